@@ -36,7 +36,7 @@ class CorallineError(Exception):
         what: the problem.
         where: file, line and key, or the stage.
         allowed: the accepted values.
-        todo: advice.
+        hint: advice.
 
     Attributes:
         facts: details for programs, which --json prints in addition to the message.
@@ -44,17 +44,17 @@ class CorallineError(Exception):
 
     exit_code = 1
 
-    def __init__(self, what: str, *, where: str = "", allowed: str = "", todo: str = "") -> None:
+    def __init__(self, what: str, *, where: str = "", allowed: str = "", hint: str = "") -> None:
         super().__init__(what)
-        self.what, self.where, self.allowed, self.todo = what, where, allowed, todo
+        self.what, self.where, self.allowed, self.hint = what, where, allowed, hint
         self.facts: dict[str, Any] = {}
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.what}" if self.where else self.what
         if self.allowed:
             text += f"; allowed: {self.allowed}"
-        if self.todo:
-            text += f"; {self.todo}"
+        if self.hint:
+            text += f"; {self.hint}"
         return text
 
 

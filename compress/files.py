@@ -37,8 +37,8 @@ def explain(error: OSError, what: str, folder: Path | None = None) -> StoreError
         errno.ENOTDIR: ("a part of the path is a file, not a folder", "choose another folder with --out"),
         errno.EEXIST: ("a file is in the way", "remove it, or choose another folder with --out"),
     }
-    reason, todo = reasons.get(error.errno or 0, (error.strerror or str(error), ""))
-    return StoreError(f"{what}: {reason}", where=where, todo=todo)
+    reason, hint = reasons.get(error.errno or 0, (error.strerror or str(error), ""))
+    return StoreError(f"{what}: {reason}", where=where, hint=hint)
 
 
 def write_atomically(path: Path, content: bytes, scratch: Path | None = None, mode: int = 0o644) -> None:

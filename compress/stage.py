@@ -40,18 +40,18 @@ Use = Literal[
 """A method that not every task has, see `Stage.uses` and `compress.tasks.base.Task.refused`."""
 
 
-class Unfit(NamedTuple):
+class Refusal(NamedTuple):
     """The reason why a stage, or one of its settings, cannot be used with the data.
 
     Attributes:
         what: the reason.
         allowed: the alternatives.
-        todo: what to do.
+        hint: what to do.
     """
 
     what: str
     allowed: str = ""
-    todo: str = ""
+    hint: str = ""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class Stage(Work):
         """Return the methods that the stage uses with these settings; a task may refuse some."""
         return ()
 
-    def unfit_target(self, target: Target) -> Unfit | None:
+    def refused_by_target(self, target: Target) -> Refusal | None:
         """Return the reason why a setting cannot be used with the target, or None."""
         del target
         return None

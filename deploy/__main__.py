@@ -198,7 +198,7 @@ def _sample(path: str, decoding: Any) -> Any:
     try:
         return images.decode_file(content, decoding)
     except ImageError as error:
-        raise ImageError("%s: %s" % (path, error.what), error.todo)
+        raise ImageError("%s: %s" % (path, error.what), error.hint)
 
 
 def _opened(arguments: Arguments) -> Any:
@@ -268,13 +268,13 @@ def main(argv: Optional[List[str]] = None) -> int:
         _progress("interrupted")
         return EXIT_INTERRUPTED
     except OSError as error:
-        return _fail(arguments, {"kind": "file", "what": str(error), "todo": "", "exit_code": EXIT_FILES}, str(error))
+        return _fail(arguments, {"kind": "file", "what": str(error), "hint": "", "exit_code": EXIT_FILES}, str(error))
     except ValueError as error:  # a BundleError or KeyFileError has an exit code; any other is a bug
         code = getattr(error, "exit_code", None)
         if code is None:
             raise
         kind = getattr(error, "kind", "arguments")
-        return _fail(arguments, {"kind": kind, "what": str(error), "todo": "", "exit_code": code}, str(error))
+        return _fail(arguments, {"kind": kind, "what": str(error), "hint": "", "exit_code": code}, str(error))
     except DeviceError as error:
         return _fail(arguments, error.to_json(), str(error))
 
@@ -288,7 +288,7 @@ def _execute(arguments: Arguments) -> int:
     print(content if arguments.json else text, flush=True)
     error: Optional[DeviceError] = None
     if result.get("blocked"):
-        error = EdgeTpuError(*(result["blocked"][key] for key in ("what", "todo", "kind")))
+        error = EdgeTpuError(*(result["blocked"][key] for key in ("what", "hint", "kind")))
     if result.get("ok") is False:
         what = "the outputs of the models differ from the golden outputs of the host"
         error = DifferentError(what, "package the bundle again, or install another TFLite runtime")

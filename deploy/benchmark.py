@@ -270,5 +270,5 @@ def text(result: Dict[str, Any]) -> str:
     lines.append("  %-22s %s" % ("cold start", cold or "not measured: disabled by --no-cold"))
     if "soak" in result:
         lines.append("  %-22s drift %s" % ("soak", describe(result["soak"]["drift"])))
-    lines += ["not comparable: %(what)s; %(why)s; to do: %(todo)s" % doubt for doubt in result["doubts"]]
+    lines += ["not comparable: %(what)s; %(why)s; to do: %(hint)s" % doubt for doubt in result["doubts"]]
     return "\n".join(lines)

@@ -60,8 +60,8 @@ def doubts(result: Facts, after: Facts, times: Array) -> List[Dict[str, str]]:
         reasons["not_steady"] = "the last third of the runs took %.2f times as long as the first" % drift
     rows = []
     for kind, what in reasons.items():
-        why, todo = MEANING[kind]
-        rows.append({"kind": kind, "what": what, "why": why, "todo": todo})
+        why, hint = MEANING[kind]
+        rows.append({"kind": kind, "what": what, "why": why, "hint": hint})
     return rows
 
 

@@ -34,14 +34,14 @@ class Finding(NamedTuple):
         kind: an identifier for programs, stable across versions.
         what: the problem.
         why: its effect.
-        todo: the command that fixes it; empty for some notes.
+        hint: the command that fixes it; empty for some notes.
     """
 
     severity: str
     kind: str
     what: str
     why: str
-    todo: str = ""
+    hint: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,8 +115,8 @@ def describe(rows: List[Finding]) -> str:
     for row in rows:
         lines.append("%-8s %s" % (row.severity, row.what))
         lines.append("         why: %s" % row.why)
-        if row.todo:
-            lines.append("         do:  %s" % row.todo)
+        if row.hint:
+            lines.append("         do:  %s" % row.hint)
     errors = sum(row.severity == "error" for row in rows)
     warnings = sum(row.severity == "warning" for row in rows)
     return "\n".join(lines + ["errors: %d, warnings: %d" % (errors, warnings)])

@@ -56,8 +56,8 @@ def _usb(facts: Facts, tpu: Dict[str, Any]) -> List[Finding]:
     result = [Finding("note", "device", "%s: %s" % (tpu["device"], tpu["id"]), "an Edge TPU on USB")]
     if tpu["node"] is None or not os.path.exists(tpu["node"]):
         what = "%s is on the bus, but its device file %s is missing" % (tpu["device"], tpu["node"])
-        todo = "docker run --device /dev/bus/usb …  # in a container; otherwise: sudo udevadm trigger"
-        result.append(Finding("error", "no_node", what, "libedgetpu opens that file", todo))
+        hint = "docker run --device /dev/bus/usb …  # in a container; otherwise: sudo udevadm trigger"
+        result.append(Finding("error", "no_node", what, "libedgetpu opens that file", hint))
     elif not tpu["accessible"]:
         result.append(_forbidden(facts, tpu, "plugdev", USB_RULE))
     vendors = [vendor for vendor in ("1a6e", "18d1") if not _has_rule(facts.root, vendor)]
@@ -80,8 +80,8 @@ def _hub(facts: Facts, tpu: Dict[str, Any]) -> List[Finding]:
         if ids in host.USB_IDS and "." in os.path.basename(folder):
             what = "%s is behind a hub (%s)" % (tpu["device"], os.path.basename(folder))
             why = "it needs up to 900 mA; with less it disconnects during an inference"
-            todo = "lsusb -t  # then use a port of the board, or a powered hub"
-            return [Finding("note", "hub", what, why, todo)]
+            hint = "lsusb -t  # then use a port of the board, or a powered hub"
+            return [Finding("note", "hub", what, why, hint)]
     return []
 
 
@@ -91,10 +91,10 @@ def _pci(facts: Facts, tpu: Dict[str, Any]) -> List[Finding]:
         loaded = [name for name in ("gasket", "apex") if "\n%s " % name in "\n" + modules]
         what = "%s is on PCIe, but /dev/apex_* is missing; loaded of the modules gasket and apex: %s"
         what %= (tpu["device"], " and ".join(loaded) or "none")
-        todo = "sudo apt-get install gasket-dkms && sudo modprobe apex"
+        hint = "sudo apt-get install gasket-dkms && sudo modprobe apex"
         if len(loaded) == 2:
-            todo = "sudo dmesg | grep -i apex  # the driver is loaded and refuses the device"
-        return [Finding("error", "no_driver", what, "libedgetpu needs the kernel driver to reach it", todo)]
+            hint = "sudo dmesg | grep -i apex  # the driver is loaded and refuses the device"
+        return [Finding("error", "no_driver", what, "libedgetpu needs the kernel driver to reach it", hint)]
     result = [Finding("note", "device", "%s: %s" % (tpu["device"], tpu["node"]), "an Edge TPU on PCIe")]
     if not tpu["accessible"]:
         result.append(_forbidden(facts, tpu, "apex", PCI_RULE))
@@ -109,10 +109,10 @@ def _forbidden(facts: Facts, tpu: Dict[str, Any], group: str, rule: str) -> Find
     if not all(_has_rule(facts.root, pattern) for pattern in patterns):
         return Finding("error", "udev", what + ": no udev rule allows it", why, _rule(rule))
     if group not in facts.groups:
-        todo = "sudo usermod -aG %s %s  # and log in again" % (group, facts.user)
-        return Finding("error", "permission", "%s: not in the group %s" % (what, group), why, todo)
-    todo = "sudo udevadm control --reload-rules && sudo udevadm trigger"
-    return Finding("error", "permission", what + ", although the udev rule and the group are correct", why, todo)
+        hint = "sudo usermod -aG %s %s  # and log in again" % (group, facts.user)
+        return Finding("error", "permission", "%s: not in the group %s" % (what, group), why, hint)
+    hint = "sudo udevadm control --reload-rules && sudo udevadm trigger"
+    return Finding("error", "permission", what + ", although the udev rule and the group are correct", why, hint)
 
 
 def _rule(rule: str) -> str:
@@ -155,8 +155,8 @@ def _heat(facts: Facts) -> List[Finding]:
         elif celsius >= (HOT_C if apex else HOT_CPU_C):
             what = "%s has %.0f degrees" % (name, celsius)
             why = "it is throttled, so benchmarks are not comparable"
-            todo = "watch cat /sys/class/thermal/thermal_zone*/temp  # cool it"
-            result.append(Finding("warning", "hot", what, why, todo))
+            hint = "watch cat /sys/class/thermal/thermal_zone*/temp  # cool it"
+            result.append(Finding("warning", "hot", what, why, hint))
     return result
 
 
@@ -167,8 +167,8 @@ def _power(facts: Facts) -> List[Finding]:
         if bits >> bit & 1 and kind not in result:
             why = "an Edge TPU on USB needs up to 900 mA and disconnects if the voltage drops; benchmarks vary"
             severity = "error" if kind == "under_voltage" and bit < 16 else "warning"
-            todo = "vcgencmd get_throttled  # must print 0x0: use a stronger supply, and cool the board"
-            result[kind] = Finding(severity, kind, what, why, todo)
+            hint = "vcgencmd get_throttled  # must print 0x0: use a stronger supply, and cool the board"
+            result[kind] = Finding(severity, kind, what, why, hint)
     return list(result.values())
 
 
@@ -179,14 +179,14 @@ def _pages(facts: Facts) -> List[Finding]:
     board = _read(facts.root, "proc/device-tree/model").strip("\0\n ") or "this host"
     what = "%s has memory pages of %d KiB" % (board, facts.page_bytes // 1024)
     why = "the driver gasket, and libraries built for pages of 4 KiB, fail or do not load"
-    todo = "getconf PAGESIZE  # boot a kernel with pages of 4 KiB"
+    hint = "getconf PAGESIZE  # boot a kernel with pages of 4 KiB"
     if "Raspberry Pi" in board:
         config = "/boot/firmware/config.txt"
         if not os.path.exists(os.path.join(facts.root, config[1:])):
             config = "/boot/config.txt"
-        todo = "echo kernel=kernel8.img | sudo tee -a %s && sudo reboot" % config
+        hint = "echo kernel=kernel8.img | sudo tee -a %s && sudo reboot" % config
     pci = any(tpu["device"].startswith("pci") for tpu in host.edge_tpus(facts.root))
-    return [Finding("error" if pci else "warning", "pages", what, why, todo)]
+    return [Finding("error" if pci else "warning", "pages", what, why, hint)]
 
 
 def _free_space(facts: Facts) -> List[Finding]:
@@ -216,8 +216,8 @@ def _governor(facts: Facts) -> List[Finding]:
     if not any(_read(path).strip() == "powersave" for path in paths):
         return []
     why = "the processor's part of an inference takes longer, and benchmarks vary with the load"
-    todo = "echo performance | sudo tee /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"
-    return [Finding("note", "governor", "the CPU governor is powersave", why, todo)]
+    hint = "echo performance | sudo tee /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"
+    return [Finding("note", "governor", "the CPU governor is powersave", why, hint)]
 
 
 def _read(*parts: str) -> str:

@@ -72,7 +72,7 @@ def _crashed(facts: Facts) -> List[Finding]:
     if "ended" not in facts.reported:
         return []
     step = facts.reported.get("step", "start")
-    todo = {
+    hint = {
         "numpy": _pip(facts, "install --force-reinstall numpy"),
         "runtime": install(facts),
         "pycoral": _pip(facts, "uninstall -y pycoral"),
@@ -80,7 +80,7 @@ def _crashed(facts: Facts) -> List[Finding]:
     }
     what = "the trial in a child process failed in the step `%s`: %s" % (step, facts.reported["ended"])
     why = "an application would fail in the same way"
-    return [Finding("error", "crash", what, why, todo.get(step, "python3 --version"))]
+    return [Finding("error", "crash", what, why, hint.get(step, "python3 --version"))]
 
 
 def _library(facts: Facts) -> List[Finding]:
@@ -108,11 +108,11 @@ def _too_new(facts: Facts) -> List[Finding]:
     library = "Google's libedgetpu %s" % packaged if packaged else "a libedgetpu without a Debian package"
     what = "%s is installed together with %s %s" % (library, runtime["name"], runtime["version"])
     why = "with TFLite newer than 2.11.1, Google's libedgetpu 16.0 can crash the process"
-    todo = _pip(facts, "install 'tflite-runtime<2.12' 'numpy<2'")
+    hint = _pip(facts, "install 'tflite-runtime<2.12' 'numpy<2'")
     if facts.python >= (3, 10):
-        todo = "git clone https://github.com/google-coral/libedgetpu && make -C libedgetpu  # for this TFLite"
+        hint = "git clone https://github.com/google-coral/libedgetpu && make -C libedgetpu  # for this TFLite"
     severity = "error" if packaged and edge_tpus(facts.root) else "warning"
-    return [Finding(severity, "too_new", what, why, todo)]
+    return [Finding(severity, "too_new", what, why, hint)]
 
 
 def _traps(facts: Facts) -> List[Finding]:

@@ -46,7 +46,7 @@ class ProbeResult:
     Attributes:
         seconds: the time from the start of the child to the beginning of each step; `end`: to the end of the last one.
         step: the last step that began.
-        error: `type` and `text` of an exception; for a `DeviceError` also `kind`, `todo` and `exit_code`.
+        error: `type` and `text` of an exception; for a `DeviceError` also `kind`, `hint` and `exit_code`.
         returncode: see `ChildResult`.
         libedgetpu: the version that the library reports.
         stderr: the last lines that the libraries printed.
@@ -178,8 +178,8 @@ def failure(outcome: ProbeResult, options: RuntimeOptions) -> DeviceError:
 def _ours(error: Dict[str, Any]) -> DeviceError:
     for kind in (EdgeTpuError, RuntimeLibraryError, LoadError, ArgumentError):
         if kind.exit_code == error["exit_code"]:
-            return kind(error["what"], error["todo"], error["kind"])
-    return DeviceError(error["what"], error["todo"], error["kind"])
+            return kind(error["what"], error["hint"], error["kind"])
+    return DeviceError(error["what"], error["hint"], error["kind"])
 
 
 def _last_success(outcome: ProbeResult) -> str:
@@ -218,8 +218,8 @@ def _unloadable(library: str, text: str) -> DeviceError:
         what = "%s is installed, but libusb is not: %s" % (library, text)
         return EdgeTpuError(what, "sudo apt-get install libusb-1.0-0", "libusb_missing")
     if os.path.basename(library) in text and "cannot open shared object file" in text:
-        todo = "sudo apt-get install libedgetpu1-std (its package source: coral.ai/software)"
-        return EdgeTpuError("%s is not installed" % library, todo, "library_missing")
+        hint = "sudo apt-get install libedgetpu1-std (its package source: coral.ai/software)"
+        return EdgeTpuError("%s is not installed" % library, hint, "library_missing")
     return EdgeTpuError("%s does not load: %s" % (library, text), _REINSTALL, "library_broken")
 
 
@@ -258,8 +258,8 @@ def _absent(options: RuntimeOptions) -> DeviceError:
         what = "no Edge TPU %s is connected; connected: %s" % (options.device, ", ".join(others))
         return EdgeTpuError(what, "use --device %s" % others[0], "no_device")
     what = "%s is installed, but no Edge TPU is on USB or PCIe" % options.library
-    todo = "plug it in, and look for 1a6e:089a, 18d1:9302 or 1ac1:089a with: lsusb; lspci -n"
-    return EdgeTpuError(what, todo, "no_device")
+    hint = "plug it in, and look for 1a6e:089a, 18d1:9302 or 1ac1:089a with: lsusb; lspci -n"
+    return EdgeTpuError(what, hint, "no_device")
 
 
 def _not_opened(tpu: Dict[str, Any], reason: str) -> DeviceError:

@@ -52,18 +52,18 @@ class RequestError(Exception):
     Args:
         status: the HTTP status code.
         what: what is wrong.
-        todo: what the client should do.
+        hint: what the client should do.
         close: whether the connection ends after the answer, because the start of the next request is unknown.
         headers: additional headers of the answer.
     """
 
     def __init__(
-        self, status: int, what: str, todo: str = "", close: bool = False, headers: Optional[Mapping[str, str]] = None
+        self, status: int, what: str, hint: str = "", close: bool = False, headers: Optional[Mapping[str, str]] = None
     ) -> None:
         super().__init__(what)
         self.status = status
         self.what = what
-        self.todo = todo
+        self.hint = hint
         self.close = close
         self.headers = dict(headers or {})
 
@@ -195,5 +195,5 @@ def as_json(value: Any) -> bytes:
 
 def error_response(error: RequestError, request_id: str, keep: bool) -> bytes:
     """Return the bytes of the response to a request that is refused."""
-    body = {"error": {"what": error.what, "todo": error.todo}, "request_id": request_id}
+    body = {"error": {"what": error.what, "hint": error.hint}, "request_id": request_id}
     return response(error.status, as_json(body), request_id, keep and not error.close, headers=error.headers)

@@ -26,7 +26,7 @@ TYPES: Dict[SampleFormat, str] = {
     (FLOAT, 32): "<f4",
     (FLOAT, 64): "<f8",
 }
-TODO = "send PCM of 8, 16, 24 or 32 bits, float of 32 or 64, or a .npy array"
+HINT = "send PCM of 8, 16, 24 or 32 bits, float of 32 or 64, or a .npy array"
 _TAIL = bytes.fromhex("000000001000800000aa00389b71")
 """The end of the sub-format of an extensible file, after its first two bytes (KSDATAFORMAT_SUBTYPE_*)."""
 
@@ -118,4 +118,4 @@ def _values(data: Bytes, sample_format: SampleFormat) -> Array:
 
 
 def _invalid(reason: str) -> ImageError:
-    return ImageError("the WAV file cannot be read: %s" % reason, TODO)
+    return ImageError("the WAV file cannot be read: %s" % reason, HINT)

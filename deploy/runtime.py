@@ -274,12 +274,12 @@ def load_error(runtime: Runtime, error: BaseException) -> DeviceError:
     versions = re.search(r"requires runtime version \((\d+)\).{0,40}runtime version \((\d+)\)", text, re.DOTALL)
     if versions:
         what = "the model needs Edge TPU runtime %s, and the installed libedgetpu has runtime %s" % versions.groups()
-        todo = "sudo apt-get install --only-upgrade libedgetpu1-std, or compile with compile.min_runtime_version: %s"
-        return EdgeTpuError(what, todo % versions.group(2), "old_library")
+        hint = "sudo apt-get install --only-upgrade libedgetpu1-std, or compile with compile.min_runtime_version: %s"
+        return EdgeTpuError(what, hint % versions.group(2), "old_library")
     if CUSTOM_OP in text:
         what = "the model is compiled for the Edge TPU, and no Edge TPU delegate is loaded"
-        todo = "use --role compiled --device usb (or pci), or --role int8 for the CPU"
-        return EdgeTpuError(what, todo, "no_delegate")
+        hint = "use --role compiled --device usb (or pci), or --role int8 for the CPU"
+        return EdgeTpuError(what, hint, "no_delegate")
     operator = re.search(r"Didn't find op for builtin opcode '(\w+)' version '(\d+)'", text)
     if operator:
         what = "%s is older than the model: it has no %s of version %s" % ((version,) + operator.groups())

@@ -167,7 +167,7 @@ class Server:
             self._drop(client)
             return
         try:
-            self._refuse(client, RequestError(500, error.what, error.todo, close=True))
+            self._refuse(client, RequestError(500, error.what, error.hint, close=True))
         except Exception:
             self._drop(client)
             raise
@@ -370,7 +370,7 @@ class Server:
         if job.error is not None:
             status = 400 if isinstance(job.error, ImageError) else 500
             unexpected = isinstance(job.error, UnexpectedError)
-            self._refuse(client, RequestError(status, job.error.what, job.error.todo, close=unexpected))
+            self._refuse(client, RequestError(status, job.error.what, job.error.hint, close=unexpected))
             return
         body = protocol.as_json(self._prediction(job, head))
         self._answer(client, 200, protocol.response(200, body, head.request_id, head.keep))

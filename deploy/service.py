@@ -91,8 +91,8 @@ def serve(arguments: argparse.Namespace) -> Tuple[Dict[str, Any], str]:
         _notify("READY=1")
         _run_until_signal(server)
         if not server.ended:  # `model.close` would wait for the inference
-            todo = "unplug the Edge TPU and plug it in again (on a board: sudo reboot)"
-            raise EdgeTpuError("the last inference did not return", todo, "hang")
+            hint = "unplug the Edge TPU and plug it in again (on a board: sudo reboot)"
+            raise EdgeTpuError("the last inference did not return", hint, "hang")
         model.close()
     finally:
         for family, address in addresses:
@@ -229,8 +229,8 @@ def _token(path: Optional[str], addresses: List[Tuple[int, Any]]) -> str:
     if path is None:
         for family, address in addresses:
             if not _local(family, address):
-                todo = "(umask 077; %s), and --token-file token" % (generate % "token")
-                raise ArgumentError("other hosts can reach %s, so a token is required" % address[0], todo)
+                hint = "(umask 077; %s), and --token-file token" % (generate % "token")
+                raise ArgumentError("other hosts can reach %s, so a token is required" % address[0], hint)
         return ""
     with open(path, "rb") as stream:
         if os.fstat(stream.fileno()).st_mode & 0o077:

@@ -176,9 +176,9 @@ def _stage(name: str, settings: Mapping[str, Any]) -> Stage:
 def _run(stage: Stage, model: Any, data: Dataset, seed: int, target: str, folder: Path, original: Any) -> Artifact:
     """Run a stage on a model in memory, and return what it leaves in a folder."""
     chosen = targets.load(target)
-    for problem in (task_of(data).why_not(stage.uses()), stage.unfit_target(chosen)):
+    for problem in (task_of(data).why_not(stage.uses()), stage.refused_by_target(chosen)):
         if problem is not None:
-            raise PipelineError(f"{stage.name}: {problem.what}", allowed=problem.allowed, todo=problem.todo)
+            raise PipelineError(f"{stage.name}: {problem.what}", allowed=problem.allowed, hint=problem.hint)
     first = _written(model, folder / "model")
     reference = first if original is model else _written(original, folder / "original")
     results = folder / "result"

@@ -114,8 +114,8 @@ def deploy(options: argparse.Namespace) -> int:
 
     addresses = _addresses(options)
     if options.bench and any(address.host is None for address in addresses):
-        todo = "deploy, and then see README.txt there"
-        raise PipelineError("--bench: a folder has no device to measure on", todo=todo)
+        hint = "deploy, and then see README.txt there"
+        raise PipelineError("--bench: a folder has no device to measure on", hint=hint)
     if options.keep < 1:
         raise PipelineError("--keep keeps at least the version that runs", allowed="1 or more")
     payload = release.load(options.bundle)

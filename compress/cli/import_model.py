@@ -69,7 +69,7 @@ def _check(path: Path, out: Path) -> None:
     if out.suffix != ".keras":
         raise PipelineError(f"OUT is {out.name}", where="-o", allowed="a name that ends in .keras")
     if out.resolve() == path.resolve() or path.resolve() in out.resolve().parents:
-        raise PipelineError("OUT is the model itself, or is inside it", where="-o", todo="choose another name")
+        raise PipelineError("OUT is the model itself, or is inside it", where="-o", hint="choose another name")
 
 
 def _samples(inputs: Path) -> Any:

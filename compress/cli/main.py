@@ -99,7 +99,7 @@ def with_command(arguments: Sequence[str], commands: Sequence[str]) -> list[str]
         from compress.suggestions import listing, nearest
 
         allowed = f"a pipeline file, {listing(commands)}"
-        raise PipelineError(f"there is no command {first!r}", allowed=allowed, todo=nearest(first, commands))
+        raise PipelineError(f"there is no command {first!r}", allowed=allowed, hint=nearest(first, commands))
     return ["run", *arguments]
 
 

@@ -42,7 +42,7 @@ class Parser(argparse.ArgumentParser):
         Raises:
             PipelineError: always.
         """
-        raise PipelineError(message, todo=SEE_HELP)
+        raise PipelineError(message, hint=SEE_HELP)
 
     def _print_message(self, message: str, file: Any = None) -> None:
         write(message.rstrip("\n"))
@@ -77,5 +77,5 @@ def refuse_unknown(unknown: Sequence[str], parser: Parser) -> None:
 
     options = (word.partition("=")[0] for word in unknown if word.startswith("--"))
     suggestions = [nearest(option, parser.option_names) for option in options]
-    todo = next(filter(None, suggestions), SEE_HELP)
-    raise PipelineError(f"unrecognized arguments: {' '.join(unknown)}", todo=todo)
+    hint = next(filter(None, suggestions), SEE_HELP)
+    raise PipelineError(f"unrecognized arguments: {' '.join(unknown)}", hint=hint)

@@ -86,10 +86,10 @@ def _dry_run(pipeline: Pipeline, options: argparse.Namespace) -> int:
 
 
 def _print_results(record: RunRecord, folder: Path) -> None:
-    from compress.report import answers
+    from compress.report import degeneracy
 
     _print_comparison(record)
-    if verdict := answers.in_words(record.answers):
+    if verdict := degeneracy.in_words(record.degeneracy):
         write(f"{record.status}: {verdict}")
     if record.placement is not None:
         write(record.placement.reason or "compiled for the Edge TPU")

@@ -35,9 +35,9 @@ def measure(path: Path, samples: int, out: Path) -> tuple[dict[str, Any], Path]:
         raise PipelineError(f"--samples {samples} is out of range", allowed=f"1 to {MOST:,}")
     pipeline = load(path)
     task = task_of(pipeline.data)
-    unfit = task.why_not(["measured sensitivity"])
-    if unfit is not None:
-        what = f"{unfit.what} (the data is for {task.name})"
+    refusal = task.why_not(["measured sensitivity"])
+    if refusal is not None:
+        what = f"{refusal.what} (the data is for {task.name})"
         raise PipelineError(what, where=str(path), allowed="data with one class for each sample")
     if not pipeline.unpruned:
         raise PipelineError(

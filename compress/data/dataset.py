@@ -163,7 +163,7 @@ class Dataset:
             raise DataError(
                 f"has no train split, only {' and '.join(indices)}",
                 where=f"data.source.{self.source.name}",
-                todo="add one, or have the samples divided by data.split",
+                hint="add one, or have the samples divided by data.split",
             )
         if samples.groups is not None:
             _refuse_shared(samples.groups, indices, f"data.source.{self.source.name}")
@@ -181,7 +181,7 @@ class Dataset:
                 raise DataError(
                     f"the {split} split is empty: {len(everything)} samples are too few",
                     where=f"data.source.{self.source.name}",
-                    todo=samples.few,
+                    hint=samples.few,
                 )
         return indices
 
@@ -249,7 +249,7 @@ class Dataset:
         def put(place: int, sample: NDArray[Any]) -> None:
             samples.append(sample)
 
-        decode(lambda place: self._read(self._samples, int(chosen[place])), len(chosen), put, todo=self._todo)
+        decode(lambda place: self._read(self._samples, int(chosen[place])), len(chosen), put, hint=self._todo)
         return samples
 
     def inputs(self, split: Split) -> NDArray[np.float32]:
@@ -283,7 +283,7 @@ class Dataset:
             raise DataError(
                 f"the {split} split has shape {list(shape)} after preprocessing, {other} {list(self._shapes[other])}",
                 where=f"data.source.{self.source.name}",
-                todo="put a resize step into data.preprocess",
+                hint="put a resize step into data.preprocess",
             )
 
     def _obtained(self, split: Split) -> NDArray[np.float32]:
@@ -326,7 +326,7 @@ class Dataset:
                 raise DataError(
                     f"has shape {list(image.shape)} after preprocessing, others have {list(rows.shape)}",
                     where=self._where(self._samples, int(indices[place])),
-                    todo="put a resize step into data.preprocess",
+                    hint="put a resize step into data.preprocess",
                 )
             rows.put(place, image)
 
@@ -349,11 +349,11 @@ class Dataset:
             sample = samples.read(index)
         except DataError as error:
             location = where if error.where in where or not error.where else f"{where}: {error.where}"
-            raise CorruptError(error.what, where=location, allowed=error.allowed, todo=error.todo) from error
+            raise CorruptError(error.what, where=location, allowed=error.allowed, hint=error.hint) from error
         if sample.dtype.kind not in "uifb":
             raise CorruptError(f"is {sample.dtype}", where=where, allowed="integers, floats or bools")
         if sample.dtype.kind == "f" and not np.isfinite(sample).all():
-            raise CorruptError("has values that are NaN or infinite", where=where, todo="remove or repair it")
+            raise CorruptError("has values that are NaN or infinite", where=where, hint="remove or repair it")
         return sample
 
     def _preprocessed(self, index: int) -> NDArray[np.float32]:
@@ -365,7 +365,7 @@ class Dataset:
             raise DataError(str(error), where=self._where(self._samples, index)) from error
         if not np.isfinite(image).all():
             reason = "has values that are NaN or infinite after preprocessing"
-            raise CorruptError(reason, where=self._where(self._samples, index), todo="check data.preprocess")
+            raise CorruptError(reason, where=self._where(self._samples, index), hint="check data.preprocess")
         return image
 
 
@@ -409,7 +409,7 @@ def _refuse_shared(groups: NDArray[np.str_], splits: Mapping[Split, NDArray[np.i
                 raise DataError(
                     f"the group {group!r} is in {known[group]} and in {split}",
                     where=where,
-                    todo="correct the table, or have its groups divided by data.split",
+                    hint="correct the table, or have its groups divided by data.split",
                 )
 
 
@@ -421,5 +421,5 @@ def _refuse_twins(classes: tuple[str, ...], where: str) -> None:
 
 def _check_objects(samples: Samples, where: str) -> None:
     if not samples.class_names or not any(len(objects.classes) for objects in samples.objects or ()):
-        raise DataError("the images contain no objects", where=where, todo="check the annotations")
+        raise DataError("the images contain no objects", where=where, hint="check the annotations")
     _refuse_twins(samples.class_names, where)

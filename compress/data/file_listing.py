@@ -208,8 +208,8 @@ def _refuse_empty(tree: Tree, folders: Sequence[str], listed: Sequence[Listed], 
         reason = (
             f"the folder {empty!r} is that of a class and contains no samples{''.join(f' ({note})' for note in others)}"
         )
-        todo = "convert its files, or remove the folder"
-        raise DataError(reason, where=tree.where, allowed="a sample of every class", todo=todo)
+        hint = "convert its files, or remove the folder"
+        raise DataError(reason, where=tree.where, allowed="a sample of every class", hint=hint)
 
 
 def _divided(tree: Tree) -> bool:
@@ -232,8 +232,8 @@ def _refuse_unknown_split(tree: Tree, splits: Sequence[str]) -> None:
     for outer, inner in pairs:
         if inner in class_names and outer not in splits:
             reason = f"contains {splits[0]!r} and {outer!r}, each with a folder {inner!r}"
-            todo = f"is {outer!r} a split? give it one of these names, or put it elsewhere"
-            raise DataError(reason, where=tree.where, allowed=f"for splits: {', '.join(SPLIT_WORDS)}", todo=todo)
+            hint = f"is {outer!r} a split? give it one of these names, or put it elsewhere"
+            raise DataError(reason, where=tree.where, allowed=f"for splits: {', '.join(SPLIT_WORDS)}", hint=hint)
 
 
 def _tabled(tree: Tree, settings: Labels) -> list[Listed]:
@@ -250,9 +250,9 @@ def _tabled(tree: Tree, settings: Labels) -> list[Listed]:
             if len(listed) == tables.MAX_NAMES:
                 raise DataError("lists too many files", where=where, allowed=f"{tables.MAX_NAMES:,}")
             if name in listed:
-                raise DataError(f"lists {name!r} a second time", where=line, todo="remove one of the rows")
+                raise DataError(f"lists {name!r} a second time", where=line, hint="remove one of the rows")
             if name not in known:
-                raise DataError(f"lists {name!r}, which is not there", where=line, todo="check labels.file and path")
+                raise DataError(f"lists {name!r}, which is not there", where=line, hint="check labels.file and path")
             listed[name] = _listed_row(name, [text.strip() for text in more], bool(split_column), line)
     return list(listed.values())
 
@@ -286,7 +286,7 @@ def class_names_of(tree: Tree, settings: Classes | None) -> tuple[str, ...] | No
         return None
     where = tree.describe(settings.file)
     if (settings.index is None) != (settings.name is None):
-        raise DataError("classes needs both index and name, or neither", where="data.source", todo="name both columns")
+        raise DataError("classes needs both index and name, or neither", where="data.source", hint="name both columns")
     with tree.open(settings.file) as stream:
         if settings.index is None or settings.name is None:
             names = [row[0].strip() for _, row in tables.rows(stream, where, delimiter="\x1f")]

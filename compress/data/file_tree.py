@@ -131,7 +131,7 @@ class _Archive(Tree):
     def open(self, name: str) -> BinaryIO:
         place = self._places.get(inside(name, self.where))
         if place is None:
-            raise DataError(f"contains no file {name!r}", where=self.where, todo="check data.source")
+            raise DataError(f"contains no file {name!r}", where=self.where, hint="check data.source")
         return io.BufferedReader(_Part(self._stream, *place))
 
     def files(self, names: tuple[str, ...]) -> dict[str, Path]:
@@ -196,7 +196,7 @@ def tree(path: Path, *, single: bool = False) -> Tree:
         return _Archive(path)
     if not single:
         allowed = "a folder, or a tar archive of one"
-        raise DataError("is not a folder", where=str(path), allowed=allowed, todo="check data.source")
+        raise DataError("is not a folder", where=str(path), allowed=allowed, hint="check data.source")
     files.opened(path).close()
     return _SingleFile(path)
 
@@ -237,9 +237,9 @@ def _members(stream: BinaryIO, where: str) -> tuple[dict[str, tuple[int, int]], 
                 _add(member, size, places, folders, where)
             stream.seek(archive.offset)
             if any(block := stream.read(512)) or not block:
-                raise DataError(f"is damaged or cut short at byte {archive.offset}", where=where, todo="get it again")
+                raise DataError(f"is damaged or cut short at byte {archive.offset}", where=where, hint="get it again")
     except _TAR_ERRORS as error:
-        raise DataError(f"is not a readable tar archive: {error}", where=where, todo="get it again") from error
+        raise DataError(f"is not a readable tar archive: {error}", where=where, hint="get it again") from error
     return places, folders
 
 

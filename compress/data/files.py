@@ -46,7 +46,7 @@ def opened(path: Path) -> BufferedReader:
     if not stat.S_ISREG(mode):
         os.close(handle)
         kind = next((name for test, name in _KINDS.items() if test(mode)), "no plain file")
-        raise DataError(f"cannot be read: it is {kind}", where=str(path), allowed="a file", todo="check data.source")
+        raise DataError(f"cannot be read: it is {kind}", where=str(path), allowed="a file", hint="check data.source")
     return os.fdopen(handle, "rb")
 
 
@@ -54,7 +54,7 @@ def unreadable(error: Exception, path: Path | str) -> DataError:
     """Return an error of the operating system as a data error."""
     reason = getattr(error, "strerror", None) or error
     where = str(getattr(error, "filename", None) or path)
-    return DataError(f"cannot be read: {reason}", where=where, todo="check data.source")
+    return DataError(f"cannot be read: {reason}", where=where, hint="check data.source")
 
 
 def size_of(stream: IO[bytes]) -> int:
@@ -109,14 +109,14 @@ def plain(stream: BinaryIO, where: str) -> BinaryIO:
         for part in _unpacked(stream, magic):
             written += len(part)
             if written > limit:
-                raise DataError(f"unpacks to more than {limit:,} bytes", where=where, todo="give the unpacked file")
+                raise DataError(f"unpacks to more than {limit:,} bytes", where=where, hint="give the unpacked file")
             result.write(part)
     except DataError:
         result.close()
         raise
     except (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError) as error:
         result.close()
-        raise DataError(f"cannot be unpacked: {error}", where=where, todo="get it again") from error
+        raise DataError(f"cannot be unpacked: {error}", where=where, hint="get it again") from error
     finally:
         stream.close()
     result.seek(0)

@@ -101,8 +101,8 @@ def refuse_parts(names: Sequence[str], of: Sequence[Split | None], where: str) -
     if None in of and any(of):
         other = names[of.index(None)]
         what = f"{other!r} is of no split, other files are ({of.count(None):,} of {len(of):,})"
-        todo = "move or remove them, or have no splits"
-        raise DataError(what, where=where, allowed=", ".join(SPLIT_WORDS), todo=todo)
+        hint = "move or remove them, or have no splits"
+        raise DataError(what, where=where, allowed=", ".join(SPLIT_WORDS), hint=hint)
 
 
 def split_named(word: str, where: str) -> Split:

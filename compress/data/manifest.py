@@ -43,7 +43,7 @@ def verify(path: Path, digests: Mapping[Path, str]) -> None:
         raise DataError(
             f"files are not what the manifest says: {'; '.join(problems)}",
             where=str(path),
-            todo="get the data again, or write the manifest again with `data --write-manifest`",
+            hint="get the data again, or write the manifest again with `data --write-manifest`",
         )
 
 
@@ -68,7 +68,7 @@ def _relative(file: Path, manifest: Path) -> str:
         name.encode()
     except UnicodeEncodeError as error:  # bytes that are no UTF-8 are surrogates in Python, which TOML cannot hold
         shown = os.fsencode(name).decode(errors="backslashreplace")
-        raise DataError("its name is not UTF-8, and a manifest is", where=shown, todo="rename the file") from error
+        raise DataError("its name is not UTF-8, and a manifest is", where=shown, hint="rename the file") from error
     return name
 
 

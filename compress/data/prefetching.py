@@ -27,7 +27,7 @@ Read = Callable[[int], NDArray[Any]]
 Put = Callable[[int, NDArray[Any]], None]
 
 
-def decode(read: Read, count: int, put: Put, progress: Progress | None = None, todo: str = LEAVE_OUT) -> None:
+def decode(read: Read, count: int, put: Put, progress: Progress | None = None, hint: str = LEAVE_OUT) -> None:
     """Decode samples 0 to `count` in parallel, and pass them on in order.
 
     Args:
@@ -35,14 +35,14 @@ def decode(read: Read, count: int, put: Put, progress: Progress | None = None, t
         count: the number of samples.
         put: receives index and sample, in this thread.
         progress: the receiver of progress reports.
-        todo: advice for several corrupt samples.
+        hint: advice for several corrupt samples.
 
     Raises:
         DataError: samples are corrupt; the message has their number and ten names.
     """
     problems = corrupt(read, count, put, progress)
     if problems:
-        raise several([error for _, error in problems], todo)
+        raise several([error for _, error in problems], hint)
 
 
 def corrupt(

@@ -159,7 +159,7 @@ MAX_NAMED = 10
 LEAVE_OUT = f"{REPAIR}, or leave them out with `corrupt: skip`"
 
 
-def several(problems: Sequence[DataError], todo: str = LEAVE_OUT) -> DataError:
+def several(problems: Sequence[DataError], hint: str = LEAVE_OUT) -> DataError:
     """Combine errors into one that names up to ten of them, and what to do."""
     if len(problems) == 1:
         return problems[0]
@@ -169,4 +169,4 @@ def several(problems: Sequence[DataError], todo: str = LEAVE_OUT) -> DataError:
         messages.append(f"{error.where}: {error.what}{allowed}")
     if len(problems) > MAX_NAMED:
         messages.append(f"and {len(problems) - MAX_NAMED} more")
-    return DataError(f"{len(problems)} samples cannot be used: {'; '.join(messages)}", todo=todo)
+    return DataError(f"{len(problems)} samples cannot be used: {'; '.join(messages)}", hint=hint)

@@ -53,7 +53,7 @@ def _lines(stream: IO[bytes], where: str) -> Iterator[str]:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             reason = f"is not UTF-8: byte {error.object[error.start]:#04x}"
-            raise DataError(reason, where=place, todo="write the file in UTF-8") from error
+            raise DataError(reason, where=place, hint="write the file in UTF-8") from error
 
 
 def table(
@@ -89,5 +89,5 @@ def places_of(columns: Sequence[str], header: Sequence[str], where: str) -> list
         if header.count(column) != 1:
             reason = f"has no column {column!r}" if column not in header else f"has two columns {column!r}"
             shown = ", ".join(header[:20]) + (", ..." if len(header) > 20 else "")
-            raise DataError(reason, where=where, allowed=shown or "none: it is empty", todo="check data.source")
+            raise DataError(reason, where=where, allowed=shown or "none: it is empty", hint="check data.source")
     return [header.index(column) for column in columns]

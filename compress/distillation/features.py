@@ -91,7 +91,7 @@ def set_up(model: Any, teacher: Teacher, settings: Features, data: Data) -> Feat
         raise ModelError(
             "runs in the TFLite runtime, and has no Keras layers whose features could be compared",
             where=f"teacher {teacher.name}",
-            todo="remove features, or name a Keras or a float .tflite file first",
+            hint="remove features, or name a Keras or a float .tflite file first",
         )
     library = keras()
     student = networks.read(model)
@@ -132,7 +132,7 @@ def _output(network: Network, name: str, role: str) -> LayerOutput:
             f"the {role} {network.name!r} has no layer {name!r}",
             where="features.pairs",
             allowed=listing(known),
-            todo=nearest(name, [*network.layers]),
+            hint=nearest(name, [*network.layers]),
         )
     return LayerOutput(name, max(len(network.layers[name].calls), 1) - 1)
 
@@ -152,7 +152,7 @@ def _last_maps(student: Network, teacher: Network) -> tuple[LayerOutput, LayerOu
             raise ModelError(
                 f"the {role} has no feature maps [height, width, channels]",
                 where="features",
-                todo="name pairs of layers: features: {pairs: [{student: …, teacher: …}]}",
+                hint="name pairs of layers: features: {pairs: [{student: …, teacher: …}]}",
             )
     size = student.shapes[student_maps[-1]][:2]
     same_size = [tensor for tensor in teacher_maps if teacher.shapes[tensor][:2] == size]
@@ -217,6 +217,6 @@ def _variances(teacher: Teacher, names: Sequence[tuple[str, str]], data: Data) -
             raise ModelError(
                 f"the output of the teacher's layer {name!r} is the same for every sample",
                 where="features",
-                todo="name another layer",
+                hint="name another layer",
             )
     return tuple(variances)

@@ -65,7 +65,7 @@ def loss_of(
     if schedule(settings) != ONCE and without_layers:
         raise StageError(
             f"the teacher {without_layers[0]} runs in the TFLite runtime, and cannot run in training steps",
-            todo="remove augment, so that teachers run once, or use a Keras or a float .tflite file",
+            hint="remove augment, so that teachers run once, or use a Keras or a float .tflite file",
         )
     if hints:
         teachers = [hints.teacher, *teachers[1:]]

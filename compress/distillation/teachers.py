@@ -94,7 +94,7 @@ def _in_runtime(path: Path, graph: Graph, data: Data) -> Teacher:
         raise ModelError(
             f"the model's output has the shape {shape[1:]}, but the data has {len(data.class_names)} classes",
             where=where,
-            todo="check data.source and the model's last layer",
+            hint="check data.source and the model's last layer",
         )
     smallest = float(model.output["quantization"][0]) / 2 or SMALLEST_PROBABILITY
     activation = _last_operator(graph)

@@ -72,14 +72,14 @@ def export(path: Path, folder: Path, labels: Path | None = None) -> Export:
     if labels is not None:
         names = _read_labels(labels)
     if not names:
-        raise ModelError("the class names are missing", where=str(path), todo="give them with --labels FILE")
+        raise ModelError("the class names are missing", where=str(path), hint="give them with --labels FILE")
     model = graph.parse(content, str(path))
     last = _postprocess(model, str(path))
     height, width = _input(model, str(path))
     classes = _classes(model, last, str(path))
     if classes is not None and max(names) >= classes:
         what = f"has a name for class {max(names)}, and the model has {classes} classes (0 to {classes - 1})"
-        raise ModelError(what, where=str(labels or path), todo="remove the background class")
+        raise ModelError(what, where=str(labels or path), hint="remove the background class")
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip(".-") or "model"
     compiled = bool(model.custom_operators(OPERATOR))
     exported = Export(str(folder), f"{name}.tflite", compiled, width, height, names, classes)
@@ -151,10 +151,10 @@ def _input(model: Graph, where: str) -> tuple[int, int]:
         raise ModelError(f"has {len(model.inputs)} inputs; Frigate supports one", where=where)
     tensor = model.tensors[model.inputs[0]]
     if tensor.dtype == "FLOAT32":
-        todo = "quantize it, with uint8 input"
-        raise ModelError("has a float32 input; Frigate needs uint8", where=where, todo=todo)
+        hint = "quantize it, with uint8 input"
+        raise ModelError("has a float32 input; Frigate needs uint8", where=where, hint=hint)
     if tensor.dtype != "UINT8":
-        raise ModelError(f"has an input of {tensor.dtype.lower()}; Frigate needs uint8", where=where, todo=_UINT8)
+        raise ModelError(f"has an input of {tensor.dtype.lower()}; Frigate needs uint8", where=where, hint=_UINT8)
     shape = tensor.shape
     if len(shape) != 4 or shape[0] != 1 or shape[3] != 3 or tensor.dynamic:
         raise ModelError(f"has the input shape {list(shape)}; Frigate needs [1, height, width, 3]", where=where)
@@ -166,7 +166,7 @@ def _postprocess(model: Graph, where: str) -> Operator:
     operators = model.custom_operators(POSTPROCESS)
     if len(operators) != 1:
         what = f"has {len(operators) or 'no'} {POSTPROCESS}: it writes the boxes that Frigate reads"
-        raise ModelError(what, where=where, todo="export the detector with it, as TensorFlow's SSD models are")
+        raise ModelError(what, where=where, hint="export the detector with it, as TensorFlow's SSD models are")
     if model.outputs != operators[0].outputs or len(model.outputs) != len(OUTPUTS):
         output_names = ", ".join(model.tensors[index].name for index in model.outputs)
         what = f"has the outputs {output_names}; Frigate needs {', '.join(OUTPUTS)} of {POSTPROCESS}, in this order"

@@ -33,7 +33,7 @@ def generate(name: Path) -> tuple[Path, Path]:
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     except ImportError as error:
-        raise SigningError("the package `cryptography` is not installed", todo=INSTALL) from error
+        raise SigningError("the package `cryptography` is not installed", hint=INSTALL) from error
     key = Ed25519PrivateKey.generate()
     secret = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -65,7 +65,7 @@ def _create(path: Path, content: bytes, mode: int) -> None:
             stream.flush()
             os.fsync(handle)
     except FileExistsError as error:
-        raise SigningError("exists, and is not overwritten", where=str(path), todo="use another name") from error
+        raise SigningError("exists, and is not overwritten", where=str(path), hint="use another name") from error
     except OSError as error:
         raise explain(error, "the key cannot be written") from error
 
@@ -94,7 +94,7 @@ def sign(path: Path, key: Path, out: Path) -> str:
     try:
         signed = bundle.sign(content, public, private.sign)
     except bundle.BundleError as error:
-        raise SigningError(f"cannot be signed: {error}", where=str(path), todo="run the pipeline again") from error
+        raise SigningError(f"cannot be signed: {error}", where=str(path), hint="run the pipeline again") from error
     try:
         write_atomically(out, signed)
     except OSError as error:
@@ -109,12 +109,12 @@ def _read(path: Path) -> Ed25519PrivateKey:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
     except ImportError as error:
-        raise SigningError("the package `cryptography` is not installed", todo=INSTALL) from error
+        raise SigningError("the package `cryptography` is not installed", hint=INSTALL) from error
     where = str(path)
     try:
         with path.open("rb") as stream:
             if stat.S_IMODE(os.fstat(stream.fileno()).st_mode) & 0o077:
-                raise SigningError("other users can read this private key", where=where, todo=f"chmod 600 {path}")
+                raise SigningError("other users can read this private key", where=where, hint=f"chmod 600 {path}")
             content = stream.read(10_000)
     except OSError as error:
         raise explain(error, "the private key cannot be read") from error
@@ -123,7 +123,7 @@ def _read(path: Path) -> Ed25519PrivateKey:
     except TypeError as error:
         raise SigningError("the private key has a password", where=where, allowed="no password") from error
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise SigningError("is not a private key in PEM", where=where, todo="python -m compress keygen NAME") from error
+        raise SigningError("is not a private key in PEM", where=where, hint="python -m compress keygen NAME") from error
     if not isinstance(key, Ed25519PrivateKey):
-        raise SigningError("is a private key, but not for Ed25519", where=where, todo="python -m compress keygen NAME")
+        raise SigningError("is a private key, but not for Ed25519", where=where, hint="python -m compress keygen NAME")
     return key

@@ -104,8 +104,8 @@ def _folder(path: str, text: str) -> DeviceAddress:
 def _checked(path: str, text: str) -> str:
     parts = [part for part in path.split("/") if part not in ("", ".", "~")]
     if not parts or ".." in parts or not _PATH.match(path):
-        todo = "add a folder such as /opt/coralline, without .."
-        raise PipelineError(f"{text!r} has no valid folder", allowed=ALLOWED, todo=todo)
+        hint = "add a folder such as /opt/coralline, without .."
+        raise PipelineError(f"{text!r} has no valid folder", allowed=ALLOWED, hint=hint)
     return path.rstrip("/")
 
 
@@ -118,7 +118,7 @@ def read_addresses(path: Path) -> list[DeviceAddress]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise PipelineError(f"cannot be read: {error}", where=str(path), todo="give a file of addresses") from error
+        raise PipelineError(f"cannot be read: {error}", where=str(path), hint="give a file of addresses") from error
     addresses = []
     for number, line in enumerate(lines, 1):
         text = re.sub(r"(^|\s)#.*", "", line).strip()
@@ -139,5 +139,5 @@ def distinct(addresses: Iterable[DeviceAddress]) -> list[DeviceAddress]:
     """
     unique = list(dict.fromkeys(addresses))
     if not unique:
-        raise PipelineError("no address was given", allowed="--to ADDRESS, --hosts FILE", todo="add one of them")
+        raise PipelineError("no address was given", allowed="--to ADDRESS, --hosts FILE", hint="add one of them")
     return unique

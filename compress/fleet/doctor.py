@@ -49,13 +49,13 @@ def run_over_ssh(
     try:
         process = subprocess.run(command, input=content, capture_output=True, timeout=TIMEOUT_S, check=False)
     except OSError as error:
-        raise StageError(f"ssh cannot be run: {error.strerror}", todo="install OpenSSH's client") from error
+        raise StageError(f"ssh cannot be run: {error.strerror}", hint="install OpenSSH's client") from error
     except subprocess.TimeoutExpired as error:
-        todo = "run `runner.pyz doctor` on that host by hand"
-        raise StageError(f"took longer than {TIMEOUT_S:g} s", where=address.login, todo=todo) from error
+        hint = "run `runner.pyz doctor` on that host by hand"
+        raise StageError(f"took longer than {TIMEOUT_S:g} s", where=address.login, hint=hint) from error
     if process.returncode == _SSH_FAILED:
-        todo = f"try: {shlex.join(['ssh', *options, address.login, 'true'])}"
-        raise StageError(f"cannot be reached: {_last_line(process.stderr)}", where=address.login, todo=todo)
+        hint = f"try: {shlex.join(['ssh', *options, address.login, 'true'])}"
+        raise StageError(f"cannot be reached: {_last_line(process.stderr)}", where=address.login, hint=hint)
     return process
 
 
@@ -83,8 +83,8 @@ def examine(to: str | None, python: str, *, as_json: bool) -> tuple[str, int]:
         process = run_over_ssh(address, _SCRIPT, [python, address.path, *options], runner_pyz.content())
     if process.returncode not in _RESULT_CODES:
         message = f"doctor cannot be run there (exit code {process.returncode}): {_last_line(process.stderr)}"
-        todo = "it needs Python 3.7 or newer; name it with --python"
-        raise StageError(message, where=to or sys.executable, todo=todo)
+        hint = "it needs Python 3.7 or newer; name it with --python"
+        raise StageError(message, where=to or sys.executable, hint=hint)
     return process.stdout.decode(errors="replace").rstrip("\n"), process.returncode
 
 

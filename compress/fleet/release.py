@@ -56,7 +56,7 @@ def load(path: Path) -> Release:
     except OSError as error:
         raise explain(error, "the bundle cannot be read", path) from error
     except bundle.BundleError as error:
-        raise ModelError(f"is not deployed: {error}", where=str(path), todo="run the pipeline again") from error
+        raise ModelError(f"is not deployed: {error}", where=str(path), hint="run the pipeline again") from error
     files: dict[str, Any] = {}
     contents: dict[str, bytes] = {}
     for file, archive in ((releases.BUNDLE, content), (releases.RUNNER, runner_pyz.content())):
@@ -203,7 +203,7 @@ def _after(
         except DeploymentError as error:
             if before not in (None, release):
                 session.ask("switch", release=before)
-                raise DeploymentError(f"{error.what}; switched back", where=error.where, todo=error.todo) from error
+                raise DeploymentError(f"{error.what}; switched back", where=error.where, hint=error.hint) from error
             raise
     if options.bench:
         progress("measuring on the device")
@@ -218,7 +218,7 @@ def _new_runs() -> Iterator[None]:
     try:
         yield
     except DeploymentError as error:
-        raise DeploymentError(f"the new release runs, but: {error.what}", where=error.where, todo=error.todo) from error
+        raise DeploymentError(f"the new release runs, but: {error.what}", where=error.where, hint=error.hint) from error
 
 
 def rollback(session: AgentSession, options: ReleaseOptions, progress: Progress) -> ReleaseResult:
@@ -230,7 +230,7 @@ def rollback(session: AgentSession, options: ReleaseOptions, progress: Progress)
     state = session.ask("open", path=session.address.path, by=options.by, create=False)
     before, after = state["current"], state["previous"]
     if after is None:
-        raise DeploymentError("has no previous release", where=str(session.address), todo="deploy one first")
+        raise DeploymentError("has no previous release", where=str(session.address), hint="deploy one first")
     progress("verifying on the device")
     results = {"verify": _run(session, after, "verify", options, VERIFY_TIMEOUT_S)}
     _write_texts(session, state, after, results["verify"], options)
@@ -258,8 +258,8 @@ def _run(
         except ValueError as error:
             raise DeploymentError(f"`{verb}` on the device printed no result", where=where) from error
     if "No module named 'numpy'" in completed["errors"]:
-        todo = f"on the device: {instructions.INSTALL}; if pip refuses, use a venv and --python '~/VENV/bin/python3'"
-        raise DeploymentError("its Python has no numpy", where=where, todo=todo)
+        hint = f"on the device: {instructions.INSTALL}; if pip refuses, use a venv and --python '~/VENV/bin/python3'"
+        raise DeploymentError("its Python has no numpy", where=where, hint=hint)
     if completed["exit_code"] < 0:
         raise DeploymentError(f"`{verb}` on the device was killed by signal {-completed['exit_code']}", where=where)
     message = stderr[-1].removeprefix("runner: ")

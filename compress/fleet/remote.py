@@ -113,7 +113,7 @@ def _quoted(path: Path) -> str:
     """Return a path for a setting of ssh."""
     text = str(path.absolute())
     if '"' in text or "\n" in text:
-        raise PipelineError(f"{text!r} cannot be passed to ssh", todo="use a path without quotation marks")
+        raise PipelineError(f"{text!r} cannot be passed to ssh", hint="use a path without quotation marks")
     return '"{}"'.format(text.replace("%", "%%"))
 
 
@@ -134,7 +134,7 @@ class StepRefusedError(DeploymentError):
     """
 
     def __init__(self, error: Mapping[str, Any], where: str) -> None:
-        super().__init__(str(error.get("what")), where=where, todo=str(error.get("todo", "")))
+        super().__init__(str(error.get("what")), where=where, hint=str(error.get("hint", "")))
         self.kind = error.get("kind")
         self.current = error.get("current")
 
@@ -234,15 +234,15 @@ class AgentSession:
         last = f"{_last(stderr) or _last(stdout) or 'no message'}, exit code {code}"
         if self._greeted:
             return self._failed(f"the connection ended: {last}", "run the same command again: it continues")
-        for text, (meaning, todo) in (_SSH if code == _SSH_FAILED else _THERE).items():
+        for text, (meaning, hint) in (_SSH if code == _SSH_FAILED else _THERE).items():
             if text in f"{stderr}, exit code {code}":
-                return self._failed(f"{meaning} ({last})", todo)
+                return self._failed(f"{meaning} ({last})", hint)
         if code == _SSH_FAILED:
             return self._failed(f"it cannot be reached ({last})", f"read the output of: ssh -v {self.address.host}")
         return self._failed(f"the connection ended before Python answered ({last})", _PROFILE)
 
-    def _failed(self, what: str, todo: str) -> DeploymentError:
-        return DeploymentError(what, where=str(self.address), todo=todo)
+    def _failed(self, what: str, hint: str) -> DeploymentError:
+        return DeploymentError(what, where=str(self.address), hint=hint)
 
 
 def _last(text: str) -> str:
@@ -270,7 +270,7 @@ def connected(address: DeviceAddress, access: Access) -> Iterator[AgentSession]:
             )
         except OSError as error:
             what = f"{command[0]} cannot be run: {error.strerror}"
-            raise DeploymentError(what, todo="sudo apt-get install openssh-client") from error
+            raise DeploymentError(what, hint="sudo apt-get install openssh-client") from error
         with _guard:
             _running.add(process)
         try:

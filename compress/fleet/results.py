@@ -38,7 +38,7 @@ def take_in(path: Path, run: Path | None, device: str | None) -> Path:
     if run is None:
         name = result["bundle"].get("name")
         if not isinstance(name, str) or not _NAME.match(name):
-            raise DataError("has no valid bundle name", where=str(path), todo="--run runs/NAME")
+            raise DataError("has no valid bundle name", where=str(path), hint="--run runs/NAME")
         run = Path("runs") / name
     return store(result, run, device or path.stem)
 
@@ -61,7 +61,7 @@ def store(result: Mapping[str, Any], run: Path, device: str) -> Path:
         matching = [content for content in contents if device_results.models(content) == result["bundle"]["models"]]
         if not matching:
             what = f"belongs to models that no bundle in {run} has" if bundles else f"{run} has no bundle"
-            raise DataError(what, where=device, todo="--run DIR with the bundle that was measured")
+            raise DataError(what, where=device, hint="--run DIR with the bundle that was measured")
         with _writing:
             path.parent.mkdir(exist_ok=True)
             write_atomically(path, json.dumps(result, indent=1, sort_keys=True).encode() + b"\n")

@@ -40,13 +40,13 @@ def find(builder: str, folder: Path, *, trust: bool) -> tuple[Path, str]:
         raise ModelError(
             f"there is no builder {builder!r}",
             allowed=f"{listing(names())}, or a path to a Python file",
-            todo=nearest(builder, names()),
+            hint=nearest(builder, names()),
         )
     path = folder / file
     if not path.is_file():
-        raise ModelError(f"there is no file {path}", todo="check the path")
+        raise ModelError(f"there is no file {path}", hint="check the path")
     if not trust:
-        raise UntrustedError(f"the builder {path} is a program that would be run", todo="set `trust: true` under model")
+        raise UntrustedError(f"the builder {path} is a program that would be run", hint="set `trust: true` under model")
     return path, function if colon and function else FUNCTION
 
 
@@ -83,8 +83,8 @@ def _called(path: Path, function: str, arguments: tuple[Any, ...]) -> Any:
     try:
         spec.loader.exec_module(module)
         if not callable(getattr(module, function, None)):
-            todo = "data for detection needs one: see docs/detection.md" if function == DETECTOR else ""
-            raise ModelError(f"there is no function {function!r}", where=str(path), todo=todo)
+            hint = "data for detection needs one: see docs/detection.md" if function == DETECTOR else ""
+            raise ModelError(f"there is no function {function!r}", where=str(path), hint=hint)
         return getattr(module, function)(*arguments)
     except ModelError:
         raise

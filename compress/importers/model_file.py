@@ -100,7 +100,7 @@ def detect(path: Path, signature: str | None = None, shapes: Shapes | None = Non
         ModelError: there is no such file, its format is not supported, or an option does not belong to its format.
     """
     if not path.is_dir() and not path.is_file():
-        raise ModelError(f"there is no file {path}", todo="check the path")
+        raise ModelError(f"there is no file {path}", hint="check the path")
     suffix = path.suffix.lower()
     if not path.is_dir() and suffix not in KINDS:
         raise ModelError(f"{path.name} is of no format that is read", allowed=FORMATS)
@@ -288,10 +288,10 @@ def _load_tflite(model_file: ModelFile, trust: bool, samples: Samples) -> Import
 
     file: TfliteFile = model_file.content
     if file.plain is None:
-        todo = (
+        hint = (
             "take a float model to train or prune; this one can be checked, legalized, compiled, packaged and measured"
         )
-        raise ModelError("is quantized already: it becomes no Keras model", where=str(model_file.path), todo=todo)
+        raise ModelError("is quantized already: it becomes no Keras model", where=str(model_file.path), hint=hint)
     if file.problems:
         raise unsupported(file.problems, str(model_file.path))
     tensorflow.keras()  # before TensorFlow itself is imported: it reads environment variables then

@@ -229,13 +229,13 @@ def read(model: Any) -> Network:
     functional = model
     if isinstance(model, library.Sequential):
         if not model.built:
-            raise ModelError(f"the model {model.name!r} has no input shape yet", todo="give it an Input")
+            raise ModelError(f"the model {model.name!r} has no input shape yet", hint="give it an Input")
         functional = library.Model(model.inputs[0], model.outputs[0], name=model.name)
     config = functional.get_config()
     if "input_layers" not in config:
         raise ModelError(
             f"the model {model.name!r} is written as a class, so its layers are hidden in code",
-            todo="write it as a functional or sequential model",
+            hint="write it as a functional or sequential model",
         )
     operations = {operation.name: operation for operation in functional.operations}
     layers, shapes = {}, {}

@@ -55,7 +55,7 @@ def single(model: Any) -> Any:
     if quantized:
         raise ModelError(
             f"the weights of {', '.join(quantized[:5])} are quantized by Keras",
-            todo="save the model from before `model.quantize`",
+            hint="save the model from before `model.quantize`",
         )
     narrow = any(NARROW.fullmatch(policy) for policy in policies.values())
     if not narrow and not any(tensor.dtype in NARROW_INPUTS for tensor in model.inputs):

@@ -1,21 +1,21 @@
-"""The acceptance of a complete run's result: its answers depend on the input, and it keeps the budget."""
+"""The acceptance of a complete run's result: its outputs depend on the input, and it keeps the budget."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from compress.errors import BudgetError, DegenerateError, ResultError
-from compress.report import answers
-from compress.report.record import AnswersOfModels, BudgetRecord, RunRecord
+from compress.report import degeneracy
+from compress.report.record import BudgetRecord, DegeneracyRecord, RunRecord
 
 
 def refusal(
-    verdicts: AnswersOfModels | None, budget: Sequence[BudgetRecord], first_degenerate: str | None
+    verdicts: DegeneracyRecord | None, budget: Sequence[BudgetRecord], first_degenerate: str | None
 ) -> ResultError | None:
     """Return why the result is not acceptable, if it is not.
 
     Args:
-        verdicts: the verdicts on the answers of original and result.
+        verdicts: the verdicts on the outputs of original and result.
         budget: the limits with their measurements.
         first_degenerate: the id of the first stage whose model gives one answer to nearly everything.
     """
@@ -33,20 +33,20 @@ def _excess(row: BudgetRecord) -> str:
     return f"{row.name} is {value:g} {row.unit}, over the limit of {row.limit:g} by {value - row.limit:g}"
 
 
-def _degenerate(verdicts: AnswersOfModels, first: str | None) -> DegenerateError:
+def _degenerate(verdicts: DegeneracyRecord, first: str | None) -> DegenerateError:
     """Return the error for a result that gives one answer to nearly everything, with what to do."""
-    text = answers.in_words(verdicts)
+    text = degeneracy.in_words(verdicts)
     if verdicts.original.verdict == "degenerate":
         return DegenerateError(
             text,
-            todo="train the model longer or with a smaller learning rate, and check the labels, data.preprocess and "
+            hint="train the model longer or with a smaller learning rate, and check the labels, data.preprocess and "
             "the statistics of batch norms",
         )
     if first is not None:
         text += f" (first seen on the validation split after `{first}`)"
     return DegenerateError(
         text,
-        todo="compress less or train longer after it, and check the statistics of batch norms; `python -m compress "
+        hint="compress less or train longer after it, and check the statistics of batch norms; `python -m compress "
         "debug` lists the layers that quantization changed most",
     )
 

@@ -20,7 +20,7 @@ from deploy.contract import bundle
 
 FOLDER = "devices"
 MAX_BYTES = 1 << 25
-TODO = "runner.pyz bench BUNDLE --out results.json"
+HINT = "runner.pyz bench BUNDLE --out results.json"
 MAX_VALUE = 1e18
 """Largest value of a measurement in any unit: an exabyte, or 30 million years in ms. NaN is refused too."""
 MAX_WORD = 20
@@ -60,7 +60,7 @@ def read(path: Path) -> dict[str, Any]:
     try:
         content_json = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise DataError(f"is not JSON: {error}", where=str(path), todo=TODO) from error
+        raise DataError(f"is not JSON: {error}", where=str(path), hint=HINT) from error
     return checked(content_json, str(path))
 
 
@@ -71,13 +71,13 @@ def checked(result: Any, where: str) -> dict[str, Any]:
         DataError: it is not such a result.
     """
     if not isinstance(result, dict) or result.get("schema_version") != 1 or result.get("verb") != "bench":
-        raise DataError("is not a result of `runner.pyz bench` of schema 1", where=where, todo=TODO)
+        raise DataError("is not a result of `runner.pyz bench` of schema 1", where=where, hint=HINT)
     for path, kind in _REQUIRED.items():
         if not isinstance(_inner(result, *path), kind):
-            raise DataError(f"{'.'.join(path)} is missing or has the wrong type", where=where, todo=TODO)
+            raise DataError(f"{'.'.join(path)} is missing or has the wrong type", where=where, hint=HINT)
     for name, value in result["benchmark"]["steady"].items():
         if _measurement(value) is None:
-            raise DataError(f"benchmark.steady.{name} is not a measurement", where=where, todo=TODO)
+            raise DataError(f"benchmark.steady.{name} is not a measurement", where=where, hint=HINT)
     return result
 
 

@@ -19,11 +19,11 @@ from compress.pipeline.acceptance import refusal
 from compress.pipeline.schema import Pipeline, StageEntry
 from compress.report.json_values import decode
 from compress.report.record import (
-    AnswersOfModels,
     AnswersRecord,
     BudgetRecord,
     ComparisonRecord,
     DataRecord,
+    DegeneracyRecord,
     DeviceRecord,
     EnvironmentRecord,
     ErrorRecord,
@@ -129,8 +129,8 @@ def build(
     models = _models(stages, findings)
     comparison = _comparison(task, models, findings)
     budget = _budget(pipeline, models, comparison)
-    answers = _answers(task, findings)
-    status, error = _outcome(task, findings, answers, budget, error)
+    degeneracy = _degeneracy(task, findings)
+    status, error = _outcome(task, findings, degeneracy, budget, error)
     return RunRecord(
         name=pipeline.head.name,
         status=status,
@@ -145,7 +145,7 @@ def build(
         data=_data(pipeline, findings),
         stages=tuple(stages.values()),
         models=models,
-        answers=answers,
+        degeneracy=degeneracy,
         comparison=comparison,
         latency=_latency(findings),
         placement=placement(stages),
@@ -157,19 +157,19 @@ def build(
     )
 
 
-def _answers(task: Task, findings: Findings) -> AnswersOfModels | None:
-    """Judge whether the answers of original and result depend on the input; None if they were not measured."""
+def _degeneracy(task: Task, findings: Findings) -> DegeneracyRecord | None:
+    """Judge whether the outputs of original and result depend on the input; None if they were not measured."""
     if not findings.stages:
         return None
-    judgements = task.judge_answers(findings.test, findings.data["classes"], "original", "result")
+    judgements = task.judge_outputs(findings.test, findings.data["classes"], "original", "result")
     original, result = (decode(AnswersRecord, judgements[name].to_json()) for name in ("original", "result"))
-    return AnswersOfModels(original, result)
+    return DegeneracyRecord(original, result)
 
 
 def _first_degenerate(task: Task, findings: Findings) -> str | None:
     """Return the id of the first stage whose model gives one answer to nearly every validation sample."""
     for stage, facts in findings.validation.items():
-        judgement = task.judge_answers(facts, findings.data["classes"], "model", "model")["model"]
+        judgement = task.judge_outputs(facts, findings.data["classes"], "model", "model")["model"]
         if judgement.verdict == "degenerate":
             return stage
     return None
@@ -178,14 +178,14 @@ def _first_degenerate(task: Task, findings: Findings) -> str | None:
 def _outcome(
     task: Task,
     findings: Findings,
-    answers: AnswersOfModels | None,
+    degeneracy: DegeneracyRecord | None,
     budget: tuple[BudgetRecord, ...],
     error: ErrorRecord | None,
 ) -> tuple[RunStatus, ErrorRecord | None]:
     """Return the status and the error of a run; `error` is what ended it early."""
     if error is not None:
         return _EARLY.get(error.exit_code, "failed"), error
-    refused = refusal(answers, budget, _first_degenerate(task, findings))
+    refused = refusal(degeneracy, budget, _first_degenerate(task, findings))
     if refused is None:
         return "ok", None
     return _REFUSED[type(refused)], ErrorRecord(None, str(refused), refused.exit_code)
@@ -266,14 +266,14 @@ def quantized_layers(folder: Path) -> list[dict[str, Any]]:
     try:
         record = RunRecord.from_json(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
-        raise ModelError(f"cannot be read: {error.strerror}", where=str(path), todo="run the pipeline first") from error
+        raise ModelError(f"cannot be read: {error.strerror}", where=str(path), hint="run the pipeline first") from error
     except (ValueError, TypeError) as error:
-        raise ModelError("is not a report of a run", where=str(path), todo="run the pipeline again") from error
+        raise ModelError("is not a report of a run", where=str(path), hint="run the pipeline again") from error
     reports: list[list[dict[str, Any]]] = [stage.facts["layers"] for stage in record.stages if "layers" in stage.facts]
     if not reports:
         raise ModelError(
             "has no quantization error of any layer",
             where=str(path),
-            todo="run a pipeline with `quantize`; the errors of layers are unknown if the converter chose the ranges",
+            hint="run a pipeline with `quantize`; the errors of layers are unknown if the converter chose the ranges",
         )
     return reports[-1]

@@ -178,8 +178,8 @@ class PipelineRun:
                 raise KeyboardInterrupt from error
             self.monitor.log(traceback.format_exc())
             first = (str(error).strip() or "no message").splitlines()[0]
-            todo = f"the traceback is in {self.folder / LOG}"
-            raise StageError(f"{type(error).__name__}: {first}", where=title, todo=todo) from error
+            hint = f"the traceback is in {self.folder / LOG}"
+            raise StageError(f"{type(error).__name__}: {first}", where=title, hint=hint) from error
 
     def _report(self, title: str, work: Work, status: str, seconds: float) -> None:
         """Report every stage; probes are reported only if they took at least a second."""
@@ -333,7 +333,7 @@ def _latency(session: PipelineRun, pair: Mapping[str, Artifact]) -> Facts:
         return session.obtain("latency", probe, pair, Kind.FINDINGS)[0].facts
     except ModelError as error:
         task, findings = task_of(session.pipeline.data), session.findings
-        judgements = task.judge_answers(findings.test, findings.data["classes"], "original", "result")
+        judgements = task.judge_outputs(findings.test, findings.data["classes"], "original", "result")
         if judgements["result"].verdict != "degenerate":
             raise
         return unmeasured(pair, str(error))

@@ -24,12 +24,12 @@ from compress.data.dataset import SOURCES, Dataset, Splitting
 from compress.errors import ModelError, PipelineError
 from compress.pipeline.yaml_file import DocumentNode, Location, read
 from compress.settings import Settings
-from compress.stage import Stage, Unfit
+from compress.stage import Refusal, Stage
 from compress.stages import STAGES
 from compress.stages.load import Origin
 from compress.suggestions import listing, nearest, shown
 from compress.targets.base import Target
-from compress.tasks import task_of, unfit_budget
+from compress.tasks import refused_budget, task_of
 from deploy.contract.preprocessing import STEPS as PREPROCESSING
 from deploy.contract.preprocessing import Preprocessing, PreprocessingError, fields
 
@@ -203,7 +203,7 @@ def _target(name: str, root: DocumentNode) -> Target:
         return targets.load(name)
     except PipelineError as error:
         error.where = root.where("target")
-        error.todo = nearest(name, targets.names())
+        error.hint = nearest(name, targets.names())
         raise
 
 
@@ -220,7 +220,7 @@ def _located(node: DocumentNode) -> Iterator[None]:
         error.where = ": ".join(part for part in (node.where(), error.where) if part)
         raise
     except OSError as error:
-        raise ModelError(f"cannot be read: {error.strerror}", where=node.where(), todo="check model") from error
+        raise ModelError(f"cannot be read: {error.strerror}", where=node.where(), hint="check model") from error
 
 
 def _refuse_unfit(pipeline: Pipeline, root: DocumentNode) -> None:
@@ -230,20 +230,20 @@ def _refuse_unfit(pipeline: Pipeline, root: DocumentNode) -> None:
         PipelineError: one is not supported.
     """
     task = task_of(pipeline.data)
-    refusals: list[tuple[Location, Unfit]] = []
+    refusals: list[tuple[Location, Refusal]] = []
     for index, step in enumerate(pipeline.steps[1:]):
         if step.skip is not None:
             continue
-        if unfit := task.why_not(step.stage.uses()):
-            what = f"stage {index + 1} ({step.stage.name}): {unfit.what}"
-            refusals.append((("stages", index), unfit._replace(what=what)))
-        if unfit := step.stage.unfit_target(pipeline.target):
-            raise root.error(unfit.what, "stages", index, step.stage.name, allowed=unfit.allowed, todo=unfit.todo)
-    refusals += unfit_budget(task, [*(pipeline.settings.get("budget") or {})])
-    refusals += task.unfit_settings(pipeline.settings)
-    for location, unfit in refusals:
-        what = f"{unfit.what} (the data is for {task.name})"
-        raise root.error(what, *location, allowed=unfit.allowed, todo=unfit.todo)
+        if refusal := task.why_not(step.stage.uses()):
+            what = f"stage {index + 1} ({step.stage.name}): {refusal.what}"
+            refusals.append((("stages", index), refusal._replace(what=what)))
+        if refusal := step.stage.refused_by_target(pipeline.target):
+            raise root.error(refusal.what, "stages", index, step.stage.name, allowed=refusal.allowed, hint=refusal.hint)
+    refusals += refused_budget(task, [*(pipeline.settings.get("budget") or {})])
+    refusals += task.refused_settings(pipeline.settings)
+    for location, refusal in refusals:
+        what = f"{refusal.what} (the data is for {task.name})"
+        raise root.error(what, *location, allowed=refusal.allowed, hint=refusal.hint)
 
 
 def _dataset(node: DocumentNode, folder: Path) -> Dataset:
@@ -310,7 +310,7 @@ def _unique_id(stage: Stage, steps: Sequence[StageEntry], where: str) -> str:
     if stage.id is None and count:
         name = f"{stage.name}-{count + 1}"
     if any(step.id == name for step in steps):
-        raise PipelineError(f"two stages have the id {name!r}", where=where, todo="give one another id")
+        raise PipelineError(f"two stages have the id {name!r}", where=where, hint="give one another id")
     return name
 
 
@@ -325,7 +325,7 @@ def _wrong_order(
     return PipelineError(
         f"stage {len(steps)} ({stage.name}) needs {allowed}, but would be given {_a(kind)}",
         where=where,
-        todo="; ".join(part for part in (_how_to_get(stage, kind, stages), maker.stage.kind_reason()) if part),
+        hint="; ".join(part for part in (_how_to_get(stage, kind, stages), maker.stage.kind_reason()) if part),
     )
 
 
@@ -370,11 +370,11 @@ def _keys(kind: type[Settings]) -> list[str]:
 
 
 def _no_such(what: str, name: str, known: Iterable[str], node: DocumentNode) -> PipelineError:
-    return node.error(f"unknown {what} {name!r}", name, allowed=listing([*known]), todo=nearest(name, known))
+    return node.error(f"unknown {what} {name!r}", name, allowed=listing([*known]), hint=nearest(name, known))
 
 
 def _unknown(node: DocumentNode, key: str, known: Sequence[str], *inner: str | int) -> PipelineError:
-    return node.error(f"unknown key {key!r}", *inner, key, allowed=listing(known), todo=nearest(key, known))
+    return node.error(f"unknown key {key!r}", *inner, key, allowed=listing(known), hint=nearest(key, known))
 
 
 def _explain(error: ErrorDetails, kind: type[Settings], node: DocumentNode) -> PipelineError:
@@ -394,7 +394,7 @@ def _explain(error: ErrorDetails, kind: type[Settings], node: DocumentNode) -> P
     if error["type"] == "value_error":
         return node.error(message, *inner)
     suggestion = nearest(error["input"], _words(error)) if isinstance(error["input"], str) else ""
-    return node.error(f"{shown(error['input'])} {message}", *inner, todo=suggestion)
+    return node.error(f"{shown(error['input'])} {message}", *inner, hint=suggestion)
 
 
 def _settings_at(kind: type[Settings], location: Location) -> type[Settings] | None:

@@ -20,7 +20,7 @@ Location = tuple[str | int, ...]
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 32
 MAX_INTEGER = (1 << 63) - 1
-_UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_INVALID_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Control characters, line separators, and unpaired surrogates."""
 
 
@@ -74,9 +74,9 @@ class DocumentNode:
         """Return file, line and location of the value, or of a value in it, for a message."""
         return self.document.where((*self.location, *inner))
 
-    def error(self, what: str, *inner: str | int, allowed: str = "", todo: str = "") -> PipelineError:
+    def error(self, what: str, *inner: str | int, allowed: str = "", hint: str = "") -> PipelineError:
         """Return an error at the value, or at a value in it."""
-        return PipelineError(what, where=self.where(*inner), allowed=allowed, todo=todo)
+        return PipelineError(what, where=self.where(*inner), allowed=allowed, hint=hint)
 
 
 def read(path: Path) -> Document:
@@ -90,7 +90,7 @@ def read(path: Path) -> Document:
             content = stream.read(MAX_BYTES + 1)
     except OSError as error:
         raise PipelineError(
-            f"cannot be read: {error.strerror}", where=str(path), todo="give the path of a pipeline file"
+            f"cannot be read: {error.strerror}", where=str(path), hint="give the path of a pipeline file"
         ) from error
     if len(content) > MAX_BYTES:
         raise PipelineError("is too large for a pipeline file", where=str(path), allowed=f"{MAX_BYTES} bytes")
@@ -111,7 +111,7 @@ def _parse(text: str, path: Path) -> Document:
         _refuse_extras(yaml, text, path)
         root = yaml.compose(text)
         if root is None:
-            raise PipelineError("is empty", where=str(path), todo="start from the shipped pipeline.yaml")
+            raise PipelineError("is empty", where=str(path), hint="start from the shipped pipeline.yaml")
         return Document(path, _plain(yaml, root, (), lines, path), lines)
     except MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
@@ -137,9 +137,9 @@ def _refuse_extras(yaml: Any, text: str, path: Path) -> None:
     for event in yaml.parse(text):
         where = f"{path}:{event.start_mark.line + 1}"
         if isinstance(event, AliasEvent) or getattr(event, "anchor", None):
-            raise PipelineError("anchors and aliases (&, *) are not allowed", where=where, todo="write the value out")
+            raise PipelineError("anchors and aliases (&, *) are not allowed", where=where, hint="write the value out")
         if getattr(event, "tag", None):
-            raise PipelineError(f"the tag {event.tag!r} is not allowed", where=where, todo="remove it")
+            raise PipelineError(f"the tag {event.tag!r} is not allowed", where=where, hint="remove it")
         if isinstance(event, DocumentStartEvent) and event.version and tuple(event.version) != (1, 2):
             raise PipelineError("the version in the %YAML line is not allowed", where=where, allowed="1.2")
         depth += isinstance(event, CollectionStartEvent)
@@ -165,12 +165,12 @@ def _plain(yaml: Any, node: Any, location: Location, lines: dict[Location, int],
     for key_node, value_node in node.value:
         line = key_node.start_mark.line + 1
         key = key_node.value
-        if not isinstance(key, str) or key == "<<" or _UNFIT.search(key):
+        if not isinstance(key, str) or key == "<<" or _INVALID_CHARACTER.search(key):
             raise PipelineError("a key must be a plain word; merging (<<) is not allowed", where=f"{path}:{line}")
         if key in result:
             first = lines[(*location, key)]
             raise PipelineError(
-                f"the key {key!r} occurs twice (first in line {first})", where=f"{path}:{line}", todo="remove one"
+                f"the key {key!r} occurs twice (first in line {first})", where=f"{path}:{line}", hint="remove one"
             )
         lines[(*location, key)] = line
         result[key] = _plain(yaml, value_node, (*location, key), lines, path)
@@ -180,9 +180,9 @@ def _plain(yaml: Any, node: Any, location: Location, lines: dict[Location, int],
 def _scalar(yaml: Any, node: Any, where: str) -> Any:
     kind = str(node.tag).removeprefix("tag:yaml.org,2002:")
     if kind not in ("null", "bool", "int", "float"):
-        if unfit := _UNFIT.search(node.value):
+        if refusal := _INVALID_CHARACTER.search(node.value):
             raise PipelineError(
-                f"the text contains the character {unfit[0]!r}", where=where, allowed="one line of text"
+                f"the text contains the character {refusal[0]!r}", where=where, allowed="one line of text"
             )
         return str(node.value)
     try:

@@ -133,7 +133,7 @@ def _refuse_idle_training(retraining: Retraining, context: Context) -> None:
             f"epochs_between: {retraining.epochs_between} has {batches} batches, and gradient_accumulation: "
             f"{settings.gradient_accumulation} needs more for one update of the weights: nothing would be learned "
             "between steps",
-            todo="raise epochs_between, or lower gradient_accumulation, or set epochs_between: 0",
+            hint="raise epochs_between, or lower gradient_accumulation, or set epochs_between: 0",
         )
 
 

@@ -63,7 +63,7 @@ def layer_groups(network: Network, channels: ChannelGroups, scores: Scores) -> t
     if not coupled:
         names = ", ".join(channels.unsupported[:5])
         reason = f"{names} cannot be followed" if names else "every one reaches an output"
-        raise StageError(f"no channel of this model can be removed: {reason}", todo="remove `prune`")
+        raise StageError(f"no channel of this model can be removed: {reason}", hint="remove `prune`")
     return tuple(_ordered_group(rows, scores) for rows in coupled)
 
 

@@ -223,21 +223,21 @@ class Objective:
         """Return the error for a limit below `nearest`, the lowest cost that is possible."""
         if prunable.minimum_widths == prunable.full_widths:
             reason = f"no layer has more than {MIN_WIDTH} channels that could go"
-            return StageError(f"{self.name}: nothing can be removed: {reason}", todo="remove `prune`")
+            return StageError(f"{self.name}: nothing can be removed: {reason}", hint="remove `prune`")
         if self.name == "cache":
             limit = "cache"
-            todo = "use a smaller model: what remains is streamed at every inference"
+            hint = "use a smaller model: what remains is streamed at every inference"
         elif self.at_most is not None:
             limit = f"at_most {self.at_most:g}"
-            todo = f"choose at_most >= {_rounded_up(nearest)}"
+            hint = f"choose at_most >= {_rounded_up(nearest)}"
         else:
             limit = f"keep {self.keep:g}"
-            todo = f"choose keep >= {_rounded_up(nearest / initial)}"
+            hint = f"choose keep >= {_rounded_up(nearest / initial)}"
         if self.name != "cache" and float(_rounded_up(nearest / initial)) >= 1:
-            todo = f"choose another objective: removing channels hardly lowers {self.name}"
+            hint = f"choose another objective: removing channels hardly lowers {self.name}"
         least = f"with at least {MIN_WIDTH} channels in every layer, {self.describe(nearest)} remain"
         return StageError(
-            f"{self.name}: {limit} is out of reach: {least}, of {self.describe(initial)} at first", todo=todo
+            f"{self.name}: {limit} is out of reach: {least}, of {self.describe(initial)} at first", hint=hint
         )
 
 

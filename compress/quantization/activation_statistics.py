@@ -223,7 +223,7 @@ def _check_weights(network: Network) -> None:
     """Refuse NaN and infinity, also where a ReLU would hide them."""
     for layer, _ in network.in_order():
         if not all(np.isfinite(weight).all() for weight in layer.weights):
-            raise StageError(f"the weights of layer {layer.name!r} are not finite", todo="train the model again")
+            raise StageError(f"the weights of layer {layer.name!r} are not finite", hint="train the model again")
 
 
 def _refuse_infinite(network: Network, tensors: list[LayerOutput], extremes: list[NDArray[Any]], first: int) -> None:
@@ -236,7 +236,7 @@ def _refuse_infinite(network: Network, tensors: list[LayerOutput], extremes: lis
         name = "input" if is_input else f"output of layer {tensor.layer!r}"
         raise StageError(
             f"the {name} is not finite for calibration sample {first + int(np.argmin(finite))}",
-            todo="look at the data's range, and at the training",
+            hint="look at the data's range, and at the training",
         )
 
 

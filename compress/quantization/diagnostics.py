@@ -74,7 +74,7 @@ def about_activations(statistics: Statistics, outliers: list[int]) -> list[str]:
     return texts
 
 
-def about_answers(answers: FileAgreement, *, has_plan: bool, trained: bool) -> list[str]:
+def about_outputs(answers: FileAgreement, *, has_plan: bool, trained: bool) -> list[str]:
     """Describe float outputs that are all the same, and a file that differs from the float model.
 
     Args:

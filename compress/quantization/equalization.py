@@ -282,7 +282,7 @@ def by_number(channels: ChannelGroups, factors: Mapping[str, tuple[float, ...]])
         if layout is None or len(layout) != len(values):
             raise StageError(
                 f"the plan has {len(values)} factors for a layer {name!r}",
-                todo="quantize without `plan`, which makes a new one",
+                hint="quantize without `plan`, which makes a new one",
             )
         numbered[channels.group[layout]] = values
     numbered[channels.pinned] = 1.0

@@ -104,7 +104,7 @@ def refuse_mismatch(network: Network, plan: QuantizationPlan) -> None:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise StageError(
             f"the plan is for another model: it has {', '.join(wrong[:3])}{more}",
-            todo="quantize without `plan`, which makes a new one",
+            hint="quantize without `plan`, which makes a new one",
         )
     for name, prescribed in quantizer_placement.fixed(network, points_by_tensor).items():
         if not np.allclose(plan.ranges[name], prescribed, atol=1e-6):
@@ -135,12 +135,12 @@ def refuse_float(content: bytes, network: Network | None = None) -> bytes:
         if loops:
             raise StageError(
                 f"{LOOP}{inside} has no 8-bit form",
-                todo="give recurrent layers `unroll=True`, or replace the layers with a loop",
+                hint="give recurrent layers `unroll=True`, or replace the layers with a loop",
             )
         shown = "; ".join(f"{kind} ({name})" for name, kind in list(left.items())[:5])
         raise FloatOperatorsError(
             f"{len(left)} operators would stay float{inside}: {shown}",
-            todo="replace these layers",
+            hint="replace these layers",
         )
     return content
 
@@ -257,4 +257,4 @@ def _unconverted(model: Any, signature: list[Any], said: str) -> ModelError:
         lambda *inputs: functional._run_through_graph(inputs, operation_fn=watched), autograph=False
     ).get_concrete_function(*signature)
     inside = f" of {', '.join(layers)}" if layers else ""
-    return ModelError(f"TensorFlow Lite has no {', '.join(operators)}{inside}", todo="replace these layers")
+    return ModelError(f"TensorFlow Lite has no {', '.join(operators)}{inside}", hint="replace these layers")

@@ -61,7 +61,7 @@ def convert(content: bytes, samples: NDArray[np.float32], io: InputType = "int8"
         said = (folder / ERROR).read_text() if (folder / ERROR).exists() else crash
     raise StageError(
         f"TensorFlow's quantizer refuses the file: {said}",
-        todo="use the Keras model that it was converted from, or a model whose operators all have Keras layers",
+        hint="use the Keras model that it was converted from, or a model whose operators all have Keras layers",
     )
 
 

@@ -88,14 +88,14 @@ def read(path: Path) -> QuantizationPlan:
     try:
         content = _File.model_validate_json(path.read_bytes(), strict=True)
     except OSError as error:
-        raise StageError(f"cannot be read: {error.strerror}", where=str(path), todo="check quantize.plan") from error
+        raise StageError(f"cannot be read: {error.strerror}", where=str(path), hint="check quantize.plan") from error
     except ValidationError as errors:
         first = errors.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise StageError(
             f"is not a plan: {place}: {first['msg']}" if place else f"is not a plan: {first['msg']}",
             where=str(path),
-            todo="start from the quantization.json that `quantize` writes",
+            hint="start from the quantization.json that `quantize` writes",
         ) from errors
     _refuse_beyond(content, path)
     ranges = {point: nudged(*limits) for point, limits in content.ranges.items()}

@@ -125,7 +125,7 @@ class ModelsRecord:
 
 @dataclass(frozen=True)
 class AnswersRecord:
-    """Whether the answers of a model depend on its input.
+    """Whether the outputs of a model depend on its input.
 
     Attributes:
         verdict: "degenerate" if it gives one answer to nearly everything.
@@ -139,8 +139,8 @@ class AnswersRecord:
 
 
 @dataclass(frozen=True)
-class AnswersOfModels:
-    """The verdicts on the answers of both models."""
+class DegeneracyRecord:
+    """The verdicts on the outputs of both models."""
 
     original: AnswersRecord
     result: AnswersRecord
@@ -362,7 +362,7 @@ class RunRecord:
         data: the data set; None if the run did not get so far, as for all that follow.
         stages: the stages, in order.
         models: original and result.
-        answers: whether their answers depend on the input.
+        degeneracy: whether their outputs depend on the input.
         comparison: their comparison.
         latency: their latency on this host.
         placement: where the operators of the result run.
@@ -386,7 +386,7 @@ class RunRecord:
     data: DataRecord | None
     stages: tuple[StageRecord, ...]
     models: ModelsRecord | None
-    answers: AnswersOfModels | None
+    degeneracy: DegeneracyRecord | None
     comparison: ComparisonRecord | None
     latency: LatencyRecord | None
     placement: PlacementRecord | None

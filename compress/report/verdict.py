@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from compress.report.answers import in_words
 from compress.report.blocks import Cell, joined
+from compress.report.degeneracy import in_words
 from compress.report.record import ModelsRecord, RunRecord
 from compress.report.wording import MAX_PROSE, cut, first, interval, metric, noun, seconds, sentence, shorten, show
 
@@ -77,11 +77,11 @@ def verdict(record: RunRecord) -> str:
         head = f"{record.status.capitalize()}{_in_stage(record)} after {seconds(record.seconds)}"
         return f"{head}; results before that: {results}." if results else f"{head}; no result was measured."
     outcome = f"{results or 'No result was measured'}; {_budget_kept(record)}."
-    answers = in_words(record.answers)
-    if not answers:
+    text = in_words(record.degeneracy)
+    if not text:
         return outcome
     head = {"degenerate": "Not usable"}.get(record.status, "Note")
-    return f"{head}: {answers}. {sentence(outcome)}"
+    return f"{head}: {text}. {sentence(outcome)}"
 
 
 def _results(record: RunRecord) -> str:
@@ -156,8 +156,8 @@ def valid_parts(record: RunRecord) -> str:
 def _valid_although_degenerate(record: RunRecord) -> str:
     text = (
         "The run is complete. Sizes, MACs, latencies and placement below are valid. Do not use the result: its "
-        f"{noun(record.quality.label)} is that of a model whose answers do not depend on the input."
+        f"{noun(record.quality.label)} is that of a model whose outputs do not depend on the input."
     )
-    if record.answers is not None and record.answers.original.verdict == "degenerate":
+    if record.degeneracy is not None and record.degeneracy.original.verdict == "degenerate":
         text += " The same holds for the original, so drop and agreement show nothing."
     return text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from compress.artifact import MODEL_TFLITE, Artifact, Facts, Kind
-from compress.stage import Context, Need, Stage, Unfit
+from compress.stage import Context, Need, Refusal, Stage
 from compress.targets.base import Target
 from compress.targets.compiler_settings import CompilerSettings
 
@@ -23,10 +23,10 @@ class Compile(Stage, CompilerSettings):
         """Return why a target without a compiler needs no compiled model."""
         return None if target.has_compiler else f"the target {target.name} needs no compiler"
 
-    def unfit_target(self, target: Target) -> Unfit | None:
+    def refused_by_target(self, target: Target) -> Refusal | None:
         """Return the problem of a setting that the target's compiler does not have."""
         what = target.invalid_setting(self)
-        return Unfit(what) if what else None
+        return Refusal(what) if what else None
 
     def target_environment(self, target: Target) -> dict[str, str]:
         """Return the available compiler as part of the cache key; without one, the cached results."""

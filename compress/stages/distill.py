@@ -80,7 +80,7 @@ class Distill(Stage, TrainingSettings, DistillationSettings):
         loader = student.loader(Path(), trust=True)  # trust is checked when the stage runs
         if loader.produces not in (Kind.KERAS, Kind.UNTRAINED):
             raise ModelError(
-                f"cannot be trained: {loader.kind_reason()}", where="student", todo="choose another student"
+                f"cannot be trained: {loader.kind_reason()}", where="student", hint="choose another student"
             )
         return self.model_copy(update={"teachers": paths, "student": student})
 
@@ -92,7 +92,7 @@ class Distill(Stage, TrainingSettings, DistillationSettings):
             digests = [path.name if path == ORIGINAL else model_file.content_digest(path) for path in self.teachers]
         except OSError as error:
             where = str(error.filename)
-            raise ModelError(f"cannot be read: {error.strerror}", where=where, todo="check distill.teachers") from error
+            raise ModelError(f"cannot be read: {error.strerror}", where=where, hint="check distill.teachers") from error
         student = None if self.student is None else self.student.loader(Path(), trust=True).identity()
         return {**super().identity(), "teachers": digests, "student": student}
 

@@ -45,7 +45,7 @@ class _Load(Stage):
         try:
             digest = model_file.content_digest(self.path)
         except OSError as error:
-            raise ModelError(f"cannot be read: {error.strerror}", where=str(self.path), todo="check model") from error
+            raise ModelError(f"cannot be read: {error.strerror}", where=str(self.path), hint="check model") from error
         return {
             **self.model_dump(mode="json", exclude={"id", "path", "problems", "detector"}),
             **({"detector": self.detector} if self.detector else {}),

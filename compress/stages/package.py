@@ -178,9 +178,9 @@ def _stacked(data: Data, count: int) -> tuple[list[int], list[NDArray[Any]]]:
 def _check(artifact: Artifact, model: LoadedModel) -> None:
     """Refuse models that a bundle cannot contain."""
     if model.input["dtype"] == np.float32:
-        raise StageError("the model is not quantized", todo="put quantize before package")
+        raise StageError("the model is not quantized", hint="put quantize before package")
     if any(fnmatchcase(name, SEGMENTS) for name in artifact.files):
         raise StageError(
             "the model was compiled in segments, and a bundle holds one compiled model",
-            todo="leave out package, or compile.num_segments",
+            hint="leave out package, or compile.num_segments",
         )

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from compress.artifact import MODEL_TFLITE, Artifact, Facts, Kind
 from compress.distillation.settings import DistillationSettings
 from compress.errors import PipelineError
-from compress.stage import Context, Need, Stage, Unfit, Use
+from compress.stage import Context, Need, Refusal, Stage, Use
 from compress.targets.base import Target
 from compress.training.loop import TrainingSettings, chosen_inputs
 
@@ -112,18 +112,20 @@ class Prune(Stage, TrainingSettings):
             uses += ["decoupled"] if self.distill.decoupled else []
         return tuple(uses)
 
-    def unfit_target(self, target: Target) -> Unfit | None:
+    def refused_by_target(self, target: Target) -> Refusal | None:
         """Return the objective, host or clock that the target does not have."""
         from compress.pruning.objective import predicted_objectives
 
         known = predicted_objectives(target.cost)
         if self.objective not in known:
-            return Unfit(f"objective: {self.objective} is not predicted for the target {target.name}", ", ".join(known))
+            return Refusal(
+                f"objective: {self.objective} is not predicted for the target {target.name}", ", ".join(known)
+            )
         try:
             target.cost.host(self.host)
             target.cost.clock(self.clock)
         except PipelineError as error:
-            return Unfit(error.what, error.allowed)
+            return Refusal(error.what, error.allowed)
         return None
 
     def retraining(self, model: Any, context: Context) -> Retraining | None:

@@ -123,7 +123,7 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
             return settings if self.plan is None else {**settings, "plan": file_digest(self.plan)}
         except OSError as error:
             raise StageError(
-                f"the plan cannot be read: {error.strerror}", where=str(self.plan), todo="check quantize.plan"
+                f"the plan cannot be read: {error.strerror}", where=str(self.plan), hint="check quantize.plan"
             ) from error
 
     def run(self, artifact: Artifact, context: Context) -> Facts:
@@ -142,7 +142,7 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
         files = (artifact.file(MODEL_TFLITE), context.folder / MODEL_TFLITE)
         judge = task_of(context.data).fidelity(context.detector)
         answers = fidelity.compared(*files, samples.held_out, judge)
-        warnings = diagnostics.about_answers(answers, has_plan=result.plan is not None, trained=result.method == "qat")
+        warnings = diagnostics.about_outputs(answers, has_plan=result.plan is not None, trained=result.method == "qat")
         for text in warnings:
             context.progress.note(f"quantize: {text}")
         facts = samples.to_json() | result.to_json() | {"rewritten": rewritten, "agreement": answers.agreement}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from compress.data.types import Data
 from compress.measurement import Metric
-from compress.stage import Unfit
+from compress.stage import Refusal
 from compress.tasks.base import Location, Task
 from compress.tasks.classification import Classification
 from compress.tasks.detection import Detection
@@ -23,13 +23,13 @@ def limits() -> dict[str, Metric]:
     return {metric.change: metric for task in TASKS.values() for metric in task.metrics if metric.limited}
 
 
-def unfit_budget(task: Task, keys: list[str]) -> list[tuple[Location, Unfit]]:
+def refused_budget(task: Task, keys: list[str]) -> list[tuple[Location, Refusal]]:
     """Return the keys of a budget that limit the models of other tasks."""
     allowed = ", ".join(metric.change for metric in task.metrics if metric.limited)
-    refused: list[tuple[Location, Unfit]] = []
+    refused: list[tuple[Location, Refusal]] = []
     for other in TASKS.values():
         foreign = [metric.change for metric in other.metrics if metric.limited and metric.change in keys]
         if other is not task:
             judged = f"{task.models} are judged by {task.metrics[0].label.lower()}"
-            refused += [(("budget", key), Unfit(f"{key} is of {other.models}: {judged}", allowed)) for key in foreign]
+            refused += [(("budget", key), Refusal(f"{key} is of {other.models}: {judged}", allowed)) for key in foreign]
     return refused

@@ -23,7 +23,7 @@ NO_AP50 = 1e-3
 """AP50 below which a detector finds objects only by chance."""
 
 
-def judge_answers(
+def judge_outputs(
     facts: Mapping[str, Any], names: Sequence[str], original: str, result: str
 ) -> dict[str, degeneracy.Judgement]:
     """Decide for two detectors whether they find the same, or nothing, in nearly every image, or no object at all.

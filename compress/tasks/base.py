@@ -19,7 +19,7 @@ from compress.artifact import Facts
 from compress.data.types import Data, Split
 from compress.errors import ModelError
 from compress.measurement import Metric
-from compress.stage import Unfit, Use
+from compress.stage import Refusal, Use
 from compress.tasks.degeneracy import Judgement
 
 Location = tuple[str | int, ...]
@@ -160,7 +160,7 @@ class Task(ABC):
     """Metrics; the first one is shown if there is space for only one."""
     score_name: ClassVar[str]
     """The key of `score` on the validation split in the facts of `quantize`."""
-    refused: ClassVar[Mapping[Use, Unfit]] = {}
+    refused: ClassVar[Mapping[Use, Refusal]] = {}
     """Unsupported methods and stages, with the reason."""
     reads_specification: ClassVar[bool] = False
     """Whether its models need a specification of their outputs, which a builder may contain."""
@@ -204,7 +204,7 @@ class Task(ABC):
         del augment
         return None
 
-    def unfit_settings(self, settings: Mapping[str, Any]) -> list[tuple[Location, Unfit]]:
+    def refused_settings(self, settings: Mapping[str, Any]) -> list[tuple[Location, Refusal]]:
         """Return the settings of `model`, `data` and `measure` that the task does not support.
 
         Args:
@@ -212,11 +212,11 @@ class Task(ABC):
         """
         detector = settings["model"].get("detector")
         what = f"model.detector says where boxes are, and the data is for {self.models}"
-        return [(("model", "detector"), Unfit(what, "data with boxes: voc, coco"))] if detector else []
+        return [(("model", "detector"), Refusal(what, "data with boxes: voc, coco"))] if detector else []
 
     @abstractmethod
     def evaluate(self, models: Mapping[str, ModelOutputs], data: Data, split: Split, note: str) -> Facts:
-        """Return the facts of models on a split: each metric, and the input of `compare` and `judge_answers`.
+        """Return the facts of models on a split: each metric, and the input of `compare` and `judge_outputs`.
 
         Args:
             models: one or two models by name; the first is the original.
@@ -237,7 +237,7 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def judge_answers(self, facts: Facts, names: Sequence[str], original: str, result: str) -> dict[str, Judgement]:
+    def judge_outputs(self, facts: Facts, names: Sequence[str], original: str, result: str) -> dict[str, Judgement]:
         """Judge whether the outputs of two models depend on the input; arguments as in `compare`."""
 
     @abstractmethod
@@ -264,7 +264,7 @@ class Task(ABC):
         del specification
         return {}
 
-    def why_not(self, uses: Iterable[Use]) -> Unfit | None:
+    def why_not(self, uses: Iterable[Use]) -> Refusal | None:
         """Return why a stage cannot be used, or None."""
         return next((self.refused[use] for use in uses if use in self.refused), None)
 
@@ -294,5 +294,5 @@ def refuse_misfit(model: Any, data: Data, outputs: int) -> None:
     if not fits:
         raise ModelError(
             f"the model takes {list(expected)}, but data.preprocess gives {list(actual)}",
-            todo="add or change a resize step in data.preprocess, or choose another model",
+            hint="add or change a resize step in data.preprocess, or choose another model",
         )

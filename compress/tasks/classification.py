@@ -152,7 +152,7 @@ class Classification(Task):
         if shape != (len(data.class_names),):
             raise ModelError(
                 f"the model's output has the shape {list(shape)}, but the data has {len(data.class_names)} classes",
-                todo="check data.source and the model's last layer",
+                hint="check data.source and the model's last layer",
             )
         return ClassificationHead(_by_last_layer(model.outputs[0]) or _by_values(model, data))
 
@@ -212,7 +212,7 @@ class Classification(Task):
             },
         }
 
-    def judge_answers(
+    def judge_outputs(
         self, facts: Facts, names: Sequence[str], original: str, result: str
     ) -> dict[str, degeneracy.Judgement]:
         """Judge whether two classifiers predict one class for nearly everything; `result` may be the original."""
@@ -283,7 +283,7 @@ def _refuse_other_width(scores: Rows, data: Data) -> None:
     if scores.shape[1] != len(data.class_names):
         raise ModelError(
             f"gives {scores.shape[1]} scores, but the data has {len(data.class_names)} classes",
-            todo="check data.source and the model's last layer",
+            hint="check data.source and the model's last layer",
         )
 
 

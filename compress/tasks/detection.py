@@ -18,7 +18,7 @@ from compress.data.types import Data, Objects, Split
 from compress.errors import ModelError
 from compress.ir.tensorflow import keras
 from compress.measurement import Metric
-from compress.stage import Unfit, Use
+from compress.stage import Refusal, Use
 from compress.tasks import average_precision
 from compress.tasks.base import (
     Change,
@@ -129,42 +129,44 @@ class Detection(Task):
         Metric("ap50", "Average precision at IoU 0.5", "fraction", "ap50_drop"),
     )
     reads_specification: ClassVar[bool] = True
-    refused: ClassVar[Mapping[Use, Unfit]] = {
-        "class weights": Unfit(
+    refused: ClassVar[Mapping[Use, Refusal]] = {
+        "class weights": Refusal(
             "class_weights: the loss of a detector has no weights for classes", "class_weights: none"
         ),
-        "subset": Unfit("subset: samples are selected by their classes, and these samples have objects", "all samples"),
-        "rotation": Unfit(
+        "subset": Refusal(
+            "subset: samples are selected by their classes, and these samples have objects", "all samples"
+        ),
+        "rotation": Refusal(
             "augment.rotate: the box around a rotated object is not the rotated box",
             "augment.shift, zoom and flip, which change boxes too",
         ),
-        "distillation": Unfit(
+        "distillation": Refusal(
             "teachers are compared by one class for each sample, and a detector finds several objects",
             STAGES,
             "leave it out, or train for longer",
         ),
-        "qat teacher": Unfit("qat.distill: a teacher needs one class for each sample", "no teacher"),
-        "healing by distillation": Unfit(
+        "qat teacher": Refusal("qat.distill: a teacher needs one class for each sample", "no teacher"),
+        "healing by distillation": Refusal(
             "epochs: the training learns from the class scores of each sample, and these samples have objects",
             "epochs: 0",
             "set epochs: 0, and add train after it",
         ),
-        "channel importance": Unfit(
+        "channel importance": Refusal(
             "the importance of channels is measured with the classes of samples, and these samples have objects",
             STAGES,
             "begin with a narrower model",
         ),
-        "selection by classes": Unfit(
+        "selection by classes": Refusal(
             "calibration: {select: coverage} and {select: hardness} need one class for each sample",
             "balanced, random, stratified",
         ),
-        "measured sensitivity": Unfit(
+        "measured sensitivity": Refusal(
             "sensitivity is measured with the classes of samples, and these samples have objects",
             "latency",
             "leave it out",
         ),
-        "tfmot": Unfit("it trains with tfmot, which is set up for classifiers only", STAGES),
-        "tfmot qat": Unfit("engine: tfmot trains classifiers only", "engine: coralline"),
+        "tfmot": Refusal("it trains with tfmot, which is set up for classifiers only", STAGES),
+        "tfmot qat": Refusal("engine: tfmot trains classifiers only", "engine: coralline"),
     }
 
     def head(self, model: Any, data: Data, specification: Specification = None) -> DetectionHead:
@@ -186,12 +188,12 @@ class Detection(Task):
             raise ModelError(
                 f"the model's outputs have the shapes {', '.join(str(list(shape)) for shape in actual)}",
                 allowed=f"boxes {list(expected[0])} and scores {list(expected[1])}, in this order, one row per anchor",
-                todo="check data.source, the model's last layers and its anchors",
+                hint="check data.source, the model's last layers and its anchors",
             )
         last = model.outputs[1]._keras_history.operation
         sigmoid = "sigmoid" in (getattr(getattr(last, "activation", None), "__name__", ""), type(last).__name__.lower())
         if sigmoid and detector.specification["scores"] == "logits":
-            raise ModelError("the model's scores are probabilities", todo="say scores: probabilities in its detector")
+            raise ModelError("the model's scores are probabilities", hint="say scores: probabilities in its detector")
         return DetectionHead(detector)
 
     def targets(self, data: Data, split: Split) -> NDArray[Any]:
@@ -202,19 +204,19 @@ class Detection(Task):
         """Return the augmentation that moves boxes with their images."""
         return augmentation(augment)
 
-    def unfit_settings(self, settings: Mapping[str, Any]) -> list[tuple[Location, Unfit]]:
+    def refused_settings(self, settings: Mapping[str, Any]) -> list[tuple[Location, Refusal]]:
         """Return the problems: unknown anchors, sensitivity, and preprocessing steps that would move objects."""
-        found: list[tuple[Location, Unfit]] = []
+        found: list[tuple[Location, Refusal]] = []
         model = settings["model"]
         if (settings.get("measure") or {}).get("sensitivity") is not None:
             found.append((("measure", "sensitivity"), self.refused["measured sensitivity"]))
         if "file" in model and not model.get("detector"):
-            todo = "describe them under model.detector: see docs/detection.md"
-            found.append((("model",), Unfit("the anchors of the model are not known", todo=todo)))
+            hint = "describe them under model.detector: see docs/detection.md"
+            found.append((("model",), Refusal("the anchors of the model are not known", hint=hint)))
         for index, entry in enumerate(settings["data"].get("preprocess") or ()):
-            unfit = _moving(entry)
-            if unfit is not None:
-                found.append((("data", "preprocess", index), unfit))
+            refusal = _moving(entry)
+            if refusal is not None:
+                found.append((("data", "preprocess", index), refusal))
         return found
 
     def evaluate(self, models: Mapping[str, ModelOutputs], data: Data, split: Split, note: str) -> Facts:
@@ -235,9 +237,9 @@ class Detection(Task):
         """Return the drop of average precision, the agreement, and figures per class."""
         return average_precision.compare(facts, names, original, result)
 
-    def judge_answers(self, facts: Facts, names: Sequence[str], original: str, result: str) -> dict[str, Judgement]:
+    def judge_outputs(self, facts: Facts, names: Sequence[str], original: str, result: str) -> dict[str, Judgement]:
         """Judge whether two detectors find the same, or nothing, in nearly every image, or no object at all."""
-        return average_precision.judge_answers(facts, names, original, result)
+        return average_precision.judge_outputs(facts, names, original, result)
 
     def fidelity(self, specification: Specification, *, logits: bool = False) -> ByObjects:
         """Return the comparison by scores, boxes and objects."""
@@ -273,7 +275,7 @@ class Detection(Task):
         return {"detection": specification}
 
 
-def _moving(step: Any) -> Unfit | None:
+def _moving(step: Any) -> Refusal | None:
     """Return why a preprocessing step cannot be used with boxes, or None."""
     ((name, settings),) = ((step, None),) if isinstance(step, str) else step.items()
     fit = (settings or {}).get("fit", "stretch") if name == "resize" else "stretch"
@@ -281,7 +283,7 @@ def _moving(step: Any) -> Unfit | None:
         return None
     shown = name if fit == "stretch" else f"{name} with fit: {fit}"
     what = f"{shown} changes positions in the image, but not in the boxes"
-    return Unfit(what, ", ".join(STAYING), "use resize: it stretches the image and its boxes")
+    return Refusal(what, ", ".join(STAYING), "use resize: it stretches the image and its boxes")
 
 
 def _boxes_and_scores(detector: Detector, rows: Rows) -> tuple[Rows, Rows]:
@@ -295,7 +297,7 @@ def _boxes_and_scores(detector: Detector, rows: Rows) -> tuple[Rows, Rows]:
         raise ModelError(
             f"gives {rows.shape[1]} numbers for {anchors} anchors",
             allowed="the boxes and scores of a detector",
-            todo="choose another model",
+            hint="choose another model",
         )
     boxes, scores = np.split(rows, [4 * anchors], axis=1)
     return boxes.reshape(len(rows), anchors, 4), scores.reshape(len(rows), anchors, -1)
@@ -325,12 +327,12 @@ def detector_of(specification: Any) -> Detector:
     if specification is None:
         raise ModelError(
             "the anchors of the model are not known",
-            todo="describe them under model.detector, or in a function `detector` of the builder: docs/detection.md",
+            hint="describe them under model.detector, or in a function `detector` of the builder: docs/detection.md",
         )
     try:
         return Detector(specification)
     except DetectionError as error:
-        raise ModelError(str(error), where="detector", todo="see docs/detection.md") from error
+        raise ModelError(str(error), where="detector", hint="see docs/detection.md") from error
 
 
 def padded(objects: Sequence[Objects]) -> NDArray[np.float32]:

@@ -14,7 +14,7 @@ from compress.data.types import Data, Split
 from compress.errors import ModelError
 from compress.ir.tensorflow import keras
 from compress.measurement import Z95, Measurement, Metric, missing
-from compress.stage import Unfit, Use
+from compress.stage import Refusal, Use
 from compress.tasks import degeneracy
 from compress.tasks.base import (
     DistillationTerms,
@@ -94,19 +94,19 @@ class Regression(Task):
         Metric("r2", "R²", "fraction", "r2_drop"),
         Metric("mae", "Mean absolute error", "", "mae_increase", limited=True),
     )
-    refused: ClassVar[Mapping[Use, Unfit]] = {
-        "class weights": Unfit(f"class_weights: {NO_CLASSES}", "class_weights: none"),
-        "subset": Unfit("subset: samples are selected by their classes, and the data has targets", "all samples"),
-        "selection by classes": Unfit(f"calibration: {NO_CLASSES}", "select: balanced, random, stratified"),
-        "measured sensitivity": Unfit(
+    refused: ClassVar[Mapping[Use, Refusal]] = {
+        "class weights": Refusal(f"class_weights: {NO_CLASSES}", "class_weights: none"),
+        "subset": Refusal("subset: samples are selected by their classes, and the data has targets", "all samples"),
+        "selection by classes": Refusal(f"calibration: {NO_CLASSES}", "select: balanced, random, stratified"),
+        "measured sensitivity": Refusal(
             "sensitivity compares class probabilities, and the data has targets", "allocation: balanced"
         ),
-        "decoupled": Unfit(f"decoupled: {NO_CLASSES}", "distillation without `decoupled`"),
-        "tfmot": Unfit("it trains with tfmot, which is set up for classifiers only", todo="leave it out"),
-        "tfmot qat": Unfit("engine: tfmot trains classifiers only", "engine: coralline"),
-        "package": Unfit(
+        "decoupled": Refusal(f"decoupled: {NO_CLASSES}", "distillation without `decoupled`"),
+        "tfmot": Refusal("it trains with tfmot, which is set up for classifiers only", hint="leave it out"),
+        "tfmot qat": Refusal("engine: tfmot trains classifiers only", "engine: coralline"),
+        "package": Refusal(
             "the device runner reads classes or boxes from outputs, not targets of regression",
-            todo="leave package out, and run model.tflite with your own program",
+            hint="leave package out, and run model.tflite with your own program",
         ),
     }
 
@@ -122,7 +122,7 @@ class Regression(Task):
         if shape != (len(data.class_names),):
             raise ModelError(
                 f"the model's output has the shape {list(shape)}, but the data has {len(data.class_names)} targets",
-                todo="check data.source and the model's last layer",
+                hint="check data.source and the model's last layer",
             )
         return self._head(data)
 
@@ -144,12 +144,12 @@ class Regression(Task):
             total += float(np.sum(np.asarray(head.loss(targets[samples], predictions), np.float64)))
         return Quality("loss", total / len(targets))
 
-    def unfit_settings(self, settings: Mapping[str, Any]) -> list[tuple[tuple[str | int, ...], Unfit]]:
+    def refused_settings(self, settings: Mapping[str, Any]) -> list[tuple[tuple[str | int, ...], Refusal]]:
         """Return also the sensitivity, which compares probabilities of classes."""
-        refused = super().unfit_settings(settings)
+        refused = super().refused_settings(settings)
         if (settings.get("measure") or {}).get("sensitivity") is not None:
             reason = self.refused["measured sensitivity"]
-            refused.append((("measure", "sensitivity"), Unfit(reason.what, "latency", "leave it out")))
+            refused.append((("measure", "sensitivity"), Refusal(reason.what, "latency", "leave it out")))
         return refused
 
     def evaluate(self, models: Mapping[str, ModelOutputs], data: Data, split: Split, note: str) -> Facts:
@@ -174,7 +174,7 @@ class Regression(Task):
         values = {name: [facts[model][name]["value"] for model in (original, result)] for name in ("r2", "mae")}
         return {"measurements": _changes(values, before, after)}
 
-    def judge_answers(
+    def judge_outputs(
         self, facts: Facts, names: Sequence[str], original: str, result: str
     ) -> dict[str, degeneracy.Judgement]:
         """Judge whether two models predict one value for nearly everything; `result` may be the original."""
@@ -201,7 +201,7 @@ class Regression(Task):
     ) -> EvaluationMembers:
         """Refuse: bundles do not support regression (`package` is refused before a run)."""
         reason = self.refused["package"]
-        raise ModelError(reason.what, todo=reason.todo)
+        raise ModelError(reason.what, hint=reason.hint)
 
 
 def _spread_of(targets: NDArray[Any]) -> NDArray[np.float64]:
@@ -214,7 +214,7 @@ def _refuse_other_width(rows: Rows, data: Data) -> None:
     if rows.shape[1] != len(data.class_names):
         raise ModelError(
             f"gives {rows.shape[1]} numbers, but the data has {len(data.class_names)} targets",
-            todo="check data.source and the model's last layer",
+            hint="check data.source and the model's last layer",
         )
 
 

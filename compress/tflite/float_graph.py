@@ -64,7 +64,7 @@ def plain(graph: Graph) -> Plain:
     for index in graph.inputs:
         if graph.tensors[index].dynamic:
             what = f"its input {graph.tensors[index].name!r} has a dynamic shape"
-            raise ModelError(what, todo="convert the model again with a fixed input shape")
+            raise ModelError(what, hint="convert the model again with a fixed input shape")
     known = _weights(graph)
     shapes: dict[int, tuple[int, ...]] = {}
     stored = Counter(graph.tensors[index].dtype for index in sorted(known))

@@ -212,7 +212,7 @@ def parse(content: bytes, where: str = "") -> Graph:
         ModelError: not a .tflite file, or a damaged one.
     """
     if len(content) < 8 or content[4:8] != IDENTIFIER:
-        raise ModelError("is not a .tflite file", where=where, todo="give a model that a TFLite converter wrote")
+        raise ModelError("is not a .tflite file", where=where, hint="give a model that a TFLite converter wrote")
     from ai_edge_litert import schema_py_generated as schema
 
     unions = ("BuiltinOptions", "BuiltinOptions2", "QuantizationDetails", "SparseIndexVector")

@@ -68,7 +68,7 @@ class LoadedModel:
         if (1, *sample.shape) != shape:
             raise ModelError(
                 f"takes {list(shape)}, but the data gives {[1, *sample.shape]}",
-                todo="add a resize step to data.preprocess, or choose another model",
+                hint="add a resize step to data.preprocess, or choose another model",
             )
         dtype = self.input["dtype"]
         if np.issubdtype(dtype, np.integer):
@@ -95,7 +95,7 @@ class LoadedModel:
         """
         if len(self.outputs) != 2:
             raise ModelError(
-                "has one output", allowed="the boxes and scores of a detector", todo="choose another model"
+                "has one output", allowed="the boxes and scores of a detector", hint="choose another model"
             )
         shapes = [tuple(int(side) for side in detail["shape"][1:]) for detail in self.outputs]
         row = self.raw(self.feed(sample)).reshape(-1)

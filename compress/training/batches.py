@@ -169,7 +169,7 @@ def _augmentation(augment: Augment, shape: tuple[int, ...]) -> Callable[[Any, An
         raise StageError(
             f"augment changes images, and the samples are {list(shape)}",
             allowed="[height, width, channels]",
-            todo="remove augment",
+            hint="remove augment",
         )
 
     def change(images: Any, targets: Any, seeds: Any) -> tuple[Any, Any]:

@@ -37,7 +37,7 @@ def reporting(library: Any, progress: Progress, steps: int, epochs: int, first: 
             if not np.isfinite(shown.get("loss", 0.0)):
                 raise StageError(
                     f"training diverged: the loss is {shown['loss']} in epoch {(self.done - 1) // steps + 1}",
-                    todo="lower learning_rate, and check the range of the data",
+                    hint="lower learning_rate, and check the range of the data",
                 )
             progress.update(self.done, steps * epochs, **shown, **self.validation)
 

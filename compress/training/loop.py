@@ -255,7 +255,7 @@ def _optimizer(library: Any, settings: TrainingSettings, batches: int) -> Any:
             f"gradient_accumulation: {accumulated} batches make one step, but the whole training "
             f"has {total}, so that no weight would change",
             allowed=f"up to {total}",
-            todo="lower it, or train for more epochs",
+            hint="lower it, or train for more epochs",
         )
     schedule = schedules.schedule(settings.schedule, settings.learning_rate, total, int(total * settings.warmup))
     averaged = {} if settings.ema is None else {"use_ema": True, "ema_momentum": settings.ema ** (1 / accumulated)}

@@ -93,7 +93,7 @@ def chosen(settings: Subset, head: Head, model: Any, trained: Trained, context: 
     count = settings.count(len(labels))
     if count < len(np.unique(labels)):
         what = f"leaves {count} samples of {len(labels)} for {len(np.unique(labels))} classes"
-        raise StageError(f"subset.share {settings.share} {what}", todo="make it larger")
+        raise StageError(f"subset.share {settings.share} {what}", hint="make it larger")
     path = context.unfinished / FILE if context.unfinished else None
     saved = _read_selection(path, len(labels)) if path is not None else None
     if saved is not None:
@@ -150,7 +150,7 @@ def _choose(settings: Subset, count: int, head: Head, models: tuple[Any, Trained
     models_to_score = [trained(number) for number in range(settings.seeds)] if settings.of == "proxy" else [model]
     mean_errors = np.mean([errors(scored, head, inputs, labels) for scored in models_to_score], axis=0)
     if not np.isfinite(mean_errors).all():
-        raise StageError("the outputs of a proxy are not finite", where="subset", todo="lower learning_rate")
+        raise StageError("the outputs of a proxy are not finite", where="subset", hint="lower learning_rate")
     return subset.by_error(count, labels, mean_errors, settings.keep)
 
 

@@ -1,7 +1,7 @@
 """The agent: a program that the host sends to a device, and that changes the releases there.
 
 Host and agent exchange lines of JSON over standard input and output. A request with `"do": "put"` is followed by the
-bytes of a piece. Each request gets one line, `{"answer": ...}` or `{"error": {"kind", "what", "todo", "current"}}`, in
+bytes of a piece. Each request gets one line, `{"answer": ...}` or `{"error": {"kind", "what", "hint", "current"}}`, in
 the same order. The first line of the agent is GREETING; the login shell may have printed others before. The agent ends
 with the connection; the current release then stays. It uses only the standard library.
 """
@@ -144,12 +144,12 @@ class Agent:
                 self.folder.clear()
                 self.folder.drop_incoming()
             what = "%s: %s" % (error.filename, error.strerror) if error.filename else str(error)
-            todo = "free some space" if full else _OWNED if error.errno in _FORBIDDEN else ""
-            return self._error(ReleaseError("disk" if full else "files", what, todo))
+            hint = "free some space" if full else _OWNED if error.errno in _FORBIDDEN else ""
+            return self._error(ReleaseError("disk" if full else "files", what, hint))
 
     def _error(self, error: ReleaseError) -> Message:
         current = self._folder.current() if self._folder else None
-        return {"error": {"kind": error.kind, "what": error.what, "todo": error.todo, "current": current}}
+        return {"error": {"kind": error.kind, "what": error.what, "hint": error.hint, "current": current}}
 
 
 def serve() -> None:

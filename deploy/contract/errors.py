@@ -32,25 +32,25 @@ class DeviceError(Exception):
 
     Args:
         what: the problem.
-        todo: what to do about it, if possible a command.
+        hint: what to do about it, if possible a command.
         kind: an identifier for programs, stable across versions.
     """
 
     exit_code = 1
     kind = "error"
 
-    def __init__(self, what: str, todo: str = "", kind: str = "") -> None:
+    def __init__(self, what: str, hint: str = "", kind: str = "") -> None:
         super().__init__(what)
         self.what = what
-        self.todo = todo
+        self.hint = hint
         self.kind = kind or self.kind
 
     def __str__(self) -> str:
-        return "%s; to do: %s" % (self.what, self.todo) if self.todo else self.what
+        return "%s; to do: %s" % (self.what, self.hint) if self.hint else self.what
 
     def to_json(self) -> Dict[str, Any]:
         """Return the error as a plain map."""
-        return {"kind": self.kind, "what": self.what, "todo": self.todo, "exit_code": self.exit_code}
+        return {"kind": self.kind, "what": self.what, "hint": self.hint, "exit_code": self.exit_code}
 
 
 class ArgumentError(DeviceError):

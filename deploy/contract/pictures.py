@@ -15,7 +15,7 @@ from deploy.contract.errors import ImageError
 from deploy.contract.step import Array
 
 DEEP = "its values have 32 bits, or are floats; allowed: 8 or 16 bits"
-TODO = "use another image, or a .npy array"
+HINT = "use another image, or a .npy array"
 
 
 def decode(content: Union[bytes, bytearray], channels: Optional[int] = None, max_pixels: Optional[int] = None) -> Array:
@@ -41,9 +41,9 @@ def decode(content: Union[bytes, bytearray], channels: Optional[int] = None, max
                 raise ValueError("it is larger than its header says")
             return pixels(image, channels)
     except unidentified:
-        raise ImageError("the image cannot be decoded: its format is unknown", TODO)
+        raise ImageError("the image cannot be decoded: its format is unknown", HINT)
     except Exception as error:  # noqa: BLE001 - decoders raise exceptions of every type for damaged images
-        raise ImageError("the image cannot be decoded: %s" % error, TODO)
+        raise ImageError("the image cannot be decoded: %s" % error, HINT)
 
 
 def pixels(image: Any, channels: Optional[int] = None) -> Array:
@@ -86,12 +86,12 @@ def _with_opencv(content: Union[bytes, bytearray], channels: Optional[int]) -> A
     try:
         image: Any = cv2.imdecode(np.frombuffer(content, np.uint8), flags)
     except cv2.error as error:
-        raise ImageError("the image cannot be decoded: %s" % error, TODO)
+        raise ImageError("the image cannot be decoded: %s" % error, HINT)
     if image is None:
-        raise ImageError("the image cannot be decoded", TODO)
+        raise ImageError("the image cannot be decoded", HINT)
     if image.dtype == np.uint16:
         image = (image >> 8).astype(np.uint8)
     if image.dtype != np.uint8:
-        raise ImageError("the image cannot be decoded: %s" % DEEP, TODO)
+        raise ImageError("the image cannot be decoded: %s" % DEEP, HINT)
     rgb = image[..., np.newaxis] if image.ndim == 2 else image[..., ::-1]  # OpenCV's channels are in the order BGR
     return _grey(rgb) if channels == 1 else rgb

@@ -42,9 +42,9 @@ Wait = Callable[[float], None]
 class ReleaseError(Exception):
     """A step failed. `kind`: locked, disk, files, damaged, absent, timeout, or request."""
 
-    def __init__(self, kind: str, what: str, todo: str = "") -> None:
+    def __init__(self, kind: str, what: str, hint: str = "") -> None:
         super().__init__(what)
-        self.kind, self.what, self.todo = kind, what, todo
+        self.kind, self.what, self.hint = kind, what, hint
 
 
 def release_name(bundle_sha256: str, runner_sha256: str) -> str:

@@ -172,7 +172,7 @@ def test_corrupt_samples_are_listed() -> None:
 
 
 def broken(index: int) -> Any:
-    raise CorruptError("is broken", where=f"sample {index}", todo="mend it")
+    raise CorruptError("is broken", where=f"sample {index}", hint="mend it")
 
 
 @pytest.mark.parametrize("kept", [False, True])

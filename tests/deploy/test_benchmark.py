@@ -86,7 +86,7 @@ def steady(runs: int = 60, slower: float = 1.0) -> Any:
 def kinds(host: dict[str, Any], times: Any, device: str = "edge tpu usb", trace: Any = ()) -> list[str]:
     result = {"host": host, "model": {"device": device}, "trace": list(trace)}
     found = doubts(result, {**host, **machine_seen()}, times)
-    assert all(each["what"] and each["why"] and each["todo"] for each in found)
+    assert all(each["what"] and each["why"] and each["hint"] for each in found)
     return [each["kind"] for each in found]
 
 

@@ -51,8 +51,8 @@ def found(given: Facts) -> dict[str, Finding]:
     """By kind, without what a sound host has too."""
     rows = doctor.findings(given)
     assert all(row.severity in doctor.SEVERITIES and row.what and row.why for row in rows)
-    assert all(row.todo for row in rows if row.severity != "note")
-    assert "\n" not in "".join(row.todo for row in rows)
+    assert all(row.hint for row in rows if row.severity != "note")
+    assert "\n" not in "".join(row.hint for row in rows)
     return {row.kind: row for row in rows if row.kind not in ("runtime", "device")}
 
 
@@ -72,12 +72,12 @@ def without(*keys: str, **more: Any) -> dict[str, Any]:
     return {**{key: value for key, value in GOOD.items() if key not in keys}, **more}
 
 
-BROKEN = {"kind": "no_runtime", "what": "there is no TFLite runtime", "todo": "", "exit_code": 11}
+BROKEN = {"kind": "no_runtime", "what": "there is no TFLite runtime", "hint": "", "exit_code": 11}
 NO_LIBRARY = "libedgetpu.so.1: cannot open shared object file: No such file or directory"
 
 
 @pytest.mark.parametrize(
-    ("told", "kind", "severity", "todo"),
+    ("told", "kind", "severity", "hint"),
     [
         (without("runtime", broken=BROKEN), "no_runtime", "error", "pip install ai-edge-litert"),
         (without("runtime", no_numpy="No module named 'numpy'"), "no_numpy", "error", "pip install numpy"),
@@ -97,36 +97,36 @@ NO_LIBRARY = "libedgetpu.so.1: cannot open shared object file: No such file or d
         (without(runtime=LITERT), "too_new", "warning", "libedgetpu"),
     ],
 )
-def test_of_libraries(told: dict[str, Any], kind: str, severity: str, todo: str, usb: Path) -> None:
+def test_of_libraries(told: dict[str, Any], kind: str, severity: str, hint: str, usb: Path) -> None:
     rows = found(facts(usb, told))
     assert list(rows) == [kind]
     assert rows[kind].severity == severity
-    assert todo in rows[kind].todo
+    assert hint in rows[kind].hint
 
 
 @pytest.mark.parametrize(
-    ("python", "todo"),
+    ("python", "hint"),
     [((3, 7, 3), "tflite-runtime==2.11.0"), ((3, 9, 1), "tflite-runtime 'numpy<2'"), ((3, 13, 0), "ai-edge-litert")],
 )
-def test_the_runtime_to_install_is_one_for_this_python(python: tuple[int, ...], todo: str, usb: Path) -> None:
-    assert todo in found(facts(usb, without("runtime", broken=BROKEN), python=python))["no_runtime"].todo
+def test_the_runtime_to_install_is_one_for_this_python(python: tuple[int, ...], hint: str, usb: Path) -> None:
+    assert hint in found(facts(usb, without("runtime", broken=BROKEN), python=python))["no_runtime"].hint
 
 
 @pytest.mark.parametrize(
-    ("python", "todo"), [((3, 11, 2), "tflite-runtime 'numpy<2'"), ((3, 13, 5), "getconf LONG_BIT")]
+    ("python", "hint"), [((3, 11, 2), "tflite-runtime 'numpy<2'"), ((3, 13, 5), "getconf LONG_BIT")]
 )
-def test_the_runtime_to_install_is_one_for_32_bits(python: tuple[int, ...], todo: str, usb: Path) -> None:
+def test_the_runtime_to_install_is_one_for_32_bits(python: tuple[int, ...], hint: str, usb: Path) -> None:
     told = without("runtime", broken=BROKEN)
-    assert todo in found(facts(usb, told, python=python, bits=32))["no_runtime"].todo
+    assert hint in found(facts(usb, told, python=python, bits=32))["no_runtime"].hint
 
 
 def test_a_python_of_the_system_is_left_alone(usb: Path) -> None:
     """On Debian from 12 on, and on what is made of it, pip refuses to install for the system's Python."""
     row = found(facts(usb, without("runtime", broken=BROKEN), managed=True))["no_runtime"]
-    assert "python3 -m venv" in row.todo
-    assert "~/coralline/bin/python -m pip install ai-edge-litert" in row.todo
+    assert "python3 -m venv" in row.hint
+    assert "~/coralline/bin/python -m pip install ai-edge-litert" in row.hint
     row = found(facts(usb, without(pycoral="other"), managed=True))["pycoral"]
-    assert row.todo == "python3 -m pip uninstall -y pycoral --break-system-packages"
+    assert row.hint == "python3 -m pip uninstall -y pycoral --break-system-packages"
 
 
 @pytest.mark.parametrize(("prefix", "marked", "managed"), [("a", True, True), ("a", False, False), ("b", True, False)])
@@ -147,7 +147,7 @@ def test_a_stock_libedgetpu_beside_a_new_runtime(usb: Path) -> None:
     row = found(facts(usb, told))["too_new"]
     assert row.severity == "error"
     assert "libedgetpu 16.0" in row.what
-    assert "tflite-runtime<2.12" in found(facts(usb, told, python=(3, 9)))["too_new"].todo
+    assert "tflite-runtime<2.12" in found(facts(usb, told, python=(3, 9)))["too_new"].hint
     files(usb, **{"var/lib/dpkg/status": STOCK.replace("16.0", "16.0tf2.17.1-1.bookworm")})
     assert found(facts(usb, told)) == {}
     files(usb, **{"var/lib/dpkg/status": STOCK})
@@ -178,7 +178,7 @@ def test_folders_that_shadow_ours(usb: Path, tmp_path: Path) -> None:
     (other / "compress.py").write_text("")
     rows = [row for row in doctor.findings(given) if row.kind == "shadow"]
     assert [row.what.split()[0] for row in rows] == [str(app / "deploy"), str(other / "compress.py")]
-    assert rows[0].todo == f"mv {app}/deploy {app}/deploy_own"
+    assert rows[0].hint == f"mv {app}/deploy {app}/deploy_own"
     (app / "models" / "__init__.py").write_text("")
     assert found(given)["shadow_models"].severity == "note"
     (app / "deploy" / "contract").mkdir()
@@ -190,24 +190,24 @@ def test_folders_that_shadow_ours(usb: Path, tmp_path: Path) -> None:
 def test_no_device(tmp_path: Path) -> None:
     assert found(facts(tmp_path))["no_device"].severity == "warning"
     files(tmp_path, **{"dev/apex_0": ""})
-    assert "reboot" in found(facts(tmp_path))["no_device"].todo
+    assert "reboot" in found(facts(tmp_path))["no_device"].hint
 
 
 def test_permission_by_the_step_that_is_missing(usb: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse_access(monkeypatch)
-    assert "udevadm trigger" in found(facts(usb))["permission"].todo
-    assert "usermod -aG plugdev me" in found(facts(usb, groups=()))["permission"].todo
+    assert "udevadm trigger" in found(facts(usb))["permission"].hint
+    assert "usermod -aG plugdev me" in found(facts(usb, groups=()))["permission"].hint
     files(usb, **{"etc/udev/rules.d/99-coral.rules": RULES.replace("18d1", "beef")})
     row = found(facts(usb))["udev"]
     assert row.severity == "error"
-    assert doctor_device.USB_RULE in row.todo
+    assert doctor_device.USB_RULE in row.hint
 
 
 def test_permission_on_pcie(pci: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse_access(monkeypatch)
-    assert "usermod -aG apex me" in found(facts(pci, groups=("plugdev",)))["permission"].todo
+    assert "usermod -aG apex me" in found(facts(pci, groups=("plugdev",)))["permission"].hint
     files(pci, **{"etc/udev/rules.d/99-coral.rules": f"# {RULES}".replace("\n", "\n# ")})
-    assert doctor_device.PCI_RULE in found(facts(pci))["udev"].todo
+    assert doctor_device.PCI_RULE in found(facts(pci))["udev"].hint
 
 
 def test_a_rule_for_one_of_both_ids(usb: Path) -> None:
@@ -219,14 +219,14 @@ def test_a_rule_for_one_of_both_ids(usb: Path) -> None:
 
 def test_no_file_in_a_container(usb: Path) -> None:
     (usb / "dev/bus/usb/002/007").unlink()
-    assert "docker run --device" in found(facts(usb))["no_node"].todo
+    assert "docker run --device" in found(facts(usb))["no_node"].hint
 
 
 def test_no_driver(tmp_path: Path) -> None:
     root = devices.host(tmp_path, usb=False, node=False)
-    assert "gasket-dkms" in found(facts(root))["no_driver"].todo
+    assert "gasket-dkms" in found(facts(root))["no_driver"].hint
     files(root, **{"proc/modules": "apex 20480 0 - Live\ngasket 114688 1 apex, Live\n"})
-    assert "dmesg" in found(facts(root))["no_driver"].todo
+    assert "dmesg" in found(facts(root))["no_driver"].hint
 
 
 def test_usb_2_and_a_hub(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_pages_of_16_kib(usb: Path) -> None:
     files(usb, **{"proc/device-tree/model": "Raspberry Pi 5 Model B Rev 1.0\0", "boot/firmware/config.txt": ""})
     row = found(facts(usb, page_bytes=16384))["pages"]
     assert row.severity == "warning"
-    assert row.todo == "echo kernel=kernel8.img | sudo tee -a /boot/firmware/config.txt && sudo reboot"
+    assert row.hint == "echo kernel=kernel8.img | sudo tee -a /boot/firmware/config.txt && sudo reboot"
 
 
 def test_pages_of_16_kib_with_pcie(pci: Path) -> None:
@@ -277,7 +277,7 @@ def test_who_holds_the_device(usb: Path) -> None:
     files(usb, **{"proc/4321/comm": "frigate"})
     row = found(facts(usb))["busy"]
     assert "frigate (process 4321)" in row.what
-    assert row.todo == "kill 4321"
+    assert row.hint == "kill 4321"
 
 
 @pytest.mark.parametrize(

@@ -66,14 +66,14 @@ def test_failures_have_names(path: Path, tmp_path: Path, python: str, how: str, 
     code, found, noise = asked(path, devices.host(tmp_path), python=python, EDGETPU_STAND_IN=how)
     assert (code, found["error"]["kind"], found["error"]["exit_code"]) == (12, kind, 12), noise
     assert says in noise
-    assert found["error"]["todo"]
+    assert found["error"]["hint"]
     assert "Traceback" not in noise
 
 
 def test_a_crash_with_a_runtime_that_is_too_new_says_so(path: Path, tmp_path: Path) -> None:
     _, found, noise = asked(path, devices.host(tmp_path), EDGETPU_STAND_IN="crash-run")
     assert LATER in noise
-    assert "libedgetpu" in found["error"]["todo"]
+    assert "libedgetpu" in found["error"]["hint"]
 
 
 @pytest.mark.parametrize(("how", "before"), [("hang", "libedgetpu was loaded"), ("hang-run", "the model was loaded")])

@@ -549,7 +549,7 @@ def test_the_token() -> None:
 def test_a_device_that_fails_is_not_ready(slow: tuple[Service, Slow]) -> None:
     service, _ = slow
     status, _, found = service.predict(255)
-    assert (status, found["error"]["todo"]) == (500, "plug it in")
+    assert (status, found["error"]["hint"]) == (500, "plug it in")
     assert service.ask("GET", "/readyz")[0] == 503
     assert service.ask("GET", "/healthz")[0] == 200
     assert service.predict(1)[0] == 200

@@ -102,7 +102,7 @@ def test_a_model_that_tfmot_can_do_nothing_with_is_refused(keras: Any, tmp_path:
     given = keras_graph.read(keras.Model(image, keras.layers.Flatten()(x)))
     with pytest.raises(StageError, match="DepthwiseConv2D 'only': tfmot leaves depthwise") as caught:
         sparsity.sparsify(given, 0.5, SETTINGS, context(Blobs(), tmp_path))
-    assert caught.value.todo == "remove `sparsify`"
+    assert caught.value.hint == "remove `sparsify`"
 
 
 def test_training_that_diverges_is_told(keras: Any, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_balanced_accuracy_above_chance() -> None:
 def classes(labels: list[int], before: list[int], after: list[int]) -> dict[str, Judgement]:
     facts: dict[str, Any] = {"labels": labels, "split": "test"}
     facts |= {name: {"predictions": each, "constant": False} for name, each in (("a", before), ("b", after))}
-    return Classification().judge_answers(facts, NAMES, "a", "b")
+    return Classification().judge_outputs(facts, NAMES, "a", "b")
 
 
 def test_classifiers() -> None:
@@ -86,7 +86,7 @@ def test_constant_outputs_of_float_models(artifact: Callable[..., Any], context:
     one_class = context(labels=np.zeros(12, np.int64))
     facts = Evaluation(split="test").run({"model": flat, "other": artifact(int8=False)}, one_class)
     assert (facts["model"]["constant"], facts["other"]["constant"]) == (True, False)
-    found = Classification().judge_answers(facts, NAMES, "other", "model")
+    found = Classification().judge_outputs(facts, NAMES, "other", "model")
     assert found["model"].verdict == "degenerate"
     assert found["model"].text == "gives the same output for all 12 test samples"
     alike = context(samples=np.ones((12, 4, 4, 1), np.float32))
@@ -113,7 +113,7 @@ WANTED = [truth(BOX, 0), truth(FAR, 1)] * 5
 def objects(answers: list[Detections], wanted: list[Any]) -> Judgement:
     facts = average_precision.evaluate(answers, wanted, 2, "")
     facts["spread"] = vars(average_precision.spread(answers, wanted, ("ace", "king"), "test"))
-    return average_precision.judge_answers({"model": facts}, ("ace", "king"), "model", "model")["model"]
+    return average_precision.judge_outputs({"model": facts}, ("ace", "king"), "model", "model")["model"]
 
 
 def test_a_detector_that_finds_objects() -> None:

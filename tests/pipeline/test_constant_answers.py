@@ -29,7 +29,7 @@ def report(folder: Path, name: str = "tiny") -> Record:
 
 
 def verdicts(record: Record) -> dict[str, str]:
-    return {name: each["verdict"] for name, each in record["answers"].items()}
+    return {name: each["verdict"] for name, each in record["degeneracy"].items()}
 
 
 def answers(model: Path, samples: np.ndarray) -> np.ndarray:
@@ -91,7 +91,7 @@ def test_an_original_and_a_result_with_one_answer(coralline: tiny.Coralline, tmp
     assert record["status"] == "degenerate"
     assert record["error"] == {"stage": None, "message": f"{what}; {TRAIN_MORE}", "exit_code": 7}
     assert verdicts(record) == {"original": "degenerate", "result": "degenerate"}
-    assert record["answers"]["result"]["counts"]["same"] == 60
+    assert record["degeneracy"]["result"]["counts"]["same"] == 60
     assert (tmp_path / "runs" / "tiny" / "tiny.coralline").exists()  # as with a broken budget
     page = (tmp_path / "runs" / "tiny" / "report.html").read_text()
     assert "Not usable: the result answers &#39;1&#39; to 60 of 60 test samples, and so does the original." in page
@@ -141,7 +141,7 @@ def test_a_majority_class_that_is_told_from_the_others(coralline: tiny.Coralline
     done = coralline(path)
     assert done.returncode == 0, done.stderr
     record = report(tmp_path)
-    assert record["answers"]["result"]["counts"] == {
+    assert record["degeneracy"]["result"]["counts"] == {
         "samples": 200, "same": 194, "others": 6, "told_apart": 6, "constant": False,
     }  # fmt: skip
     assert (record["status"], verdicts(record)["result"]) == ("ok", "varied")
@@ -155,7 +155,7 @@ def test_a_majority_class_that_is_the_only_answer(coralline: tiny.Coralline, tmp
     assert done.returncode == 7
     record = report(tmp_path)
     assert record["models"]["result"]["measurements"]["accuracy"]["value"] == 0.97
-    assert record["answers"]["result"]["text"] == f"answers '{frequent}' to 200 of 200 test samples"
+    assert record["degeneracy"]["result"]["text"] == f"answers '{frequent}' to 200 of 200 test samples"
 
 
 def test_too_few_samples_of_other_classes_are_no_verdict(coralline: tiny.Coralline, tmp_path: Path) -> None:
@@ -272,7 +272,7 @@ def test_a_detector_that_finds_nothing(tmp_path: Path) -> None:
     done = compress(path)
     assert done.returncode == 7, done.stderr
     record = report(tmp_path, "found")
-    assert record["answers"]["result"]["text"] == "finds nothing in 16 of 16 test images"
+    assert record["degeneracy"]["result"]["text"] == "finds nothing in 16 of 16 test images"
     assert verdicts(record) == {"original": "degenerate", "result": "degenerate"}
     page = (tmp_path / "runs" / "found" / "report.html").read_text()
     assert "Do not use the result: its average precision is that of a model" in page

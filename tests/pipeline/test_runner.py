@@ -233,13 +233,13 @@ def test_preview_says_what_a_run_would_do_and_creates_nothing(project: Project, 
 
     path = project([*STAMPS[:3], "package"], target="cpu")
     names = ["model", "stamp", "second", "compile", "package"]
-    todo = dict(zip(names, ["to do", "to do", "to do", "skipped", "to do"], strict=True))
-    assert preview(path) == todo
+    hint = dict(zip(names, ["to do", "to do", "to do", "skipped", "to do"], strict=True))
+    assert preview(path) == hint
     assert not out.exists()
     run(path, out)
     before = sorted(out.rglob("*"))
     assert preview(path) == {**dict.fromkeys(names, "kept"), "compile": "skipped"}
-    assert preview(path, "second") == {**todo, "model": "kept", "stamp": "kept"}
+    assert preview(path, "second") == {**hint, "model": "kept", "stamp": "kept"}
     assert sorted(out.rglob("*")) == before
 
 

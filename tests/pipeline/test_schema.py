@@ -315,7 +315,7 @@ MOVE = "move it forward, or leave it out"
 
 
 @pytest.mark.parametrize(
-    ("names", "needs", "given", "todo"),
+    ("names", "needs", "given", "hint"),
     [
         (["prune"], "a keras model", "an untrained keras model", "put train before it"),
         (["train", "compile"], "a tflite model", "a keras model", "put quantize before it"),
@@ -326,11 +326,11 @@ MOVE = "move it forward, or leave it out"
         (["train", "quantize", "compile", "distill"], "a keras model", "a checked tflite model", MOVE),
     ],
 )
-def test_a_stage_out_of_order(refused: Callable[..., str], names: list[str], needs: str, given: str, todo: str) -> None:
+def test_a_stage_out_of_order(refused: Callable[..., str], names: list[str], needs: str, given: str, hint: str) -> None:
     number = len(names)
     message = refused(stages(*names), line_of("stages:") + number)
     sentence = f"stage {number} ({names[-1]}) needs {needs}, but would be given {given}"
-    assert message == f"stages[{number - 1}]: {sentence}; {todo}"
+    assert message == f"stages[{number - 1}]: {sentence}; {hint}"
 
 
 def test_a_stage_out_of_order_after_a_file(refused: Callable[..., str], tmp_path: Path) -> None:

@@ -195,8 +195,8 @@ def test_the_nearest_that_is_named_is_possible(keras: Any, builder: networks.Bui
         for limit in ({"keep": 0.001}, {"at_most": 1e-5}):
             with pytest.raises(StageError) as refused:
                 allocated(prunable, Objective(name, **limit))  # type: ignore[arg-type]
-            assert refused.value.todo is not None
-            nearest = {key: float(refused.value.todo.split(">= ")[1]) for key in limit}
+            assert refused.value.hint is not None
+            nearest = {key: float(refused.value.hint.split(">= ")[1]) for key in limit}
             goal = Objective(name, **nearest)  # type: ignore[arg-type]
             cost_of = cost_function(prunable, goal)
             assert cost_of(prunable.minimum_widths) <= cost_of(allocated(prunable, goal)) <= goal.limits(prunable).final

@@ -267,10 +267,10 @@ def test_good_settings(settings: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("runtime", [9, 15])
 def test_a_runtime_that_the_target_does_not_have(runtime: int) -> None:
-    unfit = Compile(min_runtime_version=runtime).unfit_target(load("edgetpu"))
-    assert unfit is not None
-    assert unfit.what == f"min_runtime_version: {runtime} is not between 10 and 14"
+    refusal = Compile(min_runtime_version=runtime).refused_by_target(load("edgetpu"))
+    assert refusal is not None
+    assert refusal.what == f"min_runtime_version: {runtime} is not between 10 and 14"
 
 
 def test_every_runtime_of_the_target_is_accepted() -> None:
-    assert not [each for each in range(10, 15) if Compile(min_runtime_version=each).unfit_target(load("edgetpu"))]
+    assert not [each for each in range(10, 15) if Compile(min_runtime_version=each).refused_by_target(load("edgetpu"))]

@@ -196,9 +196,9 @@ def test_a_target_without_an_accelerator_has_no_times(given: Artifact, work: Con
 
 
 def test_an_objective_that_the_target_does_not_predict_is_refused_before_any_work() -> None:
-    assert Prune(objective="latency").unfit_target(load("edgetpu")) is None
-    assert Prune(objective="size").unfit_target(load("cpu")) is None
-    unfit = Prune(objective="latency").unfit_target(load("cpu"))
+    assert Prune(objective="latency").refused_by_target(load("edgetpu")) is None
+    assert Prune(objective="size").refused_by_target(load("cpu")) is None
+    unfit = Prune(objective="latency").refused_by_target(load("cpu"))
     assert unfit is not None
     assert unfit.what == "objective: latency is not predicted for the target cpu"
     assert unfit.allowed == "macs, parameters, size"

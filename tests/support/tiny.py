@@ -283,7 +283,7 @@ class Fail(_Light):
             _swallow_interruption()
         if not Path(self.unless).exists() and self.how != "noise":
             raise {
-                "stage": StageError("there is nothing to do it with", allowed="something", todo="get something"),
+                "stage": StageError("there is nothing to do it with", allowed="something", hint="get something"),
                 "library": ValueError("the first line\nthe second line"),
                 "interrupt": KeyboardInterrupt(),
                 "disk": OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/somewhere"),

@@ -129,7 +129,7 @@ def test_metrics_and_their_changes() -> None:
 def test_one_number_for_everything_is_degenerate() -> None:
     targets = Sizes().targets("test").astype(np.float64)
     found = facts(targets, np.broadcast_to(targets.mean(axis=0), targets.shape))
-    judged = Regression().judge_answers(found, NAMES, "a", "b")
+    judged = Regression().judge_outputs(found, NAMES, "a", "b")
     assert (judged["a"].verdict, judged["b"].verdict) == ("varied", "degenerate")
     assert judged["b"].text == "gives about 15.5, 1.55e+04 to 32 of 32 test samples"
 

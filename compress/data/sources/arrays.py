@@ -95,10 +95,10 @@ class Npz(Stored):
         for name in names:
             if name not in arrays:
                 allowed = ", ".join(stored) or "none: it is empty"
-                todo = "name the arrays with data.source.npz.x and y"
-                raise DataError(f"has no array {name!r}", where=self.file, allowed=allowed, todo=todo)
+                hint = "name the arrays with data.source.npz.x and y"
+                raise DataError(f"has no array {name!r}", where=self.file, allowed=allowed, hint=hint)
             if not isinstance(arrays[name], np.ndarray):  # numpy returns the bytes of a member that is not a .npy file
-                raise DataError(f"{name!r} is not an array", where=self.file, todo="write the file with numpy.savez")
+                raise DataError(f"{name!r} is not an array", where=self.file, hint="write the file with numpy.savez")
         return arrays
 
     def _refuse_large(self, stream: BinaryIO) -> None:
@@ -169,7 +169,7 @@ def _mapped(path: Path) -> NDArray[Any]:
         except OSError as error:
             raise files.unreadable(error, path) from error
         except (*_ERRORS, OverflowError, RecursionError) as error:
-            raise DataError(f"is not a usable .npy file: {error}", where=str(path), todo="write it again") from error
+            raise DataError(f"is not a usable .npy file: {error}", where=str(path), hint="write it again") from error
 
 
 def _whole(path: str) -> NDArray[Any]:
@@ -224,7 +224,7 @@ def _targets(where: str, name: str, y: NDArray[Any], count: int, names: tuple[st
     if len(bad):
         row, column = bad[0]
         what = f"target {names[column]!r} of sample {row} is {columns[row, column]}"
-        raise DataError(what, where=where, allowed="finite numbers", todo="remove or repair the sample")
+        raise DataError(what, where=where, allowed="finite numbers", hint="remove or repair the sample")
     return numbers
 
 

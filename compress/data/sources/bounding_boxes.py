@@ -60,7 +60,7 @@ def number(value: Any, where: str) -> float:
     except (TypeError, ValueError, OverflowError):
         result = math.nan
     if not math.isfinite(result):
-        raise DataError(f"{str(value)[:60]!r} is not a number", where=where, todo="repair the annotation")
+        raise DataError(f"{str(value)[:60]!r} is not a number", where=where, hint="repair the annotation")
     return result
 
 
@@ -73,13 +73,13 @@ def head_of(path: Path, where: str) -> tuple[tuple[int, int], int]:
     from PIL import Image
 
     if not path.is_file():
-        raise DataError(f"the image {path} does not exist", where=where, todo="add it, or remove its annotation")
+        raise DataError(f"the image {path} does not exist", where=where, hint="add it, or remove its annotation")
     try:
         with warnings.catch_warnings(action="ignore"), Image.open(path, formats=tuple(set(FORMATS.values()))) as image:
             width, height = image.size
             orientation = _orientation(image)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"is not a readable image: {error}", where=str(path), todo="remove or repair it") from error
+        raise DataError(f"is not a readable image: {error}", where=str(path), hint="remove or repair it") from error
     if width * height > MAX_PIXELS:
         raise DataError(f"has {width}x{height} pixels", where=str(path), allowed=str(MAX_PIXELS))
     return (width, height), orientation
@@ -121,7 +121,7 @@ def relative(
             f"the box from ({left:g}, {top:g}) to ({right:g}, {bottom:g}) is empty or inverted",
             where=where,
             allowed="xmin < xmax and ymin < ymax",
-            todo="repair or remove it",
+            hint="repair or remove it",
         )
     width, height = size
     outside = min(left, top) < -BEYOND or right > width + BEYOND or bottom > height + BEYOND
@@ -131,7 +131,7 @@ def relative(
             f"the box from ({left:g}, {top:g}) to ({right:g}, {bottom:g}) is outside of the image",
             where=where,
             allowed=f"0 to {width} across and 0 to {height} down",
-            todo="repair or remove it; was the image scaled or turned after it was annotated?",
+            hint="repair or remove it; was the image scaled or turned after it was annotated?",
         )
     return float(ends[0]), float(ends[1]), float(ends[2]), float(ends[3])
 
@@ -145,12 +145,12 @@ def refuse_unfit(images: Sequence[AnnotatedImage]) -> None:
     known: dict[str, str] = {}
     for image in images:
         if not image.path.is_file():
-            todo = "add it, or remove its annotation"
-            raise DataError(f"the image {image.path} does not exist", where=image.where, todo=todo)
+            hint = "add it, or remove its annotation"
+            raise DataError(f"the image {image.path} does not exist", where=image.where, hint=hint)
         path = os.path.realpath(image.path)
         if path in known:
-            todo = "join the two, or remove one"
-            raise DataError(f"the image {image.path} is annotated in {known[path]} too", where=image.where, todo=todo)
+            hint = "join the two, or remove one"
+            raise DataError(f"the image {image.path} is annotated in {known[path]} too", where=image.where, hint=hint)
         known[path] = image.where
 
 
@@ -197,7 +197,7 @@ def _size(image: AnnotatedImage) -> tuple[tuple[int, int], bool]:
         raise DataError(
             f"the image {problem}, and {image.path.name} is {size[0]}x{size[1]}{more * (orientation != 1)}",
             where=image.where,
-            todo="annotate the image as it is: was it scaled or turned since?",
+            hint="annotate the image as it is: was it scaled or turned since?",
         )
     told_apart = image.size is not None and orientation >= 5 and size[0] != size[1]
     return size, orientation == 1 or told_apart

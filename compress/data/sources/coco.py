@@ -96,7 +96,7 @@ class Coco(Stored):
             known = categories
             images += _images(content, path, Path(self.images) if self.images else path.parent, categories, split)
         if not images or not known:
-            raise DataError("contains no images", where="data.source.coco", todo="check the file")
+            raise DataError("contains no images", where="data.source.coco", hint="check the file")
         return [known[key] for key in sorted(known)], images
 
 
@@ -108,7 +108,7 @@ def _content(path: Path) -> Plain:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"is not JSON: {error}", where=str(path), todo="repair it") from error
+        raise DataError(f"is not JSON: {error}", where=str(path), hint="repair it") from error
     if not isinstance(content, dict):
         raise DataError("is not an object", where=str(path), allowed="COCO's images, annotations and categories")
     return content
@@ -147,7 +147,7 @@ def _categories(content: Plain, path: Path) -> dict[int, str]:
     for row, where in _rows(content, "categories", path):
         key, name = _id(row, "id", where), _name(row, "name", where)
         if key in categories or name in names:
-            raise DataError(f"there is a category {key} or {name!r} already", where=where, todo="remove one")
+            raise DataError(f"there is a category {key} or {name!r} already", where=where, hint="remove one")
         if len(categories) == MOST_CLASSES:
             raise DataError("there are too many categories", where=where, allowed=f"{MOST_CLASSES:,}")
         categories[key] = name
@@ -163,14 +163,14 @@ def _images(
     for row, where in _rows(content, "images", path):
         key = _id(row, "id", where)
         if key in rows:
-            raise DataError(f"there is an image {key} already", where=where, todo="give each image a unique id")
+            raise DataError(f"there is an image {key} already", where=where, hint="give each image a unique id")
         rows[key] = row, where
     boxes: dict[int, list[Any]] = {key: [] for key in rows}
     names: dict[int, list[str]] = {key: [] for key in rows}
     for row, where in _rows(content, "annotations", path):
         key, category = _id(row, "image_id", where), _id(row, "category_id", where)
         if key not in rows:
-            raise DataError(f"unknown image {key}", where=where, todo="add it, or remove the annotation")
+            raise DataError(f"unknown image {key}", where=where, hint="add it, or remove the annotation")
         if category not in categories:
             allowed = ", ".join(map(str, categories))[:200]
             raise DataError(f"unknown category {category}", where=where, allowed=allowed)

@@ -29,7 +29,7 @@ class Digits(Source):
         """Return the digest of the library's file, checked against calibration_data/digits."""
         module = importlib.util.find_spec("sklearn")
         if module is None or module.origin is None:
-            raise DataError("scikit-learn is not installed", where="data.source.digits", todo="pip install coralline")
+            raise DataError("scikit-learn is not installed", where="data.source.digits", hint="pip install coralline")
         digest = files.digest(Path(module.origin).parent / "datasets" / "data" / "digits.csv.gz")
         expected = self._manifest()["sha256"]
         if digest != expected:
@@ -37,7 +37,7 @@ class Digits(Source):
                 f"scikit-learn's digits.csv.gz has SHA-256 {digest}",
                 where="data.source.digits",
                 allowed=expected,
-                todo="reinstall scikit-learn",
+                hint="reinstall scikit-learn",
             )
         return {"sha256": digest, "split": self._manifest()["split"]}
 

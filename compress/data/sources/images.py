@@ -80,5 +80,5 @@ def decoded(content: bytes, channels: int, where: str) -> NDArray[np.uint8]:
     except (*ERRORS, Image.DecompressionBombError) as error:
         unknown = isinstance(error, UnidentifiedImageError)
         reason = f"it is not {', '.join(sorted(set(FORMATS.values())))}, or damaged" if unknown else str(error)
-        raise DataError(f"is not a readable image: {reason}", where=where, todo="remove or repair it") from error
+        raise DataError(f"is not a readable image: {reason}", where=where, hint="remove or repair it") from error
     return array

@@ -52,7 +52,7 @@ class PythonFunction(Stored):
             raise DataError(
                 f"{path} is a program that would be run, its function {function if colon else FUNCTION!r}",
                 where="data.source.function",
-                todo="set `trust: true` under function, if you know what it does",
+                hint="set `trust: true` under function, if you know what it does",
             )
         return path, function if colon and function else FUNCTION
 

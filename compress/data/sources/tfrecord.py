@@ -165,7 +165,7 @@ class TfRecord(InFiles):
         content = _content(stream, where, files.size_of(stream))
         (expected,) = struct.unpack("<I", stream.read(4))
         if crc32c.masked(crc32c.crc32c(content)) != expected:
-            raise DataError("its checksum is wrong", where=where, todo="write the file again")
+            raise DataError("its checksum is wrong", where=where, hint="write the file again")
         feature = self.image or (self.tensor and self.tensor.feature) or ""
         value = _checked_features(content, where, {feature}).get(feature)
         if self.tensor is not None:
@@ -205,16 +205,16 @@ def _contents(stream: BinaryIO, where: str) -> Iterator[tuple[int, bytes]]:
 
 def _content(stream: BinaryIO, where: str, total: int) -> bytes:
     """Return the record at the stream's position, without its checksum."""
-    todo = "write the file again; one that is compressed must be unpacked"
+    hint = "write the file again; one that is compressed must be unpacked"
     head = stream.read(12)
     if len(head) < 12:
-        raise DataError("is cut short", where=where, todo=todo)
+        raise DataError("is cut short", where=where, hint=hint)
     size, check = struct.unpack("<QI", head)
     if crc32c.masked(crc32c.crc32c(head[:8])) != check:
-        raise DataError("is not a TFRecord: the checksum of its length is wrong", where=where, todo=todo)
+        raise DataError("is not a TFRecord: the checksum of its length is wrong", where=where, hint=hint)
     if size > min(MAX_RECORD, total - stream.tell() - 4):
         there = total - stream.tell()
-        raise DataError(f"is cut short, or too large: {size:,} bytes of {there:,}", where=where, todo=todo)
+        raise DataError(f"is cut short, or too large: {size:,} bytes of {there:,}", where=where, hint=hint)
     return stream.read(size)
 
 
@@ -222,7 +222,7 @@ def _checked_features(content: bytes, where: str, names: set[str]) -> Features:
     try:
         values = features(content, names)
     except (ValueError, IndexError, UnicodeDecodeError, struct.error) as error:
-        raise DataError(f"is not a tf.train.Example: {error}", where=where, todo="write the file again") from error
+        raise DataError(f"is not a tf.train.Example: {error}", where=where, hint="write the file again") from error
     for name, value in values.items():
         if isinstance(value, list) and len(value) > 1 and isinstance(value[0], bytes):
             raise DataError(f"has {len(value)} values of bytes in {name!r}", where=where, allowed="one")

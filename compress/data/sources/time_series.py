@@ -78,8 +78,8 @@ class Csv(LabelledFiles):
         series, corrupt = self._series(tree, listed)
         windows, left = self._windows(series)
         if not windows:
-            todo = "set window to fewer rows, or short: pad"
-            raise DataError(f"no stretch of {self.window} rows is there", where=tree.where, todo=todo)
+            hint = "set window to fewer rows, or short: pad"
+            raise DataError(f"no stretch of {self.window} rows is there", where=tree.where, hint=hint)
         names = class_names_of(tree, self.classes)
         label, class_names = labels.read([window.label for window in windows], names, tree.where)
         of = [listed[series[window.series].place] for window in windows]
@@ -122,7 +122,7 @@ class Csv(LabelledFiles):
                 continue
             size += series.values.size
             if size > MAX_VALUES:
-                raise DataError(f"has more than {MAX_VALUES:,} values", where=tree.where, todo="make .npy files of it")
+                raise DataError(f"has more than {MAX_VALUES:,} values", where=tree.where, hint="make .npy files of it")
             files.append(series)
         if problems and self.corrupt == "refuse":
             raise several(problems)
@@ -141,7 +141,7 @@ class Csv(LabelledFiles):
                 words += [row[width].strip() if self.label_column else listed.label for _, row in block]
                 size += parts[-1].size
                 if size > MAX_VALUES:
-                    raise DataError(f"has more than {MAX_VALUES:,} values", where=where, todo="make .npy files of it")
+                    raise DataError(f"has more than {MAX_VALUES:,} values", where=where, hint="make .npy files of it")
         for row, word in enumerate(words):
             labels.check(word, f"{where}, row {row + 1}")
         return Series(np.concatenate(parts), np.array(words, np.str_), place)
@@ -186,7 +186,7 @@ class SeriesWindow:
 
 def _undivided(labels: Indices, indices: Indices, share: float, seed: int) -> tuple[Indices, Indices]:
     raise DataError(
-        "one file (or group) cannot be divided by files", where="data.source.csv", todo="set `divide: time`"
+        "one file (or group) cannot be divided by files", where="data.source.csv", hint="set `divide: time`"
     )
 
 
@@ -220,7 +220,7 @@ def _numbers(rows: list[list[str]], lines: list[int], where: str) -> NDArray[np.
         row, column = bad[0]
         shown = rows[row][column][:40]
         raise DataError(
-            f"{shown!r} is not a finite number", where=f"{where}, line {lines[row]}", todo="repair the file"
+            f"{shown!r} is not a finite number", where=f"{where}, line {lines[row]}", hint="repair the file"
         )
     return values
 

@@ -79,8 +79,8 @@ def parse(path: Path) -> Element:
         stack[-1].text += part
 
     def refuse(*_: object) -> None:
-        todo = "remove the line with <!DOCTYPE"
-        raise DataError("declares a document type, and annotations need none", where=_at(path, parser), todo=todo)
+        hint = "remove the line with <!DOCTYPE"
+        raise DataError("declares a document type, and annotations need none", where=_at(path, parser), hint=hint)
 
     parser.buffer_text = True
     parser.StartElementHandler, parser.EndElementHandler = begin, lambda name: stack.pop()
@@ -88,7 +88,7 @@ def parse(path: Path) -> Element:
     try:
         parser.Parse(content, True)
     except (expat.ExpatError, ValueError, LookupError) as error:
-        raise DataError(f"is not XML: {error}", where=str(path), todo="repair or remove it") from error
+        raise DataError(f"is not XML: {error}", where=str(path), hint="repair or remove it") from error
     return top.children[0]
 
 
@@ -152,7 +152,7 @@ class Voc(Stored):
         """Return the annotated images in a fixed order, and the number of images that are in no list of a split."""
         root = Path(self.path)
         if not root.is_dir():
-            raise DataError("is not a folder", where=self.path, todo="check data.source")
+            raise DataError("is not a folder", where=self.path, hint="check data.source")
         candidates = sorted(path for path in root.rglob("*.xml") if not _hidden(path.relative_to(root)))
         paths = [path for path in candidates if path.is_file()]
         if not paths:
@@ -180,7 +180,7 @@ class Voc(Stored):
             where = f"{path}, line {element.line}"
             name, box = _text(element.first("name")), element.first("bndbox")
             if not name or box is None:
-                raise DataError("an <object> has no <name> or no <bndbox>", where=where, todo="repair or remove it")
+                raise DataError("an <object> has no <name> or no <bndbox>", where=where, hint="repair or remove it")
             left, top, right, bottom = (
                 number(_text(box.first(side)), f"{path}, line {box.line}: <{side}>")
                 for side in ("xmin", "ymin", "xmax", "ymax")
@@ -233,7 +233,7 @@ def _listed(root: Path) -> Listed:
             before = stems.setdefault(stem, split) if stem else split
             if before != split and not (both and before != "test"):
                 where = f"{path}, line {line}"
-                raise DataError(f"{stem!r} is in the split {before} too", where=where, todo="leave it in one")
+                raise DataError(f"{stem!r} is in the split {before} too", where=where, hint="leave it in one")
     return listed
 
 

@@ -74,7 +74,7 @@ class Wav(LabelledFiles):
                 f"has {sound.rate} samples per second",
                 where=where,
                 allowed=str(self.rate),
-                todo="set resample: true, or another rate",
+                hint="set resample: true, or another rate",
             )
         count = round(self.seconds * self.rate)
         common = math.gcd(self.rate, sound.rate)
@@ -82,7 +82,7 @@ class Wav(LabelledFiles):
         if max(up, down) > MAX_TERM:
             what = f"has {sound.rate} samples per second, which are to {self.rate} as {down} to {up}"
             raise DataError(
-                what, where=where, allowed=f"a ratio of numbers up to {MAX_TERM}", todo="resample it before"
+                what, where=where, allowed=f"a ratio of numbers up to {MAX_TERM}", hint="resample it before"
             )
         beyond = 0 if up == down else math.ceil(HALF * max(up, down) / up) + 1  # that the last values depend on
         values = sound.read(math.ceil(count * down / up) + beyond)
@@ -179,11 +179,11 @@ def _format(form: bytes, where: str) -> tuple[int, int, tuple[int, int]]:
         (tag,) = struct.unpack("<H", form[24:26])
     if (tag, bits) not in TYPES:
         allowed = "PCM of 8, 16, 24 or 32 bits, float of 32 or 64"
-        raise DataError(f"is of format {tag} with {bits} bits", where=where, allowed=allowed, todo="convert it")
+        raise DataError(f"is of format {tag} with {bits} bits", where=where, allowed=allowed, hint="convert it")
     if not 1 <= channels <= MAX_CHANNELS or not 1 <= rate <= MAX_RATE or block != channels * bits // 8:
         raise _broken(f"{channels} channels, {rate} frames per second, {block} bytes each", where)
     return rate, channels, (tag, bits)
 
 
 def _broken(reason: str, where: str) -> DataError:
-    return DataError(f"is not a readable WAV file: {reason}", where=where, todo="remove or repair it")
+    return DataError(f"is not a readable WAV file: {reason}", where=where, hint="remove or repair it")

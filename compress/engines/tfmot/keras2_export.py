@@ -73,7 +73,7 @@ def plain(network: Network) -> Legacy:
         raise ModelError(
             f"the outputs of the model rebuilt in tf-keras differ by {largest:.2g} of the largest output",
             allowed=f"{TOLERANCE:g}",
-            todo="use the stages that work in Keras 3, and report which layers the model has",
+            hint="use the stages that work in Keras 3, and report which layers the model has",
         )
     return legacy_model
 

@@ -158,7 +158,7 @@ def _refuse(left: Sequence[Layer]) -> None:
     if left:
         shown = ", ".join(f"{layer.kind} {layer.name!r}" for layer in left)
         raise StageError(
-            f"tfmot cannot quantize {shown}", todo="choose `engine: coralline`, which supports these layers"
+            f"tfmot cannot quantize {shown}", hint="choose `engine: coralline`, which supports these layers"
         )
 
 

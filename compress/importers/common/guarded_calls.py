@@ -54,7 +54,7 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def explained(path: Path, what: str, todo: str) -> Iterator[None]:
+def explained(path: Path, what: str, hint: str) -> Iterator[None]:
     """Turn every exception of the libraries into a ModelError; `what` is the action that failed."""
     import tensorflow as tf
 
@@ -62,7 +62,7 @@ def explained(path: Path, what: str, todo: str) -> Iterator[None]:
     try:
         yield
     except (*library_errors, *READ_ERRORS, tf.errors.OpError) as error:
-        raise ModelError(f"{what}: {type(error).__name__}: {first_line(error)}", where=str(path), todo=todo) from error
+        raise ModelError(f"{what}: {type(error).__name__}: {first_line(error)}", where=str(path), hint=hint) from error
 
 
 @contextmanager

@@ -142,7 +142,7 @@ def too_different(parity: Parity, where: str, first: str = "") -> ModelError:
         f"the outputs of the rebuilt Keras model differ by {parity.max_rel:.2g} of the largest output{located}",
         where=where,
         allowed=f"{TOLERANCE:g}",
-        todo="please report it, with the file",
+        hint="please report it, with the file",
     )
 
 

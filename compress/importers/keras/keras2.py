@@ -55,7 +55,7 @@ def missing(refused: Iterable[Refused], where: str) -> ModelError:
     """Return the error that lists everything without a counterpart in Keras 3."""
     listed = list(dict.fromkeys(refused))
     what = f"Keras 3 has no counterpart for: {'; '.join(map(str, listed))}"
-    return carrying(ModelError(what, where=where, todo=REPLACE), listed)
+    return carrying(ModelError(what, where=where, hint=REPLACE), listed)
 
 
 def rebuild(old: tf_keras.Model, where: str, samples: Any = None) -> tuple[keras.Model, Parity]:
@@ -71,7 +71,7 @@ def rebuild(old: tf_keras.Model, where: str, samples: Any = None) -> tuple[keras
             things are listed), or the outputs differ.
     """
     if not getattr(old, "_is_graph_network", False) or not old.inputs:
-        raise ModelError("the model has no defined inputs", where=where, todo=INPUT)
+        raise ModelError("the model has no defined inputs", where=where, hint=INPUT)
     for layer in old._flatten_layers():
         if layer.dtype_policy.name.startswith("mixed_"):
             layer._set_dtype_policy("float32")
@@ -93,7 +93,7 @@ def rebuild(old: tf_keras.Model, where: str, samples: Any = None) -> tuple[keras
             f"the outputs of the Keras 3 rebuild differ {how}",
             where=where,
             allowed=f"{TOLERANCE:g}",
-            todo="find the layer that changed between Keras 2 and 3, and replace it in the original code",
+            hint="find the layer that changed between Keras 2 and 3, and replace it in the original code",
         )
     import tf_keras
 

@@ -129,7 +129,7 @@ def load_scanned(path: Path, scan: Scan, *, trust: bool, samples: Any = None) ->
         raise keras2.missing(scan.unsupported, str(path))
     with guarded_calls.quiet(), _explained(path, scan), tempfile.TemporaryDirectory() as folder:
         if (backend := tensorflow.keras().config.backend()) != "tensorflow":
-            raise ModelError(f"Keras runs on {backend}", where="KERAS_BACKEND", allowed="tensorflow", todo="unset it")
+            raise ModelError(f"Keras runs on {backend}", where="KERAS_BACKEND", allowed="tensorflow", hint="unset it")
         loadable_path = _prepared(path, scan, Path(folder))
         if scan.from_keras2:
             return keras2.rebuild(_from_keras2(loadable_path, scan, trust), str(path), samples)
@@ -138,15 +138,15 @@ def load_scanned(path: Path, scan: Scan, *, trust: bool, samples: Any = None) ->
             model = mixed_precision.single(model)
         guarded_calls.check_tensors(model)
     if not getattr(model, "inputs", None):
-        raise ModelError("the model has no defined inputs", where=str(path), todo=keras2.INPUT)
+        raise ModelError("the model has no defined inputs", where=str(path), hint=keras2.INPUT)
     return model, None
 
 
 def untrusted(path: Path, refused: Sequence[Refused]) -> UntrustedError:
     """Return the error that lists the code that loading would run."""
     what = f"loading would run or import code that the file names: {'; '.join(map(str, refused))}"
-    todo = "if you know where the file comes from, set `trust: true` under `model:`, or give --trust to `import`"
-    return carrying(UntrustedError(what, where=str(path), todo=todo), refused)
+    hint = "if you know where the file comes from, set `trust: true` under `model:`, or give --trust to `import`"
+    return carrying(UntrustedError(what, where=str(path), hint=hint), refused)
 
 
 def _from_keras2(path: str, scan: Scan, trust: bool) -> Any:
@@ -172,8 +172,8 @@ def _explained(path: Path, scan: Scan) -> AbstractContextManager[None]:
     return guarded_calls.explained(path, f"cannot be loaded (written by {version})", custom + RESAVE)
 
 
-def _refusal(path: Path, what: str, todo: str = RESAVE) -> ModelError:
-    return ModelError(what, where=str(path), allowed=ALLOWED, todo=todo)
+def _refusal(path: Path, what: str, hint: str = RESAVE) -> ModelError:
+    return ModelError(what, where=str(path), allowed=ALLOWED, hint=hint)
 
 
 def _description(path: Path) -> str:

@@ -41,7 +41,7 @@ def check_readable(path: Path, shapes: Mapping[str, Sequence[int]]) -> None:
     except sandbox.SandboxTimeoutError as error:
         raise ModelError(f"onnx did not finish reading it in {READ_TIMEOUT_S} s", where=str(path)) from error
     if ended.status:
-        raise ModelError(f"onnx crashes when it reads it ({ended.reason})", where=str(path), todo="check the file")
+        raise ModelError(f"onnx crashes when it reads it ({ended.reason})", where=str(path), hint="check the file")
 
 
 def read_in_child(path: str, shapes: str) -> None:

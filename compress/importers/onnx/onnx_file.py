@@ -225,7 +225,7 @@ def _expected_outputs(
     try:
         return child_processes.run_model(graph.model, feeds, outputs)
     except child_processes.OnnxRuntimeFailedError as error:
-        raise ModelError(str(error), todo="run the file in onnxruntime, and export it again") from error
+        raise ModelError(str(error), hint="run the file in onnxruntime, and export it again") from error
 
 
 def _dtype(graph: OnnxGraph, name: str) -> Any:

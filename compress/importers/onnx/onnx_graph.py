@@ -240,7 +240,7 @@ def _check(model: Any) -> None:
     try:
         checker.check_model(model)
     except (checker.ValidationError, ValueError, RuntimeError) as error:
-        raise ModelError(f"onnx reports an error in it: {_first_line(error)}", todo="export it again") from error
+        raise ModelError(f"onnx reports an error in it: {_first_line(error)}", hint="export it again") from error
 
 
 def _serialized(model: Any) -> bytes:

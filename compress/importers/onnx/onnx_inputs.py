@@ -102,7 +102,7 @@ def open_dimensions_error(with_open_dimensions: list[Any], path: Path) -> ModelE
         "; ".join(messages),
         where=str(path),
         allowed="an open batch dimension; all other dimensions must be fixed",
-        todo="set the sizes that you will use on the device: `shape` under `model` in a pipeline, or for example: "
+        hint="set the sizes that you will use on the device: `shape` under `model` in a pipeline, or for example: "
         f"python -m compress import {shlex.quote(str(path))} {' '.join(options)}",
     )
 

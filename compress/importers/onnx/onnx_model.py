@@ -68,7 +68,7 @@ def _read(path: Path) -> tuple[Any, tuple[str, ...]]:
     _check_opset(model)
     model.ir_version = max(model.ir_version, MINIMUM_IR_VERSION)
     if not model.graph.node:
-        raise ModelError("it is not an ONNX model: it has no operators", todo="check the file")
+        raise ModelError("it is not an ONNX model: it has no operators", hint="check the file")
     _check_names(model)
     count = _count_operators(model)
     if count > MOST_NODES:
@@ -96,12 +96,12 @@ def _parsed(path: Path) -> Any:
             raise ModelError(f"the file has {size:,} bytes", allowed=f"{MOST_BYTES:,}")
         data = path.read_bytes()
     except OSError as error:
-        raise ModelError(f"cannot be read: {error.strerror}", todo="check the path") from error
+        raise ModelError(f"cannot be read: {error.strerror}", hint="check the path") from error
     model = onnx.ModelProto()
     try:
         model.ParseFromString(data)
     except (DecodeError, RuntimeError, ValueError) as error:
-        raise ModelError("it is not an ONNX model, or it is truncated", todo="check the file") from error
+        raise ModelError("it is not an ONNX model, or it is truncated", hint="check the file") from error
     return model
 
 
@@ -118,7 +118,7 @@ def _check_opset(model: Any) -> None:
         raise ModelError(
             f"it uses opset {max(versions)}",
             allowed=f"{OPSETS[0]} to {OPSETS[1]}",
-            todo="convert it with onnx.version_converter, or export it again",
+            hint="convert it with onnx.version_converter, or export it again",
         )
 
 
@@ -143,12 +143,12 @@ def _tensors(model: Any) -> Iterator[Any]:
     for graph in graphs_in(model):
         yield from getattr(graph, "initializer", ())
         for stored in getattr(graph, "sparse_initializer", ()):
-            raise ModelError(f"its tensor {stored.values.name[:80]!r} is sparse", todo="export it as a dense tensor")
+            raise ModelError(f"its tensor {stored.values.name[:80]!r} is sparse", hint="export it as a dense tensor")
         for node in graph.node:
             for attribute in node.attribute:
                 if attribute.HasField("sparse_tensor") or attribute.sparse_tensors:
                     raise ModelError(
-                        f"operator {node.name[:80]!r} has a sparse tensor", todo="export it as a dense tensor"
+                        f"operator {node.name[:80]!r} has a sparse tensor", hint="export it as a dense tensor"
                     )
                 if attribute.HasField("t"):
                     yield attribute.t
@@ -163,7 +163,7 @@ def _check_names(model: Any) -> None:
     """
     for graph in graphs_in(model):
         if any(not isinstance(name, str) for name in _names(graph)):
-            raise ModelError("it is damaged: one of its names is not text", todo="check the file")
+            raise ModelError("it is damaged: one of its names is not text", hint="check the file")
 
 
 def _names(graph: Any) -> Iterator[Any]:
@@ -238,7 +238,7 @@ def _external_data(tensor: Any, folder: Path, remaining_bytes: int) -> bytes:
         raise ModelError(
             f"{name} is stored in {location[:200]!r}",
             allowed="a file in the model's folder",
-            todo=EXPORT_AGAIN,
+            hint=EXPORT_AGAIN,
         )
     try:
         offset = int(entries.get("offset", 0))
@@ -387,7 +387,7 @@ def _drop_unused(model: Any) -> None:
             kept.append(node)
             needed.update(_used_names(node))
     if not kept:
-        raise ModelError("no operator computes any of its outputs", todo="check the file")
+        raise ModelError("no operator computes any of its outputs", hint="check the file")
     if len(kept) < len(model.graph.node):
         del model.graph.node[:]
         model.graph.node.extend(reversed(kept))

@@ -56,16 +56,16 @@ def choose_signature(content: Content, name: str | None) -> Signature:
     names = [each.name for each in content.signatures]
     where = str(content.path)
     if not names:
-        raise ModelError("has no signature", where=where, todo="save it with model.export(), or signatures=…")
+        raise ModelError("has no signature", where=where, hint="save it with model.export(), or signatures=…")
     if name is None and DEFAULT in names:
         name = DEFAULT
     if name is None and len(names) > 1:
         what = f"has several signatures: {', '.join(sorted(names))}"
-        raise ModelError(what, where=where, todo="set `signature:` under `model:`, or give --signature to `import`")
+        raise ModelError(what, where=where, hint="set `signature:` under `model:`, or give --signature to `import`")
     chosen = name or names[0]
     if chosen not in names:
-        todo = nearest(chosen, names)
-        raise ModelError(f"has no signature {chosen!r}", where=where, allowed=listing(sorted(names)), todo=todo)
+        hint = nearest(chosen, names)
+        raise ModelError(f"has no signature {chosen!r}", where=where, allowed=listing(sorted(names)), hint=hint)
     signature = content.signatures[names.index(chosen)]
     for port in signature.inputs:
         shape = port.shape
@@ -76,7 +76,7 @@ def choose_signature(content: Content, name: str | None) -> Signature:
                 f"its input {port.name!r} has the shape {list(shape)}",
                 where=where,
                 allowed="fixed dimensions after the first, of at most 32,768",
-                todo="export it with a fixed size",
+                hint="export it with a fixed size",
             )
     return signature
 

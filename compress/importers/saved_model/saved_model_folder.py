@@ -129,7 +129,7 @@ def read(path: Path) -> Content:
 
 def refusal(path: Path, what: str) -> ModelError:
     """Return the error for an invalid folder."""
-    return ModelError(what, where=str(path), allowed=ALLOWED, todo="save it again")
+    return ModelError(what, where=str(path), allowed=ALLOWED, hint="save it again")
 
 
 def _bytes(path: Path, file: Path) -> bytes:

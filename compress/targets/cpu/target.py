@@ -114,7 +114,7 @@ class CpuCost(CostModel):
 
 
 def _no_prediction() -> StageError:
-    return StageError("time and memory are not predicted for the target cpu", todo="use macs, parameters or size")
+    return StageError("time and memory are not predicted for the target cpu", hint="use macs, parameters or size")
 
 
 @dataclass(frozen=True)
@@ -140,4 +140,4 @@ class Cpu(Target):
 
     def compile(self, model: bytes, settings: CompilerSettings, folder: Path, note: Callable[[str], None]) -> Facts:
         """Refuse: the compile stage is skipped for a CPU."""
-        raise StageError(f"the target {self.name} has no compiler", todo="remove `compile`")
+        raise StageError(f"the target {self.name} has no compiler", hint="remove `compile`")

@@ -124,7 +124,7 @@ def read(options: bytes) -> DarwinnPackage:
     except (struct.error, IndexError, ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
         raise ModelError(
             f"its {OPERATOR} holds no Edge TPU package ({error}): the vendor's compiler did not make this file",
-            todo="compile the original model with edgetpu_compiler",
+            hint="compile the original model with edgetpu_compiler",
         ) from error
 
 

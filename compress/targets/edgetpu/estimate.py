@@ -144,7 +144,7 @@ def estimate(
         raise PipelineError(f"unknown clock {clock!r}", allowed=", ".join(latency.CLOCKS))
     checked = check(graph, target)
     if checked.placement.failure is not None:
-        raise ModelError(checked.placement.summary, todo=_rejection_advice(graph))
+        raise ModelError(checked.placement.summary, hint=_rejection_advice(graph))
     try:
         return _estimate(graph, target, host, clock, compiled, checked)
     except (IndexError, KeyError, ValueError, TypeError, ZeroDivisionError, OverflowError) as error:

@@ -174,7 +174,7 @@ def inspect_graph(parsed: Graph, where: str = "") -> Inspection:
         raise ModelError(
             f"has no {darwinn_package.OPERATOR}: it is not compiled for the Edge TPU",
             where=where,
-            todo="give the file that edgetpu_compiler wrote (…_edgetpu.tflite)",
+            hint="give the file that edgetpu_compiler wrote (…_edgetpu.tflite)",
         )
     try:
         packages = tuple(darwinn_package.read(_custom_options(parsed, operator.index)) for operator in custom_operators)
@@ -240,7 +240,7 @@ def verify_same_model(inspection: Inspection, original: Graph, target: Target, w
         raise ModelError(
             f"{difference}: it was compiled from another model",
             where=where,
-            todo="give the file that edgetpu_compiler wrote for this model",
+            hint="give the file that edgetpu_compiler wrote for this model",
         )
 
 

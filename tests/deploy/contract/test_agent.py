@@ -121,7 +121,7 @@ def test_a_folder_of_somebody_else(ends: Ends, tmp_path: Path) -> None:
         if root:
             os.seteuid(0)
     assert "Permission denied" in error["what"]
-    assert "sudo install -d" in error["todo"]
+    assert "sudo install -d" in error["hint"]
     assert not list((tmp_path / "theirs").iterdir())
 
 

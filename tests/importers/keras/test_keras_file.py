@@ -80,7 +80,7 @@ def message(path: Path) -> str:
     text = str(caught.value)
     assert text.startswith(f"{path}: ")
     assert "\n" not in text
-    assert caught.value.todo
+    assert caught.value.hint
     return text
 
 
@@ -176,7 +176,7 @@ def test_untrusted_objects_are_named_and_refused(tmp_path: Path, case: str, cont
     with pytest.raises(UntrustedError) as caught:
         load(path)
     assert expected in str(caught.value)
-    assert "set `trust: true` under `model:`" in caught.value.todo
+    assert "set `trust: true` under `model:`" in caught.value.hint
 
 
 def test_everything_untrusted_is_listed_once(tmp_path: Path) -> None:
@@ -510,7 +510,7 @@ def test_what_the_libraries_raise_becomes_one_message(tmp_path: Path, version: s
                 load(path)
             assert str(caught.value).startswith(f"{path}: ")
             assert "\n" not in str(caught.value)
-            assert caught.value.todo
+            assert caught.value.hint
 
 
 @pytest.mark.tensorflow

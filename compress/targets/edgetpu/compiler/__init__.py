@@ -246,7 +246,7 @@ class Compiler:
             raise StageError(
                 f"no operator makes a tensor {absent[0]!r}",
                 where="compile.intermediate_tensors",
-                todo="`check --json` lists the outputs of all operators",
+                hint="`check --json` lists the outputs of all operators",
             )
 
 

@@ -60,7 +60,7 @@ class Failure:
         more = len(self.operators) - MAX_NAMED
         named = ", ".join(self.operators[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
         what = f"the compiler failed: {_clause(self.cause)} ({self.what})"
-        return StageError(f"{what}; look at {named}" if named else what, where=where, todo=_clause(self.fix))
+        return StageError(f"{what}; look at {named}" if named else what, where=where, hint=_clause(self.fix))
 
 
 def _clause(sentence: str) -> str:

@@ -94,7 +94,7 @@ class Local:
     def run(self, model: bytes, options: Sequence[str], outputs: Sequence[str], timeout_s: float) -> CompilerRun:
         """See `Host.run`."""
         if not (self.program.is_file() and os.access(self.program, os.X_OK)):
-            raise StageError("is not an executable program", where=self.where, todo="check compile.compiler")
+            raise StageError("is not an executable program", where=self.where, hint="check compile.compiler")
         with tempfile.TemporaryDirectory(prefix=".compiler-", dir=self.folder) as name:
             folder = Path(name)
             (folder / MODEL).write_bytes(model)
@@ -145,7 +145,7 @@ def _run_remotely(
         said = done.stderr.decode(errors="replace").strip().splitlines()
         message = said[-1] if said else "no message"
         what = f"the compiler cannot be run (exit code {done.returncode}): {message}"
-        raise StageError(what, where=where, todo="run the same command manually, or use another host")
+        raise StageError(what, where=where, hint="run the same command manually, or use another host")
     exit_code = int(files.pop(_EXIT_CODE))
     log = files.pop(LOG).decode(errors="replace")
     if exit_code in (126, 127):
@@ -266,7 +266,7 @@ def _execute(
         raise StageError(what, where=where) from error
     except subprocess.TimeoutExpired as error:
         what = f"the compiler took longer than {timeout_s:g} s"
-        raise StageError(what, where=where, todo="increase compile.timeout_s") from error
+        raise StageError(what, where=where, hint="increase compile.timeout_s") from error
     return subprocess.CompletedProcess(command, process.returncode, printed[0], printed[1] or b"")
 
 

@@ -40,7 +40,7 @@ def fixed_shapes(graph: Graph) -> Graph | None:
         if graph.tensors[index].dynamic:
             raise ModelError(
                 f"the input {graph.tensors[index].name} has dynamic dimensions other than the batch",
-                todo="fix every dimension before you convert the model",
+                hint="fix every dimension before you convert the model",
             )
     edit = Edit(graph)
     for index in graph.inputs:

@@ -189,7 +189,7 @@ def test_chance_that_is_none(make: Make, programs: Programs, notes: list[str], r
     assert len(programs.asked()) == retries + 1
     assert sum(OTHER_TRY in note for note in notes) == retries
     assert notes[-1] == CHANCE
-    assert "compile.retries" in caught.value.todo
+    assert "compile.retries" in caught.value.hint
     assert make().cache is not None
     assert make().cache.names == []  # type: ignore[union-attr]
 
@@ -273,7 +273,7 @@ def test_a_success_that_maps_nothing(make: Make, programs: Programs, notes: list
     programs.compiler(Answer(log, {"model_edgetpu.tflite": MODEL}))
     with pytest.raises(StageError, match="no operator of the model would run on the Edge TPU") as caught:
         make(CompilerOptions(min_runtime=runtime)).compile(MODEL, notes.append)
-    assert ("min_runtime_version" in caught.value.todo) == (runtime is not None)
+    assert ("min_runtime_version" in caught.value.hint) == (runtime is not None)
 
 
 # --- the cache --------------------------------------------------------------------------
@@ -397,7 +397,7 @@ def test_recorded_messages(make: Make, programs: Programs, notes: list[str]) -> 
             programs.compiler(Answer(FAILED % f"{row['msg']}\n", exit_code=1))
             with pytest.raises(StageError) as caught:
                 make(retries=0, cache=None).compile(MODEL, notes.append)
-            assert caught.value.todo
+            assert caught.value.hint
             assert row["msg"] in notes[-1]
 
 

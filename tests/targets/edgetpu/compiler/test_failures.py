@@ -101,7 +101,7 @@ def test_translation(name: str) -> None:
     error = failure.error("ssh there")
     assert error.where == "ssh there"
     assert failure.cause.rstrip(".")[1:] in error.what
-    assert error.todo[1:] == failure.fix.rstrip(".")[1:] != ""
+    assert error.hint[1:] == failure.fix.rstrip(".")[1:] != ""
     assert all(operator in error.what for operator in operators)
     assert error.what.startswith("the compiler failed: ")
     assert "(exit code 1, " in error.what

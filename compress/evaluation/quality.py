@@ -20,7 +20,7 @@ BATCH = 256
 
 
 class Evaluation(Probe):
-    """Run models on a split, and measure their answers by the metrics of the task."""
+    """Run models on a split, and measure their outputs by the metrics of the task."""
 
     name: ClassVar[str] = "evaluation"
     version: ClassVar[int] = 1

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from compress.report.record import AnswersOfModels
+from compress.report.record import DegeneracyRecord
 
 
-def in_words(answers: AnswersOfModels | None) -> str:
+def in_words(record: DegeneracyRecord | None) -> str:
     """Return which models give one answer to nearly everything; empty if none does."""
-    if answers is None:
+    if record is None:
         return ""
-    original, result = answers.original, answers.result
+    original, result = record.original, record.result
     if result.verdict == "degenerate":
         if original.verdict == "varied":
             return f"the result {result.text}, and the original does not"
