@@ -219,6 +219,21 @@ def map_tensors(structure: Any, change: Callable[[LayerOutput], LayerOutput | No
     return structure
 
 
+def _functional(model: Any) -> Any:
+    """Return a Sequential or Functional model as a Functional one."""
+    library = keras()
+    if isinstance(model, library.Sequential):
+        if not model.built:
+            raise ModelError(f"the model {model.name!r} has no input shape yet", hint="give it an Input")
+        return library.Model(model.inputs[0], model.outputs[0], name=model.name)
+    if "input_layers" not in model.get_config():
+        raise ModelError(
+            f"the model {model.name!r} is written as a class, so its layers are hidden in code",
+            hint="write it as a functional or sequential model",
+        )
+    return model
+
+
 def read(model: Any) -> Network:
     """Return a Keras 3 model as a network.
 
@@ -226,17 +241,8 @@ def read(model: Any) -> Network:
         ModelError: the model is a subclassed model, whose layers are hidden in code, or has no input shape.
     """
     library = keras()
-    functional = model
-    if isinstance(model, library.Sequential):
-        if not model.built:
-            raise ModelError(f"the model {model.name!r} has no input shape yet", hint="give it an Input")
-        functional = library.Model(model.inputs[0], model.outputs[0], name=model.name)
+    functional = _functional(model)
     config = functional.get_config()
-    if "input_layers" not in config:
-        raise ModelError(
-            f"the model {model.name!r} is written as a class, so its layers are hidden in code",
-            hint="write it as a functional or sequential model",
-        )
     operations = {operation.name: operation for operation in functional.operations}
     layers, shapes = {}, {}
     for entry in config["layers"]:

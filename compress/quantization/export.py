@@ -87,19 +87,7 @@ def refuse_mismatch(network: Network, plan: QuantizationPlan) -> None:
     points = set(points_by_tensor.values())
     wrong = [f"no range for {name}" for name in sorted(points - plan.ranges.keys())]
     wrong += [f"a range for {name}, which is not rounded" for name in sorted(plan.ranges.keys() - points)]
-    wrong += [f"factors for a layer {name}" for name in plan.factors if name not in network.layers]
-    for name, values in plan.bias_shifts.items():
-        layer = network.layers.get(name)
-        if layer is None or spec_of(layer).kernel is None or len(values) != network.shapes[LayerOutput(name)][-1]:
-            wrong.append(f"{len(values)} bias shifts for a layer {name}")
-    for name, text in plan.rounding.items():
-        layer = network.layers.get(name)
-        try:
-            if layer is None or spec_of(layer).kernel is None:
-                raise ValueError
-            unpacked(text, layer.weights[0].shape)
-        except ValueError:
-            wrong.append(f"rounding for a layer {name}")
+    wrong += _misplaced_edits(network, plan)
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise StageError(
@@ -114,6 +102,21 @@ def refuse_mismatch(network: Network, plan: QuantizationPlan) -> None:
                 allowed=f"{prescribed[0]:g} to {prescribed[1]:g}, which TensorFlow Lite prescribes",
             )
     equalization.applied(network, plan.factors)
+
+
+def _misplaced_edits(network: Network, plan: QuantizationPlan) -> list[str]:
+    """Describe the edits of a plan that do not fit the layers of a network."""
+    kernels = {name: layer.weights[0].shape for name, layer in network.layers.items() if spec_of(layer).kernel}
+    wrong = [f"factors for a layer {name}" for name in plan.factors if name not in network.layers]
+    for name, values in plan.bias_shifts.items():
+        if name not in kernels or len(values) != network.shapes[LayerOutput(name)][-1]:
+            wrong.append(f"{len(values)} bias shifts for a layer {name}")
+    for name, text in plan.rounding.items():
+        try:
+            unpacked(text, kernels[name])
+        except (KeyError, ValueError):
+            wrong.append(f"rounding for a layer {name}")
+    return wrong
 
 
 def refuse_float(content: bytes, network: Network | None = None) -> bytes:

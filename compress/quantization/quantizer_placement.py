@@ -17,22 +17,26 @@ def find(network: Network) -> dict[LayerOutput, str]:
     """Return the name of the point of every tensor that is rounded; tensors that share a range share a name."""
     consumers = network.consumers()
     outputs = network.outputs_by_call()
-    shown_outside = set(tensors_in(network.outputs))
+    model_outputs = set(tensors_in(network.outputs))
     source: dict[LayerOutput, LayerOutput] = {}  # the tensor whose range this one has
     order = [(layer, call) for layer, call in network.in_order()]
-    for layer, call in order:
+
+    def range_source(layer: Layer, call: int, tensor: LayerOutput) -> LayerOutput:
         spec = spec_of(layer)
+        readers = consumers.get(tensor, [])
+        if spec.output_range == "input":
+            return source.get(layer.inputs(call)[0], tensor)
+        if spec.fuses_relu and len(readers) == 1 and tensor not in model_outputs:
+            name, number = readers[0]
+            if _activation(network.layers[name]) in FUSED:
+                return LayerOutput(name, number)
+        return tensor
+
+    for layer, call in order:
         for tensor in outputs[layer.name, call]:
-            takers = consumers.get(tensor, [])
-            if tensor.output in layer.integers or (tensor.output and not takers and tensor not in shown_outside):
-                continue
-            followed = [_activation(network.layers[name]) for name, _ in takers]
-            if spec.output_range == "input":
-                source[tensor] = source.get(layer.inputs(call)[0], tensor)
-            elif spec.fuses_relu and len(takers) == 1 and followed[0] in FUSED and tensor not in shown_outside:
-                source[tensor] = LayerOutput(takers[0][0], takers[0][1])
-            else:
-                source[tensor] = tensor
+            is_unused = tensor.output and not consumers.get(tensor) and tensor not in model_outputs
+            if tensor.output not in layer.integers and not is_unused:
+                source[tensor] = range_source(layer, call, tensor)
     shared = _shared(order, source)
     return {tensor: _name(shared.get(point, point)) for tensor, point in source.items() if point == tensor}
 

@@ -77,22 +77,28 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
     """The settings of `method: qat`."""
 
     @model_validator(mode="after")
-    def _engine_trains(self) -> Self:
-        if self.engine == "tfmot" and self.method == "ptq":
-            raise ValueError("engine: tfmot trains, and goes with `method: qat`; this is `method: ptq`")
+    def _check_engine(self) -> Self:
+        if self.engine != "tfmot":
+            return self
+        if self.method == "ptq":
+            raise ValueError("engine: tfmot trains, and can be used with `method: qat` only; this is `method: ptq`")
+        ours = (TrainingSettings.model_fields.keys() - EpochSettings.model_fields.keys()) & self.model_fields_set
+        if ours:
+            raise ValueError(f"{', '.join(sorted(ours))}: with `engine: coralline` only; this is `engine: tfmot`")
+        return self
+
+    @model_validator(mode="after")
+    def _check_combination(self) -> Self:
         searched = [name for name in SEARCHED if name in self.model_fields_set]
         if self.plan is not None and searched:
             names = ", ".join(searched)
-            raise ValueError(f"{names}: a `plan` replaces the search; leave out one or the other")
+            raise ValueError(f"{names}: a `plan` replaces the search; remove one of them")
         if self.qat.distill is not None:
             self.qat.distill.check_training(self)
         if self.precision != "float32":
-            raise ValueError(f"precision: {self.precision} rounds differently from the 8-bit file; leave it out")
+            raise ValueError(f"precision: {self.precision} rounds differently from the 8-bit file; remove it")
         if self.subset is not None and self.subset.by in BY_MODEL and self.subset.of == "proxy":
-            raise ValueError(f"subset: {{by: {self.subset.by}}}: the model is trained already; say `of: model`")
-        ours = (TrainingSettings.model_fields.keys() - EpochSettings.model_fields.keys()) & self.model_fields_set
-        if self.engine == "tfmot" and ours:
-            raise ValueError(f"{', '.join(sorted(ours))}: with `engine: coralline` only; this is `engine: tfmot`")
+            raise ValueError(f"subset: {{by: {self.subset.by}}}: the model is trained already; set `of: model`")
         return self
 
     def uses(self) -> tuple[Use, ...]:

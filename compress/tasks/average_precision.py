@@ -68,14 +68,7 @@ def spread(
         fitting = np.array([not len(labels) for _, labels in truth])
         what = "finds nothing in"
     else:
-        box = np.median([detections.boxes[0] for detections in answers if _finds_first(detections, answer)], axis=0)
-        same = np.array(
-            [
-                _finds_first(detections, answer) and _is_there(box, detections.boxes[:1], SAME_PLACE)
-                for detections in answers
-            ]
-        )
-        fitting = np.array([_is_there(box, boxes[labels == answer], FITTING) for boxes, labels in truth])
+        same, fitting = _same_detection(answers, truth, answer)
         name = names[answer] if answer < len(names) else f"class {answer}"
         what = f"finds {name!r} first, in the same place, in"
     return degeneracy.Spread(
@@ -85,6 +78,17 @@ def spread(
         others=int((~fitting).sum()),
         told_apart=int((~fitting & ~same).sum()),
     )
+
+
+def _same_detection(
+    answers: Sequence[Detections], truth: Sequence[Truth], answer: int
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return for each image whether its best detection is the usual one of a class, and whether an object is there."""
+    firsts = [detections.boxes[0] for detections in answers if _finds_first(detections, answer)]
+    box = np.median(firsts, axis=0)
+    same = [_finds_first(found, answer) and _is_there(box, found.boxes[:1], SAME_PLACE) for found in answers]
+    fitting = [_is_there(box, boxes[labels == answer], FITTING) for boxes, labels in truth]
+    return np.array(same), np.array(fitting)
 
 
 def _finds_first(answer: Detections, label: int) -> bool:

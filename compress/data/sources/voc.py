@@ -151,14 +151,7 @@ class Voc(Stored):
     def _images(self) -> tuple[list[AnnotatedImage], int]:
         """Return the annotated images in a fixed order, and the number of images that are in no list of a split."""
         root = Path(self.path)
-        if not root.is_dir():
-            raise DataError("is not a folder", where=self.path, hint="check data.source")
-        candidates = sorted(path for path in root.rglob("*.xml") if not _hidden(path.relative_to(root)))
-        paths = [path for path in candidates if path.is_file()]
-        if not paths:
-            raise DataError(
-                "contains no .xml files", where=self.path, allowed="Pascal VOC's annotations, one for each image"
-            )
+        paths = self._annotation_files(root)
         listed = _listed(root)
         _refuse_missing(listed, paths)
         images = [self._image(path, listed) for path in paths]
@@ -168,6 +161,18 @@ class Voc(Stored):
         names = [os.path.relpath(path, root) for path in paths]
         labels.refuse_parts(names, [image.split for image in images], self.path)
         return images, 0
+
+    def _annotation_files(self, root: Path) -> list[Path]:
+        """Return the XML files in a folder."""
+        if not root.is_dir():
+            raise DataError("is not a folder", where=self.path, hint="check data.source")
+        candidates = sorted(path for path in root.rglob("*.xml") if not _hidden(path.relative_to(root)))
+        paths = [path for path in candidates if path.is_file()]
+        if not paths:
+            raise DataError(
+                "contains no .xml files", where=self.path, allowed="Pascal VOC's annotations, one for each image"
+            )
+        return paths
 
     def _image(self, path: Path, listed: Listed) -> AnnotatedImage:
         annotation = parse(path)

@@ -126,6 +126,11 @@ def index(call: LayerFactory[ValueT], value: ValueT, keys: Sequence[Any]) -> Val
     return call.in_shape(cut(call, value, cuts), result)
 
 
+def _masks_of(place: int, masks: Mapping[str, int]) -> set[str]:
+    """Return the masks that have the bit of a key."""
+    return {name for name, mask in masks.items() if int(mask or 0) >> place & 1}
+
+
 def strided_keys(
     begin: Sequence[int], end: Sequence[int], strides: Sequence[int], masks: Mapping[str, int], *, offset: bool = False
 ) -> list[Any]:
@@ -140,7 +145,7 @@ def strided_keys(
     """
     keys: list[Any] = []
     for place, (first, last, step) in enumerate(zip(begin, end, strides, strict=True)):
-        bits = {name for name, mask in masks.items() if int(mask or 0) >> place & 1}
+        bits = _masks_of(place, masks)
         if "ellipsis_mask" in bits:
             keys.append(Ellipsis)
         elif "new_axis_mask" in bits:
@@ -148,8 +153,9 @@ def strided_keys(
         elif "shrink_axis_mask" in bits:
             keys.append(first)
         else:
-            stop = last + first if offset else last
-            keys.append(slice(None if "begin_mask" in bits else first, None if "end_mask" in bits else stop, step))
+            start = None if "begin_mask" in bits else first
+            stop = None if "end_mask" in bits else last + (first if offset else 0)
+            keys.append(slice(start, stop, step))
     return keys
 
 
@@ -222,16 +228,22 @@ def pad_by_operation(
     call: LayerFactory[ValueT], value: ValueT, pads: Sequence[Widths], mode: str = "constant", filler: float = 0.0
 ) -> ValueT:
     """Pad each axis with an operation; arguments as in `pad`."""
-    if mode not in ("constant", "reflect", "symmetric") or not np.isfinite(filler):
-        raise NotImportedError(f"it pads with {mode if mode != 'constant' else filler}")
-    limits = [None if size is None else size - (mode == "reflect") for size in value.shape]
-    too_large = [limit is not None and max(widths) > limit for widths, limit in zip(pads, limits, strict=True)]
-    if mode != "constant" and any(too_large):
-        raise NotImportedError(f"its pads are larger than {list(value.shape)}")
+    _check_padding(value.shape, pads, mode, filler)
     placed = call.placed(value, *(axis for axis, widths in enumerate(pads) if any(widths)))
     config = {"pad_width": [list(widths) for widths in placed.per_dimension(pads, (0, 0))], "mode": mode}
     arguments = [placed.value, filler] if mode == "constant" else [placed.value]
     return call.operation(NUMPY, "Pad", config, arguments, placed.like(_padded(value, pads)))
+
+
+def _check_padding(shape: Sequence[int | None], pads: Sequence[Widths], mode: str, filler: float) -> None:
+    """Refuse an unsupported mode, and reflections that are larger than the axis."""
+    if mode not in ("constant", "reflect", "symmetric") or not np.isfinite(filler):
+        raise NotImportedError(f"it pads with {mode if mode != 'constant' else filler}")
+    if mode == "constant":
+        return
+    for size, widths in zip(shape, pads, strict=True):
+        if size is not None and max(widths) > size - (mode == "reflect"):
+            raise NotImportedError(f"its pads are larger than {list(shape)}")
 
 
 def _padded(value: Any, pads: Sequence[Widths]) -> list[Any]:
@@ -251,8 +263,9 @@ def tile(call: LayerFactory[ValueT], value: ValueT, repeats: Sequence[int]) -> V
     if not repeated:
         return value
     placed = call.placed(value, *repeated)
-    like = placed.like([None if size is None else size * n for size, n in zip(value.shape, repeats, strict=True)])  # type: ignore[misc]
-    return call.operation(NUMPY, "Tile", {"repeats": placed.per_dimension(repeats, 1)}, [placed.value], like)
+    sizes: list[Any] = [None if size is None else size * n for size, n in zip(value.shape, repeats, strict=True)]
+    config = {"repeats": placed.per_dimension(repeats, 1)}
+    return call.operation(NUMPY, "Tile", config, [placed.value], placed.like(sizes))
 
 
 def reduce(call: LayerFactory[ValueT], value: ValueT, kind: str, axes: Sequence[int], *, keep: bool) -> ValueT:

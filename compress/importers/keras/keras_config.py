@@ -204,7 +204,7 @@ def _invalid_size(key: str, value: float) -> str:
 def _judge(entry: dict[str, Any], owner: str) -> list[Refused]:
     """Return the code that one serialized object would run: none if it is a known class of Keras."""
     name, module, registered = entry["class_name"], entry.get("module"), entry.get("registered_name")
-    is_keras = module is None or (isinstance(module, str) and _KERAS_MODULES.match(module) is not None)
+    is_keras = module is None or _KERAS_MODULES.match(str(module)) is not None
     if not isinstance(name, str):
         return [Refused(owner, shown(name), "has a class without a name")]
     if name in LISTS and set(entry) == {"class_name", "items"}:
@@ -212,16 +212,23 @@ def _judge(entry: dict[str, Any], owner: str) -> list[Refused]:
     if name in RUNS:
         return [Refused(owner, name, f"{RUNS[name]}{_code(entry)}")]
     if name == "function":
-        name, known = entry.get("config"), ACTIVATIONS
-        if isinstance(name, str) and name in known and is_keras and registered in (None, name, "function"):
+        function = entry.get("config")
+        if is_keras and registered in (None, function, "function") and _is_activation(function):
             return []
-        return [Refused(owner, "function", f"calls the function {shown(name)} of module {shown(module)}")]
-    operation = isinstance(module, str) and _OPERATIONS.match(module)
-    if is_keras and registered in (None, name) and (name in KNOWN or operation):
+        return [Refused(owner, "function", f"calls the function {shown(function)} of module {shown(module)}")]
+    is_operation = isinstance(module, str) and _OPERATIONS.match(module)
+    if is_keras and registered in (None, name) and (name in KNOWN or is_operation):
         return []
-    registered_name = registered if isinstance(registered, str) else name
-    reason = f"is of the custom class {shown(registered_name)}"
-    return [Refused(owner, _bare(registered_name), f"{reason} from module {shown(module)}" if module else reason)]
+    return [_custom_class(registered if isinstance(registered, str) else name, module, owner)]
+
+
+def _is_activation(name: object) -> bool:
+    return isinstance(name, str) and name in ACTIVATIONS
+
+
+def _custom_class(name: str, module: object, owner: str) -> Refused:
+    source = f" from module {shown(module)}" if module else ""
+    return Refused(owner, _bare(name), f"is of the custom class {shown(name)}{source}")
 
 
 def _code(entry: dict[str, Any]) -> str:

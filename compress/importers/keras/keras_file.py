@@ -219,9 +219,9 @@ def _check_members(path: Path, archive: zipfile.ZipFile) -> None:
     seen: set[str] = set()
     total = 0
     for info in archive.infolist():
-        name, size, packed = info.filename, info.file_size, max(info.compress_size, 1)
+        name = info.filename
+        total += info.file_size
         parts = re.split(r"[/\\]", name)
-        total += size
         if not parts[0] or ".." in parts or ":" in parts[0] or stat.S_ISLNK(info.external_attr >> 16):
             raise _refusal(path, f"has a member that leads out of the archive: {shown(name)}")
         if name in seen:
@@ -230,11 +230,18 @@ def _check_members(path: Path, archive: zipfile.ZipFile) -> None:
             raise _refusal(path, f"is encrypted ({shown(name)})")
         if name.lower().endswith((".pkl", ".pickle", ".joblib")) and CONFIG in archive.namelist():
             raise _refusal(path, f"has a Python pickle in it ({shown(name)}), which can run code when it is opened")
-        if name in (CONFIG, METADATA) and (size > MAX_CONFIG_BYTES or size > max(2**20, 200 * packed)):
-            raise _refusal(path, f"its {name} would unpack from {packed:,} to {size:,} bytes")
-        if total > MAX_WEIGHTS_BYTES or size > max(2**28, 100 * packed):
-            raise _refusal(path, f"its {shown(name)} would unpack from {packed:,} to {size:,} bytes")
+        if _is_bomb(info) or total > MAX_WEIGHTS_BYTES:
+            packed = max(info.compress_size, 1)
+            raise _refusal(path, f"its {shown(name)} would unpack from {packed:,} to {info.file_size:,} bytes")
         seen.add(name)
+
+
+def _is_bomb(info: zipfile.ZipInfo) -> bool:
+    """Return True if a member is much larger than its compressed data, or than a real one of its kind."""
+    size, packed = info.file_size, max(info.compress_size, 1)
+    if info.filename in (CONFIG, METADATA):
+        return size > MAX_CONFIG_BYTES or size > max(2**20, 200 * packed)
+    return size > max(2**28, 100 * packed)
 
 
 def _read_h5(path: Path) -> tuple[str, str, dict[str, Any]]:

@@ -6,6 +6,7 @@ onnxruntime crash are refused.
 
 from __future__ import annotations
 
+import graphlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
@@ -183,23 +184,18 @@ def _count_operators(model: Any) -> int:
     Raises:
         ModelError: a function calls itself.
     """
-    bodies = {(function.domain, function.name): function for function in model.functions}
+    callees = {
+        (function.domain, function.name): [(node.domain, node.op_type) for node in function.node]
+        for function in model.functions
+    }
     sizes: dict[tuple[str, str], int] = {}
-    waiting = [(key, False) for key in bodies]
-    open_functions: set[tuple[str, str]] = set()
-    while waiting:
-        key, done = waiting.pop()
-        callees = [(node.domain, node.op_type) for node in bodies[key].node]
-        if done:
-            sizes[key] = min(sum(sizes.get(callee, 1) for callee in callees), MOST_NODES + 1)
-            open_functions.discard(key)
-        elif key not in sizes:
-            open_functions.add(key)
-            waiting.append((key, True))
-            for callee in {callee for callee in callees if callee in bodies and callee not in sizes}:
-                if callee in open_functions:
-                    raise ModelError(f"its function {callee[1][:80]!r} calls itself")
-                waiting.append((callee, False))
+    try:
+        for function in graphlib.TopologicalSorter(callees).static_order():  # callees first
+            if function in callees:
+                sizes[function] = min(sum(sizes.get(callee, 1) for callee in callees[function]), MOST_NODES + 1)
+    except graphlib.CycleError as error:
+        name = error.args[1][0][1]
+        raise ModelError(f"its function {name[:80]!r} calls itself") from error
     nodes = [node for graph in graphs_in(model) for node in graph.node if hasattr(graph, "initializer")]
     return sum(sizes.get((node.domain, node.op_type), 1) for node in nodes)
 

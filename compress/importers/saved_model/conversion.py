@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from compress.errors import ModelError
 from compress.importers.common import sandbox
 from compress.importers.common.unsupported import carrying
-from compress.importers.saved_model.saved_model_folder import Content, Signature, refusal
+from compress.importers.saved_model.saved_model_folder import Content, Port, Signature, refusal
 from compress.suggestions import listing, nearest
 
 DEFAULT = "serving_default"
@@ -28,6 +28,7 @@ SAMPLES = 4
 MODEL = "model.tflite"
 RESULT = "result.json"
 TENSORS = "tensors.npz"
+LARGEST_SIZE = 2**15
 
 
 @dataclass(frozen=True)
@@ -68,17 +69,21 @@ def choose_signature(content: Content, name: str | None) -> Signature:
         raise ModelError(f"has no signature {chosen!r}", where=where, allowed=listing(sorted(names)), hint=hint)
     signature = content.signatures[names.index(chosen)]
     for port in signature.inputs:
-        shape = port.shape
-        if port.dtype not in ("float32", "uint8", "int8", "int32", "int64", "bool") or shape is None:
-            raise ModelError(f"its input {port.name!r} is {port.dtype} of {shape}", where=where, allowed="numbers")
-        if None in shape[1:] or any(size > 2**15 for size in shape[1:] if size is not None):
-            raise ModelError(
-                f"its input {port.name!r} has the shape {list(shape)}",
-                where=where,
-                allowed="fixed dimensions after the first, of at most 32,768",
-                hint="export it with a fixed size",
-            )
+        _check_input(port, where)
     return signature
+
+
+def _check_input(port: Port, where: str) -> None:
+    """Refuse an input whose type or shape cannot be converted."""
+    if port.dtype not in ("float32", "uint8", "int8", "int32", "int64", "bool") or port.shape is None:
+        raise ModelError(f"its input {port.name!r} is {port.dtype} of {port.shape}", where=where, allowed="numbers")
+    if any(size is None or size > LARGEST_SIZE for size in port.shape[1:]):
+        raise ModelError(
+            f"its input {port.name!r} has the shape {list(port.shape)}",
+            where=where,
+            allowed=f"fixed dimensions after the first, of at most {LARGEST_SIZE:,}",
+            hint="export it with a fixed size",
+        )
 
 
 def refused_operators(content: Content) -> ModelError:

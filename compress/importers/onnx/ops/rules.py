@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,18 +47,22 @@ def gemm(call: OnnxCall) -> OnnxValue:
         source = transposed(source, (1, 0)) or transposed(call.straightened(source), (1, 0)) or source
     kernel = (kernel.T if call.setting("transB", 0) else kernel) * np.float32(call.number("alpha", None, 1.0))
     beta = np.float32(call.number("beta", None, 1.0))
-    added = call.weights(2) * beta if call.is_constant(2) else None
-    if not call.has(2) or (added is not None and added.size in (1, kernel.shape[1]) and added.shape[:-1] in ((), (1,))):
-        bias = [] if added is None else [np.array(np.broadcast_to(added.reshape(-1), (kernel.shape[1],)))]
-        return dense(call, source, kernel, bias)
-    result = dense(call, source, kernel, [])
-    if added is None and beta != 1:
+    if not call.has(2):
+        return dense(call, source, kernel, [])
+    if call.is_constant(2):
+        return _with_constant(call, source, kernel, call.weights(2) * beta)
+    if beta != 1:
         raise NotImportedError(f"its beta is {beta}")
-    operands, like = elementwise.together(
-        call, [result, call.value(2) if added is None else added], call.output_shape()
-    )
-    if added is None:
-        return call.layer("Add", {}, [operands], like)
+    operands, like = elementwise.together(call, [dense(call, source, kernel, []), call.value(2)], call.output_shape())
+    return call.layer("Add", {}, [operands], like)
+
+
+def _with_constant(call: OnnxCall, source: OnnxValue, kernel: Floats, constant: Floats) -> OnnxValue:
+    """Return a dense layer plus a constant: its bias, if there is one value for each output."""
+    outputs = kernel.shape[1]
+    if constant.size in (1, outputs) and constant.shape[:-1] in ((), (1,)):
+        return dense(call, source, kernel, [np.array(np.broadcast_to(constant.reshape(-1), (outputs,)))])
+    operands, like = elementwise.together(call, [dense(call, source, kernel, []), constant], call.output_shape())
     return call.operation(NUMPY, "Add", {}, operands, like)
 
 
@@ -69,21 +74,26 @@ def matmul(call: OnnxCall) -> OnnxValue:
     if call.is_constant(0) and (left := _matrix(call.weights(0))) is not None and len(call.value(1).shape) > 1:
         result = dense(call, call.value(1), left.T, [], -2)
         return in_shape(result, call.output_shape())
-    values = [call.weights(place) if call.is_constant(place) else call.value(place) for place in (0, 1)]
-    rank = len(call.output_shape())
-    if any(len(each.shape) > rank or len(each.shape) < 2 for each in values):
-        raise NotImportedError(f"{[list(each.shape) for each in values]} are not matrices")
-    grown = [(*(1,) * (rank - len(each.shape)), *each.shape) for each in values]
-    extra_batch = rank < 3 or any(shape[0] != 1 for shape in grown)
-    source = [
-        call.arranged(in_shape(each, shape), tuple(range(rank)), extra_batch=extra_batch)
-        if isinstance(each, OnnxValue)
-        else each.reshape((1, *shape) if extra_batch else shape)
-        for each, shape in zip(values, grown, strict=True)
-    ]
-    made_shape = call.output_shape()
-    like = laid(UNKNOWN, made_shape, tuple(range(rank)), made_shape if extra_batch else made_shape[1:])
-    return call.operation(NUMPY, "Matmul", {}, source, like)
+    return _matrix_product(call)
+
+
+def _matrix_product(call: OnnxCall) -> OnnxValue:
+    """Add an operation that multiplies matrices in the last two axes."""
+    operands = [call.weights(place) if call.is_constant(place) else call.value(place) for place in (0, 1)]
+    result = call.output_shape()
+    rank = len(result)
+    if not all(2 <= len(operand.shape) <= rank for operand in operands):
+        raise NotImportedError(f"{[list(operand.shape) for operand in operands]} are not matrices")
+    shapes = [(*(1,) * (rank - len(operand.shape)), *operand.shape) for operand in operands]
+    extra_batch = rank < 3 or any(shape[0] != 1 for shape in shapes)
+    arguments: list[Any] = []
+    for operand, shape in zip(operands, shapes, strict=True):
+        if isinstance(operand, OnnxValue):
+            arguments.append(call.arranged(in_shape(operand, shape), tuple(range(rank)), extra_batch=extra_batch))
+        else:
+            arguments.append(operand.reshape((1, *shape) if extra_batch else shape))
+    like = laid(UNKNOWN, result, tuple(range(rank)), result if extra_batch else result[1:])
+    return call.operation(NUMPY, "Matmul", {}, arguments, like)
 
 
 def _matrix(numbers: Floats) -> Floats | None:
