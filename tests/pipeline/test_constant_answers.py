@@ -96,7 +96,7 @@ def test_an_original_and_a_result_with_one_answer(coralline: tiny.Coralline, tmp
     page = (tmp_path / "runs" / "tiny" / "report.html").read_text()
     assert "Not usable: the result answers &#39;1&#39; to 60 of 60 test samples, and so does the original." in page
     assert "The result gives one answer to nearly everything" in page
-    assert "Do not use the result: its accuracy is that of a model whose answers do not depend on the input." in page
+    assert "Do not use the result: its accuracy is that of a model whose outputs do not depend on the input." in page
     assert "drop and agreement show nothing" in page
     markdown = (tmp_path / "runs" / "tiny" / "report.md").read_text()
     assert markdown.startswith("# tiny: degenerate\n\nNot usable: the result answers '1' to 60 of 60 test samples")

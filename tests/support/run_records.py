@@ -86,7 +86,7 @@ ON_DEVICE = m(0.0823, "ms", "predicted", reach=0.02, note="on the device, from i
 UNTRAINED = {"accuracy": m(None, "fraction", "missing", note="untrained"), "macs": m(2_360_000, "MACs")}
 FULL: Record = {
     "schema_version": 1, "name": "digits", "status": "ok", "error": None,
-    "answers": None, "sensitivity": None, "coralline": "0.1.0", "seed": 0,
+    "degeneracy": None, "sensitivity": None, "coralline": "0.1.0", "seed": 0,
     "seconds": 43.1, "finished": "2026-11-20T15:40:00+00:00",
     "target": {"name": "edgetpu", "summary": "Coral Edge TPU, 8 MiB of memory on the chip, full-integer models"},
     "metrics": [
