@@ -59,7 +59,7 @@ class Console:
 
     def done(self, title: str, status: str, seconds: float | None, remark: str = "") -> None:
         """Write a line about completed work."""
-        taken = "" if seconds is None else f"{seconds:7.1f} s" if status == "made" else f"({seconds:.1f} s)"
+        taken = "" if seconds is None else f"{seconds:7.1f} s" if status == "done" else f"({seconds:.1f} s)"
         self.line(f"{title:<20} {status:<8} {taken:>9}  {remark}".rstrip())
 
     @contextmanager

@@ -61,7 +61,7 @@ class Monitor(Protocol):
         """Show the progress of one piece of work, and send the output of libraries to the log."""
 
     def done(self, title: str, status: str, seconds: float | None, remark: str = "") -> None:
-        """Report completed work: made, kept, skipped."""
+        """Report completed work: done, cached, skipped."""
 
     def log(self, text: str) -> None:
         """Write text to the log file only."""
@@ -132,7 +132,7 @@ class PipelineRun:
         )
 
     def _find(self, title: str, key: str) -> Artifact | None:
-        """Return the artifact from the store, unless it is to be made again."""
+        """Return the artifact from the store, unless the run is forced."""
         if title in self.forced:
             return None
         return self.store.find(key)
@@ -140,25 +140,25 @@ class PipelineRun:
     def obtain(
         self, title: str, work: Stage | Probe, inputs: Mapping[str, Artifact], kind: Kind
     ) -> tuple[Artifact, StageStatus]:
-        """Return the artifact of a stage or probe: "kept" from the store, or "made"."""
+        """Return the artifact of a stage or probe: "cached" from the store, or "done"."""
         with self._explained(""):  # errors of files and tools name their location
             key = self.key(work, inputs)
         with self._explained(title):
             stored = self._find(title, key)
             if stored:
-                self._report(title, work, "kept", stored.seconds)
-                return stored, "kept"
+                self._report(title, work, "cached", stored.seconds)
+                return stored, "cached"
             started = time.monotonic()
             with self.monitor.working(title) as progress:
                 waiting = f"{title}: another run is making this; waiting for it"
                 with self.store.lock(key, lambda: progress.note(waiting)):
-                    artifact = self._find(title, key)  # another run may have made it
-                    status: StageStatus = "kept"
+                    artifact = self._find(title, key)  # another run may have stored it
+                    status: StageStatus = "cached"
                     if artifact is None:
                         if title in self.forced:
                             self.store.renew(key)
                         artifact = self._make(work, inputs, kind, key, self._context(title, key, progress))
-                        status = "made"
+                        status = "done"
         self._report(title, work, status, time.monotonic() - started)
         return artifact, status
 
@@ -183,7 +183,7 @@ class PipelineRun:
 
     def _report(self, title: str, work: Work, status: str, seconds: float) -> None:
         """Report every stage; probes are reported only if they took at least a second."""
-        if isinstance(work, Stage) or (seconds >= 1 and status == "made"):
+        if isinstance(work, Stage) or (seconds >= 1 and status == "done"):
             self.monitor.done(title, status, seconds)
 
     def _make(
@@ -401,7 +401,7 @@ def _outputs(session: PipelineRun) -> dict[str, Path]:
 
 
 def preview(pipeline: Pipeline, out: Path, forced: frozenset[str] = frozenset()) -> list[tuple[StageEntry, str]]:
-    """Return what a run would do with each step: "kept", "skipped" or "to do"."""
+    """Return what a run would do with each step: "cached", "skipped" or "to do"."""
     session = PipelineRun(pipeline, Store(out / STORE), out / pipeline.head.name, cast(Monitor, None), forced)
     current: Artifact | None = None
     is_known = True
@@ -414,5 +414,5 @@ def preview(pipeline: Pipeline, out: Path, forced: frozenset[str] = frozenset())
             session.find_original(entry)
             current = session.stored(entry, current)
             is_known = current is not None
-        result.append((entry, "kept" if is_known else "to do"))
+        result.append((entry, "cached" if is_known else "to do"))
     return result

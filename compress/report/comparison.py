@@ -31,8 +31,8 @@ OUTCOMES = {
     None: Cell("? unknown", style="unsure"),
 }
 STATUSES: dict[str, tuple[str, Style, str]] = {
-    "made": ("✓", "", "not measured"),
-    "kept": ("✓", "", "not measured"),
+    "done": ("✓", "", "not measured"),
+    "cached": ("✓", "", "not measured"),
     "skipped": ("»", "", "skipped"),
     "failed": ("✕", "bad", "the stage failed"),
     "not run": ("○", "", "did not run"),

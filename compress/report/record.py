@@ -13,7 +13,7 @@ SCHEMA_VERSION = 1
 _NO_MODELS = {"original": None, "result": None}
 """The models in report.json if the run did not get so far."""
 RunStatus = Literal["ok", "over budget", "degenerate", "failed", "interrupted"]
-StageStatus = Literal["made", "kept", "skipped", "failed", "not run"]
+StageStatus = Literal["done", "cached", "skipped", "failed", "not run"]
 Measurements = Mapping[str, Measurement]
 """Measurements by the name of their metric."""
 

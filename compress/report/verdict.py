@@ -143,7 +143,7 @@ def valid_parts(record: RunRecord) -> str:
     if record.status == "degenerate":
         return _valid_although_degenerate(record)
     compared = " The comparison of the two models below is complete and valid." if record.comparison else ""
-    done = [f"“{shorten(stage.id, 40)}”" for stage in record.stages if stage.status in ("made", "kept", "skipped")]
+    done = [f"“{shorten(stage.id, 40)}”" for stage in record.stages if stage.status in ("done", "cached", "skipped")]
     if not done:
         return f"No stage was completed, so the report has no measurements.{compared}"
     stages = "stage that was" if len(done) == 1 else "stages that were"

@@ -72,7 +72,7 @@ def test_a_run_with_nothing_to_do_imports_nothing_slow(tmp_path: Path, coralline
     assert coralline(path).returncode == 0
     assert not imported(tmp_path, path, "--json") & SLOW  # ai_edge_litert is: its schema tells what the model is
     record = json.loads((tmp_path / "runs" / "tiny" / "report.json").read_text())
-    assert set(tiny.statuses(record).values()) == {"kept"}
+    assert set(tiny.statuses(record).values()) == {"cached"}
 
 
 def test_a_run_of_stages_that_need_no_tensorflow_does_not_import_it(tmp_path: Path) -> None:

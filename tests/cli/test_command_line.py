@@ -198,8 +198,8 @@ def test_a_dry_run_as_json(coralline: Coralline, tmp_path: Path) -> None:
 
     assert rows() == [("model", "to do"), ("train", "skipped"), ("c", "to do"), ("package", "to do")]
     assert coralline(path).returncode == 0
-    assert rows() == [("model", "kept"), ("train", "skipped"), ("c", "kept"), ("package", "kept")]
-    assert rows("--force", "c") == [("model", "kept"), ("train", "skipped"), ("c", "to do"), ("package", "to do")]
+    assert rows() == [("model", "cached"), ("train", "skipped"), ("c", "cached"), ("package", "cached")]
+    assert rows("--force", "c") == [("model", "cached"), ("train", "skipped"), ("c", "to do"), ("package", "to do")]
     assert rows("--out", "elsewhere")[0] == ("model", "to do")
 
 
@@ -221,7 +221,7 @@ def test_a_run(coralline: Coralline, tmp_path: Path, path: Path) -> None:
     ]
     told = done.stderr.splitlines()
     assert told[0] == f"coralline: {path} -> runs/tiny"
-    assert [line.split()[:2] for line in told[1:]] == [["model", "made"], ["compile", "made"], ["package", "made"]]
+    assert [line.split()[:2] for line in told[1:]] == [["model", "done"], ["compile", "done"], ["package", "done"]]
     assert all(re.search(r"\d+\.\d s$", line) for line in told[1:])
     assert {file.name for file in (tmp_path / "runs" / "tiny").iterdir()} == {
         *("model.tflite", "tiny.coralline", "runner.pyz", "report.html", "report.json", "report.md", "run.log")
@@ -232,9 +232,9 @@ def test_a_second_run_says_what_was_kept(coralline: Coralline, path: Path) -> No
     first = coralline(path)
     second = coralline(path)
     assert second.stdout == first.stdout
-    assert [line.split()[1] for line in second.stderr.splitlines()[1:]] == ["kept"] * 3
+    assert [line.split()[1] for line in second.stderr.splitlines()[1:]] == ["cached"] * 3
     forced = coralline(path, "--force", "compile")
-    assert [line.split()[1] for line in forced.stderr.splitlines()[1:]] == ["kept", "made", "kept"]
+    assert [line.split()[1] for line in forced.stderr.splitlines()[1:]] == ["cached", "done", "cached"]
 
 
 def test_another_folder(coralline: Coralline, tmp_path: Path, path: Path) -> None:
@@ -398,7 +398,7 @@ def test_nobody_reads_the_progress(tmp_path: Path, path: Path) -> None:
     assert done.returncode == 0
     assert json.loads(done.stdout)["status"] == "ok"
     log = (tmp_path / "runs" / "tiny" / "run.log").read_text()
-    assert [line.split()[:2] for line in log.splitlines() if "made" in line][-1] == ["package", "made"]
+    assert [line.split()[:2] for line in log.splitlines() if "done" in line][-1] == ["package", "done"]
 
 
 @pytest.mark.parametrize("stream", ["<", ">", "2>"])
@@ -487,7 +487,7 @@ def test_a_terminal_shows_progress_and_keeps_the_lines(tmp_path: Path) -> None:
     assert "━" in text
     assert "\x1b[" in text
     lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "\n")
-    assert re.search(r"^model +made +\d+\.\d s$", lines, re.M)
-    assert re.search(r"^pause +made +\d+\.\d s$", lines, re.M)
+    assert re.search(r"^model +done +\d+\.\d s$", lines, re.M)
+    assert re.search(r"^pause +done +\d+\.\d s$", lines, re.M)
     assert b"\x1b" not in results
     assert "loss" not in (tmp_path / "runs" / "tiny" / "run.log").read_text()

@@ -49,7 +49,7 @@ def test_curves_of_the_model_before_anything_is_removed(tmp_path: Path) -> None:
     )
     again = sensitivity(tmp_path, "--samples", "64")
     assert again.returncode == 0
-    assert "kept" in again.stderr
+    assert "cached" in again.stderr
     lines = again.stdout.splitlines()
     assert len(lines) == len(found["curves"]) + 2
     assert lines[-1] == "report: runs/curves-sensitivity/report.html"

@@ -81,7 +81,7 @@ def outputs(out: Path) -> dict[str, bytes]:
 def test_a_run_leaves_outputs_and_reports_and_a_second_one_keeps_everything(project: Project, out: Path) -> None:
     path = project(STAMPS)
     statuses, record, notes = run(path, out)
-    assert statuses == dict.fromkeys(["model", "stamp", "second", "compile", "package"], "made")
+    assert statuses == dict.fromkeys(["model", "stamp", "second", "compile", "package"], "done")
     assert (record["status"], record["error"]) == ("ok", None)
     assert report(out) == json.loads(json.dumps(record))
     left = outputs(out)
@@ -92,7 +92,7 @@ def test_a_run_leaves_outputs_and_reports_and_a_second_one_keeps_everything(proj
     assert tiny.unsound(out / ".store") == []
 
     statuses, record, notes = run(path, out)
-    assert set(statuses.values()) == {"kept"}
+    assert set(statuses.values()) == {"cached"}
     assert notes.worked == []  # no stage and no probe
     assert notes.statuses == statuses
     assert outputs(out) == left
@@ -118,7 +118,7 @@ def test_stages_without_a_model_file_measure_the_original_against_itself(project
 
 def test_skipped_stages_are_in_the_record(project: Project, out: Path) -> None:
     statuses, record, notes = run(project(["train", "compile", "package"], target="cpu"), out)
-    assert statuses == {"model": "made", "train": "skipped", "compile": "skipped", "package": "made"}
+    assert statuses == {"model": "done", "train": "skipped", "compile": "skipped", "package": "done"}
     assert record["stages"][1]["reason"] == "the model came trained, from a file"
     assert notes.statuses["train"] == "skipped"
 
@@ -134,11 +134,11 @@ def test_the_original_is_the_model_before_the_first_change(project: Project, out
 
 
 def changed(first: dict[str, str]) -> list[str]:
-    return [name for name, status in first.items() if status == "made"]
+    return [name for name, status in first.items() if status == "done"]
 
 
 @pytest.mark.parametrize(
-    ("stages", "made"),
+    ("stages", "rerun"),
     [
         ([{"stamp": {"text": "other"}}, *STAMPS[1:]], ["stamp", "second"]),  # whose output is as before
         ([STAMPS[0], {"stamp": {"text": "other", "id": "second"}}, *STAMPS[2:]], ["second", "compile", "package"]),
@@ -151,14 +151,14 @@ def changed(first: dict[str, str]) -> list[str]:
     ],
 )
 def test_a_changed_setting_makes_anew_only_what_depends_on_it(
-    project: Project, out: Path, stages: list[Any], made: list[str]
+    project: Project, out: Path, stages: list[Any], rerun: list[str]
 ) -> None:
     run(project(STAMPS), out)
-    assert changed(run(project(stages), out)[0]) == made
+    assert changed(run(project(stages), out)[0]) == rerun
 
 
 @pytest.mark.parametrize(
-    ("keys", "made"),
+    ("keys", "rerun"),
     [
         ({"seed": 1}, ["seeded"]),
         ({"name": "other"}, ["package"]),
@@ -170,11 +170,11 @@ def test_a_changed_setting_makes_anew_only_what_depends_on_it(
     ],
 )  # fmt: skip
 def test_a_changed_key_makes_anew_only_what_depends_on_it(
-    project: Project, out: Path, keys: dict[str, Any], made: list[str]
+    project: Project, out: Path, keys: dict[str, Any], rerun: list[str]
 ) -> None:
     stages = [{"stamp": {"text": "x"}}, "seeded", "package"]
     run(project(stages), out)
-    assert changed(run(project(stages, **keys), out)[0]) == made
+    assert changed(run(project(stages, **keys), out)[0]) == rerun
 
 
 def test_other_data_and_another_model_are_noticed(project: Project, out: Path) -> None:
@@ -238,8 +238,8 @@ def test_preview_says_what_a_run_would_do_and_creates_nothing(project: Project, 
     assert not out.exists()
     run(path, out)
     before = sorted(out.rglob("*"))
-    assert preview(path) == {**dict.fromkeys(names, "kept"), "compile": "skipped"}
-    assert preview(path, "second") == {**hint, "model": "kept", "stamp": "kept"}
+    assert preview(path) == {**dict.fromkeys(names, "cached"), "compile": "skipped"}
+    assert preview(path, "second") == {**hint, "model": "cached", "stamp": "cached"}
     assert sorted(out.rglob("*")) == before
 
 
@@ -252,7 +252,7 @@ def test_a_run_goes_on_after_a_failure(project: Project, out: Path, tmp_path: Pa
     assert str(error) == "fail: there is nothing to do it with; allowed: something; get something"
     assert record["status"] == "failed"
     assert record["error"] == {"stage": "fail", "message": str(error), "exit_code": 5}
-    assert tiny.statuses(record) == {"model": "made", "stamp": "made", "fail": "failed", "package": "not run"}
+    assert tiny.statuses(record) == {"model": "done", "stamp": "done", "fail": "failed", "package": "not run"}
     assert (record["models"], record["outputs"]) == ({"original": None, "result": None}, {})
     assert outputs(out) == {}
     assert tiny.unsound(out / ".store") == []
@@ -260,7 +260,7 @@ def test_a_run_goes_on_after_a_failure(project: Project, out: Path, tmp_path: Pa
 
     (tmp_path / "repaired").touch()
     statuses, record, _ = run(path, out)
-    assert statuses == {"model": "kept", "stamp": "kept", "fail": "made", "package": "made"}
+    assert statuses == {"model": "cached", "stamp": "cached", "fail": "done", "package": "done"}
     assert report(out)["status"] == "ok"
 
 
@@ -297,7 +297,7 @@ def test_a_cached_result_is_found_without_a_compiler_and_by_another_store(
     assert run(one, tmp_path / "theirs")[1]["placement"]["compiled"] is True
     compiler.unlink()
     statuses, record, _ = run(project([{"compile": {"cache": str(tmp_path / "cache")}}, "package"]), out)
-    assert statuses["compile"] == "made"  # what the cache holds has changed
+    assert statuses["compile"] == "done"  # what the cache holds has changed
     assert record["placement"]["compiled"] is True
     assert outputs(out) == outputs(tmp_path / "theirs")
 
@@ -323,7 +323,7 @@ def test_an_interruption_is_recorded(project: Project, out: Path) -> None:
     _, record, _ = failed(project([STAMPS[0], {"fail": {"how": "interrupt"}}, "package"]), out, KeyboardInterrupt)
     assert record["status"] == "interrupted"
     assert (record["error"]["stage"], record["error"]["exit_code"]) == ("fail", 130)
-    assert tiny.statuses(record) == {"model": "made", "stamp": "made", "fail": "failed", "package": "not run"}
+    assert tiny.statuses(record) == {"model": "done", "stamp": "done", "fail": "failed", "package": "not run"}
     assert tiny.unsound(out / ".store") == []
 
 
@@ -342,7 +342,7 @@ def test_data_that_does_not_fit_the_model(project: Project, out: Path) -> None:
     error, record, _ = failed(path, out, ModelError)
     assert str(error).startswith("accuracy of model: takes [1, 4, 4, 1], but the data gives [1, 5, 5, 1]; add a resize")
     assert record["error"]["stage"] is None
-    assert tiny.statuses(record) == {"model": "made"}
+    assert tiny.statuses(record) == {"model": "done"}
 
 
 def test_more_classes_than_the_model_knows(project: Project, out: Path) -> None:
@@ -478,7 +478,7 @@ def test_an_interrupted_run_says_so_once_and_goes_on_later(
     process = start(path)
     results, told = process.communicate()
     assert process.returncode == 0, told
-    assert tiny.statuses(report(out)) == {"model": "kept", "stamp": "kept", "pause": "made", "package": "made"}
+    assert tiny.statuses(report(out)) == {"model": "cached", "stamp": "cached", "pause": "done", "package": "done"}
 
 
 def undisturbed(project: Project, tmp_path: Path, stages: list[Any]) -> dict[str, bytes]:
@@ -572,7 +572,7 @@ def test_runs_at_the_same_time_share_the_work_and_end_right(
     assert [process.returncode for process in processes] == [0, 0, 0], done
     statuses = [tiny.statuses(json.loads(results)) for results, _ in done]
     for step in statuses[0]:
-        assert sorted(row[step] for row in statuses) == ["kept", "kept", "made"]
+        assert sorted(row[step] for row in statuses) == ["cached", "cached", "done"]
     assert outputs(out) == expected
     assert unsound(out) == []
 
@@ -616,7 +616,7 @@ def test_when_the_one_that_was_waited_for_is_killed_the_other_does_the_work(
     (tmp_path / "go").touch()
     second.communicate()
     assert second.returncode == 0
-    assert tiny.statuses(report(out)) == {"model": "kept", "pause": "made", "package": "made"}
+    assert tiny.statuses(report(out)) == {"model": "cached", "pause": "done", "package": "done"}
     run(path, out)
     assert unsound(out) == []
 

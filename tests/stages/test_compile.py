@@ -110,7 +110,7 @@ def test_what_the_compiler_did_otherwise(given: Any, context: Context, programs:
     ]
     assert len(notes.noted) == len(facts["differences"])
     assert f"FULLY_CONNECTED: {late}: predicted 0, compiler 1" in notes.noted
-    shown = recorded({"compile": StageRecord("compile", "compile", "made", facts=facts)})
+    shown = recorded({"compile": StageRecord("compile", "compile", "done", facts=facts)})
     assert shown is not None
     assert shown.compiled is True
     assert shown.ops[1].placement == "cpu"

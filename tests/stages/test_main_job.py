@@ -62,7 +62,7 @@ STAGES = """
 
 def test_every_stage_runs_and_the_record_says_what_it_cost(whole: tuple[Path, dict[str, Any]]) -> None:
     _, record = whole
-    assert [row["status"] for row in record["stages"]] == ["made"] * 7
+    assert [row["status"] for row in record["stages"]] == ["done"] * 7
     assert record["status"] == "ok"
     assert record["models"]["original"]["stage"] == "train"
     original, result = (record["models"][side]["measurements"] for side in ("original", "result"))
@@ -93,7 +93,7 @@ def test_the_same_again_keeps_everything_and_never_imports_tensorflow(whole: tup
     blocked = "import sys\nfor name in ('tensorflow', 'keras', 'tf_keras'): sys.modules[name] = None"
     code, record, errors = compress(whole[0], "builder: digits_cnn", STAGES, before=blocked)
     assert code == 0, errors
-    assert {row["status"] for row in record["stages"]} == {"kept"}
+    assert {row["status"] for row in record["stages"]} == {"cached"}
     first = {key: value for key, value in whole[1].items() if key in ("models", "comparison", "outputs", "latency")}
     assert first == {key: record[key] for key in first}
 
@@ -103,7 +103,7 @@ def test_a_changed_setting_runs_only_what_depends_on_it(whole: tuple[Path, dict[
         whole[0], "builder: digits_cnn", STAGES.replace("method: qat, epochs: 1", "io: uint8")
     )
     assert code == 0, errors
-    assert [row["status"] for row in record["stages"]] == ["kept"] * 4 + ["made"] * 3
+    assert [row["status"] for row in record["stages"]] == ["cached"] * 4 + ["done"] * 3
 
 
 def test_a_keras_file_is_not_trained_and_can_be_pruned_twice(whole: tuple[Path, dict[str, Any]]) -> None:
@@ -136,7 +136,7 @@ def test_zeros_and_shared_weights_survive_and_every_step_says_what_its_file_pack
     code, record, errors = compress(whole[0], "builder: digits_cnn", stages)
     assert code == 0, errors
     rows = {row["stage"]: row for row in record["stages"]}
-    assert rows["train"]["status"] == "kept"
+    assert rows["train"]["status"] == "cached"
     for stage in ("sparsify", "cluster", "quantize"):
         assert 0.49 < rows[stage]["facts"]["zeros"] < 0.55, stage
     assert max(kernel["distinct"] for kernel in rows["cluster"]["facts"]["kernels"].values()) <= 8

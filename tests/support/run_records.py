@@ -27,7 +27,7 @@ def sizes(size: int, macs: int) -> Record:
 def stage(identity: str, accuracy: float, macs: int, size: int, **more: Any) -> Record:
     taken = {"accuracy": m(accuracy, "fraction", reach=0.022, note="169 validation samples; Wilson interval")}
     return {
-        "id": identity, "stage": identity, "status": "made", "seconds": 12.34, "reason": None, "kind": "keras model",
+        "id": identity, "stage": identity, "status": "done", "seconds": 12.34, "reason": None, "kind": "keras model",
         "settings": {"epochs": 4, "id": None}, "measurements": taken | sizes(size, macs),
         "facts": {"history": {"loss": [0.9, 0.31, 0.123456789]}, "removed": {"conv_2": 12}, "fused": True},
     } | more
@@ -35,7 +35,7 @@ def stage(identity: str, accuracy: float, macs: int, size: int, **more: Any) -> 
 
 def with_stages(*stages: Record) -> Record:
     """A complete run of these stages, of which only what matters is given."""
-    defaults = {"status": "made", "stage": "train", "settings": {}, "measurements": {}}
+    defaults = {"status": "done", "stage": "train", "settings": {}, "measurements": {}}
     return full() | {"stages": [{"id": each.get("stage"), "facts": {}} | defaults | each for each in stages]}
 
 
@@ -104,7 +104,7 @@ FULL: Record = {
     "stages": [
         stage("load", 0, 0, 0, seconds=0.4, reason="an untrained model", measurements=UNTRAINED),
         stage("train", 0.982, 2_360_000, 410_000),
-        stage("prune", 0.964, 1_132_800, 204_800, status="kept", seconds=None, reason="as in an earlier run"),
+        stage("prune", 0.964, 1_132_800, 204_800, status="cached", seconds=None, reason="as in an earlier run"),
         stage("distill", 0.978, 1_132_800, 204_800),
         stage("quantize", 0.976, 1_132_800, 106_824, kind="tflite model"),
         stage("compile", 0.976, 1_132_800, 106_824, kind="checked tflite model"),

@@ -208,7 +208,7 @@ def test_check_and_legalize_on_the_command_line(
 def test_a_pipeline_compiles_and_packs(npu: targets.Target, tmp_path: Path) -> None:
     notes, path = tiny.Notes(), tiny.project(tmp_path / "project", target="npu")
     record = runner.run(load(path, tiny.STAGES), tmp_path / "runs", notes, frozenset()).to_json()
-    assert tiny.statuses(record) == {"model": "made", "compile": "made", "package": "made"}
+    assert tiny.statuses(record) == {"model": "done", "compile": "done", "package": "done"}
     assert record["target"] == {"name": "npu", "summary": "A processor for convolutions"}
     assert record["stages"][1]["facts"]["placement"]["summary"] == "1 of 2 operators run on the NPU"
     (packed,) = (tmp_path / "runs" / "tiny").glob("*.coralline")
