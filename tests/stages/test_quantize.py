@@ -293,7 +293,7 @@ def fitting(keras: Any) -> tuple[Network, str]:
 @pytest.mark.parametrize("setting", ["ranges", "equalize", "correct_bias", "rounding", "search"])
 def test_a_plan_goes_without_what_is_searched(setting: str) -> None:
     default = Quantize.model_fields[setting].default
-    with pytest.raises(ValidationError, match=f"{setting}: a `plan` replaces the search; leave out"):
+    with pytest.raises(ValidationError, match=f"{setting}: a `plan` replaces the search; remove one"):
         Quantize.model_validate({"plan": Path("quantization.json"), setting: default})
 
 
@@ -355,7 +355,7 @@ def test_hardness_and_coverage_need_layers() -> None:
 
 
 def test_a_trained_model_needs_no_proxy() -> None:
-    with pytest.raises(ValidationError, match="the model is trained already; say `of: model`"):
+    with pytest.raises(ValidationError, match="the model is trained already; set `of: model`"):
         Quantize(method="qat", subset=Subset(by="hardness", share=0.5))
     Quantize(method="qat", subset=Subset(by="hardness", share=0.5, of="model"))
 
