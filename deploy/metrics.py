@@ -158,7 +158,7 @@ class ServiceMetrics:
             self._model.observe(job.ended - job.started)
 
     def text(self, worker: Any, clients: int, held_bytes: int) -> bytes:
-        """Return the answer to /metrics."""
+        """Return the metrics as text in Prometheus' format, for /metrics."""
         self._waiting.set(worker.waiting)
         self._clients.set(clients)
         self._held.set(held_bytes)

@@ -56,7 +56,7 @@ def write_manifest(data: Dataset, path: Path) -> int:
     """
     paths = data.source.files()
     if not paths:
-        raise DataError("comes from no files of yours", where=f"data.source.{data.source.name}")
+        raise DataError("does not come from files", where=f"data.source.{data.source.name}")
     digests = files.digests(paths)
     manifest.write(path, {paths[name]: digest for name, digest in digests.items()})
     return len(digests)

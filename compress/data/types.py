@@ -71,13 +71,13 @@ class Data(Protocol):
         """Shape of one preprocessed sample, without the batch."""
 
     def inputs(self, split: Split) -> NDArray[np.float32]:
-        """All samples of a split, preprocessed: [n, *input_shape]. Large ones are a memory map: take slices."""
+        """Return all preprocessed samples of a split [n, *input_shape]; a large split is a memory map: read slices."""
 
     def raw(self, split: Split, indices: NDArray[np.int64]) -> list[NDArray[Any]]:
-        """Some samples of a split as they came, before preprocessing."""
+        """Return some samples of a split before preprocessing, in the type and shape of the files."""
 
     def labels(self, split: Split) -> NDArray[np.int64]:
-        """The label of every sample of a split: [n]. For other tasks, what samples are divided by."""
+        """Return the labels of a split [n]; for tasks without classes, the groups that splits keep balanced."""
 
     def targets(self, split: Split) -> NDArray[np.float32]:
         """The numbers to predict for every sample of a split, for regression: [n, targets]."""

@@ -91,7 +91,7 @@ BAD = {
     "an error later": ("def load():\n    yield X[0], 0\n    raise OSError('gone')", "failed: OSError: gone"),
     "a number": ("def load(): return 5", "gave int; allowed: a map with x and y"),
     "text": ("def load(): return 'x'", "gave str"),
-    "nothing": ("def load(): return []", "gave nothing"),
+    "nothing": ("def load(): return []", "returned no samples"),
     "other keys": ("def load(): return {'x': X, 'z': Y}", "gave the keys x, z"),
     "arrays in a list": ("def load(): return [X, Y]", "item 0 is ndarray"),
     "mixed": ("def load(): return [(X[0], 0), (X[1], 1, 'train')]", "item 1 is tuple"),

@@ -113,7 +113,7 @@ def _gathered(rows: Iterable[Any], where: str) -> dict[str, Any]:
         if not isinstance(row, tuple) or len(row) not in (2, 3) or len(row) != len(entries[0]):
             raise DataError(f"item {place} is {type(row).__name__}", where=where, allowed=GIVES)
     if not entries:
-        raise DataError("gave nothing", where=where, allowed=GIVES)
+        raise DataError("returned no samples", where=where, allowed=GIVES)
     return dict(zip(KEYS, (list(column) for column in zip(*entries, strict=True)), strict=False))
 
 

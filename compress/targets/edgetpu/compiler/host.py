@@ -80,7 +80,7 @@ class Local:
 
     @property
     def where(self) -> str:
-        """The program."""
+        """The path of the program, for messages."""
         return str(self.program)
 
     def identity(self) -> str:
