@@ -86,7 +86,7 @@ def test_a_result_over_the_budget_is_returned(tmp_path: Path) -> None:
 
 
 def test_wrong_arguments(project: Path) -> None:
-    with pytest.raises(PipelineError, match="there is no stage 'compil' to force; allowed: model, compile, package"):
+    with pytest.raises(PipelineError, match="force: unknown stage 'compil'; allowed: model, compile, package"):
         compress.run(project, force=["compil"])
     with pytest.raises(ModelError, match=r"gone\.tflite"):
         compress.check("gone.tflite")

@@ -77,7 +77,7 @@ def run(pipeline: FilePath, *, out: FilePath = "runs", force: Sequence[str] = ()
     known = [step.id for step in checked.steps]
     for name in force:
         if name not in known:
-            raise PipelineError(f"there is no stage {name!r} to force", where=str(pipeline), allowed=", ".join(known))
+            raise PipelineError(f"force: unknown stage {name!r}", where=str(pipeline), allowed=", ".join(known))
     folder = Path(out) / checked.head.name
     record = runner.run(checked, Path(out), _SilentMonitor(folder / runner.LOG), frozenset(force))
     if record.models is None:

@@ -78,13 +78,7 @@ def _add_sensitivity(subparsers: Subparsers) -> None:
         metavar="N",
         help="number of training samples (default: 512)",
     )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("runs"),
-        metavar="DIR",
-        help="folder for the results (default: runs)",
-    )
+    parser.add_out()
     parser.add_json()
 
 

@@ -21,12 +21,12 @@ from compress.errors import EXIT_INTERRUPTED, CorallineError, PipelineError, Res
 from compress.version import __version__
 
 PROGRAM = "python -m compress"
-INTERRUPTED = "interrupted; run the same command to go on"
+INTERRUPTED = "interrupted; run the same command to continue"
 GROUPS = (run, models, data, devices, applications, keys, reference)
 EXIT_CODES = """exit codes:
   0 done   1 internal error   2 pipeline file or arguments   3 data   4 model   5 a stage failed
   6 disk or permission   7 over budget, or one answer to nearly everything   8 a bundle cannot be signed
-  9 check: some operators stay on the CPU   10 check: the compiler would refuse the model   14 doctor: errors were found
+  9 check: some operators stay on the CPU   10 check: the compiler will reject the model   14 doctor: errors were found
   15 a device was not reached, or was not changed   130 interrupted
 """
 
@@ -99,7 +99,7 @@ def with_command(arguments: Sequence[str], commands: Sequence[str]) -> list[str]
         from compress.suggestions import listing, nearest
 
         allowed = f"a pipeline file, {listing(commands)}"
-        raise PipelineError(f"there is no command {first!r}", allowed=allowed, hint=nearest(first, commands))
+        raise PipelineError(f"unknown command {first!r}", allowed=allowed, hint=nearest(first, commands))
     return ["run", *arguments]
 
 

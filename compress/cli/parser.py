@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from compress.cli.output import write
@@ -31,6 +32,12 @@ class Parser(argparse.ArgumentParser):
         """Add an argument, and remember its name for suggestions."""
         self.option_names += [name for name in names if name.startswith("--")]
         return super().add_argument(*names, **settings)
+
+    def add_out(self) -> None:
+        """Add the option `--out` of commands that run a pipeline."""
+        self.add_argument(
+            "--out", type=Path, default=Path("runs"), metavar="DIR", help="folder for the results (default: runs)"
+        )
 
     def add_json(self) -> None:
         """Add the option `--json`."""

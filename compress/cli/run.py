@@ -25,13 +25,7 @@ def add_parsers(subparsers: Subparsers) -> None:
     parser = add_command(subparsers, "run", "Run a pipeline file; the word `run` may be omitted", run, usage=usage)
     parser.add_argument("pipeline", type=Path, help="the pipeline file")
     parser.add_argument("--dry-run", action="store_true", help="check the file and list what would be done")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("runs"),
-        metavar="DIR",
-        help="folder for the results (default: runs)",
-    )
+    parser.add_out()
     parser.add_argument(
         "--force", action="append", default=[], metavar="STAGE", help="re-run the stage with this id; repeatable"
     )
@@ -50,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     known = [step.id for step in pipeline.steps]
     for name in options.force:
         if name not in known:
-            raise PipelineError(f"--force: there is no stage {name!r} in this pipeline", allowed=", ".join(known))
+            raise PipelineError(f"--force: unknown stage {name!r}", allowed=", ".join(known))
     if options.dry_run:
         return _dry_run(pipeline, options)
     from compress.cli.console import Console

@@ -249,7 +249,7 @@ class Dataset:
         def put(place: int, sample: NDArray[Any]) -> None:
             samples.append(sample)
 
-        decode(lambda place: self._read(self._samples, int(chosen[place])), len(chosen), put, hint=self._todo)
+        decode(lambda place: self._read(self._samples, int(chosen[place])), len(chosen), put, hint=self._hint)
         return samples
 
     def inputs(self, split: Split) -> NDArray[np.float32]:
@@ -331,11 +331,11 @@ class Dataset:
             rows.put(place, image)
 
         with rows:
-            decode(lambda place: self._preprocessed(int(indices[place])), len(indices), put, self._progress, self._todo)
+            decode(lambda place: self._preprocessed(int(indices[place])), len(indices), put, self._progress, self._hint)
             return rows.taken()
 
     @property
-    def _todo(self) -> str:
+    def _hint(self) -> str:
         """Advice for unreadable samples; not every source can leave them out."""
         return LEAVE_OUT if "corrupt" in type(self.source).model_fields else REPAIR
 

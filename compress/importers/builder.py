@@ -25,12 +25,12 @@ def find(builder: str, folder: Path, *, trust: bool) -> tuple[Path, str]:
 
     Args:
         builder: the name of a shipped builder, or a path `file.py` or `file.py:function`.
-        folder: what paths are relative to.
-        trust: whether code of the user's own may be run.
+        folder: the folder that paths are relative to.
+        trust: whether custom code may be run.
 
     Raises:
-        UntrustedError: a file of one's own without trust.
-        ModelError: there is no such builder.
+        UntrustedError: the builder is a custom file, and `trust` is not set.
+        ModelError: the builder is unknown.
     """
     if builder in names():
         return shipped("models") / f"{builder}.py", FUNCTION
@@ -38,13 +38,13 @@ def find(builder: str, folder: Path, *, trust: bool) -> tuple[Path, str]:
     file = f"{file}.py" if colon else builder
     if not file.endswith(".py"):
         raise ModelError(
-            f"there is no builder {builder!r}",
+            f"unknown builder {builder!r}",
             allowed=f"{listing(names())}, or a path to a Python file",
             hint=nearest(builder, names()),
         )
     path = folder / file
     if not path.is_file():
-        raise ModelError(f"there is no file {path}", hint="check the path")
+        raise ModelError(f"the file {path} does not exist", hint="check the path")
     if not trust:
         raise UntrustedError(f"the builder {path} is a program that would be run", hint="set `trust: true` under model")
     return path, function if colon and function else FUNCTION
@@ -84,7 +84,7 @@ def _called(path: Path, function: str, arguments: tuple[Any, ...]) -> Any:
         spec.loader.exec_module(module)
         if not callable(getattr(module, function, None)):
             hint = "data for detection needs one: see docs/detection.md" if function == DETECTOR else ""
-            raise ModelError(f"there is no function {function!r}", where=str(path), hint=hint)
+            raise ModelError(f"unknown function {function!r}", where=str(path), hint=hint)
         return getattr(module, function)(*arguments)
     except ModelError:
         raise

@@ -97,13 +97,13 @@ def detect(path: Path, signature: str | None = None, shapes: Shapes | None = Non
         shapes: shapes of inputs with open dimensions by name, for an .onnx file only.
 
     Raises:
-        ModelError: there is no such file, its format is not supported, or an option does not belong to its format.
+        ModelError: the file does not exist, its format is not supported, or an option does not belong to its format.
     """
     if not path.is_dir() and not path.is_file():
-        raise ModelError(f"there is no file {path}", hint="check the path")
+        raise ModelError(f"the file {path} does not exist", hint="check the path")
     suffix = path.suffix.lower()
     if not path.is_dir() and suffix not in KINDS:
-        raise ModelError(f"{path.name} is of no format that is read", allowed=FORMATS)
+        raise ModelError(f"{path.name} has an unsupported format", allowed=FORMATS)
     kind: Kind = "saved_model" if path.is_dir() else KINDS[suffix]
     if shapes and kind != "onnx":
         raise ModelError("its inputs are given no shapes", where=str(path), allowed="those of an .onnx file")

@@ -36,7 +36,7 @@ class Redundancy:
 
     @property
     def sparse(self) -> bool:
-        """Whether there are so many zeros that they must come from sparsification."""
+        """Whether the share of zeros is so high that it comes from sparsification."""
         return self.zeros >= SPARSE
 
     @property

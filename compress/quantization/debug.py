@@ -24,7 +24,7 @@ HARMFUL = 0.1
 """Share of the error above which bias shifts are reported as a cause."""
 UNEVEN = 8.0
 WIDE = 4.0
-"""A range is too wide if it is so many times the range of 99.9% of the values."""
+"""Ratio to the range of 99.9% of the values above which a range is too wide."""
 IMBALANCED = 32.0
 """Ratio of the largest to the median channel above which channels are imbalanced."""
 DEAD = 0.25
@@ -58,7 +58,7 @@ class LayerError:
 
 
 def affordable_samples(network: Network, macs: int) -> int:
-    """Return how many samples `errors` should take of a network with so many multiply-accumulates for one sample."""
+    """Return the number of samples for `errors`, for a network with `macs` multiply-accumulates per sample."""
     runs = len(quantizer_placement.find(network)) + 2 * len(_weighted(network))
     return int(np.clip(MOST_MACS // max(runs * macs, 1), LEAST_SAMPLES, MOST_SAMPLES))
 

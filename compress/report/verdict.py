@@ -149,7 +149,7 @@ def valid_parts(record: RunRecord) -> str:
     stages = "stage that was" if len(done) == 1 else "stages that were"
     return (
         f"Still valid: the {len(done)} {stages} completed ({first(done, 12)}), with the numbers given for them below. "
-        f"They are stored; the next run goes on from there.{compared}"
+        f"They are stored; the next run continues from there.{compared}"
     )
 
 

@@ -196,7 +196,7 @@ def _decimals_of_fraction(size: float) -> int:
 
 
 def _decimals(size: float, digits: int) -> int:
-    """Return the number of decimals for so many significant digits."""
+    """Return the number of decimals of a value of this size for `digits` significant digits."""
     return 0 if size == 0 else max(0, min(6, digits - 1 - math.floor(math.log10(size))))
 
 

@@ -99,7 +99,7 @@ def test_a_bad_pipeline_file(coralline: Coralline, tmp_path: Path, path: Path) -
 
 def test_forcing_a_stage_that_is_not_there(coralline: Coralline, tmp_path: Path, path: Path) -> None:
     message = refusal(coralline(path, "--force", "compile", "--force", "compil"), 2)
-    assert message == "--force: there is no stage 'compil' in this pipeline; allowed: model, compile, package"
+    assert message == "--force: unknown stage 'compil'; allowed: model, compile, package"
     assert not (tmp_path / "runs").exists()
 
 
@@ -138,7 +138,7 @@ def test_a_file_without_a_suffix_is_a_pipeline_file(coralline: Coralline, tmp_pa
 
 def test_a_wrong_command(coralline: Coralline) -> None:
     message = refusal(coralline("chek", "model.tflite"), 2)
-    assert message.startswith("there is no command 'chek'; allowed: a pipeline file, run, import, check, ")
+    assert message.startswith("unknown command 'chek'; allowed: a pipeline file, run, import, check, ")
     assert message.endswith("; did you mean 'check'?")
     assert "did you mean" not in refusal(coralline("xyzxyz"), 2)
 
@@ -299,7 +299,7 @@ def test_an_interruption_that_a_library_made_an_error_of_its_own(coralline: Cora
     path = tiny.project(tmp_path / "project", [{"fail": {"how": "swallow"}}])
     done = coralline(path)
     assert (done.returncode, done.stdout) == (130, "")
-    assert done.stderr.splitlines()[2:] == ["coralline: interrupted; run the same command to go on"]
+    assert done.stderr.splitlines()[2:] == ["coralline: interrupted; run the same command to continue"]
 
 
 @pytest.mark.parametrize("as_json", [False, True])

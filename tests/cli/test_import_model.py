@@ -123,8 +123,8 @@ def test_everything_refused_is_listed(tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["missing.h5"], 4, "there is no file"),
-        (["model.txt"], 4, "of no format that is read"),
+        (["missing.h5"], 4, "does not exist"),
+        (["model.txt"], 4, "has an unsupported format"),
         (["model.h5", "-o", "model.h5"], 2, "allowed: a name that ends in .keras"),
         (["model.h5", "-o", "model.tflite"], 2, "allowed: a name that ends in .keras"),
         (["model.h5", "--inputs", "model.txt"], 3, "an .npy file of samples"),

@@ -467,7 +467,7 @@ def test_an_interrupted_run_says_so_once_and_goes_on_later(
     results, told = process.communicate()
     assert process.returncode == 130
     assert results == ""
-    assert told.splitlines()[-1] == "coralline: interrupted; run the same command to go on"
+    assert told.splitlines()[-1] == "coralline: interrupted; run the same command to continue"
     assert told.count("coralline: ") == 2  # what is run, and this
     assert "Traceback" not in told
     assert report(out)["status"] == "interrupted"

@@ -474,16 +474,16 @@ def test_a_model_file_is_found_beside_the_pipeline(
 @pytest.mark.parametrize(
     ("file", "message"),
     [
-        ("nothing.tflite", "model: there is no file {folder}/nothing.tflite; check the path"),
+        ("nothing.tflite", "model: the file {folder}/nothing.tflite does not exist; check the path"),
         (
             "folder.tflite",
             "model: {folder}/folder.tflite: has no saved_model.pb; allowed: a folder with saved_model.pb",
         ),
-        ("dangling.tflite", "model: there is no file {folder}/dangling.tflite; check the path"),
-        ("file.yaml/m.tflite", "model: there is no file {folder}/file.yaml/m.tflite; check the path"),
-        ("model.pth", "model: model.pth is of no format that is read; allowed: .keras, .h5, .hdf5, .onnx, .tflite"),
-        ("noformat", "model: noformat is of no format that is read; allowed: .keras, .h5, .hdf5, .onnx, .tflite"),
-        ("/dev/zero", "model: there is no file /dev/zero; check the path"),
+        ("dangling.tflite", "model: the file {folder}/dangling.tflite does not exist; check the path"),
+        ("file.yaml/m.tflite", "model: the file {folder}/file.yaml/m.tflite does not exist; check the path"),
+        ("model.pth", "model: model.pth has an unsupported format; allowed: .keras, .h5, .hdf5, .onnx, .tflite"),
+        ("noformat", "model: noformat has an unsupported format; allowed: .keras, .h5, .hdf5, .onnx, .tflite"),
+        ("/dev/zero", "model: the file /dev/zero does not exist; check the path"),
         ("''", "model: {folder}: has no saved_model.pb; allowed: a folder with saved_model.pb"),
         ("x" * 5000, "model: cannot be read: File name too long; check model"),
     ],
@@ -534,13 +534,13 @@ def test_code_of_ones_own_needs_trust(
 @pytest.mark.parametrize(
     ("builder", "message"),
     [
-        ("digit_cnn", "model: there is no builder 'digit_cnn'; allowed: digits_cnn, ssd_small, or a path"),
-        ("''", "model: there is no builder ''; allowed: digits_cnn"),
-        ("digits_cnn:other", "model: there is no builder 'digits_cnn:other'; allowed: digits_cnn"),
-        ("../models/digits_cnn", "model: there is no builder '../models/digits_cnn'; allowed: digits_cnn"),
-        ("gone.py", "model: there is no file {folder}/gone.py; check the path"),
-        ("digits_cnn.py", "model: there is no file {folder}/digits_cnn.py; check the path"),
-        (".py", "model: there is no file {folder}/.py; check the path"),
+        ("digit_cnn", "model: unknown builder 'digit_cnn'; allowed: digits_cnn, ssd_small, or a path"),
+        ("''", "model: unknown builder ''; allowed: digits_cnn"),
+        ("digits_cnn:other", "model: unknown builder 'digits_cnn:other'; allowed: digits_cnn"),
+        ("../models/digits_cnn", "model: unknown builder '../models/digits_cnn'; allowed: digits_cnn"),
+        ("gone.py", "model: the file {folder}/gone.py does not exist; check the path"),
+        ("digits_cnn.py", "model: the file {folder}/digits_cnn.py does not exist; check the path"),
+        (".py", "model: the file {folder}/.py does not exist; check the path"),
     ],
 )  # fmt: skip
 def test_a_builder_that_is_not_there(refused: Callable[..., str], tmp_path: Path, builder: str, message: str) -> None:

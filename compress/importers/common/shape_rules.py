@@ -30,7 +30,7 @@ def axis_of(axis: int, shape: Sequence[int | None]) -> int:
     """Return an axis counted from the front.
 
     Raises:
-        NotImportedError: there is no such axis.
+        NotImportedError: the axis is out of range.
     """
     if not -len(shape) <= axis < len(shape):
         raise NotImportedError(f"axis {axis} is invalid for {list(shape)}")

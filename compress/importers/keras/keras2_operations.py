@@ -245,7 +245,7 @@ def cast(step: FunctionCall, x: Any, dtype: Any) -> Any:
         return x
     name = getattr(dtype, "name", dtype)
     if not isinstance(name, str):
-        raise NotImportedError("its type is no type")
+        raise NotImportedError("its dtype is not a name")
     return x if name == x.dtype else step.operation(CORE, "Cast", {"dtype": name}, [x])
 
 

@@ -192,7 +192,7 @@ def _entered(value: dict[str, Any], place: _Place) -> _Place:
 
 
 def _invalid_size(key: str, value: float) -> str:
-    """Return what is wrong with a number that is a size."""
+    """Return why a number is not a valid size; "" if it is one."""
     limit = MOST_REPEATED if key in _REPEATED else MOST_PER_SIDE if key in _SIZES else math.inf
     if isinstance(value, int) and abs(value) >= 2**63 and key != "seed":
         return f"it has a number of {value.bit_length()} bits"

@@ -17,10 +17,6 @@ from compress.ir.layer_specs.kernels import Kernel
 
 __all__ = ["ChannelFlow", "Kernel", "LayerSpec", "RangeRule", "all_specs", "spec_of", "spec_of_live"]
 
-RANKS = (1, 2)
-"""The numbers of spatial dimensions that TFLite has operators for."""
-NO_RANKS = ("Dropout", "AlphaDropout", "GaussianDropout", "GaussianNoise")
-
 INPUT = f.InputSpec("InputLayer")
 ACTIVATION = f.ActivationSpec("Activation")
 RELU = f.ReluSpec("ReLU")
@@ -28,9 +24,6 @@ PRELU = f.PReluSpec("PReLU", keras2=True)
 DENSE = f.DenseSpec("Dense", keras2=True)
 CONV_2D = f.ConvolutionSpec("Conv2D", 2, keras2=True)
 DEPTHWISE_CONV_2D = f.DepthwiseConvolutionSpec("DepthwiseConv2D", 2, keras2=True)
-SEPARABLE_CONV_2D = f.SeparableConvolutionSpec("SeparableConv2D", 2, keras2=True)
-ZERO_PADDING_2D = f.PaddingSpec("ZeroPadding2D", 2)
-CROPPING_2D = f.LinearSpatialSpec("Cropping2D", 2)
 BATCH_NORM = f.BatchNormSpec("BatchNormalization", keras2=True)
 LAYER_NORM = f.DecomposedSpec("LayerNormalization", keras2=True)
 GROUP_NORM = f.DecomposedSpec("GroupNormalization")
