@@ -141,7 +141,9 @@ def run(folder: Path, cache: Path, seed: int, epochs: int) -> dict[str, Any]:
     }
     data, method = load(folder / "cards.yaml").data, facts["ranges"].split()[0]
     joined = {
-        f"int8, one tensor, scores as {scores}": one_tensor(left / MODEL_KERAS, data, method, scores, facts["detector"])
+        f"int8, one tensor, scores as {scores}": one_tensor(
+            left / MODEL_KERAS, data, method, scores, facts["specification"]
+        )
         for scores in ("logits", "probabilities")
     }
     return {

@@ -33,6 +33,11 @@ class Metric:
     change: str
     limited: bool = False
 
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether a larger value of a task's metric is better: then its change is a drop."""
+        return self.change.endswith("_drop")
+
 
 SIZES = (
     Metric("macs", "MACs", "MACs", "macs_ratio"),

@@ -31,7 +31,9 @@ Use = Literal[
     "measured sensitivity",
     "class weights",
     "subset",
+    "augmentation",
     "rotation",
+    "labels",
     "selection by classes",
     "tfmot",
     "tfmot qat",
@@ -69,7 +71,8 @@ class Context:
         progress: the receiver of progress and notes.
         unfinished: a folder for the state of interrupted work, which the next attempt reads; None: nothing is kept.
         logs: a folder for TensorBoard's files; None: no logs.
-        detector: the specification of a detector's outputs (`deploy.contract.detection`); None for other models.
+        specification: how the model's outputs are read (`compress.tasks.base.Head.specification`); None if the data and
+            the layers say it.
     """
 
     name: str
@@ -82,7 +85,7 @@ class Context:
     progress: Progress
     unfinished: Path | None = None
     logs: Path | None = None
-    detector: Mapping[str, Any] | None = None
+    specification: Mapping[str, Any] | None = None
 
 
 class Work(Settings):

@@ -15,6 +15,7 @@ from compress.data.dataset import SOURCES, Splitting
 from compress.pipeline.schema import ModelSettings, PipelineKeys
 from compress.settings import Settings
 from compress.stages import STAGES
+from compress.tasks import TASKS
 from deploy.contract import preprocessing
 
 
@@ -100,6 +101,9 @@ def _yaml(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+TASK_KEY = "The task of the model, if the labels do not say it. By default that of the data source."
+
+
 def schema() -> dict[str, Any]:
     """Return the JSON schema of pipeline.yaml, for editors."""
     describe_settings()
@@ -114,6 +118,7 @@ def schema() -> dict[str, Any]:
         "required": ["source"],
         "properties": {
             "source": _named({name: _hoisted(_schema(kind), definitions) for name, kind in SOURCES.items()}),
+            "task": {"enum": [*TASKS], "description": TASK_KEY},
             "preprocess": {"type": "array", "items": _one_of({n: _step(s) for n, s in preprocessing.STEPS.items()})},
             "split": _hoisted(_schema(Splitting), definitions),
         },

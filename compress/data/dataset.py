@@ -55,10 +55,14 @@ class Dataset:
         source: where the samples come from.
         preprocessing: what is done to each of them.
         splitting: how to divide them; None leaves it to the source where it has an opinion.
+        task: what the samples are for; None for what their labels say.
     """
 
-    def __init__(self, source: Source, preprocessing: Preprocessing, splitting: Splitting | None) -> None:
+    def __init__(
+        self, source: Source, preprocessing: Preprocessing, splitting: Splitting | None, task: str | None = None
+    ) -> None:
         self.source = source
+        self._task = task
         self._preprocessing = preprocessing
         self._splitting = splitting
         self._inputs: dict[Split, NDArray[np.float32]] = {}
@@ -75,17 +79,20 @@ class Dataset:
         validation: Arrays | None = None,
         test: Arrays | None = None,
         *,
-        class_names: Sequence[str],
+        class_names: Sequence[str] = (),
         preprocess: Sequence[Mapping[str, Any]] = (),
+        task: str | None = None,
     ) -> Dataset:
         """Return a data set of arrays in memory.
 
         Args:
-            train: samples [n, ...] and labels [n], whole numbers from 0.
+            train: samples [n, ...] and labels: [n] whole numbers from 0; numbers [n, targets] for regression; [n,
+                classes] of 0 and 1, masks or points for other tasks; None for samples without labels.
             validation: the same for the validation split; None takes a tenth of the training samples.
             test: the same for the test split; None takes a fifth of the training samples.
-            class_names: the names of the classes; a label is an index into them.
+            class_names: the names of the classes, a label is an index into them; or of the targets.
             preprocess: preprocessing steps as in pipeline.yaml.
+            task: what the samples are for; None for classification, regression or no labels, as the labels say.
 
         Raises:
             DataError: samples and labels do not fit together, or a step is wrong.
@@ -98,7 +105,7 @@ class Dataset:
             preprocessing = Preprocessing(list(preprocess))
         except PreprocessingError as error:
             raise DataError(str(error), where="preprocess") from error
-        return cls(source, preprocessing, None)
+        return cls(source, preprocessing, None, task)
 
     def work_in(self, store: DecodedCache | None, progress: Progress) -> None:
         """Set the store for large splits, and the progress for decoding."""
@@ -108,7 +115,7 @@ class Dataset:
         """Return the same data set without a manifest, and with unreadable samples left out."""
         known = type(self.source).model_fields.keys()
         changes = {name: value for name, value in (("corrupt", "skip"), ("manifest", None)) if name in known}
-        data = Dataset(self.source.model_copy(update=changes), self._preprocessing, self._splitting)
+        data = Dataset(self.source.model_copy(update=changes), self._preprocessing, self._splitting, self._task)
         data._tolerant = True
         return data
 
@@ -121,6 +128,7 @@ class Dataset:
                 "preprocessing": self._preprocessing.digest,
                 "split": self._splitting.model_dump() if self._splitting else None,
                 "version": VERSION,
+                **({"task": self._task} if self._task else {}),
             }
         )
 
@@ -188,7 +196,7 @@ class Dataset:
     @property
     def task(self) -> str:
         """The name of the task of the samples. No sample is loaded."""
-        return self.source.task_name()
+        return self._task or self.source.task_name()
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -230,9 +238,29 @@ class Dataset:
         """Return counts, shapes, ranges and the samples left out (`compress.data.summary`)."""
         return summaries.summary(self)
 
-    def targets(self, split: Split) -> NDArray[np.float32]:
-        """Return the targets of every sample of a split, for regression: [n, targets]."""
-        assert self._samples.targets is not None  # the caller knows the task
+    @property
+    def has_objects(self) -> bool:
+        """Whether the samples have objects with boxes."""
+        return self._samples.objects is not None
+
+    @property
+    def has_targets(self) -> bool:
+        """Whether the samples have arrays as targets."""
+        return self._samples.targets is not None
+
+    def targets(self, split: Split) -> NDArray[Any]:
+        """Return the array that belongs to each sample of a split: [n, ...].
+
+        Raises:
+            DataError: the samples have none.
+        """
+        if self._samples.targets is None:
+            raise DataError(
+                f"the samples have no targets, which the task {self.task} needs",
+                where=f"data.source.{self.source.name}",
+                allowed="an array for each sample",
+                hint="check data.task and data.source",
+            )
         return self._samples.targets[self._indices[split]]
 
     def objects(self, split: Split) -> list[Objects]:
@@ -388,7 +416,7 @@ def _check(samples: Samples, name: str) -> None:
     if samples.objects is not None:
         _check_objects(samples, where)
         return
-    if samples.targets is not None:
+    if samples.targets is not None or not samples.has_labels:
         return
     outside = (labels < 0) | (labels >= len(classes))
     if outside.any():

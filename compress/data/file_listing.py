@@ -98,6 +98,7 @@ class Opened:
             skip=skip,
             notes=self.notes,
             groups=groups,
+            has_labels=bool(self.class_names),
         )
 
 
@@ -133,32 +134,62 @@ class InFiles(Stored):
 class LabelledFiles(InFiles):
     """A source of files with one label each, given by the folder of the file or by a table."""
 
-    labels: Labels | None = None
-    """A table of labels; without it, the class of a sample is the name of its folder."""
+    labels: Labels | Literal["none"] | None = None
+    """A table of labels; without it, the class of a sample is the name of its folder. none: the samples have no
+    labels."""
     classes: Classes | None = None
     """A file with the class names; by default the labels are the names."""
 
+    def task_name(self) -> str:
+        """Return "outputs" for samples without labels."""
+        return "outputs" if self.labels == "none" else super().task_name()
+
+    @property
+    def _table(self) -> Labels | None:
+        return None if self.labels == "none" else self.labels
+
     def used(self, tree: Tree) -> tuple[str, ...]:
         """Return the files with samples, and the tables."""
-        more = [table for table in (self.labels and self.labels.table, self.classes and self.classes.file) if table]
+        more = [table for table in (self._table and self._table.table, self.classes and self.classes.file) if table]
         return (*(table.file for table in self.listing(tree)), *(inside(name, tree.where) for name in more))
 
     def listing(self, tree: Tree) -> list[Listed]:
         """Return every sample with label and split, in a fixed order."""
         known = {self.classes.file} if self.classes else set()
-        listed = _tabled(tree, self.labels) if self.labels else _foldered(tree, self.suffixes, known)
+        if self.labels == "none":
+            listed = _unlabelled(tree, self.suffixes)
+        else:
+            listed = _tabled(tree, self.labels) if self.labels else _foldered(tree, self.suffixes, known)
         if not listed:
-            shown = f"CLASS/*{{{','.join(self.suffixes)}}}, or the same inside train/, val/ and test/"
-            allowed = "a row for each sample" if self.labels else shown
-            what = f"lists no files in {self.labels.table}" if self.labels else "contains no samples"
-            raise DataError(what, where=tree.where, allowed=allowed)
+            raise self._nothing_listed(tree)
         return listed
+
+    def _nothing_listed(self, tree: Tree) -> DataError:
+        suffixes = f"*{{{','.join(self.suffixes)}}}"
+        if self._table is not None:
+            return DataError(
+                f"lists no files in {self._table.table}", where=tree.where, allowed="a row for each sample"
+            )
+        if self.labels == "none":
+            return DataError("contains no samples", where=tree.where, allowed=suffixes)
+        loose = _unlabelled(tree, self.suffixes)
+        if loose:
+            return DataError(
+                f"contains {len(loose):,} samples, but none in the folder of a class",
+                where=tree.where,
+                allowed=f"CLASS/{suffixes}",
+                hint="set `labels: none` to use them without labels, or name a table with `labels: {table: …}`",
+            )
+        shown = f"CLASS/{suffixes}, or the same inside train/, val/ and test/"
+        return DataError("contains no samples", where=tree.where, allowed=shown)
 
     def open_files(self) -> Opened:
         """Return samples and labels without decoding."""
         tree = self.tree()
         listed = self.listing(tree)
         classes = class_names_of(tree, self.classes)
+        if self.labels == "none":
+            return Opened(tree, listed, np.zeros(len(listed), np.int64), (), False, self.notes(tree))
         words = [entry.label for entry in listed]
         reading = labels.read if self.labels else labels.named
         indexed = reading(words, classes, tree.describe(self.labels.table) if self.labels else tree.where)
@@ -166,7 +197,7 @@ class LabelledFiles(InFiles):
 
     def notes(self, tree: Tree) -> tuple[str, ...]:
         """Return a note on ignored files, unless a table lists the files."""
-        return () if self.labels else passed_over(tree.names, self.used(tree), self.suffixes)
+        return () if self._table else passed_over(tree.names, self.used(tree), self.suffixes)
 
 
 def passed_over(names: Sequence[str], used: Sequence[str], suffixes: tuple[str, ...] = ()) -> tuple[str, ...]:
@@ -182,6 +213,14 @@ def passed_over(names: Sequence[str], used: Sequence[str], suffixes: tuple[str, 
     kinds = Counter(f"{end} in no folder of a class" if end in suffixes else end or "without a suffix" for end in ends)
     shown = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common(MOST_KINDS))
     return (f"{len(rest):,} files were ignored: {shown}{', ...' * (len(kinds) > MOST_KINDS)}",) if rest else ()
+
+
+def _unlabelled(tree: Tree, suffixes: tuple[str, ...]) -> list[Listed]:
+    """Return all samples, wherever they are; if all are in folders of splits, with their split."""
+    names = [name for name in tree.names if name.lower().endswith(suffixes)]
+    words = [name.split("/")[0].lower() if "/" in name else "" for name in names]
+    divided = bool(names) and all(word in SPLIT_WORDS for word in words)
+    return [Listed(name, "", SPLIT_WORDS[word] if divided else None) for name, word in zip(names, words, strict=True)]
 
 
 def _foldered(tree: Tree, suffixes: tuple[str, ...], known: set[str]) -> list[Listed]:

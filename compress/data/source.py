@@ -20,12 +20,12 @@ from compress.settings import Settings
 
 @dataclass(frozen=True)
 class Samples:
-    """Labelled samples; `read` decodes a sample when it is used.
+    """Samples, with or without labels; `read` decodes a sample when it is used.
 
     Attributes:
         labels: int64 [n], indices into `class_names`. Where there are objects: what images are divided by, which may
             be the number of classes, for images without any.
-        class_names: the classes.
+        class_names: the classes; empty if the samples have no labels.
         read: the decoded sample at an index: [height, width] or [height, width, channels]; [time, channels] of a
             series, [samples] of a signal. Several threads call it at once.
         splits: the division that comes with the data, if one does: indices of each split.
@@ -35,9 +35,11 @@ class Samples:
         corrupt: what could not be read and was left out already, each with its reason.
         notes: what else whoever looks at the data should know.
         objects: for detection, those of each sample; otherwise None.
-        targets: for regression, the numbers to predict of each sample, float32 [n, targets]; otherwise None.
+        targets: the array that belongs to each sample: numbers to predict, labels of 0 and 1, a mask, points: [n, ...];
+            None if a sample has a class, objects or nothing.
         groups: what no two splits may share, of each sample, where a table says that; "" is no group.
         few: what to do where a division leaves a split empty.
+        has_labels: whether the samples have classes, objects or targets.
     """
 
     labels: NDArray[np.int64]
@@ -50,9 +52,10 @@ class Samples:
     corrupt: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     objects: tuple[Objects, ...] | None = None
-    targets: NDArray[np.float32] | None = None
+    targets: NDArray[Any] | None = None
     groups: NDArray[np.str_] | None = None
     few: str = "add samples, or change data.split"
+    has_labels: bool = True
 
     def part(self, indices: NDArray[np.int64]) -> Samples:
         """Return some of the samples; the indices are in ascending order."""

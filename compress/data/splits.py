@@ -24,6 +24,11 @@ def stratified(labels: Indices, indices: Indices, share: float, seed: int) -> tu
     return np.sort(np.concatenate(rest)), np.sort(np.concatenate(taken))
 
 
+def at_random(labels: Indices, indices: Indices, share: float, seed: int) -> tuple[Indices, Indices]:
+    """Divide indices at random: (remaining indices, `share` of them)."""
+    return stratified(np.zeros_like(labels), indices, share, seed)
+
+
 def quantile_strata(values: NDArray[np.float32], most: int = 10) -> Indices:
     """Number the samples by the quantile of a target, so that splits have the same range of it: [n], from 0.
 

@@ -38,8 +38,16 @@ class Described(Protocol):
     def labels(self, split: Split) -> NDArray[np.int64]:
         """Return the label of every sample of a split."""
 
-    def targets(self, split: Split) -> NDArray[np.float32]:
-        """Return the targets of every sample, for regression."""
+    @property
+    def has_objects(self) -> bool:
+        """Whether the samples have objects with boxes."""
+
+    @property
+    def has_targets(self) -> bool:
+        """Whether the samples have arrays as targets."""
+
+    def targets(self, split: Split) -> NDArray[Any]:
+        """Return the targets of every sample."""
 
     def objects(self, split: Split) -> list[Objects]:
         """Return the objects of every sample, for detection."""
@@ -67,16 +75,25 @@ def summary(data: Described) -> Facts:
     corrupt = data.corrupt
     return {
         "samples": {split: len(data.labels(split)) for split in SPLITS},
-        **(_target_ranges(data) if data.task == "regression" else _class_counts(data)),
+        **_label_counts(data),
         **_seen(looked),
         "corrupt": {"count": len(corrupt), "first": corrupt[:MOST_CORRUPT]},
         "notes": data.notes + _about_objects(data),
     }
 
 
+def _label_counts(data: Described) -> Facts:
+    """Return the counts of classes, or the ranges of targets, or nothing of samples without labels."""
+    nothing: Facts = {"counts": {}, "imbalance": None, "missing": []}
+    if data.has_targets:
+        targets = data.targets("train")
+        return _target_ranges(data) if targets.shape[1:] == (len(data.class_names),) else nothing
+    return _class_counts(data) if data.class_names else nothing
+
+
 def _classes(data: Described, split: Split) -> NDArray[np.int64]:
     """Return the class of each sample, or of each object."""
-    if data.task != "detection":
+    if not data.has_objects:
         return data.labels(split)
     return np.concatenate([classes for _, classes in data.objects(split)])
 
@@ -103,7 +120,7 @@ def _target_ranges(data: Described) -> Facts:
 
 
 def _about_objects(data: Described) -> list[str]:
-    if data.task != "detection":
+    if not data.has_objects:
         return []
     objects = [sample for split in SPLITS for sample in data.objects(split)]
     empty = sum(not len(sample.classes) for sample in objects)

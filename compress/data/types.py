@@ -56,7 +56,8 @@ class Data(Protocol):
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Names of the classes, a label is an index into it; for regression the names of the targets."""
+        """Names of the classes, a label is an index into it; for regression the names of the targets; empty if the
+        samples have no labels."""
 
     @property
     def preprocessing(self) -> list[dict[str, Any]]:
@@ -71,7 +72,10 @@ class Data(Protocol):
         """Shape of one preprocessed sample, without the batch."""
 
     def inputs(self, split: Split) -> NDArray[np.float32]:
-        """Return all preprocessed samples of a split [n, *input_shape]; a large split is a memory map: read slices."""
+        """Return all preprocessed samples of a split [n, *input_shape]; a large split is a memory map: read slices.
+
+        Samples of several tensors are rows (`deploy.contract.tensors`).
+        """
 
     def raw(self, split: Split, indices: NDArray[np.int64]) -> list[NDArray[Any]]:
         """Return some samples of a split before preprocessing, in the type and shape of the files."""
@@ -79,8 +83,16 @@ class Data(Protocol):
     def labels(self, split: Split) -> NDArray[np.int64]:
         """Return the labels of a split [n]; for tasks without classes, the groups that splits keep balanced."""
 
-    def targets(self, split: Split) -> NDArray[np.float32]:
-        """The numbers to predict for every sample of a split, for regression: [n, targets]."""
+    @property
+    def has_targets(self) -> bool:
+        """Whether the samples have arrays as targets."""
+
+    def targets(self, split: Split) -> NDArray[Any]:
+        """Return the array that belongs to each sample of a split [n, ...]: numbers, labels of 0 and 1, a mask, points.
+
+        Raises:
+            DataError: the samples have none.
+        """
 
     def objects(self, split: Split) -> list[Objects]:
         """The objects of every sample of a split, for detection."""

@@ -17,7 +17,8 @@ from compress.distillation.teachers import Teacher, TeacherOutput
 from compress.errors import ModelError
 from compress.ir import keras_graph as networks
 from compress.ir.keras_graph import LayerOutput, Network, tensors_in
-from compress.ir.tensorflow import keras
+from compress.ir.tensorflow import keras, run
+from compress.stage import Context
 from compress.suggestions import listing, nearest
 from compress.training.loop import head_of
 
@@ -75,14 +76,14 @@ def _flat(values: Any) -> Any:
     return keras().ops.reshape(values, (values.shape[0] or -1, int(np.prod(values.shape[1:]))))
 
 
-def set_up(model: Any, teacher: Teacher, settings: Features, data: Data) -> FeatureDistillation:
+def set_up(model: Any, teacher: Teacher, settings: Features, context: Context) -> FeatureDistillation:
     """Choose the layers to compare, and build the model to train.
 
     Args:
         model: the student. It is not changed: its layers are built again with the same weights.
         teacher: a teacher with layers.
         settings: the layers, and the comparison.
-        data: samples for the variance of the teacher's features.
+        context: samples for the variance of the teacher's features.
 
     Raises:
         ModelError: there are no such layers, or their outputs cannot be compared.
@@ -100,18 +101,23 @@ def set_up(model: Any, teacher: Teacher, settings: Features, data: Data) -> Feat
     sizes = [_common_size(student, ours, taught_by, theirs, settings) for ours, theirs in pairs]
     student_model = _with_outputs(student, [ours for ours, _ in pairs])
     teacher_model = _with_outputs(taught_by, [theirs for _, theirs in pairs])
-    student_features = [_pooled(x, size) for x, size in zip(student_model.outputs[1:], sizes, strict=True)]
-    teacher_features = [_pooled(x, size) for x, size in zip(teacher_model.outputs[1:], sizes, strict=True)]
+    student_outputs, teacher_outputs = len(model.outputs), len(teacher.model.outputs)
+    teacher_features = [
+        _pooled(x, size) for x, size in zip(teacher_model.outputs[teacher_outputs:], sizes, strict=True)
+    ]
+    student_features = [
+        _pooled(x, size) for x, size in zip(student_model.outputs[student_outputs:], sizes, strict=True)
+    ]
     names = tuple((ours.layer, theirs.layer) for ours, theirs in pairs)
-    combined = library.Model(teacher_model.inputs[0], [teacher_model.outputs[0], *teacher_features])
-    with_features = _with_features(teacher, combined, data)
+    combined = library.Model(teacher_model.inputs, [*teacher_model.outputs[:teacher_outputs], *teacher_features])
+    with_features = _with_features(teacher, combined, context)
     scales = (1.0,) * len(names)
     if settings.match == "projected":
         student_features = [_projected(x, y.shape[-1]) for x, y in zip(student_features, teacher_features, strict=True)]
-        scales = _variances(with_features, names, data)
+        scales = _variances(with_features, names, context.data)
     return FeatureDistillation(
-        library.Model(student_model.inputs[0], [student_model.outputs[0], *student_features]),
-        library.Model(student_model.inputs[0], student_model.outputs[0], name=model.name),
+        library.Model(student_model.inputs, [*student_model.outputs[:student_outputs], *student_features]),
+        library.Model(student_model.inputs, student_model.outputs[:student_outputs], name=model.name),
         with_features,
         names,
         scales,
@@ -193,14 +199,15 @@ def _projected(features: Any, channels: int) -> Any:
     return features if features.shape[-1] == channels else keras().layers.Dense(channels)(features)
 
 
-def _with_features(teacher: Teacher, model: Any, data: Data) -> Teacher:
+def _with_features(teacher: Teacher, model: Any, context: Context) -> Teacher:
     """Return the teacher with its features in addition to its logits, from one run of its layers."""
-    head = head_of(teacher.model, data)
+    head = head_of(teacher.model, context.data, context.specification)
     model.trainable = False
+    count = len(teacher.model.outputs)
 
     def predict(inputs: Any) -> TeacherOutput:
-        outputs = model(inputs, training=False)
-        return head.logits(outputs[0]), outputs[1:]
+        outputs = run(model, inputs)
+        return head.logits(outputs[:count]), outputs[count:]
 
     return replace(teacher, predict=predict)
 

@@ -77,22 +77,25 @@ def loss_of(
     labels_loss = label_loss(head)
 
     def loss(batch: Batch, outputs: Any) -> Any:
-        student_output, *student_features = outputs if hints else [outputs]
+        student_outputs = outputs
+        if hints:
+            count = len(hints.student.outputs)
+            student_outputs, student_features = outputs[:count], outputs[count:]
         teacher_outputs = [teacher.predict(batch.inputs) for teacher in teachers_in_steps]
         targets = batch.soft_targets
         if not precomputed:
             targets = _combined(head, teachers, teacher_outputs, distillation.temperature)
         total = distillation.weight * head.distillation_loss(
-            head.logits(student_output), targets, batch.labels, distillation
+            head.logits(student_outputs), targets, batch.labels, distillation
         )
         if distillation.weight < 1:
-            total += (1 - distillation.weight) * labels_loss.of(batch, student_output)
+            total += (1 - distillation.weight) * labels_loss.of(batch, student_outputs)
         if hints:
             _, teacher_features = teacher_outputs[0]
             total += hints.loss(teacher_features, student_features)
         return total
 
-    return Loss(loss, precomputed)
+    return Loss(loss, head, precomputed)
 
 
 def precompute(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,10 @@ import numpy as np
 from compress.data.types import Data
 from compress.errors import ModelError
 from compress.importers import model_file
+from compress.ir.tensorflow import run
 from compress.stage import Context
+from compress.tasks import task_of
+from compress.tasks.base import Head
 from compress.tflite.graph import Graph
 from compress.tflite.interpreter import LoadedModel
 from compress.training.loop import head_of
@@ -44,30 +46,35 @@ class Teacher:
     weight: float = 1.0
 
 
-def of_model(model: Any, data: Data, name: str) -> Teacher:
+def of_model(model: Any, context: Context, name: str) -> Teacher:
     """Return a Keras model as a teacher; its weights are frozen.
 
     Raises:
         ModelError: its input or its classes do not fit the data.
     """
     try:
-        head = head_of(model, data)
+        head = head_of(model, context.data, context.specification)
     except ModelError as error:
         error.where = f"teacher {name}"
         raise
     model.trainable = False
 
     def predict(inputs: Any) -> TeacherOutput:
-        return head.logits(model(inputs, training=False)), ()
+        return head.logits(run(model, inputs)), ()
 
     return Teacher(name, predict, model)
 
 
-def read(path: Path, context: Context) -> Teacher:
+def read(path: Path, context: Context, head: Head) -> Teacher:
     """Read a teacher from a file or a SavedModel folder.
 
     A file that can be imported becomes a Keras model. A .tflite file that is quantized, or has operators without Keras
     layers, runs in the TFLite runtime, and only before the training.
+
+    Args:
+        path: the file or folder.
+        context: the data.
+        head: the head of the student.
 
     Raises:
         UntrustedError: loading would run code from the file.
@@ -75,28 +82,43 @@ def read(path: Path, context: Context) -> Teacher:
     """
     file = model_file.read(path)
     if file.kind == "tflite" and file.becomes != "keras":
-        return _in_runtime(path, file.content.graph, context.data)
+        return _in_runtime(path, file.content.graph, context, head)
     imported = model_file.load(file, trust=context.trust, samples=context.data.inputs("train")[:SAMPLES])
-    return of_model(imported.model, context.data, path.name)
+    return of_model(imported.model, context, path.name)
 
 
-def _in_runtime(path: Path, graph: Graph, data: Data) -> Teacher:
-    """Return a .tflite file as a teacher. 8-bit probabilities of 0 and 1 are off by half a quantization step."""
+def _in_runtime(path: Path, graph: Graph, context: Context, head: Head) -> Teacher:
+    """Return a .tflite file as a teacher; its outputs have the form of the student's, or those of a classifier."""
     where = f"teacher {path.name}"
     model = LoadedModel(path, reproducible=True)
     try:
-        model.feed(np.zeros(data.input_shape, np.float32))
+        model.feed(np.zeros(context.data.input_shape, np.float32))
     except ModelError as error:
         error.where = where
         raise
-    shape = [int(size) for size in model.output["shape"]]
-    if math.prod(shape) != len(data.class_names):
+    if task_of(context.data).counts_right:
+        return Teacher(path.name, _class_logits(model, graph, context.data, where))
+
+    def predict(inputs: Any) -> TeacherOutput:
+        rows = model.scores(np.asarray(inputs, np.float32))
+        return head.logits(model.output_layout.split(rows)), ()
+
+    return Teacher(path.name, predict)
+
+
+def _class_logits(model: LoadedModel, graph: Graph, data: Data, where: str) -> Callable[[Any], TeacherOutput]:
+    """Return the function to the logits of a classifier, by the activation that the file ends with.
+
+    8-bit probabilities of 0 and 1 are off by half a quantization step.
+    """
+    shape = model.output_layout.shapes[0]
+    if model.output_layout.size != len(data.class_names):
         raise ModelError(
-            f"the model's output has the shape {shape[1:]}, but the data has {len(data.class_names)} classes",
+            f"the model's output has the shape {list(shape)}, but the data has {len(data.class_names)} classes",
             where=where,
             hint="check data.source and the model's last layer",
         )
-    smallest = float(model.output["quantization"][0]) / 2 or SMALLEST_PROBABILITY
+    smallest = float(model.outputs[0]["quantization"][0]) / 2 or SMALLEST_PROBABILITY
     activation = _last_operator(graph)
 
     def predict(inputs: Any) -> TeacherOutput:
@@ -107,7 +129,7 @@ def _in_runtime(path: Path, graph: Graph, data: Data) -> Teacher:
             scores = np.log(np.maximum(scores, smallest)) - np.log(np.maximum(1 - scores, smallest))
         return scores, ()
 
-    return Teacher(path.name, predict)
+    return predict
 
 
 def _last_operator(graph: Graph) -> str:

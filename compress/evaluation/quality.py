@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from compress.artifact import MODEL_TFLITE, Artifact, Facts
-from compress.data.rows import blocks
+from compress.evaluation.original_outputs import output_rows
+from compress.evaluation.output_fidelity import compare_outputs
 from compress.stage import Context, Need, Probe
 from compress.tasks import task_of
 from compress.tasks.base import ModelOutputs
 from compress.tflite.interpreter import LoadedModel, version
-
-BATCH = 256
-"""Samples whose outputs are in memory at once, where the task does not keep them."""
 
 
 class Evaluation(Probe):
     """Run models on a split, and measure their outputs by the metrics of the task."""
 
     name: ClassVar[str] = "evaluation"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     needs: ClassVar[frozenset[Need]] = frozenset({"data"})
     tools: ClassVar[tuple[str, ...]] = ("ai-edge-litert", "pycocotools")
 
@@ -31,21 +26,20 @@ class Evaluation(Probe):
     """The split that is measured on; `test` only for the final comparison."""
 
     def run(self, subjects: Mapping[str, Artifact], context: Context) -> Facts:
-        """Return the facts of `Task.evaluate`."""
-        samples, models = context.data.inputs(self.split), {}
-        for done, (name, artifact) in enumerate(subjects.items()):
-            model = LoadedModel(artifact.file(MODEL_TFLITE), reproducible=True)
-            floating = bool(np.issubdtype(model.output["dtype"], np.floating))
-            rows = self._rows(model, samples, context, (done, len(subjects)))
-            models[name] = ModelOutputs(rows, floating, artifact.facts.get("detector"))
-        note = f"{self.split} split, {version()}, reference kernels"
-        return task_of(context.data).evaluate(models, context.data, self.split, note)
-
-    def _rows(
-        self, model: LoadedModel, samples: NDArray[np.float32], context: Context, progress: tuple[int, int]
-    ) -> Iterator[NDArray[Any]]:
-        """Run the model when outputs are asked for."""
-        context.progress.update(*progress)
-        for block in blocks(samples):
-            for start in range(0, len(block), BATCH):
-                yield model.scores(block[start : start + BATCH])
+        """Return the facts of `Task.evaluate`; and for two models `outputs`: how close each output is."""
+        task = task_of(context.data)
+        samples = context.data.inputs(self.split)
+        models, layouts = {}, []
+        for name, artifact in subjects.items():
+            model = LoadedModel(artifact.file(MODEL_TFLITE), reproducible=True, order=task.output_order)
+            rows = output_rows(model, samples, context.progress)
+            specification = artifact.facts.get("specification")
+            models[name] = ModelOutputs(rows, model.floating, specification)
+            layouts.append(model.output_layout)
+        note = f"{self.split} split, {version()} without a delegate"
+        facts = task.evaluate(models, context.data, self.split, note)
+        if len(models) == 2 and layouts[0].sizes == layouts[1].sizes:
+            expected, actual = (model.rows for model in models.values())
+            specification = next(iter(models.values())).specification
+            facts["outputs"] = [each.to_json() for each in compare_outputs(layouts[0], expected, actual, specification)]
+        return facts

@@ -5,9 +5,12 @@ from __future__ import annotations
 import functools
 import os
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
+from deploy.contract.tensors import TensorLayout
 
 
 def keras(seed: int | None = None) -> Any:
@@ -23,6 +26,50 @@ def keras(seed: int | None = None) -> Any:
         library.utils.set_random_seed(seed)
         tensorflow.config.experimental.enable_op_determinism()
     return library
+
+
+def run(model: Any, samples: Any, training: bool = False) -> Any:
+    """Run a Keras model on a batch of samples.
+
+    Args:
+        model: a functional or sequential model.
+        samples: [n, ...]; for a model with several inputs rows [n, values], which are split in the order of its inputs
+            (`deploy.contract.tensors`).
+        training: whether layers such as dropout are active.
+    """
+    return model(model_inputs(model, samples), training=training)
+
+
+def model_inputs(model: Any, samples: Any) -> Any:
+    """Return a batch of samples as the inputs of a Keras model, see `run`."""
+    tensors = split_inputs(model.inputs, samples)
+    return tensors[0] if len(tensors) == 1 else tensors
+
+
+def sample_shape(model: Any) -> tuple[int | None, ...]:
+    """Return the shape of a sample that `run` takes, without the batch; None for an open dimension."""
+    shapes = [tuple(tensor.shape[1:]) for tensor in model.inputs]
+    return shapes[0] if len(shapes) == 1 else (TensorLayout([], shapes).size,)
+
+
+def batch_signature(model: Any) -> Any:
+    """Return the `tensorflow.TensorSpec` of a batch of samples that `run` takes."""
+    import tensorflow
+
+    return tensorflow.TensorSpec((None, *sample_shape(model)), "float32")
+
+
+def split_inputs(inputs: Sequence[Any], samples: Any) -> list[Any]:
+    """Return a batch of samples as one tensor for each of these Keras inputs, see `run`."""
+    ops = keras().ops
+    if len(inputs) == 1:
+        dtype = inputs[0].dtype
+        return [samples if dtype in ("float32", "float16", "bfloat16") else ops.cast(samples, dtype)]
+    layout = TensorLayout([], [tensor.shape[1:] for tensor in inputs])
+    ends = np.cumsum(layout.sizes)[:-1].tolist()
+    parts = ops.split(ops.convert_to_tensor(samples), ends, axis=1)
+    shaped = [ops.reshape(part, (-1, *shape)) for part, shape in zip(parts, layout.shapes, strict=True)]
+    return [ops.cast(part, tensor.dtype) for part, tensor in zip(shaped, inputs, strict=True)]
 
 
 def set_weights(model: Any, weights: list[Any]) -> None:

@@ -27,9 +27,11 @@ from compress.artifact import (
     Facts,
     Kind,
 )
+from compress.data.types import Data
 from compress.errors import EXIT_INTERRUPTED, CorallineError, ModelError, StageError, StoreError
 from compress.evaluation import DataSummary, Evaluation, Latency, Size
 from compress.evaluation.latency import unmeasured
+from compress.evaluation.original_outputs import TaughtByOriginal
 from compress.files import digest_of, explain, write_atomically
 from compress.pipeline import device_results, record
 from compress.pipeline.record import Findings, RunResults
@@ -81,6 +83,7 @@ class PipelineRun:
         findings: the facts of the probes.
         artifacts: the artifact of each stage, by id.
         original: the id of the step whose model everything is compared with.
+        taught: the data set with the outputs of the original as targets, once they are needed.
     """
 
     pipeline: Pipeline
@@ -92,6 +95,7 @@ class PipelineRun:
     findings: Findings = field(default_factory=Findings)
     artifacts: dict[str, Artifact] = field(default_factory=dict)
     original: str | None = None
+    taught: TaughtByOriginal | None = None
 
     def find_original(self, entry: StageEntry | None = None) -> None:
         """Set the original before the first stage that changes the model: the last model that can be measured."""
@@ -115,7 +119,7 @@ class PipelineRun:
         """Return the digest of everything that a result depends on."""
         pipeline = self.pipeline
         needs: dict[str, Any] = {
-            "data": lambda: pipeline.data.digest,
+            "data": self._data_digest,
             "target": lambda: pipeline.target.digest,
             "seed": lambda: pipeline.head.seed,
             "name": lambda: pipeline.head.name,
@@ -130,6 +134,26 @@ class PipelineRun:
                 "needs": {need: needs[need]() for need in sorted(work.needs)},
             }
         )
+
+    def _data_digest(self) -> str:
+        """Return the digest of samples and targets."""
+        digest = self.pipeline.data.digest
+        if self._original_teaches:
+            return digest_of({"data": digest, "targets": self.original_artifact.digest})
+        return digest
+
+    @property
+    def _original_teaches(self) -> bool:
+        """Whether the targets are the outputs of the original, and it is known."""
+        return task_of(self.pipeline.data).learns_from_original and MODEL_TFLITE in self.original_artifact.files
+
+    def data(self, progress: Progress) -> Data:
+        """Return the data set, with the outputs of the original as targets if the task needs them."""
+        if not self._original_teaches:
+            return self.pipeline.data
+        if self.taught is None:
+            self.taught = TaughtByOriginal(self.pipeline.data, self.original_artifact, progress)
+        return self.taught
 
     def _find(self, title: str, key: str) -> Artifact | None:
         """Return the artifact from the store, unless the run is forced."""
@@ -193,14 +217,14 @@ class PipelineRun:
         started = time.monotonic()
         with self.store.scratch() as folder:
             subject = inputs.get("given", NOTHING)
-            detector = subject.facts.get("detector")
-            context = replace(context, folder=folder, detector=detector)
+            specification = subject.facts.get("specification")
+            context = replace(context, folder=folder, specification=specification)
             if isinstance(work, Probe):
                 facts = work.run(inputs, context)
             else:
                 facts = work.run(subject, context)
-                if detector:  # the specification of its outputs belongs to the model
-                    facts = {"detector": detector, **facts}
+                if specification:  # it belongs to the model
+                    facts = {"specification": specification, **facts}
             return self.store.publish(key, kind, folder, facts, time.monotonic() - started)
 
     def _context(self, title: str, key: str, progress: Progress) -> Context:
@@ -210,7 +234,7 @@ class PipelineRun:
         return Context(
             pipeline.head.name,
             Path(),
-            pipeline.data,
+            self.data(progress),
             self.original_artifact,
             pipeline.target,
             pipeline.head.seed,

@@ -29,7 +29,7 @@ from compress.stages import STAGES
 from compress.stages.load import Origin
 from compress.suggestions import listing, nearest, shown
 from compress.targets.base import Target
-from compress.tasks import refused_budget, task_of
+from compress.tasks import TASKS, refused_budget, task_of
 from deploy.contract.preprocessing import STEPS as PREPROCESSING
 from deploy.contract.preprocessing import Preprocessing, PreprocessingError, fields
 
@@ -77,6 +77,22 @@ class Budget(Settings):
     """Largest drop of the mean average precision of a detector, as a fraction."""
     mae_increase: Annotated[float, Field(ge=-1)] | None = None
     """Largest increase of the mean absolute error of a regression model, as a fraction of the original's error."""
+    r2_drop: Annotated[float, Field(ge=-1)] | None = None
+    """Largest drop of R² of a regression model."""
+    map_drop: Annotated[float, Field(ge=-1, le=1)] | None = None
+    """Largest drop of the mean average precision of a multi-label classifier, as a fraction."""
+    miou_drop: Annotated[float, Field(ge=-1, le=1)] | None = None
+    """Largest drop of the mean intersection over union of a segmentation model, as a fraction."""
+    pck_drop: Annotated[float, Field(ge=-1, le=1)] | None = None
+    """Largest drop of the share of keypoints that are found, as a fraction."""
+    mse_increase: Annotated[float, Field(ge=-1)] | None = None
+    """Largest increase of the mean squared error of an autoencoder, as a fraction of the original's error."""
+    auc_drop: Annotated[float, Field(ge=-1, le=1)] | None = None
+    """Largest drop of the area under the curve of an anomaly detector, as a fraction."""
+    recall_drop: Annotated[float, Field(ge=-1, le=1)] | None = None
+    """Largest drop of the share of samples whose nearest embedding has the same class, as a fraction."""
+    error_increase: Annotated[float, Field(ge=0)] | None = None
+    """Largest error of the outputs of a model without labels, in standard deviations of the original's outputs."""
     latency_ms: Annotated[float, Field(gt=0)] | None = None
     """Longest median latency of the result on this host, in milliseconds."""
     size_bytes: Annotated[int, Field(gt=0)] | None = None
@@ -249,16 +265,34 @@ def _refuse_unfit(pipeline: Pipeline, root: DocumentNode) -> None:
 def _dataset(node: DocumentNode, folder: Path) -> Dataset:
     content = _checked_map(node, DATA_KEYS, {"source": listing([*SOURCES])})
     source = _one_of(SOURCES, node.child("source"), "data source").with_paths_from(folder)
+    task = _task(node, source.task_name())
     splitting = _settings(Splitting, node.child("split")) if "split" in content else None
     if content.get("preprocess") is None:
-        return Dataset(source, Preprocessing([]), splitting)
+        return Dataset(source, Preprocessing([]), splitting, task)
     steps = node.child("preprocess")
     _check_preprocessing(steps)
     try:
-        return Dataset(source, Preprocessing(steps.value), splitting)
+        return Dataset(source, Preprocessing(steps.value), splitting, task)
     except PreprocessingError as error:
         inner = () if error.step is None else (error.step,)
         raise steps.error(str(error), *inner) from error
+
+
+def _task(node: DocumentNode, default: str) -> str | None:
+    """Return the task that `data.task` names; None without it.
+
+    Raises:
+        PipelineError: the name is unknown, or the samples cannot be used for it.
+    """
+    name = node.value.get("task")
+    if name is None:
+        return None
+    if name not in TASKS:
+        raise _no_such("task", str(name), TASKS, node.child("task"))
+    possible = [task.name for task in TASKS.values() if default in (task.name, *task.instead_of)]
+    if name not in possible:
+        raise node.error(f"the samples cannot be used for {name}", "task", allowed=listing(possible))
+    return str(name)
 
 
 def _check_preprocessing(steps: DocumentNode) -> None:
@@ -416,5 +450,5 @@ def _words(error: ErrorDetails) -> list[str]:
     return re.findall(r"'([^']+)'", str(error.get("ctx", {}).get("expected", "")))
 
 
-DATA_KEYS = ["source", "preprocess", "split"]
+DATA_KEYS = ["source", "task", "preprocess", "split"]
 KEYS = ["schema_version", "name", "seed", "target", "model", "data", "stages", "measure", "budget"]

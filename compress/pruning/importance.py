@@ -16,9 +16,8 @@ from compress.errors import StageError
 from compress.ir.channel_groups import ChannelGroups
 from compress.ir.keras_graph import Layer, LayerOutput, Network, build, map_tensors
 from compress.ir.layer_specs import INPUT, spec_of
-from compress.ir.tensorflow import keras
+from compress.ir.tensorflow import keras, run, split_inputs
 from compress.tasks.base import Head
-from compress.training.loop import Batch, label_loss
 
 Scores = NDArray[np.float64]
 """Importance by channel number; channels of one group have the same score."""
@@ -37,11 +36,13 @@ class ImportanceSamples:
         inputs: float32 [n, ...].
         labels: the training targets [n, ...].
         head: the meaning of the network's output.
+        has_classes: whether each sample has one class.
     """
 
     inputs: NDArray[np.float32]
     labels: NDArray[Any]
     head: Head
+    has_classes: bool = True
 
 
 def importance_scores(
@@ -111,9 +112,9 @@ def refuse_constant(model: Any, inputs: NDArray[np.float32]) -> None:
         StageError: all outputs are the same.
     """
     flatten = keras().tree.flatten
-    first = [np.asarray(output) for output in flatten(model(inputs[:1], training=False))]
+    first = [np.asarray(output) for output in flatten(run(model, inputs[:1]))]
     for start in range(0, len(inputs), _BATCH):
-        outputs = flatten(model(inputs[start : start + _BATCH], training=False))
+        outputs = flatten(run(model, inputs[start : start + _BATCH]))
         if any((np.asarray(output) != row).any() for output, row in zip(outputs, first, strict=True)):
             return
     if len(inputs) > 1:
@@ -131,7 +132,6 @@ def taylor_scores(network: Network, channels: ChannelGroups, samples: Importance
     """
     import tensorflow
 
-    loss = label_loss(samples.head)
     model = gated_model(network, channels)
     total = np.zeros(len(channels.group))
 
@@ -140,7 +140,8 @@ def taylor_scores(network: Network, channels: ChannelGroups, samples: Importance
         gates = tensorflow.ones((tensorflow.shape(inputs)[0], len(total)))
         with tensorflow.GradientTape() as tape:
             tape.watch(gates)
-            losses = loss.of(Batch(inputs, labels), model([inputs, gates], training=False))
+            outputs = model([*split_inputs(model.inputs[:-1], inputs), gates], training=False)
+            losses = samples.head.importance(labels, outputs)
         return tensorflow.reduce_sum(tape.gradient(losses, gates) ** 2, axis=0)
 
     for start in range(0, len(samples.inputs), _BATCH):

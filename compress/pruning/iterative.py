@@ -197,7 +197,8 @@ class _Step:
             refuse_constant(self.model, inputs)
         samples = None
         if self.options.importance == "taylor" or self.options.allocation == "sensitivity":
-            samples = ImportanceSamples(inputs, labels, loop.head_of(self.model, self.context.data))
+            head = loop.head_of(self.model, self.context.data, self.context.specification)
+            samples = ImportanceSamples(inputs, labels, head, task_of(self.context.data).counts_right)
         network = keras_graph.read(self.model)
         prunable = prepare(network, self.context.target, self.options.importance, samples)
         conversion = self.convert(network, self.model)

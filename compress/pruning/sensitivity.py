@@ -1,4 +1,4 @@
-"""Sensitivity: what a classifier loses when one of its layer groups gets narrower, without training."""
+"""Sensitivity: what a model loses when one of its layer groups gets narrower, without training."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.ir.channel_groups import Mask
+from compress.ir.tensorflow import split_inputs
 from compress.pruning.importance import ImportanceSamples, gated_model
 from compress.pruning.layer_groups import LayerGroup
 from compress.pruning.prunable import PrunableNetwork
@@ -17,7 +18,7 @@ from compress.pruning.prunable import PrunableNetwork
 SHARES = (0.875, 0.75, 0.5, 0.25, 0.0)
 """Shares of a layer group at which it is measured; the last one stands for its smallest width."""
 _BATCH = 64
-LogProbabilities = NDArray[np.float64]
+Logits = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,9 @@ class SensitivityCurve:
     Attributes:
         layers: the layers of the group.
         kept: the widths that were measured, from all channels down.
-        divergence: for each width the Kullback-Leibler divergence from the outputs with all channels, in nats.
-        accuracy: for each width the accuracy, a fraction.
+        divergence: for each width the distance from the outputs with all channels (`Head.divergence`); for classifiers
+            the Kullback-Leibler divergence in nats.
+        accuracy: for each width the accuracy, a fraction; empty if the samples have no classes.
     """
 
     layers: tuple[str, ...]
@@ -58,7 +60,7 @@ def sensitivity_curves(
     """Return the curve of every layer group.
 
     Args:
-        prunable: a classifier.
+        prunable: a model.
         samples: the samples to measure on.
         report: called after each width with the number of widths measured, and of all.
     """
@@ -66,18 +68,18 @@ def sensitivity_curves(
     widths = [_widths(group, step) for group in prunable.groups]
     total = sum(map(len, widths))
     predictor = _MaskedPredictor(prunable, samples)
-    reference = predictor.log_probabilities(np.ones(len(prunable.channels.group), bool))
+    reference = predictor.logits(np.ones(len(prunable.channels.group), bool))
     done = 0
     curves = []
     for group, narrower in zip(prunable.groups, widths, strict=True):
         divergence = [0.0]
-        accuracy = [_accuracy(reference, samples)]
+        accuracy = _accuracy(reference, samples)
         for width in narrower:
             kept = np.ones(len(prunable.channels.group), bool)
             kept[group.members[width:]] = False
-            predicted = predictor.log_probabilities(prunable.channels.with_coupled(kept))
-            divergence.append(float((np.exp(reference) * (reference - predicted)).sum(axis=1).mean()))
-            accuracy.append(_accuracy(predicted, samples))
+            predicted = predictor.logits(prunable.channels.with_coupled(kept))
+            divergence.append(_divergence(reference, predicted, samples))
+            accuracy += _accuracy(predicted, samples)
             done += 1
             report(done, total)
         kept_widths = (len(group.members), *narrower)
@@ -86,32 +88,42 @@ def sensitivity_curves(
 
 
 class _MaskedPredictor:
-    """A classifier whose channels can be switched off."""
+    """A model whose channels can be switched off."""
 
     def __init__(self, prunable: PrunableNetwork, samples: ImportanceSamples) -> None:
         import tensorflow
 
         model = gated_model(prunable.network, prunable.channels)
         self._model = tensorflow.function(model, reduce_retracing=True)
+        self._inputs = model.inputs[:-1]
         self._samples = samples
 
-    def log_probabilities(self, kept: Mask) -> LogProbabilities:
-        """Return the logarithms of the probabilities with some channels, [n, classes]."""
+    def logits(self, kept: Mask) -> Logits:
+        """Return the outputs with some channels, in the form of `Head.logits`: [n, ...]."""
         inputs = self._samples.inputs
         gates = kept.astype(np.float32)[np.newaxis]
         batches = np.array_split(inputs, max(-(-len(inputs) // _BATCH), 1))
         return np.concatenate([self._of_batch(batch, np.repeat(gates, len(batch), axis=0)) for batch in batches])
 
-    def _of_batch(self, inputs: NDArray[np.float32], gates: NDArray[np.float32]) -> LogProbabilities:
-        outputs = self._model([inputs, gates], training=False)
-        logits = np.asarray(self._samples.head.logits(outputs), np.float64)
-        logits -= logits.max(axis=1, keepdims=True)
-        result: LogProbabilities = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-        return result
+    def _of_batch(self, inputs: NDArray[np.float32], gates: NDArray[np.float32]) -> Logits:
+        outputs = self._model([*split_inputs(self._inputs, inputs), gates], training=False)
+        return np.asarray(self._samples.head.logits(outputs), np.float32)
 
 
-def _accuracy(predicted: LogProbabilities, samples: ImportanceSamples) -> float:
-    return float((predicted.argmax(axis=1) == samples.labels).mean())
+def _divergence(expected: Logits, actual: Logits, samples: ImportanceSamples) -> float:
+    """Return the mean distance of the outputs."""
+    parts = []
+    for start in range(0, len(expected), _BATCH):
+        part = slice(start, start + _BATCH)
+        parts.append(np.asarray(samples.head.divergence(expected[part], actual[part]), np.float64))
+    return float(np.concatenate(parts).mean())
+
+
+def _accuracy(predicted: Logits, samples: ImportanceSamples) -> list[float]:
+    """Return the accuracy of one width; nothing if the samples have no classes."""
+    if not samples.has_classes:
+        return []
+    return [float((predicted.argmax(axis=1) == samples.labels).mean())]
 
 
 def _widths(group: LayerGroup, step: int) -> list[int]:

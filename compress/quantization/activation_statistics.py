@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from compress.errors import StageError
 from compress.ir.keras_graph import LayerOutput, Network, build, subnetwork
 from compress.ir.layer_specs import spec_of
-from compress.ir.tensorflow import keras
+from compress.ir.tensorflow import batch_signature, keras, run
 from compress.quantization import quantizer_placement
 
 BATCH = 32
@@ -270,12 +270,12 @@ def _runs(
     model = build(subnetwork(network, tensors))
 
     # One signature for all batches: a last batch of another size would be traced again, which takes a second.
-    @tensorflow.function(input_signature=[tensorflow.TensorSpec((None, *samples.shape[1:]), samples.dtype)])
-    def run(batch):  # type: ignore[no-untyped-def]
-        return observe(library.tree.flatten(model(batch, training=False)))
+    @tensorflow.function(input_signature=[batch_signature(model)])
+    def observed(batch):  # type: ignore[no-untyped-def]
+        return observe(library.tree.flatten(run(model, batch)))
 
     for batch in batches(network, samples):
-        yield library.tree.map_structure(lambda value: value.numpy(), run(tensorflow.constant(batch)))
+        yield library.tree.map_structure(lambda value: value.numpy(), observed(tensorflow.constant(batch)))
 
 
 def batches(network: Network, samples: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from compress.ir.keras_graph import Layer, LayerOutput, Network, build, subnetwork
 from compress.ir.layer_specs import spec_of
-from compress.ir.tensorflow import keras
+from compress.ir.tensorflow import keras, run
 from compress.quantization.plan import on_grid, packed
 
 STEPS = 400
@@ -77,8 +77,10 @@ def _inputs_and_outputs(
     values_per_sample = sum(int(np.prod([size or 1 for size in network.shapes[tensor]])) for tensor in tensors)
     chosen = samples[: max(MAX_VALUES // values_per_sample, 8)]
     model = build(subnetwork(network, tensors))
-    values = keras().tree.flatten(model.predict(chosen, verbose=0, batch_size=BATCH))
-    return np.asarray(values[0]), np.asarray(values[1])
+    batches = [chosen[start : start + BATCH] for start in range(0, len(chosen), BATCH)]
+    values = [keras().tree.flatten(run(model, batch)) for batch in batches]
+    inputs, outputs = (np.concatenate([np.asarray(value) for value in part]) for part in zip(*values, strict=True))
+    return inputs, outputs
 
 
 def _directions(layer: Layer, inputs: NDArray[np.float32], outputs: NDArray[np.float32]) -> NDArray[np.bool_]:

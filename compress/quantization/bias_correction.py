@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from compress.ir.keras_graph import Layer, LayerOutput, Network
 from compress.ir.layer_specs import spec_of
+from compress.ir.tensorflow import split_inputs
 from compress.quantization.activation_statistics import batch_size
 from compress.quantization.plan import QuantizationPlan
 
@@ -71,8 +72,6 @@ def _means(outputs: Any) -> NDArray[np.float32]:
 
 def _run_layers(simulation: Simulation, samples: NDArray[np.float32], observe: Observer) -> None:
     """Compute the model eagerly; `observe` is called with the outputs of each layer that can be corrected."""
-    import tensorflow
-
     corrected = {layer.name for layer in simulation.network.layers.values() if _is_corrected(layer)}
 
     def observing(operation: Any) -> Any:
@@ -80,7 +79,7 @@ def _run_layers(simulation: Simulation, samples: NDArray[np.float32], observe: O
             return operation
         return lambda *inputs, **options: observe(operation.name, operation(*inputs, **options))
 
-    simulation.model._run_through_graph([tensorflow.constant(samples)], operation_fn=observing)
+    simulation.model._run_through_graph(split_inputs(simulation.model.inputs, samples), operation_fn=observing)
 
 
 def with_biases(network: Network) -> Network:

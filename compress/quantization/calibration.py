@@ -15,6 +15,8 @@ from compress.ir.keras_graph import Network
 from compress.quantization.activation_statistics import Statistics, collect
 from compress.quantization.plan import QuantizationPlan
 from compress.quantization.ranges import WITHOUT_HISTOGRAMS, select
+from compress.tasks import task_of
+from compress.tasks.base import Specification
 from compress.training import subset, subset_selection
 from compress.training.loop import head_of
 from compress.training.subset import Indices
@@ -48,7 +50,15 @@ class CalibrationSplit:
         return facts
 
 
-def split(data: Data, select: str, count: int, held_out: int, model: Any = None, seed: int = 0) -> CalibrationSplit:
+def split(
+    data: Data,
+    select: str,
+    count: int,
+    held_out: int,
+    model: Any = None,
+    seed: int = 0,
+    specification: Specification = None,
+) -> CalibrationSplit:
     """Choose calibration samples and held-out samples from the training split.
 
     Args:
@@ -58,9 +68,10 @@ def split(data: Data, select: str, count: int, held_out: int, model: Any = None,
         held_out: number of held-out samples, at most.
         model: the float Keras model, for `hardness` and `coverage`; None for the others.
         seed: of random choices.
+        specification: how the model's outputs are read.
     """
     began = time.monotonic()
-    chosen, others = divided(select, count, model, data, seed)
+    chosen, others = divided(select, count, model, data, seed, specification)
     seconds = time.monotonic() - began
     inputs = data.inputs("train")
     # Not sorted: a search runs candidates on the first held-out samples first, and their classes take turns.
@@ -70,7 +81,9 @@ def split(data: Data, select: str, count: int, held_out: int, model: Any = None,
     )
 
 
-def divided(select: str, count: int, model: Any, data: Data, seed: int) -> tuple[Indices, Indices]:
+def divided(
+    select: str, count: int, model: Any, data: Data, seed: int, specification: Specification = None
+) -> tuple[Indices, Indices]:
     """Return indices of training samples to calibrate with, and of the others, whose classes take turns.
 
     Args:
@@ -79,6 +92,7 @@ def divided(select: str, count: int, model: Any, data: Data, seed: int) -> tuple
         model: the float Keras model, for `hardness` and `coverage`; None for the others.
         data: the data set.
         seed: of random choices.
+        specification: how the model's outputs are read.
     """
     labels = data.labels("train")
     order = np.random.default_rng(seed).permutation(len(labels))
@@ -90,18 +104,20 @@ def divided(select: str, count: int, model: Any, data: Data, seed: int) -> tuple
     count = min(count, max(len(order) * 2 // 3, 1))
     if select == "balanced":
         return np.sort(order[:count]), order[count:]
-    chosen = _chosen(select, count, model, data, seed)
+    chosen = _chosen(select, count, model, data, seed, specification)
     return chosen, order[~np.isin(order, chosen)]
 
 
-def _chosen(select: str, count: int, model: Any, data: Data, seed: int) -> Indices:
+def _chosen(select: str, count: int, model: Any, data: Data, seed: int, specification: Specification) -> Indices:
     labels = data.labels("train")
     if select in ("random", "stratified"):
         choose = subset.at_random if select == "random" else subset.stratified
         return choose(count, labels, seed)
     inputs = data.inputs("train")
     if select == "hardness":
-        return subset.by_error(count, labels, subset_selection.errors(model, head_of(model, data), inputs, labels))
+        targets = task_of(data).targets(data, "train")
+        head = head_of(model, data, specification)
+        return subset.by_error(count, labels, subset_selection.errors(model, head, inputs, targets))
     return subset.covering(count, labels, subset_selection.features(model, inputs))
 
 

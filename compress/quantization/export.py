@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from compress.errors import ModelError, StageError
 from compress.ir.keras_graph import Layer, LayerOutput, Network, build
 from compress.ir.layer_specs import spec_of
+from compress.ir.tensorflow import split_inputs
 from compress.quantization import adaround, bias_correction, equalization, fake_quantization, quantizer_placement
 from compress.quantization.plan import QuantizationPlan, on_grid, unpacked
 from compress.tflite.graph import parse
@@ -222,7 +223,9 @@ def _convert(model: Any, io: InputType | None, samples: NDArray[np.float32] | No
         # The compiler of 2021 and the TF 2.5 interpreter treat per-channel dense weights as per-tensor ones.
         converter._experimental_disable_per_channel_quantization_for_dense_layers = True
     if samples is not None:
-        converter.representative_dataset = lambda: ([sample[np.newaxis]] for sample in samples)
+        converter.representative_dataset = lambda: (
+            [np.asarray(tensor) for tensor in split_inputs(model.inputs, sample[np.newaxis])] for sample in samples
+        )
         converter.target_spec.supported_ops = [tensorflow.lite.OpsSet.TFLITE_BUILTINS_INT8]
     with warnings.catch_warnings():
         # "Statistics for quantized inputs were expected": they are in the graph, as fake quantization.

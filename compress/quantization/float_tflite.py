@@ -38,7 +38,7 @@ def convert(content: bytes, samples: NDArray[np.float32], io: InputType = "int8"
     """Return the file with all operators quantized that have an 8-bit form.
 
     Args:
-        content: a float .tflite file with one input.
+        content: a float .tflite file.
         samples: preprocessed calibration samples [n, ...].
         io: type of the result's input and output.
 
@@ -77,11 +77,12 @@ def _quantize(folder: Path, io: InputType) -> None:
     from tensorflow.lite.python.optimize import calibrator
 
     kind: Any = getattr(tensorflow, io)
-    samples = np.load(folder / SAMPLES)
+    content = (folder / INPUT).read_bytes()
+    feeds = graph.parse(content).feeds(np.load(folder / SAMPLES))
     try:
-        calibration = calibrator.Calibrator((folder / INPUT).read_bytes())
+        calibration = calibrator.Calibrator(content)
         int8_content = converter.mlir_quantize(
-            calibration.calibrate(lambda: ([sample[np.newaxis]] for sample in samples)),
+            calibration.calibrate(lambda: iter(feeds)),
             # The compiler of 2021 and the TF 2.5 interpreter treat per-channel dense weights as per-tensor ones.
             disable_per_channel_for_dense_layers=True,
         )

@@ -18,7 +18,7 @@ from compress.artifact import Facts
 from compress.data.rows import blocks
 from compress.ir.keras_graph import Layer, Network, build
 from compress.ir.layer_specs import spec_of
-from compress.ir.tensorflow import keras
+from compress.ir.tensorflow import keras, run
 from compress.quantization import export, fake_quantization, quantizer_placement, sparsity_patterns
 from compress.quantization.fake_quantized_layers import EPSILON
 from compress.quantization.fidelity import flattened
@@ -34,6 +34,7 @@ from compress.training.loop import Loss, TrainingSettings, fit, own_loss
 Norms = Mapping[str, tuple[NDArray[Any], NDArray[Any]]]
 """Gamma and beta of the batch norms that were folded, by layer (`fold.folded_norms`)."""
 LEAST_VARIANCE = 1e-8
+BATCH = 32
 
 
 def train(
@@ -123,9 +124,15 @@ def compared(
     }
     scores = {method: score(rows) for method, rows in outputs.items()}
     model = simulated(network, plan)
-    trained = [flattened(model.predict(part, verbose=0)) for part in blocks(inputs)]
+    trained = [_outputs(model, part) for part in blocks(inputs)]
     agreement = float(judge.same(outputs["qat"], np.concatenate(trained)).mean())
     return Comparison(qat if scores["qat"] > scores["ptq"] else ptq, scores, agreement)
+
+
+def _outputs(model: Any, samples: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the outputs of a Keras model as rows."""
+    parts = [samples[start : start + BATCH] for start in range(0, len(samples), BATCH)]
+    return np.concatenate([flattened(keras().tree.flatten(run(model, part))) for part in parts])
 
 
 def _file_outputs(content: bytes, inputs: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from compress.ir.keras_graph import LayerOutput, Network, build, subnetwork, tensors_in
 from compress.ir.layer_specs import spec_of
-from compress.ir.tensorflow import keras, set_weights
+from compress.ir.tensorflow import batch_signature, keras, run, set_weights
 from compress.quantization import bias_correction, equalization, export, fake_quantization, quantizer_placement
 from compress.quantization.activation_statistics import batches
 from compress.quantization.fidelity import flattened
@@ -54,11 +54,10 @@ class Simulation:
 
         library = keras()
         count = self._output_count
-        tensor = self.model.inputs[0]
 
-        @tensorflow.function(input_signature=[tensorflow.TensorSpec((None, *tensor.shape[1:]), tensor.dtype)])
+        @tensorflow.function(input_signature=[batch_signature(self.model)])
         def outputs(batch):  # type: ignore[no-untyped-def]
-            return library.tree.flatten(self.model(batch, training=False))[:count]
+            return library.tree.flatten(run(self.model, batch))[:count]
 
         return cast(Callable[[Any], list[Any]], outputs)
 
@@ -104,7 +103,7 @@ class Simulation:
     def values(self, samples: Samples) -> dict[str, NDArray[np.float32]]:
         """Compute one tensor of each point: [n, ...]; some dozen samples at most, since all are in memory at once."""
         # Eager: this runs a few times, and tracing so many outputs takes longer.
-        outputs = [self.model(batch, training=False)[self._output_count :] for batch in self._batches(samples)]
+        outputs = [run(self.model, batch)[self._output_count :] for batch in self._batches(samples)]
         parts = [[np.asarray(value) for value in values] for values in outputs]
         return {
             point: np.concatenate(pieces) for point, pieces in zip(self.tensors, zip(*parts, strict=True), strict=True)

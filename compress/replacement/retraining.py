@@ -11,11 +11,13 @@ from compress.errors import ModelError
 from compress.ir import keras_graph
 from compress.ir.activations import Activation
 from compress.ir.keras_graph import Network
+from compress.ir.tensorflow import sample_shape
 from compress.measurement import missing, proportion
 from compress.replacement import squeeze_excite
 from compress.replacement.activations import Replacements, replace_by_relu
 from compress.stage import Context
 from compress.tasks import task_of
+from compress.tasks.base import takes
 from compress.training import healing, loop
 from compress.training.bn_recalibration import recalibrate_batch_norms
 from compress.training.loop import Loss, TrainingSettings
@@ -101,18 +103,10 @@ def _replaced(network: Network, options: ReplacementOptions, context: Context) -
 def _refuse_misfit(model: Any, context: Context, *, trains: bool) -> None:
     """Refuse a model that cannot be trained; without training, one that does not take the data's samples."""
     try:
-        loop.head_of(model, context.data)
+        loop.head_of(model, context.data, context.specification)
     except ModelError:
-        if trains or not _takes_samples(model, context.data.input_shape):
+        if trains or not takes(sample_shape(model), context.data.input_shape):
             raise
-
-
-def _takes_samples(model: Any, shape: tuple[int, ...]) -> bool:
-    """Whether a model has one input, and it takes samples of some shape."""
-    if len(model.inputs) != 1:
-        return False
-    expected = tuple(model.inputs[0].shape[1:])
-    return len(expected) == len(shape) and all(a in (None, b) for a, b in zip(expected, shape, strict=True))
 
 
 def _recalibrated(model: Any, context: Context) -> Facts:
@@ -127,7 +121,7 @@ def _recalibrated(model: Any, context: Context) -> Facts:
 def _accuracy(model: Any, context: Context) -> Facts:
     """Return the accuracy on the validation split; the test split is for the final comparison alone."""
     try:
-        loop.head_of(model, context.data)
+        loop.head_of(model, context.data, context.specification)
     except ModelError as error:
         return missing("fraction", f"not a classifier of this data: {error}").to_json()
     if not task_of(context.data).counts_right:

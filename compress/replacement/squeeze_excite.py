@@ -28,7 +28,7 @@ from compress.ir.keras_graph import (
     without_unused_calls,
 )
 from compress.ir.layer_specs import DEPTHWISE_CONV_2D, MULTIPLY, spec_of
-from compress.ir.tensorflow import keras
+from compress.ir.tensorflow import keras, run
 from compress.replacement.activations import Replacements
 
 Factors = NDArray[np.float64]
@@ -127,7 +127,7 @@ def measure(network: Network, gates: Sequence[Gate], samples: NDArray[np.float32
 
     @tensorflow.function(reduce_retracing=True)
     def sums(batch):  # type: ignore[no-untyped-def]
-        values = library.tree.flatten(model(batch, training=False))
+        values = library.tree.flatten(run(model, batch))
         return [_gate_sums(map_values, factor) for map_values, factor in zip(values[::2], values[1::2], strict=True)]
 
     batches = [sums(tensorflow.constant(samples[start : start + BATCH])) for start in range(0, len(samples), BATCH)]

@@ -18,6 +18,7 @@ from compress.training.loop import TrainingSettings
 
 if TYPE_CHECKING:  # a dry run reads settings only
     from compress.distillation.teachers import Teacher
+    from compress.tasks.base import Head
 
 ORIGINAL = Path("original")
 
@@ -105,9 +106,9 @@ class Distill(Stage, TrainingSettings, DistillationSettings):
 
         keras(context.seed)
         model = self._student(artifact, context)
-        teachers = self._teachers(context)
-        head = loop.head_of(model, context.data)
-        hints = features.set_up(model, teachers[0], self.features, context.data) if self.features else None
+        head = loop.head_of(model, context.data, context.specification)
+        teachers = self._teachers(context, head)
+        hints = features.set_up(model, teachers[0], self.features, context) if self.features else None
         names = [teacher.name for teacher in teachers]
         context.progress.note(f"distill: teachers ({', '.join(names)}) run {losses.schedule(self)}")
         loss = losses.loss_of(head, teachers, self, self, context, hints)
@@ -134,7 +135,7 @@ class Distill(Stage, TrainingSettings, DistillationSettings):
             self.student.loader(Path(), trust=context.trust).run(artifact, replace(context, folder=Path(folder)))
             return keras_file.load(Path(folder) / MODEL_KERAS, trust=context.trust)
 
-    def _teachers(self, context: Context) -> list[Teacher]:
+    def _teachers(self, context: Context, head: Head) -> list[Teacher]:
         """Return the teachers with their weights."""
         from compress.distillation import teachers
         from compress.stages import working_model
@@ -142,12 +143,12 @@ class Distill(Stage, TrainingSettings, DistillationSettings):
         result = []
         for path in self.teachers or (ORIGINAL,):
             if path != ORIGINAL:
-                result.append(teachers.read(path, context))
+                result.append(teachers.read(path, context, head))
             elif MODEL_KERAS in context.original.files:
                 model = working_model.read(context.original, context)
-                result.append(teachers.of_model(model, context.data, "the original"))
+                result.append(teachers.of_model(model, context, "the original"))
             else:
-                teacher = teachers.read(context.original.file(MODEL_TFLITE), context)
+                teacher = teachers.read(context.original.file(MODEL_TFLITE), context, head)
                 result.append(replace(teacher, name="the original"))
         weights = self.teacher_weights or (1.0,) * len(result)
         return [replace(teacher, weight=weight) for teacher, weight in zip(result, weights, strict=True)]

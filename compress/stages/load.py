@@ -54,7 +54,7 @@ class _Load(Stage):
         }
 
     def fitted(self, model: Any, context: Context) -> Facts:
-        """Return the specification of a detector's outputs, after checking that model and data fit together.
+        """Return how the outputs are read, after a check that model and data fit together.
 
         Raises:
             ModelError: they do not fit.
@@ -62,11 +62,11 @@ class _Load(Stage):
         from compress.training import loop
 
         specification = loop.head_of(model, context.data, self.detector).specification
-        return {} if specification is None else {"detector": specification}
+        return {} if specification is None else {"specification": specification}
 
     def detector_facts(self) -> Facts:
         """Return the specification of the outputs from the settings, for a file that is not rebuilt."""
-        return {"detector": Detector(self.detector).specification} if self.detector else {}
+        return {"specification": Detector(self.detector).specification} if self.detector else {}
 
 
 class Build(_Load):

@@ -91,7 +91,7 @@ class Package(Stage):
             "evaluation": evaluation,
             "tools": tools,
             **({"decoding": data.decoding} if data.decoding else {}),
-            **task_of(data).manifest(context.detector),
+            **task_of(data).manifest(context.specification),
         }
         content = bundle.pack(manifest, members | files | more)
         (context.folder / BUNDLE_FILE).write_bytes(content)
@@ -152,7 +152,7 @@ def _evaluation(
     members |= {f"evaluation-output-{role}.npy": bundle.array_bytes(each) for role, each in outputs.items()}
     entry["outputs"] = {role: f"evaluation-output-{role}.npy" for role in models}
     rows = {role: model.scores(data.inputs("test")[indices]) for role, model in models.items()}
-    found = task_of(data).packaged(rows, data, indices, context.detector, _note())
+    found = task_of(data).packaged(rows, data, indices, context.specification, _note())
     members["evaluation-labels.npy"] = bundle.array_bytes(found.targets)
     return {**entry, "metrics": found.metrics}, members
 

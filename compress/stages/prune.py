@@ -138,9 +138,9 @@ class Prune(Stage, TrainingSettings):
         epochs_between = self.epochs_between if self.steps > 1 else 0
         if not self.epochs and not epochs_between:
             return None
-        head = loop.head_of(model, context.data)
+        head = loop.head_of(model, context.data, context.specification)
         loss = loop.label_loss(head)
         if self.distill is not None:
-            original = teachers.of_model(working_model.read(context.original, context), context.data, "original")
+            original = teachers.of_model(working_model.read(context.original, context), context, "original")
             loss = losses.loss_of(head, [original], self.distill, self, context)
         return Retraining(loss, self, epochs_between)

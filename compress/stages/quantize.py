@@ -146,7 +146,7 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
         )
         rewritten = self._write(result, model, samples, context)
         files = (artifact.file(MODEL_TFLITE), context.folder / MODEL_TFLITE)
-        judge = task_of(context.data).fidelity(context.detector)
+        judge = task_of(context.data).fidelity(context.specification)
         answers = fidelity.compared(*files, samples.held_out, judge)
         warnings = diagnostics.about_outputs(answers, has_plan=result.plan is not None, trained=result.method == "qat")
         for text in warnings:
@@ -167,6 +167,7 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
             self.held_out_samples,
             model if choice in BY_MODEL else None,
             context.seed,
+            context.specification,
         )
         facts = samples.to_json()
         if "calibration" in facts:
@@ -193,7 +194,7 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
             samples.held_out,
             self,
             plan=None if self.plan is None else plan.read(self.plan),
-            judge=task_of(context.data).fidelity(context.detector, logits=True),
+            judge=task_of(context.data).fidelity(context.specification, logits=True),
             note=lambda text: context.progress.note(f"quantize: {text}"),
         )
         if self.method == "ptq":
@@ -214,10 +215,10 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
         trained, plan, history = self._train(ptq, keras_graph.read(model), samples, context)
         inputs = context.data.inputs("validation")
         task = task_of(context.data)
-        judge = task.fidelity(context.detector)
+        judge = task.fidelity(context.specification)
 
         def score(rows: NDArray[np.float32]) -> float:
-            return task.score(rows, context.data, "validation", context.detector)
+            return task.score(rows, context.data, "validation", context.specification)
 
         found = qat.compared(ptq, trained, plan, inputs, score, judge, self.io)
         facts = {**history, task.score_name: dict(found.scores), "training_agrees": found.agreement}
@@ -248,8 +249,9 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
         if self.qat.distill is None:
             return None
         model = build(network)
-        teacher = teachers.of_model(model, context.data, "the float model")
-        return losses.loss_of(loop.head_of(model, context.data), [teacher], self.qat.distill, self, context)
+        teacher = teachers.of_model(model, context, "the float model")
+        head = loop.head_of(model, context.data, context.specification)
+        return losses.loss_of(head, [teacher], self.qat.distill, self, context)
 
     def _write(
         self, result: QuantizationResult, model: Any, samples: CalibrationSplit, context: Context
@@ -260,8 +262,7 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
         from compress.tflite import graph
 
         converted = graph.parse(result.content)
-        feeds = [[sample[np.newaxis]] for sample in samples.calibration]
-        legalized = context.target.legalize(converted, feeds, io=self.io.upper())
+        legalized = context.target.legalize(converted, converted.feeds(samples.calibration), io=self.io.upper())
         content = result.content if legalized.graph is converted else graph.serialize(legalized.graph)
         if export.float_operators(content):
             export.refuse_float(content, None if model is None else keras_graph.read(model))

@@ -86,8 +86,9 @@ class ReplaceActivations(Stage, TrainingSettings, DistillationSettings):
         from compress.distillation import losses, teachers
         from compress.training import loop
 
-        unchanged = teachers.of_model(teacher, context.data, "the unchanged model")
-        return losses.loss_of(loop.head_of(student, context.data), [unchanged], self, self, context)
+        unchanged = teachers.of_model(teacher, context, "the unchanged model")
+        head = loop.head_of(student, context.data, context.specification)
+        return losses.loss_of(head, [unchanged], self, self, context)
 
     def _facts(self, replacements: Replacements, context: Context) -> Facts:
         """Return the replacements and the skipped activations as plain values, and show a summary."""

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from compress.artifact import Artifact, Facts
 from compress.stage import Context, Need, Probe
+from compress.tasks import task_of
 
 
 class Sensitivity(Probe):
@@ -27,7 +28,7 @@ class Sensitivity(Probe):
 
         Raises:
             StageError: no channel of the model can be removed, or none matters.
-            ModelError: the model is not a classifier of the data.
+            ModelError: the model does not fit the data.
         """
         from compress.ir import keras_graph
         from compress.ir.tensorflow import keras
@@ -41,7 +42,8 @@ class Sensitivity(Probe):
         model = working_model.read(subjects["model"], context)
         inputs, labels = loop.chosen_inputs(context.data, self.samples, context.seed)
         refuse_constant(model, inputs)
-        samples = ImportanceSamples(inputs, labels, loop.head_of(model, context.data))
+        head = loop.head_of(model, context.data, context.specification)
+        samples = ImportanceSamples(inputs, labels, head, task_of(context.data).counts_right)
         prunable = prepare(keras_graph.read(model), context.target, "taylor", samples)
         if prunable.importance != "taylor":
             context.progress.note(f"sensitivity: {substitution('taylor', prunable.importance)}")

@@ -32,7 +32,7 @@ class Train(Stage, TrainingSettings):
 
     def uses(self) -> tuple[Use, ...]:
         """Return the methods of the training."""
-        return self.training_uses()
+        return ("labels", *self.training_uses())
 
     def run(self, artifact: Artifact, context: Context) -> Facts:
         """Write the trained model; return its history."""

@@ -76,8 +76,8 @@ class TrialConverter:
             content = export.convert(canonical, calibration.calibrate(canonical, samples))
         except export.FloatOperatorsError:
             content = export.convert_calibrated(model, samples)
-        feeds = [[sample[np.newaxis]] for sample in samples]
-        return self.target.legalize(graph.parse(content), feeds, io="INT8").graph
+        quantized = graph.parse(content)
+        return self.target.legalize(quantized, quantized.feeds(samples), io="INT8").graph
 
 
 def _with_biases(network: Network) -> Network:

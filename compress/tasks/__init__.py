@@ -8,9 +8,28 @@ from compress.stage import Refusal
 from compress.tasks.base import Location, Task
 from compress.tasks.classification import Classification
 from compress.tasks.detection import Detection
+from compress.tasks.embeddings import Embeddings
+from compress.tasks.keypoints import Keypoints
+from compress.tasks.multi_label import MultiLabel
+from compress.tasks.outputs import Outputs
+from compress.tasks.reconstruction import Reconstruction
 from compress.tasks.regression import Regression
+from compress.tasks.segmentation import Segmentation
 
-TASKS: dict[str, Task] = {task.name: task for task in (Classification(), Detection(), Regression())}
+TASKS: dict[str, Task] = {
+    task.name: task
+    for task in (
+        Classification(),
+        MultiLabel(),
+        Regression(),
+        Segmentation(),
+        Keypoints(),
+        Reconstruction(),
+        Embeddings(),
+        Detection(),
+        Outputs(),
+    )
+}
 
 
 def task_of(data: Data) -> Task:

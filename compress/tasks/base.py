@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 from compress.artifact import Facts
 from compress.data.types import Data, Split
 from compress.errors import ModelError
+from compress.ir.tensorflow import keras, sample_shape
 from compress.measurement import Metric
 from compress.stage import Refusal, Use
 from compress.tasks.degeneracy import Judgement
+from compress.tflite.interpreter import shape_hint
 
 Location = tuple[str | int, ...]
 """Keys and indices in the pipeline file."""
@@ -99,12 +101,31 @@ class Head(ABC):
     def loss(self, targets: Any, outputs: Any) -> Any:
         """Return the loss of each sample [n] from training targets and a Keras model's outputs."""
 
+    def importance(self, targets: Any, outputs: Any) -> Any:
+        """Return the value whose derivative shows how much a channel matters: [n]; by default the loss."""
+        return self.loss(targets, outputs)
+
+    def sample_errors(self, targets: Any, outputs: Any) -> Any:
+        """Return how far the outputs are from the targets, for the choice of samples: [n]; by default the loss."""
+        return self.loss(targets, outputs)
+
     @abstractmethod
     def logits(self, outputs: Any) -> Any:
         """Return outputs in the form that distillation compares."""
 
     def soft_targets(self, logits: Sequence[Any], weights: Sequence[float], temperature: float) -> Any:
-        """Combine the outputs of several teachers, in the form of `logits`, into one training target."""
+        """Combine the outputs of several teachers, in the form of `logits`, into one training target.
+
+        By default their weighted mean; the temperature does not apply.
+        """
+        del temperature
+        ops = keras().ops
+        shares = np.array(weights, np.float32) / np.float32(sum(weights))
+        parts = [ops.convert_to_tensor(each, "float32") * share for each, share in zip(logits, shares, strict=True)]
+        return sum(parts[1:], parts[0])
+
+    def divergence(self, expected: Any, actual: Any) -> Any:
+        """Return the distance of a model's outputs from another's, both in the form of `logits`: [n], 0 if equal."""
         raise NotImplementedError
 
     def distillation_loss(self, logits: Any, soft_targets: Any, labels: Any, terms: DistillationTerms) -> Any:
@@ -127,12 +148,12 @@ class ModelOutputs:
     """Outputs of a .tflite model for a split.
 
     Attributes:
-        blocks: outputs [n, outputs] of consecutive samples; read once.
+        rows: outputs [n, outputs] of all samples; a memory map if they are large.
         floating: whether the file gives floating-point numbers.
         specification: how the outputs are read.
     """
 
-    blocks: Iterable[Rows]
+    rows: Rows
     floating: bool
     specification: Specification = None
 
@@ -154,6 +175,10 @@ class Task(ABC):
     """A task. Methods with a body are correct for most tasks."""
 
     name: ClassVar[str]
+    instead_of: ClassVar[frozenset[str]] = frozenset()
+    """Tasks whose data can be used for this one, with `data: {task: …}`."""
+    learns_from_original: ClassVar[bool] = False
+    """Whether the targets are the outputs of the original model."""
     models: ClassVar[str]
     """Name of its models in messages, in the plural."""
     metrics: ClassVar[tuple[Metric, ...]]
@@ -240,6 +265,10 @@ class Task(ABC):
     def judge_outputs(self, facts: Facts, names: Sequence[str], original: str, result: str) -> dict[str, Judgement]:
         """Judge whether the outputs of two models depend on the input; arguments as in `compare`."""
 
+    def output_order(self, outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return a runtime's details of outputs in the order that the task needs: by default that of the model."""
+        return outputs
+
     @abstractmethod
     def fidelity(self, specification: Specification, *, logits: bool = False) -> Judge:
         """Return the comparison of a quantized model's outputs with the float model's.
@@ -278,21 +307,36 @@ def snr_db(expected: Rows, actual: Rows) -> NDArray[np.float64]:
     return np.asarray(np.clip(10 * np.log10(ratio), -BEST_DB, BEST_DB))
 
 
-def refuse_misfit(model: Any, data: Data, outputs: int) -> None:
-    """Refuse a model that does not have one input of the data's shape and the expected number of outputs.
+def refuse_misfit(model: Any, data: Data, outputs: int | None = None) -> None:
+    """Refuse a model that does not take the data's samples, or has another number of outputs than expected.
+
+    Args:
+        model: a Keras model.
+        data: the data.
+        outputs: the expected number; None for any.
 
     Raises:
         ModelError: the model does not fit.
     """
-    if len(model.inputs) != 1 or len(model.outputs) != outputs:
+    if outputs is not None and len(model.outputs) != outputs:
         raise ModelError(
-            f"the model has {len(model.inputs)} inputs and {len(model.outputs)} outputs",
-            allowed="one of each, so far" if outputs == 1 else "one input, and the outputs boxes and scores",
+            f"the model has {len(model.outputs)} outputs",
+            allowed="one output" if outputs == 1 else f"{outputs} outputs",
+            hint="use `data: {task: outputs}`: it compares every output with the original model's",
         )
-    expected, actual = tuple(model.inputs[0].shape[1:]), data.input_shape
-    fits = len(expected) == len(actual) and all(a in (None, b) for a, b in zip(expected, actual, strict=True))
-    if not fits:
+    expected, actual = sample_shape(model), data.input_shape
+    if not takes(expected, actual):
         raise ModelError(
             f"the model takes {list(expected)}, but data.preprocess gives {list(actual)}",
-            hint="add or change a resize step in data.preprocess, or choose another model",
+            hint=shape_hint(expected, actual),
         )
+
+
+def takes(expected: Sequence[int | None], actual: Sequence[int]) -> bool:
+    """Return whether samples of a shape fit an input whose open dimensions are None."""
+    return len(expected) == len(actual) and all(a in (None, b) for a, b in zip(expected, actual, strict=True))
+
+
+def first_output(outputs: Any) -> Any:
+    """Return the first output of a model; the others are for distillation alone."""
+    return keras().tree.flatten(outputs)[0]

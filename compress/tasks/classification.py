@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from compress.artifact import Facts
 from compress.data.types import Data, Split
 from compress.errors import ModelError
-from compress.ir.layer_specs import ACTIVATION, spec_of_live
-from compress.ir.tensorflow import keras
+from compress.ir.tensorflow import keras, run
 from compress.measurement import Metric, drop, proportion
 from compress.tasks import degeneracy
 from compress.tasks.base import (
@@ -25,11 +24,12 @@ from compress.tasks.base import (
     Rows,
     Specification,
     Task,
+    first_output,
     refuse_misfit,
     snr_db,
 )
+from compress.tasks.output_forms import Activation, activation_of
 
-Output = Literal["logits", "softmax", "sigmoid"]
 LOOKED_AT = 16
 """Number of samples for the inspection of outputs whose last layer does not define their meaning."""
 
@@ -40,12 +40,22 @@ class ClassificationHead(Head):
 
     Attributes:
         scores: logits (of a softmax), or probabilities: of a softmax, or of one sigmoid for each class.
+        is_binary: whether the model has one output for two classes: the probability of the second class, or its logit.
     """
 
-    scores: Output
+    scores: Activation
+    is_binary: bool = False
 
     def logits(self, outputs: Any) -> Any:
-        """Return outputs as logits (up to a constant, where they are probabilities that sum to 1)."""
+        """Return outputs as logits [n, classes] (up to a constant, where they are probabilities that sum to 1).
+
+        Of a binary classifier, 0 is the logit of the first class.
+        """
+        ops = keras().ops
+        values = self._logits(first_output(outputs))
+        return ops.concatenate([ops.zeros_like(values), values], axis=-1) if self.is_binary else values
+
+    def _logits(self, outputs: Any) -> Any:
         ops = keras().ops
         if self.scores == "softmax":
             return ops.log(ops.clip(outputs, 1e-7, 1.0))
@@ -57,6 +67,9 @@ class ClassificationHead(Head):
     def loss(self, targets: Any, outputs: Any) -> Any:
         """Return the cross entropy with labels [n]; of independent probabilities the sum over the classes."""
         library = keras()
+        outputs = first_output(outputs)
+        if self.is_binary:
+            return library.losses.sparse_categorical_crossentropy(targets, self.logits(outputs), from_logits=True)
         if self.scores == "sigmoid":
             expected = library.ops.one_hot(library.ops.cast(targets, "int32"), outputs.shape[-1], dtype="float32")
             logits = self.logits(outputs)
@@ -97,6 +110,23 @@ class ClassificationHead(Head):
             return _cross_entropy(expected, scores) * terms.temperature**2
         return _decoupled(expected, scores, labels, terms.decoupled) * terms.temperature**2
 
+    def divergence(self, expected: Any, actual: Any) -> Any:
+        """Return the Kullback-Leibler divergence of the probabilities: [n]."""
+        ops = keras().ops
+        gap = ops.log_softmax(expected) - ops.log_softmax(actual)
+        return ops.sum(ops.softmax(expected) * gap, axis=-1)
+
+    def sample_errors(self, targets: Any, outputs: Any) -> Any:
+        """Return the norm of (probabilities - one-hot label), 0 to sqrt(2): [n].
+
+        Early in a training and averaged over several trainings, this is EL2N. Source: Paul, Ganguli and Dziugaite, Deep
+        Learning on a Data Diet, NeurIPS 2021.
+        """
+        ops = keras().ops
+        probabilities = ops.softmax(self.logits(outputs), axis=-1)
+        labels = ops.one_hot(ops.cast(targets, "int32"), probabilities.shape[-1], dtype="float32")
+        return ops.norm(ops.cast(probabilities, "float32") - labels, axis=-1)
+
 
 def _cross_entropy(expected: Any, scores: Any) -> Any:
     ops = keras().ops
@@ -120,7 +150,13 @@ def _decoupled(expected: Any, scores: Any, labels: Any, weights: Any) -> Any:
 
 @dataclass(frozen=True)
 class ByClass:
-    """The comparison of two classifiers: all scores, and the largest one."""
+    """The comparison of two classifiers: all scores, and the largest one.
+
+    Attributes:
+        limit: for one output of a binary classifier: values above it mean the second class.
+    """
+
+    limit: float = 0.5
 
     def snr_db(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
         """Return the ratio of all scores."""
@@ -128,7 +164,10 @@ class ByClass:
 
     def same(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
         """Return 1 where the largest output is the same, otherwise 0."""
-        return np.asarray(expected.argmax(axis=1) == actual.argmax(axis=1), np.float64)
+        return np.asarray(self._classes(expected) == self._classes(actual), np.float64)
+
+    def _classes(self, rows: Rows) -> NDArray[Any]:
+        return np.asarray(rows[:, 0] > self.limit if rows.shape[1] == 1 else rows.argmax(axis=1))
 
 
 class Classification(Task):
@@ -149,12 +188,15 @@ class Classification(Task):
         del specification
         refuse_misfit(model, data, 1)
         shape = tuple(model.outputs[0].shape[1:])
+        if shape == (1,) and len(data.class_names) == 2:
+            activation = activation_of(model.outputs[0])
+            return ClassificationHead("sigmoid" if activation == "sigmoid" else "logits", is_binary=True)
         if shape != (len(data.class_names),):
             raise ModelError(
                 f"the model's output has the shape {list(shape)}, but the data has {len(data.class_names)} classes",
-                hint="check data.source and the model's last layer",
+                hint="check data.source and the model's last layer, or use `data: {task: outputs}`, which needs no labels",
             )
-        return ClassificationHead(_by_last_layer(model.outputs[0]) or _by_values(model, data))
+        return ClassificationHead(activation_of(model.outputs[0]) or _by_values(model, data))
 
     def targets(self, data: Data, split: Split) -> NDArray[Any]:
         """Return the labels: int64 [n]."""
@@ -177,7 +219,7 @@ class Classification(Task):
         labels = data.labels(split)
         facts: Facts = {"labels": labels.tolist(), "split": split}
         for name, model in models.items():
-            scores = np.concatenate(list(model.blocks))
+            scores = model.rows
             _refuse_other_width(scores, data)
             predictions = scores.argmax(axis=1)
             constant = model.floating and _is_constant(scores) and not _is_constant(data.inputs(split))
@@ -250,31 +292,9 @@ class Classification(Task):
         return EvaluationMembers(labels.astype(np.int64), plain)
 
 
-def _by_last_layer(tensor: Any) -> Output | None:
-    """Return the meaning of a Keras tensor from its operation: a layer, its activation, or a nested model.
-
-    None where that operation does not say.
-    """
-    operation, call, place = tensor._keras_history
-    if isinstance(operation, keras().Model):
-        return _by_last_layer(operation.outputs[place])
-    activation = getattr(operation, "activation", None)
-    activation = getattr(activation, "activation", activation)  # a layer may be another one's activation
-    kind = type(operation).__name__
-    name = kind if activation is None else getattr(activation, "__name__", type(activation).__name__)
-    if name.lower() == "softmax":
-        return "softmax"
-    if name.lower() == "sigmoid":
-        return "sigmoid"
-    spec = spec_of_live(operation)
-    if spec.keeps_values or (spec == ACTIVATION and name == "linear"):
-        return _by_last_layer(operation._inbound_nodes[call].input_tensors[0])
-    return "logits" if getattr(operation, "weights", None) else None
-
-
-def _by_values(model: Any, data: Data) -> Output:
+def _by_values(model: Any, data: Data) -> Activation:
     """Return the meaning of a model's outputs from their values: probabilities sum to 1."""
-    outputs = np.asarray(model(data.inputs("train")[:LOOKED_AT], training=False), np.float64)
+    outputs = np.asarray(run(model, data.inputs("train")[:LOOKED_AT]), np.float64)
     sums = (outputs > -1e-6).all() and (abs(outputs.sum(axis=1) - 1) < 1e-3).all()
     return "softmax" if sums else "logits"
 

@@ -35,7 +35,7 @@ from compress.tasks.base import (
 )
 from compress.tasks.degeneracy import Judgement
 from deploy.contract.average_precision import average_precision as mean_average_precision
-from deploy.contract.detection import DetectionError, Detections, Detector, agreement
+from deploy.contract.detection import DetectionError, Detections, Detector, agreement, ordered
 
 MATCHED, UNMATCHED = 0.5, 0.4
 """Overlap above which an anchor is positive, and below which it is negative; between them it is ignored."""
@@ -196,6 +196,10 @@ class Detection(Task):
             raise ModelError("the model's scores are probabilities", hint="say scores: probabilities in its detector")
         return DetectionHead(detector)
 
+    def output_order(self, outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the boxes first: compilers may change the order."""
+        return ordered(outputs) or outputs
+
     def targets(self, data: Data, split: Split) -> NDArray[Any]:
         """Return the objects as one array, see `padded`."""
         return padded(data.objects(split))
@@ -226,7 +230,7 @@ class Detection(Task):
         answers: list[list[Detections]] = []
         for name, model in models.items():
             detector = detector_of(model.specification)
-            answers.append([each for rows in model.blocks for each in _detections(detector, rows)])
+            answers.append(_detections(detector, model.rows))
             images = f"COCO, {note}, {len(expected)} images"
             facts[name] = average_precision.evaluate(answers[-1], expected, len(names), images)
             facts[name]["spread"] = asdict(average_precision.spread(answers[-1], expected, names, split))

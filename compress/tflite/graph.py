@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from compress.errors import ModelError
 from compress.tflite.verifier import Allowance, verify
+from deploy.contract.tensors import TensorLayout
 
 IDENTIFIER = b"TFL3"
 NONE = -1
@@ -164,6 +165,17 @@ class Graph:
     outputs: tuple[int, ...]
     subgraphs: int
     source: Any
+
+    def feeds(self, samples: NDArray[np.float32]) -> list[list[NDArray[Any]]]:
+        """Return samples [n, ...] as the inputs of one run each; of several inputs, samples are rows that are split.
+
+        Source: `deploy.contract.tensors`.
+        """
+        if len(self.inputs) == 1:
+            return [[sample[np.newaxis]] for sample in samples]
+        tensors = [self.tensors[index] for index in self.inputs]
+        layout = TensorLayout([tensor.name for tensor in tensors], [tensor.shape[1:] for tensor in tensors])
+        return [layout.split(sample[np.newaxis]) for sample in samples]
 
     def input_tensors(self, operator: Operator) -> list[Tensor]:
         """Return the input tensors of an operator, without missing optional ones."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,28 +12,36 @@ from numpy.typing import NDArray
 
 from compress.errors import ModelError
 from compress.tflite.comparison import first_line
-from deploy.contract.detection import ordered
 from deploy.contract.preprocessing import dequantize, quantize
+from deploy.contract.tensors import TensorLayout
+
+Order = Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
+"""A function that puts the details of outputs into another order."""
 
 
 class LoadedModel:
-    """A loaded model with one input and one output, or with the boxes and scores of a detector as outputs.
+    """A loaded model.
 
     Attributes:
-        outputs: the details of the outputs; for a detector, the boxes first.
-        output: the last output.
+        inputs: the runtime's details of the inputs.
+        outputs: the runtime's details of the outputs, in the order of the model or of `order`.
+        input_layout: the inputs as a row.
+        output_layout: the outputs as a row.
 
     Args:
         path: the .tflite file.
-        reproducible: use the reference kernels, which are bit-exact between versions, instead of the accelerated ones
-            (XNNPACK), whose int8 results differ by some steps.
+        reproducible: use the kernels of the runtime without a delegate, which are bit-exact between versions, instead
+            of the accelerated ones (XNNPACK), whose int8 results differ by some steps.
         threads: the number of threads of the runtime.
+        order: puts the details of the outputs into the order that a task needs.
 
     Raises:
-        ModelError: the runtime rejects the model, or it has several inputs or outputs.
+        ModelError: the runtime rejects the model, or an input or output has no single scale.
     """
 
-    def __init__(self, path: Path, *, reproducible: bool, threads: int = 1) -> None:
+    def __init__(
+        self, path: Path, *, reproducible: bool, threads: int = 1, order: Order = lambda outputs: outputs
+    ) -> None:
         from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
         resolver = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES if reproducible else OpResolverType.AUTO
@@ -42,86 +50,108 @@ class LoadedModel:
             self.interpreter.allocate_tensors()
         except (ValueError, RuntimeError) as error:
             raise ModelError(f"the TFLite runtime refuses it: {first_line(error)}", where=str(path)) from error
-        inputs = self.interpreter.get_input_details()
-        outputs = self.interpreter.get_output_details()
-        ordered_outputs = outputs if len(outputs) == 1 else ordered(outputs)
-        if len(inputs) != 1 or ordered_outputs is None:
-            raise ModelError(
-                f"has {len(inputs)} inputs and {len(outputs)} outputs",
-                where=str(path),
-                allowed="one of each, or the boxes [1, anchors, 4] and scores [1, anchors, classes] of a detector",
-            )
-        self.input = inputs[0]
-        self.outputs = ordered_outputs
-        self.output = ordered_outputs[-1]
-        _refuse_without_scale("input", self.input, path)
-        for output in ordered_outputs:
-            _refuse_without_scale("output", output, path)
+        self.inputs: list[dict[str, Any]] = self.interpreter.get_input_details()
+        self.outputs: list[dict[str, Any]] = order(self.interpreter.get_output_details())
+        for end, details in (("input", self.inputs), ("output", self.outputs)):
+            for detail in details:
+                _refuse_without_scale(end, detail, path)
+        self._settle_shapes(path)
+        self.input_layout = TensorLayout.of(self.inputs)
+        self.output_layout = TensorLayout.of(self.outputs)
 
-    def feed(self, sample: NDArray[np.float32]) -> NDArray[Any]:
-        """Return a preprocessed sample (without batch) as the model's input tensor, quantized if the input is.
+    def _settle_shapes(self, path: Path) -> None:
+        """Run the model once if the shapes of its outputs are only known afterwards."""
+        if all((detail["shape_signature"] > 0).all() for detail in self.outputs):
+            return
+        for detail in self.inputs:
+            self.interpreter.set_tensor(detail["index"], np.zeros(detail["shape"], detail["dtype"]))
+        try:
+            self.interpreter.invoke()
+        except (ValueError, RuntimeError) as error:
+            raise ModelError(f"the TFLite runtime cannot run it: {first_line(error)}", where=str(path)) from error
+        for detail in self.outputs:
+            detail["shape"] = np.array(self.interpreter.get_tensor(detail["index"]).shape, np.int32)
+
+    @property
+    def floating(self) -> bool:
+        """Whether all outputs are floating-point numbers."""
+        return all(np.issubdtype(detail["dtype"], np.floating) for detail in self.outputs)
+
+    def feed(self, sample: NDArray[np.float32]) -> list[NDArray[Any]]:
+        """Return a preprocessed sample (without batch) as the model's input tensors, quantized if an input is.
+
+        Args:
+            sample: of the shape of the input; for several inputs, a row.
 
         Raises:
             ModelError: the sample's shape does not fit.
         """
-        shape = tuple(int(side) for side in self.input["shape"])
-        if (1, *sample.shape) != shape:
+        shapes = self.input_layout.shapes
+        if len(shapes) > 1:
+            if sample.shape != (self.input_layout.size,):
+                sizes = ", ".join(str(list(shape)) for shape in shapes)
+                raise ModelError(
+                    f"has {len(shapes)} inputs ({sizes}), but the data gives {list(sample.shape)}",
+                    allowed=f"one row of {self.input_layout.size} values for each sample",
+                    hint="use a data source that names one array for each input",
+                )
+            values = self.input_layout.split(sample[np.newaxis])
+        elif sample.shape != shapes[0]:
             raise ModelError(
-                f"takes {list(shape)}, but the data gives {[1, *sample.shape]}",
-                hint="add a resize step to data.preprocess, or choose another model",
+                f"takes {[1, *shapes[0]]}, but the data gives {[1, *sample.shape]}",
+                hint=shape_hint(shapes[0], sample.shape),
             )
-        dtype = self.input["dtype"]
-        if np.issubdtype(dtype, np.integer):
-            scale, zero_point = self.input["quantization"]
-            quantized: NDArray[Any] = quantize(sample[np.newaxis], scale, zero_point, dtype)
-            return quantized
-        return sample[np.newaxis].astype(dtype)
+        else:
+            values = [sample[np.newaxis]]
+        return [_stored(value, detail) for value, detail in zip(values, self.inputs, strict=True)]
 
-    def raw(self, tensor: NDArray[Any]) -> NDArray[Any]:
-        """Run one inference; return a copy of the output tensor in the model's type.
+    def raw(self, tensors: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        """Run one inference; return a copy of the output in the model's type and shape.
 
-        The two outputs of a detector are concatenated: [1, anchors * (4 + classes)].
+        Several outputs are returned as one row [1, values], in a type that holds the values of all of them.
         """
-        self.interpreter.set_tensor(self.input["index"], tensor)
+        for detail, tensor in zip(self.inputs, tensors, strict=True):
+            self.interpreter.set_tensor(detail["index"], tensor)
         self.interpreter.invoke()
-        values: list[NDArray[Any]] = [self.interpreter.get_tensor(value["index"]) for value in self.outputs]
-        return values[0] if len(values) == 1 else np.concatenate([value.reshape(1, -1) for value in values], axis=1)
-
-    def pair(self, sample: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return a detector's dequantized boxes [anchors, 4] and scores [anchors, classes] for a preprocessed sample.
-
-        Raises:
-            ModelError: the model has only one output, or the sample's shape does not fit.
-        """
-        if len(self.outputs) != 2:
-            raise ModelError(
-                "has one output", allowed="the boxes and scores of a detector", hint="choose another model"
-            )
-        shapes = [tuple(int(side) for side in detail["shape"][1:]) for detail in self.outputs]
-        row = self.raw(self.feed(sample)).reshape(-1)
-        cut = math.prod(shapes[0])
-        boxes, scores = (
-            _dequantized(piece, detail).reshape(shape)
-            for piece, shape, detail in zip((row[:cut], row[cut:]), shapes, self.outputs, strict=True)
-        )
-        return boxes, scores
+        values: list[NDArray[Any]] = [self.interpreter.get_tensor(detail["index"]) for detail in self.outputs]
+        return values[0] if len(values) == 1 else self.output_layout.join(values)
 
     def scores(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the output for every sample, dequantized and flattened: [n, outputs]; two outputs are concatenated."""
-        if len(self.outputs) == 2:
-            return np.stack([np.concatenate([part.reshape(-1) for part in self.pair(sample)]) for sample in samples])
-        rows = [self.raw(self.feed(sample)).reshape(-1) for sample in samples]
-        return _dequantized(np.stack(rows), self.output)
+        """Return the outputs for every sample as rows, dequantized: [n, values]."""
+        rows = np.stack([self.raw(self.feed(sample)).reshape(-1) for sample in samples])
+        parts = zip(self.output_layout.parts(rows), self.outputs, strict=True)
+        return np.concatenate([_dequantized(part, detail) for part, detail in parts], axis=1)
+
+
+def shape_hint(expected: Sequence[int | None], actual: Sequence[int]) -> str:
+    """Return what to do about samples of another shape than a model's input."""
+    if tuple(actual) == (*expected, 1):
+        return "add `squeeze: {axis: -1}` to data.preprocess"
+    if [side for side in actual if side != 1] == [side for side in expected if side != 1]:
+        return f"add `reshape: {{shape: {list(expected)}}}` to data.preprocess"
+    if len(expected) == 3 and len(actual) in (2, 3):
+        return "add a resize step to data.preprocess, or choose another model"
+    return "choose a model for samples of this shape, or change data.source"
+
+
+def _stored(value: NDArray[np.float32], detail: Mapping[str, Any]) -> NDArray[Any]:
+    """Return values in the type of an input."""
+    dtype = detail["dtype"]
+    scale, zero_point = detail["quantization"]
+    if np.issubdtype(dtype, np.integer) and scale:
+        quantized: NDArray[Any] = quantize(value, scale, zero_point, dtype)
+        return quantized
+    return value.astype(dtype)
 
 
 def _refuse_without_scale(end: str, detail: dict[str, Any], path: Path) -> None:
-    if np.issubdtype(detail["dtype"], np.integer) and not detail["quantization"][0]:
+    if np.dtype(detail["dtype"]) in (np.int8, np.uint8, np.int16) and not detail["quantization"][0]:
         what = f"its {end} is {np.dtype(detail['dtype']).name} without one scale"
         raise ModelError(what, where=str(path), allowed="float, or quantized per tensor")
 
 
 def _dequantized(stored: NDArray[Any], detail: dict[str, Any]) -> NDArray[np.float32]:
-    if np.issubdtype(stored.dtype, np.integer):
+    if np.issubdtype(detail["dtype"], np.integer) and detail["quantization"][0]:
         return cast(NDArray[np.float32], dequantize(stored, *detail["quantization"]))
     return stored.astype(np.float32)
 

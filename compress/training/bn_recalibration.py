@@ -16,7 +16,7 @@ import numpy as np
 
 from compress.artifact import Facts
 from compress.data.rows import rows as rows_of
-from compress.ir.tensorflow import keras
+from compress.ir.tensorflow import keras, run
 from compress.stage import Context
 from compress.training.validation import comparison, validation_quality
 
@@ -73,7 +73,7 @@ def _measure_statistics(model: Any, norms: list[Any], context: Context, samples:
         for norm in norms:
             measured.enter_context(_measuring(norm))
         for indices in np.array_split(order, -(-len(order) // BATCH)):
-            model(rows_of(inputs, indices), training=False)
+            run(model, rows_of(inputs, indices))
     for norm in norms:
         if norm.renorm:  # its training derives the variance from this
             norm.moving_stddev.assign(keras().ops.sqrt(norm.moving_variance + norm.epsilon))

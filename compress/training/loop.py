@@ -15,13 +15,13 @@ from compress.data.rows import rows as rows_of
 from compress.data.types import Data, Split
 from compress.errors import StageError
 from compress.ir import mixed_precision as precision
-from compress.ir.tensorflow import keras
+from compress.ir.tensorflow import keras, run
 from compress.stage import Context, Use
 from compress.tasks import task_of
 from compress.tasks.base import Head, Specification
 from compress.training import callbacks as monitoring
 from compress.training import schedules, subset_selection
-from compress.training.batches import EpochSettings, batches, held_out
+from compress.training.batches import Augment, EpochSettings, batches, held_out
 from compress.training.bn_recalibration import recalibrate_batch_norms
 from compress.training.checkpoint import Checkpoint
 from compress.training.subset import Part, Subset
@@ -48,11 +48,13 @@ class Loss:
 
     Attributes:
         of: (batch, the model's outputs) -> loss of each sample [n].
+        head: the meaning of the model's outputs.
         soft_targets: outputs of teachers, computed before the training without augmentation: one row for each sample
             of train and validation. Batches contain their rows.
     """
 
     of: Callable[[Batch, Any], Any]
+    head: Head
     soft_targets: Mapping[Split, NDArray[np.float32]] = field(default_factory=dict)
 
 
@@ -88,6 +90,8 @@ class TrainingSettings(EpochSettings):
             uses.append("class weights")
         if self.subset is not None:
             uses.append("subset")
+        if self.augment != Augment():
+            uses.append("augmentation")
         if self.augment.rotate:
             uses.append("rotation")
         return tuple(uses)
@@ -120,12 +124,12 @@ def own_loss(model: Any, context: Context) -> Loss:
     Raises:
         ModelError: the model does not fit the data.
     """
-    return label_loss(head_of(model, context.data, context.detector))
+    return label_loss(head_of(model, context.data, context.specification))
 
 
 def label_loss(head: Head) -> Loss:
     """Return the loss of a head on the labels."""
-    return Loss(lambda batch, outputs: head.loss(batch.labels, outputs))
+    return Loss(lambda batch, outputs: head.loss(batch.labels, outputs), head)
 
 
 def fit(model: Any, loss: Loss, settings: TrainingSettings, context: Context, callbacks: Sequence[Any] = ()) -> Facts:
@@ -203,8 +207,7 @@ def _on_subset(model: Any, loss: Loss, settings: TrainingSettings, context: Cont
     """Return the loss and the context for the subset of the training split, and facts about its selection."""
     if settings.subset is None:
         return loss, context, {}
-    head = head_of(keras().Model(model.inputs[0], model.outputs[0]), context.data)
-    subset = settings.subset
+    head, subset = loss.head, settings.subset
     proxy_context = replace(context, unfinished=None, logs=None)
     proxy_settings = TrainingSettings(
         epochs=subset.epochs,
@@ -311,7 +314,7 @@ def _trainer(library: Any, model: Any, loss: Loss) -> Any:
 
         def call(self, x: Any, training: bool = False) -> Any:
             return library.tree.map_structure(
-                lambda output: library.ops.cast(output, "float32"), self.inner(x, training=training)
+                lambda output: library.ops.cast(output, "float32"), run(self.inner, x, training)
             )
 
         def compute_loss(

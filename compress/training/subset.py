@@ -102,7 +102,12 @@ class Part:
         labels = self.full.labels(split)
         return labels[self.indices] if split == "train" else labels
 
-    def targets(self, split: Split) -> NDArray[np.float32]:
+    @property
+    def has_targets(self) -> bool:
+        """Whether the samples have arrays as targets."""
+        return self.full.has_targets
+
+    def targets(self, split: Split) -> NDArray[Any]:
         """Return the targets of a split."""
         targets = self.full.targets(split)
         return targets[self.indices] if split == "train" else targets

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from compress.artifact import Facts
 from compress.errors import StageError
 from compress.files import write_atomically
-from compress.ir.tensorflow import keras, set_weights
+from compress.ir.tensorflow import keras, run, set_weights
 from compress.stage import Context
+from compress.tasks import task_of
 from compress.training import subset
 from compress.training.subset import Indices, Subset
 
@@ -31,22 +32,13 @@ Trained = Callable[[int], Any]
 """Return a copy of the model after a short training, by number."""
 
 
-def errors(model: Any, head: Head, inputs: NDArray[np.float32], labels: Indices) -> NDArray[np.float64]:
-    """Return the distance of a classifier from the labels: the norm of (probabilities - one-hot label), 0 to sqrt(2).
-
-    Early in a training and averaged over several trainings, this is EL2N. Source: Paul, Ganguli and Dziugaite, Deep
-    Learning on a Data Diet, NeurIPS 2021.
-    """
-    probabilities = [_probabilities(head, model(batch, training=False)) for batch in _batches(inputs)]
-    return error_of(np.concatenate(probabilities), labels)
-
-
-def error_of(probabilities: NDArray[Any], labels: Indices) -> NDArray[np.float64]:
-    """Return the distance of probabilities [n, classes] from the labels, as in `errors`."""
-    wrong = np.asarray(probabilities, np.float64).copy()
-    wrong[np.arange(len(labels)), labels] -= 1
-    result: NDArray[np.float64] = np.sqrt(np.square(wrong).sum(axis=1))
-    return result
+def errors(model: Any, head: Head, inputs: NDArray[np.float32], targets: NDArray[Any]) -> NDArray[np.float64]:
+    """Return how far a model's outputs are from the training targets, by sample (`Head.sample_errors`): [n]."""
+    parts = []
+    for start in range(0, len(inputs), BATCH):
+        batch = slice(start, start + BATCH)
+        parts.append(np.asarray(head.sample_errors(targets[batch], run(model, inputs[batch])), np.float64))
+    return np.concatenate(parts)
 
 
 def features(model: Any, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -58,10 +50,10 @@ def features(model: Any, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
         if not library.ops.is_tensor(tensor) and not isinstance(tensor, library.KerasTensor):
             break
         operation = tensor._keras_history.operation
-    inner = library.Model(model.inputs[0], operation.input)
+    inner = library.Model(model.inputs, operation.input)
     rows = []
     for batch in _batches(inputs):
-        values = np.asarray(inner(batch, training=False), np.float32)
+        values = np.asarray(run(inner, batch), np.float32)
         rows.append(values.mean(axis=(1, 2)) if values.ndim == 4 else values.reshape(len(values), -1))
     return _projected(np.concatenate(rows))
 
@@ -148,26 +140,21 @@ def _choose(settings: Subset, count: int, head: Head, models: tuple[Any, Trained
     if settings.by == "coverage":
         return subset.covering(count, labels, features(trained(0) if settings.of == "proxy" else model, inputs))
     models_to_score = [trained(number) for number in range(settings.seeds)] if settings.of == "proxy" else [model]
-    mean_errors = np.mean([errors(scored, head, inputs, labels) for scored in models_to_score], axis=0)
+    targets = task_of(context.data).targets(context.data, "train")
+    mean_errors = np.mean([errors(scored, head, inputs, targets) for scored in models_to_score], axis=0)
     if not np.isfinite(mean_errors).all():
         raise StageError("the outputs of a proxy are not finite", where="subset", hint="lower learning_rate")
     return subset.by_error(count, labels, mean_errors, settings.keep)
 
 
 def fresh(model: Any, seed: int) -> Any:
-    """Return a copy of a classifier with random weights; Normalization layers keep their statistics."""
+    """Return a copy of a model with random weights; Normalization layers keep their statistics."""
     library = keras(seed)
-    classifier = library.Model(model.inputs[0], model.outputs[0])
-    copy = library.models.clone_model(classifier)
-    for old, new in zip(classifier._flatten_layers(), copy._flatten_layers(), strict=True):
+    copy = library.models.clone_model(model)
+    for old, new in zip(model._flatten_layers(), copy._flatten_layers(), strict=True):
         if isinstance(old, library.layers.Normalization):
             set_weights(new, old.get_weights())
     return copy
-
-
-def _probabilities(head: Head, outputs: Any) -> NDArray[Any]:
-    scores = outputs[0] if isinstance(outputs, list | tuple) else outputs
-    return np.asarray(keras().ops.softmax(head.logits(scores), axis=-1))
 
 
 def _batches(inputs: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from compress.artifact import Facts
+from compress.ir.tensorflow import run
 from compress.stage import Context
 from compress.tasks import task_of
 from compress.tasks.base import Quality
@@ -31,7 +32,7 @@ def validation_quality(model: Any, context: Context) -> Quality:
         ModelError: the model does not fit the data, for a task that is evaluated by the loss.
     """
     task = task_of(context.data)
-    return task.validation(model, context.data, context.detector, _outputs(model, context))
+    return task.validation(model, context.data, context.specification, _outputs(model, context))
 
 
 def _outputs(model: Any, context: Context) -> Iterator[tuple[slice, Any]]:
@@ -39,4 +40,4 @@ def _outputs(model: Any, context: Context) -> Iterator[tuple[slice, Any]]:
     inputs = context.data.inputs("validation")
     for start in range(0, len(inputs), BATCH):
         batch = slice(start, start + BATCH)
-        yield batch, model(np.asarray(inputs[batch]), training=False)
+        yield batch, run(model, np.asarray(inputs[batch]))

@@ -97,8 +97,10 @@ def test_the_plan_is_judged_by_objects_and_the_specification_goes_on(made: tuple
     facts = {row["stage"]: row["facts"] for row in record["stages"]}
     assert facts["quantize"]["agreement"] > 0.7
     assert {trial["step"] for trial in facts["quantize"]["tried"]} == {"ranges", "bias"}
-    assert [facts[stage]["detector"]["least_score"] for stage in ("load", "train", "quantize", "compile")] == [0.02] * 4
-    assert facts["load"]["detector"]["overlap"] == 0.5  # defaults are written out
+    assert [facts[stage]["specification"]["least_score"] for stage in ("load", "train", "quantize", "compile")] == [
+        0.02
+    ] * 4
+    assert facts["load"]["specification"]["overlap"] == 0.5  # defaults are written out
     history = facts["train"]["history"]
     assert len(history) == EPOCHS
     assert history[-1]["val_loss"] < history[0]["val_loss"] / 2

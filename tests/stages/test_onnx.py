@@ -81,7 +81,7 @@ def test_a_detector_keeps_how_its_outputs_are_read(keras: object, tmp_path: Path
     path = scenes.pipeline(folder, (24, 8), {"file": "model.onnx", "detector": detector}, stages)
     (folder / "model.onnx").write_bytes(model.proto().SerializeToString())
     record = runs.run(load(path), tmp_path / "out", tiny.Notes()).to_json()
-    assert record["stages"][0]["facts"]["detector"]["maps"] == detector["maps"]
+    assert record["stages"][0]["facts"]["specification"]["maps"] == detector["maps"]
     assert record["models"]["result"]["measurements"].keys() >= {"ap", "ap50"}
 
 

@@ -119,7 +119,7 @@ def test_a_model_learns_to_find_the_bright_half(keras: Any, tmp_path: Path) -> N
     model = keras.Model(image, [boxes, scores])
     detector = {"maps": [{"cells": [1, 1], "boxes": [[0.5, 1.0], [0.9, 0.9]]}]}
     data = Found(task="detection")
-    given = replace(context(data, tmp_path), detector=detector)
+    given = replace(context(data, tmp_path), specification=detector)
     facts = fit(model, own_loss(model, given), Train(epochs=30, batch_size=16, learning_rate=0.02), given)
     assert set(facts["history"][0]) == {"loss", "val_loss"}
     reader = Detector(detector)

@@ -297,7 +297,7 @@ def test_of_a_detector_the_loss_decides(keras: Any, tmp_path: Path) -> None:
     boxes = layers.Reshape((-1, 4))(layers.Conv2D(4, 1)(x))
     model = keras.Model(image, [boxes, layers.Reshape((-1, 1))(layers.Conv2D(1, 1)(x))])
     detector = {"maps": [{"cells": [2, 2], "boxes": [[0.5, 0.5]]}], "scores": "logits"}
-    given = replace(context(Found(), tmp_path), detector=detector)
+    given = replace(context(Found(), tmp_path), specification=detector)
     settings = TrainingSettings(epochs=15, batch_size=16, learning_rate=0.02)
     facts = loop.fit(model, loop.own_loss(model, given), settings, given)
     told = facts["batch_norms"]

@@ -6,13 +6,28 @@ from compress.data.sources.coco import Coco
 from compress.data.sources.digits import Digits
 from compress.data.sources.images import ImageFolder
 from compress.data.sources.python_function import PythonFunction
+from compress.data.sources.random_samples import RandomSamples
 from compress.data.sources.tfrecord import TfRecord
 from compress.data.sources.time_series import Csv
 from compress.data.sources.voc import Voc
 from compress.data.sources.wav import Wav
 
 SOURCES: dict[str, type[Source]] = {
-    source.name: source for source in (Digits, Npz, Npy, ImageFolder, Csv, Wav, TfRecord, PythonFunction, Voc, Coco)
+    source.name: source
+    for source in (Digits, Npz, Npy, ImageFolder, Csv, Wav, TfRecord, PythonFunction, Voc, Coco, RandomSamples)
 }
 
-__all__ = ["SOURCES", "Coco", "Csv", "Digits", "ImageFolder", "PythonFunction", "Npy", "Npz", "TfRecord", "Voc", "Wav"]
+__all__ = [
+    "SOURCES",
+    "Coco",
+    "Csv",
+    "Digits",
+    "ImageFolder",
+    "PythonFunction",
+    "Npy",
+    "Npz",
+    "RandomSamples",
+    "TfRecord",
+    "Voc",
+    "Wav",
+]

@@ -6,6 +6,7 @@ import math
 import tokenize
 import zipfile
 import zlib
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, ClassVar, Self
 
@@ -15,7 +16,8 @@ from pydantic import Field, model_validator
 
 from compress.data import files, labels
 from compress.data.source import Samples, Stored
-from compress.data.splits import quantile_strata
+from compress.data.splits import at_random, quantile_strata
+from compress.data.types import Split
 from compress.errors import DataError
 
 _ERRORS = (
@@ -33,6 +35,8 @@ _ERRORS = (
 """Exceptions of zipfile and numpy for damaged files; numpy evaluates the header of an array."""
 SHAPES = "numbers [n, samples], [n, height, width] or [n, height, width, channels]"
 MAX_LABELS_BYTES = 4 << 30
+NO_CLASS = 255
+"""The value of a mask at pixels that have no class."""
 
 
 class Npz(Stored):
@@ -47,10 +51,11 @@ class Npz(Stored):
 
     file: str
     """Path of the file, relative to the pipeline file."""
-    x: str = "x"
-    """Name of the array of samples."""
-    y: str = "y"
-    """Name of the array of labels: integers from 0, or class names."""
+    x: str | Annotated[tuple[str, ...], Field(min_length=1)] = "x"
+    """Name of the array of samples; for a model with several inputs, the names of several arrays in their order."""
+    y: str | None = "y"
+    """Name of the array of labels: integers from 0, or class names; [n, classes] of 0 and 1, masks or points for the
+    tasks that need them (data.task). null: the samples have no labels."""
     split: str | None = None
     """Name of the array with the split of each sample."""
     classes: tuple[str, ...] | None = None
@@ -59,13 +64,12 @@ class Npz(Stored):
     """For regression: the names of the targets, one for each column of y, which is then [n] or [n, targets]."""
 
     def task_name(self) -> str:
-        """Return "regression" if y holds targets."""
-        return "regression" if self.targets else "classification"
+        """Return "regression" if y holds targets, "outputs" without labels."""
+        return _task(self.y, self.targets)
 
     @model_validator(mode="after")
     def _either(self) -> Self:
-        if self.targets is not None and self.classes is not None:
-            raise ValueError("'classes' and 'targets' exclude each other: y holds labels or targets")
+        _refuse_names(self.y, self.classes, self.targets)
         return self
 
     def files(self) -> dict[str, Path]:
@@ -76,12 +80,17 @@ class Npz(Stored):
         """Read the arrays and check them against each other."""
         arrays = self._arrays()
         split = (self.split, arrays[self.split]) if self.split else None
+        labels = (self.y, arrays[self.y]) if self.y else None
         return _samples(
-            self.file, (self.x, arrays[self.x]), (self.y, arrays[self.y]), split, self.classes, self.targets
+            self.file, [(name, arrays[name]) for name in self._inputs], labels, split, self.classes, self.targets
         )
 
+    @property
+    def _inputs(self) -> tuple[str, ...]:
+        return (self.x,) if isinstance(self.x, str) else self.x
+
     def _arrays(self) -> dict[str, NDArray[Any]]:
-        names = list(filter(None, (self.x, self.y, self.split)))
+        names = [*self._inputs, *filter(None, (self.y, self.split))]
         try:
             with files.opened(Path(self.file)) as stream:
                 self._refuse_large(stream)
@@ -95,7 +104,7 @@ class Npz(Stored):
         for name in names:
             if name not in arrays:
                 allowed = ", ".join(stored) or "none: it is empty"
-                hint = "name the arrays with data.source.npz.x and y"
+                hint = "name the arrays with data.source.npz.x and y; y: null if the samples have no labels"
                 raise DataError(f"has no array {name!r}", where=self.file, allowed=allowed, hint=hint)
             if not isinstance(arrays[name], np.ndarray):  # numpy returns the bytes of a member that is not a .npy file
                 raise DataError(f"{name!r} is not an array", where=self.file, hint="write the file with numpy.savez")
@@ -118,8 +127,9 @@ class Npy(Stored):
 
     x: str
     """Path of the samples, relative to the pipeline file."""
-    y: str
-    """Path of the labels: integers from 0, or class names."""
+    y: str | None = None
+    """Path of the labels: integers from 0, or class names; [n, classes] of 0 and 1, masks or points for the tasks that
+    need them (data.task). Without it the samples have no labels."""
     split: str | None = None
     """Path of an array with the split of each sample: [n] of "train", "validation", "test"."""
     classes: tuple[str, ...] | None = None
@@ -128,23 +138,23 @@ class Npy(Stored):
     """For regression: the names of the targets, one for each column of y, which is then [n] or [n, targets]."""
 
     def task_name(self) -> str:
-        """Return "regression" if y holds targets."""
-        return "regression" if self.targets else "classification"
+        """Return "regression" if y holds targets, "outputs" without labels."""
+        return _task(self.y, self.targets)
 
     @model_validator(mode="after")
     def _either(self) -> Self:
-        if self.targets is not None and self.classes is not None:
-            raise ValueError("'classes' and 'targets' exclude each other: y holds labels or targets")
+        _refuse_names(self.y, self.classes, self.targets)
         return self
 
     def files(self) -> dict[str, Path]:
-        """Return the two or three files."""
+        """Return the one to three files."""
         return {name: Path(path) for name, path in (("x", self.x), ("y", self.y), ("split", self.split)) if path}
 
     def load(self) -> Samples:
         """Open the arrays and check them against each other; the samples are memory-mapped."""
         split = ("split", _whole(self.split)) if self.split else None
-        return _samples(self.x, ("x", _mapped(Path(self.x))), ("y", _whole(self.y)), split, self.classes, self.targets)
+        labels = ("y", _whole(self.y)) if self.y else None
+        return _samples(self.x, [("x", _mapped(Path(self.x)))], labels, split, self.classes, self.targets)
 
 
 def _mapped(path: Path) -> NDArray[Any]:
@@ -179,31 +189,90 @@ def _whole(path: str) -> NDArray[Any]:
     return np.array(array)
 
 
+def _task(y: str | None, targets: tuple[str, ...] | None) -> str:
+    if y is None:
+        return "outputs"
+    return "regression" if targets else "classification"
+
+
+def _refuse_names(y: str | None, classes: tuple[str, ...] | None, targets: tuple[str, ...] | None) -> None:
+    if targets is not None and classes is not None:
+        raise ValueError("'classes' and 'targets' exclude each other: y holds labels or targets")
+    if y is None and (targets is not None or classes is not None):
+        raise ValueError("'classes' and 'targets' are names of labels, and there is no 'y'")
+
+
 def _samples(
     where: str,
-    samples: tuple[str, NDArray[Any]],
-    targets: tuple[str, NDArray[Any]],
+    inputs: Sequence[tuple[str, NDArray[Any]]],
+    labelling: tuple[str, NDArray[Any]] | None,
     split: tuple[str, NDArray[Any]] | None,
     classes: tuple[str, ...] | None,
     target_names: tuple[str, ...] | None,
 ) -> Samples:
-    """Return samples from arrays with labels, checked against each other."""
-    (x_name, x), (y_name, y) = samples, targets
-    if x.ndim not in (2, 3, 4) or x.dtype.kind not in "uifb":
-        raise DataError(f"array {x_name!r} is {x.dtype} {list(x.shape)}", where=where, allowed=SHAPES)
-    splits = _splits(where, *split, len(x)) if split else {}
+    """Return samples from arrays, checked against each other.
+
+    Args:
+        where: the file, for messages.
+        inputs: name and array of each input [n, ...].
+        labelling: name and array of the labels [n, ...]; None if there are none.
+        split: name and array of the split of each sample.
+        classes: the class names.
+        target_names: the names of the targets, for regression.
+    """
+    count = len(inputs[0][1])
+    for name, x in inputs:
+        _refuse_input(where, name, x, count, single=len(inputs) == 1)
+    read = _reader([x for _, x in inputs])
+    splits = _splits(where, *split, count) if split else {}
+    if labelling is None:
+        return Samples(np.zeros(count, np.int64), (), read, splits, divide=at_random, has_labels=False)
+    y_name, y = labelling
     if target_names is not None:
-        numbers = _targets(where, y_name, y, len(x), target_names)
-        strata = quantile_strata(numbers[:, 0])
-        return Samples(strata, target_names, lambda index: np.asarray(x[index]), splits, targets=numbers)
-    if y.shape != (len(x),) or y.dtype.kind not in "uiU":
-        allowed = f"one integer or name for each of the {len(x)} samples"
+        numbers = _targets(where, y_name, y, count, target_names)
+        return Samples(quantile_strata(numbers[:, 0]), target_names, read, splits, targets=numbers)
+    if y.ndim > 1 and len(y) == count and y.dtype.kind in "uifb":
+        return _with_arrays(where, y_name, y, classes, read, splits)
+    if y.shape != (count,) or y.dtype.kind not in "uiU":
+        allowed = f"one integer or name for each of the {count} samples"
         if y.dtype.kind == "f":
             allowed += "; for regression, name the targets with `targets`"
         raise DataError(f"array {y_name!r} is {y.dtype} {list(y.shape)}", where=where, allowed=allowed)
     names = y.dtype.kind == "U"
     indexed = labels.named(y.tolist(), classes, where) if names else labels.numbered(y, classes, where)
-    return Samples(*indexed, lambda index: np.asarray(x[index]), splits)
+    return Samples(*indexed, read, splits)
+
+
+def _refuse_input(where: str, name: str, x: NDArray[Any], count: int, *, single: bool) -> None:
+    ranks = (2, 3, 4) if single else range(1, 6)
+    if x.ndim not in ranks or x.dtype.kind not in "uifb":
+        raise DataError(f"array {name!r} is {x.dtype} {list(x.shape)}", where=where, allowed=SHAPES)
+    if len(x) != count:
+        raise DataError(f"array {name!r} has {len(x):,} samples", where=where, allowed=f"{count:,}, as the first input")
+
+
+def _reader(arrays: Sequence[NDArray[Any]]) -> Callable[[int], NDArray[Any]]:
+    """Return the function from an index to a sample; of several arrays, a row of all their values."""
+    if len(arrays) == 1:
+        return lambda index: np.asarray(arrays[0][index])
+    return lambda index: np.concatenate([np.asarray(array[index], np.float32).ravel() for array in arrays])
+
+
+def _with_arrays(
+    where: str,
+    name: str,
+    y: NDArray[Any],
+    classes: tuple[str, ...] | None,
+    read: Callable[[int], NDArray[Any]],
+    splits: Mapping[Split, NDArray[np.int64]],
+) -> Samples:
+    """Return samples with an array each: labels of 0 and 1, a mask or points."""
+    if not np.isfinite(y).all():
+        raise DataError(f"array {name!r} has values that are NaN or infinite", where=where, hint="repair it")
+    if classes is None:
+        highest = int(y[y != NO_CLASS].max(initial=0)) + 1 if y.dtype.kind in "uib" else y.shape[1]
+        classes = tuple(map(str, range(y.shape[1] if y.ndim == 2 and highest <= 2 else highest)))
+    return Samples(np.zeros(len(y), np.int64), classes, read, splits, divide=at_random, targets=y)
 
 
 def _targets(where: str, name: str, y: NDArray[Any], count: int, names: tuple[str, ...]) -> NDArray[np.float32]:

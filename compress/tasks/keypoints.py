@@ -1,0 +1,134 @@
+"""Keypoints: the positions of a fixed set of points in each sample, as numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.data.types import Data, Split
+from compress.errors import DataError, ModelError
+from compress.ir.tensorflow import keras
+from compress.measurement import Measurement, Metric, missing
+from compress.stage import Refusal, Use
+from compress.tasks.base import Rows, Specification, first_output
+from compress.tasks.measured import ByValue, MeasuredTask, ValuesHead, refuse_shape, spread_of
+from compress.tasks.regression import WITHOUT_CLASSES, mean_with_interval
+
+NEAR = 0.1
+"""A point is found if its distance is at most this fraction of the extent of all points of the sample."""
+
+
+@dataclass(frozen=True)
+class KeypointsHead(ValuesHead):
+    """A first output of the coordinates x and y of each point: [n, 2 * points] or [n, points, 2]."""
+
+    def loss(self, targets: Any, outputs: Any) -> Any:
+        """Return the mean squared error over the coordinates of visible points: [n].
+
+        Args:
+            targets: x, y and visibility of each point [n, points, 3].
+            outputs: of the model.
+        """
+        ops = keras().ops
+        targets = ops.cast(targets, "float32")
+        actual = ops.reshape(ops.cast(first_output(outputs), "float32"), (-1, targets.shape[1], 2))
+        scale = np.array(self.scale, np.float32).reshape(targets.shape[1], 2)
+        visible = ops.cast(targets[..., 2:] > 0, "float32")
+        errors = ops.square((actual - targets[..., :2]) / scale) * visible
+        return ops.sum(errors, axis=(1, 2)) / ops.maximum(2 * ops.sum(visible, axis=(1, 2)), 1)
+
+
+class Keypoints(MeasuredTask):
+    """Positions of points; the metrics are the share of points that are found and the mean distance."""
+
+    name: ClassVar[str] = "keypoints"
+    instead_of: ClassVar[frozenset[str]] = frozenset({"classification", "regression"})
+    models: ClassVar[str] = "keypoint models"
+    score_name: ClassVar[str] = "validation_pck"
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("pck", f"Points within {NEAR:g} of the extent", "fraction", "pck_drop", limited=True),
+        Metric("distance", "Mean distance, of the extent", "fraction", "distance_increase"),
+    )
+    refused: ClassVar[Mapping[Use, Refusal]] = {
+        **WITHOUT_CLASSES,
+        "augmentation": Refusal("augment changes images, but not their points", "no augment", "leave it out"),
+    }
+    agreement_note: ClassVar[str] = "coordinates that differ by at most 0.1 of their standard deviation"
+
+    def head(self, model: Any, data: Data, specification: Specification = None) -> KeypointsHead:
+        """Return the head of a model with two coordinates for each point.
+
+        Raises:
+            ModelError: the model's output does not fit the points.
+            DataError: the data has no points.
+        """
+        del specification
+        points = _points(data, "train")
+        count = points.shape[1]
+        expected = [count, 2] if len(model.outputs[0].shape) == 3 else [2 * count]
+        refuse_shape(model, data, expected, "x and y of each point")
+        return KeypointsHead(tuple(spread_of(points[..., :2]).tolist()))
+
+    def targets(self, data: Data, split: Split) -> NDArray[Any]:
+        """Return x, y and visibility (0: not marked) of each point: float32 [n, points, 3]."""
+        return _points(data, split)
+
+    def constant(self, data: Data) -> Rows:
+        """Return the mean position of each point."""
+        points = _points(data, "train").astype(np.float64)
+        visible = points[..., 2:] > 0
+        means = (points[..., :2] * visible).sum(axis=0) / np.maximum(visible.sum(axis=0), 1)
+        return means.reshape(1, -1)
+
+    def kept(self, rows: Rows, targets: NDArray[Any], specification: Specification) -> NDArray[Any]:
+        """Return the distance of each point, relative to the extent of its sample; NaN where it is not marked."""
+        del specification
+        count = targets.shape[1]
+        if rows.shape[1] != 2 * count:
+            what = f"gives {rows.shape[1]} numbers, but the data has {count} points"
+            raise ModelError(what, allowed="x and y of each point", hint="check data.source and the model's last layer")
+        visible = targets[..., 2] > 0
+        expected = np.where(visible[..., np.newaxis], targets[..., :2], np.nan).astype(np.float64)
+        some = visible.any(axis=1)
+        extent = np.full(len(rows), np.nan)
+        extent[some] = (np.nanmax(expected[some], axis=1) - np.nanmin(expected[some], axis=1)).max(axis=1)
+        extent = np.where(extent > 0, extent, np.nan)
+        distance = np.sqrt(((np.asarray(rows, np.float64).reshape(-1, count, 2) - expected) ** 2).sum(axis=2))
+        return np.asarray(distance / extent[:, np.newaxis])
+
+    def measured(self, kept: NDArray[Any], targets: NDArray[Any], note: str) -> dict[str, Measurement]:
+        """Return the share of marked points that are near, and their mean distance."""
+        distances = kept[~np.isnan(kept)]
+        if not distances.size:
+            reason = "no point of the split is marked in a sample with two or more"
+            return {name: missing("fraction", reason) for name in ("pck", "distance")}
+        found = (distances <= NEAR).astype(np.float64)
+        return {
+            "pck": mean_with_interval(found, "fraction", f"{note}, {len(found)} points"),
+            "distance": mean_with_interval(distances, "fraction", note),
+        }
+
+    def fidelity(self, specification: Specification, *, logits: bool = False) -> ByValue:
+        """Return the comparison by coordinates."""
+        del specification, logits
+        return ByValue()
+
+
+def _points(data: Data, split: Split) -> NDArray[np.float32]:
+    """Return x, y and visibility of each point; points without visibility are visible.
+
+    Raises:
+        DataError: the targets are not points.
+    """
+    points = np.asarray(data.targets(split), np.float32)
+    if points.ndim != 3 or points.shape[2] not in (2, 3):
+        raise DataError(
+            f"the points are {list(points.shape)}", where="data.source", allowed="[n, points, 2] or [n, points, 3]"
+        )
+    if points.shape[2] == 2:
+        points = np.concatenate([points, np.ones((*points.shape[:2], 1), np.float32)], axis=2)
+    return points

@@ -1,0 +1,283 @@
+"""The common base of tasks whose metrics follow from outputs and targets alone.
+
+A subclass says what is kept of each sample's outputs (`kept`), which metrics follow from it (`measured`), and which
+constant output is best (`constant`); facts, comparison, verdict and the bundle's part follow from that.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.artifact import Facts
+from compress.data.types import Data, Split
+from compress.errors import ModelError
+from compress.ir.tensorflow import keras
+from compress.measurement import Measurement, Metric, missing
+from compress.tasks.base import (
+    DistillationTerms,
+    EvaluationMembers,
+    Head,
+    ModelOutputs,
+    Quality,
+    Rows,
+    Specification,
+    Task,
+    first_output,
+    refuse_misfit,
+    snr_db,
+)
+from compress.tasks.degeneracy import Judgement
+
+BLOCK = 256
+"""Samples whose outputs are worked on at once."""
+STILL = 1e-5
+"""Standard deviation of a float model's outputs over samples, relative to their size, below which they are constant."""
+FLATTENED = 0.05
+"""The same of a result relative to the original's, below which it counts as constant."""
+LOOKED_AT = 512
+"""Number of samples from which the deviation over samples is estimated."""
+
+
+@dataclass(frozen=True)
+class ValuesHead(Head):
+    """A head whose first output is numbers [n, values] that are compared with targets of the same shape.
+
+    Attributes:
+        scale: the standard deviation of each value in the training split; errors are divided by it, so that values of
+            different units have the same weight.
+    """
+
+    scale: tuple[float, ...]
+
+    def loss(self, targets: Any, outputs: Any) -> Any:
+        """Return the mean squared error over all values, in units of their variance: [n]."""
+        return self.divergence(targets, first_output(outputs))
+
+    def logits(self, outputs: Any) -> Any:
+        """Return the values themselves."""
+        return first_output(outputs)
+
+    def distillation_loss(self, logits: Any, soft_targets: Any, labels: Any, terms: DistillationTerms) -> Any:
+        """Return the mean squared error with the teachers' values: [n]."""
+        del labels, terms
+        return self.divergence(keras().ops.stop_gradient(soft_targets), logits)
+
+    def divergence(self, expected: Any, actual: Any) -> Any:
+        """Return the mean squared difference in units of the variance: [n]."""
+        ops = keras().ops
+        difference = ops.cast(actual, "float32") - ops.cast(expected, "float32")
+        difference = ops.reshape(difference, (ops.shape(difference)[0], -1)) / np.array(self.scale, np.float32)
+        return ops.mean(ops.square(difference), axis=-1)
+
+
+class MeasuredTask(Task):
+    """A task whose metrics follow from outputs and targets alone."""
+
+    agreement_note: ClassVar[str] = "equal decisions of both models"
+
+    @abstractmethod
+    def kept(self, rows: Rows, targets: NDArray[Any], specification: Specification) -> NDArray[Any]:
+        """Return what the metrics need of each sample: [n, ...].
+
+        Args:
+            rows: outputs of some samples [n, outputs].
+            targets: their targets [n, ...].
+            specification: how the outputs are read.
+
+        Raises:
+            ModelError: the outputs do not fit the targets.
+        """
+
+    @abstractmethod
+    def measured(self, kept: NDArray[Any], targets: NDArray[Any], note: str) -> dict[str, Measurement]:
+        """Return the metrics by name.
+
+        Args:
+            kept: of all samples [n, ...].
+            targets: of all samples [n, ...].
+            note: the conditions.
+        """
+
+    @abstractmethod
+    def constant(self, data: Data) -> Rows | None:
+        """Return the best output that does not depend on the input: [1, outputs], from the training split.
+
+        None where there is none.
+        """
+
+    def validation(
+        self, model: Any, data: Data, specification: Specification, batches: Iterator[tuple[slice, Any]]
+    ) -> Quality:
+        """Return the mean loss."""
+        head, targets, total = self.head(model, data, specification), self.targets(data, "validation"), 0.0
+        for samples, outputs in batches:
+            total += float(np.sum(np.asarray(head.loss(targets[samples], outputs), np.float64)))
+        return Quality("loss", total / len(targets))
+
+    def evaluate(self, models: Mapping[str, ModelOutputs], data: Data, split: Split, note: str) -> Facts:
+        """Return the metrics, `constant` (those of the best constant output) and `deviation` of each model.
+
+        For two models also `changes` and `agreement`.
+        """
+        targets = self.targets(data, split)
+        facts: Facts = {"split": split, "samples": len(targets)}
+        constant = self.constant(data)
+        for name, model in models.items():
+            metrics = self._metrics(model.rows, targets, model.specification, note)
+            facts[name] = {metric: value.to_json() for metric, value in metrics.items()}
+            facts[name]["deviation"] = deviation_over_samples(model.rows)
+        if constant is not None:
+            specification = next(iter(models.values())).specification
+            metrics = self._metrics(np.repeat(constant, BLOCK, axis=0), targets, specification, note)
+            facts["constant"] = {metric: value.to_json() for metric, value in metrics.items()}
+        if len(models) > 1:
+            first, last = (list(models.values())[place] for place in (0, -1))
+            judge = self.fidelity(first.specification)
+            same = [judge.same(*pair) for pair in _pairs(first.rows, last.rows)]
+            facts["agreement"] = float(np.concatenate(same).mean())
+        return facts
+
+    def _metrics(
+        self, rows: Rows, targets: NDArray[Any], specification: Specification, note: str
+    ) -> dict[str, Measurement]:
+        """Return the metrics of outputs. Where there are fewer than targets, the first block is repeated."""
+        parts = []
+        for start in range(0, len(targets), BLOCK):
+            part = targets[start : start + BLOCK]
+            block = rows[start : start + BLOCK] if len(rows) >= len(targets) else rows[: len(part)]
+            parts.append(self.kept(np.asarray(block), part, specification))
+        return self.measured(np.concatenate(parts), targets, f"{note}, {len(targets)} samples")
+
+    def compare(self, facts: Facts, names: Sequence[str], original: str, result: str) -> dict[str, Any]:
+        """Return the change of each metric, and the agreement."""
+        del names
+        changes = {}
+        for metric in self.metrics:
+            before, after = (Measurement(**facts[model][metric.name]) for model in (original, result))
+            changes[metric.change] = changed(metric, before, after)
+        note = f"{self.agreement_note}, {facts['samples']} samples"
+        changes["agreement"] = Measurement(facts["agreement"], "fraction", "measured", note=note)
+        return {"measurements": {name: change.to_json() for name, change in changes.items()}}
+
+    def judge_outputs(self, facts: Facts, names: Sequence[str], original: str, result: str) -> dict[str, Judgement]:
+        """Judge whether the outputs of two models depend on the input."""
+        del names
+        split = f"{facts['samples']:,} {facts['split']} samples"
+        expected, actual = (facts[model]["deviation"] for model in (original, result))
+        judgements = {original: _judgement(expected < STILL, split)}
+        if result != original:
+            judgements[result] = _judgement(actual < max(STILL, FLATTENED * expected), split)
+        return judgements
+
+    def score(self, rows: Rows, data: Data, split: Split, specification: Specification) -> float:
+        """Return the first metric, negative if lower values are better; the worst value if it is missing."""
+        targets = self.targets(data, split)
+        metric = self.metrics[0]
+        value = self._metrics(rows, targets, specification, "")[metric.name].value
+        if value is None:
+            return float("-inf")
+        return value if metric.higher_is_better else -value
+
+    def packaged(
+        self, rows: Mapping[str, Rows], data: Data, indices: Sequence[int], specification: Specification, note: str
+    ) -> EvaluationMembers:
+        """Return the targets, and the metrics of each model with their changes."""
+        targets = self.targets(data, "test")[list(indices)]
+        models = {role: self._metrics(each, targets, specification, note) for role, each in rows.items()}
+        metrics = {f"{name}_{role}": value for role, values in models.items() for name, value in values.items()}
+        for metric in self.metrics:
+            metrics[metric.change] = changed(metric, *(models[role][metric.name] for role in ("original", "int8")))
+        same = self.fidelity(specification).same(rows["original"], rows["int8"])
+        metrics["agreement"] = Measurement(float(same.mean()), "fraction", "measured", note=self.agreement_note)
+        return EvaluationMembers(targets, {name: value.to_json() for name, value in metrics.items()})
+
+
+def changed(metric: Metric, before: Measurement, after: Measurement) -> Measurement:
+    """Return the drop of a metric, or the increase of one whose lower values are better.
+
+    An increase of a quantity with a unit is a fraction of the original's value.
+    """
+    if before.value is None or after.value is None:
+        return missing("fraction", "a value is missing")
+    if metric.higher_is_better:
+        return Measurement(before.value - after.value, "fraction", "measured", note="the same samples")
+    if metric.unit == "fraction":
+        return Measurement(after.value - before.value, "fraction", "measured", note="the same samples")
+    if before.value <= 0:
+        return missing("fraction", "the original's error is 0")
+    note = "of the original's error, the same samples"
+    return Measurement(after.value / before.value - 1, "fraction", "measured", note=note)
+
+
+def deviation_over_samples(rows: Rows) -> float:
+    """Return how much outputs differ between samples: their deviation from the mean output, relative to their size."""
+    chosen = np.asarray(rows[:: max(len(rows) // LOOKED_AT, 1)][:LOOKED_AT], np.float64)
+    size = float(np.sqrt((chosen**2).mean())) if chosen.size else 0.0
+    if not np.isfinite(size) or size == 0:
+        return 0.0
+    return float(np.sqrt(((chosen - chosen.mean(axis=0)) ** 2).mean()) / size)
+
+
+def _judgement(constant: bool, split: str) -> Judgement:
+    text = f"gives {'nearly the same output' if constant else 'different outputs'} for {split}"
+    return Judgement("degenerate" if constant else "varied", text)
+
+
+def _pairs(first: Rows, second: Rows) -> Iterator[tuple[Rows, Rows]]:
+    for start in range(0, len(first), BLOCK):
+        yield np.asarray(first[start : start + BLOCK]), np.asarray(second[start : start + BLOCK])
+
+
+@dataclass(frozen=True)
+class ByValue:
+    """The comparison of two models by all their values.
+
+    Attributes:
+        deviation: the standard deviation of each value over samples, in the original [values]; None: of the values
+            that are compared.
+        tolerance: two values agree if they differ by at most this fraction of it.
+    """
+
+    deviation: NDArray[np.float64] | None = None
+    tolerance: float = 0.1
+
+    def snr_db(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
+        """Return the ratio of all values."""
+        return snr_db(expected, actual)
+
+    def same(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
+        """Return the share of the values that agree."""
+        expected = np.asarray(expected, np.float64)
+        deviation = expected.std(axis=0) if self.deviation is None else self.deviation
+        limit = np.maximum(self.tolerance * deviation, 1e-6 * np.abs(expected).max(axis=0, initial=0.0))
+        return np.asarray((np.abs(expected - actual) <= limit).mean(axis=1), np.float64)
+
+
+def spread_of(targets: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the standard deviation of each target over the samples [n, ...], flattened; 1 for a constant one."""
+    deviation = np.asarray(targets, np.float64).reshape(len(targets), -1).std(axis=0)
+    return np.where(deviation > 0, deviation, 1.0)
+
+
+def refuse_shape(model: Any, data: Data, expected: Sequence[int | None], meaning: str) -> None:
+    """Refuse a model whose input does not fit the data, or whose first output has another shape than expected.
+
+    Raises:
+        ModelError: it does not fit.
+    """
+    refuse_misfit(model, data)
+    shape = tuple(model.outputs[0].shape[1:])
+    fits = len(shape) == len(expected) and all(b in (None, a) for a, b in zip(shape, expected, strict=True))
+    if not fits:
+        sides = ", ".join("any" if side is None else str(side) for side in expected)
+        raise ModelError(
+            f"the model's output has the shape {list(shape)}",
+            allowed=f"[{sides}]: {meaning}",
+            hint="check data.source and the model's last layer",
+        )

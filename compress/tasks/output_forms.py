@@ -1,0 +1,195 @@
+"""The form of a model's outputs: probabilities of a softmax, of sigmoids, or plain numbers.
+
+`activation_of` reads it from a Keras model's last layers, `form_of` from values. `OutputForm` says how two models'
+values of one output are compared, and how one model learns from the other's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.ir.layer_specs import ACTIVATION, spec_of_live
+from compress.ir.tensorflow import keras
+from deploy.contract.tensors import TensorLayout
+
+Activation = Literal["logits", "softmax", "sigmoid"]
+Form = Literal["softmax", "sigmoid", "values"]
+CLOSE = 0.1
+"""Two values of an output agree if they differ by at most this fraction of its standard deviation."""
+SMALLEST_PROBABILITY = 1e-7
+
+
+@dataclass(frozen=True)
+class OutputForm:
+    """One output of a model.
+
+    Attributes:
+        name: its name.
+        shape: its shape, without the batch.
+        form: softmax: probabilities along the last axis that sum to 1. sigmoid: independent probabilities. values: any
+            numbers.
+        deviation: the standard deviation of its values, over samples and positions, in the original model; 1 for a
+            constant output.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    form: Form
+    deviation: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {"name": self.name, "shape": list(self.shape), "form": self.form, "deviation": self.deviation}
+
+    def logits(self, values: Any) -> Any:
+        """Return a Keras tensor of this output as logits, up to a constant; plain numbers stay as they are."""
+        ops = keras().ops
+        if self.form == "values":
+            return values
+        likely = ops.clip(values, SMALLEST_PROBABILITY, 1 - SMALLEST_PROBABILITY)
+        return ops.log(likely) - (ops.log(1 - likely) if self.form == "sigmoid" else 0.0)
+
+    def divergence(self, expected: Any, actual: Any, temperature: float = 1.0) -> Any:
+        """Return the distance of one model's output from another's, for each sample [n]; 0 where they are equal.
+
+        Probabilities are compared by the Kullback-Leibler divergence, plain numbers by the squared error in units of
+        their variance; both are averaged over positions.
+
+        Args:
+            expected: what is learnt, in the form of `logits`: [n, *shape].
+            actual: the same of the model that learns.
+            temperature: softens probabilities. Source: Hinton et al., Distilling the Knowledge in a Neural Network,
+                2015.
+        """
+        ops = keras().ops
+        if self.form == "values":
+            return _mean(ops.square((actual - expected) / self.deviation))
+        expected, actual = expected / temperature, actual / temperature
+        if self.form == "softmax":
+            gap = ops.log_softmax(expected) - ops.log_softmax(actual)
+            return _mean(ops.sum(ops.softmax(expected) * gap, axis=-1, keepdims=True)) * temperature**2
+        share = ops.sigmoid(expected)
+        cross = ops.softplus(actual) - share * actual
+        own = ops.softplus(expected) - share * expected
+        return _mean(cross - own) * temperature**2
+
+    def agreement(self, expected: NDArray[Any], actual: NDArray[Any], *, logits: bool = False) -> NDArray[np.float64]:
+        """Return the share of equal decisions of two models for each sample: [n], from 0 to 1.
+
+        A decision is the most likely class at a position (softmax), or whether a probability is above one half
+        (sigmoid). Plain numbers agree if they differ by at most CLOSE standard deviations.
+
+        Args:
+            expected: values of one model [n, *shape].
+            actual: of the other.
+            logits: whether both are logits.
+        """
+        if self.form == "softmax":
+            equal = expected.argmax(axis=-1) == actual.argmax(axis=-1)
+        elif self.form == "sigmoid":
+            limit = 0.0 if logits else 0.5
+            equal = (expected > limit) == (actual > limit)
+        else:
+            equal = np.abs(expected - actual) <= CLOSE * self.deviation
+        return np.asarray(equal.reshape(len(equal), -1).mean(axis=1), np.float64)
+
+
+def _mean(values: Any) -> Any:
+    """Return the mean over everything but the samples: [n]."""
+    ops = keras().ops
+    return ops.mean(ops.reshape(values, (ops.shape(values)[0], -1)), axis=-1)
+
+
+def layout_of(outputs: Sequence[OutputForm]) -> TensorLayout:
+    """Return the layout of outputs in a row."""
+    return TensorLayout([output.name for output in outputs], [output.shape for output in outputs])
+
+
+def forms_of(model: Any, rows: NDArray[Any]) -> tuple[OutputForm, ...]:
+    """Return the outputs of a Keras model.
+
+    Args:
+        model: with fixed output shapes.
+        rows: its outputs for some samples [n, values].
+    """
+    names = _unique(getattr(model, "output_names", None) or [tensor.name for tensor in model.outputs])
+    shapes = [tuple(tensor.shape[1:]) for tensor in model.outputs]
+    parts = TensorLayout(names, shapes).split(rows)
+    outputs = []
+    for name, shape, tensor, values in zip(names, shapes, model.outputs, parts, strict=True):
+        activation = activation_of(tensor)
+        form: Form = form_of(values) if activation is None else _form(activation)
+        outputs.append(OutputForm(name, shape, form, deviation_of(values)))
+    return tuple(outputs)
+
+
+def forms_by_values(layout: TensorLayout, rows: NDArray[Any]) -> tuple[OutputForm, ...]:
+    """Return the outputs of a model whose layers are not known, by their values for some samples [n, values]."""
+    parts = zip(_unique(layout.names), layout.shapes, layout.split(rows), strict=True)
+    return tuple(OutputForm(name, shape, form_of(values), deviation_of(values)) for name, shape, values in parts)
+
+
+def from_json(entries: Sequence[Mapping[str, Any]]) -> tuple[OutputForm, ...]:
+    """Return outputs from plain values."""
+    return tuple(OutputForm(each["name"], tuple(each["shape"]), each["form"], each["deviation"]) for each in entries)
+
+
+def deviation_of(values: NDArray[Any]) -> float:
+    """Return the standard deviation of an output's finite values; 1 if they are all the same."""
+    finite = np.asarray(values, np.float64)[np.isfinite(values)]
+    deviation = float(finite.std()) if finite.size else 0.0
+    return deviation if deviation > 0 else 1.0
+
+
+def form_of(values: NDArray[Any]) -> Form:
+    """Return the form of an output by its values [n, ...]: probabilities lie between 0 and 1."""
+    if values.ndim < 2 or not values.size or not ((values > -1e-6) & (values < 1 + 1e-6)).all():
+        return "values"
+    sums = np.asarray(values, np.float64).sum(axis=-1)
+    if values.shape[-1] > 1 and (np.abs(sums - 1) < 1e-2).all():
+        return "softmax"
+    return "values"
+
+
+def _form(activation: Activation) -> Form:
+    return "values" if activation == "logits" else activation
+
+
+def activation_of(tensor: Any) -> Activation | None:
+    """Return the activation that a Keras tensor ends with, from its operation: a layer, or a nested model.
+
+    None where that operation does not say.
+    """
+    operation, call, place = tensor._keras_history
+    if isinstance(operation, keras().Model):
+        return activation_of(operation.outputs[place])
+    activation = getattr(operation, "activation", None)
+    activation = getattr(activation, "activation", activation)  # a layer may be another one's activation
+    kind = type(operation).__name__
+    name = kind if activation is None else getattr(activation, "__name__", type(activation).__name__)
+    if name.lower() == "softmax":
+        return "softmax"
+    if name.lower() == "sigmoid":
+        return "sigmoid"
+    spec = spec_of_live(operation)
+    if spec.keeps_values or (spec == ACTIVATION and name == "linear"):
+        return activation_of(operation._inbound_nodes[call].input_tensors[0])
+    return "logits" if getattr(operation, "weights", None) else None
+
+
+def _unique(names: Sequence[str]) -> list[str]:
+    """Return names of which no two are the same: a repeated one gets its number."""
+    unique: list[str] = []
+    for name in names:
+        count = 2
+        candidate = name
+        while candidate in unique:
+            candidate = f"{name}_{count}"
+            count += 1
+        unique.append(candidate)
+    return unique

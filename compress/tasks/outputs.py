@@ -1,0 +1,240 @@
+"""The task of a model about which nothing is known: each output stays close to the original model's.
+
+The targets are the outputs of the original model. So all training learns from the original, and data without labels is
+enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.data.types import Data, Split
+from compress.errors import ModelError
+from compress.ir.tensorflow import keras, run
+from compress.measurement import Measurement, Metric
+from compress.stage import Refusal, Use
+from compress.tasks.base import DistillationTerms, Head, Judge, Rows, Specification, refuse_misfit, snr_db
+from compress.tasks.measured import MeasuredTask
+from compress.tasks.output_forms import OutputForm, forms_of, from_json, layout_of
+from compress.tasks.regression import WITHOUT_CLASSES, mean_with_interval
+
+SEED = 0
+"""Seed of the random combination of outputs by which the importance of channels is measured."""
+LOOKED_AT = 32
+"""Number of samples that show the form and the deviation of each output."""
+
+
+@dataclass(frozen=True)
+class OutputsHead(Head):
+    """All outputs of a model; in rows, and as logits where they are probabilities.
+
+    Attributes:
+        outputs: the outputs of the original.
+    """
+
+    outputs: tuple[OutputForm, ...]
+
+    @property
+    def specification(self) -> Specification:
+        """The outputs of the original."""
+        return {"outputs": [output.to_json() for output in self.outputs]}
+
+    def logits(self, outputs: Any) -> Any:
+        """Return all outputs as logits, flattened and concatenated: [n, values]."""
+        ops = keras().ops
+        flat = []
+        for output, values in zip(self.outputs, keras().tree.flatten(outputs), strict=False):  # features may follow
+            logits = output.logits(ops.cast(values, "float32"))
+            flat.append(ops.reshape(logits, (ops.shape(logits)[0], int(np.prod(output.shape)))))
+        return ops.concatenate(flat, axis=1) if len(flat) > 1 else flat[0]
+
+    def loss(self, targets: Any, outputs: Any) -> Any:
+        """Return the mean over the outputs of the distance from the original's: [n].
+
+        Args:
+            targets: the outputs of the original as rows [n, values].
+            outputs: of the model.
+        """
+        return self.divergence(self.logits(self._split(targets)), self.logits(outputs))
+
+    def importance(self, targets: Any, outputs: Any) -> Any:
+        """Return a random combination of the outputs: [n].
+
+        The loss cannot be used: its derivative is 0 where the model is the original. The expected square of the
+        derivative of this value is the change of all outputs, in the units of the loss: the diagonal of the Fisher
+        information. Source: Kunstner et al., Limitations of the Empirical Fisher Approximation, NeurIPS 2019, section 2
+        (labels drawn from the model's own distribution).
+        """
+        del targets
+        library = keras()
+        ops = library.ops
+        rows = self.logits(outputs)
+        total = 0.0
+        for output, logits in zip(self.outputs, self._split(rows), strict=True):
+            noise = library.random.uniform(ops.shape(logits), seed=SEED)
+            if output.form == "softmax":
+                # The largest of logits plus Gumbel noise is a class drawn from their softmax.
+                drawn = ops.argmax(ops.stop_gradient(logits) - ops.log(-ops.log(noise + 1e-9) + 1e-9), axis=-1)
+                chosen = ops.one_hot(drawn, output.shape[-1], dtype="float32")
+                values = ops.sum(chosen * ops.log_softmax(logits), axis=-1, keepdims=True)
+            elif output.form == "sigmoid":
+                drawn = ops.cast(noise < ops.stop_gradient(ops.sigmoid(logits)), "float32")
+                values = ops.softplus(logits) - drawn * logits
+            else:
+                values = ops.where(noise < 0.5, -1.0, 1.0) * logits / output.deviation
+            flat = ops.reshape(values, (ops.shape(values)[0], -1))
+            total += ops.sum(flat, axis=-1) / (flat.shape[-1] or 1) ** 0.5
+        return total / len(self.outputs)
+
+    def distillation_loss(self, logits: Any, soft_targets: Any, labels: Any, terms: DistillationTerms) -> Any:
+        """Return the mean over the outputs of the distance from the teachers': [n]."""
+        del labels
+        return self._divergence(keras().ops.stop_gradient(soft_targets), logits, terms.temperature)
+
+    def divergence(self, expected: Any, actual: Any) -> Any:
+        """Return the mean over the outputs of their distance: [n]."""
+        return self._divergence(expected, actual, 1.0)
+
+    def _divergence(self, expected: Any, actual: Any, temperature: float) -> Any:
+        parts = zip(self.outputs, self._split(expected), self._split(actual), strict=True)
+        return sum(output.divergence(*pair, temperature) for output, *pair in parts) / len(self.outputs)
+
+    def _split(self, rows: Any) -> list[Any]:
+        """Return rows [n, values] as one tensor for each output."""
+        ops = keras().ops
+        ends = np.cumsum(layout_of(self.outputs).sizes)[:-1].tolist()
+        parts = ops.split(rows, ends, axis=1) if ends else [rows]
+        return [ops.reshape(part, (-1, *output.shape)) for part, output in zip(parts, self.outputs, strict=True)]
+
+
+@dataclass(frozen=True)
+class ByOutput(Judge):
+    """The comparison of two models output by output.
+
+    Attributes:
+        outputs: the outputs of the original.
+        as_logits: whether softmaxes and sigmoids at the end were removed.
+    """
+
+    outputs: tuple[OutputForm, ...]
+    as_logits: bool
+
+    def snr_db(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
+        """Return the mean over the outputs of their ratios: outputs of large numbers do not hide others."""
+        layout = layout_of(self.outputs)
+        ratios = [snr_db(*pair) for pair in zip(layout.parts(expected), layout.parts(actual), strict=True)]
+        return np.asarray(np.mean(ratios, axis=0))
+
+    def same(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
+        """Return the mean over the outputs of the share of equal decisions."""
+        layout = layout_of(self.outputs)
+        pairs = zip(self.outputs, layout.split(expected), layout.split(actual), strict=True)
+        shares = [output.agreement(*pair, logits=self.as_logits) for output, *pair in pairs]
+        return np.asarray(np.mean(shares, axis=0))
+
+
+class Outputs(MeasuredTask):
+    """Outputs close to the original's; the metric is the error in standard deviations."""
+
+    name: ClassVar[str] = "outputs"
+    instead_of: ClassVar[frozenset[str]] = frozenset({"classification", "regression", "detection"})
+    learns_from_original: ClassVar[bool] = True
+    models: ClassVar[str] = "models without labels"
+    score_name: ClassVar[str] = "validation_score"
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric(
+            "error",
+            "Error, in standard deviations of the original's outputs",
+            "fraction",
+            "error_increase",
+            limited=True,
+        ),
+    )
+    refused: ClassVar[Mapping[Use, Refusal]] = {
+        **WITHOUT_CLASSES,
+        "labels": Refusal(
+            "there are no labels to learn from",
+            "prune, distill, quantize and replace_activations, which learn from the original model",
+            "leave it out, or use data with labels",
+        ),
+        "augmentation": Refusal(
+            "augment changes samples after the original's outputs for them were computed",
+            "distill, where the original runs on the changed samples",
+            "leave augment out",
+        ),
+    }
+    agreement_note: ClassVar[str] = "equal decisions, or values within 0.1 standard deviations, averaged over outputs"
+
+    def head(self, model: Any, data: Data, specification: Specification = None) -> OutputsHead:
+        """Return the head of a model with the outputs of the original.
+
+        Args:
+            model: a Keras model; the original itself if there is no specification.
+            data: the data.
+            specification: the outputs of the original; None to read them from the model.
+
+        Raises:
+            ModelError: the model does not take the samples, or has other outputs than the original.
+        """
+        refuse_misfit(model, data)
+        if specification is None:
+            return OutputsHead(forms_of(model, _rows(model, data.inputs("train")[:LOOKED_AT])))
+        outputs = _outputs_in(specification)
+        expected = [list(output.shape) for output in outputs]
+        actual = [list(tensor.shape[1:]) for tensor in model.outputs]
+        if actual != expected:
+            raise ModelError(
+                f"the model's outputs have the shapes {', '.join(map(str, actual))}",
+                allowed=f"those of the original: {', '.join(map(str, expected))}",
+            )
+        return OutputsHead(outputs)
+
+    def targets(self, data: Data, split: Split) -> NDArray[Any]:
+        """Return the outputs of the original for every sample: float32 [n, values]."""
+        return data.targets(split)
+
+    def constant(self, data: Data) -> Rows:
+        """Return the mean output of the original."""
+        return np.asarray(data.targets("train")[:1024], np.float64).mean(axis=0, keepdims=True)
+
+    def kept(self, rows: Rows, targets: NDArray[Any], specification: Specification) -> NDArray[Any]:
+        """Return the error of each sample: root mean square, in standard deviations, averaged over outputs: [n]."""
+        if rows.shape[1:] != targets.shape[1:]:
+            raise ModelError(
+                f"gives {rows.shape[1]} numbers, and the original {targets.shape[1]}",
+                allowed="the same outputs",
+                hint="choose another model",
+            )
+        outputs = _outputs_in(specification)
+        layout = layout_of(outputs)
+        difference = np.asarray(rows, np.float64) - targets
+        errors = [
+            np.sqrt((part**2).mean(axis=1)) / output.deviation
+            for part, output in zip(layout.parts(difference), outputs, strict=True)
+        ]
+        return np.asarray(np.mean(errors, axis=0))
+
+    def measured(self, kept: NDArray[Any], targets: NDArray[Any], note: str) -> dict[str, Measurement]:
+        """Return the mean error over samples."""
+        del targets
+        return {"error": mean_with_interval(kept, "fraction", note)}
+
+    def fidelity(self, specification: Specification, *, logits: bool = False) -> ByOutput:
+        """Return the comparison output by output."""
+        return ByOutput(_outputs_in(specification), logits)
+
+
+def _outputs_in(specification: Specification) -> tuple[OutputForm, ...]:
+    assert specification is not None  # the first stage wrote it
+    return from_json(specification["outputs"])
+
+
+def _rows(model: Any, samples: NDArray[np.float32]) -> Rows:
+    """Return the outputs of a Keras model for some samples as rows."""
+    outputs = [np.asarray(output, np.float32) for output in keras().tree.flatten(run(model, samples))]
+    return np.concatenate([output.reshape(len(samples), -1) for output in outputs], axis=1)

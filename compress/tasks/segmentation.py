@@ -1,0 +1,205 @@
+"""Semantic segmentation: one class for each pixel, or for each position of a series."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.data.types import Data, Split
+from compress.errors import DataError, ModelError
+from compress.ir.tensorflow import keras
+from compress.measurement import Measurement, Metric, missing
+from compress.stage import Refusal, Use
+from compress.tasks.base import DistillationTerms, Head, Judge, Location, Rows, Specification, first_output, snr_db
+from compress.tasks.measured import MeasuredTask, refuse_shape
+from compress.tasks.output_forms import OutputForm, activation_of
+from compress.tasks.regression import WITHOUT_CLASSES
+
+IGNORED = 255
+"""The class of pixels that do not count, as in Pascal VOC."""
+
+
+@dataclass(frozen=True)
+class SegmentationHead(Head):
+    """A first output [n, ..., classes] of probabilities at each position, or of their logits.
+
+    Attributes:
+        output: the output; its form is softmax.
+        probabilities: whether the model ends with a softmax.
+    """
+
+    output: OutputForm
+    probabilities: bool
+
+    def logits(self, outputs: Any) -> Any:
+        """Return the logits at each position [n, ..., classes]."""
+        values = first_output(outputs)
+        return self.output.logits(values) if self.probabilities else values
+
+    def loss(self, targets: Any, outputs: Any) -> Any:
+        """Return the cross entropy, averaged over the positions that count: [n]."""
+        ops = keras().ops
+        labels = ops.cast(targets, "int32")
+        counted = ops.cast(ops.not_equal(labels, IGNORED), "float32")
+        chosen = ops.one_hot(ops.where(labels == IGNORED, 0, labels), self.output.shape[-1], dtype="float32")
+        entropy = -ops.sum(chosen * ops.log_softmax(self.logits(outputs)), axis=-1) * counted
+        axes = tuple(range(1, len(self.output.shape)))
+        return ops.sum(entropy, axis=axes) / ops.maximum(ops.sum(counted, axis=axes), 1)
+
+    def distillation_loss(self, logits: Any, soft_targets: Any, labels: Any, terms: DistillationTerms) -> Any:
+        """Return the divergence from the teachers' softened probabilities, averaged over the positions: [n]."""
+        del labels
+        return self.output.divergence(keras().ops.stop_gradient(soft_targets), logits, terms.temperature)
+
+    def divergence(self, expected: Any, actual: Any) -> Any:
+        """Return the divergence of the probabilities: [n]."""
+        return self.output.divergence(expected, actual)
+
+    @property
+    def specification(self) -> Specification:
+        """The number of classes, by which rows are split into positions."""
+        return {"classes": self.output.shape[-1]}
+
+
+@dataclass(frozen=True)
+class ByPixel(Judge):
+    """The comparison of two segmentation models by all scores, and by the class at each position.
+
+    Attributes:
+        classes: the number of classes.
+    """
+
+    classes: int
+
+    def snr_db(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
+        """Return the ratio of all scores."""
+        return snr_db(expected, actual)
+
+    def same(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
+        """Return the share of the positions with the same class."""
+        same = _classes_at(expected, self.classes) == _classes_at(actual, self.classes)
+        return np.asarray(same.mean(axis=1), np.float64)
+
+
+class Segmentation(MeasuredTask):
+    """One class for each pixel; the metrics are the mean intersection over union and the pixel accuracy."""
+
+    name: ClassVar[str] = "segmentation"
+    instead_of: ClassVar[frozenset[str]] = frozenset({"classification", "regression"})
+    models: ClassVar[str] = "segmentation models"
+    score_name: ClassVar[str] = "validation_miou"
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("miou", "Mean intersection over union", "fraction", "miou_drop", limited=True),
+        Metric("pixel_accuracy", "Pixel accuracy", "fraction", "pixel_accuracy_drop"),
+    )
+    refused: ClassVar[Mapping[Use, Refusal]] = {
+        **WITHOUT_CLASSES,
+        "augmentation": Refusal("augment changes images, but not their masks", "no augment", "leave it out"),
+    }
+    agreement_note: ClassVar[str] = "pixels of the same class"
+
+    def head(self, model: Any, data: Data, specification: Specification = None) -> SegmentationHead:
+        """Return the head of a model with a score for each class at each position of the masks.
+
+        Raises:
+            ModelError: the model's output does not fit masks and classes.
+            DataError: the masks are not class indices.
+        """
+        del specification
+        masks = _masks(data)
+        classes = len(data.class_names)
+        refuse_shape(model, data, [*masks.shape[1:], classes], "a score for each class at each position of a mask")
+        probabilities = activation_of(model.outputs[0]) == "softmax"
+        form = OutputForm(model.outputs[0].name, tuple(model.outputs[0].shape[1:]), "softmax", 1.0)
+        return SegmentationHead(form, probabilities)
+
+    def refused_settings(self, settings: Mapping[str, Any]) -> list[tuple[Location, Refusal]]:
+        """Return also preprocessing that would move pixels away from their masks."""
+        found = super().refused_settings(settings)
+        for index, entry in enumerate(settings["data"].get("preprocess") or ()):
+            name = entry if isinstance(entry, str) else next(iter(entry))
+            if name in ("crop", "pad"):
+                what = f"{name} changes positions in the image, but not in the mask"
+                found.append(
+                    (("data", "preprocess", index), Refusal(what, hint="store the samples at their final size"))
+                )
+        return found
+
+    def targets(self, data: Data, split: Split) -> NDArray[Any]:
+        """Return the class of each pixel: [n, ...]; IGNORED does not count."""
+        return data.targets(split)
+
+    def constant(self, data: Data) -> Rows:
+        """Return the most frequent class everywhere."""
+        masks = _masks(data)
+        counts = np.bincount(masks[masks != IGNORED].astype(np.int64).ravel(), minlength=len(data.class_names))
+        scores = np.zeros((*masks.shape[1:], len(data.class_names)))
+        scores[..., counts.argmax()] = 1
+        return scores.reshape(1, -1)
+
+    def kept(self, rows: Rows, targets: NDArray[Any], specification: Specification) -> NDArray[Any]:
+        """Return for each sample the pixels by true class and predicted class: int64 [n, classes, classes]."""
+        del specification
+        positions = int(np.prod(targets.shape[1:]))
+        if rows.shape[1] % positions:
+            raise ModelError(
+                f"gives {rows.shape[1]} numbers for {positions} pixels",
+                allowed="a score for each class at each pixel",
+                hint="check data.source and the model's last layer",
+            )
+        classes = rows.shape[1] // positions
+        predicted = _classes_at(rows, classes)
+        truth = np.asarray(targets, np.int64).reshape(len(targets), -1)
+        tables = np.zeros((len(rows), classes, classes), np.int64)
+        for table, expected, actual in zip(tables, truth, predicted, strict=True):
+            counted = expected != IGNORED
+            np.add.at(table, (expected[counted], actual[counted]), 1)
+        return tables
+
+    def measured(self, kept: NDArray[Any], targets: NDArray[Any], note: str) -> dict[str, Measurement]:
+        """Return intersection over union, averaged over the classes that occur, and the share of right pixels."""
+        table = kept.sum(axis=0)
+        right = np.diagonal(table)
+        union = table.sum(axis=0) + table.sum(axis=1) - right
+        occurs = table.sum(axis=1) > 0
+        if not occurs.any():
+            reason = "no pixel of the split has a class"
+            return {name: missing("fraction", reason) for name in ("miou", "pixel_accuracy")}
+        miou = float((right[occurs] / union[occurs]).mean())
+        accuracy = float(right.sum() / table.sum())
+        return {
+            "miou": Measurement(miou, "fraction", "measured", note=f"{note}, {int(occurs.sum())} classes"),
+            "pixel_accuracy": Measurement(accuracy, "fraction", "measured", note=note),
+        }
+
+    def fidelity(self, specification: Specification, *, logits: bool = False) -> ByPixel:
+        """Return the comparison by scores and pixels."""
+        del logits
+        return ByPixel((specification or {}).get("classes", 1))
+
+
+def _masks(data: Data) -> NDArray[Any]:
+    """Return the masks of the training split.
+
+    Raises:
+        DataError: they are not class indices.
+    """
+    masks = data.targets("train")
+    classes = len(data.class_names)
+    valid = masks.ndim >= 2 and np.asarray(masks == np.floor(masks)).all()
+    if not valid or not (((masks >= 0) & (masks < classes)) | (masks == IGNORED)).all():
+        raise DataError(
+            f"the masks are {masks.dtype} {list(masks.shape)} from {masks.min()} to {masks.max()}",
+            where="data.source",
+            allowed=f"class indices from 0 to {classes - 1}, or {IGNORED} for pixels that do not count",
+        )
+    return masks
+
+
+def _classes_at(rows: Rows, classes: int) -> NDArray[np.int64]:
+    """Return the class with the highest score at each position: [n, positions]."""
+    return np.asarray(np.asarray(rows).reshape(len(rows), -1, classes).argmax(axis=-1))
