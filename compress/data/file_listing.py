@@ -145,12 +145,17 @@ class LabelledFiles(InFiles):
         return "outputs" if self.labels == "none" else super().task_name()
 
     @property
-    def _table(self) -> Labels | None:
+    def label_table(self) -> Labels | None:
+        """The table of labels, if there is one."""
         return None if self.labels == "none" else self.labels
 
     def used(self, tree: Tree) -> tuple[str, ...]:
         """Return the files with samples, and the tables."""
-        more = [table for table in (self._table and self._table.table, self.classes and self.classes.file) if table]
+        more = [
+            table
+            for table in (self.label_table and self.label_table.table, self.classes and self.classes.file)
+            if table
+        ]
         return (*(table.file for table in self.listing(tree)), *(inside(name, tree.where) for name in more))
 
     def listing(self, tree: Tree) -> list[Listed]:
@@ -166,9 +171,9 @@ class LabelledFiles(InFiles):
 
     def _nothing_listed(self, tree: Tree) -> DataError:
         suffixes = f"*{{{','.join(self.suffixes)}}}"
-        if self._table is not None:
+        if self.label_table is not None:
             return DataError(
-                f"lists no files in {self._table.table}", where=tree.where, allowed="a row for each sample"
+                f"lists no files in {self.label_table.table}", where=tree.where, allowed="a row for each sample"
             )
         if self.labels == "none":
             return DataError("contains no samples", where=tree.where, allowed=suffixes)
@@ -197,7 +202,7 @@ class LabelledFiles(InFiles):
 
     def notes(self, tree: Tree) -> tuple[str, ...]:
         """Return a note on ignored files, unless a table lists the files."""
-        return () if self._table else passed_over(tree.names, self.used(tree), self.suffixes)
+        return () if self.label_table else passed_over(tree.names, self.used(tree), self.suffixes)
 
 
 def passed_over(names: Sequence[str], used: Sequence[str], suffixes: tuple[str, ...] = ()) -> tuple[str, ...]:

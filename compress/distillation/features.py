@@ -101,23 +101,22 @@ def set_up(model: Any, teacher: Teacher, settings: Features, context: Context) -
     sizes = [_common_size(student, ours, taught_by, theirs, settings) for ours, theirs in pairs]
     student_model = _with_outputs(student, [ours for ours, _ in pairs])
     teacher_model = _with_outputs(taught_by, [theirs for _, theirs in pairs])
-    student_outputs, teacher_outputs = len(model.outputs), len(teacher.model.outputs)
-    teacher_features = [
-        _pooled(x, size) for x, size in zip(teacher_model.outputs[teacher_outputs:], sizes, strict=True)
-    ]
-    student_features = [
-        _pooled(x, size) for x, size in zip(student_model.outputs[student_outputs:], sizes, strict=True)
-    ]
+    student_outputs = student_model.outputs[: len(model.outputs)]
+    teacher_outputs = teacher_model.outputs[: len(teacher.model.outputs)]
+    student_maps = student_model.outputs[len(student_outputs) :]
+    teacher_maps = teacher_model.outputs[len(teacher_outputs) :]
+    student_features = [_pooled(x, size) for x, size in zip(student_maps, sizes, strict=True)]
+    teacher_features = [_pooled(x, size) for x, size in zip(teacher_maps, sizes, strict=True)]
     names = tuple((ours.layer, theirs.layer) for ours, theirs in pairs)
-    combined = library.Model(teacher_model.inputs, [*teacher_model.outputs[:teacher_outputs], *teacher_features])
+    combined = library.Model(teacher_model.inputs, [*teacher_outputs, *teacher_features])
     with_features = _with_features(teacher, combined, context)
     scales = (1.0,) * len(names)
     if settings.match == "projected":
         student_features = [_projected(x, y.shape[-1]) for x, y in zip(student_features, teacher_features, strict=True)]
         scales = _variances(with_features, names, context.data)
     return FeatureDistillation(
-        library.Model(student_model.inputs, [*student_model.outputs[:student_outputs], *student_features]),
-        library.Model(student_model.inputs, student_model.outputs[:student_outputs], name=model.name),
+        library.Model(student_model.inputs, [*student_outputs, *student_features]),
+        library.Model(student_model.inputs, student_outputs, name=model.name),
         with_features,
         names,
         scales,

@@ -80,7 +80,7 @@ def output_rows(
     rows: NDArray[np.float32]
     if 4 * shape[0] * shape[1] > LARGE_BYTES:
         with tempfile.TemporaryFile(prefix="coralline-") as stream:  # the mapping outlives the name of the file
-            rows = np.memmap(stream, np.float32, "w+", shape=shape)  # type: ignore[call-overload]
+            rows = np.memmap(stream, np.float32, "w+", shape=shape)
     else:
         rows = np.empty(shape, np.float32)
     for index in range(len(samples)):

@@ -20,6 +20,7 @@ from compress.pruning.prunable import PrunableNetwork, prepare, substitution
 from compress.pruning.sensitivity import SensitivityCurve, sensitivity_curves
 from compress.pruning.step import LayerWidths, PruningStep
 from compress.stage import Context
+from compress.tasks import task_of
 from compress.tasks.base import Quality
 from compress.training import healing, loop
 from compress.training.bn_recalibration import recalibrate_batch_norms

@@ -194,7 +194,7 @@ class Classification(Task):
         if shape != (len(data.class_names),):
             raise ModelError(
                 f"the model's output has the shape {list(shape)}, but the data has {len(data.class_names)} classes",
-                hint="check data.source and the model's last layer, or use `data: {task: outputs}`, which needs no labels",
+                hint="check data.source and the model's last layer; `data: {task: outputs}` needs no labels",
             )
         return ClassificationHead(activation_of(model.outputs[0]) or _by_values(model, data))
 

@@ -82,7 +82,7 @@ class Keypoints(MeasuredTask):
         points = _points(data, "train").astype(np.float64)
         visible = points[..., 2:] > 0
         means = (points[..., :2] * visible).sum(axis=0) / np.maximum(visible.sum(axis=0), 1)
-        return means.reshape(1, -1)
+        return np.asarray(means.reshape(1, -1))
 
     def kept(self, rows: Rows, targets: NDArray[Any], specification: Specification) -> NDArray[Any]:
         """Return the distance of each point, relative to the extent of its sample; NaN where it is not marked."""

@@ -111,7 +111,7 @@ class MultiLabel(MeasuredTask):
 
     def constant(self, data: Data) -> Rows:
         """Return the frequency of each class in the training split."""
-        return np.asarray(data.targets("train"), np.float64).mean(axis=0, keepdims=True)
+        return np.asarray(np.asarray(data.targets("train"), np.float64).mean(axis=0, keepdims=True))
 
     def kept(self, rows: Rows, targets: NDArray[Any], specification: Specification) -> NDArray[Any]:
         """Return the scores."""

@@ -101,8 +101,10 @@ class OutputsHead(Head):
         return self._divergence(expected, actual, 1.0)
 
     def _divergence(self, expected: Any, actual: Any, temperature: float) -> Any:
-        parts = zip(self.outputs, self._split(expected), self._split(actual), strict=True)
-        return sum(output.divergence(*pair, temperature) for output, *pair in parts) / len(self.outputs)
+        total = 0.0
+        for output, one, other in zip(self.outputs, self._split(expected), self._split(actual), strict=True):
+            total += output.divergence(one, other, temperature)
+        return total / len(self.outputs)
 
     def _split(self, rows: Any) -> list[Any]:
         """Return rows [n, values] as one tensor for each output."""
@@ -200,7 +202,7 @@ class Outputs(MeasuredTask):
 
     def constant(self, data: Data) -> Rows:
         """Return the mean output of the original."""
-        return np.asarray(data.targets("train")[:1024], np.float64).mean(axis=0, keepdims=True)
+        return np.asarray(np.asarray(data.targets("train")[:1024], np.float64).mean(axis=0, keepdims=True))
 
     def kept(self, rows: Rows, targets: NDArray[Any], specification: Specification) -> NDArray[Any]:
         """Return the error of each sample: root mean square, in standard deviations, averaged over outputs: [n]."""

@@ -95,7 +95,7 @@ class Reconstruction(MeasuredTask):
         """Return the mean of the training samples that are not anomalies."""
         targets = self.targets(data, "train")
         normal = targets[targets[:, -1] <= 0, :-1]
-        return np.asarray(normal, np.float64).mean(axis=0, keepdims=True)
+        return np.asarray(normal.astype(np.float64).mean(axis=0, keepdims=True))
 
     def kept(self, rows: Rows, targets: NDArray[Any], specification: Specification) -> NDArray[Any]:
         """Return the mean squared error of each sample [n]."""

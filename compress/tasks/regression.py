@@ -56,7 +56,7 @@ class Regression(MeasuredTask):
 
     def constant(self, data: Data) -> Rows:
         """Return the mean of the training targets."""
-        return np.asarray(data.targets("train"), np.float64).mean(axis=0, keepdims=True)
+        return np.asarray(np.asarray(data.targets("train"), np.float64).mean(axis=0, keepdims=True))
 
     def kept(self, rows: Rows, targets: NDArray[Any], specification: Specification) -> NDArray[Any]:
         """Return the predictions."""

@@ -79,10 +79,7 @@ class RandomSamples(Source):
         return np.concatenate([tensor.ravel() for tensor in tensors])
 
     def _tensor(self, generator: np.random.Generator, shape: tuple[int, ...], *, smooth: bool) -> NDArray[np.float32]:
-        if smooth:
-            values = _smooth(generator, shape)
-        else:
-            values = generator.random(shape)
+        values = _smooth(generator, shape) if smooth else generator.random(shape)
         return (self.low + (self.high - self.low) * values).astype(np.float32)
 
 

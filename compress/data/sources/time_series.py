@@ -81,11 +81,14 @@ class Csv(LabelledFiles):
             hint = "set window to fewer rows, or short: pad"
             raise DataError(f"no stretch of {self.window} rows is there", where=tree.where, hint=hint)
         names = class_names_of(tree, self.classes)
-        label, class_names = labels.read([window.label for window in windows], names, tree.where)
+        if self.labels == "none":
+            label, class_names = np.zeros(len(windows), np.int64), names or ()
+        else:
+            label, class_names = labels.read([window.label for window in windows], names, tree.where)
         of = [listed[series[window.series].place] for window in windows]
         starts = np.array([window.start for window in windows], np.int64)
         short = f"{left} stretches shorter than {self.window} rows were left out"
-        grouped = self.labels is not None and self.labels.group is not None
+        grouped = self.label_table is not None and self.label_table.group is not None
         groups = np.array([window.group for window in of], np.str_) if grouped else None
 
         def read(index: int) -> NDArray[np.float32]:
@@ -103,6 +106,7 @@ class Csv(LabelledFiles):
             notes=(*[short] * bool(left), *self.notes(tree)),
             groups=groups,
             few=FEW_FILES if self.divide == "file" else FEW_WINDOWS,
+            has_labels=self.labels != "none",
         )
 
     def _divide(self, series: NDArray[np.int64], starts: NDArray[np.int64], groups: NDArray[np.str_] | None) -> Divide:
