@@ -17,9 +17,9 @@ from compress.distillation.teachers import Teacher, TeacherOutput
 from compress.errors import ModelError
 from compress.ir import keras_graph as networks
 from compress.ir.keras_graph import LayerOutput, Network, tensors_in
-from compress.ir.tensorflow import keras, run
-from compress.stage import Context
+from compress.ir.tensorflow import input_tensors, keras, run
 from compress.suggestions import listing, nearest
+from compress.tasks.base import Specification
 from compress.training.loop import head_of
 
 SAMPLES = 256
@@ -76,14 +76,17 @@ def _flat(values: Any) -> Any:
     return keras().ops.reshape(values, (values.shape[0] or -1, int(np.prod(values.shape[1:]))))
 
 
-def set_up(model: Any, teacher: Teacher, settings: Features, context: Context) -> FeatureDistillation:
+def set_up(
+    model: Any, teacher: Teacher, settings: Features, data: Data, specification: Specification = None
+) -> FeatureDistillation:
     """Choose the layers to compare, and build the model to train.
 
     Args:
         model: the student. It is not changed: its layers are built again with the same weights.
         teacher: a teacher with layers.
         settings: the layers, and the comparison.
-        context: samples for the variance of the teacher's features.
+        data: samples for the variance of the teacher's features.
+        specification: how the outputs are read.
 
     Raises:
         ModelError: there are no such layers, or their outputs cannot be compared.
@@ -108,15 +111,19 @@ def set_up(model: Any, teacher: Teacher, settings: Features, context: Context) -
     student_features = [_pooled(x, size) for x, size in zip(student_maps, sizes, strict=True)]
     teacher_features = [_pooled(x, size) for x, size in zip(teacher_maps, sizes, strict=True)]
     names = tuple((ours.layer, theirs.layer) for ours, theirs in pairs)
-    combined = library.Model(teacher_model.inputs, [*teacher_outputs, *teacher_features])
-    with_features = _with_features(teacher, combined, context)
+    combined = library.Model(input_tensors(teacher_model), [*teacher_outputs, *teacher_features])
+    with_features = _with_features(teacher, combined, data, specification)
     scales = (1.0,) * len(names)
     if settings.match == "projected":
         student_features = [_projected(x, y.shape[-1]) for x, y in zip(student_features, teacher_features, strict=True)]
-        scales = _variances(with_features, names, context.data)
+        scales = _variances(with_features, names, data)
     return FeatureDistillation(
-        library.Model(student_model.inputs, [*student_outputs, *student_features]),
-        library.Model(student_model.inputs, student_outputs, name=model.name),
+        library.Model(input_tensors(student_model), [*student_outputs, *student_features]),
+        library.Model(
+            input_tensors(student_model),
+            student_outputs[0] if len(student_outputs) == 1 else student_outputs,
+            name=model.name,
+        ),
         with_features,
         names,
         scales,
@@ -198,9 +205,9 @@ def _projected(features: Any, channels: int) -> Any:
     return features if features.shape[-1] == channels else keras().layers.Dense(channels)(features)
 
 
-def _with_features(teacher: Teacher, model: Any, context: Context) -> Teacher:
+def _with_features(teacher: Teacher, model: Any, data: Data, specification: Specification) -> Teacher:
     """Return the teacher with its features in addition to its logits, from one run of its layers."""
-    head = head_of(teacher.model, context.data, context.specification)
+    head = head_of(teacher.model, data, specification)
     model.trainable = False
     count = len(teacher.model.outputs)
 

@@ -95,7 +95,7 @@ def loss_of(
             total += hints.loss(teacher_features, student_features)
         return total
 
-    return Loss(loss, head, precomputed)
+    return Loss(loss, precomputed, head)
 
 
 def precompute(

@@ -15,7 +15,7 @@ from compress.importers import model_file
 from compress.ir.tensorflow import run
 from compress.stage import Context
 from compress.tasks import task_of
-from compress.tasks.base import Head
+from compress.tasks.base import Head, Specification
 from compress.tflite.graph import Graph
 from compress.tflite.interpreter import LoadedModel
 from compress.training.loop import head_of
@@ -46,14 +46,14 @@ class Teacher:
     weight: float = 1.0
 
 
-def of_model(model: Any, context: Context, name: str) -> Teacher:
+def of_model(model: Any, data: Data, name: str, specification: Specification = None) -> Teacher:
     """Return a Keras model as a teacher; its weights are frozen.
 
     Raises:
         ModelError: its input or its classes do not fit the data.
     """
     try:
-        head = head_of(model, context.data, context.specification)
+        head = head_of(model, data, specification)
     except ModelError as error:
         error.where = f"teacher {name}"
         raise
@@ -65,7 +65,7 @@ def of_model(model: Any, context: Context, name: str) -> Teacher:
     return Teacher(name, predict, model)
 
 
-def read(path: Path, context: Context, head: Head) -> Teacher:
+def read(path: Path, context: Context, head: Head | None = None) -> Teacher:
     """Read a teacher from a file or a SavedModel folder.
 
     A file that can be imported becomes a Keras model. A .tflite file that is quantized, or has operators without Keras
@@ -74,7 +74,7 @@ def read(path: Path, context: Context, head: Head) -> Teacher:
     Args:
         path: the file or folder.
         context: the data.
-        head: the head of the student.
+        head: the head of the student, for a task other than classification.
 
     Raises:
         UntrustedError: loading would run code from the file.
@@ -84,10 +84,10 @@ def read(path: Path, context: Context, head: Head) -> Teacher:
     if file.kind == "tflite" and file.becomes != "keras":
         return _in_runtime(path, file.content.graph, context, head)
     imported = model_file.load(file, trust=context.trust, samples=context.data.inputs("train")[:SAMPLES])
-    return of_model(imported.model, context, path.name)
+    return of_model(imported.model, context.data, path.name, context.specification)
 
 
-def _in_runtime(path: Path, graph: Graph, context: Context, head: Head) -> Teacher:
+def _in_runtime(path: Path, graph: Graph, context: Context, head: Head | None) -> Teacher:
     """Return a .tflite file as a teacher; its outputs have the form of the student's, or those of a classifier."""
     where = f"teacher {path.name}"
     model = LoadedModel(path, reproducible=True)
@@ -96,7 +96,7 @@ def _in_runtime(path: Path, graph: Graph, context: Context, head: Head) -> Teach
     except ModelError as error:
         error.where = where
         raise
-    if task_of(context.data).counts_right:
+    if head is None or task_of(context.data).counts_right:
         return Teacher(path.name, _class_logits(model, graph, context.data, where))
 
     def predict(inputs: Any) -> TeacherOutput:

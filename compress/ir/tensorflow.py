@@ -46,6 +46,11 @@ def model_inputs(model: Any, samples: Any) -> Any:
     return tensors[0] if len(tensors) == 1 else tensors
 
 
+def input_tensors(model: Any) -> Any:
+    """Return the inputs of a Keras model, to build another one with: one tensor, or a list of several."""
+    return model.inputs[0] if len(model.inputs) == 1 else list(model.inputs)
+
+
 def sample_shape(model: Any) -> tuple[int | None, ...]:
     """Return the shape of a sample that `run` takes, without the batch; None for an open dimension."""
     shapes = [tuple(tensor.shape[1:]) for tensor in model.inputs]

@@ -39,8 +39,9 @@ COSTS = {
     "streamed_bytes": ("parameters sent at every inference", "bytes"),
 }
 """Name and unit of each cost (`compress.pruning.cost.CostFigures`)."""
+ACCURACY = "accuracy"
 SENSITIVITY_TITLE = (
-    "Measured accuracy on training samples, from 0 to 1, if one group of layers alone has fewer channels: all channels "
+    "Measured {} on training samples, from 0 to {:.3g}, if one group of layers alone has fewer channels: all channels "
     "are kept at the left, none at the right. There is no training after a removal."
 )
 
@@ -149,7 +150,8 @@ def _sensitivity(record: RunRecord, steps: Sequence[PruningStepFacts]) -> list[B
     curves = next(filter(None, measured), ())
     if curves:
         caption = "Layers that share channels are one group. The most sensitive group is first."
-        return [Heading("Sensitivity"), Figure(sensitivity_chart(curves), SENSITIVITY_TITLE, caption)]
+        title = SENSITIVITY_TITLE.format(_quantity(curves), _highest(curves))
+        return [Heading("Sensitivity"), Figure(sensitivity_chart(curves), title, caption)]
     if sensitivity.missing:
         return [Heading("Sensitivity"), missing(f"not measured: {shorten(sensitivity.missing, MAX_PROSE)}")]
     return []
@@ -162,39 +164,62 @@ def _name(curve: CurveRecord) -> str:
 
 
 def sensitivity_chart(curves: Sequence[CurveRecord]) -> str:
-    """Return small charts of accuracy by the share of channels kept, the most sensitive layer group first."""
+    """Return small charts of accuracy, or of the change of the outputs, by the share of channels kept.
+
+    The most sensitive layer group is first.
+    """
     curves = sorted(curves, key=lambda curve: -max(curve.divergence))[:MAX_LAYERS]
     lines = -(-len(curves) // COLUMNS)
     size = (svg.WIDTH, lines * (CELL_HEIGHT + GAP_Y) + 14)
+    quantity = _quantity(curves)
+    highest = _highest(curves)
     parts = []
     descriptions = []
     for index, curve in enumerate(curves):
         left = index % COLUMNS * (CELL_WIDTH + GAP_X)
         top = index // COLUMNS * (CELL_HEIGHT + GAP_Y) + 20
-        parts += _small_chart(curve, left, top)
+        parts += _small_chart(curve, left, top, highest)
         points = ", ".join(
-            f"{kept} kept, accuracy {accuracy:.3f}" for kept, accuracy in zip(curve.kept, curve.accuracy, strict=True)
+            f"{kept} kept, {quantity} {value:.3f}" for kept, value in zip(curve.kept, _values(curve), strict=True)
         )
         descriptions.append(f"{_name(curve)}: {points}")
-    title = "Accuracy when one group of layers gets narrower"
+    title = f"{quantity.capitalize()} when one group of layers gets narrower"
     return svg.svg("sensitivity", size, title, "; ".join(descriptions), parts)
 
 
-def _small_chart(curve: CurveRecord, left: float, top: float) -> list[str]:
-    """Return the chart of one layer group: all channels on the left, accuracy from 0 to 1."""
+def _quantity(curves: Sequence[CurveRecord]) -> str:
+    return ACCURACY if all(curve.accuracy for curve in curves) else "change of the outputs"
+
+
+def _highest(curves: Sequence[CurveRecord]) -> float:
+    """Return the upper end of the charts: 1 for an accuracy."""
+    if _quantity(curves) == ACCURACY:
+        return 1.0
+    return max(max(curve.divergence) for curve in curves) or 1.0
+
+
+def _values(curve: CurveRecord) -> tuple[float, ...]:
+    return curve.accuracy or curve.divergence
+
+
+def _small_chart(curve: CurveRecord, left: float, top: float, highest: float) -> list[str]:
+    """Return the chart of one layer group: all channels on the left, values from 0 to `highest`."""
     x = svg.Axis(0, 1, left, left + CELL_WIDTH)
-    y = svg.Axis(0, 1, top + CELL_HEIGHT, top)
+    y = svg.Axis(0, highest, top + CELL_HEIGHT, top)
+    quantity = _quantity([curve])
     name = _name(curve)
     full = max(curve.kept[0], 1)
     parts = [svg.text(left, top - 6, name, "tick", room=CELL_WIDTH)]
-    parts += [svg.line(left, y.at(level), left + CELL_WIDTH, y.at(level), "grid") for level in (0, 0.5, 1)]
+    parts += [
+        svg.line(left, y.at(level * highest), left + CELL_WIDTH, y.at(level * highest), "grid") for level in (0, 0.5, 1)
+    ]
     line = []
     circles = []
-    for kept, accuracy in zip(curve.kept, curve.accuracy, strict=True):
+    for kept, value in zip(curve.kept, _values(curve), strict=True):
         at_x = svg.n(x.at(1 - kept / full))
-        at_y = svg.n(y.at(accuracy))
+        at_y = svg.n(y.at(value))
         line.append(f"{at_x},{at_y}")
-        tip = svg.tip(f"{name}: {kept} of {full} kept, accuracy {accuracy:.3f}")
+        tip = svg.tip(f"{name}: {kept} of {full} kept, {quantity} {value:.3f}")
         circles.append(f'<circle cx="{at_x}" cy="{at_y}" r="3" class="result">{tip}</circle>')
     points = " ".join(line)
     return [*parts, f'<polyline points="{points}" class="curve result" fill="none"/>', *circles]

@@ -108,7 +108,11 @@ class Distill(Stage, TrainingSettings, DistillationSettings):
         model = self._student(artifact, context)
         head = loop.head_of(model, context.data, context.specification)
         teachers = self._teachers(context, head)
-        hints = features.set_up(model, teachers[0], self.features, context) if self.features else None
+        hints = (
+            features.set_up(model, teachers[0], self.features, context.data, context.specification)
+            if self.features
+            else None
+        )
         names = [teacher.name for teacher in teachers]
         context.progress.note(f"distill: teachers ({', '.join(names)}) run {losses.schedule(self)}")
         loss = losses.loss_of(head, teachers, self, self, context, hints)
@@ -146,7 +150,7 @@ class Distill(Stage, TrainingSettings, DistillationSettings):
                 result.append(teachers.read(path, context, head))
             elif MODEL_KERAS in context.original.files:
                 model = working_model.read(context.original, context)
-                result.append(teachers.of_model(model, context, "the original"))
+                result.append(teachers.of_model(model, context.data, "the original", context.specification))
             else:
                 teacher = teachers.read(context.original.file(MODEL_TFLITE), context, head)
                 result.append(replace(teacher, name="the original"))

@@ -141,6 +141,7 @@ class Prune(Stage, TrainingSettings):
         head = loop.head_of(model, context.data, context.specification)
         loss = loop.label_loss(head)
         if self.distill is not None:
-            original = teachers.of_model(working_model.read(context.original, context), context, "original")
+            model_before = working_model.read(context.original, context)
+            original = teachers.of_model(model_before, context.data, "original", context.specification)
             loss = losses.loss_of(head, [original], self.distill, self, context)
         return Retraining(loss, self, epochs_between)

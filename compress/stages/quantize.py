@@ -249,7 +249,7 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
         if self.qat.distill is None:
             return None
         model = build(network)
-        teacher = teachers.of_model(model, context, "the float model")
+        teacher = teachers.of_model(model, context.data, "the float model", context.specification)
         head = loop.head_of(model, context.data, context.specification)
         return losses.loss_of(head, [teacher], self.qat.distill, self, context)
 

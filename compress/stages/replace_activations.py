@@ -86,7 +86,7 @@ class ReplaceActivations(Stage, TrainingSettings, DistillationSettings):
         from compress.distillation import losses, teachers
         from compress.training import loop
 
-        unchanged = teachers.of_model(teacher, context, "the unchanged model")
+        unchanged = teachers.of_model(teacher, context.data, "the unchanged model", context.specification)
         head = loop.head_of(student, context.data, context.specification)
         return losses.loss_of(head, [unchanged], self, self, context)
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from compress.artifact import Facts
 from compress.data.types import Data, Split
-from compress.errors import ModelError
+from compress.errors import DataError, ModelError
 from compress.ir.tensorflow import keras, run
 from compress.measurement import Metric, drop, proportion
 from compress.tasks import degeneracy
@@ -45,6 +45,13 @@ class ClassificationHead(Head):
 
     scores: Activation
     is_binary: bool = False
+
+    @property
+    def specification(self) -> Specification:
+        """For a binary classifier, whether its output is a "probability" or a "logit"; otherwise nothing."""
+        if not self.is_binary:
+            return None
+        return {"binary": "probability" if self.scores == "sigmoid" else "logit"}
 
     def logits(self, outputs: Any) -> Any:
         """Return outputs as logits [n, classes] (up to a constant, where they are probabilities that sum to 1).
@@ -128,6 +135,17 @@ class ClassificationHead(Head):
         return ops.norm(ops.cast(probabilities, "float32") - labels, axis=-1)
 
 
+def class_scores(rows: Rows, specification: Specification) -> Rows:
+    """Return the score of each class [n, classes]; for a binary classifier, the probabilities of both."""
+    binary = (specification or {}).get("binary")
+    if binary is None:
+        return rows
+    likely = np.asarray(rows, np.float64)
+    if binary == "logit":
+        likely = 1 / (1 + np.exp(-np.clip(likely, -500, 500)))
+    return np.concatenate([1 - likely, likely], axis=1)
+
+
 def _cross_entropy(expected: Any, scores: Any) -> Any:
     ops = keras().ops
     return -ops.sum(ops.softmax(expected) * ops.log_softmax(scores), axis=-1)
@@ -186,6 +204,14 @@ class Classification(Task):
             ModelError: several inputs or outputs, or shapes that differ from the data's.
         """
         del specification
+        if data.has_targets:
+            raise DataError(
+                "the labels are not one class for each sample, but an array",
+                where="data.source",
+                allowed="class indices or names [n]",
+                hint="set data.task: multi_label, segmentation, keypoints, reconstruction or outputs; for regression, "
+                "name the `targets` of data.source",
+            )
         refuse_misfit(model, data, 1)
         shape = tuple(model.outputs[0].shape[1:])
         if shape == (1,) and len(data.class_names) == 2:
@@ -206,10 +232,10 @@ class Classification(Task):
         self, model: Any, data: Data, specification: Specification, batches: Iterator[tuple[slice, Any]]
     ) -> Quality:
         """Return the accuracy of the first output; outputs that are not finite count as wrong."""
-        del model, specification
+        del model
         labels, right = data.labels("validation"), 0
         for samples, outputs in batches:
-            scores = np.asarray(keras().tree.flatten(outputs)[0])
+            scores = class_scores(np.asarray(first_output(outputs)), specification)
             finite = np.isfinite(scores).all(axis=-1)
             right += int((finite & (scores.argmax(axis=-1) == labels[samples])).sum())
         return Quality("accuracy", right / len(labels))
@@ -219,7 +245,7 @@ class Classification(Task):
         labels = data.labels(split)
         facts: Facts = {"labels": labels.tolist(), "split": split}
         for name, model in models.items():
-            scores = model.rows
+            scores = class_scores(model.rows, model.specification)
             _refuse_other_width(scores, data)
             predictions = scores.argmax(axis=1)
             constant = model.floating and _is_constant(scores) and not _is_constant(data.inputs(split))
@@ -266,22 +292,26 @@ class Classification(Task):
 
     def fidelity(self, specification: Specification, *, logits: bool = False) -> ByClass:
         """Return the comparison by scores and classes."""
-        del specification, logits
-        return ByClass()
+        is_logit = logits or (specification or {}).get("binary") == "logit"
+        return ByClass(0.0 if is_logit else 0.5)
 
     def score(self, rows: Rows, data: Data, split: Split, specification: Specification) -> float:
         """Return the accuracy."""
-        del specification
-        return float((rows.argmax(axis=1) == data.labels(split)).mean())
+        scores = class_scores(rows, specification)
+        return float((scores.argmax(axis=1) == data.labels(split)).mean())
+
+    def manifest(self, specification: Specification) -> dict[str, Any]:
+        """Return how the device reads one output for two classes."""
+        return dict(specification or {})
 
     def packaged(
         self, rows: Mapping[str, Rows], data: Data, indices: Sequence[int], specification: Specification, note: str
     ) -> EvaluationMembers:
         """Return the labels, the accuracy of each model, the drop and the agreement."""
-        del specification
         labels = data.labels("test")[list(indices)]
         right, predicted = {}, []
-        for role, scores in rows.items():
+        for role, each in rows.items():
+            scores = class_scores(each, specification)
             _refuse_other_width(scores, data)
             predicted.append(scores.argmax(axis=1))
             right[role] = predicted[-1] == labels

@@ -134,7 +134,7 @@ class MeasuredTask(Task):
             facts[name]["deviation"] = deviation_over_samples(model.rows)
         if constant is not None:
             specification = next(iter(models.values())).specification
-            metrics = self._metrics(np.repeat(constant, BLOCK, axis=0), targets, specification, note)
+            metrics = self._metrics(np.repeat(constant, min(len(targets), BLOCK), axis=0), targets, specification, note)
             facts["constant"] = {metric: value.to_json() for metric, value in metrics.items()}
         if len(models) > 1:
             first, last = (list(models.values())[place] for place in (0, -1))
@@ -150,7 +150,7 @@ class MeasuredTask(Task):
         parts = []
         for start in range(0, len(targets), BLOCK):
             part = targets[start : start + BLOCK]
-            block = rows[start : start + BLOCK] if len(rows) >= len(targets) else rows[: len(part)]
+            block = rows[start : start + BLOCK] if len(rows) == len(targets) else rows[: len(part)]
             parts.append(self.kept(np.asarray(block), part, specification))
         return self.measured(np.concatenate(parts), targets, f"{note}, {len(targets)} samples")
 

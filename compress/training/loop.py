@@ -48,14 +48,14 @@ class Loss:
 
     Attributes:
         of: (batch, the model's outputs) -> loss of each sample [n].
-        head: the meaning of the model's outputs.
         soft_targets: outputs of teachers, computed before the training without augmentation: one row for each sample
             of train and validation. Batches contain their rows.
+        head: the meaning of the model's outputs; needed to train on a subset.
     """
 
     of: Callable[[Batch, Any], Any]
-    head: Head
     soft_targets: Mapping[Split, NDArray[np.float32]] = field(default_factory=dict)
+    head: Head | None = None
 
 
 class TrainingSettings(EpochSettings):
@@ -129,7 +129,7 @@ def own_loss(model: Any, context: Context) -> Loss:
 
 def label_loss(head: Head) -> Loss:
     """Return the loss of a head on the labels."""
-    return Loss(lambda batch, outputs: head.loss(batch.labels, outputs), head)
+    return Loss(lambda batch, outputs: head.loss(batch.labels, outputs), head=head)
 
 
 def fit(model: Any, loss: Loss, settings: TrainingSettings, context: Context, callbacks: Sequence[Any] = ()) -> Facts:
@@ -207,7 +207,9 @@ def _on_subset(model: Any, loss: Loss, settings: TrainingSettings, context: Cont
     """Return the loss and the context for the subset of the training split, and facts about its selection."""
     if settings.subset is None:
         return loss, context, {}
-    head, subset = loss.head, settings.subset
+    head = loss.head
+    assert head is not None
+    subset = settings.subset
     proxy_context = replace(context, unfinished=None, logs=None)
     proxy_settings = TrainingSettings(
         epochs=subset.epochs,

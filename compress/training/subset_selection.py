@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from compress.artifact import Facts
 from compress.errors import StageError
 from compress.files import write_atomically
-from compress.ir.tensorflow import keras, run, set_weights
+from compress.ir.tensorflow import input_tensors, keras, run, set_weights
 from compress.stage import Context
 from compress.tasks import task_of
 from compress.training import subset
@@ -50,7 +50,7 @@ def features(model: Any, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
         if not library.ops.is_tensor(tensor) and not isinstance(tensor, library.KerasTensor):
             break
         operation = tensor._keras_history.operation
-    inner = library.Model(model.inputs, operation.input)
+    inner = library.Model(input_tensors(model), operation.input)
     rows = []
     for batch in _batches(inputs):
         values = np.asarray(run(inner, batch), np.float32)

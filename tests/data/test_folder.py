@@ -183,17 +183,33 @@ def test_folder_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_folder_without_images(tmp_path: Path) -> None:
-    allowed = r"contains no samples; allowed: CLASS/\*"
-    with pytest.raises(DataError, match=allowed):
+    with pytest.raises(DataError, match=r"contains no samples; allowed: CLASS/\*"):
         ImageFolder(path=str(tmp_path)).load()
+    loose = r"contains 1 samples, but none in the folder of a class; allowed: CLASS/\*.*; set `labels: none`"
     image(tmp_path / "loose.png")
     (tmp_path / "cat").mkdir()
-    with pytest.raises(DataError, match=allowed):
+    with pytest.raises(DataError, match=loose):
         ImageFolder(path=str(tmp_path)).load()
+    (tmp_path / "loose.png").rename(tmp_path / "cat" / "loose.png")
     (tmp_path / "cat").rename(tmp_path / "train")
-    image(tmp_path / "train" / "loose.png")
-    with pytest.raises(DataError, match=allowed):
+    with pytest.raises(DataError, match=loose):
         ImageFolder(path=str(tmp_path)).load()
+
+
+def test_photos_without_labels(tmp_path: Path) -> None:
+    for name in ("a.png", "b.png", "more/c.png"):
+        image(tmp_path / name)
+    samples = ImageFolder(path=str(tmp_path), labels="none").load()
+    assert (len(samples.labels), samples.class_names, samples.has_labels) == (3, (), False)
+    assert ImageFolder(path=str(tmp_path), labels="none").task_name() == "outputs"
+    for name in ("train/a.png", "val/b.png", "test/c.png"):
+        image(tmp_path / "divided" / name)
+    divided = ImageFolder(path=str(tmp_path / "divided"), labels="none").load()
+    assert {split: len(indices) for split, indices in divided.splits.items()} == {
+        "train": 1,
+        "validation": 1,
+        "test": 1,
+    }
 
 
 def test_folder_of_one_class(tmp_path: Path) -> None:
@@ -274,7 +290,9 @@ def test_grocery_photos(tmp_path: Path) -> None:
         pytest.skip(f"{path} is not there; CORALLINE_SHARED names the folder of shared files")
     with tarfile.open(path) as packed:
         packed.extractall(tmp_path, filter="data")
-    with pytest.raises(DataError, match=r"contains no samples; allowed: CLASS/\*"):
+    with pytest.raises(
+        DataError, match=r"contains 5,421 samples, but none in the folder of a class; allowed: CLASS/\*.*labels: none"
+    ):
         ImageFolder(path=str(tmp_path)).load()
     with (tmp_path / "labels.csv").open() as stream:
         rows = list(csv.DictReader(stream))

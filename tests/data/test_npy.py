@@ -29,7 +29,8 @@ def source(folder: Path, x: Any = X, y: Any = Y, **settings: Any) -> Npy:
 @pytest.mark.parametrize("x", [X, np.asfortranarray(X), X[..., None].astype(">f4")], ids=["C", "Fortran", "big-endian"])
 def test_samples_stay_in_their_file(tmp_path: Path, x: np.ndarray) -> None:
     samples = source(tmp_path, x).load()
-    assert isinstance(samples.read.__closure__[0].cell_contents, np.memmap)  # type: ignore[index]
+    (array,) = samples.read.__closure__[0].cell_contents  # type: ignore[index]
+    assert isinstance(array, np.memmap)
     np.testing.assert_array_equal(samples.read(7), x[7])
     assert samples.labels.tolist() == Y.tolist()
     data = Dataset(source(tmp_path, x), Preprocessing([]), None)

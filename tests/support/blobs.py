@@ -20,6 +20,7 @@ class Blobs:
 
     class_names: tuple[str, ...] = ("top", "bottom")
     preprocessing: list[dict[str, Any]] = field(default_factory=list)
+    has_targets = False
     decoding: dict[str, Any] = field(default_factory=dict)
     input_shape: tuple[int, ...] = (8, 8, 1)
     scale: float = 1.0

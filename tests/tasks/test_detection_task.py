@@ -143,7 +143,7 @@ def test_a_model_that_is_no_detector_with_these_anchors_is_refused(keras: Any) -
 
     data = Found(task="detection")
     assert head_of(outputs(keras, 5, 4, 2), data, TWO).detector.specification["most"] == 100
-    for sizes, told in (((4,), "1 outputs; allowed: one input"), ((2, 4), r"boxes \[5, 4\] and scores \[5, 2\]")):
+    for sizes, told in (((4,), "1 outputs; allowed: 2 outputs"), ((2, 4), r"boxes \[5, 4\] and scores \[5, 2\]")):
         with pytest.raises(ModelError, match=told):
             head_of(outputs(keras, 5, *sizes), data, TWO)
     with pytest.raises(ModelError, match=r"shapes \[6, 4\], \[6, 2\]"):

@@ -30,7 +30,7 @@ def test_scores_of_float_and_int8_agree(tmp_path: Path) -> None:
         assert scores[int8].dtype == np.float32
         np.testing.assert_array_equal(model.scores(samples), scores[int8])
         assert model.raw(model.feed(samples[0])).dtype == (np.int8 if int8 else np.float32)
-    step = LoadedModel(tmp_path / "m.tflite", reproducible=True).output["quantization"][0]
+    step = LoadedModel(tmp_path / "m.tflite", reproducible=True).outputs[0]["quantization"][0]
     assert np.abs(scores[True] - scores[False]).max() < 2 * step
     assert scores[False].std() > step
 
@@ -38,23 +38,33 @@ def test_scores_of_float_and_int8_agree(tmp_path: Path) -> None:
 def test_feed_quantizes(tmp_path: Path) -> None:
     model = LoadedModel(written(tmp_path / "m.tflite", tiny.classifier()), reproducible=True)
     sample = np.linspace(-1, 2, 16, dtype=np.float32).reshape(4, 4, 1)
-    stored = model.feed(sample)
+    (stored,) = model.feed(sample)
     assert stored.shape == (1, 4, 4, 1)
     assert stored.dtype == np.int8
     np.testing.assert_array_equal(stored.flatten()[[0, 5, 10, 15]], [-128, -128, 127, 127])
     assert abs(int(stored.flatten()[7]) - (-128 + 255 * 0.4)) <= 1
 
 
-@pytest.mark.parametrize("shape", [(4, 4, 3), (5, 4, 1), (4, 4), (1, 4, 4, 1)])
-def test_a_sample_that_does_not_fit(tmp_path: Path, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("shape", "hint"),
+    [
+        ((4, 4, 3), "add a resize step"),
+        ((5, 4, 1), "add a resize step"),
+        ((4, 4), "add `reshape: {shape: \\[4, 4, 1\\]}`"),
+        ((1, 4, 4, 1), "add `reshape"),
+        ((4, 4, 1, 1), "add `squeeze: {axis: -1}`"),
+        ((16,), "choose a model"),
+    ],
+)
+def test_a_sample_that_does_not_fit(tmp_path: Path, shape: tuple[int, ...], hint: str) -> None:
     model = LoadedModel(written(tmp_path / "m.tflite", tiny.classifier()), reproducible=True)
-    with pytest.raises(ModelError, match=r"takes \[1, 4, 4, 1\], but the data gives .*; add a resize step"):
+    with pytest.raises(ModelError, match=rf"takes \[1, 4, 4, 1\], but the data gives .*; {hint}"):
         model.feed(np.zeros(shape, np.float32))
 
 
 def test_describe(tmp_path: Path) -> None:
     model = LoadedModel(written(tmp_path / "m.tflite", tiny.classifier()), reproducible=True)
-    assert describe(model.input) == {
+    assert describe(model.inputs[0]) == {
         "name": "image",
         "shape": [1, 4, 4, 1],
         "dtype": "int8",
@@ -62,7 +72,7 @@ def test_describe(tmp_path: Path) -> None:
         "zero_point": -128,
     }
     floats = LoadedModel(written(tmp_path / "f.tflite", tiny.classifier(int8=False)), reproducible=True)
-    assert describe(floats.output) == {
+    assert describe(floats.outputs[0]) == {
         "name": "scores",
         "shape": [1, 3],
         "dtype": "float32",
@@ -89,21 +99,42 @@ def test_an_operator_without_kernel(tmp_path: Path) -> None:
 def test_several_inputs(tmp_path: Path) -> None:
     tensors = {name: Tensor((1, 2)) for name in "abc"}
     path = written(tmp_path / "m.tflite", one_op.content(tensors, [Op("ADD", "ab", "c", 2)], "ab", "c"))
-    with pytest.raises(ModelError, match="has 2 inputs and 1 outputs; allowed: one of each"):
-        LoadedModel(path, reproducible=True)
+    model = LoadedModel(path, reproducible=True)
+    rows = np.array([[1, 2, 10, 20], [3, 4, 30, 40]], np.float32)
+    np.testing.assert_array_equal(model.scores(rows), [[11, 22], [33, 44]])
+    with pytest.raises(
+        ModelError, match=r"has 2 inputs \(\[2\], \[2\]\), but the data gives \[3\]; allowed: one row of 4"
+    ):
+        model.feed(np.zeros(3, np.float32))
 
 
-@pytest.mark.parametrize(("given", "made"), [((), (0.5,)), ((0.5,), ())])
-def test_integers_without_a_scale(tmp_path: Path, given: tuple[float, ...], made: tuple[float, ...]) -> None:
+def test_outputs_of_different_types_and_scales(tmp_path: Path) -> None:
+    plain = Tensor((1, 2), "FLOAT32", scales=())
+    tensors = {"x": plain, "a": Tensor((1, 2)), "b": plain}
+    ops = [Op("QUANTIZE", "x", "a"), Op("ADD", "xx", "b", 2)]
+    path = written(tmp_path / "m.tflite", one_op.content(tensors, ops, "x", "ab"))
+    model = LoadedModel(path, reproducible=True)
+    assert not model.floating
+    assert model.output_layout.sizes == (2, 2)
+    np.testing.assert_array_equal(model.scores(np.array([[1, 2.25]], np.float32)), np.float32([[1, 2.5, 2, 4.5]]))
+
+
+@pytest.mark.parametrize("end", ["input", "output"])
+def test_8_bits_without_a_scale(tmp_path: Path, end: str) -> None:
     tensors = {
-        "x": Tensor((1, 2), "INT8" if given else "INT32", scales=given),
-        "y": Tensor((1, 2), "INT8" if made else "INT32", scales=made),
+        "x": Tensor((1, 2), "INT8" if end == "input" else "INT32", scales=()),
+        "y": Tensor((1, 2), "INT32" if end == "input" else "INT8", scales=()),
     }
-    op = Op("CAST", "x", "y")
-    path = written(tmp_path / "m.tflite", one_op.content(tensors, [op], "x", "y"))
-    end = "output" if given else "input"
-    with pytest.raises(ModelError, match=f"its {end} is int32 without one scale; allowed: float, or quantized"):
+    path = written(tmp_path / "m.tflite", one_op.content(tensors, [Op("CAST", "x", "y")], "x", "y"))
+    with pytest.raises(ModelError, match=f"its {end} is int8 without one scale; allowed: float, or quantized"):
         LoadedModel(path, reproducible=True)
+
+
+def test_plain_integers_are_numbers(tmp_path: Path) -> None:
+    tensors = {"x": Tensor((1, 2), "INT32", scales=()), "y": Tensor((1, 2), "INT64", scales=())}
+    path = written(tmp_path / "m.tflite", one_op.content(tensors, [Op("CAST", "x", "y")], "x", "y"))
+    model = LoadedModel(path, reproducible=True)
+    np.testing.assert_array_equal(model.scores(np.array([[7, -3]], np.float32)), [[7, -3]])
 
 
 def test_version_names_the_runtime() -> None:

@@ -123,7 +123,7 @@ def test_model_and_data_must_fit_together(keras: Any) -> None:
     image = keras.Input((8, 8, 1))
     flat = layers.Flatten()(image)
     double = keras.Model(image, [layers.Dense(2)(flat), layers.Dense(2)(flat)])
-    with pytest.raises(ModelError, match="1 inputs and 2 outputs"):
+    with pytest.raises(ModelError, match="the model has 2 outputs; allowed: one output"):
         loop.head_of(double, Blobs())
 
 

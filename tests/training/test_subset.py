@@ -90,8 +90,9 @@ def test_covering_reaches_every_cluster() -> None:
 
 
 def test_error_is_the_distance_to_the_label() -> None:
-    found = subset_selection.error_of(np.array([[1, 0, 0], [0, 1, 0], [0.5, 0.25, 0.25]]), np.array([0, 0, 0]))
-    np.testing.assert_allclose(found, [0, np.sqrt(2), np.sqrt(0.375)])
+    scores = np.array([[1, 0, 0], [0, 1, 0], [0.5, 0.25, 0.25]], np.float32)
+    found = ClassificationHead("softmax").sample_errors(np.array([0, 0, 0]), scores)
+    np.testing.assert_allclose(np.asarray(found), [0, np.sqrt(2), np.sqrt(0.375)], atol=1e-5)
 
 
 def test_a_part_is_the_training_split_alone() -> None:

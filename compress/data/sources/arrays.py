@@ -78,6 +78,9 @@ class Npz(Stored):
 
     def load(self) -> Samples:
         """Read the arrays and check them against each other."""
+        if self.y in self._inputs:
+            what = f"the array {self.y!r} cannot be both samples and labels"
+            raise DataError(what, where=self.file, hint="set y: null and data.task: reconstruction")
         arrays = self._arrays()
         split = (self.split, arrays[self.split]) if self.split else None
         labels = (self.y, arrays[self.y]) if self.y else None
@@ -220,9 +223,12 @@ def _samples(
         classes: the class names.
         target_names: the names of the targets, for regression.
     """
+    for name, x in inputs:
+        _refuse_input(where, name, x, single=len(inputs) == 1)
     count = len(inputs[0][1])
     for name, x in inputs:
-        _refuse_input(where, name, x, count, single=len(inputs) == 1)
+        if len(x) != count:
+            raise DataError(f"array {name!r} has {len(x):,} samples", where=where, allowed=f"{count:,}, as the first")
     read = _reader([x for _, x in inputs])
     splits = _splits(where, *split, count) if split else {}
     if labelling is None:
@@ -243,12 +249,10 @@ def _samples(
     return Samples(*indexed, read, splits)
 
 
-def _refuse_input(where: str, name: str, x: NDArray[Any], count: int, *, single: bool) -> None:
+def _refuse_input(where: str, name: str, x: NDArray[Any], *, single: bool) -> None:
     ranks = (2, 3, 4) if single else range(1, 6)
     if x.ndim not in ranks or x.dtype.kind not in "uifb":
         raise DataError(f"array {name!r} is {x.dtype} {list(x.shape)}", where=where, allowed=SHAPES)
-    if len(x) != count:
-        raise DataError(f"array {name!r} has {len(x):,} samples", where=where, allowed=f"{count:,}, as the first input")
 
 
 def _reader(arrays: Sequence[NDArray[Any]]) -> Callable[[int], NDArray[Any]]:

@@ -1,0 +1,138 @@
+"""Every task from data to an int8 file: train, prune, distill, quantize, and the report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+
+from compress.pipeline.runner import run
+from compress.pipeline.schema import load
+
+SAMPLES = 240
+BUILDER = """
+import keras
+
+layers = keras.layers
+
+
+def body(image):
+    x = layers.Conv2D(16, 3, padding="same", activation="relu")(image)
+    return layers.Conv2D(16, 3, padding="same", activation="relu")(x)
+
+
+def dense(input_shape, classes, activation=None):
+    image = keras.Input(input_shape)
+    x = layers.MaxPooling2D(2)(body(image))
+    return keras.Model(image, layers.Dense(classes, activation=activation)(layers.Flatten()(x)))
+
+
+def sigmoids(input_shape, classes):
+    return dense(input_shape, classes, "sigmoid")
+
+
+def one_sigmoid(input_shape, classes):
+    return dense(input_shape, 1, "sigmoid")
+
+
+def corners(input_shape, classes):
+    return dense(input_shape, 4)
+
+
+def vectors(input_shape, classes):
+    return dense(input_shape, 12)
+
+
+def pixels(input_shape, classes):
+    image = keras.Input(input_shape)
+    return keras.Model(image, layers.Conv2D(classes, 1, activation="softmax")(body(image)))
+
+
+def autoencoder(input_shape, classes):
+    image = keras.Input(input_shape)
+    x = layers.MaxPooling2D(2)(body(image))
+    x = layers.Conv2D(8, 3, padding="same", activation="relu")(x)
+    x = layers.UpSampling2D(2)(x)
+    return keras.Model(image, layers.Conv2D(1, 3, padding="same", activation="sigmoid")(x))
+"""
+PIPELINE = """
+schema_version: 1
+name: any
+target: cpu
+model: {{builder: "net.py:{builder}", trust: true}}
+data: {{source: {{npz: {{file: data.npz{source}}}}}, task: {task}}}
+stages:
+  - train: {{epochs: 8, learning_rate: 0.01, batch_size: 16}}
+  - prune: {{keep_macs: 0.6, epochs: 2, samples: 48}}
+  - distill: {{epochs: 2}}
+  - quantize: {{calibration_samples: 32}}
+measure: {{latency: {{runs: 3}}, sensitivity: {{samples: 32}}}}
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A task with its data.
+
+    Attributes:
+        task: its name.
+        builder: the function of BUILDER.
+        labels: from images and sizes of bars to labels.
+        least: what the first metric of the int8 file must reach.
+        source: further settings of the data source.
+    """
+
+    task: str
+    builder: str
+    labels: Any
+    least: float
+    source: str = ""
+
+
+def bars() -> tuple[np.ndarray, np.ndarray]:
+    """Return images with a bright rectangle in a corner, and its height and width in pixels."""
+    random = np.random.default_rng(0)
+    sizes = random.integers(1, 9, (SAMPLES, 2))
+    images = random.random((SAMPLES, 8, 8, 1), np.float32) * 0.1
+    for image, (height, width) in zip(images, sizes, strict=True):
+        image[:height, :width] += 0.9
+    return images, sizes
+
+
+CASES = [
+    Case("classification", "one_sigmoid", lambda images, sizes: (sizes[:, 0] > 4).astype(int), 0.9),
+    Case("multi_label", "sigmoids", lambda images, sizes: (sizes > 4).astype(np.uint8), 0.9, ", classes: [high, wide]"),
+    Case("segmentation", "pixels", lambda images, sizes: (images[..., 0] > 0.5).astype(np.uint8), 0.9),
+    Case(
+        "keypoints",
+        "corners",
+        lambda images, sizes: np.stack([np.zeros_like(sizes), sizes[:, ::-1]], axis=1).astype(np.float32),
+        0.6,
+        ", classes: [origin, corner]",
+    ),
+    Case("reconstruction", "autoencoder", lambda images, sizes: images, -0.02, ", classes: [image]"),
+    Case("embeddings", "vectors", lambda images, sizes: (sizes[:, 0] > 4) * 2 + (sizes[:, 1] > 4), 0.8),
+]
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras, when it saves a model
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.task}-{case.builder}")
+def test_a_task_goes_from_training_to_an_int8_file(tmp_path: Path, case: Case) -> None:
+    images, sizes = bars()
+    np.savez(tmp_path / "data.npz", x=images, y=case.labels(images, sizes))
+    (tmp_path / "net.py").write_text(BUILDER)
+    text = PIPELINE.format(builder=case.builder, task=case.task, source=case.source)
+    (tmp_path / "p.yaml").write_text(text)
+    record = run(load(tmp_path / "p.yaml"), tmp_path / "runs", tiny.Notes()).to_json()
+    assert record["status"] == "ok"
+    metric = record["metrics"][0]
+    before, after = (record["models"][name]["measurements"][metric["name"]]["value"] for name in ("original", "result"))
+    sign = 1 if metric["change"].endswith("_drop") else -1
+    assert sign * after > case.least, (before, after)
+    assert record["comparison"]["measurements"]["agreement"]["value"] > 0.5
+    assert record["comparison"]["measurements"][metric["change"]]["how"] == "measured"
+    assert metric["label"] in (tmp_path / "runs" / "any" / "report.md").read_text()
