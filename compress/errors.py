@@ -11,7 +11,7 @@
     ├── StoreError             6   disk full, no permission, unwritable folder
     ├── ResultError            7   everything ran, but the result is not acceptable
     │   ├── BudgetError        7   ... because it breaks the budget
-    │   └── DegenerateError    7   ... because it gives one answer to nearly everything
+    │   └── NotUsableError     7   ... because the verdict on it is "not usable"
     ├── SigningError           8   a bundle cannot be signed, or a key cannot be made or used
     └── DeploymentError        15  a device was not reached, or keeps the version that it had
 
@@ -102,8 +102,8 @@ class BudgetError(ResultError):
     """The result exceeds the budget."""
 
 
-class DegenerateError(ResultError):
-    """The result gives one answer to nearly everything."""
+class NotUsableError(ResultError):
+    """The verdict on the result is "not usable"."""
 
 
 class SigningError(CorallineError):

@@ -21,7 +21,7 @@ class RunResult:
     """The result of a run.
 
     Attributes:
-        status: "ok", "over budget" or "degenerate" (one answer to nearly everything).
+        status: "ok", "over budget" or "not usable".
         folder: the folder with the report and the models.
         original: measurements of the original model by name, such as "accuracy", "size_bytes", "latency_ms".
         result: the same of the last model.

@@ -80,11 +80,11 @@ def _dry_run(pipeline: Pipeline, options: argparse.Namespace) -> int:
 
 
 def _print_results(record: RunRecord, folder: Path) -> None:
-    from compress.report import degeneracy
-
     _print_comparison(record)
-    if verdict := degeneracy.in_words(record.degeneracy):
-        write(f"{record.status}: {verdict}")
+    if record.verdict is not None:
+        write(f"verdict: {record.verdict.level}")
+        for reason in record.verdict.reasons:
+            write(f"- {reason}")
     if record.placement is not None:
         write(record.placement.reason or "compiled for the Edge TPU")
         write(record.placement.summary)

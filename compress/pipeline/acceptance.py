@@ -1,26 +1,111 @@
-"""The acceptance of a complete run's result: its outputs depend on the input, and it keeps the budget."""
+"""The verdict on a complete run's result, and whether it is acceptable: usable, and within the budget."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from compress.errors import BudgetError, DegenerateError, ResultError
+from compress.errors import BudgetError, NotUsableError, ResultError
 from compress.report import degeneracy
-from compress.report.record import BudgetRecord, DegeneracyRecord, RunRecord
+from compress.report.record import (
+    BudgetRecord,
+    DataRecord,
+    DegeneracyRecord,
+    PlacementRecord,
+    RunRecord,
+    StageRecord,
+    VerdictRecord,
+)
+from compress.tasks.findings import Finding
+
+MOST_NAMES = 5
+"""Classes that a reason names."""
+
+
+@dataclass(frozen=True)
+class VerdictMaterial:
+    """The parts of a run that the verdict depends on.
+
+    Attributes:
+        degeneracy: whether the outputs of both models depend on the input.
+        task: what the task says about the result.
+        data: the summary of the data set.
+        stages: all stages; some have warnings among their facts.
+        placement: where the operators of the result run.
+        budget: the limits with their measurements.
+    """
+
+    degeneracy: DegeneracyRecord | None
+    task: Sequence[Finding]
+    data: DataRecord | None
+    stages: tuple[StageRecord, ...]
+    placement: PlacementRecord | None
+    budget: Sequence[BudgetRecord]
+
+
+def judged(material: VerdictMaterial) -> VerdictRecord:
+    """Return the verdict on a complete run."""
+    findings = [*_about_outputs(material.degeneracy), *material.task]
+    serious = [finding.text for finding in findings if finding.level == "not usable"]
+    warnings = [finding.text for finding in findings if finding.level == "warning"]
+    warnings += _about_data(material.data)
+    warnings += _of_stages(material.stages)
+    warnings += _about_placement(material.placement)
+    if serious:
+        return VerdictRecord("not usable", tuple(dict.fromkeys([*serious, *warnings])))
+    return VerdictRecord("usable with warnings" if warnings else "usable", tuple(dict.fromkeys(warnings)))
+
+
+def _about_outputs(verdicts: DegeneracyRecord | None) -> Iterator[Finding]:
+    """Yield whether the outputs of both models depend on the input."""
+    text = degeneracy.in_words(verdicts)
+    if text and verdicts is not None:
+        yield Finding("not usable" if verdicts.result.verdict == "degenerate" else "warning", text)
+
+
+def _about_data(data: DataRecord | None) -> Iterator[str]:
+    """Yield classes without samples, and notes that concern the result."""
+    if data is None:
+        return
+    for split in ("train", "test"):
+        counts = data.counts.get(split, ())
+        empty = [name for name, count in zip(data.classes, counts, strict=False) if not count]
+        if empty:
+            shown = ", ".join(empty[:MOST_NAMES]) + ", …" * (len(empty) > MOST_NAMES)
+            yield f"{len(empty)} of {len(data.classes)} classes have no {split} sample: {shown}"
+    if data.source == "random":
+        yield "the samples are random numbers: activation ranges, and all comparisons, hold for random numbers only"
+
+
+def _of_stages(stages: Sequence[StageRecord]) -> Iterator[str]:
+    """Yield the warnings that stages report."""
+    for stage in stages:
+        for warning in stage.facts.get("warnings", ()):
+            yield f"{stage.id}: {warning}"
+
+
+def _about_placement(placement: PlacementRecord | None) -> Iterator[str]:
+    """Yield why there is no compiled model."""
+    if placement is not None and placement.reason:
+        yield placement.reason
 
 
 def refusal(
-    verdicts: DegeneracyRecord | None, budget: Sequence[BudgetRecord], first_degenerate: str | None
+    verdict: VerdictRecord | None,
+    degenerate: DegeneracyRecord | None,
+    budget: Sequence[BudgetRecord],
+    first_degenerate: str | None,
 ) -> ResultError | None:
     """Return why the result is not acceptable, if it is not.
 
     Args:
-        verdicts: the verdicts on the outputs of original and result.
+        verdict: the verdict on the result.
+        degenerate: the judgements on the outputs of original and result.
         budget: the limits with their measurements.
         first_degenerate: the id of the first stage whose model gives one answer to nearly everything.
     """
-    if verdicts is not None and verdicts.result.verdict == "degenerate":
-        return _degenerate(verdicts, first_degenerate)
+    if verdict is not None and verdict.level == "not usable":
+        return _not_usable(verdict, degenerate, first_degenerate)
     texts = [_excess(row) for row in budget if row.holds is False]
     if not texts:
         return None
@@ -33,18 +118,18 @@ def _excess(row: BudgetRecord) -> str:
     return f"{row.name} is {value:g} {row.unit}, over the limit of {row.limit:g} by {value - row.limit:g}"
 
 
-def _degenerate(verdicts: DegeneracyRecord, first: str | None) -> DegenerateError:
-    """Return the error for a result that gives one answer to nearly everything, with what to do."""
-    text = degeneracy.in_words(verdicts)
-    if verdicts.original.verdict == "degenerate":
-        return DegenerateError(
+def _not_usable(verdict: VerdictRecord, degenerate: DegeneracyRecord | None, first: str | None) -> NotUsableError:
+    """Return the error for a result that cannot be used, with what to do."""
+    text = verdict.reasons[0]
+    if degenerate is not None and degenerate.original.verdict == "degenerate":
+        return NotUsableError(
             text,
             hint="train the model longer or with a smaller learning rate, and check the labels, data.preprocess and "
             "the statistics of batch norms",
         )
     if first is not None:
         text += f" (first seen on the validation split after `{first}`)"
-    return DegenerateError(
+    return NotUsableError(
         text,
         hint="compress less or train longer after it, and check the statistics of batch norms; `python -m compress "
         "debug` lists the layers that quantization changed most",
@@ -53,7 +138,7 @@ def _degenerate(verdicts: DegeneracyRecord, first: str | None) -> DegenerateErro
 
 def result_error(record: RunRecord) -> ResultError | None:
     """Return the error of a run that is complete but whose result is not acceptable."""
-    kinds = {"degenerate": DegenerateError, "over budget": BudgetError}
+    kinds = {"not usable": NotUsableError, "over budget": BudgetError}
     if record.error is None or record.status not in kinds:
         return None
     return kinds[record.status](record.error.message)

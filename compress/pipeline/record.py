@@ -6,16 +6,16 @@ import datetime
 import importlib.metadata
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from compress.artifact import Facts
-from compress.errors import EXIT_INTERRUPTED, BudgetError, DegenerateError, ModelError, ResultError
+from compress.errors import EXIT_INTERRUPTED, BudgetError, ModelError, NotUsableError, ResultError
 from compress.files import file_digest
 from compress.measurement import COSTS, SIZES, Measurement, missing, ratio
-from compress.pipeline.acceptance import refusal
+from compress.pipeline.acceptance import VerdictMaterial, judged, refusal
 from compress.pipeline.schema import Pipeline, StageEntry
 from compress.report.json_values import decode
 from compress.report.record import (
@@ -38,10 +38,12 @@ from compress.report.record import (
     SensitivityRecord,
     StageRecord,
     TargetRecord,
+    VerdictRecord,
 )
 from compress.stage import host
 from compress.tasks import TASKS, limits, task_of
 from compress.tasks.base import Task
+from compress.tasks.findings import Finding
 from compress.tflite.interpreter import version
 from compress.version import __version__
 
@@ -50,7 +52,7 @@ TOOLS = (
     *("tensorflow", "tensorflow-model-optimization", "tf-keras"),
 )
 _EARLY: dict[int, RunStatus] = {EXIT_INTERRUPTED: "interrupted"}
-_REFUSED: dict[type[ResultError], RunStatus] = {DegenerateError: "degenerate", BudgetError: "over budget"}
+_REFUSED: dict[type[ResultError], RunStatus] = {NotUsableError: "not usable", BudgetError: "over budget"}
 RATIOS = [metric for metric in COSTS if metric.name in ("macs", "size_bytes", "latency_ms")]
 """The metrics whose ratio of result to original is part of the comparison."""
 
@@ -130,7 +132,11 @@ def build(
     comparison = _comparison(task, models, findings)
     budget = _budget(pipeline, models, comparison)
     degeneracy = _degeneracy(task, findings)
-    status, error = _outcome(task, findings, degeneracy, budget, error)
+    data = _data(pipeline, findings)
+    placed = placement(stages)
+    material = VerdictMaterial(degeneracy, _task_findings(task, findings), data, tuple(stages.values()), placed, budget)
+    verdict = None if error or not findings.stages else judged(material)
+    status, error = _outcome(task, findings, verdict, degeneracy, budget, error)
     return RunRecord(
         name=pipeline.head.name,
         status=status,
@@ -142,13 +148,14 @@ def build(
         target=TargetRecord(pipeline.target.name, pipeline.target.summary),
         metrics=task.metrics,
         pipeline=pipeline.settings,
-        data=_data(pipeline, findings),
+        data=data,
         stages=tuple(stages.values()),
         models=models,
+        verdict=verdict,
         degeneracy=degeneracy,
         comparison=comparison,
         latency=_latency(findings),
-        placement=placement(stages),
+        placement=placed,
         sensitivity=findings.sensitivity,
         budget=budget,
         outputs={name: OutputRecord(file_digest(path), path.stat().st_size) for name, path in results.outputs.items()},
@@ -166,6 +173,13 @@ def _degeneracy(task: Task, findings: Findings) -> DegeneracyRecord | None:
     return DegeneracyRecord(original, result)
 
 
+def _task_findings(task: Task, findings: Findings) -> Sequence[Finding]:
+    """Return what the task says about the result; nothing if it was not measured."""
+    if not findings.stages:
+        return ()
+    return task.findings(findings.test, findings.data["classes"], "original", "result")
+
+
 def _first_degenerate(task: Task, findings: Findings) -> str | None:
     """Return the id of the first stage whose model gives one answer to nearly every validation sample."""
     for stage, facts in findings.validation.items():
@@ -178,6 +192,7 @@ def _first_degenerate(task: Task, findings: Findings) -> str | None:
 def _outcome(
     task: Task,
     findings: Findings,
+    verdict: VerdictRecord | None,
     degeneracy: DegeneracyRecord | None,
     budget: tuple[BudgetRecord, ...],
     error: ErrorRecord | None,
@@ -185,7 +200,7 @@ def _outcome(
     """Return the status and the error of a run; `error` is what ended it early."""
     if error is not None:
         return _EARLY.get(error.exit_code, "failed"), error
-    refused = refusal(degeneracy, budget, _first_degenerate(task, findings))
+    refused = refusal(verdict, degeneracy, budget, _first_degenerate(task, findings))
     if refused is None:
         return "ok", None
     return _REFUSED[type(refused)], ErrorRecord(None, str(refused), refused.exit_code)
@@ -212,7 +227,7 @@ def _comparison(task: Task, models: ModelsRecord | None, findings: Findings) -> 
     if models is None:
         return None
     facts = task.compare(findings.test, findings.data["classes"], "original", "result")
-    comparison = decode(ComparisonRecord, facts)
+    comparison = decode(ComparisonRecord, {**facts, "outputs": findings.test.get("outputs", [])})
     before, after = (model.measurements for model in (models.original, models.result))
     ratios = {metric.change: ratio(before[metric.name], after[metric.name]) for metric in RATIOS}
     return replace(comparison, measurements={**comparison.measurements, **ratios})

@@ -257,7 +257,7 @@ def run(pipeline: Pipeline, out: Path, monitor: Monitor, forced: frozenset[str] 
     """Run a pipeline, and write report and outputs to `out/<name>`.
 
     Returns:
-        The record; its `status` is "ok", "over budget" or "degenerate".
+        The record; its `status` is "ok", "over budget" or "not usable".
 
     Raises:
         CorallineError: something failed; the report is written all the same.

@@ -51,6 +51,7 @@ def sections(record: RunRecord) -> Sequence[Section]:
     return [
         comparison.budget(record),
         comparison.before_and_after(record),
+        *comparison.outputs(record),
         comparison.costs(record),
         comparison.stages(record),
         classes.section(record),

@@ -82,6 +82,21 @@ def _change(change: Measurement, known: Metric) -> Cell:
     return replace(cell, text=f"{word} {cell.text}")
 
 
+def outputs(record: RunRecord) -> list[Section]:
+    """Return how close each output of the result is to the original's; nothing if models were not compared so."""
+    compared = record.comparison.outputs if record.comparison else ()
+    if not compared:
+        return []
+    rows = []
+    for output in compared:
+        same = "no decisions" if output.agreement is None else f"{output.agreement:.3f}"
+        shape = " x ".join(map(str, output.shape)) or "one value"
+        rows.append((shorten(output.name), shape, f"{output.sqnr_db:.1f} dB", f"{output.max_abs_error:.3g}", same))
+    header = ("Output", "Shape", "Signal to quantization noise", "Largest difference", "Equal decisions")
+    caption = "The result compared with the original on the test split; measured."
+    return [Section("Outputs", table(header, rows, caption))]
+
+
 def costs(record: RunRecord) -> Section:
     """Return the plots of quality against size and MACs after each stage."""
     plots = [_plot(record, metric(record, name)) for name in ("size_bytes", "macs")]

@@ -25,6 +25,7 @@ def page(overview: Overview, sections: Sequence[Section]) -> str:
     parts = [
         f"# {quote(shorten(overview.name, 100))}: {quote(overview.status)}",
         quote(overview.verdict, MAX_PARAGRAPH),
+        *(["\n".join(f"- {quote(reason, MAX_PARAGRAPH)}" for reason in overview.reasons)] if overview.reasons else []),
     ]
     if overview.error is not None:
         error = overview.error

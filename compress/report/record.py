@@ -12,7 +12,8 @@ from compress.report.json_values import decode, encode
 SCHEMA_VERSION = 1
 _NO_MODELS = {"original": None, "result": None}
 """The models in report.json if the run did not get so far."""
-RunStatus = Literal["ok", "over budget", "degenerate", "failed", "interrupted"]
+RunStatus = Literal["ok", "over budget", "not usable", "failed", "interrupted"]
+Level = Literal["usable", "usable with warnings", "not usable"]
 StageStatus = Literal["done", "cached", "skipped", "failed", "not run"]
 Measurements = Mapping[str, Measurement]
 """Measurements by the name of their metric."""
@@ -147,6 +148,38 @@ class DegeneracyRecord:
 
 
 @dataclass(frozen=True)
+class VerdictRecord:
+    """Whether the result of a run can be used.
+
+    Attributes:
+        level: usable, usable with warnings, or not usable.
+        reasons: one sentence each; those of the level first.
+    """
+
+    level: Level
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class OutputComparisonRecord:
+    """How close one output of the result is to the original's.
+
+    Attributes:
+        name: the output.
+        shape: its shape, without the batch.
+        sqnr_db: the ratio of the original's values to their error in dB.
+        max_abs_error: the largest difference of a value.
+        agreement: the share of equal decisions; None for an output without decisions.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    sqnr_db: float
+    max_abs_error: float
+    agreement: float | None = None
+
+
+@dataclass(frozen=True)
 class ClassRecord:
     """The quality of both models for one class.
 
@@ -180,6 +213,7 @@ class ComparisonRecord:
     measurements: Measurements
     per_class: tuple[ClassRecord, ...] = ()
     confusion: ConfusionRecord | None = None
+    outputs: tuple[OutputComparisonRecord, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -350,7 +384,8 @@ class RunRecord:
 
     Attributes:
         name: the name of the pipeline.
-        status: "ok", "over budget", "degenerate" (one answer to nearly everything), "failed" or "interrupted".
+        status: "ok", "over budget", "not usable", "failed" or "interrupted".
+        verdict: whether the result can be used; None for a run that did not get so far.
         error: what ended the run, or why its result is not acceptable.
         coralline: the version of Coralline.
         seed: the seed of the run.
@@ -386,6 +421,7 @@ class RunRecord:
     data: DataRecord | None
     stages: tuple[StageRecord, ...]
     models: ModelsRecord | None
+    verdict: VerdictRecord | None
     degeneracy: DegeneracyRecord | None
     comparison: ComparisonRecord | None
     latency: LatencyRecord | None

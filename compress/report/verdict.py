@@ -6,14 +6,13 @@ import re
 from dataclasses import dataclass
 
 from compress.report.blocks import Cell, joined
-from compress.report.degeneracy import in_words
 from compress.report.record import ModelsRecord, RunRecord
 from compress.report.wording import MAX_PROSE, cut, first, interval, metric, noun, seconds, sentence, shorten, show
 
-MARKS = {"ok": "✓", "over budget": "▲", "degenerate": "✕", "failed": "✕", "interrupted": "■"}
+MARKS = {"ok": "✓", "over budget": "▲", "not usable": "✕", "failed": "✕", "interrupted": "■"}
 COMPLETE = {
     "over budget": "The budget is not kept",
-    "degenerate": "The result gives one answer to nearly everything",
+    "not usable": "The result cannot be used",
 }
 """Headings of the errors of complete runs."""
 _RATIOS = (("size_ratio", "size"), ("macs_ratio", "MACs"), ("latency_ratio", "latency"))
@@ -41,6 +40,8 @@ class Overview:
     coralline: str
     verdict: str
     error: ErrorSummary | None
+    reasons: tuple[str, ...] = ()
+    """The reasons for the verdict."""
 
 
 def overview(record: RunRecord) -> Overview:
@@ -54,6 +55,15 @@ def overview(record: RunRecord) -> Overview:
         coralline=shorten(record.coralline),
         verdict=verdict(record),
         error=_error(record),
+        reasons=_reasons(record),
+    )
+
+
+def _reasons(record: RunRecord) -> tuple[str, ...]:
+    return (
+        ()
+        if record.verdict is None
+        else tuple(sentence(shorten(reason, MAX_PROSE)) for reason in record.verdict.reasons)
     )
 
 
@@ -77,11 +87,9 @@ def verdict(record: RunRecord) -> str:
         head = f"{record.status.capitalize()}{_in_stage(record)} after {seconds(record.seconds)}"
         return f"{head}; results before that: {results}." if results else f"{head}; no result was measured."
     outcome = f"{results or 'No result was measured'}; {_budget_kept(record)}."
-    text = in_words(record.degeneracy)
-    if not text:
+    if record.verdict is None:
         return outcome
-    head = {"degenerate": "Not usable"}.get(record.status, "Note")
-    return f"{head}: {text}. {sentence(outcome)}"
+    return f"{record.verdict.level.capitalize()}. {sentence(outcome)}"
 
 
 def _results(record: RunRecord) -> str:
@@ -140,8 +148,8 @@ def valid_parts(record: RunRecord) -> str:
     """Return what of the report can be relied on in spite of the error."""
     if record.status == "over budget":
         return "The run is complete and everything below is valid; the result only breaks the budget."
-    if record.status == "degenerate":
-        return _valid_although_degenerate(record)
+    if record.status == "not usable":
+        return _valid_although_not_usable(record)
     compared = " The comparison of the two models below is complete and valid." if record.comparison else ""
     done = [f"“{shorten(stage.id, 40)}”" for stage in record.stages if stage.status in ("done", "cached", "skipped")]
     if not done:
@@ -153,10 +161,10 @@ def valid_parts(record: RunRecord) -> str:
     )
 
 
-def _valid_although_degenerate(record: RunRecord) -> str:
+def _valid_although_not_usable(record: RunRecord) -> str:
     text = (
-        "The run is complete. Sizes, MACs, latencies and placement below are valid. Do not use the result: its "
-        f"{noun(record.quality.label)} is that of a model whose outputs do not depend on the input."
+        "The run is complete. Sizes, MACs, latencies and placement below are valid. Do not use the result for the "
+        "reason above."
     )
     if record.degeneracy is not None and record.degeneracy.original.verdict == "degenerate":
         text += " The same holds for the original, so drop and agreement show nothing."

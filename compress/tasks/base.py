@@ -22,6 +22,7 @@ from compress.ir.tensorflow import keras, sample_shape
 from compress.measurement import Metric
 from compress.stage import Refusal, Use
 from compress.tasks.degeneracy import Judgement
+from compress.tasks.findings import Finding
 from compress.tflite.interpreter import shape_hint
 
 Location = tuple[str | int, ...]
@@ -264,6 +265,11 @@ class Task(ABC):
     @abstractmethod
     def judge_outputs(self, facts: Facts, names: Sequence[str], original: str, result: str) -> dict[str, Judgement]:
         """Judge whether the outputs of two models depend on the input; arguments as in `compare`."""
+
+    def findings(self, facts: Facts, names: Sequence[str], original: str, result: str) -> list[Finding]:
+        """Return what the user of the result must know, besides `judge_outputs`; arguments as in `compare`."""
+        del facts, names, original, result
+        return []
 
     def output_order(self, outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return a runtime's details of outputs in the order that the task needs: by default that of the model."""

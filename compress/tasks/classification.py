@@ -13,7 +13,7 @@ from compress.artifact import Facts
 from compress.data.types import Data, Split
 from compress.errors import DataError, ModelError
 from compress.ir.tensorflow import keras, run
-from compress.measurement import Metric, drop, proportion
+from compress.measurement import Measurement, Metric, drop, proportion
 from compress.tasks import degeneracy
 from compress.tasks.base import (
     DistillationTerms,
@@ -28,6 +28,7 @@ from compress.tasks.base import (
     refuse_misfit,
     snr_db,
 )
+from compress.tasks.findings import Finding, against_constant, class_order, ties
 from compress.tasks.output_forms import Activation, activation_of
 
 LOOKED_AT = 16
@@ -253,6 +254,7 @@ class Classification(Task):
                 "accuracy": proportion(int((predictions == labels).sum()), len(labels), note).to_json(),
                 "predictions": predictions.tolist(),
                 "constant": constant,
+                "tied": int(((scores == scores.max(axis=1, keepdims=True)).sum(axis=1) > 1).sum()),
             }
         return facts
 
@@ -289,6 +291,18 @@ class Classification(Task):
             original: degeneracy.judge(spreads[original]),
             result: degeneracy.judge(spreads[result], spreads[original]),
         }
+
+    def findings(self, facts: Facts, names: Sequence[str], original: str, result: str) -> list[Finding]:
+        """Compare both models with the most frequent class, and judge the order of the classes and ties."""
+        labels = np.array(facts["labels"])
+        predictions = np.array(facts[original]["predictions"])
+        most = int(np.bincount(labels, minlength=len(names)).max())
+        measured = [Measurement(**facts[model]["accuracy"]) for model in (original, result)]
+        constant = proportion(most, len(labels), "the most frequent class")
+        found = against_constant(self.metrics[0], constant, *measured, samples=len(labels))
+        if not facts[result]["constant"]:
+            found += ties(facts[result]["tied"], len(labels))
+        return found + class_order(labels, predictions, names)
 
     def fidelity(self, specification: Specification, *, logits: bool = False) -> ByClass:
         """Return the comparison by scores and classes."""

@@ -17,7 +17,7 @@ from compress.artifact import Facts
 from compress.data.types import Data, Objects, Split
 from compress.errors import ModelError
 from compress.ir.tensorflow import keras
-from compress.measurement import Metric
+from compress.measurement import Measurement, Metric
 from compress.stage import Refusal, Use
 from compress.tasks import average_precision
 from compress.tasks.base import (
@@ -34,6 +34,7 @@ from compress.tasks.base import (
     snr_db,
 )
 from compress.tasks.degeneracy import Judgement
+from compress.tasks.findings import Finding, against_constant
 from deploy.contract.average_precision import average_precision as mean_average_precision
 from deploy.contract.detection import DetectionError, Detections, Detector, agreement, ordered
 
@@ -226,7 +227,7 @@ class Detection(Task):
     def evaluate(self, models: Mapping[str, ModelOutputs], data: Data, split: Split, note: str) -> Facts:
         """Return `ap`, `ap50`, `per_class` and `spread` of each model, and the agreement of first and last."""
         expected, names = data.objects(split), data.class_names
-        facts: Facts = {}
+        facts: Facts = {"images": len(expected)}
         answers: list[list[Detections]] = []
         for name, model in models.items():
             detector = detector_of(model.specification)
@@ -244,6 +245,13 @@ class Detection(Task):
     def judge_outputs(self, facts: Facts, names: Sequence[str], original: str, result: str) -> dict[str, Judgement]:
         """Judge whether two detectors find the same, or nothing, in nearly every image, or no object at all."""
         return average_precision.judge_outputs(facts, names, original, result)
+
+    def findings(self, facts: Facts, names: Sequence[str], original: str, result: str) -> list[Finding]:
+        """Compare the average precision of both models; a detector that finds nothing has 0."""
+        del names
+        measured = [Measurement(**facts[model]["ap"]) for model in (original, result)]
+        nothing = Measurement(0.0, "fraction", "measured")
+        return against_constant(self.metrics[0], nothing, *measured, samples=facts["images"])
 
     def fidelity(self, specification: Specification, *, logits: bool = False) -> ByObjects:
         """Return the comparison by scores, boxes and objects."""

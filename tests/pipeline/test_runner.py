@@ -24,8 +24,8 @@ from compress.errors import (
     BudgetError,
     CorallineError,
     DataError,
-    DegenerateError,
     ModelError,
+    NotUsableError,
     StageError,
     StoreError,
 )
@@ -658,4 +658,4 @@ def test_every_error_has_the_exit_code_of_its_class() -> None:
         "SigningError": 8,
         "DeploymentError": 15,
     }
-    assert {kind.exit_code for kind in (BudgetError, DegenerateError)} == {7}
+    assert {kind.exit_code for kind in (BudgetError, NotUsableError)} == {7}

@@ -1,0 +1,112 @@
+"""What the user of a result must know about its outputs: the material of the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.measurement import Measurement, Metric, wilson_interval
+
+ENOUGH = 10
+"""Number of test samples from which a comparison with a constant answer counts."""
+KEPT = 0.5
+"""Share of the original's lead over a constant answer that a usable result keeps."""
+SAMPLES_PER_CLASS = 5
+"""Test samples for each class from which the order of the classes is judged: an assignment that fits by chance gains
+less then."""
+GAIN = 0.2
+"""Gain of accuracy by other names of the classes, above which their order is doubted."""
+TIED = 0.02
+"""Share of the samples with two equal highest outputs, above which there is a warning."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A reason for the verdict on a result.
+
+    Attributes:
+        level: whether the result cannot be used, or can be used with care.
+        text: one sentence without a full stop.
+    """
+
+    level: Literal["not usable", "warning"]
+    text: str
+
+
+def against_constant(
+    metric: Metric, constant: Measurement, original: Measurement, result: Measurement, samples: int
+) -> list[Finding]:
+    """Compare the quality of both models with that of the best answer that does not depend on the input.
+
+    Args:
+        metric: the metric.
+        constant: its value for the constant answer.
+        original: for the original.
+        result: for the result.
+        samples: number of samples.
+    """
+    if constant.value is None or original.value is None or result.value is None:
+        return []
+    sign = 1 if metric.higher_is_better else -1
+    lead, kept = (sign * (each.value - constant.value) for each in (original, result) if each.value is not None)
+    label = metric.label[:1].lower() + metric.label[1:] if metric.label[1:2].islower() else metric.label
+    values = f"{label} {_shown(result.value)}, a constant answer {_shown(constant.value)}"
+    if kept <= 0:
+        text = f"the result is no better than a constant answer ({values})"
+        if lead <= 0:
+            text += f"; nor is the original ({_shown(original.value)})"
+        return [Finding("not usable" if samples >= ENOUGH else "warning", text)]
+    if lead > 0 and kept < KEPT * lead:
+        change = f"{label} {_shown(original.value)} before, {_shown(result.value)} after"
+        text = f"the result answers unlike the original: it keeps {kept / lead:.0%} of the lead over a constant answer"
+        return [Finding("not usable" if samples >= ENOUGH else "warning", f"{text} ({change})")]
+    return []
+
+
+def class_order(labels: NDArray[np.int64], predictions: NDArray[np.int64], names: Sequence[str]) -> list[Finding]:
+    """Doubt the order of the class names, if other names would fit the model's answers much better.
+
+    Args:
+        labels: of the samples [n].
+        predictions: of the original [n].
+        names: the class names.
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    count = len(labels)
+    if count < SAMPLES_PER_CLASS * len(names):
+        return []
+    table = np.zeros((len(names), len(names)), np.int64)
+    np.add.at(table, (predictions, labels), 1)
+    rows, columns = linear_sum_assignment(table, maximize=True)
+    right, best = int(np.diagonal(table).sum()), int(table[rows, columns].sum())
+    clearly = wilson_interval(best, count)[0] > wilson_interval(right, count)[1]
+    if best - right < GAIN * count or not clearly:
+        return []
+    moved = [(row, column) for row, column in zip(rows, columns, strict=True) if row != column and table[row, column]]
+    moved.sort(key=lambda pair: -table[pair])
+    shown = ", ".join(f"output {row} is {names[column]!r} and not {names[row]!r}" for row, column in moved[:3])
+    text = (
+        f"the order of the classes does not fit the model: with other names its accuracy is {best / count:.3f} instead "
+        f"of {right / count:.3f} ({shown}{', …' * (len(moved) > 3)}); set `classes` to the order of its training"
+    )
+    return [Finding("warning", text)]
+
+
+def ties(tied: int, samples: int) -> list[Finding]:
+    """Warn of samples whose two highest outputs are equal: the first class wins there."""
+    if tied <= TIED * samples:
+        return []
+    text = (
+        f"the two highest outputs of the result are equal for {tied:,} of {samples:,} samples, where the first class "
+        "wins: a softmax in 8 bits has steps of 1/256; end the model with logits, without the softmax"
+    )
+    return [Finding("warning", text)]
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}" if abs(value) < 0.001 or abs(value) >= 1000 else f"{value:.3f}"

@@ -1,0 +1,112 @@
+"""Models without labels: the original is the teacher, for one or several inputs and outputs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+
+from compress.pipeline.runner import run
+from compress.pipeline.schema import load
+
+PIPELINE = """
+schema_version: 1
+name: any
+target: cpu
+model: {{file: model.keras}}
+data: {{source: {source}}}
+stages:
+  - prune: {{keep_macs: 0.6, epochs: 2, samples: 48, allocation: {allocation}}}
+  - distill: {{epochs: 2}}
+  - quantize: {quantize}
+measure: {{latency: {{runs: 3}}, sensitivity: {{samples: 32}}}}
+budget: {{error_increase: 0.9}}
+"""
+
+
+def two_inputs_three_outputs(keras: Any) -> Any:
+    """Return a model of an image and a vector: class probabilities, a map, and a sigmoid."""
+    layers = keras.layers
+    keras.utils.set_random_seed(0)
+    image = keras.Input((8, 8, 1), name="image")
+    vector = keras.Input((5,), name="vector")
+    x = layers.Conv2D(16, 3, padding="same", activation="relu")(image)
+    x = layers.Conv2D(16, 3, padding="same", activation="relu")(x)
+    pooled = layers.GlobalAveragePooling2D()(x)
+    joined = layers.Add()([layers.Dense(12)(pooled), layers.Dense(12)(vector)])
+    return keras.Model(
+        [image, vector],
+        [
+            layers.Dense(4, activation="softmax", name="classes")(joined),
+            layers.Conv2D(2, 1, name="map")(x),
+            layers.Dense(1, activation="sigmoid", name="present")(joined),
+        ],
+    )
+
+
+def one_output(keras: Any) -> Any:
+    """Return a classifier."""
+    layers = keras.layers
+    keras.utils.set_random_seed(0)
+    image = keras.Input((8, 8, 1))
+    x = layers.Conv2D(16, 3, padding="same", activation="relu")(image)
+    x = layers.Conv2D(16, 3, padding="same", activation="relu")(x)
+    return keras.Model(image, layers.Dense(4, activation="softmax")(layers.Flatten()(x)))
+
+
+def write(folder: Path, source: str, quantize: str = "{calibration_samples: 32}", allocation: str = "auto") -> None:
+    random = np.random.default_rng(0)
+    images = random.random((200, 8, 8, 1), np.float32)
+    np.savez(folder / "data.npz", image=images, vector=random.normal(size=(200, 5)).astype(np.float32))
+    text = PIPELINE.format(source=source, quantize=quantize, allocation=allocation)
+    (folder / "p.yaml").write_text(text)
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras, when it saves a model
+@pytest.mark.parametrize("quantize", ["{calibration_samples: 32}", "{method: qat, epochs: 2, calibration_samples: 32}"])
+def test_several_inputs_and_outputs(keras: Any, tmp_path: Path, quantize: str) -> None:
+    two_inputs_three_outputs(keras).save(tmp_path / "model.keras")
+    write(tmp_path, "{npz: {file: data.npz, x: [image, vector], y: null}}", quantize, "sensitivity")
+    record = run(load(tmp_path / "p.yaml"), tmp_path / "runs", tiny.Notes()).to_json()
+    assert record["status"] == "ok"
+    assert record["models"]["original"]["measurements"]["error"]["value"] == 0
+    assert 0 < record["models"]["result"]["measurements"]["error"]["value"] < 0.9
+    before, after = (record["models"][name]["measurements"]["macs"]["value"] for name in ("original", "result"))
+    assert after < 0.75 * before
+    assert record["sensitivity"]["curves"]
+    curve = record["sensitivity"]["curves"][0]
+    assert not curve["accuracy"]
+    assert max(curve["divergence"]) > 0
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_random_samples_and_a_warning(keras: Any, tmp_path: Path) -> None:
+    one_output(keras).save(tmp_path / "model.keras")
+    write(tmp_path, "{random: {shape: [8, 8, 1], count: 80}}")
+    notes = tiny.Notes()
+    record = run(load(tmp_path / "p.yaml"), tmp_path / "runs", notes).to_json()
+    assert record["status"] == "ok"
+    assert "random numbers" in " ".join(record["data"]["notes"])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("stages:", "stages:\n  - train: {}", "the model came trained"),
+        ("error_increase: 0.9", "accuracy_drop: 0.1", "accuracy_drop is of classifiers"),
+        ("distill: {epochs: 2}", "distill: {epochs: 2, decoupled: {}}", "decoupled: the data has no single class"),
+        ("samples: 48", "samples: 48, augment: {flip: true}", "augment changes samples after the original's outputs"),
+    ],
+)
+def test_what_cannot_be_used_without_labels(
+    keras: Any, tmp_path: Path, coralline: tiny.Coralline, old: str, new: str, told: str
+) -> None:
+    one_output(keras).save(tmp_path / "model.keras")
+    write(tmp_path, "{random: {shape: [8, 8, 1]}}")
+    text = (tmp_path / "p.yaml").read_text()
+    (tmp_path / "p.yaml").write_text(text.replace(old, new))
+    done = coralline("p.yaml", "--dry-run")
+    assert told in done.stderr + done.stdout
