@@ -18,6 +18,7 @@ from compress.importers import builder as builders
 from compress.settings import Settings
 from compress.stage import Context, Need, Stage
 from compress.tasks import task_of
+from compress.tflite.interpreter import LoadedModel
 from deploy.contract.detection import Detector
 
 if TYPE_CHECKING:
@@ -64,9 +65,13 @@ class _Load(Stage):
         specification = loop.head_of(model, context.data, self.detector).specification
         return {} if specification is None else {"specification": specification}
 
-    def detector_facts(self) -> Facts:
-        """Return the specification of the outputs from the settings, for a file that is not rebuilt."""
-        return {"specification": Detector(self.detector).specification} if self.detector else {}
+    def file_facts(self, context: Context) -> Facts:
+        """Return how the outputs of MODEL_TFLITE are read, for a file that is not rebuilt."""
+        if self.detector:
+            return {"specification": Detector(self.detector).specification}
+        model = LoadedModel(context.folder / MODEL_TFLITE, reproducible=True)
+        specification = task_of(context.data).file_specification(model, context.data)
+        return {} if specification is None else {"specification": specification}
 
 
 class Build(_Load):
@@ -155,6 +160,7 @@ class LoadFloatTflite(_Load):
     """Load a float .tflite file with operators that have no Keras layers; only `quantize` can use it."""
 
     produces: ClassVar[Kind] = Kind.FLOAT_TFLITE
+    needs: ClassVar[frozenset[Need]] = frozenset({"data"})
 
     problems: tuple[str, ...] = ()
     """The operators without a Keras layer, with the reasons."""
@@ -169,7 +175,7 @@ class LoadFloatTflite(_Load):
         """Copy the file, and report why it has no layers."""
         context.progress.note(self.kind_reason())
         shutil.copyfile(self.path, context.folder / MODEL_TFLITE)
-        return {"file": self.path.name, "not_imported": list(self.problems), **self.detector_facts()}
+        return {"file": self.path.name, "not_imported": list(self.problems), **self.file_facts(context)}
 
 
 class ConvertSavedModel(LoadFloatTflite):
@@ -194,13 +200,15 @@ class ConvertSavedModel(LoadFloatTflite):
         context.progress.note(self.kind_reason())
         converted = model_file.to_float_tflite(model_file.read(self.path, self.signature))
         (context.folder / MODEL_TFLITE).write_bytes(converted.tflite)
-        return {"file": self.path.name, "signature": self.signature, "converted_by": converted.runtime}
+        facts: Facts = {"file": self.path.name, "signature": self.signature, "converted_by": converted.runtime}
+        return facts | self.file_facts(context)
 
 
 class LoadTflite(_Load):
     """Load a quantized .tflite file."""
 
     produces: ClassVar[Kind] = Kind.TFLITE
+    needs: ClassVar[frozenset[Need]] = frozenset({"data"})
 
     def kind_reason(self) -> str:
         """Return the reason for the kind of the artifact."""
@@ -209,7 +217,7 @@ class LoadTflite(_Load):
     def run(self, artifact: Artifact, context: Context) -> Facts:
         """Copy the file."""
         shutil.copyfile(self.path, context.folder / MODEL_TFLITE)
-        return {"file": self.path.name, **self.detector_facts()}
+        return {"file": self.path.name, **self.file_facts(context)}
 
 
 def stage_for(file: Path, signature: str | None = None, shapes: Shapes | None = None) -> Stage:

@@ -23,7 +23,7 @@ from compress.measurement import Metric
 from compress.stage import Refusal, Use
 from compress.tasks.degeneracy import Judgement
 from compress.tasks.findings import Finding
-from compress.tflite.interpreter import shape_hint
+from compress.tflite.interpreter import LoadedModel, shape_hint
 
 Location = tuple[str | int, ...]
 """Keys and indices in the pipeline file."""
@@ -200,6 +200,11 @@ class Task(ABC):
         Raises:
             ModelError: the model does not fit the data.
         """
+
+    def file_specification(self, model: LoadedModel, data: Data) -> Specification:
+        """Return how the outputs of a .tflite file are read that is not rebuilt; by default nothing."""
+        del model, data
+        return None
 
     @abstractmethod
     def targets(self, data: Data, split: Split) -> NDArray[Any]:

@@ -299,7 +299,7 @@ class Classification(Task):
         most = int(np.bincount(labels, minlength=len(names)).max())
         measured = [Measurement(**facts[model]["accuracy"]) for model in (original, result)]
         constant = proportion(most, len(labels), "the most frequent class")
-        found = against_constant(self.metrics[0], constant, *measured, samples=len(labels))
+        found = against_constant(self.metrics[0], (constant, measured[0], measured[1]), len(labels))
         if not facts[result]["constant"]:
             found += ties(facts[result]["tied"], len(labels))
         return found + class_order(labels, predictions, names)

@@ -251,7 +251,7 @@ class Detection(Task):
         del names
         measured = [Measurement(**facts[model]["ap"]) for model in (original, result)]
         nothing = Measurement(0.0, "fraction", "measured")
-        return against_constant(self.metrics[0], nothing, *measured, samples=facts["images"])
+        return against_constant(self.metrics[0], (nothing, measured[0], measured[1]), facts["images"])
 
     def fidelity(self, specification: Specification, *, logits: bool = False) -> ByObjects:
         """Return the comparison by scores, boxes and objects."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from compress.measurement import Measurement, Metric, wilson_interval
 
-ENOUGH = 10
+ENOUGH = 30
 """Number of test samples from which a comparison with a constant answer counts."""
 KEPT = 0.5
 """Share of the original's lead over a constant answer that a usable result keeps."""
@@ -38,25 +38,25 @@ class Finding:
 
 
 def against_constant(
-    metric: Metric, constant: Measurement, original: Measurement, result: Measurement, samples: int
+    metric: Metric, values: tuple[Measurement, Measurement, Measurement], samples: int
 ) -> list[Finding]:
     """Compare the quality of both models with that of the best answer that does not depend on the input.
 
     Args:
         metric: the metric.
-        constant: its value for the constant answer.
-        original: for the original.
-        result: for the result.
+        values: of the constant answer, of the original and of the result.
         samples: number of samples.
     """
+    constant, original, result = values
     if constant.value is None or original.value is None or result.value is None:
         return []
     sign = 1 if metric.higher_is_better else -1
-    lead, kept = (sign * (each.value - constant.value) for each in (original, result) if each.value is not None)
+    lead = sign * (original.value - constant.value)
+    kept = sign * (result.value - constant.value)
     label = metric.label[:1].lower() + metric.label[1:] if metric.label[1:2].islower() else metric.label
-    values = f"{label} {_shown(result.value)}, a constant answer {_shown(constant.value)}"
+    compared = f"{label} {_shown(result.value)}, a constant answer {_shown(constant.value)}"
     if kept <= 0:
-        text = f"the result is no better than a constant answer ({values})"
+        text = f"the result is no better than a constant answer ({compared})"
         if lead <= 0:
             text += f"; nor is the original ({_shown(original.value)})"
         return [Finding("not usable" if samples >= ENOUGH else "warning", text)]

@@ -182,8 +182,8 @@ class MeasuredTask(Task):
         metric = self.metrics[0]
         if "constant" not in facts:
             return []
-        models = [Measurement(**facts[model][metric.name]) for model in ("constant", original, result)]
-        return against_constant(metric, *models, samples=facts["samples"])
+        constant, before, after = (Measurement(**facts[model][metric.name]) for model in ("constant", original, result))
+        return against_constant(metric, (constant, before, after), facts["samples"])
 
     def score(self, rows: Rows, data: Data, split: Split, specification: Specification) -> float:
         """Return the first metric, negative if lower values are better; the worst value if it is missing."""
