@@ -27,7 +27,7 @@ IMAGES = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".webp")
 SOUNDS = (".wav", ".wave")
 CHANNELS = (1, 3)
 """Channels of images."""
-RANDOM_SAMPLES = 64
+RANDOM_SAMPLES = 128
 LOOKED_AT = 32
 """Number of samples by which the range of the inputs is chosen."""
 RANGES = ((0.0, 1.0), (-1.0, 1.0), (0.0, 255.0))
@@ -112,16 +112,18 @@ def export(
     path = Path(model)
     name = run_name(path)
     folder = export_folder(path, out)
-    found = model_file.read(path, signature, shapes)
-    inputs = _inputs(found, trust=trust)
-    content = _pipeline(path, name, inputs, None if calibrate is None else Path(calibrate))
+    monitor = monitor or SilentMonitor(folder / name / runner.LOG)
+    with monitor.working("reading the model"):
+        found = model_file.read(path, signature, shapes)
+        inputs = _inputs(found, trust=trust)
+        content = _pipeline(path, name, inputs, None if calibrate is None else Path(calibrate))
     content["model"] |= _options(signature, shapes, trust=trust)
     content["target"] = target or content["target"]
     text = _as_yaml(content, path, calibrate)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / PIPELINE, text.encode())
     checked = schema.load(folder / PIPELINE)
-    record = runner.run(checked, folder, monitor or SilentMonitor(folder / name / runner.LOG))
+    record = runner.run(checked, folder, monitor)
     run = RunResult.of(record, folder / name)
     return ExportResult(run, _summary(path, run))
 
@@ -187,9 +189,10 @@ def _file_inputs(found: ModelFile) -> ModelInputs:
         parsed = graph.read(found.path)
     tensors = [parsed.tensors[index] for index in parsed.inputs]
     limits = None
-    if len(tensors) == 1 and len(tensors[0].scales) == 1 and tensors[0].dtype in ("INT8", "UINT8"):
+    quantization = tensors[0].quantization
+    if len(tensors) == 1 and quantization is not None and tensors[0].dtype in ("INT8", "UINT8"):
         lowest = -128 if tensors[0].dtype == "INT8" else 0
-        scale, zero_point = float(tensors[0].scales[0]), int(tensors[0].zero_points[0])
+        scale, zero_point = float(quantization.scale[0]), int(quantization.zero_point[0])
         limits = ((lowest - zero_point) * scale, (lowest + 255 - zero_point) * scale)
     names = tuple(tensor.name for tensor in tensors)
     return ModelInputs(names, tuple(tuple(tensor.shape[1:]) for tensor in tensors), found.becomes, limits=limits)
@@ -426,7 +429,7 @@ def _placement(record: RunRecord) -> dict[str, Any] | None:
     placement = record.placement
     if placement is None:
         return None
-    counts = {"mapped": sum(op.mapped for op in placement.ops), "total": len(placement.ops)}
+    counts = {"mapped": sum(op.on_tpu for op in placement.ops), "total": len(placement.ops)}
     return {**counts, "summary": placement.summary}
 
 

@@ -103,13 +103,15 @@ class SilentMonitor:
 
     @contextmanager
     def working(self, title: str) -> Iterator[Progress]:
+        """Yield a progress that shows nothing."""
         del title
         yield SILENT
 
     def done(self, title: str, status: str, seconds: float | None, remark: str = "") -> None:
-        pass
+        """Show nothing."""
 
     def log(self, text: str) -> None:
+        """Append text to the log file."""
         with suppress(OSError):  # a full disk must not hide the error that is logged
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8", errors="backslashreplace") as stream:

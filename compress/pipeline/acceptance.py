@@ -18,6 +18,8 @@ from compress.report.record import (
 )
 from compress.tasks.findings import Finding
 
+RANDOM = "random"
+"""The data source of random samples."""
 MOST_NAMES = 5
 """Classes that a reason names."""
 
@@ -45,7 +47,9 @@ class VerdictMaterial:
 
 def judged(material: VerdictMaterial) -> VerdictRecord:
     """Return the verdict on a complete run."""
-    findings = [*_about_outputs(material.degeneracy), *material.task]
+    is_random = material.data is not None and material.data.source == RANDOM
+    # Outputs for noise hardly differ from sample to sample: a comparison with a constant output says nothing.
+    findings = [] if is_random else [*_about_outputs(material.degeneracy), *material.task]
     serious = [finding.text for finding in findings if finding.level == "not usable"]
     warnings = [finding.text for finding in findings if finding.level == "warning"]
     warnings += _about_data(material.data)
@@ -73,7 +77,7 @@ def _about_data(data: DataRecord | None) -> Iterator[str]:
         if empty:
             shown = ", ".join(empty[:MOST_NAMES]) + ", …" * (len(empty) > MOST_NAMES)
             yield f"{len(empty)} of {len(data.classes)} classes have no {split} sample: {shown}"
-    if data.source == "random":
+    if data.source == RANDOM:
         yield "the samples are random numbers: activation ranges, and all comparisons, hold for random numbers only"
 
 
@@ -86,8 +90,16 @@ def _of_stages(stages: Sequence[StageRecord]) -> Iterator[str]:
 
 def _about_placement(placement: PlacementRecord | None) -> Iterator[str]:
     """Yield why there is no compiled model."""
-    if placement is not None and placement.reason:
-        yield placement.reason
+    if placement is None:
+        return
+    if placement.failure:
+        yield f"the compiler will refuse the model: {placement.failure}"
+    elif placement.reason:
+        yield f"{placement.reason}: compile model.tflite with `edgetpu_compiler -s model.tflite` on x86-64 Linux"
+    slower = [host for host, latency in placement.expected_latency.items() if latency.cpu_alone_ms < latency.latency_ms]
+    if slower:
+        hosts = ", ".join(slower)
+        yield f"the model is too small for the accelerator to pay: the CPU of {hosts} is predicted to be faster alone"
 
 
 def refusal(

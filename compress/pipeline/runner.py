@@ -153,6 +153,7 @@ class PipelineRun:
             return self.pipeline.data
         if self.taught is None:
             self.taught = TaughtByOriginal(self.pipeline.data, self.original_artifact, progress)
+        self.taught.report_to(progress)
         return self.taught
 
     def _find(self, title: str, key: str) -> Artifact | None:

@@ -65,7 +65,7 @@ class Package(Stage):
         _check(artifact, models["int8"])
         members = {f"{role}.tflite": path.read_bytes() for role, path in paths.items()}
         entries: dict[str, Any] = {
-            role: {"file": f"{role}.tflite", "input": describe(model.input), "output": describe(model.output)}
+            role: {"file": f"{role}.tflite", "input": describe(model.inputs[0]), "output": describe(model.outputs[-1])}
             | ({"boxes": describe(model.outputs[0])} if len(model.outputs) > 1 else {})
             for role, model in models.items()
         }
@@ -177,7 +177,7 @@ def _stacked(data: Data, count: int) -> tuple[list[int], list[NDArray[Any]]]:
 
 def _check(artifact: Artifact, model: LoadedModel) -> None:
     """Refuse models that a bundle cannot contain."""
-    if model.input["dtype"] == np.float32:
+    if model.inputs[0]["dtype"] == np.float32:
         raise StageError("the model is not quantized", hint="put quantize before package")
     if any(fnmatchcase(name, SEGMENTS) for name in artifact.files):
         raise StageError(
