@@ -24,7 +24,8 @@ from compress.evaluation.original_outputs import output_rows
 from compress.evaluation.output_fidelity import compare_outputs
 from compress.importers.keras import keras_file
 from compress.pipeline import schema
-from compress.quantization import calibration, export as conversion
+from compress.quantization import calibration
+from compress.quantization import export as conversion
 from compress.tflite.interpreter import LoadedModel
 
 SHARED = Path(__import__("os").environ.get("CORALLINE_SHARED", Path(__file__).parent.parent.parent / "shared"))
