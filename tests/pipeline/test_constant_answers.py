@@ -133,7 +133,7 @@ def test_an_original_with_one_answer_that_was_repaired(coralline: tiny.Coralline
     what = "the original answers '1' to 60 of 60 test samples, so a comparison with it shows little"
     assert f"verdict: usable with warnings\n- {what}\n" in done.stdout
     assert verdicts(report(tmp_path)) == {"original": "degenerate", "result": "varied"}
-    assert f"Note: {what}." in (tmp_path / "runs" / "tiny" / "report.md").read_text()
+    assert f"- {what[0].upper()}{what[1:]}." in (tmp_path / "runs" / "tiny" / "report.md").read_text()
 
 
 def test_a_majority_class_that_is_told_from_the_others(coralline: tiny.Coralline, tmp_path: Path) -> None:

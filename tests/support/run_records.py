@@ -204,6 +204,7 @@ def hostile() -> Record:
     record["outputs"] = {HOSTILE: {"sha256": HOSTILE, "size_bytes": 3}}
     record["models"]["result"]["measurements"]["macs"]["value"] = float("inf")
     record["metrics"] = full()["metrics"]
+    record["verdict"] = {"level": "not usable", "reasons": [HOSTILE, HOSTILE * 3]}
     return record | {"error": {"stage": HOSTILE, "message": HOSTILE * 3, "exit_code": 5}}
 
 
