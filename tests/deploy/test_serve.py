@@ -25,7 +25,8 @@ from deploy.connection import Connection
 from deploy.contract import bundle
 from deploy.contract.decoding import Decoding
 from deploy.contract.errors import EdgeTpuError
-from deploy.model import Answer, Model
+from deploy.answers import Answer
+from deploy.model import Model
 from deploy.serve import Server
 
 FACTS = {"name": "tiny", "role": "int8", "device": "cpu", "sha256": "0" * 64}
