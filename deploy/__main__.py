@@ -197,7 +197,7 @@ def _identity(opened: Any) -> Result:
 
 
 def _sample(path: str, decoding: Any) -> Any:
-    """Read a sample: a .npy array, an .npz file for several inputs, a .wav file, or an image if Pillow or OpenCV is installed.
+    """Read a sample: .npy; .npz for several inputs; a .wav file; or an image if Pillow or OpenCV is installed.
 
     Raises:
         ImageError: the file cannot be decoded.

@@ -150,7 +150,12 @@ def decoder(opened: Bundle, tensors: Sequence[TensorDescription]) -> Decode:
     shapes = [sample_shape(tensor.shape) for tensor in tensors]
     if opened.detector is not None:
         detector = opened.detector
-        return lambda outputs: detector(*_reals(outputs, values, shapes), labels)
+
+        def detected(outputs: Sequence[Array]) -> Any:
+            boxes, scores = _reals(outputs, values, shapes)
+            return detector(boxes, scores, labels)
+
+        return detected
     names = [tensor.name for tensor in tensors]
     if opened.task == "multi_label":
         return lambda outputs: _labelled(dict(zip(names, _reals(outputs, values, shapes))), opened, labels)
@@ -223,7 +228,8 @@ def _plain(array: Array) -> Any:
     """Return an array as nested lists, with None for NaN and infinity, which JSON does not have."""
     if np.isfinite(array).all():
         return array.tolist()
-    return np.where(np.isfinite(array), array.astype(object), None).tolist()
+    plain: Any = np.where(np.isfinite(array), array.astype(object), None)
+    return plain.tolist()
 
 
 def _name(labels: List[str], index: int) -> str:

@@ -75,8 +75,8 @@ def golden(opened: Bundle, role: str, options: RuntimeOptions) -> Verdict:
     Returns:
         `verdict` (equal, close, different, or not run), `largest_steps` (quantization steps, of quantized outputs) and
         `largest_difference` (of others), `outputs` (the same for each of several outputs), `equal` of `samples`,
-        `kernels`, and a `note`. For classifiers and detectors also `same_class`. For the int8 model also `default_steps`
-        and `default_same_class`: the same with the default kernels, which applications run.
+        `kernels`, and a `note`. For classifiers and detectors also `same_class`. For the int8 model also
+        `default_steps` and `default_same_class`: the same with the default kernels, which applications run.
 
     Raises:
         LoadError, RuntimeLibraryError: the runtime refuses the model, or crashes.
@@ -161,7 +161,7 @@ def _verdict(actual: Array, expected: Array, role: str, model: Model) -> Verdict
 
 def _differences(rows: Array, golden_rows: Array, tensors: Sequence[TensorDescription]) -> List[OutputDifference]:
     """Return the differences of each output from golden outputs, both as rows [n, values]."""
-    layout = TensorLayout.of_tensors(tensors)
+    layout = TensorLayout.of(tensors)
     differences = []
     for tensor, part, golden_part in zip(tensors, layout.parts(rows), layout.parts(golden_rows)):
         actual = part.astype(np.float64)
@@ -190,10 +190,12 @@ def _same_class(rows: Array, golden_rows: Array, model: Model) -> int:
 
 
 def _classes(rows: Array, model: Model) -> Array:
-    layout = TensorLayout.of_tensors(model.session.outputs)
+    layout = TensorLayout.of(model.session.outputs)
     if model.bundle.detector is not None:
         return layout.parts(rows)[1].argmax(axis=1)  # of the scores of all anchors
-    return np.array([model.decode([part.reshape(1, -1) for part in layout.parts(row[np.newaxis])]).index for row in rows])
+    return np.array(
+        [model.decode([part.reshape(1, -1) for part in layout.parts(row[np.newaxis])]).index for row in rows]
+    )
 
 
 def _same_kernels(model: Model) -> bool:
@@ -218,7 +220,8 @@ def _with_plain_kernels(result: Verdict, model: Model, samples: Sequence[Tensors
     if not np.array_equal(_run(session, samples), expected):
         return result
     actual = _run(model.session, samples)
-    differences = _differences(*(rows.reshape(len(rows), -1) for rows in (actual, expected)), model.session.outputs)
+    golden_rows = expected.reshape(len(expected), -1)
+    differences = _differences(actual.reshape(len(actual), -1), golden_rows, model.session.outputs)
     note = "the plain C++ kernels give the golden outputs; the optimized kernels for %s " % platform.machine()
     if _are_close(differences, CLOSE_STEPS_OPTIMIZED, model.role):
         return dict(result, verdict="close", note=note + "round in another way")
@@ -286,8 +289,8 @@ def verify(opened: Bundle, options: RuntimeOptions) -> Dict[str, Any]:
     """Compare the golden vectors of every model of a bundle.
 
     Returns:
-        `golden` by role; `ok`: no model is different, and at least one was run if the bundle has golden inputs; `blocked`: the error if the compiled
-        model was not run although an Edge TPU is connected or was requested, or None.
+        `golden` by role; `ok`: no model is different, and at least one was run if the bundle has golden inputs;
+        `blocked`: the error if the compiled model was not run although an Edge TPU is connected or was requested.
     """
     results: Dict[str, Verdict] = {}
     for role in opened.roles:

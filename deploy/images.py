@@ -1,7 +1,7 @@
 """Decoding of request bodies: .npy, .npz, raw values, JPEG, PNG, BMP, WebP, WAV. The content is not trusted.
 
-numpy's own reader is not used for .npy and .npz, because it evaluates the header of an array. The dimensions of an image are read from its
-header before a decoder allocates memory for it; OpenCV has no function for that.
+numpy's own reader is not used for .npy and .npz, because it evaluates the header of an array. The dimensions of an
+image are read from its header before a decoder allocates memory for it; OpenCV has no function for that.
 """
 
 from __future__ import annotations

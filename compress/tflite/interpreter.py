@@ -59,8 +59,8 @@ class LoadedModel:
         self._settle_shapes(path)
         self.input_tensors = TensorDescription.of(self.inputs)
         self.output_tensors = TensorDescription.of(self.outputs)
-        self.input_layout = TensorLayout.of_tensors(self.input_tensors)
-        self.output_layout = TensorLayout.of_tensors(self.output_tensors)
+        self.input_layout = TensorLayout.of(self.input_tensors)
+        self.output_layout = TensorLayout.of(self.output_tensors)
 
     def _settle_shapes(self, path: Path) -> None:
         """Run the model once if the shapes of its outputs are only known afterwards."""

@@ -100,12 +100,12 @@ class BundledModel(NamedTuple):
     @property
     def input_layout(self) -> TensorLayout:
         """The inputs as a row."""
-        return TensorLayout.of_tensors(self.inputs)
+        return TensorLayout.of(self.inputs)
 
     @property
     def output_layout(self) -> TensorLayout:
         """The outputs as a row."""
-        return TensorLayout.of_tensors(self.outputs)
+        return TensorLayout.of(self.outputs)
 
 
 class BundleError(ValueError):
@@ -511,4 +511,6 @@ def _check_task(manifest: Dict[str, Any], models: Dict[str, BundledModel]) -> No
             raise BundleError("the %s model is a detector, and must have one input and two outputs" % role)
         values = model.output_layout.sizes[0]
         if task == "classification" and values == 1 and len(manifest["labels"]) > 1 and "binary" not in manifest:
-            raise BundleError("the %s model has one value for %d labels, and no entry binary" % (role, len(manifest["labels"])))
+            raise BundleError(
+                "the %s model has one value for %d labels, and no entry binary" % (role, len(manifest["labels"]))
+            )

@@ -58,7 +58,7 @@ class TensorDescription(NamedTuple):
         for key in cls._fields:
             if key not in entry:
                 raise ValueError("a tensor has no %s" % key)
-            if not _VALID[key](entry[key]):
+            if not _is_valid(key, entry[key]):
                 raise ValueError("%s cannot be %r" % (key, entry[key]))
         scale = None if entry["scale"] is None else float(entry["scale"])
         return cls(entry["name"], tuple(entry["shape"]), entry["dtype"], scale, entry["zero_point"])
@@ -122,18 +122,17 @@ def _is_shape(value: Any) -> bool:
     return count <= MAX_VALUES
 
 
-def _is_scale(value: Any) -> bool:
-    return value is None or (type(value) in (int, float) and 0 < value < 1e30)
-
-
-_VALID = {
-    "name": lambda value: isinstance(value, str),
-    "shape": _is_shape,
-    "dtype": lambda value: value in DTYPES,
-    "scale": _is_scale,
-    "zero_point": lambda value: type(value) is int and abs(value) < 1 << 31,
-}
-"""Whether a value of a manifest is valid, by the key of a tensor."""
+def _is_valid(key: str, value: Any) -> bool:
+    """Return whether a value of a tensor in a manifest is valid."""
+    if key == "name":
+        return isinstance(value, str)
+    if key == "shape":
+        return _is_shape(value)
+    if key == "dtype":
+        return value in DTYPES
+    if key == "scale":
+        return value is None or (type(value) in (int, float) and 0 < value < 1e30)
+    return type(value) is int and abs(value) < 1 << 31
 
 
 class TensorLayout:
@@ -157,12 +156,7 @@ class TensorLayout:
         self.size = sum(self.sizes)
 
     @classmethod
-    def of(cls, details: Sequence[Any]) -> TensorLayout:
-        """Return the layout of a runtime's details of inputs or outputs."""
-        return cls([str(detail["name"]) for detail in details], [sample_shape(detail["shape"]) for detail in details])
-
-    @classmethod
-    def of_tensors(cls, tensors: Sequence[TensorDescription]) -> TensorLayout:
+    def of(cls, tensors: Sequence[TensorDescription]) -> TensorLayout:
         """Return the layout of inputs or outputs."""
         return cls([tensor.name for tensor in tensors], [sample_shape(tensor.shape) for tensor in tensors])
 

@@ -14,10 +14,10 @@ import pytest
 
 import compress.tflite.interpreter as host
 from deploy import Answer, Model
+from deploy.answers import _to_values
 from deploy.contract import bundle, signature
 from deploy.contract.errors import ArgumentError, EdgeTpuError, ImageError, LoadError
 from deploy.contract.preprocessing import Preprocessing, dequantize
-from deploy.answers import _to_values
 from deploy.contract.tensors import TensorDescription
 
 

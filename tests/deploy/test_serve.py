@@ -21,11 +21,11 @@ from PIL import Image
 
 from deploy import failures, serve
 from deploy.admission import ServiceLimits
+from deploy.answers import Answer
 from deploy.connection import Connection
 from deploy.contract import bundle
 from deploy.contract.decoding import Decoding
 from deploy.contract.errors import EdgeTpuError
-from deploy.answers import Answer
 from deploy.model import Model
 from deploy.serve import Server
 

@@ -85,7 +85,13 @@ def manifest(**changes):
     models = {"int8": {"file": "int8.tflite", "inputs": [given], "outputs": [made]}}
     preprocessing = {"version": VERSION, "digest": Preprocessing(STEPS).digest, "steps": STEPS}
     golden = {"inputs": ["golden-input-0.npy"], "outputs": {"int8": "golden-output-int8.npy"}}
-    content = {"name": "tiny", "coralline": "0.0", "task": "classification", "labels": ["caf\u00e9", "tea"], "preprocessing": preprocessing}
+    content = {
+        "name": "tiny",
+        "coralline": "0.0",
+        "task": "classification",
+        "labels": ["caf\u00e9", "tea"],
+        "preprocessing": preprocessing,
+    }
     return dict(content, models=models, golden=golden, **changes)
 
 
