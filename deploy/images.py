@@ -29,7 +29,7 @@ MAX_AXES = 4
 MAX_DIMENSION = 10**9 - 1
 _NPY = b"\x93NUMPY"
 _ZIP = b"PK\x03\x04"
-FORMATS = "send a .npy array, an .npz file for several inputs, raw values with X-Shape and X-Dtype, JPEG, PNG, BMP, WebP or WAV"
+FORMATS = "send .npy, .npz for several inputs, raw values with X-Shape and X-Dtype, JPEG, PNG, BMP, WebP or WAV"
 
 
 def decode_body(body: Bytes, shape: str = "", dtype: str = "", decoding: Decoding = AS_THEY_ARE) -> Any:
