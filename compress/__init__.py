@@ -13,12 +13,14 @@ from compress.version import __version__
 if TYPE_CHECKING:
     from compress.api import (
         Dataset,
+        ExportResult,
         ModelResult,
         QuantizedModel,
         RunResult,
         check,
         distill,
         estimate,
+        export,
         legalize,
         load_data,
         load_model,
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Dataset",
+    "ExportResult",
     "ModelResult",
     "QuantizedModel",
     "RunResult",
@@ -37,6 +40,7 @@ __all__ = [
     "check",
     "distill",
     "estimate",
+    "export",
     "legalize",
     "load_data",
     "load_model",

@@ -34,6 +34,14 @@ class RunResult:
     result: Mapping[str, Measurement]
     record: RunRecord
 
+    @classmethod
+    def of(cls, record: RunRecord, folder: Path) -> RunResult:
+        """Return the result of a run from its record."""
+        if record.models is None:
+            return cls(record.status, folder, {}, {}, record)
+        original, result = record.models.original, record.models.result
+        return cls(record.status, folder, original.measurements, result.measurements, record)
+
     @property
     def report(self) -> Path:
         """The path of report.html."""
@@ -79,14 +87,11 @@ def run(pipeline: FilePath, *, out: FilePath = "runs", force: Sequence[str] = ()
         if name not in known:
             raise PipelineError(f"force: unknown stage {name!r}", where=str(pipeline), allowed=", ".join(known))
     folder = Path(out) / checked.head.name
-    record = runner.run(checked, Path(out), _SilentMonitor(folder / runner.LOG), frozenset(force))
-    if record.models is None:
-        return RunResult(record.status, folder, {}, {}, record)
-    original, result = record.models.original, record.models.result
-    return RunResult(record.status, folder, original.measurements, result.measurements, record)
+    record = runner.run(checked, Path(out), SilentMonitor(folder / runner.LOG), frozenset(force))
+    return RunResult.of(record, folder)
 
 
-class _SilentMonitor:
+class SilentMonitor:
     """A `compress.pipeline.runner.Monitor` that shows nothing, and writes tracebacks to a log file.
 
     Attributes:
@@ -98,13 +103,15 @@ class _SilentMonitor:
 
     @contextmanager
     def working(self, title: str) -> Iterator[Progress]:
+        """Yield a progress that shows nothing."""
         del title
         yield SILENT
 
     def done(self, title: str, status: str, seconds: float | None, remark: str = "") -> None:
-        pass
+        """Show nothing."""
 
     def log(self, text: str) -> None:
+        """Append text to the log file."""
         with suppress(OSError):  # a full disk must not hide the error that is logged
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8", errors="backslashreplace") as stream:

@@ -47,7 +47,7 @@ def _add_import(subparsers: Subparsers) -> None:
     )
     parser.add_argument(
         "--shape",
-        type=_shape,
+        type=shape,
         action="append",
         default=[],
         metavar="NAME=1,3,320,320",
@@ -56,7 +56,7 @@ def _add_import(subparsers: Subparsers) -> None:
     parser.add_json()
 
 
-def _shape(text: str) -> tuple[str, list[int]]:
+def shape(text: str) -> tuple[str, list[int]]:
     """Read the name of an input and its shape, [int, ...]."""
     name, _, dimensions = text.rpartition("=")
     parts = dimensions.split(",")

@@ -39,6 +39,10 @@ class TaughtByOriginal:
         self._progress = progress
         self._targets: dict[Split, NDArray[np.float32]] = {}
 
+    def report_to(self, progress: Progress) -> None:
+        """Set the receiver of the progress of running the original."""
+        self._progress = progress
+
     @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one preprocessed sample."""

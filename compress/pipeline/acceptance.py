@@ -16,8 +16,10 @@ from compress.report.record import (
     StageRecord,
     VerdictRecord,
 )
-from compress.tasks.findings import Finding
+from compress.tasks.findings import VerdictReason
 
+RANDOM = "random"
+"""The data source of random samples."""
 MOST_NAMES = 5
 """Classes that a reason names."""
 
@@ -36,7 +38,7 @@ class VerdictMaterial:
     """
 
     degeneracy: DegeneracyRecord | None
-    task: Sequence[Finding]
+    task: Sequence[VerdictReason]
     data: DataRecord | None
     stages: tuple[StageRecord, ...]
     placement: PlacementRecord | None
@@ -45,7 +47,9 @@ class VerdictMaterial:
 
 def judged(material: VerdictMaterial) -> VerdictRecord:
     """Return the verdict on a complete run."""
-    findings = [*_about_outputs(material.degeneracy), *material.task]
+    is_random = material.data is not None and material.data.source == RANDOM
+    # Outputs for noise hardly differ from sample to sample: a comparison with a constant output says nothing.
+    findings = [] if is_random else [*_about_outputs(material.degeneracy), *material.task]
     serious = [finding.text for finding in findings if finding.level == "not usable"]
     warnings = [finding.text for finding in findings if finding.level == "warning"]
     warnings += _about_data(material.data)
@@ -56,11 +60,11 @@ def judged(material: VerdictMaterial) -> VerdictRecord:
     return VerdictRecord("usable with warnings" if warnings else "usable", tuple(dict.fromkeys(warnings)))
 
 
-def _about_outputs(verdicts: DegeneracyRecord | None) -> Iterator[Finding]:
+def _about_outputs(verdicts: DegeneracyRecord | None) -> Iterator[VerdictReason]:
     """Yield whether the outputs of both models depend on the input."""
     text = degeneracy.in_words(verdicts)
     if text and verdicts is not None:
-        yield Finding("not usable" if verdicts.result.verdict == "degenerate" else "warning", text)
+        yield VerdictReason("not usable" if verdicts.result.verdict == "degenerate" else "warning", text)
 
 
 def _about_data(data: DataRecord | None) -> Iterator[str]:
@@ -73,7 +77,7 @@ def _about_data(data: DataRecord | None) -> Iterator[str]:
         if empty:
             shown = ", ".join(empty[:MOST_NAMES]) + ", …" * (len(empty) > MOST_NAMES)
             yield f"{len(empty)} of {len(data.classes)} classes have no {split} sample: {shown}"
-    if data.source == "random":
+    if data.source == RANDOM:
         yield "the samples are random numbers: activation ranges, and all comparisons, hold for random numbers only"
 
 
@@ -86,8 +90,16 @@ def _of_stages(stages: Sequence[StageRecord]) -> Iterator[str]:
 
 def _about_placement(placement: PlacementRecord | None) -> Iterator[str]:
     """Yield why there is no compiled model."""
-    if placement is not None and placement.reason:
+    if placement is None:
+        return
+    if placement.failure:
+        yield f"the compiler will refuse the model: {placement.failure}"
+    elif placement.reason:
         yield placement.reason
+    slower = [host for host, latency in placement.expected_latency.items() if latency.cpu_alone_ms < latency.latency_ms]
+    if slower:
+        hosts = ", ".join(slower)
+        yield f"the model is too small for the accelerator to pay: the CPU of {hosts} is predicted to be faster alone"
 
 
 def refusal(

@@ -32,6 +32,8 @@ OUTLYING_OF_MOST = 30.0
 """Ratio to the magnitude of three quarters of the samples: clean data (photos, sounds, tables) stay below 10."""
 FAR = 3.0
 """Standard deviations of the first batch norm beyond which samples do not fit a model."""
+OTHER_SPREAD = 8.0
+"""Ratio of standard deviations beyond which samples do not fit a model."""
 
 
 @dataclass(frozen=True)
@@ -156,11 +158,31 @@ def outliers(statistics: Statistics) -> list[int]:
     return [int(index) for index in np.flatnonzero(far >= max(len(free) / 10, 1))]
 
 
-def misfit(network: Network, samples: NDArray[np.float32]) -> float | None:
-    """Return the distance of the samples from the training data, by the statistics of the first batch norm.
+@dataclass(frozen=True)
+class Misfit:
+    """The difference of samples from the training data of a model, by its first batch norm.
 
-    In its standard deviations, the median over channels; None without a batch norm. Samples with
-    another preprocessing than in training (0 to 255 instead of 0 to 1, for example) are far away.
+    Attributes:
+        distance: of the means, in the batch norm's standard deviations; the median over channels.
+        spread: standard deviation of the samples relative to the batch norm's; the median over channels.
+    """
+
+    distance: float
+    spread: float
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the samples have another preprocessing than in training, such as 0 to 255 instead of 0 to 1."""
+        return self.distance > FAR or not 1 / OTHER_SPREAD < self.spread < OTHER_SPREAD
+
+    @property
+    def size(self) -> float:
+        """A measure for comparing preprocessings: 0 for samples like the training data."""
+        return self.distance + abs(float(np.log(max(self.spread, 1e-9))))
+
+
+def misfit(network: Network, samples: NDArray[np.float32]) -> Misfit | None:
+    """Return how far the samples are from the training data; None without a batch norm.
 
     Args:
         network: as it was trained, batch norm not folded.
@@ -170,9 +192,13 @@ def misfit(network: Network, samples: NDArray[np.float32]) -> float | None:
     if not norms:
         return None
     tensor = norms[0].inputs()[0]
-    mean, variance = norms[0].weights[-2:]
-    means = means_by_channel(network, [tensor], samples, norms[0].config.get("axis", -1))[tensor]
-    return float(np.median(np.abs(means - mean) / np.sqrt(variance + norms[0].config.get("epsilon", 1e-3))))
+    mean, variance = (np.asarray(weight, np.float64) for weight in norms[0].weights[-2:])
+    deviation = np.sqrt(variance + norms[0].config.get("epsilon", 1e-3))
+    axis = norms[0].config.get("axis", -1)
+    means = means_by_channel(network, [tensor], samples, axis)[tensor]
+    squares = means_by_channel(network, [tensor], samples, axis, squared=True)[tensor]
+    measured = np.sqrt(np.maximum(squares - means**2, 0))
+    return Misfit(float(np.median(np.abs(means - mean) / deviation)), float(np.median(measured / deviation)))
 
 
 def collect(
@@ -241,13 +267,22 @@ def _refuse_infinite(network: Network, tensors: list[LayerOutput], extremes: lis
 
 
 def means_by_channel(
-    network: Network, tensors: Sequence[LayerOutput], samples: NDArray[np.float32], axis: int = -1
+    network: Network,
+    tensors: Sequence[LayerOutput],
+    samples: NDArray[np.float32],
+    axis: int = -1,
+    *,
+    squared: bool = False,
 ) -> dict[LayerOutput, NDArray[np.float64]]:
-    """Return the mean of each channel of some tensors over all samples and positions; channels are along `axis`."""
+    """Return the mean of each channel of some tensors, or of their squares, over all samples and positions.
+
+    Channels are along `axis`.
+    """
     import tensorflow
 
     def by_channel(value: Any) -> Any:
         rank = len(value.shape)
+        value = tensorflow.square(value) if squared else value
         return tensorflow.reduce_mean(value, axis=[other for other in range(rank) if other != axis % rank])
 
     batches = [*_runs(network, list(tensors), samples, lambda values: [by_channel(value) for value in values])]

@@ -41,10 +41,11 @@ def about_model(trained: Network, samples: NDArray[np.float32]) -> list[str]:
     """
     warnings = []
     far = activation_statistics.misfit(trained, samples)
-    if far is not None and far > activation_statistics.FAR:
+    if far is not None and far.is_large:
         warnings.append(
-            f"the calibration samples are {far:.3g} standard deviations away from the training data, by the "
-            "statistics of the model's first batch norm: is data.preprocess the preprocessing of its training?"
+            f"the scale of the samples does not fit the model: by the statistics of its first batch norm they are "
+            f"{far.distance:.3g} standard deviations away from the training data, and spread {far.spread:.3g} times as "
+            "much: is data.preprocess the preprocessing of its training (0 to 1, -1 to 1, 0 to 255)?"
         )
     zeros = empty(trained)
     return [*warnings, f"all weights are 0 in {', '.join(zeros)}: was the model trained?"] if zeros else warnings

@@ -421,7 +421,6 @@ class RunRecord:
     data: DataRecord | None
     stages: tuple[StageRecord, ...]
     models: ModelsRecord | None
-    verdict: VerdictRecord | None
     degeneracy: DegeneracyRecord | None
     comparison: ComparisonRecord | None
     latency: LatencyRecord | None
@@ -431,6 +430,7 @@ class RunRecord:
     outputs: Mapping[str, OutputRecord]
     environment: EnvironmentRecord
     devices: tuple[DeviceRecord, ...] = ()
+    verdict: VerdictRecord | None = None
 
     @property
     def quality(self) -> Metric:

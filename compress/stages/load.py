@@ -64,9 +64,12 @@ class _Load(Stage):
         specification = loop.head_of(model, context.data, self.detector).specification
         return {} if specification is None else {"specification": specification}
 
-    def detector_facts(self) -> Facts:
-        """Return the specification of the outputs from the settings, for a file that is not rebuilt."""
-        return {"specification": Detector(self.detector).specification} if self.detector else {}
+    def file_facts(self, context: Context) -> Facts:
+        """Return how the outputs of MODEL_TFLITE are read, for a file that is not rebuilt."""
+        if self.detector:
+            return {"specification": Detector(self.detector).specification}
+        specification = task_of(context.data).file_specification(context.folder / MODEL_TFLITE, context.data)
+        return {} if specification is None else {"specification": specification}
 
 
 class Build(_Load):
@@ -169,7 +172,7 @@ class LoadFloatTflite(_Load):
         """Copy the file, and report why it has no layers."""
         context.progress.note(self.kind_reason())
         shutil.copyfile(self.path, context.folder / MODEL_TFLITE)
-        return {"file": self.path.name, "not_imported": list(self.problems), **self.detector_facts()}
+        return {"file": self.path.name, "not_imported": list(self.problems), **self.file_facts(context)}
 
 
 class ConvertSavedModel(LoadFloatTflite):
@@ -194,7 +197,8 @@ class ConvertSavedModel(LoadFloatTflite):
         context.progress.note(self.kind_reason())
         converted = model_file.to_float_tflite(model_file.read(self.path, self.signature))
         (context.folder / MODEL_TFLITE).write_bytes(converted.tflite)
-        return {"file": self.path.name, "signature": self.signature, "converted_by": converted.runtime}
+        facts: Facts = {"file": self.path.name, "signature": self.signature, "converted_by": converted.runtime}
+        return facts | self.file_facts(context)
 
 
 class LoadTflite(_Load):
@@ -209,7 +213,7 @@ class LoadTflite(_Load):
     def run(self, artifact: Artifact, context: Context) -> Facts:
         """Copy the file."""
         shutil.copyfile(self.path, context.folder / MODEL_TFLITE)
-        return {"file": self.path.name, **self.detector_facts()}
+        return {"file": self.path.name, **self.file_facts(context)}
 
 
 def stage_for(file: Path, signature: str | None = None, shapes: Shapes | None = None) -> Stage:

@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -22,7 +23,7 @@ from compress.ir.tensorflow import keras, sample_shape
 from compress.measurement import Metric
 from compress.stage import Refusal, Use
 from compress.tasks.degeneracy import Judgement
-from compress.tasks.findings import Finding
+from compress.tasks.findings import VerdictReason
 from compress.tflite.interpreter import shape_hint
 
 Location = tuple[str | int, ...]
@@ -201,6 +202,11 @@ class Task(ABC):
             ModelError: the model does not fit the data.
         """
 
+    def file_specification(self, file: Path, data: Data) -> Specification:
+        """Return how the outputs of a .tflite file are read that is not rebuilt; by default nothing."""
+        del file, data
+        return None
+
     @abstractmethod
     def targets(self, data: Data, split: Split) -> NDArray[Any]:
         """Return the training targets of every sample for `Head.loss`: [n, ...]."""
@@ -266,7 +272,7 @@ class Task(ABC):
     def judge_outputs(self, facts: Facts, names: Sequence[str], original: str, result: str) -> dict[str, Judgement]:
         """Judge whether the outputs of two models depend on the input; arguments as in `compare`."""
 
-    def findings(self, facts: Facts, names: Sequence[str], original: str, result: str) -> list[Finding]:
+    def findings(self, facts: Facts, names: Sequence[str], original: str, result: str) -> list[VerdictReason]:
         """Return what the user of the result must know, besides `judge_outputs`; arguments as in `compare`."""
         del facts, names, original, result
         return []

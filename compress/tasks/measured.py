@@ -33,7 +33,7 @@ from compress.tasks.base import (
     snr_db,
 )
 from compress.tasks.degeneracy import Judgement
-from compress.tasks.findings import Finding, against_constant
+from compress.tasks.findings import VerdictReason, against_constant
 
 BLOCK = 256
 """Samples whose outputs are worked on at once."""
@@ -176,14 +176,14 @@ class MeasuredTask(Task):
             judgements[result] = _judgement(actual < max(STILL, FLATTENED * expected), split)
         return judgements
 
-    def findings(self, facts: Facts, names: Sequence[str], original: str, result: str) -> list[Finding]:
+    def findings(self, facts: Facts, names: Sequence[str], original: str, result: str) -> list[VerdictReason]:
         """Compare both models with the best constant output."""
         del names
         metric = self.metrics[0]
         if "constant" not in facts:
             return []
-        models = [Measurement(**facts[model][metric.name]) for model in ("constant", original, result)]
-        return against_constant(metric, *models, samples=facts["samples"])
+        constant, before, after = (Measurement(**facts[model][metric.name]) for model in ("constant", original, result))
+        return against_constant(metric, (constant, before, after), facts["samples"])
 
     def score(self, rows: Rows, data: Data, split: Split, specification: Specification) -> float:
         """Return the first metric, negative if lower values are better; the worst value if it is missing."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,8 +21,9 @@ from compress.measurement import Measurement, Metric
 from compress.stage import Refusal, Use
 from compress.tasks.base import DistillationTerms, Head, Judge, Rows, Specification, refuse_misfit, snr_db
 from compress.tasks.measured import MeasuredTask
-from compress.tasks.output_forms import OutputForm, forms_of, from_json, layout_of
+from compress.tasks.output_forms import OutputForm, forms_by_values, forms_of, from_json, layout_of
 from compress.tasks.regression import WITHOUT_CLASSES, mean_with_interval
+from compress.tflite.interpreter import LoadedModel
 
 SEED = 0
 """Seed of the random combination of outputs by which the importance of channels is measured."""
@@ -195,6 +197,12 @@ class Outputs(MeasuredTask):
                 allowed=f"those of the original: {', '.join(map(str, expected))}",
             )
         return OutputsHead(outputs)
+
+    def file_specification(self, file: Path, data: Data) -> Specification:
+        """Return the outputs of the file, with their forms by their values."""
+        model = LoadedModel(file, reproducible=True)
+        rows = model.scores(data.inputs("train")[:LOOKED_AT])
+        return OutputsHead(forms_by_values(model.output_layout, rows)).specification
 
     def targets(self, data: Data, split: Split) -> NDArray[Any]:
         """Return the outputs of the original for every sample: float32 [n, values]."""

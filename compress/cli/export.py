@@ -1,0 +1,87 @@
+"""`export`: a model file to a bundle for the target, without a pipeline file."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compress.cli.models import shape
+from compress.cli.output import write, write_json
+from compress.cli.parser import add_command
+
+if TYPE_CHECKING:
+    from compress.cli.parser import Subparsers
+
+
+def add_parsers(subparsers: Subparsers) -> None:
+    """Add the command."""
+    summary = "Quantize a model file, check it, compare it with the original, and pack a bundle"
+    parser = add_command(subparsers, "export", summary, export)
+    parser.add_argument("model", type=Path, metavar="MODEL", help="a model file, or the folder of a SavedModel")
+    parser.add_argument(
+        "--calibrate",
+        type=Path,
+        metavar="DATA",
+        help="samples without labels: a folder of photos or WAV files, .npz or .npy (default: random samples)",
+    )
+    parser.add_argument("-o", "--out", type=Path, metavar="FOLDER", help="folder for the results (MODEL-export)")
+    parser.add_argument("--target", metavar="NAME", help="edgetpu (default) or cpu")
+    parser.add_argument("--trust", action="store_true", help="allow the model to run code that it contains")
+    parser.add_argument("--signature", metavar="NAME", help="the signature of a SavedModel that has several")
+    parser.add_argument(
+        "--shape",
+        type=shape,
+        action="append",
+        default=[],
+        metavar="NAME=1,3,320,320",
+        help="the shape of an input that is dynamic in an .onnx file; once for each such input",
+    )
+    parser.add_json()
+
+
+def export(options: argparse.Namespace) -> int:
+    """`python -m compress export`."""
+    from compress import api
+    from compress.api.exports import export_folder, run_name
+    from compress.cli.console import Console
+    from compress.pipeline.acceptance import result_error
+    from compress.pipeline.runner import LOG
+
+    folder = export_folder(options.model, options.out)
+    with Console(folder / run_name(options.model) / LOG) as console:
+        console.line(f"coralline: {options.model} -> {folder}")
+        result = api.export(
+            options.model,
+            calibrate=options.calibrate,
+            out=folder,
+            target=options.target,
+            signature=options.signature,
+            shapes=dict(options.shape),
+            trust=options.trust,
+            monitor=console,
+        )
+    if options.json:
+        write_json(dict(result.facts))
+    else:
+        _print(result.facts, folder)
+    if (error := result_error(result.run.record)) is not None:
+        raise error
+    return 0
+
+
+def _print(facts: Any, folder: Path) -> None:
+    """Print the summary."""
+    for output in facts["outputs"]:
+        same = "" if output["agreement"] is None else f", equal decisions {output['agreement']:.3f}"
+        error = f"largest difference {output['max_abs_error']:.3g}"
+        write(f"output {output['name']} {output['shape']}: {output['sqnr_db']:.1f} dB SQNR, {error}{same}")
+    if facts["placement"] is not None:
+        write(facts["placement"]["summary"])
+    for host, latency in facts["latency_ms"].items():
+        write(f"{host}: {latency['value']:.2f} ms predicted ({latency['low']:.2f} to {latency['high']:.2f})")
+    write(f"verdict: {facts['verdict']}")
+    for warning in facts["warnings"]:
+        write(f"- {warning}")
+    write(f"report: {facts['files']['report.html']}")
+    write(f"next: edit {folder / 'pipeline.yaml'} and run it again: python -m compress {folder / 'pipeline.yaml'}")
