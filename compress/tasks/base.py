@@ -165,11 +165,11 @@ class EvaluationMembers:
     """The part of a bundle's evaluation sample that depends on the task.
 
     Attributes:
-        targets: the correct answers, as an array that the device reads.
+        targets: the correct answers, as an array that the device reads; None: the device does not measure the quality.
         metrics: measurements of the models by name, as plain values.
     """
 
-    targets: NDArray[Any]
+    targets: NDArray[Any] | None
     metrics: dict[str, Any]
 
 

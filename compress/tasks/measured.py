@@ -197,7 +197,7 @@ class MeasuredTask(Task):
     def packaged(
         self, rows: Mapping[str, Rows], data: Data, indices: Sequence[int], specification: Specification, note: str
     ) -> EvaluationMembers:
-        """Return the targets, and the metrics of each model with their changes."""
+        """Return the metrics of each model with their changes. The device needs no targets."""
         targets = self.targets(data, "test")[list(indices)]
         models = {role: self._metrics(each, targets, specification, note) for role, each in rows.items()}
         metrics = {f"{name}_{role}": value for role, values in models.items() for name, value in values.items()}
@@ -205,7 +205,7 @@ class MeasuredTask(Task):
             metrics[metric.change] = changed(metric, *(models[role][metric.name] for role in ("original", "int8")))
         same = self.fidelity(specification).same(rows["original"], rows["int8"])
         metrics["agreement"] = Measurement(float(same.mean()), "fraction", "measured", note=self.agreement_note)
-        return EvaluationMembers(targets, {name: value.to_json() for name, value in metrics.items()})
+        return EvaluationMembers(None, {name: value.to_json() for name, value in metrics.items()})
 
 
 def changed(metric: Metric, before: Measurement, after: Measurement) -> Measurement:
