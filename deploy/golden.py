@@ -44,7 +44,7 @@ Tensors = Sequence[Array]
 """The input tensors of one sample."""
 
 
-class OutputDifference(NamedTuple):
+class GoldenDifference(NamedTuple):
     """The difference of one output from its golden output.
 
     Attributes:
@@ -164,7 +164,7 @@ def _verdict(actual: Array, expected: Array, role: str, model: Model) -> Verdict
     return dict(result, verdict="different", note=note)
 
 
-def _differences(rows: Array, golden_rows: Array, tensors: Sequence[TensorDescription]) -> List[OutputDifference]:
+def _differences(rows: Array, golden_rows: Array, tensors: Sequence[TensorDescription]) -> List[GoldenDifference]:
     """Return the differences of each output from golden outputs, both as rows [n, values]."""
     layout = TensorLayout.of(tensors)
     differences = []
@@ -175,18 +175,18 @@ def _differences(rows: Array, golden_rows: Array, tensors: Sequence[TensorDescri
         share = difference / max(float(np.abs(expected).max()), 1e-30)
         steps = int(difference) if tensor.is_quantized else None
         ratio = sqnr_db(tensor.real(golden_part), tensor.real(part))
-        differences.append(OutputDifference(tensor.name, steps, difference, share, ratio))
+        differences.append(GoldenDifference(tensor.name, steps, difference, share, ratio))
     return differences
 
 
-def _are_close(differences: Sequence[OutputDifference], steps: int, role: str) -> bool:
+def _are_close(differences: Sequence[GoldenDifference], steps: int, role: str) -> bool:
     """Return whether all differences are within the limits of other kernels."""
     share = CLOSE_SHARE if role == "original" else steps / 255  # float outputs of a quantized model
     return all(each.is_close(steps, share) for each in differences)
 
 
 def _has_classes(model: Model) -> bool:
-    return model.bundle.task in ("classification", "detection")
+    return model.bundle.finds_classes
 
 
 def _same_class(rows: Array, golden_rows: Array, model: Model) -> int:

@@ -273,6 +273,11 @@ class Bundle:
                 raise BundleError("the manifest's detection cannot be used: %s" % error)
 
     @property
+    def finds_classes(self) -> bool:
+        """Whether the answers are one class, or objects with a class each."""
+        return self.task in ("classification", "detection")
+
+    @property
     def roles(self) -> List[str]:
         """The roles of the models, in the order of ROLES."""
         return [role for role in ROLES if role in self.manifest["models"]]

@@ -14,7 +14,7 @@ import scenes
 import tiny
 
 from compress.artifact import MODEL_TFLITE
-from compress.export import cpp_header
+from compress.exporters import cpp_header
 from compress.pipeline.runner import run
 from compress.pipeline.schema import load
 from compress.tflite.interpreter import LoadedModel as HostModel

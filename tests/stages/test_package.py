@@ -26,7 +26,7 @@ from compress.data.dataset import Dataset
 from compress.data.source import Samples, Source
 from compress.data.sources import ImageFolder, Npz
 from compress.errors import ModelError
-from compress.export import packing, runner_pyz
+from compress.exporters import packing, runner_pyz
 from compress.stage import Context
 from compress.stages.package import Package
 from compress.targets import load
