@@ -80,14 +80,19 @@ def _dry_run(pipeline: Pipeline, options: argparse.Namespace) -> int:
 
 
 def _print_results(record: RunRecord, folder: Path) -> None:
-    from compress.report import degeneracy
+    from compress.report import degeneracy, next_steps
+    from compress.report.verdict import latency_text
 
+    if record.latency is not None:
+        write(latency_text(record.latency))
     _print_comparison(record)
     if verdict := degeneracy.in_words(record.degeneracy):
         write(f"{record.status}: {verdict}")
     if record.placement is not None:
         write(record.placement.reason or "compiled for the Edge TPU")
         write(record.placement.summary)
+    for command in next_steps.commands(record):
+        write(f"next, in {folder}: {command}")
     write(f"report: {folder / 'report.html'}")
 
 
@@ -99,7 +104,8 @@ def _print_comparison(record: RunRecord) -> None:
     models = (record.models.original, record.models.result)
     for metric in (*record.metrics, *SIZES, LATENCIES[0]):
         before, after = (_formatted(model.measurements[metric.name]) for model in models)
-        write(f"{metric.name:<16} {before:>12} {after:>12}")
+        is_time_here = metric.name == "latency_ms" and record.latency is not None and record.latency.parts
+        write(f"{'cpu_ms (here)' if is_time_here else metric.name:<16} {before:>12} {after:>12}")
 
 
 def _formatted(measurement: Measurement) -> str:

@@ -38,7 +38,7 @@ class Evaluation(Probe):
             floating = bool(np.issubdtype(model.output["dtype"], np.floating))
             rows = self._rows(model, samples, context, (done, len(subjects)))
             models[name] = ModelOutputs(rows, floating, artifact.facts.get("detector"))
-        note = f"{self.split} split, {version()}, reference kernels"
+        note = f"{self.split} split, {version()}, default kernels without a delegate"
         return task_of(context.data).evaluate(models, context.data, self.split, note)
 
     def _rows(

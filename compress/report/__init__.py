@@ -41,6 +41,7 @@ def sections(record: RunRecord) -> Sequence[Section]:
         comparison,
         devices,
         latency,
+        next_steps,
         placement,
         pruning,
         quantization,
@@ -51,6 +52,7 @@ def sections(record: RunRecord) -> Sequence[Section]:
     return [
         comparison.budget(record),
         comparison.before_and_after(record),
+        next_steps.section(record),
         comparison.costs(record),
         comparison.stages(record),
         classes.section(record),

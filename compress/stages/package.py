@@ -158,7 +158,7 @@ def _evaluation(
 
 
 def _note() -> str:
-    return f"evaluation sample, {version()}, reference kernels"
+    return f"evaluation sample, {version()}, default kernels without a delegate"
 
 
 def _stacked(data: Data, count: int) -> tuple[list[int], list[NDArray[Any]]]:

@@ -25,8 +25,8 @@ class LoadedModel:
 
     Args:
         path: the .tflite file.
-        reproducible: use the reference kernels, which are bit-exact between versions, instead of the accelerated ones
-            (XNNPACK), whose int8 results differ by some steps.
+        reproducible: use the default kernels without a delegate, which are bit-exact between versions, instead of the
+            accelerated ones (XNNPACK), whose int8 results differ by some steps.
         threads: the number of threads of the runtime.
 
     Raises:
