@@ -104,8 +104,8 @@ def test_the_record_says_what_was_measured(project: Project, out: Path) -> None:
     model = record["models"]["result"]["measurements"]
     assert model["macs"]["value"] == tiny.macs()
     assert model["size_bytes"]["value"] == (out / "tiny" / "model.tflite").stat().st_size
-    assert record["latency"]["conditions"]["runs"] == 5
-    assert len(record["latency"]["result"]) == 5
+    assert record["cpu_latency"]["conditions"]["runs"] == 5
+    assert len(record["cpu_latency"]["result"]) == 5
     assert record["data"]["samples"] == {"train": 66, "validation": 6, "test": 18}
     assert [row["seconds"] is not None for row in record["stages"]] == [True] * 5
 
