@@ -56,8 +56,9 @@ BARE = """
 import json, sys, time
 from deploy import Model
 model = Model(sys.argv[1], role="int8")
-tensor, session = model.prepare(model.bundle.array("golden-input-0.npy")), model.session
-place, result = session.input["index"], session.output["index"]
+session = model.session
+(tensor,) = model.prepare(model.bundle.array("golden-input-0.npy"))
+(place,), (result,) = session.input_indices, session.output_indices
 put, invoke, get = session.interpreter.set_tensor, session.interpreter.invoke, session.interpreter.get_tensor
 for _ in range(20):
     put(place, tensor), invoke(), get(result)

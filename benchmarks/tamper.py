@@ -49,9 +49,10 @@ def small() -> bytes:
     manifest = {
         "name": "small",
         "coralline": "0",
+        "task": "classification",
         "labels": ["tea", "coffee"],
         "preprocessing": {"version": VERSION, "digest": Preprocessing([]).digest, "steps": []},
-        "models": {"int8": {"file": "int8.tflite", "input": tensor, "output": tensor}},
+        "models": {"int8": {"file": "int8.tflite", "inputs": [tensor], "outputs": [tensor]}},
         "golden": {"inputs": ["golden-input-0.npy"], "outputs": {"int8": "golden-output-int8.npy"}},
         "evaluation": {
             "split": "test",

@@ -8,15 +8,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from deploy.model import Answer, Model
+    from deploy.answers import Answer, Outputs
+    from deploy.model import Model
 
-__all__ = ["Answer", "Model"]
+__all__ = ["Answer", "Model", "Outputs"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import `Model` and `Answer` on first use: the host side needs neither."""
+    """Import the classes on first use: the host side does not need them."""
     if name in __all__:
-        from deploy import model
+        from deploy import answers, model
 
-        return getattr(model, name)
+        return getattr(model if name == "Model" else answers, name)
     raise AttributeError("module 'deploy' has no attribute %r" % name)

@@ -63,30 +63,49 @@ def _library_option(parser: argparse.ArgumentParser) -> None:
 
 def _run_options(parser: argparse.ArgumentParser) -> None:
     _model_options(parser)
-    samples = ".npy arrays, images or .wav files (default: the golden inputs of the bundle)"
+    samples = ".npy arrays, images, .wav files, or .npz for several inputs (default: the golden inputs of the bundle)"
     parser.add_argument("images", nargs="*", metavar="SAMPLE", help=samples)
-    parser.add_argument("--top", type=int, default=3, help="number of classes or objects to print (default: 3)")
+    parser.add_argument("--top", type=int, default=3, help="number of classes, objects or values to print (default: 3)")
 
 
 def _run(arguments: Arguments) -> Tuple[Result, str]:
+    from deploy.answers import to_json
+
     if arguments.top < 1:
         raise ArgumentError("--top is %d, and must be at least 1" % arguments.top, "use --top 1 or more")
     with _model(arguments) as model:
         samples = [(path, _sample(path, model.bundle.decoding)) for path in arguments.images]
         if not samples:
             samples = [(name, model.bundle.array(name)) for name in model.bundle.manifest["golden"]["inputs"]]
+        if not samples:
+            raise ArgumentError("the bundle has no golden inputs", "name the files of samples after the bundle")
         rows = []
+        lines = []
         for name, sample in samples:
-            rows.append({"image": name, "top": model(sample).rows(arguments.top)})
+            answer = to_json(model(sample), arguments.top)
+            rows.append(dict(answer, image=name))
+            parts = [_row_text(row, arguments.top) for row in next(iter(answer.values()))]
+            lines.append("%s: %s" % (name, ", ".join(parts) or "nothing"))
         result = {"bundle": _identity(model.bundle), "model": model.describe(), "answers": rows}
-    lines = ["%s: %s" % (row["image"], ", ".join(map(_prediction_text, row["top"]))) for row in rows]
     return result, "\n".join(lines)
 
 
-def _prediction_text(row: Result) -> str:
-    """Return a class and its score as text; for an object also its box."""
+def _row_text(row: Result, count: int) -> str:
+    """Return a row of an answer as text: a class and its score, an object with its box, or an output."""
+    if "values" in row:
+        return "%s %r %s" % (row["name"], row["shape"], _values_text(row["values"], count))
     text = "%s %s" % (row["label"], "not a number" if row["score"] is None else "%.4g" % row["score"])
     return text + (" at [%.3f, %.3f, %.3f, %.3f]" % tuple(row["box"]) if "box" in row else "")
+
+
+def _values_text(values: Any, count: int) -> str:
+    """Return the first values of nested lists as text."""
+    while isinstance(values, list) and values and isinstance(values[0], list):
+        values = values[0]
+    if not isinstance(values, list):
+        values = [values]
+    shown = ["not a number" if value is None else "%.4g" % value for value in values[:count]]
+    return "[%s%s]" % (", ".join(shown), ", ..." if len(values) > count else "")
 
 
 def _bench_options(parser: argparse.ArgumentParser) -> None:
@@ -158,7 +177,7 @@ def _doctor(arguments: Arguments) -> Tuple[Result, str]:
 
 
 COMMANDS = {
-    "run": Command("classify samples, or detect objects in them", _run_options, _run),
+    "run": Command("run the model on samples, and print its answers", _run_options, _run),
     "bench": Command("measure latency, energy and accuracy on this device", _bench_options, _bench),
     "verify": Command("check the bundle, and compare its models with the golden outputs", _device_options, _verify),
     "serve": Command("serve predictions over HTTP/JSON, on TCP or a Unix socket", _serve_options, _serve),
@@ -178,7 +197,7 @@ def _identity(opened: Any) -> Result:
 
 
 def _sample(path: str, decoding: Any) -> Any:
-    """Read a sample: a .npy array, a .wav file, or an image if Pillow or OpenCV is installed.
+    """Read a sample: .npy; .npz for several inputs; a .wav file; or an image if Pillow or OpenCV is installed.
 
     Raises:
         ImageError: the file cannot be decoded.

@@ -1,7 +1,8 @@
 """Accuracy of a bundle's models on this device, on the samples in the bundle.
 
 The float original and the int8 model run on the CPU, the compiled model on the Edge TPU, all with the preprocessing of
-the bundle. Classifiers are measured by accuracy, detectors by average precision.
+the bundle. Classifiers are measured by accuracy, detectors by average precision. For other tasks, and for samples
+without labels, the outputs are compared with those of the original model on the host that packed the bundle.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from deploy import runtime
+from deploy.answers import Answer
 from deploy.contract.average_precision import Truth, average_precision
 from deploy.contract.bundle import Bundle, BundleError
 from deploy.contract.detection import Detections, agreement
 from deploy.contract.errors import DeviceError
 from deploy.contract.preprocessing import Array
-from deploy.measurement import Measured, describe, measured, missing, paired_drop, proportion
-from deploy.model import Answer, Model
+from deploy.measurement import Measured, describe, finite, measured, missing, paired_drop, proportion, sqnr_db
+from deploy.model import Model
 from deploy.runtime import RuntimeOptions
 
 MIN_SCORE = 0.5
@@ -44,6 +46,11 @@ def compare(
         BundleError: the evaluation sample is invalid.
         RuntimeLibraryError: no TFLite runtime is installed.
     """
+    entry = opened.manifest.get("evaluation")
+    if entry is None:
+        return {"accuracy": missing("fraction", "the bundle has no evaluation sample")}
+    if opened.task not in ("classification", "detection") or entry.get("labels") is None:
+        return fidelity(opened, options, limit, progress)
     samples, truth = opened.evaluation() if opened.detector is None else objects(opened)
     samples = samples[:limit]
     truth = truth[:limit]
@@ -55,9 +62,8 @@ def compare(
     answers: Dict[str, List[Any]] = {}
     for role in opened.roles:
         progress("measuring the accuracy of the %s model" % role)
-        device = options.device if role == "compiled" else "cpu"
         try:
-            with Model(opened, role, device, options.threads, kernels, options.library) as model:
+            with _model(opened, role, options, kernels) as model:
                 answers[role] = model.batch(samples)
         except DeviceError as error:
             models[role] = {metric: missing("fraction", str(error)), "error": error.to_json()}
@@ -75,6 +81,88 @@ def compare(
         pairs.append(dict({"from": first, "to": second}, **pair))
     digest = opened.preprocessing.digest
     return {"preprocessing": digest, "samples": len(samples), "models": models, "pairs": pairs}
+
+
+def _model(opened: Bundle, role: str, options: RuntimeOptions, kernels: str) -> Model:
+    device = options.device if role == "compiled" else "cpu"
+    return Model(opened, role, device, options.threads, kernels, options.library)
+
+
+# --- tasks without classes ------------------------------------------------------------
+
+
+def fidelity(opened: Bundle, options: RuntimeOptions, limit: Optional[int], progress: Progress) -> Dict[str, Any]:
+    """Compare the outputs of each model on the evaluation sample with those of the original model on the host.
+
+    Arguments and exceptions as for `compare`. The outputs of the int8 model are the reference if the bundle has no
+    original model.
+
+    Returns:
+        `models`: by role, the `outputs` with `name`, `sqnr_db` and `largest_difference`; `reference`: the role of the
+        model that gave the reference; `samples`, `preprocessing`; and `pairs`, which is empty.
+    """
+    entry = opened.manifest["evaluation"]
+    samples = opened.samples(entry)
+    reference = next((role for role in opened.roles if role in entry["outputs"]), None)
+    if reference is None or not samples:
+        return {"accuracy": missing("fraction", "the evaluation sample has neither labels nor outputs of the host")}
+    expected = _reference(opened, reference, len(samples))
+    samples = samples[:limit]
+    kernels = runtime.reproducible(runtime.find())
+    models: Dict[str, Any] = {}
+    for role in opened.roles:
+        progress("comparing the outputs of the %s model" % role)
+        try:
+            with _model(opened, role, options, kernels) as model:
+                actual = [_real_outputs(model, sample) for sample in samples]
+        except DeviceError as error:
+            models[role] = {"outputs": [], "note": str(error), "error": error.to_json()}
+            continue
+        names = [tensor.name for tensor in opened.models[role].outputs]
+        models[role] = {"outputs": _output_rows(names, expected, actual, "%s kernels" % kernels)}
+    digest = opened.preprocessing.digest
+    return {"preprocessing": digest, "samples": len(samples), "reference": reference, "models": models, "pairs": []}
+
+
+def _reference(opened: Bundle, role: str, count: int) -> List[Array]:
+    """Return the outputs of the host on the evaluation sample, dequantized: for each output [count, values].
+
+    Raises:
+        BundleError: the stored outputs are not those of the model.
+    """
+    stored = opened.array(opened.manifest["evaluation"]["outputs"][role])
+    model = opened.models[role]
+    layout = model.output_layout
+    if stored.size != count * layout.size or len(stored) != count:
+        raise BundleError("the outputs of the evaluation sample are not %d rows of %d values" % (count, layout.size))
+    return [tensor.real(part) for tensor, part in zip(model.outputs, layout.parts(stored.reshape(count, -1)))]
+
+
+def _real_outputs(model: Model, sample: Array) -> List[Array]:
+    """Return the outputs of a model for a sample, dequantized and flat."""
+    stored = model.session.run_tensors(model.prepare(sample))
+    return [tensor.real(output).ravel() for tensor, output in zip(model.session.outputs, stored)]
+
+
+def _output_rows(
+    names: Sequence[str], expected: Sequence[Array], actual: Sequence[Sequence[Array]], kernels: str
+) -> List[Dict[str, Any]]:
+    """Return the comparison of each output of a model with the reference."""
+    rows = []
+    for place, name in enumerate(names):
+        values = np.stack([outputs[place] for outputs in actual])
+        if place >= len(expected) or expected[place].shape[1] != values.shape[1]:
+            reason = "the reference has no output of this shape"
+            rows.append({"name": name, "sqnr_db": missing("dB", reason), "largest_difference": missing("", reason)})
+            continue
+        reference = expected[place][: len(values)]
+        note = "%d samples, %s" % (len(values), kernels)
+        difference = float(np.abs(values.astype(np.float64) - reference).max())
+        known = finite(difference) is not None
+        largest = measured(difference, "", note) if known else missing("", "an output is NaN or infinite")
+        ratio = measured(sqnr_db(reference, values), "dB", note)
+        rows.append({"name": name, "sqnr_db": ratio, "largest_difference": largest})
+    return rows
 
 
 # --- classifiers ----------------------------------------------------------------------
@@ -172,6 +260,8 @@ def text(result: Dict[str, Any]) -> str:
     """Return the result of `compare` as text."""
     if "models" not in result:
         return "accuracy: %s" % describe(result["accuracy"])
+    if "reference" in result:
+        return _fidelity_text(result)
     detector = any("ap" in model for model in result["models"].values())
     titles = {"ap": "AP ", "ap50": "AP50 "} if detector else {"accuracy": ""}
     heading = "average precision" if detector else "accuracy"
@@ -185,4 +275,16 @@ def text(result: Dict[str, Any]) -> str:
         changed = [row for row in pair.get("per_class", ()) if row["change"]]
         for row in sorted(changed, key=lambda row: abs(row["change"]), reverse=True)[:CHANGED_CLASSES]:
             lines.append("    %(name)s: %(change)+d of %(samples)d" % row)
+    return "\n".join(lines)
+
+
+def _fidelity_text(result: Dict[str, Any]) -> str:
+    heading = "outputs on %d samples, compared with those of the %s model on the host, preprocessing %s"
+    lines = [heading % (result["samples"], result["reference"], result["preprocessing"][:12])]
+    for role, model in result["models"].items():
+        if not model["outputs"]:
+            lines.append("  %-9s not measured: %s" % (role, model["note"]))
+        for row in model["outputs"]:
+            values = (role, row["name"], describe(row["sqnr_db"]), describe(row["largest_difference"]))
+            lines.append("  %-9s %s: SQNR %s, largest difference %s" % values)
     return "\n".join(lines)

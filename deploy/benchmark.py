@@ -4,9 +4,10 @@
    model, the first inference.
 2. The first inference in this process, which loads the parameters.
 3. Warm-up, not counted.
-4. Steady state: N runs, or as many as fit into N seconds. Setting the input, the inference and reading the output are
+4. Steady state: N runs, or as many as fit into N seconds. Setting the inputs, the inference and reading the outputs are
    timed separately: the clock is read four times in each run. Temperatures and frequencies are read between chunks of
    runs, so that this is not timed.
+   The inputs are those of the first golden sample; zeros without one.
 5. Soak, optional: the medians of windows over a longer time, with the temperatures.
 """
 
@@ -16,7 +17,7 @@ import array
 import dataclasses
 import resource
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -66,10 +67,10 @@ class BenchmarkSettings:
             raise ArgumentError("--seconds is %g, and must be between 0 and 1e6" % self.seconds, "use --seconds 10")
 
 
-def timed(session: InferenceSession, tensor: Array, runs: int) -> Array:
+def timed(session: InferenceSession, tensors: Sequence[Array], runs: int) -> Array:
     """Run a model; return the clock in ns at the start and after input, inference and output: int64 [runs, 4]."""
-    input_index = session.input_index
-    output_index = session.output_index
+    inputs = list(zip(session.input_indices, tensors))
+    outputs = session.output_indices
     clock = time.perf_counter_ns
     set_tensor = session.interpreter.set_tensor
     invoke = session.interpreter.invoke
@@ -78,11 +79,13 @@ def timed(session: InferenceSession, tensor: Array, runs: int) -> Array:
     position = 0
     for _ in range(runs):
         start = clock()
-        set_tensor(input_index, tensor)
+        for index, tensor in inputs:
+            set_tensor(index, tensor)
         input_set = clock()
         invoke()
         invoked = clock()
-        get_tensor(output_index)
+        for index in outputs:
+            get_tensor(index)
         times[position + 3] = clock()  # before the other times are stored: storing them takes time
         times[position] = start
         times[position + 1] = input_set
@@ -95,23 +98,21 @@ def bench(model: Model, settings: BenchmarkSettings, progress: Progress = lambda
     """Run the whole protocol; return the measurements as a plain map.
 
     Raises:
-        ArgumentError: the bundle has no golden input, or the file of the meter is invalid.
+        ArgumentError: the file of the meter is invalid.
     """
-    names = model.bundle.manifest["golden"]["inputs"]
-    if not names:
-        raise ArgumentError("the bundle has no golden inputs", "package it again")
-    sample = model.bundle.array(names[0])
-    tensor = model.prepare(sample)
     session = model.session
+    names = model.bundle.manifest["golden"]["inputs"]
+    sample = model.bundle.array(names[0]) if names else None
+    tensors = session.zeros() if sample is None else model.prepare(sample)
     before = machine.facts()
     progress("cold start")
     cold = _cold_start(model) if settings.cold else {"note": "disabled by --no-cold"}
     progress("first inference and warm-up")
-    first = timed(session, tensor, 1)
-    warm = timed(session, tensor, max(settings.warmup, 1))
+    first = timed(session, tensors, 1)
+    warm = timed(session, tensors, max(settings.warmup, 1))
     progress("steady state")
     energy = EnergyMeter(settings.meter)
-    times, trace = _measure(session, tensor, settings, float(np.median(warm[:, 3] - warm[:, 0])) / 1e9)
+    times, trace = _measure(session, tensors, settings, float(np.median(warm[:, 3] - warm[:, 0])) / 1e9)
     energy_per_inference = energy.end(len(times))
     progress("preprocessing")
     result: Dict[str, Any] = {
@@ -120,7 +121,7 @@ def bench(model: Model, settings: BenchmarkSettings, progress: Progress = lambda
         "host": before,
         "cold_start": cold,
         "first_inference": measured((first[0, 3] - first[0, 0]) / 1e6, "ms", "parameters loaded, in this process"),
-        "preprocessing": _preprocessing(model, sample),
+        "preprocessing": _preprocessing(model, sample) if names else missing("ms", "the bundle has no golden inputs"),
         "steady": _statistics(times),
         "trace": trace,
         "memory": _memory(),
@@ -128,7 +129,7 @@ def bench(model: Model, settings: BenchmarkSettings, progress: Progress = lambda
     }
     if settings.soak_s:
         progress("soak, %.0f s" % settings.soak_s)
-        result["soak"] = soak(session, tensor, settings.soak_s)
+        result["soak"] = soak(session, tensors, settings.soak_s)
     result["doubts"] = doubts(result, machine.facts(), times)
     result["comparable"] = not result["doubts"]
     return result
@@ -158,7 +159,7 @@ def _chunk_runs(duration_s: float, inference_s: float) -> int:
 
 
 def _measure(
-    session: InferenceSession, tensor: Array, settings: BenchmarkSettings, inference_s: float
+    session: InferenceSession, tensors: Sequence[Array], settings: BenchmarkSettings, inference_s: float
 ) -> Tuple[Array, List[Reading]]:
     """Return the times of all runs, and the readings between the chunks."""
     size = _chunk_runs(CHUNK_S, inference_s)
@@ -169,7 +170,7 @@ def _measure(
     while True:
         if settings.seconds is None:
             size = min(size, settings.runs - done)
-        chunks.append(timed(session, tensor, size))
+        chunks.append(timed(session, tensors, size))
         done += size
         elapsed = time.monotonic() - start
         trace.append(_reading(elapsed))
@@ -219,10 +220,10 @@ def _memory() -> Measured:
     return measured(peak, "bytes", "peak resident memory of this process, including Python and numpy")
 
 
-def soak(session: InferenceSession, tensor: Array, seconds: float) -> Dict[str, Any]:
+def soak(session: InferenceSession, tensors: Sequence[Array], seconds: float) -> Dict[str, Any]:
     """Run for a long time; return the median latency and the temperatures of up to 600 windows."""
     window_s = max(1.0, seconds / 600)
-    first = timed(session, tensor, 3)
+    first = timed(session, tensors, 3)
     size = _chunk_runs(0.1, float(np.median(first[:, 3] - first[:, 0])) / 1e9)
     windows: List[Dict[str, Any]] = []
     start = time.monotonic()
@@ -230,7 +231,7 @@ def soak(session: InferenceSession, tensor: Array, seconds: float) -> Dict[str, 
         window_end = time.monotonic() + window_s
         chunks = []
         while time.monotonic() < window_end:
-            times = timed(session, tensor, size)
+            times = timed(session, tensors, size)
             chunks.append(times[:, 3] - times[:, 0])
         values = np.concatenate(chunks) / 1e6
         window = _reading(time.monotonic() - start)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import platform
-from typing import Any, Dict, List
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
@@ -18,7 +18,8 @@ from deploy import host, probe, runtime
 from deploy.contract.bundle import Bundle
 from deploy.contract.errors import DeviceError, EdgeTpuError
 from deploy.contract.preprocessing import Array
-from deploy.measurement import finite
+from deploy.contract.tensors import TensorDescription, TensorLayout
+from deploy.measurement import finite, sqnr_db
 from deploy.model import Model
 from deploy.runtime import InferenceSession, Runtime, RuntimeOptions
 
@@ -29,56 +30,103 @@ CLOSE_STEPS_OPTIMIZED = 16
 differed by up to 10 steps, those of tflite-runtime 2.14 by none."""
 CLOSE_SHARE = 1e-3
 """The limit for float models, as a fraction of the largest golden output: their kernels add in another order."""
+ROUNDING_SHARE = 1e-6
+"""The limit for float outputs of int8 models with the same kernels, as a fraction of the largest golden output:
+`DEQUANTIZE` of tflite-runtime 2.14 and of ai-edge-litert 2.3 differ in the last bit."""
+CLOSE_DB = 20.0
+"""The smallest ratio of signal to error with the default kernels, if the outputs are not classes or objects."""
 EQUAL_SINCE = (2, 14)
 """The first TFLite version whose reproducible kernels gave equal outputs on EQUAL_ON. 2.11 differs by a step."""
 EQUAL_ON = ("x86_64", "AMD64")
 """On aarch64 the outputs of ai-edge-litert 2.3 and of tflite-runtime 2.14 differ."""
 Verdict = Dict[str, Any]
+Tensors = Sequence[Array]
+"""The input tensors of one sample."""
+
+
+class OutputDifference(NamedTuple):
+    """The difference of one output from its golden output.
+
+    Attributes:
+        name: the name of the output.
+        steps: the largest difference in quantization steps; None if the output is not quantized.
+        difference: the largest difference of the stored values.
+        share: the same as a fraction of the largest golden value.
+        sqnr_db: the ratio of the golden values to their differences, in dB.
+    """
+
+    name: str
+    steps: Optional[int]
+    difference: float
+    share: float
+    sqnr_db: float
+
+    def is_close(self, steps: int, share: float) -> bool:
+        """Return whether the difference is within a limit: of steps, or of a fraction; False for NaN."""
+        return self.steps <= steps if self.steps is not None else self.share <= share
+
+    def to_json(self) -> Dict[str, Any]:
+        """Return `name`, and `largest_steps` or `largest_difference`."""
+        if self.steps is not None:
+            return {"name": self.name, "largest_steps": self.steps}
+        return {"name": self.name, "largest_difference": finite(self.difference)}
 
 
 def golden(opened: Bundle, role: str, options: RuntimeOptions) -> Verdict:
     """Run the golden inputs through one model and compare the outputs with the golden outputs.
 
     Returns:
-        `verdict` (equal, close, different, or not run), `largest_steps` (quantization steps of the output) or
-        `largest_difference` (float), `equal` and `same_class` of `samples`, `kernels`, and a `note`. For the int8 model
-        also `default_steps` and `default_same_class`: the same with the default kernels, which applications run.
+        `verdict` (equal, close, different, or not run), `largest_steps` (quantization steps, of quantized outputs) and
+        `largest_difference` (of others), `outputs` (the same for each of several outputs), `equal` of `samples`,
+        `kernels`, and a `note`. For classifiers and detectors also `same_class`. For the int8 model also
+        `default_steps` and `default_same_class`: the same with the default kernels, which applications run.
 
     Raises:
         LoadError, RuntimeLibraryError: the runtime refuses the model, or crashes.
     """
+    inputs = [opened.array(member) for member in opened.manifest["golden"]["inputs"]]
+    if not inputs:
+        return _tried(opened, role, options)
     outputs = opened.manifest["golden"]["outputs"]
     name = outputs.get(role, outputs.get("int8") if role == "compiled" else None)
-    inputs = [opened.array(member) for member in opened.manifest["golden"]["inputs"]]
-    if name is None or not inputs:
+    if name is None:
         return {"verdict": "not run", "note": "the bundle has no golden outputs for this model"}
     expected = opened.array(name)
     kernels = runtime.reproducible(runtime.find())
-    content = opened.members[opened.manifest["models"][role]["file"]]
+    content = opened.content(role)
     try:
         probe.check(content, dataclasses.replace(options, kernels=kernels))  # on the CPU too: a crash is then an error
         model = Model(opened, role, options.device, options.threads, kernels, options.library)
     except EdgeTpuError as error:
         return {"verdict": "not run", "note": str(error), "error": error.to_json()}
     with model:
-        tensors = [model.prepare(sample) for sample in inputs]
-        actual = _run(model.session, tensors)
+        samples = [model.prepare(sample) for sample in inputs]
+        actual = _run(model.session, samples)
         result = _verdict(actual, expected, role, model)
         if role != "int8" or "samples" not in result:
             return result
         if result["verdict"] != "equal":
             if not _same_kernels(model):
-                result = _with_plain_kernels(result, model, tensors, expected)
+                result = _with_plain_kernels(result, model, samples, expected)
             unequal = (actual != expected).reshape(len(actual), -1).any(axis=1)
-            first = tensors[int(np.flatnonzero(unequal)[0])]
+            first = samples[int(np.flatnonzero(unequal)[0])]
             result["first_layer"] = first_layer(model.session.runtime, model.content, first)
         if kernels != "default":
-            result = _with_default_kernels(result, model, tensors, expected)
+            result = _with_default_kernels(result, model, samples, expected)
         return result
 
 
-def _run(session: InferenceSession, tensors: List[Array]) -> Array:
-    return np.concatenate([session.run(tensor) for tensor in tensors])
+def _tried(opened: Bundle, role: str, options: RuntimeOptions) -> Verdict:
+    """Return the verdict for a bundle without golden inputs: the model is loaded and run once, on zeros."""
+    try:
+        probe.check(opened.content(role), options)
+    except EdgeTpuError as error:
+        return {"verdict": "not run", "note": str(error), "error": error.to_json()}
+    return {"verdict": "not run", "note": "the bundle has no golden inputs; the model loads and runs"}
+
+
+def _run(session: InferenceSession, samples: Sequence[Tensors]) -> Array:
+    return np.concatenate([session.run(tensors) for tensors in samples])
 
 
 def _verdict(actual: Array, expected: Array, role: str, model: Model) -> Verdict:
@@ -87,35 +135,72 @@ def _verdict(actual: Array, expected: Array, role: str, model: Model) -> Verdict
         return {"verdict": "different", "note": "the output is %s %r, and the golden output %s %r" % shapes}
     rows = actual.reshape(len(actual), -1)
     golden_rows = expected.reshape(len(expected), -1)
-    difference = np.abs(rows.astype(np.float64) - golden_rows.astype(np.float64)).max()
+    differences = _differences(rows, golden_rows, model.session.outputs)
     equal = int((rows == golden_rows).all(axis=1).sum())
     result: Verdict = {
         "samples": len(rows),
         "equal": equal,
-        "same_class": _same_class(rows, golden_rows, model),
         "kernels": "Edge TPU" if role == "compiled" else model.session.options.kernels,
     }
-    if np.issubdtype(actual.dtype, np.integer):
-        result["largest_steps"] = int(difference)
-        limit = float(CLOSE_STEPS)
-    else:
-        result["largest_difference"] = finite(difference)
-        limit = float(np.abs(golden_rows).max()) * CLOSE_SHARE
+    if _has_classes(model):
+        result["same_class"] = _same_class(rows, golden_rows, model)
+    steps = [each.steps for each in differences if each.steps is not None]
+    others = [each.difference for each in differences if each.steps is None]
+    if steps:
+        result["largest_steps"] = max(steps)
+    if others:
+        result["largest_difference"] = finite(float(np.max(others)))
+    if len(differences) > 1:
+        result["outputs"] = [each.to_json() for each in differences]
     if equal == len(rows):
         return dict(result, verdict="equal", note="")
     if role == "int8" and _same_kernels(model):
+        if all(each.is_close(0, ROUNDING_SHARE) for each in differences):
+            return dict(result, verdict="close", note="the runtimes round float outputs in another way")
         return dict(result, verdict="different", note="the kernels are the same, so the outputs must be equal")
-    if difference <= limit:  # false for NaN
+    if _are_close(differences, CLOSE_STEPS, role):
         return dict(result, verdict="close", note="the golden outputs come from other kernels")
     note = "the golden outputs come from other kernels, but that does not explain a difference of this size"
     return dict(result, verdict="different", note=note)
 
 
+def _differences(rows: Array, golden_rows: Array, tensors: Sequence[TensorDescription]) -> List[OutputDifference]:
+    """Return the differences of each output from golden outputs, both as rows [n, values]."""
+    layout = TensorLayout.of(tensors)
+    differences = []
+    for tensor, part, golden_part in zip(tensors, layout.parts(rows), layout.parts(golden_rows)):
+        actual = part.astype(np.float64)
+        expected = golden_part.astype(np.float64)
+        difference = float(np.abs(actual - expected).max())
+        share = difference / max(float(np.abs(expected).max()), 1e-30)
+        steps = int(difference) if tensor.is_quantized else None
+        ratio = sqnr_db(tensor.real(golden_part), tensor.real(part))
+        differences.append(OutputDifference(tensor.name, steps, difference, share, ratio))
+    return differences
+
+
+def _are_close(differences: Sequence[OutputDifference], steps: int, role: str) -> bool:
+    """Return whether all differences are within the limits of other kernels."""
+    share = CLOSE_SHARE if role == "original" else steps / 255  # float outputs of a quantized model
+    return all(each.is_close(steps, share) for each in differences)
+
+
+def _has_classes(model: Model) -> bool:
+    return model.bundle.task in ("classification", "detection")
+
+
 def _same_class(rows: Array, golden_rows: Array, model: Model) -> int:
-    """Return for how many samples the highest score is that of the same class. A detector's rows begin with boxes."""
-    detector = model.bundle.detector
-    first = 0 if detector is None else 4 * len(detector.anchors)
-    return int((rows[:, first:].argmax(axis=1) == golden_rows[:, first:].argmax(axis=1)).sum())
+    """Return for how many samples the highest score is that of the same class."""
+    return int((_classes(rows, model) == _classes(golden_rows, model)).sum())
+
+
+def _classes(rows: Array, model: Model) -> Array:
+    layout = TensorLayout.of(model.session.outputs)
+    if model.bundle.detector is not None:
+        return layout.parts(rows)[1].argmax(axis=1)  # of the scores of all anchors
+    return np.array(
+        [model.decode([part.reshape(1, -1) for part in layout.parts(row[np.newaxis])]).index for row in rows]
+    )
 
 
 def _same_kernels(model: Model) -> bool:
@@ -127,7 +212,7 @@ def _same_kernels(model: Model) -> bool:
     return model.session.options.kernels == "reproducible" and same_machine and tested
 
 
-def _with_plain_kernels(result: Verdict, model: Model, tensors: List[Array], expected: Array) -> Verdict:
+def _with_plain_kernels(result: Verdict, model: Model, samples: Sequence[Tensors], expected: Array) -> Verdict:
     """Return the verdict on optimized kernels, if the plain C++ kernels give the golden outputs.
 
     The arithmetic of plain kernels is the same on every machine. If their outputs are equal, then model, inputs and
@@ -136,31 +221,47 @@ def _with_plain_kernels(result: Verdict, model: Model, tensors: List[Array], exp
     if "reference" not in model.session.runtime.kernels():
         return result
     session = InferenceSession(model.session.runtime, model.content, RuntimeOptions(kernels="reference"))
-    if not np.array_equal(_run(session, tensors), expected):
+    session.arrange(model.session.outputs)
+    if not np.array_equal(_run(session, samples), expected):
         return result
+    actual = _run(model.session, samples)
+    golden_rows = expected.reshape(len(expected), -1)
+    differences = _differences(actual.reshape(len(actual), -1), golden_rows, model.session.outputs)
     note = "the plain C++ kernels give the golden outputs; the optimized kernels for %s " % platform.machine()
-    if result["largest_steps"] <= CLOSE_STEPS_OPTIMIZED:
+    if _are_close(differences, CLOSE_STEPS_OPTIMIZED, model.role):
         return dict(result, verdict="close", note=note + "round in another way")
     return dict(result, verdict="different", note=note + "do not work with this runtime")
 
 
-def _with_default_kernels(result: Verdict, model: Model, tensors: List[Array], expected: Array) -> Verdict:
+def _with_default_kernels(result: Verdict, model: Model, samples: Sequence[Tensors], expected: Array) -> Verdict:
     """Return the verdict with that on the default kernels: the fastest ones, which applications run."""
     options = dataclasses.replace(model.session.options, kernels="default")
     probe.check(model.content, options)
     session = InferenceSession(model.session.runtime, model.content, options)
+    session.arrange(model.session.outputs)
     golden_rows = expected.reshape(len(expected), -1)
-    rows = _run(session, tensors).reshape(len(expected), -1)
-    steps = int(np.abs(rows.astype(np.int64) - golden_rows.astype(np.int64)).max())
-    same = _same_class(rows, golden_rows, model)
-    result = dict(result, default_steps=steps, default_same_class=same)
-    if steps <= CLOSE_STEPS_OPTIMIZED or same == len(rows):
+    rows = _run(session, samples).reshape(len(expected), -1)
+    differences = _differences(rows, golden_rows, session.outputs)
+    steps = max((each.steps for each in differences if each.steps is not None), default=None)
+    result = dict(result, default_steps=steps)
+    close = _are_close(differences, CLOSE_STEPS_OPTIMIZED, model.role)
+    if _has_classes(model):
+        same = _same_class(rows, golden_rows, model)
+        result["default_same_class"] = same
+        close = close or same == len(rows)
+        effect = "give another class for %d of %d" % (len(rows) - same, len(rows))
+    else:
+        least = min(each.sqnr_db for each in differences)
+        close = close or least >= CLOSE_DB
+        effect = "have a ratio of signal to error of %.1f dB" % least
+    if close:
         return result
-    note = "the default kernels, which applications run, differ by up to %d steps, and give another class for %d of %d"
-    return dict(result, verdict="different", note=note % (steps, len(rows) - same, len(rows)))
+    by = "" if steps is None else " by up to %d steps" % steps
+    note = "the default kernels, which applications run, differ%s, and %s" % (by, effect)
+    return dict(result, verdict="different", note=note)
 
 
-def first_layer(library: Runtime, content: bytes, tensor: Array) -> Dict[str, Any]:
+def first_layer(library: Runtime, content: bytes, tensors: Tensors) -> Dict[str, Any]:
     """Find the first operator whose output differs between the reproducible and the plain C++ kernels.
 
     Returns:
@@ -171,8 +272,8 @@ def first_layer(library: Runtime, content: bytes, tensor: Array) -> Dict[str, An
         return {"layer": None, "note": "%s does not keep intermediate tensors" % version}
     optimized = InferenceSession(library, content, RuntimeOptions(kernels="reproducible", keep=True))
     plain = InferenceSession(library, content, RuntimeOptions(kernels="reference", keep=True))
-    optimized.run(tensor)
-    plain.run(tensor)
+    optimized.run_tensors(tensors)
+    plain.run_tensors(tensors)
     if not hasattr(plain.interpreter, "_get_ops_details"):
         return {"layer": None, "note": "%s does not list the operators of a model" % version}
     names = {detail["index"]: str(detail["name"]) for detail in plain.interpreter.get_tensor_details()}
@@ -193,8 +294,8 @@ def verify(opened: Bundle, options: RuntimeOptions) -> Dict[str, Any]:
     """Compare the golden vectors of every model of a bundle.
 
     Returns:
-        `golden` by role; `ok`: at least one model was run, and none is different; `blocked`: the error if the compiled
-        model was not run although an Edge TPU is connected or was requested, or None.
+        `golden` by role; `ok`: no model is different, and at least one was run if the bundle has golden inputs;
+        `blocked`: the error if the compiled model was not run although an Edge TPU is connected or was requested.
     """
     results: Dict[str, Verdict] = {}
     for role in opened.roles:
@@ -210,7 +311,7 @@ def verify(opened: Bundle, options: RuntimeOptions) -> Dict[str, Any]:
     expects_tpu = options.device != "cpu" and (bool(options.device) or bool(host.edge_tpus()))
     return {
         "golden": results,
-        "ok": "different" not in verdicts and set(verdicts) != {"not run"},
+        "ok": "different" not in verdicts and (set(verdicts) != {"not run"} or not opened.manifest["golden"]["inputs"]),
         "blocked": results.get("compiled", {}).get("error") if expects_tpu else None,
     }
 
@@ -221,7 +322,9 @@ def text(result: Dict[str, Any]) -> str:
     for role, verdict in result["golden"].items():
         line = "%-9s golden outputs: %s" % (role, verdict["verdict"])
         if "samples" in verdict:
-            line += ", %(equal)d of %(samples)d equal, %(same_class)d of the same class" % verdict
+            line += ", %(equal)d of %(samples)d equal" % verdict
+        if "same_class" in verdict:
+            line += ", %(same_class)d of the same class" % verdict
         steps = verdict.get("largest_steps")
         if steps:
             line += ", by up to %d step%s" % (steps, "s" * (steps != 1))

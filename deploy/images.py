@@ -1,14 +1,16 @@
-"""Decoding of request bodies: .npy, raw values, JPEG, PNG, BMP, WebP, WAV. The content is not trusted.
+"""Decoding of request bodies: .npy, .npz, raw values, JPEG, PNG, BMP, WebP, WAV. The content is not trusted.
 
-numpy's own reader is not used for .npy, because it evaluates the header. The dimensions of an image are read from its
-header before a decoder allocates memory for it; OpenCV has no function for that.
+numpy's own reader is not used for .npy and .npz, because it evaluates the header of an array. The dimensions of an
+image are read from its header before a decoder allocates memory for it; OpenCV has no function for that.
 """
 
 from __future__ import annotations
 
+import io
 import re
 import struct
-from typing import List, Tuple, Union
+import zipfile
+from typing import Any, Dict, List, Tuple, Union
 
 import numpy as np
 
@@ -26,14 +28,15 @@ Bytes = Union[bytes, bytearray]
 MAX_AXES = 4
 MAX_DIMENSION = 10**9 - 1
 _NPY = b"\x93NUMPY"
-FORMATS = "send a .npy array, raw values with X-Shape and X-Dtype, JPEG, PNG, BMP, WebP or WAV"
+_ZIP = b"PK\x03\x04"
+FORMATS = "send .npy, .npz for several inputs, raw values with X-Shape and X-Dtype, JPEG, PNG, BMP, WebP or WAV"
 
 
-def decode_body(body: Bytes, shape: str = "", dtype: str = "", decoding: Decoding = AS_THEY_ARE) -> Array:
-    """Decode the sample in a request body.
+def decode_body(body: Bytes, shape: str = "", dtype: str = "", decoding: Decoding = AS_THEY_ARE) -> Any:
+    """Decode the sample in a request body: an array; of an .npz file a map of arrays by name.
 
     Args:
-        body: .npy, JPEG, PNG, BMP, WebP, WAV; with a shape: raw values, little-endian.
+        body: .npy, .npz, JPEG, PNG, BMP, WebP, WAV; with a shape: raw values, little-endian.
         shape: the shape of raw values: `height,width,channels` or `samples`; empty: the body is a file.
         dtype: the dtype of raw values, one of DTYPES; empty: uint8.
         decoding: how images and WAV files are decoded.
@@ -41,28 +44,66 @@ def decode_body(body: Bytes, shape: str = "", dtype: str = "", decoding: Decodin
     Raises:
         ImageError: the body has none of these formats, or is invalid.
     """
+    if not shape and body.startswith(_ZIP):
+        return _named_arrays(body)
     if shape:
         array = _raw(body, shape, dtype or "uint8")
     elif body.startswith(_NPY):
-        try:
-            array = bundle.read_array(body)
-        except bundle.BundleError as error:
-            raise ImageError("the body is not a .npy array of numbers: %s" % error, "write it with numpy.save")
+        array = _array(body, "the body")
     elif recording.is_wav(body):
         array = recording.decode_wav(body, decoding.sound_rate, decoding.sound_channels)
     else:
         array = _decode_image(body, decoding)
+    return _finite(array)
+
+
+def _array(content: Bytes, name: str) -> Array:
+    try:
+        return bundle.read_array(content)
+    except bundle.BundleError as error:
+        raise ImageError("%s is not a .npy array of numbers: %s" % (name, error), "write it with numpy.save")
+
+
+def _finite(array: Array) -> Array:
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise ImageError("some values of the sample are NaN or infinite", "send finite values")
     return array
 
 
-def decode_file(content: Bytes, decoding: Decoding = AS_THEY_ARE) -> Array:
-    """Decode a trusted file: WAV, or an image in any format of the installed decoder.
+def _named_arrays(body: Bytes) -> Dict[str, Array]:
+    """Return the arrays of an .npz file by name. Together they are at most as large as the file.
+
+    Raises:
+        ImageError: the file is damaged, compressed, or has other members than arrays.
+    """
+    arrays: Dict[str, Array] = {}
+    remaining = len(body)
+    try:
+        with zipfile.ZipFile(io.BytesIO(body)) as archive:
+            infos = archive.infolist()
+            if len(infos) > bundle.MAX_TENSORS:
+                raise ImageError("the .npz file has %d members" % len(infos), "send at most %d" % bundle.MAX_TENSORS)
+            for info in infos:
+                remaining -= info.file_size  # overlapping members would unpack to more than the size of the file
+                stored = info.compress_type == zipfile.ZIP_STORED and info.compress_size == info.file_size
+                name = info.filename[: -len(".npy")]
+                if not stored or remaining < 0 or not info.filename.endswith(".npy") or name in arrays:
+                    what = "the member %.100r of the .npz file is compressed, or not a .npy array" % info.filename
+                    raise ImageError(what, "write it with numpy.savez")
+                arrays[name] = _finite(_array(archive.read(info), "the member %.100r" % info.filename))
+    except bundle.ZIP_ERRORS as error:
+        raise ImageError("the .npz file cannot be read: %s" % error, "write it with numpy.savez")
+    return arrays
+
+
+def decode_file(content: Bytes, decoding: Decoding = AS_THEY_ARE) -> Any:
+    """Decode a trusted file: .npz, WAV, or an image in any format of the installed decoder.
 
     Raises:
         ImageError: the file has another format, or is damaged.
     """
+    if content.startswith(_ZIP):
+        return _named_arrays(content)
     if recording.is_wav(content):
         return recording.decode_wav(content, decoding.sound_rate, decoding.sound_channels)
     return pictures.decode(content, decoding.image_channels, orientation=decoding.orientation)

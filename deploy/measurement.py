@@ -16,6 +16,8 @@ from deploy.contract.preprocessing import Array
 Z95 = 1.959963984540054
 """The 97.5th percentile of the standard normal distribution."""
 RESAMPLES = 2000
+BEST_DB = 120.0
+"""Ratios of signal to error above this count as equal values."""
 Measured = Dict[str, Any]
 
 
@@ -74,3 +76,14 @@ def paired_drop(before: Array, after: Array) -> Measured:
     low, high = np.percentile(means, [2.5, 97.5])
     note = "paired on %d samples: %d lost, %d gained" % (len(change), (change > 0).sum(), (change < 0).sum())
     return measured(change.mean(), "fraction", note, (float(low), float(high)))
+
+
+def sqnr_db(expected: Array, actual: Array) -> float:
+    """Return the ratio of values to their errors in dB, at most BEST_DB; -BEST_DB if a value is NaN or infinite."""
+    signal = float(np.square(expected, dtype=np.float64).sum())
+    noise = float(np.square(np.subtract(actual, expected, dtype=np.float64)).sum())
+    if not isfinite(signal) or not isfinite(noise):
+        return -BEST_DB
+    if noise == 0:
+        return BEST_DB
+    return float(np.clip(10 * np.log10(max(signal, 1e-300) / noise), -BEST_DB, BEST_DB))

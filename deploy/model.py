@@ -10,68 +10,29 @@ The answer of a detector is `detection.Detections`::
 
     for detected in model(image).above(0.5).top():
         print(detected.label, detected.score, detected.box)
+
+The answer of other models is `answers.Outputs`, and models with several inputs take them by name or in their order::
+
+    mask = model(image)["mask"]
+    outputs = model({"sound": frame, "state": state})
 """
 
 from __future__ import annotations
 
 import dataclasses
 import threading
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
 from deploy import host, probe, runtime
+from deploy.answers import decoder
 from deploy.contract import bundle, signature
+from deploy.contract.bundle import BundledModel
 from deploy.contract.detection import Detector
 from deploy.contract.errors import ArgumentError, EdgeTpuError, ImageError, LoadError
-from deploy.contract.preprocessing import Array, PreprocessingError, dequantize, quantize
-from deploy.measurement import finite
+from deploy.contract.preprocessing import Array, PreprocessingError
 from deploy.runtime import InferenceSession, RuntimeOptions
-
-
-class Answer:
-    """The answer of a classifier for one sample.
-
-    Attributes:
-        scores: float32 [outputs], in the order of `labels`.
-        labels: the class names.
-    """
-
-    __slots__ = ("labels", "scores")
-
-    def __init__(self, scores: Array, labels: List[str]) -> None:
-        self.scores = scores
-        self.labels = labels
-
-    @property
-    def index(self) -> int:
-        """The index of the class with the highest score."""
-        return int(self.scores.argmax())
-
-    @property
-    def label(self) -> str:
-        """The name of the class with the highest score; its index if the bundle has no name for it."""
-        return self._name(self.index)
-
-    @property
-    def score(self) -> float:
-        """The highest score."""
-        return float(self.scores.max())
-
-    def top(self, count: int = 5) -> List[Tuple[str, float]]:
-        """Return the names and scores of the best classes, the best first; equal ones in the order of `labels`."""
-        order = np.argsort(-self.scores, kind="mergesort")[:count]
-        return [(self._name(int(index)), float(self.scores[index])) for index in order]
-
-    def rows(self, count: int = 5) -> List[Dict[str, Any]]:
-        """Return the same as plain maps of `label` and `score`; a score that is NaN or infinite is None."""
-        return [{"label": label, "score": finite(score)} for label, score in self.top(count)]
-
-    def _name(self, index: int) -> str:
-        return self.labels[index] if index < len(self.labels) else str(index)
-
-    def __repr__(self) -> str:
-        return "Answer(label=%r, score=%.6g)" % (self.label, self.score)
 
 
 class Model:
@@ -96,6 +57,7 @@ class Model:
         content: its .tflite file.
         session: this model in the runtime.
         trial: the result of the child process; None on the CPU.
+        decode: the function from the output tensors of a sample, in their dtypes, to its answer.
         remark: why the model runs on the CPU although the bundle has a compiled model; otherwise empty.
 
     Raises:
@@ -119,30 +81,29 @@ class Model:
         self.bundle = path if isinstance(path, bundle.Bundle) else bundle.read(path, signature.trusted())
         options = RuntimeOptions(device, threads, kernels, library)
         self.role, options, self.remark = _select(self.bundle, role, options)
-        entry = self.bundle.manifest["models"][self.role]
-        self.content = self.bundle.members[entry["file"]]
+        entry = self.bundle.models[self.role]
+        self.content = self.bundle.content(self.role)
         self.trial = None if options.device == "cpu" else probe.check(self.content, options)
         self.session = _load(self.content, options)
+        self.session.arrange(entry.outputs)
         _check_tensors(self.session, entry, self.bundle.detector)
         self.labels: List[str] = list(self.bundle.labels)
+        self.decode = decoder(self.bundle, entry.outputs)
         self._lock = threading.Lock()
-        self._input_scale = _scale(self.session.input)
-        self._to_scores = [_to_scores(detail) for detail in self.session.outputs]
-        self._outputs = [int(detail["index"]) for detail in self.session.outputs]
-        self._shape = tuple(int(length) for length in self.session.input["shape"])
-        self._dtype = np.dtype(self.session.input["dtype"])
+        self._input_layout = entry.input_layout
 
-    def __call__(self, image: Array) -> Any:
-        """Return the answer for one decoded sample: an `Answer`, or `Detections` if the model is a detector.
+    def __call__(self, sample: Any) -> Any:
+        """Return the answer for one decoded sample: an `Answer`, `Detections` of a detector, otherwise `Outputs`.
 
         Args:
-            image: an image [height, width, channels], or [height, width] for one channel, in the form that the
-                bundle's preprocessing takes; or a sound [samples], float32 from -1 to 1 or int16.
+            sample: an image [height, width, channels], or [height, width] for one channel, in the form that the
+                bundle's preprocessing takes; or a sound [samples], float32 from -1 to 1 or int16. For a model with
+                several inputs: the arrays by the names of the inputs, or in their order, without the batch.
 
         Raises:
             ImageError: the sample has the wrong shape or type.
         """
-        return self.answer(self.prepare(image))
+        return self.answer(self.prepare(sample))
 
     def batch(self, images: Iterable[Array]) -> List[Any]:
         """Return the answers for several samples, in their order."""
@@ -152,49 +113,78 @@ class Model:
         """Yield the answer for each sample of an iterator, such as a camera."""
         return (self(image) for image in images)
 
-    def prepare(self, image: Array) -> Array:
-        """Return a decoded sample as the model's input tensor: preprocessed, and quantized if the model is quantized.
+    def prepare(self, sample: Any) -> List[Array]:
+        """Return a decoded sample as the model's input tensors: preprocessed, and quantized if an input is quantized.
+
+        Args:
+            sample: see `__call__`; for a model with several inputs also a row [values] of all of them.
 
         Raises:
             ImageError: the sample has the wrong shape or type.
         """
+        tensors = self.session.inputs
         try:
-            values = self.bundle.preprocessing(np.asarray(image))
+            values = self.bundle.preprocessing(self._joined(sample))
         except PreprocessingError as error:
             what = "the sample cannot be preprocessed: %s" % error
             raise ImageError(what, "pass an image [height, width, channels], or a sound [samples]")
-        if (1,) + values.shape != self._shape:
-            shapes = (list(values.shape), list(self._shape[1:]))
-            what = "the sample has the shape %r after preprocessing, and the model takes %r" % shapes
-            raise ImageError(what, "pass samples of this shape, or package the model with a resize or length step")
-        values = values[np.newaxis]
-        if self._input_scale is None:
-            return values.astype(self._dtype)
-        return quantize(values, *self._input_scale, self._dtype)
+        layout = self._input_layout
+        shape = layout.shapes[0] if len(tensors) == 1 else (layout.size,)
+        if values.shape != shape:
+            what = "the sample has the shape %r after preprocessing, and the model takes %r"
+            hint = "pass samples of this shape, or package the model with a resize or length step"
+            raise ImageError(what % (list(values.shape), list(shape)), hint)
+        parts = layout.parts(values.reshape(1, -1))
+        return [tensor.stored(part).reshape(tensor.shape) for tensor, part in zip(tensors, parts)]
 
-    def answer(self, tensor: Array) -> Any:
-        """Return the answer for an input tensor from `prepare`.
+    def _joined(self, sample: Any) -> Array:
+        """Return a sample as one array: as it is for one input, as a row for several.
 
         Raises:
-            ImageError: the tensor has another shape or type.
+            ImageError: the inputs are not those of the model.
         """
-        session = self.session
+        layout = self._input_layout
+        if isinstance(sample, Mapping):
+            if set(sample) != set(layout.names):
+                what = "the sample has the inputs %s" % (", ".join(sorted(map(str, sample))) or "(none)")
+                raise ImageError(what, "pass %s" % ", ".join(layout.names))
+            sample = [sample[name] for name in layout.names]
+            if len(sample) == 1:
+                return np.asarray(sample[0])
+        if len(layout.names) == 1 or isinstance(sample, np.ndarray):
+            return np.asarray(sample)
+        if not isinstance(sample, (list, tuple)) or len(sample) != len(layout.names):
+            what = "the model has %d inputs" % len(layout.names)
+            raise ImageError(what, "pass a map or a list of arrays for %s" % ", ".join(layout.names))
+        arrays = [np.asarray(array) for array in sample]
+        for name, shape, array in zip(layout.names, layout.shapes, arrays):
+            if array.shape != shape or array.dtype.kind not in "uifb":
+                facts = (name, array.dtype, list(array.shape), list(shape))
+                raise ImageError("the input %s is %s %r" % facts[:3], "pass numbers of the shape %r" % (facts[3],))
+        return np.concatenate([array.astype(np.float32).ravel() for array in arrays])
+
+    def answer(self, tensors: Sequence[Array]) -> Any:
+        """Return the answer for the input tensors from `prepare`.
+
+        Raises:
+            ImageError: a tensor has another shape or type.
+        """
+        if len(tensors) != len(self.session.inputs):
+            what = "%d input tensors were passed, and the model has %d inputs"
+            raise ImageError(what % (len(tensors), len(self.session.inputs)), "create them with prepare()")
         with self._lock:
-            interpreter = session.interpreter
             try:
-                interpreter.set_tensor(session.input_index, tensor)
-                interpreter.invoke()
-                outputs = self._read_outputs(interpreter)
+                outputs = self.session.run_tensors(tensors)
             except (AttributeError, RuntimeError, ValueError) as error:
                 raise self._error(error)
-        return self._decode(outputs)
+        return self.decode(outputs)
 
-    def filled(self, fill: Callable[[Array], None]) -> Any:
+    def filled(self, fill: Callable[..., None]) -> Any:
         """Return the answer for an input that the caller writes into the memory of the runtime, without a copy.
 
         Args:
-            fill: a function that is called with the memory of the input tensor, in the dtype of the model (see
-                `session.input`), and writes all of it. It must not keep a reference: the runtime would refuse to run.
+            fill: a function that is called with the memory of each input tensor, in the dtype of the model (see
+                `session.inputs`), and writes all of it. It must not keep a reference: the runtime would refuse to run.
 
         Raises:
             ImageError: `fill` kept a reference to the memory.
@@ -203,23 +193,12 @@ class Model:
         with self._lock:
             if session.interpreter is None:
                 raise self._error(AttributeError())
-            fill(session.view())
+            fill(*[view() for view in session.views])
             try:
-                session.interpreter.invoke()
+                outputs = session.run_tensors(())
             except RuntimeError as error:
                 raise self._error(error)
-            outputs = self._read_outputs(session.interpreter)
-        return self._decode(outputs)
-
-    def _read_outputs(self, interpreter: Any) -> List[Array]:
-        """Return copies of the output tensors, in the dtype of the model."""
-        return [interpreter.get_tensor(index) for index in self._outputs]
-
-    def _decode(self, outputs: List[Array]) -> Any:
-        if self.bundle.detector is None:
-            return Answer(self._to_scores[0](outputs[0]), self.labels)
-        boxes, scores = (decode(output).reshape(output.shape[1:]) for decode, output in zip(self._to_scores, outputs))
-        return self.bundle.detector(boxes, scores, self.labels)
+        return self.decode(outputs)
 
     def _error(self, error: Exception) -> Exception:
         """Return the named error for an exception of the runtime."""
@@ -227,7 +206,7 @@ class Model:
         if self.session.interpreter is None:
             return ArgumentError("the model is closed", "create a new Model")
         if isinstance(error, ValueError):
-            return ImageError("the input tensor has the wrong shape or type: %s" % text, "create it with prepare()")
+            return ImageError("an input tensor has the wrong shape or type: %s" % text, "create it with prepare()")
         if "reference to internal data" in str(error):
             what = "the function that fills the input tensor kept a reference to it"
             return ImageError(what, "write to the tensor, and keep no reference")
@@ -268,13 +247,13 @@ def load_safely(opened: bundle.Bundle, role: Optional[str], options: RuntimeOpti
     """
     selected, selected_options, _ = _select(opened, role, options)
     if selected_options.device == "cpu":
-        probe.check(opened.members[opened.manifest["models"][selected]["file"]], selected_options)
+        probe.check(opened.content(selected), selected_options)
     return Model(opened, role, options.device, options.threads, options.kernels, options.library)
 
 
 def _select(opened: bundle.Bundle, role: Optional[str], options: RuntimeOptions) -> Tuple[str, RuntimeOptions, str]:
     """Return the model to use, its options, and the reason if it runs on the CPU instead of a compiled model."""
-    models = opened.manifest["models"]
+    models = opened.models
     if role is not None and role not in models:
         raise ArgumentError("the bundle has no model %r" % role, "use one of: %s" % ", ".join(sorted(models)))
     tpu_requested = options.device not in ("", "cpu")
@@ -289,9 +268,9 @@ def _select(opened: bundle.Bundle, role: Optional[str], options: RuntimeOptions)
         else:
             remark = "no Edge TPU is on USB or PCIe: the int8 model runs on the CPU"
     if role == "compiled":
-        probe.check(opened.members[models["compiled"]["file"]], options)
+        probe.check(opened.content("compiled"), options)
         return role, options, ""
-    default = "int8" if "int8" in models else "original"
+    default = next(name for name in ("int8", "original", "compiled") if name in models)
     return role or default, dataclasses.replace(options, device="cpu"), remark
 
 
@@ -303,49 +282,22 @@ def _load(content: bytes, options: RuntimeOptions) -> InferenceSession:
         raise EdgeTpuError("another process opened the Edge TPU: %s" % runtime.first_line(error), "try again", "busy")
 
 
-def _scale(detail: Dict[str, Any]) -> Optional[Tuple[float, int]]:
-    """Return scale and zero point of a quantized tensor; None for float."""
-    if not np.issubdtype(detail["dtype"], np.integer):
-        return None
-    scale, zero_point = detail["quantization"]
-    return float(scale), int(zero_point)
-
-
-def _to_scores(detail: Dict[str, Any]) -> Callable[[Array], Array]:
-    """Return the function from an output tensor to float32 scores. For 8 bits it looks them up in a table: faster."""
-    scale = _scale(detail)
-    dtype = np.dtype(detail["dtype"])
-    shape = [int(length) for length in detail["shape"]]
-    if scale is None:
-        return lambda output: output.ravel().astype(np.float32)
-    if dtype.itemsize > 1:
-        return lambda output: dequantize(output.ravel(), *scale)
-    table = dequantize(np.arange(256, dtype=np.uint8).view(dtype), *scale)
-    take = table.take  # a negative int8 indexes from the end of the table, where its value is
-    if len(shape) == 2 and shape[0] == 1:
-        return lambda output: take(output[0])
-    return lambda output: take(output.ravel())
-
-
-def _check_tensors(session: InferenceSession, entry: Dict[str, Any], detector: Optional[Detector]) -> None:
-    """Check that shapes, types and scales of the model are those of the manifest."""
-    tensors = {"input": session.input, "output": session.output}
-    if len(session.outputs) != (1 if detector is None else 2):
-        raise LoadError("the model has %d outputs" % len(session.outputs), "package the model again")
+def _check_tensors(session: InferenceSession, entry: BundledModel, detector: Optional[Detector]) -> None:
+    """Check that shapes, dtypes and scales of the model are those of the manifest."""
+    for end, actual, expected in (("input", session.inputs, entry.inputs), ("output", session.outputs, entry.outputs)):
+        if len(actual) != len(expected):
+            what = "the model has %d %ss, and the manifest %d" % (len(actual), end, len(expected))
+            raise LoadError(what, "package the model again")
+        for tensor, described in zip(actual, expected):
+            if tensor[1:] != described[1:]:  # names differ between runtimes
+                what = "the model's %s %s differs from the manifest" % (end, described.name)
+                raise LoadError(what, "package the model again")
+            if tensor.scale is None and tensor.dtype in ("int8", "uint8", "int16"):
+                what = "the model's %s %s is %s without one scale" % (end, tensor.name, tensor.dtype)
+                raise LoadError(what, "package another model")
     if detector is not None:
-        tensors["boxes"] = session.outputs[0]
-        counts = (int(session.output["shape"][1]), len(detector.anchors))
-        if counts[0] != counts[1]:
-            raise LoadError("the model has %d anchors, and the manifest %d" % counts, "package the model again")
-    for name, detail in tensors.items():
-        scale, zero_point = detail["quantization"]
-        actual = {
-            "shape": [int(length) for length in detail["shape"]],
-            "dtype": np.dtype(detail["dtype"]).name,
-            "scale": float(scale) or None,
-            "zero_point": int(zero_point),
-        }
-        if any(entry[name][key] != value for key, value in actual.items()):
-            raise LoadError("the model's %s differs from the manifest" % name, "package the model again")
-        if np.issubdtype(detail["dtype"], np.integer) and not scale:
-            raise LoadError("the model's %s is quantized without one scale" % name, "package another model")
+        anchors = len(detector.anchors)
+        boxes, scores = (tensor.shape for tensor in session.outputs)
+        if boxes != (1, anchors, 4) or len(scores) != 3 or scores[:2] != (1, anchors):
+            what = "the model has boxes %r and scores %r, and the manifest %d anchors"
+            raise LoadError(what % (list(boxes), list(scores), anchors), "package the model again")

@@ -15,8 +15,6 @@ import sys
 import time
 from typing import Any, Dict, List, Optional
 
-import numpy as np
-
 from deploy import child_process, host, runtime
 from deploy.child_process import ChildResult, Report
 from deploy.contract.errors import ArgumentError, DeviceError, EdgeTpuError, LoadError, RuntimeLibraryError
@@ -121,7 +119,7 @@ def _try_model(content: bytes, options: RuntimeOptions, report: Report) -> None:
     begin("interpreter")
     session = runtime.InferenceSession(library, content, options, delegate)
     begin("inference")
-    session.run(np.zeros(session.input["shape"], session.input["dtype"]))
+    session.run_tensors(session.zeros())
     begin("end")
 
 

@@ -13,13 +13,13 @@ import dataclasses
 import inspect
 import os
 import re
-from typing import Any, Callable, Dict, FrozenSet, Optional, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from deploy.contract.detection import ordered
 from deploy.contract.errors import ArgumentError, DeviceError, EdgeTpuError, LoadError, RuntimeLibraryError
 from deploy.contract.preprocessing import Array
+from deploy.contract.tensors import TensorDescription, as_row
 from deploy.host import version_numbers
 
 LIBRARY = "libedgetpu.so.1"
@@ -174,16 +174,15 @@ class InferenceSession:
 
     Attributes:
         interpreter: the interpreter of the runtime.
-        input: the details of the input tensor.
-        output: the details of the output tensor; for a detector, of the scores.
-        outputs: the details of all outputs; for a detector, boxes and scores in this order.
-        input_index: the index of the input tensor.
-        output_index: the index of the output tensor.
-        view: a function that returns the memory of the input tensor. The runtime refuses to run while a reference to
+        inputs: the descriptions of the input tensors.
+        outputs: the descriptions of the output tensors, in the order of the model or of `arrange`.
+        input_indices: the indices of the input tensors.
+        output_indices: the indices of the output tensors.
+        views: functions that return the memory of each input tensor. The runtime refuses to run while a reference to
             this memory exists.
 
     Raises:
-        LoadError: the runtime refuses the model, or the model has several inputs or outputs and is not a detector.
+        LoadError: the runtime refuses the model.
         EdgeTpuError: the model is compiled for the Edge TPU and loaded for the CPU, or libedgetpu refuses it.
         RuntimeLibraryError: the runtime itself does not work.
         OSError, ValueError: the delegate cannot be loaded; `probe.check` finds the cause.
@@ -197,33 +196,59 @@ class InferenceSession:
         self._delegate = delegate
         self.interpreter = _interpreter(runtime, content, options, self._delegate)
         inputs = self.interpreter.get_input_details()
+        self.inputs = TensorDescription.of(inputs)
+        self.input_indices = [int(detail["index"]) for detail in inputs]
+        self.views = [self.interpreter.tensor(index) for index in self.input_indices]
         outputs = self.interpreter.get_output_details()
-        boxes_first = outputs if len(outputs) == 1 else ordered(outputs)
-        if len(inputs) != 1 or boxes_first is None:
-            raise LoadError("the model has %d inputs and %d outputs, not one of each" % (len(inputs), len(outputs)))
-        self.input = inputs[0]
-        self.outputs = boxes_first
-        self.output = boxes_first[-1]
-        self.input_index = int(self.input["index"])
-        self.output_index = int(self.output["index"])
-        self.view = self.interpreter.tensor(self.input_index)
+        self.output_indices = [int(detail["index"]) for detail in outputs]
+        if any((np.asarray(detail.get("shape_signature", ())) < 0).any() for detail in outputs):
+            outputs = self._with_shapes(outputs)
+        self.outputs = TensorDescription.of(outputs)
 
-    def run(self, tensor: Array) -> Array:
-        """Run one inference; return a copy of the output tensor, in the dtype of the model.
+    def _with_shapes(self, outputs: List[Any]) -> List[Any]:
+        """Return details of outputs whose shapes are only known after an inference."""
+        try:
+            self.run_tensors(self.zeros())
+        except (ValueError, RuntimeError) as error:
+            raise load_error(self.runtime, error)
+        shapes = [self.interpreter.get_tensor(index).shape for index in self.output_indices]
+        return [dict(detail, shape=shape) for detail, shape in zip(outputs, shapes)]
 
-        The two outputs of a detector are concatenated: [1, anchors * (4 + classes)].
+    def zeros(self) -> List[Array]:
+        """Return input tensors of zeros."""
+        return [np.zeros(tensor.shape, tensor.dtype) for tensor in self.inputs]
+
+    def arrange(self, expected: Sequence[TensorDescription]) -> None:
+        """Put the outputs into the order of the manifest, by their names or by everything else that describes them.
+
+        Compilers may change the order. Where neither is clear, the order of the model is kept.
         """
+        keys: Tuple[Callable[[TensorDescription], Any], ...] = (lambda tensor: tensor.name, lambda tensor: tensor[1:])
+        for key in keys:
+            actual = [key(tensor) for tensor in self.outputs]
+            expected_keys = [key(tensor) for tensor in expected]
+            if len(set(expected_keys)) == len(expected_keys) == len(actual) and set(actual) == set(expected_keys):
+                order = [actual.index(each) for each in expected_keys]
+                self.outputs = [self.outputs[place] for place in order]
+                self.output_indices = [self.output_indices[place] for place in order]
+                return
+
+    def run_tensors(self, tensors: Sequence[Array]) -> List[Array]:
+        """Run one inference; return copies of the output tensors, in the dtypes of the model."""
         interpreter = self.interpreter
-        interpreter.set_tensor(self.input_index, tensor)
+        for index, tensor in zip(self.input_indices, tensors):
+            interpreter.set_tensor(index, tensor)
         interpreter.invoke()
-        if len(self.outputs) == 1:
-            return interpreter.get_tensor(self.output_index)
-        parts = [interpreter.get_tensor(int(detail["index"])).reshape(1, -1) for detail in self.outputs]
-        return np.concatenate(parts, axis=1)
+        return [interpreter.get_tensor(index) for index in self.output_indices]
+
+    def run(self, tensors: Sequence[Array]) -> Array:
+        """Run one inference; return its outputs as the host stores them: one output as it is, several as one row."""
+        return as_row(self.run_tensors(tensors))
 
     def close(self) -> None:
         """Release the memory and the Edge TPU."""
-        self.view = self.interpreter = self._delegate = None  # the delegate must be released last
+        self.views = []
+        self.interpreter = self._delegate = None  # the delegate must be released last
 
 
 def load_delegate(runtime: Runtime, options: RuntimeOptions) -> Any:

@@ -2,7 +2,8 @@
 
 ::
 
-    POST /v1/predict?top=3   a .npy array, raw numbers (X-Shape, X-Dtype), JPEG, PNG, WAV; labels and scores
+    POST /v1/predict?top=3   a .npy array, raw numbers (X-Shape, X-Dtype), JPEG, PNG, WAV; for several inputs .npz.
+                             The answer has labels and scores, objects, or the values of the outputs
     GET  /v1/model           which bundle and model this is
     GET  /metrics            for Prometheus
     GET  /healthz            200 while the process can work; otherwise restart it
@@ -32,6 +33,7 @@ from typing import Any, Callable, Deque, Dict, List, Set, Tuple
 
 from deploy import connection, protocol
 from deploy.admission import PATHS, Admission, ServiceLimits, requested_top
+from deploy.answers import to_json
 from deploy.connection import ClientGoneError, Connection
 from deploy.contract.decoding import Decoding
 from deploy.contract.errors import ImageError, UnexpectedError
@@ -380,7 +382,7 @@ class Server:
             "request_id": head.request_id,
             "bundle": self.facts["name"],
             "role": self.facts["role"],
-            "top": job.answer.rows(requested_top(head)),
+            **to_json(job.answer, requested_top(head)),
             "queue_ms": round((job.started - job.entered) * 1000, 3),
             "model_ms": round((job.ended - job.started) * 1000, 3),
         }

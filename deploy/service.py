@@ -126,21 +126,22 @@ def _run_until_signal(server: Server) -> None:
 def _facts(model: Any) -> Dict[str, Any]:
     """Return the answer to /v1/model: the manifest without its file tables, and the model in use."""
     manifest = model.bundle.manifest
-    entry = manifest["models"][model.role]
+    entry = model.bundle.models[model.role]
     digests = {row["name"]: row["sha256"] for row in manifest["members"]}
     signer = model.bundle.signer
     facts = {
         "schema_version": 1,
         "name": manifest["name"],
         "coralline": manifest["coralline"],
-        "sha256": digests[entry["file"]],
+        "sha256": digests[entry.file],
         "signed_by": None if signer is None else signature.key_name(signer),
+        "task": model.bundle.task,
         "labels": list(manifest["labels"]),
         "preprocessing": manifest["preprocessing"],
         "sample_rate": model.bundle.decoding.sound_rate,
         "decoding": dict(model.bundle.decoding._asdict()),
-        "input": entry["input"],
-        "output": entry["output"],
+        "inputs": [tensor.to_json() for tensor in entry.inputs],
+        "outputs": [tensor.to_json() for tensor in entry.outputs],
     }
     facts.update(model.describe())
     return facts

@@ -1,6 +1,6 @@
-"""The model and its queue, with two threads: one decodes and prepares images, the other runs the model.
+"""The model and its queue, with two threads: one decodes and prepares samples, the other runs the model.
 
-The runtime releases Python's lock while the model runs, so the next image is prepared at the same time.
+The runtime releases Python's lock while the model runs, so the next sample is prepared at the same time.
 This module uses no sockets.
 """
 
@@ -22,7 +22,7 @@ STUCK_S = 60.0
 
 
 class Job:
-    """One image in the queue or in the model.
+    """One sample in the queue or in the model.
 
     Args:
         body: the body that the client sent.
@@ -50,7 +50,7 @@ class Job:
         "owner",
         "shape",
         "started",
-        "tensor",
+        "tensors",
     )
 
     def __init__(self, body: Bytes, shape: str, dtype: str, owner: Any) -> None:
@@ -58,7 +58,7 @@ class Job:
         self.shape = shape
         self.dtype = dtype
         self.owner = owner
-        self.tensor: Any = None
+        self.tensors: Any = None
         self.answer: Any = None
         self.error: Optional[DeviceError] = None
         self.cancelled = False
@@ -176,7 +176,7 @@ class Worker:
                 return
             if not job.cancelled:
                 self._guarded(job, self._answer)
-            job.tensor = None
+            job.tensors = None
             self._end(job)
 
     def _end(self, job: Job) -> None:
@@ -187,12 +187,12 @@ class Worker:
             self._failures.add(error)
 
     def _prepare(self, job: Job) -> None:
-        job.tensor = self._model.prepare(decode_body(job.body, job.shape, job.dtype, self._decoding))
+        job.tensors = self._model.prepare(decode_body(job.body, job.shape, job.dtype, self._decoding))
 
     def _answer(self, job: Job) -> None:
         self._since = job.started = time.monotonic()
         try:
-            job.answer = self._model.answer(job.tensor)
+            job.answer = self._model.answer(job.tensors)
         finally:
             self._since = None
             self.failed = job.answer is None

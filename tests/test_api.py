@@ -154,7 +154,8 @@ def test_the_digest_of_arrays_follows_their_content() -> None:
     ("train", "message"),
     [
         ((np.zeros((3, 4)), np.zeros(2, int)), "3 samples have 2 labels"),
-        ((np.zeros((3, 4)), np.zeros(3)), "labels are float64"),
+        ((np.zeros((3, 4)), np.full(3, np.nan)), "labels have values that are NaN"),
+        ((np.zeros((3, 4)), np.array(["a", "b", "c"])), "labels are <U1"),
         ((np.array(["a", "b"]), np.zeros(2, int)), "samples are <U1"),
     ],
 )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compress import targets
 from compress.api.files import FilePath
 from compress.api.pipelines import RunResult, SilentMonitor
 from compress.errors import DataError, ModelError
@@ -210,7 +211,7 @@ def _pipeline(path: Path, name: str, inputs: ModelInputs, calibrate: Path | None
     return {
         "schema_version": 1,
         "name": name,
-        "target": "edgetpu",
+        "target": targets.DEFAULT,
         "model": {"file": str(path.resolve())},
         "data": {**data, "task": "outputs"},
         "stages": stages,
@@ -228,7 +229,12 @@ def _random(inputs: ModelInputs) -> dict[str, Any]:
         generator = np.random.default_rng(0)
         samples = generator.random((LOOKED_AT, *inputs.shapes[0]), np.float32)
         settings["low"], settings["high"] = _range(inputs, samples)
-    return {"source": {"random": settings}}
+    return {"source": {"random": settings}, **_unchanged(inputs)}
+
+
+def _unchanged(inputs: ModelInputs) -> dict[str, Any]:
+    """Return the preprocessing of samples that have the shape of the input: those of two axes get a third one."""
+    return {"preprocess": [{"squeeze": {"axis": -1}}]} if [len(shape) for shape in inputs.shapes] == [2] else {}
 
 
 def _samples(path: Path, inputs: ModelInputs) -> dict[str, Any]:
@@ -238,7 +244,7 @@ def _samples(path: Path, inputs: ModelInputs) -> dict[str, Any]:
         DataError: no source fits it.
     """
     if path.suffix.lower() in (".npz", ".npy"):
-        return {"source": _arrays(path, inputs)}
+        return {"source": _arrays(path, inputs), **_unchanged(inputs)}
     names = [found.name.lower() for found in sorted(path.rglob("*"))] if path.is_dir() else []
     if any(name.endswith(IMAGES) for name in names):
         return _photos(path, inputs)

@@ -86,7 +86,8 @@ def _print_results(record: RunRecord, folder: Path) -> None:
         for reason in record.verdict.reasons:
             write(f"- {reason}")
     if record.placement is not None:
-        write(record.placement.reason or "compiled for the Edge TPU")
+        if record.placement.compiled:
+            write("compiled for the Edge TPU")
         write(record.placement.summary)
     write(f"report: {folder / 'report.html'}")
 

@@ -1,8 +1,8 @@
-"""A bundle's model as a C++ header for coralmicro (Dev Board Micro): bytes, quantization, labels, preprocessing.
+"""A bundle's model as a C++ header for coralmicro (Dev Board Micro): bytes, inputs, outputs, labels, preprocessing.
 
-Not tested on hardware: the header compiles, and its values are those of the bundle. It is C++17 and needs only <cmath>
-and <cstdint>. The arithmetic is that of `deploy.contract.preprocessing` after resize and crop, which the camera driver
-does.
+Not tested on hardware: the header compiles, and its values are those of the bundle. It is C++17 and needs only the
+standard library. The arithmetic is that of `deploy.contract.preprocessing` after resize and crop, which the camera
+driver does.
 """
 
 from __future__ import annotations
@@ -18,60 +18,74 @@ import numpy as np
 from compress.errors import ModelError, PipelineError
 from compress.files import explain, write_atomically
 from deploy.contract import bundle
+from deploy.contract.tensors import TensorDescription
 
 ALIGNMENT = 16
+MAX_RANK = 8
 _PER_LINE = 20
-_TYPES = {"int8": "std::int8_t", "uint8": "std::uint8_t"}
+_TYPES = {
+    "int8": "std::int8_t",
+    "uint8": "std::uint8_t",
+    "int16": "std::int16_t",
+    "int32": "std::int32_t",
+    "int64": "std::int64_t",
+    "float32": "float",
+    "bool": "bool",
+}
+_INPUTS = ("int8", "uint8")
 _TEXT = """\
 // {name}.coralline, the {role} model, as a header for coralmicro and other C++17 programs.
 // Made by Coralline. NOT TESTED ON HARDWARE: it compiles, and its values are those of the bundle.
 // SHA-256 of the model: {digest}
-// Preprocessing of the bundle: {steps}
+// Task: {task}. Preprocessing of the bundle: {steps}
 //
-//   auto* input = interpreter.input_tensor(0);        // kInput.dims, quantized as kInput says
-//   for each pixel and channel of an image that has kHeight x kWidth:
-//     tflite::GetTensorData<{input_type}>(input)[i] = Quantized(pixel, channel);
-//   Invoke(); Score(tflite::GetTensorData<{output_type}>(interpreter.output_tensor(0))[k]) is the score of kLabels[k].
+{usage}
 #ifndef {guard}
 #define {guard}
 
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 namespace coralline::{space} {{
 
 struct Tensor {{
-  int dims[4];
+  const char* name;
+  const char* type;
+  int dims[{rank}];
   int rank;
-  float scale;
+  float scale;  // 0: the values are not quantized
   int zero_point;
 }};
 
-inline constexpr Tensor kInput = {input};
-inline constexpr Tensor kOutput = {output};
-inline constexpr int kHeight = {height}, kWidth = {width}, kChannels = {channels};
-
-// The preprocessed value of a resized pixel, for each channel: pixel * kFactor + kOffset. The bundle's steps are
-// combined and rounded once. Therefore Quantized() may differ from the Python runner by one step for some pixels.
-inline constexpr float kFactor[] = {{{factor}}};
-inline constexpr float kOffset[] = {{{offset}}};
+inline constexpr int kInputCount = {input_count};
+inline constexpr Tensor kInputs[] = {{
+{inputs}
+}};
+inline constexpr int kOutputCount = {output_count};
+inline constexpr Tensor kOutputs[] = {{
+{outputs}
+}};
 
 inline constexpr int kLabelCount = {label_count};
 inline constexpr const char* kLabels[] = {{{labels}}};
 
-// The model's input for one value of a resized image. Rounds half to even, as the bundle's Python does.
-inline {input_type} Quantized(float pixel, int channel) {{
-  const float value = std::nearbyint((pixel * kFactor[channel] + kOffset[channel]) / kInput.scale) +
-                      static_cast<float>(kInput.zero_point);
-  return static_cast<{input_type}>(value < {low} ? {low} : value > {high} ? {high} : value);
+// The stored value of a quantized tensor for a real value. Rounds half to even, as the bundle's Python does.
+template <typename T>
+inline T Quantized(float value, const Tensor& tensor) {{
+  const float low = static_cast<float>(std::numeric_limits<T>::min());
+  const float high = static_cast<float>(std::numeric_limits<T>::max());
+  const float stored = std::nearbyint(value / tensor.scale) + static_cast<float>(tensor.zero_point);
+  return static_cast<T>(stored < low ? low : stored > high ? high : stored);
 }}
 
-// The score of a stored output value.
-inline float Score({output_type} stored) {{
-  return static_cast<float>(static_cast<int>(stored) - kOutput.zero_point) * kOutput.scale;
+// The real value of a stored value of a quantized tensor.
+template <typename T>
+inline float Real(T stored, const Tensor& tensor) {{
+  return static_cast<float>(static_cast<int>(stored) - tensor.zero_point) * tensor.scale;
 }}
-
+{image}
 inline constexpr std::size_t kModelSize = {size};
 alignas({alignment}) inline constexpr std::uint8_t kModel[kModelSize] = {{
 {model}
@@ -81,6 +95,27 @@ alignas({alignment}) inline constexpr std::uint8_t kModel[kModelSize] = {{
 
 #endif  // {guard}
 """
+_IMAGE = """
+inline constexpr int kHeight = {height}, kWidth = {width}, kChannels = {channels};
+
+// The preprocessed value of a resized pixel, for each channel: pixel * kFactor + kOffset. The bundle's steps are
+// combined and rounded once. Therefore Pixel() may differ from the Python runner by one step for some pixels.
+inline constexpr float kFactor[] = {{{factor}}};
+inline constexpr float kOffset[] = {{{offset}}};
+
+// The model's input for one value of a resized image.
+inline {type} Pixel(float pixel, int channel) {{
+  return Quantized<{type}>(pixel * kFactor[channel] + kOffset[channel], kInputs[0]);
+}}
+"""
+_IMAGE_USAGE = """\
+//   for each pixel and channel of an image that has kHeight x kWidth:
+//     tflite::GetTensorData<{type}>(interpreter.input_tensor(0))[i] = Pixel(pixel, channel);"""
+_INPUT_USAGE = """\
+//   for each value of the input k (kInputs[k]):
+//     tflite::GetTensorData<T>(interpreter.input_tensor(k))[i] = Quantized<T>(value, kInputs[k]);"""
+_OUTPUT_USAGE = """\
+//   Invoke(); Real(tflite::GetTensorData<T>(interpreter.output_tensor(k))[i], kOutputs[k]) is the value of output k."""
 
 
 def export(path: Path, out: Path, role: str | None = None) -> str:
@@ -92,7 +127,7 @@ def export(path: Path, out: Path, role: str | None = None) -> str:
         role: `compiled` or `int8`; None for the compiled model if there is one, otherwise the int8 model.
 
     Raises:
-        ModelError: not a bundle, or the bundle of a detector.
+        ModelError: not a bundle, or see `text`.
         PipelineError: the bundle has no model of this role.
         StoreError: the header cannot be written.
     """
@@ -102,9 +137,7 @@ def export(path: Path, out: Path, role: str | None = None) -> str:
         raise ModelError(f"cannot be read: {error.strerror}", where=str(path)) from error
     except bundle.BundleError as error:
         raise ModelError(str(error), where=str(path)) from error
-    if opened.detector is not None:
-        raise ModelError("is a detector", where=str(path), allowed="classifiers: a header has one output")
-    models = opened.manifest["models"]
+    models = opened.models
     chosen_role = role or ("compiled" if "compiled" in models else "int8")
     if chosen_role not in models:
         raise PipelineError(
@@ -122,47 +155,63 @@ def text(opened: bundle.Bundle, role: str, where: str = "") -> str:
     """Return the text of the header.
 
     Raises:
-        ModelError: the input or output is not 8-bit, the input is not an image, or the preprocessing has other steps
-            than resize, crop, scale and normalize.
+        ModelError: an input is not 8-bit, an output has a type that the header does not support, or the preprocessing
+            has other steps than resize, crop, scale and normalize of an image.
     """
-    entry = opened.manifest["models"][role]
-    content = opened.members[entry["file"]]
-    input_tensor = entry["input"]
-    output_tensor = entry["output"]
-    for end, tensor in (("input", input_tensor), ("output", output_tensor)):
-        if tensor["dtype"] not in _TYPES or not tensor["scale"]:
-            raise ModelError(f"its {end} is {tensor['dtype']}; coralmicro takes int8 and uint8", where=where)
-    if len(input_tensor["shape"]) != 4 or len(output_tensor["shape"]) > 4:
-        raise ModelError(f"its input {input_tensor['shape']} is not an image [1, height, width, channels]", where=where)
-    limits = np.iinfo(input_tensor["dtype"])
-    _, height, width, channels = input_tensor["shape"]
-    factor, offset = _line(opened.manifest["preprocessing"]["steps"], channels, where)
+    model = opened.models[role]
+    content = opened.content(role)
+    for tensor in model.inputs:
+        if tensor.dtype not in _INPUTS or not tensor.scale:
+            raise ModelError(f"its input {tensor.name} is {tensor.dtype}; coralmicro takes int8 and uint8", where=where)
+    for tensor in model.outputs:
+        if tensor.dtype not in _TYPES:
+            raise ModelError(f"its output {tensor.name} is {tensor.dtype}", where=where, allowed=", ".join(_TYPES))
+    steps = opened.manifest["preprocessing"]["steps"]
+    image = _image(model.inputs[0], steps, where) if _takes_image(model) else ""
+    if steps and not image:
+        raise ModelError("has preprocessing, and its input is not an image [1, height, width, channels]", where=where)
     space = re.sub(r"[^a-z0-9]+", "_", opened.manifest["name"].lower()).strip("_") or "model"
     space = f"m_{space}" if space[0].isdigit() else space
     labels = list(opened.labels)
+    usage = _IMAGE_USAGE.format(type=_TYPES[model.inputs[0].dtype]) if image else _INPUT_USAGE
     return _TEXT.format(
         name=_comment(opened.manifest["name"]),
         role=role,
-        digest=next(row["sha256"] for row in opened.manifest["members"] if row["name"] == entry["file"]),
-        steps=_comment(json.dumps(opened.manifest["preprocessing"]["steps"])),
+        task=opened.task,
+        digest=next(row["sha256"] for row in opened.manifest["members"] if row["name"] == model.file),
+        steps=_comment(json.dumps(steps)),
+        usage=f"{usage}\n{_OUTPUT_USAGE}",
         guard=f"CORALLINE_{space.upper()}_H_",
         space=space,
-        input=_tensor(input_tensor),
-        output=_tensor(output_tensor),
-        input_type=_TYPES[input_tensor["dtype"]],
-        output_type=_TYPES[output_tensor["dtype"]],
+        rank=MAX_RANK,
+        input_count=len(model.inputs),
+        inputs=_tensors(model.inputs),
+        output_count=len(model.outputs),
+        outputs=_tensors(model.outputs),
+        image=image,
+        label_count=len(labels),
+        labels=", ".join(_string(label) for label in labels) or "nullptr",
+        size=len(content),
+        alignment=ALIGNMENT,
+        model=_bytes(content),
+    )
+
+
+def _takes_image(model: bundle.BundledModel) -> bool:
+    return len(model.inputs) == 1 and len(model.inputs[0].shape) == 4
+
+
+def _image(tensor: TensorDescription, steps: Sequence[dict[str, Any]], where: str) -> str:
+    """Return the part of the header for a model that takes one image."""
+    _, height, width, channels = tensor.shape
+    factor, offset = _line(steps, channels, where)
+    return _IMAGE.format(
         height=height,
         width=width,
         channels=channels,
         factor=", ".join(map(_float, factor)),
         offset=", ".join(map(_float, offset)),
-        label_count=len(labels),
-        labels=", ".join(_string(label) for label in labels) or "nullptr",
-        low=f"{limits.min}.0f",
-        high=f"{limits.max}.0f",
-        size=len(content),
-        alignment=ALIGNMENT,
-        model=_bytes(content),
+        type=_TYPES[tensor.dtype],
     )
 
 
@@ -196,10 +245,15 @@ def _line(steps: Sequence[dict[str, Any]], channels: int, where: str) -> tuple[l
     return factor.tolist(), offset.tolist()
 
 
-def _tensor(tensor: dict[str, Any]) -> str:
-    shape = [*tensor["shape"], 1, 1, 1, 1][:4]
-    dims = ", ".join(map(str, shape))
-    return f"{{{{{dims}}}, {len(tensor['shape'])}, {_float(tensor['scale'])}, {tensor['zero_point']}}}"
+def _tensors(tensors: Sequence[TensorDescription]) -> str:
+    """Return the rows of an array of `Tensor`."""
+    rows = []
+    for tensor in tensors:
+        dims = ", ".join(map(str, [*tensor.shape, *[1] * MAX_RANK][:MAX_RANK]))
+        kind = _string(_TYPES[tensor.dtype])
+        values = f"{len(tensor.shape)}, {_float(tensor.scale or 0.0)}, {tensor.zero_point}"
+        rows.append(f"    {{{_string(tensor.name)}, {kind}, {{{dims}}}, {values}}},")
+    return "\n".join(rows)
 
 
 def _float(value: float) -> str:

@@ -16,7 +16,7 @@ from compress.report.record import (
     StageRecord,
     VerdictRecord,
 )
-from compress.tasks.findings import Finding
+from compress.tasks.findings import VerdictReason
 
 RANDOM = "random"
 """The data source of random samples."""
@@ -38,7 +38,7 @@ class VerdictMaterial:
     """
 
     degeneracy: DegeneracyRecord | None
-    task: Sequence[Finding]
+    task: Sequence[VerdictReason]
     data: DataRecord | None
     stages: tuple[StageRecord, ...]
     placement: PlacementRecord | None
@@ -60,11 +60,11 @@ def judged(material: VerdictMaterial) -> VerdictRecord:
     return VerdictRecord("usable with warnings" if warnings else "usable", tuple(dict.fromkeys(warnings)))
 
 
-def _about_outputs(verdicts: DegeneracyRecord | None) -> Iterator[Finding]:
+def _about_outputs(verdicts: DegeneracyRecord | None) -> Iterator[VerdictReason]:
     """Yield whether the outputs of both models depend on the input."""
     text = degeneracy.in_words(verdicts)
     if text and verdicts is not None:
-        yield Finding("not usable" if verdicts.result.verdict == "degenerate" else "warning", text)
+        yield VerdictReason("not usable" if verdicts.result.verdict == "degenerate" else "warning", text)
 
 
 def _about_data(data: DataRecord | None) -> Iterator[str]:
@@ -95,7 +95,7 @@ def _about_placement(placement: PlacementRecord | None) -> Iterator[str]:
     if placement.failure:
         yield f"the compiler will refuse the model: {placement.failure}"
     elif placement.reason:
-        yield f"{placement.reason}: compile model.tflite with `edgetpu_compiler -s model.tflite` on x86-64 Linux"
+        yield placement.reason
     slower = [host for host, latency in placement.expected_latency.items() if latency.cpu_alone_ms < latency.latency_ms]
     if slower:
         hosts = ", ".join(slower)

@@ -43,7 +43,7 @@ from compress.report.record import (
 from compress.stage import host
 from compress.tasks import TASKS, limits, task_of
 from compress.tasks.base import Task
-from compress.tasks.findings import Finding
+from compress.tasks.findings import VerdictReason
 from compress.tflite.interpreter import version
 from compress.version import __version__
 
@@ -173,7 +173,7 @@ def _degeneracy(task: Task, findings: Findings) -> DegeneracyRecord | None:
     return DegeneracyRecord(original, result)
 
 
-def _task_findings(task: Task, findings: Findings) -> Sequence[Finding]:
+def _task_findings(task: Task, findings: Findings) -> Sequence[VerdictReason]:
     """Return what the task says about the result; nothing if it was not measured."""
     if not findings.stages:
         return ()

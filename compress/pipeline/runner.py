@@ -41,7 +41,7 @@ from compress.progress import Progress
 from compress.report import render
 from compress.report.json_values import decode
 from compress.report.record import ErrorRecord, Measurements, RunRecord, SensitivityRecord, StageRecord, StageStatus
-from compress.stage import Context, Probe, Stage, Work
+from compress.stage import Context, Need, Probe, Stage, Work
 from compress.stages.sensitivity import Sensitivity
 from compress.tasks import task_of
 
@@ -131,9 +131,14 @@ class PipelineRun:
                 "settings": work.identity(),
                 "environment": {**work.environment(), **work.target_environment(pipeline.target)},
                 "given": {name: artifact.digest for name, artifact in inputs.items()},
-                "needs": {need: needs[need]() for need in sorted(work.needs)},
+                "needs": {need: needs[need]() for need in sorted(self._needs(work))},
             }
         )
+
+    def _needs(self, work: Work) -> frozenset[Need]:
+        """Return the dependencies of a result; a model whose outputs are described by their values needs the data."""
+        described = task_of(self.pipeline.data).learns_from_original
+        return work.needs | {"data"} if described else work.needs
 
     def _data_digest(self) -> str:
         """Return the digest of samples and targets."""

@@ -94,7 +94,7 @@ def outputs(record: RunRecord) -> list[Section]:
         rows.append((shorten(output.name), shape, f"{output.sqnr_db:.1f} dB", f"{output.max_abs_error:.3g}", same))
     header = ("Output", "Shape", "Signal to quantization noise", "Largest difference", "Equal decisions")
     caption = "The result compared with the original on the test split; measured."
-    return [Section("Outputs", table(header, rows, caption))]
+    return [Section("Outputs compared", table(header, rows, caption))]
 
 
 def costs(record: RunRecord) -> Section:

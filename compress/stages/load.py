@@ -18,7 +18,6 @@ from compress.importers import builder as builders
 from compress.settings import Settings
 from compress.stage import Context, Need, Stage
 from compress.tasks import task_of
-from compress.tflite.interpreter import LoadedModel
 from deploy.contract.detection import Detector
 
 if TYPE_CHECKING:
@@ -69,8 +68,7 @@ class _Load(Stage):
         """Return how the outputs of MODEL_TFLITE are read, for a file that is not rebuilt."""
         if self.detector:
             return {"specification": Detector(self.detector).specification}
-        model = LoadedModel(context.folder / MODEL_TFLITE, reproducible=True)
-        specification = task_of(context.data).file_specification(model, context.data)
+        specification = task_of(context.data).file_specification(context.folder / MODEL_TFLITE, context.data)
         return {} if specification is None else {"specification": specification}
 
 
@@ -160,7 +158,6 @@ class LoadFloatTflite(_Load):
     """Load a float .tflite file with operators that have no Keras layers; only `quantize` can use it."""
 
     produces: ClassVar[Kind] = Kind.FLOAT_TFLITE
-    needs: ClassVar[frozenset[Need]] = frozenset({"data"})
 
     problems: tuple[str, ...] = ()
     """The operators without a Keras layer, with the reasons."""
@@ -208,7 +205,6 @@ class LoadTflite(_Load):
     """Load a quantized .tflite file."""
 
     produces: ClassVar[Kind] = Kind.TFLITE
-    needs: ClassVar[frozenset[Need]] = frozenset({"data"})
 
     def kind_reason(self) -> str:
         """Return the reason for the kind of the artifact."""

@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -22,8 +23,8 @@ from compress.ir.tensorflow import keras, sample_shape
 from compress.measurement import Metric
 from compress.stage import Refusal, Use
 from compress.tasks.degeneracy import Judgement
-from compress.tasks.findings import Finding
-from compress.tflite.interpreter import LoadedModel, shape_hint
+from compress.tasks.findings import VerdictReason
+from compress.tflite.interpreter import shape_hint
 
 Location = tuple[str | int, ...]
 """Keys and indices in the pipeline file."""
@@ -164,11 +165,11 @@ class EvaluationMembers:
     """The part of a bundle's evaluation sample that depends on the task.
 
     Attributes:
-        targets: the correct answers, as an array that the device reads.
+        targets: the correct answers, as an array that the device reads; None: the device does not measure the quality.
         metrics: measurements of the models by name, as plain values.
     """
 
-    targets: NDArray[Any]
+    targets: NDArray[Any] | None
     metrics: dict[str, Any]
 
 
@@ -201,9 +202,9 @@ class Task(ABC):
             ModelError: the model does not fit the data.
         """
 
-    def file_specification(self, model: LoadedModel, data: Data) -> Specification:
+    def file_specification(self, file: Path, data: Data) -> Specification:
         """Return how the outputs of a .tflite file are read that is not rebuilt; by default nothing."""
-        del model, data
+        del file, data
         return None
 
     @abstractmethod
@@ -271,7 +272,7 @@ class Task(ABC):
     def judge_outputs(self, facts: Facts, names: Sequence[str], original: str, result: str) -> dict[str, Judgement]:
         """Judge whether the outputs of two models depend on the input; arguments as in `compare`."""
 
-    def findings(self, facts: Facts, names: Sequence[str], original: str, result: str) -> list[Finding]:
+    def findings(self, facts: Facts, names: Sequence[str], original: str, result: str) -> list[VerdictReason]:
         """Return what the user of the result must know, besides `judge_outputs`; arguments as in `compare`."""
         del facts, names, original, result
         return []

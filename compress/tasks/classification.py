@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,7 +28,7 @@ from compress.tasks.base import (
     refuse_misfit,
     snr_db,
 )
-from compress.tasks.findings import Finding, against_constant, class_order, ties
+from compress.tasks.findings import VerdictReason, against_constant, class_order, ties
 from compress.tasks.output_forms import Activation, activation_of
 
 LOOKED_AT = 16
@@ -292,7 +292,7 @@ class Classification(Task):
             result: degeneracy.judge(spreads[result], spreads[original]),
         }
 
-    def findings(self, facts: Facts, names: Sequence[str], original: str, result: str) -> list[Finding]:
+    def findings(self, facts: Facts, names: Sequence[str], original: str, result: str) -> list[VerdictReason]:
         """Compare both models with the most frequent class, and judge the order of the classes and ties."""
         labels = np.array(facts["labels"])
         predictions = np.array(facts[original]["predictions"])
@@ -300,9 +300,14 @@ class Classification(Task):
         measured = [Measurement(**facts[model]["accuracy"]) for model in (original, result)]
         constant = proportion(most, len(labels), "the most frequent class")
         found = against_constant(self.metrics[0], (constant, measured[0], measured[1]), len(labels))
+        # Where one class is nearly everything, a useful model may have fewer right answers than that class alone.
+        if len(labels) - most < degeneracy.ENOUGH or degeneracy.above_chance(_spread(facts, names, result)):
+            found = [replace(finding, level="warning") for finding in found]
         if not facts[result]["constant"]:
             found += ties(facts[result]["tied"], len(labels))
-        return found + class_order(labels, predictions, names)
+        if degeneracy.judge(_spread(facts, names, original)).verdict == "varied":
+            found += class_order(labels, predictions, names)
+        return found
 
     def fidelity(self, specification: Specification, *, logits: bool = False) -> ByClass:
         """Return the comparison by scores and classes."""

@@ -34,7 +34,7 @@ from compress.tasks.base import (
     snr_db,
 )
 from compress.tasks.degeneracy import Judgement
-from compress.tasks.findings import Finding, against_constant
+from compress.tasks.findings import VerdictReason, against_constant
 from deploy.contract.average_precision import average_precision as mean_average_precision
 from deploy.contract.detection import DetectionError, Detections, Detector, agreement, ordered
 
@@ -246,7 +246,7 @@ class Detection(Task):
         """Judge whether two detectors find the same, or nothing, in nearly every image, or no object at all."""
         return average_precision.judge_outputs(facts, names, original, result)
 
-    def findings(self, facts: Facts, names: Sequence[str], original: str, result: str) -> list[Finding]:
+    def findings(self, facts: Facts, names: Sequence[str], original: str, result: str) -> list[VerdictReason]:
         """Compare the average precision of both models; a detector that finds nothing has 0."""
         del names
         measured = [Measurement(**facts[model]["ap"]) for model in (original, result)]

@@ -25,7 +25,7 @@ TIED = 0.02
 
 
 @dataclass(frozen=True)
-class Finding:
+class VerdictReason:
     """A reason for the verdict on a result.
 
     Attributes:
@@ -39,7 +39,7 @@ class Finding:
 
 def against_constant(
     metric: Metric, values: tuple[Measurement, Measurement, Measurement], samples: int
-) -> list[Finding]:
+) -> list[VerdictReason]:
     """Compare the quality of both models with that of the best answer that does not depend on the input.
 
     Args:
@@ -59,15 +59,15 @@ def against_constant(
         text = f"the result is no better than a constant answer ({compared})"
         if lead <= 0:
             text += f"; nor is the original ({_shown(original.value)})"
-        return [Finding("not usable" if samples >= ENOUGH else "warning", text)]
+        return [VerdictReason("not usable" if samples >= ENOUGH else "warning", text)]
     if lead > 0 and kept < KEPT * lead:
         change = f"{label} {_shown(original.value)} before, {_shown(result.value)} after"
         text = f"the result answers unlike the original: it keeps {kept / lead:.0%} of the lead over a constant answer"
-        return [Finding("not usable" if samples >= ENOUGH else "warning", f"{text} ({change})")]
+        return [VerdictReason("not usable" if samples >= ENOUGH else "warning", f"{text} ({change})")]
     return []
 
 
-def class_order(labels: NDArray[np.int64], predictions: NDArray[np.int64], names: Sequence[str]) -> list[Finding]:
+def class_order(labels: NDArray[np.int64], predictions: NDArray[np.int64], names: Sequence[str]) -> list[VerdictReason]:
     """Doubt the order of the class names, if other names would fit the model's answers much better.
 
     Args:
@@ -75,17 +75,19 @@ def class_order(labels: NDArray[np.int64], predictions: NDArray[np.int64], names
         predictions: of the original [n].
         names: the class names.
     """
-    from scipy.optimize import linear_sum_assignment
-
     count = len(labels)
     if count < SAMPLES_PER_CLASS * len(names):
         return []
     table = np.zeros((len(names), len(names)), np.int64)
     np.add.at(table, (predictions, labels), 1)
+    right = int(np.diagonal(table).sum())
+    if not _clearly_more(int(table.max(axis=1).sum()), right, count):  # what no assignment exceeds
+        return []
+    from scipy.optimize import linear_sum_assignment
+
     rows, columns = linear_sum_assignment(table, maximize=True)
-    right, best = int(np.diagonal(table).sum()), int(table[rows, columns].sum())
-    clearly = wilson_interval(best, count)[0] > wilson_interval(right, count)[1]
-    if best - right < GAIN * count or not clearly:
+    best = int(table[rows, columns].sum())
+    if not _clearly_more(best, right, count):
         return []
     moved = [(row, column) for row, column in zip(rows, columns, strict=True) if row != column and table[row, column]]
     moved.sort(key=lambda pair: -table[pair])
@@ -94,10 +96,15 @@ def class_order(labels: NDArray[np.int64], predictions: NDArray[np.int64], names
         f"the order of the classes does not fit the model: with other names its accuracy is {best / count:.3f} instead "
         f"of {right / count:.3f} ({shown}{', …' * (len(moved) > 3)}); set `classes` to the order of its training"
     )
-    return [Finding("warning", text)]
+    return [VerdictReason("warning", text)]
 
 
-def ties(tied: int, samples: int) -> list[Finding]:
+def _clearly_more(best: int, right: int, count: int) -> bool:
+    gain = best - right >= GAIN * count
+    return gain and wilson_interval(best, count)[0] > wilson_interval(right, count)[1]
+
+
+def ties(tied: int, samples: int) -> list[VerdictReason]:
     """Warn of samples whose two highest outputs are equal: the first class wins there."""
     if tied <= TIED * samples:
         return []
@@ -105,7 +112,7 @@ def ties(tied: int, samples: int) -> list[Finding]:
         f"the two highest outputs of the result are equal for {tied:,} of {samples:,} samples, where the first class "
         "wins: a softmax in 8 bits has steps of 1/256; end the model with logits, without the softmax"
     )
-    return [Finding("warning", text)]
+    return [VerdictReason("warning", text)]
 
 
 def _shown(value: float | None) -> str:

@@ -33,7 +33,7 @@ from compress.tasks.base import (
     snr_db,
 )
 from compress.tasks.degeneracy import Judgement
-from compress.tasks.findings import Finding, against_constant
+from compress.tasks.findings import VerdictReason, against_constant
 
 BLOCK = 256
 """Samples whose outputs are worked on at once."""
@@ -176,7 +176,7 @@ class MeasuredTask(Task):
             judgements[result] = _judgement(actual < max(STILL, FLATTENED * expected), split)
         return judgements
 
-    def findings(self, facts: Facts, names: Sequence[str], original: str, result: str) -> list[Finding]:
+    def findings(self, facts: Facts, names: Sequence[str], original: str, result: str) -> list[VerdictReason]:
         """Compare both models with the best constant output."""
         del names
         metric = self.metrics[0]
@@ -197,7 +197,7 @@ class MeasuredTask(Task):
     def packaged(
         self, rows: Mapping[str, Rows], data: Data, indices: Sequence[int], specification: Specification, note: str
     ) -> EvaluationMembers:
-        """Return the targets, and the metrics of each model with their changes."""
+        """Return the metrics of each model with their changes. The device needs no targets."""
         targets = self.targets(data, "test")[list(indices)]
         models = {role: self._metrics(each, targets, specification, note) for role, each in rows.items()}
         metrics = {f"{name}_{role}": value for role, values in models.items() for name, value in values.items()}
@@ -205,7 +205,7 @@ class MeasuredTask(Task):
             metrics[metric.change] = changed(metric, *(models[role][metric.name] for role in ("original", "int8")))
         same = self.fidelity(specification).same(rows["original"], rows["int8"])
         metrics["agreement"] = Measurement(float(same.mean()), "fraction", "measured", note=self.agreement_note)
-        return EvaluationMembers(targets, {name: value.to_json() for name, value in metrics.items()})
+        return EvaluationMembers(None, {name: value.to_json() for name, value in metrics.items()})
 
 
 def changed(metric: Metric, before: Measurement, after: Measurement) -> Measurement:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from compress.ir.layer_specs import ACTIVATION, spec_of_live
 from compress.ir.tensorflow import keras
-from deploy.contract.tensors import TensorLayout
+from deploy.contract.tensors import TensorLayout, unique_names
 
 Activation = Literal["logits", "softmax", "sigmoid"]
 Form = Literal["softmax", "sigmoid", "values"]
@@ -117,7 +117,7 @@ def forms_of(model: Any, rows: NDArray[Any]) -> tuple[OutputForm, ...]:
         model: with fixed output shapes.
         rows: its outputs for some samples [n, values].
     """
-    names = _unique(getattr(model, "output_names", None) or [tensor.name for tensor in model.outputs])
+    names = unique_names(getattr(model, "output_names", None) or [tensor.name for tensor in model.outputs])
     shapes = [tuple(tensor.shape[1:]) for tensor in model.outputs]
     parts = TensorLayout(names, shapes).split(rows)
     outputs = []
@@ -130,7 +130,7 @@ def forms_of(model: Any, rows: NDArray[Any]) -> tuple[OutputForm, ...]:
 
 def forms_by_values(layout: TensorLayout, rows: NDArray[Any]) -> tuple[OutputForm, ...]:
     """Return the outputs of a model whose layers are not known, by their values for some samples [n, values]."""
-    parts = zip(_unique(layout.names), layout.shapes, layout.split(rows), strict=True)
+    parts = zip(unique_names(layout.names), layout.shapes, layout.split(rows), strict=True)
     return tuple(OutputForm(name, shape, form_of(values), deviation_of(values)) for name, shape, values in parts)
 
 
@@ -180,16 +180,3 @@ def activation_of(tensor: Any) -> Activation | None:
     if spec.keeps_values or (spec == ACTIVATION and name == "linear"):
         return activation_of(operation._inbound_nodes[call].input_tensors[0])
     return "logits" if getattr(operation, "weights", None) else None
-
-
-def _unique(names: Sequence[str]) -> list[str]:
-    """Return names of which no two are the same: a repeated one gets its number."""
-    unique: list[str] = []
-    for name in names:
-        count = 2
-        candidate = name
-        while candidate in unique:
-            candidate = f"{name}_{count}"
-            count += 1
-        unique.append(candidate)
-    return unique

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -197,8 +198,9 @@ class Outputs(MeasuredTask):
             )
         return OutputsHead(outputs)
 
-    def file_specification(self, model: LoadedModel, data: Data) -> Specification:
+    def file_specification(self, file: Path, data: Data) -> Specification:
         """Return the outputs of the file, with their forms by their values."""
+        model = LoadedModel(file, reproducible=True)
         rows = model.scores(data.inputs("train")[:LOOKED_AT])
         return OutputsHead(forms_by_values(model.output_layout, rows)).specification
 

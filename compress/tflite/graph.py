@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from compress.errors import ModelError
 from compress.tflite.verifier import Allowance, verify
-from deploy.contract.tensors import TensorLayout
+from deploy.contract.tensors import TensorLayout, sample_shape
 
 IDENTIFIER = b"TFL3"
 NONE = -1
@@ -174,8 +174,9 @@ class Graph:
         if len(self.inputs) == 1:
             return [[sample[np.newaxis]] for sample in samples]
         tensors = [self.tensors[index] for index in self.inputs]
-        layout = TensorLayout([tensor.name for tensor in tensors], [tensor.shape[1:] for tensor in tensors])
-        return [layout.split(sample[np.newaxis]) for sample in samples]
+        layout = TensorLayout([tensor.name for tensor in tensors], [sample_shape(tensor.shape) for tensor in tensors])
+        rows = [layout.split(sample[np.newaxis]) for sample in samples]
+        return [[part.reshape(tensor.shape) for part, tensor in zip(row, tensors, strict=True)] for row in rows]
 
     def input_tensors(self, operator: Operator) -> list[Tensor]:
         """Return the input tensors of an operator, without missing optional ones."""

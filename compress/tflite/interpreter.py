@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import ModelError
 from compress.tflite.comparison import first_line
-from deploy.contract.preprocessing import dequantize, quantize
-from deploy.contract.tensors import TensorLayout
+from deploy.contract.tensors import TensorDescription, TensorLayout, as_row
 
 Order = Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
 """A function that puts the details of outputs into another order."""
@@ -25,6 +24,8 @@ class LoadedModel:
     Attributes:
         inputs: the runtime's details of the inputs.
         outputs: the runtime's details of the outputs, in the order of the model or of `order`.
+        input_tensors: the same as in the manifest of a bundle.
+        output_tensors: the same as in the manifest of a bundle.
         input_layout: the inputs as a row.
         output_layout: the outputs as a row.
 
@@ -56,8 +57,10 @@ class LoadedModel:
             for detail in details:
                 _refuse_without_scale(end, detail, path)
         self._settle_shapes(path)
-        self.input_layout = TensorLayout.of(self.inputs)
-        self.output_layout = TensorLayout.of(self.outputs)
+        self.input_tensors = TensorDescription.of(self.inputs)
+        self.output_tensors = TensorDescription.of(self.outputs)
+        self.input_layout = TensorLayout.of(self.input_tensors)
+        self.output_layout = TensorLayout.of(self.output_tensors)
 
     def _settle_shapes(self, path: Path) -> None:
         """Run the model once if the shapes of its outputs are only known afterwards."""
@@ -103,7 +106,8 @@ class LoadedModel:
             )
         else:
             values = [sample[np.newaxis]]
-        return [_stored(value, detail) for value, detail in zip(values, self.inputs, strict=True)]
+        pairs = zip(values, self.input_tensors, strict=True)
+        return [tensor.stored(value).reshape(tensor.shape) for value, tensor in pairs]
 
     def raw(self, tensors: Sequence[NDArray[Any]]) -> NDArray[Any]:
         """Run one inference; return a copy of the output in the model's type and shape.
@@ -114,13 +118,18 @@ class LoadedModel:
             self.interpreter.set_tensor(detail["index"], tensor)
         self.interpreter.invoke()
         values: list[NDArray[Any]] = [self.interpreter.get_tensor(detail["index"]) for detail in self.outputs]
-        return values[0] if len(values) == 1 else self.output_layout.join(values)
+        result: NDArray[Any] = as_row(values)
+        return result
 
     def scores(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the outputs for every sample as rows, dequantized: [n, values]."""
-        rows = np.stack([self.raw(self.feed(sample)).reshape(-1) for sample in samples])
-        parts = zip(self.output_layout.parts(rows), self.outputs, strict=True)
-        return np.concatenate([_dequantized(part, detail) for part, detail in parts], axis=1)
+        return self.dequantized(np.concatenate([self.raw(self.feed(sample)) for sample in samples]))
+
+    def dequantized(self, stored: NDArray[Any]) -> NDArray[np.float32]:
+        """Return results of `raw` for samples [n, ...] as rows [n, values], dequantized."""
+        parts = zip(self.output_layout.parts(stored.reshape(len(stored), -1)), self.output_tensors, strict=True)
+        rows: NDArray[np.float32] = np.concatenate([tensor.real(part) for part, tensor in parts], axis=1)
+        return rows
 
 
 def shape_hint(expected: Sequence[int | None], actual: Sequence[int]) -> str:
@@ -134,38 +143,10 @@ def shape_hint(expected: Sequence[int | None], actual: Sequence[int]) -> str:
     return "choose a model for samples of this shape, or change data.source"
 
 
-def _stored(value: NDArray[np.float32], detail: Mapping[str, Any]) -> NDArray[Any]:
-    """Return values in the type of an input."""
-    dtype = detail["dtype"]
-    scale, zero_point = detail["quantization"]
-    if np.issubdtype(dtype, np.integer) and scale:
-        quantized: NDArray[Any] = quantize(value, scale, zero_point, dtype)
-        return quantized
-    return value.astype(dtype)
-
-
 def _refuse_without_scale(end: str, detail: dict[str, Any], path: Path) -> None:
     if np.dtype(detail["dtype"]) in (np.int8, np.uint8, np.int16) and not detail["quantization"][0]:
         what = f"its {end} is {np.dtype(detail['dtype']).name} without one scale"
         raise ModelError(what, where=str(path), allowed="float, or quantized per tensor")
-
-
-def _dequantized(stored: NDArray[Any], detail: dict[str, Any]) -> NDArray[np.float32]:
-    if np.issubdtype(detail["dtype"], np.integer) and detail["quantization"][0]:
-        return cast(NDArray[np.float32], dequantize(stored, *detail["quantization"]))
-    return stored.astype(np.float32)
-
-
-def describe(detail: dict[str, Any]) -> dict[str, Any]:
-    """Return an input or output in the form of a bundle's manifest."""
-    scale, zero_point = detail["quantization"]
-    return {
-        "name": str(detail["name"]),
-        "shape": [int(side) for side in detail["shape"]],
-        "dtype": np.dtype(detail["dtype"]).name,
-        "scale": float(scale) or None,
-        "zero_point": int(zero_point),
-    }
 
 
 def version() -> str:

@@ -4,25 +4,30 @@ A `.coralline` file is a zip whose bytes follow from its content: members are st
 of the manifest (which comes first), with a fixed time and mode, without comments and extra fields. Every change is
 therefore detected, also in the tables of the archive. The first member is `manifest.json` (schema 1)::
 
-    {"schema_version": 1, "name": ..., "coralline": version, "labels": [...],
+    {"schema_version": 1, "name": ..., "coralline": version, "task": TASK, "labels": [...],
      "preprocessing": {"version": 1, "digest": ..., "steps": [...]},
-     "models": {ROLE: {"file": ..., "input": TENSOR, "output": TENSOR}},
+     "models": {ROLE: {"file": ..., "inputs": [TENSOR, ...], "outputs": [TENSOR, ...]}},
      "golden": {"inputs": [file, ...], "outputs": {ROLE: file}},
      "evaluation": {"split": "test", "inputs": [file, ...], "labels": file,
                     "outputs": {ROLE: file}, "metrics": {...}},
-     "tools": {name: version}, "detection": SPECIFICATION, "decoding": {...},
+     "tools": {name: version}, "detection": SPECIFICATION, "binary": "probability" or "logit", "decoding": {...},
      "members": [{"name": ..., "size": bytes, "sha256": ...}],
      ...}
 
-ROLE is `original` (float), `int8` or `compiled`; TENSOR is {"name", "shape", "dtype", "scale", "zero_point"}. Golden
-inputs are decoded samples before preprocessing, one per file. Evaluation inputs are too, but each file is a stack
-[n, ...] of samples with one shape and dtype. Labels are int64 [n] over all files; outputs are those of the host,
-[n, ...] in the dtype of the model. `evaluation` may be missing or null; `tools` and `decoding`
-(`deploy.contract.decoding`) may be missing.
+TASK is one of TASKS. ROLE is `original` (float), `int8` or `compiled`; there is at least one. TENSOR is {"name",
+"shape", "dtype", "scale", "zero_point"} (`deploy.contract.tensors`). `labels` is empty for models without classes.
 
-A detector has `detection` (see `deploy.contract.detection`), and each of its models has a second TENSOR, `boxes`, in
-addition to `output`, the scores. Both outputs are then concatenated, boxes first: [n, anchors * (4 + classes)]. Labels
-are float32 [objects, 6]: index of the sample, class, ymin, xmin, ymax, xmax.
+Golden inputs are decoded samples before preprocessing, one per file. Evaluation inputs are too, but each file is a
+stack [n, ...] of samples with one shape and dtype. A sample of a model with several inputs is a row: its input tensors,
+flattened, one after the other. Outputs are those of the host: [n, ...] in the dtype of the model; several outputs are
+rows [n, values] in a dtype that holds all of them. There may be no golden inputs. `evaluation` may be missing or null;
+`tools` and `decoding` (`deploy.contract.decoding`) may be missing.
+
+For `classification`, `labels` of the evaluation is int64 [n] over all files. A classifier with one value for two labels
+has `binary`: the value is the probability or the logit of the second label. For `multi_label`, `binary` applies to each
+value; without it they are probabilities. A detector has `detection` (see `deploy.contract.detection`), its outputs are
+boxes and scores in this order, and the labels of its evaluation are float32 [objects, 6]: index of the sample, class,
+ymin, xmin, ymax, xmax. The other tasks need no labels.
 
 A signed bundle ends with a trailer of 144 bytes: `TRAILER_MAGIC` (16 bytes), SHA-256 of the zip (32), public key (32),
 and the Ed25519 signature (64) of the first 48 bytes. It is verified before the zip is opened. A bundle that was changed
@@ -37,13 +42,14 @@ import json
 import re
 import struct
 import zipfile
-from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Tuple, Union
+from typing import Any, Callable, Collection, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 
 from deploy.contract import decoding, signature
 from deploy.contract.detection import DetectionError, Detector
 from deploy.contract.preprocessing import Array, Preprocessing, PreprocessingError
+from deploy.contract.tensors import TensorDescription, TensorLayout
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
@@ -54,15 +60,52 @@ TRAILER_MAGIC = b"\nCoralline-sig1\n"
 TRAILER_BYTES = len(TRAILER_MAGIC) + 32 + signature.KEY_BYTES + signature.SIGNATURE_BYTES
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 ROLES = ("original", "int8", "compiled")
-_ZIP_ERRORS = (zipfile.BadZipFile, struct.error, ValueError, LookupError, OSError, EOFError, RuntimeError)
+TASKS = (
+    "classification",
+    "multi_label",
+    "regression",
+    "segmentation",
+    "keypoints",
+    "reconstruction",
+    "embeddings",
+    "detection",
+    "outputs",
+)
+BINARY = ("probability", "logit")
+MAX_TENSORS = 64
+"""The largest number of inputs, and of outputs, of a model."""
+ZIP_ERRORS = (zipfile.BadZipFile, struct.error, ValueError, LookupError, OSError, EOFError, RuntimeError)
 """The exceptions of zipfile for invalid archives. Older Python versions raise more types."""
-_TENSOR = {"name", "shape", "dtype", "scale", "zero_point"}
 _ARRAY = re.compile(
     rb"\x93NUMPY\x01\x00..\{'descr': '([<>|][biuf](?:[1248]|16))', "
     rb"'fortran_order': False, 'shape': \(([0-9, ]{0,100})\), \} *\n",
     re.DOTALL,
 )
 """The start of a .npy member as `array_bytes` writes it: dtype and shape."""
+
+
+class BundledModel(NamedTuple):
+    """The description of a model in the manifest.
+
+    Attributes:
+        file: the member with the .tflite file.
+        inputs: its inputs, in the order of the model.
+        outputs: its outputs; for a detector boxes and scores, for other models in the order of the model.
+    """
+
+    file: str
+    inputs: Tuple[TensorDescription, ...]
+    outputs: Tuple[TensorDescription, ...]
+
+    @property
+    def input_layout(self) -> TensorLayout:
+        """The inputs as a row."""
+        return TensorLayout.of(self.inputs)
+
+    @property
+    def output_layout(self) -> TensorLayout:
+        """The outputs as a row."""
+        return TensorLayout.of(self.outputs)
 
 
 class BundleError(ValueError):
@@ -190,9 +233,10 @@ class Bundle:
     Attributes:
         manifest: the parsed manifest.
         members: the content by file name.
+        models: the descriptions of the models, by role.
         preprocessing: the function from a decoded sample to the input of a model.
         decoding: the decoding of image and WAV files.
-        detector: the function from the outputs of a detector to detections; None for classifiers.
+        detector: the function from the outputs of a detector to detections; None for other tasks.
         signer: the public key of the signature, or None.
 
     Raises:
@@ -207,6 +251,8 @@ class Bundle:
         self.manifest = _read_manifest(self.members.pop(MANIFEST))
         _check_members(self.manifest, self.members)
         _check_references(self.manifest, self.members)
+        self.models = {role: _model(role, entry) for role, entry in self.manifest["models"].items()}
+        _check_task(self.manifest, self.models)
         try:
             self.preprocessing = Preprocessing(self.manifest["preprocessing"]["steps"])
         except PreprocessingError as error:
@@ -232,9 +278,18 @@ class Bundle:
         return [role for role in ROLES if role in self.manifest["models"]]
 
     @property
+    def task(self) -> str:
+        """The task of the models, one of TASKS."""
+        return str(self.manifest["task"])
+
+    @property
     def labels(self) -> Any:
-        """The class names, in the order of the model's output."""
+        """The class names, in the order of the model's output; empty for models without classes."""
         return self.manifest["labels"]
+
+    def content(self, role: str) -> bytes:
+        """Return the .tflite file of a model."""
+        return self.members[self.models[role].file]
 
     def array(self, name: str) -> Array:
         """Return a .npy member as an array.
@@ -248,11 +303,13 @@ class Bundle:
         """Return the evaluation sample of a classifier: decoded samples, and their labels int64 [n]; it may be empty.
 
         Raises:
-            BundleError: the evaluation sample is invalid.
+            BundleError: the evaluation sample is invalid, or has no labels.
         """
         entry = self.manifest.get("evaluation")
         if entry is None:
             return [], np.zeros(0, np.int64)
+        if entry.get("labels") is None:
+            raise BundleError("the evaluation sample has no labels")
         samples = self.samples(entry)
         labels = self.array(entry["labels"])
         valid = labels.shape == (len(samples),) and labels.dtype == np.int64
@@ -263,7 +320,7 @@ class Bundle:
     def samples(self, entry: Dict[str, Any]) -> List[Array]:
         """Return the decoded samples of the manifest's `evaluation`, `entry`."""
         stacks = [self.array(name) for name in entry["inputs"]]
-        if not all(stack.ndim in (2, 3, 4) and len(stack) for stack in stacks):
+        if not all(stack.ndim in (2, 3, 4) and stack.size for stack in stacks):
             raise BundleError("the evaluation sample has an empty stack, or one without two to four axes")
         return [sample for stack in stacks for sample in stack]
 
@@ -330,7 +387,7 @@ def _read_archive(content: bytes) -> Dict[str, bytes]:
                 members[info.filename] = archive.read(info)
     except BundleError:
         raise
-    except _ZIP_ERRORS as error:
+    except ZIP_ERRORS as error:
         raise BundleError("not a bundle, or damaged: %s" % error)
     if archive_of(members) != content:
         raise BundleError("the tables of the archive were changed, or another program wrote them")
@@ -401,10 +458,6 @@ def _check_types(manifest: Dict[str, Any]) -> bool:
         return False
     if not models or not set(with_outputs) <= set(models) <= set(ROLES):
         return False
-    names = ["input", "output", "boxes"] if "detection" in manifest else ["input", "output"]
-    tensors = [model[name] for model in models.values() for name in names]
-    if not all(isinstance(tensor, dict) and set(tensor) >= _TENSOR for tensor in tensors):
-        return False
     return all(isinstance(text, str) for text in texts + manifest["labels"])
 
 
@@ -415,5 +468,49 @@ def _files(manifest: Dict[str, Any]) -> List[Any]:
     files += [model["file"] for model in manifest["models"].values()]
     evaluation = manifest.get("evaluation")
     if evaluation is not None:
-        files += list(evaluation["inputs"]) + [evaluation["labels"]] + list(evaluation["outputs"].values())
+        files += list(evaluation["inputs"]) + list(evaluation["outputs"].values())
+        if evaluation.get("labels") is not None:
+            files.append(evaluation["labels"])
     return files
+
+
+def _model(role: str, entry: Dict[str, Any]) -> BundledModel:
+    """Return the description of a model.
+
+    Raises:
+        BundleError: it has no valid inputs or outputs.
+    """
+    ends = {}
+    for end in ("inputs", "outputs"):
+        tensors = entry.get(end)
+        if not isinstance(tensors, list) or not 0 < len(tensors) <= MAX_TENSORS:
+            what = "the manifest must have a list of 1 to %d %s for the %s model"
+            raise BundleError(what % (MAX_TENSORS, end, role))
+        try:
+            ends[end] = tuple(TensorDescription.parsed(tensor) for tensor in tensors)
+        except ValueError as error:
+            raise BundleError("the manifest's %s of the %s model cannot be used: %s" % (end, role, error))
+        if len({tensor.name for tensor in ends[end]}) < len(tensors):
+            raise BundleError("two %s of the %s model have the same name" % (end, role))
+    return BundledModel(entry["file"], ends["inputs"], ends["outputs"])
+
+
+def _check_task(manifest: Dict[str, Any], models: Dict[str, BundledModel]) -> None:
+    """Check the task, and that the entries which it needs fit the models."""
+    task = manifest.get("task")
+    if task not in TASKS:
+        shown = repr(task) if isinstance(task, str) else type(task).__name__
+        what = "the bundle has the task %s, and this runner knows %s: use a newer runner"
+        raise BundleError(what % (shown, ", ".join(TASKS)))
+    if manifest.get("binary", BINARY[0]) not in BINARY:
+        raise BundleError("the manifest's binary is not one of: %s" % ", ".join(BINARY))
+    if ("detection" in manifest) != (task == "detection"):
+        raise BundleError("a detector needs the entry detection, and other models must not have it")
+    for role, model in models.items():
+        if task == "detection" and (len(model.inputs), len(model.outputs)) != (1, 2):
+            raise BundleError("the %s model is a detector, and must have one input and two outputs" % role)
+        values = model.output_layout.sizes[0]
+        if task == "classification" and values == 1 and len(manifest["labels"]) > 1 and "binary" not in manifest:
+            raise BundleError(
+                "the %s model has one value for %d labels, and no entry binary" % (role, len(manifest["labels"]))
+            )

@@ -1,16 +1,138 @@
-"""Several tensors of one sample as a row: flattened, one after the other.
+"""The inputs and outputs of models: their description in a bundle, and several of them as a row.
 
-A model with one input takes samples of any shape. A model with several inputs takes rows, which its `TensorLayout`
-splits. Outputs are compared as rows too.
+A row has the tensors of one sample, flattened, one after the other. A model with one input takes samples of any shape.
+A model with several inputs takes rows, which its `TensorLayout` splits. Outputs are compared as rows too.
 """
 
 from __future__ import annotations
 
-from typing import Any, List, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from deploy.contract.preprocessing import Array
+from deploy.contract.preprocessing import Array, dequantize, quantize
+
+DTYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float32", "float64", "bool")
+MAX_RANK = 8
+MAX_VALUES = 1 << 30
+
+
+class TensorDescription(NamedTuple):
+    """An input or output of a model, as the manifest of a bundle describes it.
+
+    Attributes:
+        name: its name; no two inputs or outputs of a model have the same one.
+        shape: its shape, with the batch of 1.
+        dtype: one of DTYPES.
+        scale: the scale of quantized values; None: the values are not quantized.
+        zero_point: the zero point of quantized values.
+    """
+
+    name: str
+    shape: Tuple[int, ...]
+    dtype: str
+    scale: Optional[float]
+    zero_point: int
+
+    @classmethod
+    def of(cls, details: Sequence[Any]) -> List[TensorDescription]:
+        """Return the descriptions of a runtime's details of all inputs or outputs."""
+        names = unique_names([str(detail["name"]) for detail in details])
+        tensors = []
+        for name, detail in zip(names, details):
+            scale, zero_point = detail["quantization"]
+            dtype = np.dtype(detail["dtype"]).name
+            shape = tuple(int(length) for length in detail["shape"])
+            tensors.append(cls(name, shape, dtype, float(scale) or None, int(zero_point)))
+        return tensors
+
+    @classmethod
+    def parsed(cls, entry: Any) -> TensorDescription:
+        """Return the description in a manifest. Unknown keys, of later versions, are ignored.
+
+        Raises:
+            ValueError: the entry is invalid.
+        """
+        if not isinstance(entry, dict):
+            raise ValueError("%r is not a map" % (entry,))
+        for key in cls._fields:
+            if key not in entry:
+                raise ValueError("a tensor has no %s" % key)
+            if not _is_valid(key, entry[key]):
+                raise ValueError("%s cannot be %r" % (key, entry[key]))
+        scale = None if entry["scale"] is None else float(entry["scale"])
+        return cls(entry["name"], tuple(entry["shape"]), entry["dtype"], scale, entry["zero_point"])
+
+    def to_json(self) -> Dict[str, Any]:
+        """Return the entry of a manifest."""
+        return dict(self._asdict(), shape=list(self.shape))
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether the values are integers with a scale."""
+        return self.scale is not None and not self.dtype.startswith("float")
+
+    def stored(self, values: Array) -> Array:
+        """Return real values in the dtype of the tensor, quantized if it is quantized."""
+        if self.scale is None or not self.is_quantized:
+            return values.astype(self.dtype)
+        return quantize(values, self.scale, self.zero_point, self.dtype)
+
+    def real(self, stored: Array) -> Array:
+        """Return the values of the tensor as float32, dequantized if it is quantized."""
+        if self.scale is None or not self.is_quantized:
+            return stored.astype(np.float32)
+        return dequantize(stored, self.scale, self.zero_point)
+
+
+def sample_shape(shape: Sequence[int]) -> Tuple[int, ...]:
+    """Return the shape of a tensor without the batch of 1, if it begins with one: states of a model may not."""
+    lengths = tuple(int(length) for length in shape)
+    return lengths[1:] if lengths[:1] == (1,) else lengths
+
+
+def as_row(outputs: Sequence[Array]) -> Array:
+    """Return the outputs of a sample as [1, ...]: one output as it is, several as one row in a common dtype."""
+    if len(outputs) == 1 and outputs[0].shape[:1] == (1,):
+        return outputs[0]
+    return np.concatenate([output.reshape(1, -1) for output in outputs], axis=1)
+
+
+def unique_names(names: Sequence[str]) -> List[str]:
+    """Return names of which no two are the same: a repeated one gets its number."""
+    unique: List[str] = []
+    for name in names:
+        count = 2
+        candidate = name
+        while candidate in unique:
+            candidate = "%s_%d" % (name, count)
+            count += 1
+        unique.append(candidate)
+    return unique
+
+
+def _is_shape(value: Any) -> bool:
+    if not isinstance(value, list) or not 0 <= len(value) <= MAX_RANK:
+        return False
+    count = 1
+    for length in value:
+        if type(length) is not int or not 0 < length <= MAX_VALUES:
+            return False
+        count *= length
+    return count <= MAX_VALUES
+
+
+def _is_valid(key: str, value: Any) -> bool:
+    """Return whether a value of a tensor in a manifest is valid."""
+    if key == "name":
+        return isinstance(value, str)
+    if key == "shape":
+        return _is_shape(value)
+    if key == "dtype":
+        return value in DTYPES
+    if key == "scale":
+        return value is None or (type(value) in (int, float) and 0 < value < 1e30)
+    return type(value) is int and abs(value) < 1 << 31
 
 
 class TensorLayout:
@@ -34,9 +156,9 @@ class TensorLayout:
         self.size = sum(self.sizes)
 
     @classmethod
-    def of(cls, details: Sequence[Any]) -> TensorLayout:
-        """Return the layout of a runtime's details of inputs or outputs, whose shapes begin with the batch."""
-        return cls([str(detail["name"]) for detail in details], [detail["shape"][1:] for detail in details])
+    def of(cls, tensors: Sequence[TensorDescription]) -> TensorLayout:
+        """Return the layout of inputs or outputs."""
+        return cls([tensor.name for tensor in tensors], [sample_shape(tensor.shape) for tensor in tensors])
 
     def parts(self, rows: Array) -> List[Array]:
         """Return rows [n, size] as one flat array for each tensor: [n, values]."""

@@ -138,7 +138,7 @@ def test_a_file_without_a_suffix_is_a_pipeline_file(coralline: Coralline, tmp_pa
 
 def test_a_wrong_command(coralline: Coralline) -> None:
     message = refusal(coralline("chek", "model.tflite"), 2)
-    assert message.startswith("unknown command 'chek'; allowed: a pipeline file, run, import, check, ")
+    assert message.startswith("unknown command 'chek'; allowed: a pipeline file, run, export, import, check, ")
     assert message.endswith("; did you mean 'check'?")
     assert "did you mean" not in refusal(coralline("xyzxyz"), 2)
 
@@ -214,8 +214,12 @@ def test_a_run(coralline: Coralline, tmp_path: Path, path: Path) -> None:
     shown = ["accuracy", "macs", "parameters", "size_bytes", "compressed_bytes", "latency_ms"]
     assert [line.split()[0] for line in results[1:7]] == shown
     assert results[2].split()[1:] == [str(tiny.macs())] * 2
-    assert results[7:] == [
-        "not compiled: edgetpu_compiler was not found",
+    not_compiled = (
+        "not compiled: edgetpu_compiler was not found; run `edgetpu_compiler -s model.tflite` on x86-64 Linux"
+    )
+    assert results[7] == "verdict: usable with warnings"
+    assert f"- {not_compiled}" in results
+    assert results[-2:] == [
         "all 2 operators would run on the Edge TPU",
         "report: runs/tiny/report.html",
     ]

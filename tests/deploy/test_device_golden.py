@@ -175,7 +175,7 @@ def test_the_layer_of_the_first_difference() -> None:
 
     module = SimpleNamespace(Interpreter=interpreter, OpResolverType=found.module.OpResolverType)
     fake = Runtime("fake", "1", module, found.arguments)
-    layer = golden.first_layer(fake, sound, np.full((1, 4, 4, 1), 50, np.int8))
+    layer = golden.first_layer(fake, sound, [np.full((1, 4, 4, 1), 50, np.int8)])
     assert (layer["layer"], layer["operator"]) == ("hidden", "CONV_2D")
     assert layer["note"].startswith("the optimized kernel and the plain one differ by up to")
 

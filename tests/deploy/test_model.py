@@ -14,10 +14,11 @@ import pytest
 
 import compress.tflite.interpreter as host
 from deploy import Answer, Model
+from deploy.answers import _to_values
 from deploy.contract import bundle, signature
 from deploy.contract.errors import ArgumentError, EdgeTpuError, ImageError, LoadError
 from deploy.contract.preprocessing import Preprocessing, dequantize
-from deploy.model import _to_scores
+from deploy.contract.tensors import TensorDescription
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +59,9 @@ def test_an_answer_names_its_classes() -> None:
 def test_scores_of_every_type(dtype: Any, shape: tuple[int, ...]) -> None:
     stored = np.arange(-128, 128).astype(dtype).reshape(shape)
     integers = np.issubdtype(dtype, np.integer)
-    detail = {"dtype": dtype, "shape": shape, "quantization": (0.1, 3) if integers else (0.0, 0)}
+    tensor = TensorDescription("x", shape, np.dtype(dtype).name, 0.1 if integers else None, 3 if integers else 0)
     wanted = dequantize(stored.ravel(), 0.1, 3) if integers else stored.ravel()
-    np.testing.assert_array_equal(_to_scores(detail)(stored), wanted)
+    np.testing.assert_array_equal(_to_values(tensor)(stored), wanted)
 
 
 def test_a_stream_is_answered_image_by_image(model: Model) -> None:
@@ -88,7 +89,7 @@ def test_answers_of_eight_threads_are_not_mixed(model: Model) -> None:
 
 def test_input_can_be_written_where_the_runtime_reads_it(model: Model) -> None:
     (image,) = devices.images(1, 9)
-    tensor = model.prepare(image)
+    (tensor,) = model.prepare(image)
 
     def fill(memory: Any) -> None:
         assert memory.base is not None
@@ -121,8 +122,10 @@ def test_images_that_do_not_fit(model: Model, image: Any, says: str) -> None:
 
 def test_tensors_that_do_not_fit(model: Model) -> None:
     for tensor in (np.zeros((1, 4, 4, 1), np.float32), np.zeros((1, 5, 4, 1), np.int8)):
-        with pytest.raises(ImageError, match=r"the input tensor has the wrong shape or type: .*; to do: create it"):
-            model.answer(tensor)
+        with pytest.raises(ImageError, match=r"an input tensor has the wrong shape or type: .*; to do: create it"):
+            model.answer([tensor])
+    with pytest.raises(ImageError, match=r"2 input tensors were passed, and the model has 1 inputs"):
+        model.answer([np.zeros((1, 4, 4, 1), np.int8)] * 2)
 
 
 def test_a_closed_model_says_so(model: Model) -> None:
@@ -170,8 +173,13 @@ def test_a_compiled_model_on_the_cpu_is_told_so(path: Path) -> None:
 
 def test_the_model_must_be_the_one_of_the_manifest() -> None:
     opened = bundle.Bundle(devices.packed(samples=0))
-    opened.manifest["models"]["int8"]["output"]["scale"] *= 2
-    with pytest.raises(LoadError, match="the model's output differs from the manifest"):
+    described = opened.models["int8"]
+    (output,) = described.outputs
+    opened.models["int8"] = described._replace(outputs=(output._replace(scale=0.5),))
+    with pytest.raises(LoadError, match="the model's output scores differs from the manifest"):
+        Model(opened, "int8")
+    opened.models["int8"] = described._replace(outputs=(output, output._replace(name="more")))
+    with pytest.raises(LoadError, match="the model has 1 outputs, and the manifest 2"):
         Model(opened, "int8")
 
 

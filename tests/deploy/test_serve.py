@@ -18,19 +18,17 @@ import devices
 import numpy as np
 import pytest
 from PIL import Image
+from serving import FACTS, Service, read, serving
 
 from deploy import failures, serve
-from deploy.admission import ServiceLimits
+from deploy.answers import Answer
 from deploy.connection import Connection
 from deploy.contract import bundle
 from deploy.contract.decoding import Decoding
 from deploy.contract.errors import EdgeTpuError
-from deploy.model import Answer, Model
-from deploy.serve import Server
+from deploy.model import Model
 
-FACTS = {"name": "tiny", "role": "int8", "device": "cpu", "sha256": "0" * 64}
 BODY = bundle.array_bytes(np.zeros((2, 2), np.uint8))
-Ask = tuple[int, dict[str, str], Any]
 
 
 class Slow:
@@ -51,54 +49,6 @@ class Slow:
         if value == 255:
             raise EdgeTpuError("the Edge TPU is gone", "plug it in", "refused")
         return Answer(np.array([value, -1.0], np.float32), [str(value), "other"])
-
-
-class Service:
-    """A server in a thread of its own."""
-
-    def __init__(self, model: Any, facts: dict[str, Any], **settings: Any) -> None:
-        listener = socket.create_server(("127.0.0.1", 0))
-        self.port = listener.getsockname()[1]
-        self.server = Server(model, facts, [listener], ServiceLimits(**settings))
-        self.thread = threading.Thread(target=self.server.run)
-        self.thread.start()
-
-    def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=10)
-
-    def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Ask:
-        client = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
-        try:
-            client.request(method, path, body, {name.replace("_", "-"): text for name, text in headers.items()})
-            return read(client.getresponse())
-        finally:
-            client.close()
-
-    def predict(self, value: int) -> Ask:
-        return self.ask("POST", "/v1/predict", bundle.array_bytes(np.full((2, 2), value, np.uint8)))
-
-    def metric(self, line: str) -> float:
-        text = self.ask("GET", "/metrics")[2]
-        return float(next(row for row in text.splitlines() if row.startswith(f"{line} ")).split()[1])
-
-
-def read(answer: http.client.HTTPResponse) -> Ask:
-    content = answer.read()
-    as_json = answer.headers["Content-Type"] == "application/json"
-    return answer.status, dict(answer.headers), json.loads(content) if as_json else content.decode()
-
-
-@contextlib.contextmanager
-def serving(model: Any, facts: dict[str, Any] = FACTS, **settings: Any) -> Iterator[Service]:
-    service = Service(model, facts, **settings)
-    try:
-        yield service
-    finally:
-        if isinstance(model, Slow):
-            model.gate.set()
-        service.server.stop()
-        service.thread.join(30)
-        assert not service.thread.is_alive()
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from compress.cli.main import main
 from compress.errors import ModelError, PipelineError
 from compress.export import cpp_header
 from deploy.contract import bundle
-from deploy.contract.preprocessing import VERSION, Preprocessing, dequantize, quantize
+from deploy.contract.preprocessing import VERSION, Preprocessing
 
 NAMES = ["plain", 'quo"te', "back\\slash", "trigraph??/", "caf\u00e9 1", "new\nline"]
 STEPS = [
@@ -34,9 +34,10 @@ int main() {{
   std::printf("[[");
   for (int p = 0; p < 256; p++)
     for (int c = 0; c < m::kChannels; c++)
-      std::printf("%s%d", p + c ? "," : "", static_cast<int>(m::Quantized(static_cast<float>(p), c)));
+      std::printf("%s%d", p + c ? "," : "", static_cast<int>(m::Pixel(static_cast<float>(p), c)));
   std::printf("],[");
-  for (int s = -128; s < 128; s++) std::printf("%s%.9g", s > -128 ? "," : "", m::Score(static_cast<std::int8_t>(s)));
+  for (int s = -128; s < 128; s++)
+    std::printf("%s%.9g", s > -128 ? "," : "", m::Real(static_cast<std::int8_t>(s), m::kOutputs[0]));
   unsigned long sum = 0;
   for (std::size_t i = 0; i < m::kModelSize; i++) sum = sum * 31 % 1000003 + m::kModel[i];
   std::printf("],%lu,%d,[", sum, static_cast<int>(reinterpret_cast<std::uintptr_t>(m::kModel) % 16));
@@ -46,7 +47,7 @@ int main() {{
       std::printf("%s%d", c > m::kLabels[i] ? "," : "", static_cast<unsigned char>(*c));
     std::printf("]");
   }}
-  std::printf("],[%d,%d,%d],%d]", m::kHeight, m::kWidth, m::kChannels, m::kInput.zero_point);
+  std::printf("],[%d,%d,%d],%d]", m::kHeight, m::kWidth, m::kChannels, m::kInputs[0].zero_point);
 }}
 """
 
@@ -83,21 +84,20 @@ def test_its_numbers_are_those_of_the_bundle(path: Path, tmp_path: Path) -> None
     done = subprocess.run([tmp_path / "main"], capture_output=True, text=True, check=True)
     inputs, scores, digest, aligned, labels, size, zero_point = json.loads(done.stdout)
     opened = bundle.read(str(path))
-    entry = opened.manifest["models"]["int8"]
+    model = opened.models["int8"]
+    (given,), (made,) = model.inputs, model.outputs
     pixels = np.repeat(np.arange(256, dtype=np.uint8)[:, None, None], 3, axis=2)
     real = Preprocessing(STEPS[1:])(pixels).ravel()
-    wanted = quantize(real, entry["input"]["scale"], entry["input"]["zero_point"], np.int8)
+    wanted = given.stored(real)
     off = np.abs(np.array(inputs) - wanted)
     assert off.max() <= 1  # the steps taken together round once where the bundle's round twice
     assert (off == 0).mean() > 0.98
     stored = np.arange(-128, 128)
-    assert np.array_equal(
-        np.array(scores, np.float32), dequantize(stored, entry["output"]["scale"], entry["output"]["zero_point"])
-    )
+    assert np.array_equal(np.array(scores, np.float32), made.real(stored))
     total = 0
-    for byte in opened.members[entry["file"]]:
+    for byte in opened.content("int8"):
         total = total * 31 % 1000003 + byte
-    assert (digest, aligned, size, zero_point) == (total, 0, [4, 4, 3], entry["input"]["zero_point"])
+    assert (digest, aligned, size, zero_point) == (total, 0, [4, 4, 3], given.zero_point)
     assert [bytes(label).decode() for label in labels] == NAMES
 
 
@@ -126,7 +126,7 @@ def test_what_is_refused(tmp_path: Path, path: Path) -> None:
     with pytest.raises(ModelError, match="not a bundle"):
         cpp_header.export(tmp_path / "x", tmp_path / "m.h")
     opened: Any = bundle.Bundle(packed(samples=0))
-    with pytest.raises(ModelError, match="input is float32"):
+    with pytest.raises(ModelError, match="input image is float32"):
         cpp_header.text(opened, "original")
     opened.manifest["preprocessing"]["steps"].append({"colour": {"to": "bgr"}})
     with pytest.raises(ModelError, match="has the step colour, which the header does not support"):

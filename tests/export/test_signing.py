@@ -31,9 +31,10 @@ def small(name: str = "tiny") -> bytes:
     manifest: dict[str, Any] = {
         "name": name,
         "coralline": "0",
+        "task": "classification",
         "labels": ["tea"],
         "preprocessing": {"version": 1, "digest": digest, "steps": []},
-        "models": {"int8": {"file": "int8.tflite", "input": tensor, "output": tensor}},
+        "models": {"int8": {"file": "int8.tflite", "inputs": [tensor], "outputs": [tensor]}},
         "golden": {"inputs": [], "outputs": {}},
     }
     return bundle.pack(manifest, {"int8.tflite": b"model"})

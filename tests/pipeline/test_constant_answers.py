@@ -86,21 +86,22 @@ def test_an_original_and_a_result_with_one_answer(coralline: tiny.Coralline, tmp
     assert done.returncode == 7
     what = "the result answers '1' to 60 of 60 test samples, and so does the original"
     assert done.stderr.splitlines()[-1] == f"coralline: {what}; {TRAIN_MORE}"
-    assert f"degenerate: {what}\n" in done.stdout
+    assert f"verdict: not usable\n- {what}\n" in done.stdout
     record = report(tmp_path)
-    assert record["status"] == "degenerate"
+    assert record["status"] == "not usable"
     assert record["error"] == {"stage": None, "message": f"{what}; {TRAIN_MORE}", "exit_code": 7}
     assert verdicts(record) == {"original": "degenerate", "result": "degenerate"}
     assert record["degeneracy"]["result"]["counts"]["same"] == 60
     assert (tmp_path / "runs" / "tiny" / "tiny.coralline").exists()  # as with a broken budget
     page = (tmp_path / "runs" / "tiny" / "report.html").read_text()
-    assert "Not usable: the result answers &#39;1&#39; to 60 of 60 test samples, and so does the original." in page
-    assert "The result gives one answer to nearly everything" in page
-    assert "Do not use the result: its accuracy is that of a model whose outputs do not depend on the input." in page
+    assert "<li>The result answers &#39;1&#39; to 60 of 60 test samples, and so does the original.</li>" in page
+    assert "The result cannot be used" in page
+    assert "Do not use the result for the reason above." in page
     assert "drop and agreement show nothing" in page
     markdown = (tmp_path / "runs" / "tiny" / "report.md").read_text()
-    assert markdown.startswith("# tiny: degenerate\n\nNot usable: the result answers '1' to 60 of 60 test samples")
-    assert "> **The result gives one answer to nearly everything**, exit code 7: " in markdown
+    assert markdown.startswith("# tiny: not usable\n\nNot usable. ")
+    assert "- The result answers '1' to 60 of 60 test samples, and so does the original." in markdown
+    assert "> **The result cannot be used**, exit code 7: " in markdown
 
 
 def test_json_is_the_whole_record_and_a_second_run_says_the_same(coralline: tiny.Coralline, tmp_path: Path) -> None:
@@ -109,7 +110,7 @@ def test_json_is_the_whole_record_and_a_second_run_says_the_same(coralline: tiny
         done = coralline(path, "--json")
         assert done.returncode == 7
         record = json.loads(done.stdout)  # one document
-        assert (record["status"], record["error"]["exit_code"]) == ("degenerate", 7)
+        assert (record["status"], record["error"]["exit_code"]) == ("not usable", 7)
         assert record["models"]["result"]["measurements"]["accuracy"]["how"] == "measured"
 
 
@@ -130,9 +131,9 @@ def test_an_original_with_one_answer_that_was_repaired(coralline: tiny.Coralline
     done = coralline(path)
     assert done.returncode == 0, done.stderr
     what = "the original answers '1' to 60 of 60 test samples, so a comparison with it shows little"
-    assert f"ok: {what}\n" in done.stdout
+    assert f"verdict: usable with warnings\n- {what}\n" in done.stdout
     assert verdicts(report(tmp_path)) == {"original": "degenerate", "result": "varied"}
-    assert f"Note: {what}." in (tmp_path / "runs" / "tiny" / "report.md").read_text()
+    assert f"- {what[0].upper()}{what[1:]}." in (tmp_path / "runs" / "tiny" / "report.md").read_text()
 
 
 def test_a_majority_class_that_is_told_from_the_others(coralline: tiny.Coralline, tmp_path: Path) -> None:
@@ -173,7 +174,7 @@ def test_a_result_that_also_breaks_the_budget(coralline: tiny.Coralline, tmp_pat
     path.write_text(json.dumps(json.loads(path.read_text()) | {"budget": {"size_bytes": 1}}))
     assert coralline(path).returncode == 7
     record = report(tmp_path)
-    assert record["status"] == "degenerate"
+    assert record["status"] == "not usable"
     assert record["budget"][0]["holds"] is False
 
 
@@ -222,7 +223,7 @@ def test_a_training_that_diverges(tmp_path: Path) -> None:
     assert done.returncode == 7, done.stderr
     assert f"samples, and the original gives the same output for all 48 test samples; {TRAIN_MORE}" in done.stderr
     record = report(tmp_path, "halves")
-    assert record["status"] == "degenerate"
+    assert record["status"] == "not usable"
     latency = record["models"]["result"]["measurements"]["latency_ms"]
     assert latency["how"] == "measured" or "the TFLite runtime refuses it" in latency["note"]
 
@@ -275,4 +276,4 @@ def test_a_detector_that_finds_nothing(tmp_path: Path) -> None:
     assert record["degeneracy"]["result"]["text"] == "finds nothing in 16 of 16 test images"
     assert verdicts(record) == {"original": "degenerate", "result": "degenerate"}
     page = (tmp_path / "runs" / "found" / "report.html").read_text()
-    assert "Do not use the result: its average precision is that of a model" in page
+    assert "Do not use the result for the reason above." in page

@@ -300,7 +300,7 @@ def test_a_file_that_is_no_map(refused: Callable[..., str], text: str) -> None:
 def test_data_that_is_no_map(refused: Callable[..., str]) -> None:
     before, _, rest = COMPLETE.partition("data:\n")
     text = f"{before}data: digits\n" + rest[rest.index("stages:") :]
-    assert refused(text, 7) == "data: must be a map; allowed: source, preprocess, split"
+    assert refused(text, 7) == "data: must be a map; allowed: source, task, preprocess, split"
 
 
 def test_a_message_does_not_repeat_a_long_value(refused: Callable[..., str]) -> None:

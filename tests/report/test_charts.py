@@ -278,10 +278,10 @@ RUN = {"comparison": None, "models": {"original": None, "result": None}}
     [
         (
             {},
-            "0.26× the size, 0.48× the MACs, 0.41× the latency (predicted), accuracy 0.992 → 0.990 "  # noqa: RUF001
+            "Usable with warnings. 0.26× the size, 0.48× the MACs, 0.41× the latency (predicted), accuracy 0.992 → 0.990 "  # noqa: RUF001
             "(drop +0.002 [−0.006, +0.006]); fits the budget.",  # noqa: RUF001
         ),
-        (RUN | {"budget": []}, "No result was measured; no budget was set."),
+        (RUN | {"budget": [], "verdict": None}, "No result was measured; no budget was set."),
         (RUN | {"status": "failed"}, "Failed after 43.1 s; no result was measured."),
         (
             RUN | {"status": "interrupted", "error": {"stage": "prune", "message": "", "exit_code": 130}},

@@ -14,7 +14,6 @@ import scenes
 import tiny
 
 from compress.artifact import MODEL_TFLITE
-from compress.errors import ModelError as HostError
 from compress.export import cpp_header
 from compress.pipeline.runner import run
 from compress.pipeline.schema import load
@@ -129,8 +128,7 @@ def test_the_report_speaks_of_average_precision(made: tuple[Path, dict[str, Any]
 
 def test_the_bundle_answers_as_the_host_does(made: tuple[Path, dict[str, Any]]) -> None:
     opened = read(str(made[0] / "found.coralline"))
-    assert opened.manifest["models"]["int8"]["boxes"]["shape"] == [1, 128, 4]
-    assert opened.manifest["models"]["int8"]["output"]["shape"] == [1, 128, 2]
+    assert [tensor.shape for tensor in opened.models["int8"].outputs] == [(1, 128, 4), (1, 128, 2)]
     found = golden.verify(opened, RuntimeOptions("cpu"))
     assert found["ok"]
     assert {role: each["verdict"] for role, each in found["golden"].items()} == {"original": "equal", "int8": "equal"}
@@ -150,9 +148,11 @@ def test_the_average_precision_of_the_device_is_that_of_the_host(made: tuple[Pat
     assert accuracy.compare(opened, RuntimeOptions("cpu"), 5)["samples"] == 5
 
 
-def test_a_header_of_it_is_refused(made: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    with pytest.raises(HostError, match="is a detector; allowed: classifiers"):
-        cpp_header.export(made[0] / "found.coralline", tmp_path / "model.h")
+def test_a_header_of_it_has_both_outputs(made: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    cpp_header.export(made[0] / "found.coralline", tmp_path / "model.h")
+    text = (tmp_path / "model.h").read_text()
+    assert "kOutputCount = 2" in text
+    assert "{1, 128, 4, 1, 1, 1, 1, 1}, 3" in text
 
 
 def test_the_service_and_the_command_tell_boxes(
@@ -201,10 +201,10 @@ def test_bundles_whose_boxes_cannot_be_read_are_refused(made: tuple[Path, dict[s
         changed(path, lambda manifest, _: manifest["detection"].update(least_score=2))
     with pytest.raises(BundleError, match="detection cannot be used: maps give"):
         changed(path, lambda manifest, _: manifest["detection"]["maps"][0].update(cells=[4096, 4096]))
-    with pytest.raises(BundleError, match="incomplete: KeyError"):
-        changed(path, lambda manifest, _: manifest["models"]["int8"].pop("boxes"))
-    other = Bundle(changed(path, lambda manifest, _: manifest["models"]["int8"]["boxes"].update(scale=0.5)))
-    with pytest.raises(LoadError, match="the model's boxes differs from the manifest"):
+    with pytest.raises(BundleError, match="must have one input and two outputs"):
+        changed(path, lambda manifest, _: manifest["models"]["int8"]["outputs"].pop())
+    other = Bundle(changed(path, lambda manifest, _: manifest["models"]["int8"]["outputs"][0].update(scale=0.5)))
+    with pytest.raises(LoadError, match=r"the model's output .* differs from the manifest"):
         Model(other, device="cpu")
 
     def wrong(manifest: dict[str, Any], members: dict[str, bytes]) -> None:

@@ -26,9 +26,8 @@ from compress.data.dataset import Dataset
 from compress.data.source import Samples, Source
 from compress.data.sources import ImageFolder, Npz
 from compress.errors import ModelError
-from compress.export import runner_pyz
+from compress.export import packing, runner_pyz
 from compress.stage import Context
-from compress.stages import package
 from compress.stages.package import Package
 from compress.targets import load
 from compress.tflite import graph
@@ -54,13 +53,14 @@ for role, golden in read.manifest["golden"]["outputs"].items():
     interpreter.allocate_tensors()
     for name, expected in zip(read.manifest["golden"]["inputs"], read.array(golden)):
         tensor = read.preprocessing(read.array(name))[np.newaxis]
-        if entry["input"]["scale"]:
-            tensor = quantize(tensor, entry["input"]["scale"], entry["input"]["zero_point"], entry["input"]["dtype"])
-        assert list(tensor.shape) == entry["input"]["shape"]
+        (given,), (made,) = entry["inputs"], entry["outputs"]
+        if given["scale"]:
+            tensor = quantize(tensor, given["scale"], given["zero_point"], given["dtype"])
+        assert list(tensor.shape) == given["shape"]
         interpreter.set_tensor(interpreter.get_input_details()[0]["index"], tensor)
         interpreter.invoke()
         found = interpreter.get_tensor(interpreter.get_output_details()[0]["index"])[0]
-        assert found.dtype == expected.dtype == entry["output"]["dtype"]
+        assert found.dtype == expected.dtype == made["dtype"]
         assert (found == expected).all(), (role, name, found, expected)
         print(role, name, found.tolist())
 assert "compress" not in sys.modules
@@ -189,7 +189,7 @@ def test_the_bundle(artifact: Any, context: Any) -> None:
     assert read.manifest["coralline"] == compress.__version__
     assert read.manifest["golden"] == {"inputs": inputs, "outputs": outputs, "machine": platform.machine()}
     assert read.manifest["preprocessing"] == {"version": 1, "digest": Preprocessing(STEPS).digest, "steps": STEPS}
-    given = read.manifest["models"]["int8"]["input"]
+    (given,) = read.manifest["models"]["int8"]["inputs"]
     assert given == {
         "name": "image",
         "shape": [1, 4, 4, 1],
@@ -340,14 +340,14 @@ def test_an_evaluation_sample_has_limits(artifact: Any, context: Any, monkeypatc
     around = context("all")
     everything = len(around.data.labels("test"))
     assert len(evaluated(around, artifact, evaluation=2000).evaluation()[1]) == everything < 100
-    size = 4 * 5 * 4
+    size = 4 * 5 * 4 + 3 * 4 + 3  # of a sample and of the outputs of both models
     around = context("bytes")
-    monkeypatch.setattr(package, "MAX_EVALUATION_BYTES", 4 * size + size - 1)
+    monkeypatch.setattr(packing, "MAX_EVALUATION_BYTES", 4 * size + size - 1)
     few = evaluated(around, artifact, evaluation=10)
     assert len(few.evaluation()[0]) == 4
-    assert around.progress.noted == ["4 of 10 evaluation samples fit into 399 bytes"]
+    assert around.progress.noted == ["4 of 10 evaluation samples and their outputs fit into 474 bytes"]
     for name, count, limit in (("none", 0, size), ("small", 10, size - 1)):
-        monkeypatch.setattr(package, "MAX_EVALUATION_BYTES", limit)
+        monkeypatch.setattr(packing, "MAX_EVALUATION_BYTES", limit)
         none = evaluated(context(name), artifact, evaluation=count)
         assert none.manifest["evaluation"] is None
         assert none.evaluation()[0] == []

@@ -7,8 +7,9 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import tiny
+from devices import described
 
-from compress.tflite.interpreter import LoadedModel, describe
+from compress.tflite.interpreter import LoadedModel
 from deploy.contract import bundle
 from deploy.contract.preprocessing import VERSION, Preprocessing
 
@@ -36,11 +37,10 @@ def packed(version: int = 0, extra_bytes: int = 0, wrong: bool = False, seed: in
         "name": "tiny",
         "coralline": "0",
         "version": version,
+        "task": "classification",
         "labels": ["a", "b", "c"],
         "preprocessing": {"version": VERSION, "digest": Preprocessing([]).digest, "steps": []},
-        "models": {
-            "int8": {"file": "int8.tflite", "input": describe(model.input), "output": describe(model.output)},
-        },
+        "models": {"int8": described(model, "int8.tflite")},
         "golden": {
             "inputs": ["golden-input-0.npy", "golden-input-1.npy"],
             "outputs": {"int8": "golden-output-int8.npy"},

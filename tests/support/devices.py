@@ -20,9 +20,10 @@ from paths import ROOT
 
 from compress.export import runner_pyz
 from compress.tflite import graph
-from compress.tflite.interpreter import LoadedModel, describe
+from compress.tflite.interpreter import LoadedModel
 from deploy.contract import bundle
 from deploy.contract.preprocessing import VERSION, Preprocessing
+from deploy.contract.tensors import TensorDescription
 
 STEPS = [{"resize": {"size": [4, 4]}}, {"scale": {"from": [0, 255], "to": [0, 1]}}]
 LABELS = ["apple", "pear", "plum"]
@@ -61,6 +62,14 @@ def models(filters: int = 4) -> dict[str, bytes]:
     return {"original": tiny.classifier(int8=False, filters=filters), "int8": int8, "compiled": compiled(int8)}
 
 
+def described(model: LoadedModel, file: str) -> dict[str, Any]:
+    """The entry of a model in a manifest."""
+    ends = {"inputs": model.inputs, "outputs": model.outputs}
+    return {"file": file} | {
+        end: [tensor.to_json() for tensor in TensorDescription.of(details)] for end, details in ends.items()
+    }
+
+
 def packed(
     contents: Mapping[str, bytes] | None = None,
     *,
@@ -89,7 +98,7 @@ def packed(
             continue
         (folder / "m.tflite").write_bytes(content)
         model = LoadedModel(folder / "m.tflite", reproducible=True)
-        entries[role] = {"file": f"{role}.tflite", "input": describe(model.input), "output": describe(model.output)}
+        entries[role] = described(model, f"{role}.tflite")
         found = np.concatenate([model.raw(model.feed(preprocessing(image))) for image in inputs])
         members[f"golden-output-{role}.npy"] = bundle.array_bytes(found)
         outputs[role] = f"golden-output-{role}.npy"
@@ -103,6 +112,7 @@ def packed(
     manifest: dict[str, Any] = {
         "name": "tiny",
         "coralline": "0.0",
+        "task": "classification",
         "labels": LABELS,
         "preprocessing": {"version": VERSION, "digest": preprocessing.digest, "steps": steps},
         "models": entries,

@@ -43,9 +43,9 @@ EXPECTED = {
     "picture": "97add43fae209e1f6da0513a74d6bdd38ba2a1a8fe978c1cf9a8264a3f91b886",
     "sound": "0d11615273956803c00170a21501b541b33a7e626bc8321b37fe3e5dd2e5c241",
     "recordings": "d35f4f927d67eb566fcb5723656141c7136ad03a1510f2bd7418299940883aae",
-    "bundle": "12001ea906bc6c296bc6f53be45e612111c1af087d5faf0a8a59f25ef940f89c",
+    "bundle": "ec655cbbee342a8a44b1539154c6c6781d694be2adcea08ad4cf810afb78792e",
     "accepted": 0,
-    "signed": "8ae84d75c21f1893176ea37c6fc06455aab632620d90b01779ca94c1b2e5921a",
+    "signed": "d8d36271530c56f864f166729062a35092494be386c5f7ab9f3060e85c3a1a99",
     "accepted_signed": 0,
 }
 
@@ -82,10 +82,16 @@ def tensor(name, shape, dtype, scale, zero_point):
 def manifest(**changes):
     """The manifest of the bundle below."""
     given, made = tensor("image", [1, 4, 3, 3], "int8", 0.05, -3), tensor("scores", [1, 2], "int8", 1 / 256, -128)
-    models = {"int8": {"file": "int8.tflite", "input": given, "output": made}}
+    models = {"int8": {"file": "int8.tflite", "inputs": [given], "outputs": [made]}}
     preprocessing = {"version": VERSION, "digest": Preprocessing(STEPS).digest, "steps": STEPS}
     golden = {"inputs": ["golden-input-0.npy"], "outputs": {"int8": "golden-output-int8.npy"}}
-    content = {"name": "tiny", "coralline": "0.0", "labels": ["caf\u00e9", "tea"], "preprocessing": preprocessing}
+    content = {
+        "name": "tiny",
+        "coralline": "0.0",
+        "task": "classification",
+        "labels": ["caf\u00e9", "tea"],
+        "preprocessing": preprocessing,
+    }
     return dict(content, models=models, golden=golden, **changes)
 
 

@@ -121,6 +121,10 @@ FULL: Record = {
             "latency_ratio": m(0.415, "fraction", "predicted"),
         },
         "per_class": per_class(list("0123456789")), "confusion": confusion(10),
+        "outputs": [
+            {"name": "probabilities", "shape": [10], "sqnr_db": 31.4, "max_abs_error": 0.0625, "agreement": 0.9936},
+            {"name": "map", "shape": [8, 8, 2], "sqnr_db": 28.0, "max_abs_error": 0.41, "agreement": None},
+        ],
     },
     "latency": {
         "conditions": {"runtime": "ai-edge-litert 2.3.0", "threads": 1, "warmup": 20, "cpu": "Xeon 2.2 GHz"},
@@ -152,6 +156,7 @@ FULL: Record = {
         "tools": {"tensorflow": "2.21.0", "keras": "3.15.1", "numpy": "2.4.6"},
     },
     "devices": [],
+    "verdict": {"level": "usable with warnings", "reasons": ["edgetpu_compiler is not installed on this machine"]},
 }
 
 
@@ -199,6 +204,7 @@ def hostile() -> Record:
     record["outputs"] = {HOSTILE: {"sha256": HOSTILE, "size_bytes": 3}}
     record["models"]["result"]["measurements"]["macs"]["value"] = float("inf")
     record["metrics"] = full()["metrics"]
+    record["verdict"] = {"level": "not usable", "reasons": [HOSTILE, HOSTILE * 3]}
     return record | {"error": {"stage": HOSTILE, "message": HOSTILE * 3, "exit_code": 5}}
 
 

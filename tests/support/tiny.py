@@ -65,13 +65,13 @@ def classifier(
     high = float(np.abs(kernel).sum(axis=(1, 2, 3)).max())  # no activation is larger, for inputs up to 1
     if favourite is not None:
         biases[1][favourite] += 1000 * high
-    model = _Model(int8=int8)
+    model = TfliteBuilder(int8=int8)
     x = model.activation("image", [1, height, width, channels], (0.0, 1.0))
     hidden = model.activation("hidden", [1, height, width, filters], (0.0, high))
     scores = model.activation("scores", [1, classes], (-high * 8, high * 8))
     model.convolution(x, kernel, biases[0], hidden)
     model.dense(hidden, dense, biases[1], scores)
-    return model.finish(x, scores)
+    return model.finish([x], [scores])
 
 
 def macs(inputs: tuple[int, int, int] = (4, 4, 1), classes: int = 3, filters: int = 4) -> int:
@@ -80,7 +80,7 @@ def macs(inputs: tuple[int, int, int] = (4, 4, 1), classes: int = 3, filters: in
     return height * width * filters * 9 * channels + height * width * filters * classes
 
 
-class _Model:
+class TfliteBuilder:
     """Puts a `ModelT` together."""
 
     def __init__(self, *, int8: bool) -> None:
@@ -140,21 +140,22 @@ class _Model:
         inputs = [given, *self.weights("dense", values, bias, given, per_channel=False)]
         self.operator("FULLY_CONNECTED", inputs, made, self.schema.FullyConnectedOptionsT())
 
-    def operator(self, name: str, inputs: list[int], made: int, options: Any) -> None:
+    def operator(self, name: str, inputs: list[int], made: int, options: Any = None) -> None:
         code = self.schema.OperatorCodeT()
         code.builtinCode = code.deprecatedBuiltinCode = getattr(self.schema.BuiltinOperator, name)
         code.version = 3 if self.int8 else 1
         operator = self.schema.OperatorT()
         operator.opcodeIndex, operator.inputs, operator.outputs = len(self.codes), inputs, [made]
-        kind = type(options).__name__.removesuffix("T")
-        operator.builtinOptionsType, operator.builtinOptions = getattr(self.schema.BuiltinOptions, kind), options
+        if options is not None:
+            kind = type(options).__name__.removesuffix("T")
+            operator.builtinOptionsType, operator.builtinOptions = getattr(self.schema.BuiltinOptions, kind), options
         self.codes.append(code)
         self.operators.append(operator)
 
-    def finish(self, given: int, made: int) -> bytes:
+    def finish(self, given: list[int], made: list[int]) -> bytes:
         main = self.schema.SubGraphT()
         main.name, main.tensors, main.operators = b"main", self.tensors, self.operators
-        main.inputs, main.outputs = [given], [made]
+        main.inputs, main.outputs = given, made
         model = self.schema.ModelT()
         model.version, model.description = 3, b"tiny"
         model.operatorCodes, model.subgraphs, model.buffers = self.codes, [main], self.buffers

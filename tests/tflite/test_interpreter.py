@@ -11,7 +11,7 @@ import tiny
 from one_op import Op, Tensor
 
 from compress.errors import ModelError
-from compress.tflite.interpreter import LoadedModel, describe, version
+from compress.tflite.interpreter import LoadedModel, version
 
 
 def written(path: Path, content: bytes) -> Path:
@@ -64,7 +64,7 @@ def test_a_sample_that_does_not_fit(tmp_path: Path, shape: tuple[int, ...], hint
 
 def test_describe(tmp_path: Path) -> None:
     model = LoadedModel(written(tmp_path / "m.tflite", tiny.classifier()), reproducible=True)
-    assert describe(model.inputs[0]) == {
+    assert model.input_tensors[0].to_json() == {
         "name": "image",
         "shape": [1, 4, 4, 1],
         "dtype": "int8",
@@ -72,7 +72,7 @@ def test_describe(tmp_path: Path) -> None:
         "zero_point": -128,
     }
     floats = LoadedModel(written(tmp_path / "f.tflite", tiny.classifier(int8=False)), reproducible=True)
-    assert describe(floats.outputs[0]) == {
+    assert floats.output_tensors[0].to_json() == {
         "name": "scores",
         "shape": [1, 3],
         "dtype": "float32",

@@ -87,13 +87,14 @@ def _options(settings: CompilerSettings) -> CompilerOptions:
 def _facts_without_compiler(parsed: Graph, settings: CompilerSettings, target: Target) -> Facts:
     """Return the facts without a compiled model: the prediction, and how to compile."""
     checked, report = expected(parsed, settings, target, settings.compiler_version)
+    name = target.tables["compiler"]["name"]
     cached = " and no result is cached" if settings.cache else ""
     return {
         "placement": checked.to_json(),
         "expected": report.to_json(),
         "expected_latency": estimate_all_hosts(parsed, target),
         "compiled": False,
-        "reason": f"not compiled: {target.tables['compiler']['name']} was not found{cached}",
+        "reason": f"not compiled: {name} was not found{cached}; run `{name} -s model.tflite` on x86-64 Linux",
         "how_to_compile": compiler.HOW_TO_COMPILE,
     }
 

@@ -147,7 +147,7 @@ def test_any_edits(edits: list[tuple[str, float, bytes]]) -> None:
             lambda inner: (
                 st.lists(inner, max_size=3)
                 | st.dictionaries(
-                    st.sampled_from(["int8", "file", "input", "inputs", "outputs", "steps", "digest", "name", "size"]),
+                    st.sampled_from(["int8", "file", "task", "inputs", "outputs", "steps", "digest", "name", "size"]),
                     inner,
                 )
             ),

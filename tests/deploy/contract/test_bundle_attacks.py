@@ -318,8 +318,14 @@ MISSING = [
     ("preprocessing", "steps"),
     ("models",),
     ("models", "int8", "file"),
-    ("models", "int8", "input"),
-    ("models", "int8", "output", "scale"),
+    ("task",),
+    ("models", "int8", "inputs"),
+    ("models", "int8", "outputs"),
+    ("models", "int8", "inputs", 0, "name"),
+    ("models", "int8", "inputs", 0, "shape"),
+    ("models", "int8", "inputs", 0, "dtype"),
+    ("models", "int8", "outputs", 0, "scale"),
+    ("models", "int8", "outputs", 0, "zero_point"),
     ("golden",),
     ("golden", "inputs"),
     ("golden", "outputs"),
@@ -327,10 +333,14 @@ MISSING = [
 ]
 
 
-def changed_at(path: tuple[str, ...], value: Any) -> dict[str, Any]:
+def named(path: tuple[str | int, ...]) -> str:
+    return ".".join(map(str, path))
+
+
+def changed_at(path: tuple[str | int, ...], value: Any) -> dict[str, Any]:
     """The manifest with another value at a place, or without it (Ellipsis)."""
     content = manifest()
-    inner = content
+    inner: Any = content
     for key in path[:-1]:
         inner = inner[key]
     if value is ...:
@@ -340,15 +350,63 @@ def changed_at(path: tuple[str, ...], value: Any) -> dict[str, Any]:
     return content
 
 
-@pytest.mark.parametrize("path", MISSING, ids=".".join)
-def test_a_part_that_is_missing(path: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("path", MISSING, ids=named)
+def test_a_part_that_is_missing(path: tuple[str | int, ...]) -> None:
     refused(written(changed_at(path, ...)))
 
 
 @pytest.mark.parametrize("value", [None, 1, [[]], {"a": {}}, True, [None]])
-@pytest.mark.parametrize("path", [path for path in MISSING if path[-1] != "scale"], ids=".".join)
-def test_a_part_of_another_type(path: tuple[str, ...], value: Any) -> None:
-    refused(written(changed_at(path, value)))
+@pytest.mark.parametrize("path", MISSING, ids=named)
+def test_a_part_of_another_type(path: tuple[str | int, ...], value: Any) -> None:
+    allowed = {"scale": (None, 1), "zero_point": (1,)}.get(str(path[-1]), ())
+    if isinstance(value, bool) or value not in allowed:
+        refused(written(changed_at(path, value)))
+
+
+TENSOR = manifest()["models"]["int8"]["outputs"][0]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "says"),
+    [
+        ([], "a list of 1 to 64 outputs for the int8 model"),
+        ([TENSOR] * 65, "a list of 1 to 64 outputs for the int8 model"),
+        ([TENSOR, TENSOR], "two outputs of the int8 model have the same name"),
+        ([{**TENSOR, "shape": [1, -2]}], r"outputs of the int8 model cannot be used: shape cannot be \[1, -2\]"),
+        ([{**TENSOR, "shape": [1, 2.0]}], "shape cannot be"),
+        ([{**TENSOR, "shape": [1 << 20, 1 << 20]}], "shape cannot be"),
+        ([{**TENSOR, "shape": [1] * 9}], "shape cannot be"),
+        ([{**TENSOR, "dtype": "complex64"}], "dtype cannot be 'complex64'"),
+        ([{**TENSOR, "scale": 0}], "scale cannot be 0"),
+        ([{**TENSOR, "scale": 10**400}], "scale cannot be"),
+        ([{**TENSOR, "zero_point": 1 << 40}], "zero_point cannot be"),
+        (["x"], "'x' is not a map"),
+    ],
+)
+def test_tensors_that_cannot_be_used(tensors: Any, says: str) -> None:
+    refused(written(changed_at(("models", "int8", "outputs"), tensors)), says)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"task": "translation"}, "has the task 'translation', and this runner knows classification, .*newer runner"),
+        ({"task": []}, "has the task list"),
+        ({"task": "detection"}, "a detector needs the entry detection"),
+        ({"detection": {}}, "a detector needs the entry detection, and other models must not have it"),
+        ({"task": "detection", "detection": {}}, "must have one input and two outputs"),
+        ({"binary": "maybe"}, "binary is not one of: probability, logit"),
+        ({"binary": ["logit"]}, "binary is not one of"),
+    ],
+)
+def test_tasks_that_do_not_fit(changes: dict[str, Any], says: str) -> None:
+    refused(written(manifest(**changes)), says)
+
+
+def test_one_value_for_two_labels_needs_its_meaning() -> None:
+    changed = changed_at(("models", "int8", "outputs", 0, "shape"), [1, 1])
+    refused(written(changed), "has one value for 2 labels, and no entry binary")
+    assert Bundle(written({**changed, "binary": "logit"})).models["int8"].output_layout.size == 1
 
 
 def test_files_that_are_named_but_absent() -> None:
@@ -435,10 +493,18 @@ def test_an_evaluation_sample() -> None:
 @pytest.mark.parametrize("value", [None, 1, "", "int8.tflitf", [[]], {"a": {}}, True, [None], ["../../etc/passwd"]])
 @pytest.mark.parametrize("key", ["inputs", "labels", "outputs", "metrics"])
 def test_an_evaluation_entry_of_another_type(key: str, value: Any) -> None:
-    if (key, type(value)) != ("metrics", dict):
+    if (key, type(value)) not in (("metrics", dict), ("labels", type(None))):
         refused(evaluated({**EVALUATION, key: value}))
-    refused(evaluated({name: part for name, part in EVALUATION.items() if name != key}))
+    if key != "labels":
+        refused(evaluated({name: part for name, part in EVALUATION.items() if name != key}))
     refused(evaluated(value if value is not None else []))
+
+
+def test_an_evaluation_without_labels() -> None:
+    opened = Bundle(evaluated({name: part for name, part in EVALUATION.items() if name != "labels"}))
+    with pytest.raises(BundleError, match="has no labels"):
+        opened.evaluation()
+    assert len(opened.samples(opened.manifest["evaluation"])) == 2
 
 
 def test_an_evaluation_of_a_model_that_is_not_there() -> None:

@@ -1,0 +1,195 @@
+"""The content of a bundle: models, golden inputs and outputs, and the evaluation sample."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.data.dataset import spread
+from compress.data.types import Data
+from compress.errors import StageError
+from compress.progress import Progress
+from compress.tasks.base import Specification, Task
+from compress.tflite.interpreter import LoadedModel, version
+from compress.version import __version__
+from deploy.contract import bundle
+from deploy.contract.preprocessing import VERSION, Preprocessing
+
+MAX_EVALUATION_BYTES = 1 << 24
+"""Maximum size of the evaluation samples in a bundle and of the models' outputs for them, decoded; the same for golden
+inputs and outputs. If samples or outputs are large, there are fewer of them."""
+_Members = dict[str, bytes]
+
+
+@dataclass(frozen=True)
+class Packing:
+    """The source of a bundle.
+
+    Attributes:
+        name: its name.
+        files: the .tflite files by role: `int8`; and `original` and `compiled`, if there are any.
+        task: the task of the models.
+        tools: versions of tools, for the manifest.
+        data: the data for golden inputs and the evaluation sample; None: the bundle has neither.
+        specification: how the outputs are read.
+        golden: number of validation samples with the expected outputs.
+        evaluation: number of test samples.
+        progress: receives notes.
+    """
+
+    name: str
+    files: Mapping[str, Path]
+    task: Task
+    tools: Mapping[str, str]
+    progress: Progress
+    data: Data | None = None
+    specification: Specification = None
+    golden: int = 4
+    evaluation: int = 100
+    labels: Sequence[str] = field(default=())
+
+    @cached_property
+    def models(self) -> dict[str, LoadedModel]:
+        """The models that this host can run, by role.
+
+        Raises:
+            ModelError: the runtime rejects a model.
+        """
+        order = self.task.output_order
+        return {
+            role: LoadedModel(path, reproducible=True, order=order)
+            for role, path in self.files.items()
+            if role != "compiled"
+        }
+
+    @property
+    def output_bytes(self) -> int:
+        """The size of the stored outputs of all models for one sample."""
+        total = 0
+        for model in self.models.values():
+            dtype = np.result_type(*(tensor.dtype for tensor in model.output_tensors))
+            total += model.output_layout.size * dtype.itemsize
+        return total
+
+
+def pack(packing: Packing) -> bytes:
+    """Return the bytes of a bundle.
+
+    Raises:
+        ModelError: a model does not fit the data, or the runtime rejects it.
+        StageError: the model is not quantized.
+    """
+    models = packing.models
+    _refuse_float(models["int8"])
+    members = {f"{role}.tflite": path.read_bytes() for role, path in packing.files.items()}
+    entries = {role: _described(model, role) for role, model in models.items()}
+    if "compiled" in packing.files:
+        entries["compiled"] = {**entries["int8"], "file": "compiled.tflite"}
+    data = packing.data
+    steps = data.preprocessing if data else []
+    golden, golden_members = _golden(packing)
+    evaluation, evaluation_members = _evaluation(packing)
+    manifest = {
+        "name": packing.name,
+        "coralline": __version__,
+        "task": packing.task.name,
+        "labels": list(packing.labels or (data.class_names if data else ())),
+        "preprocessing": {"version": VERSION, "digest": Preprocessing(steps).digest, "steps": steps},
+        "models": entries,
+        "golden": golden,
+        "evaluation": evaluation,
+        "tools": dict(packing.tools),
+        **({"decoding": data.decoding} if data and data.decoding else {}),
+        **packing.task.manifest(packing.specification),
+    }
+    return bundle.pack(manifest, members | golden_members | evaluation_members)
+
+
+def _refuse_float(model: LoadedModel) -> None:
+    if not any(tensor.is_quantized for tensor in [*model.input_tensors, *model.output_tensors]):
+        raise StageError("the model is not quantized", hint="put quantize before package")
+
+
+def _described(model: LoadedModel, role: str) -> dict[str, Any]:
+    """Return the entry of a model in the manifest."""
+    return {
+        "file": f"{role}.tflite",
+        "inputs": [tensor.to_json() for tensor in model.input_tensors],
+        "outputs": [tensor.to_json() for tensor in model.output_tensors],
+    }
+
+
+def _golden(packing: Packing) -> tuple[dict[str, Any], _Members]:
+    """Return the first validation samples and the outputs of each model: manifest entry and members."""
+    entry: dict[str, Any] = {"inputs": [], "outputs": {}, "machine": platform.machine()}  # kernels differ between them
+    data = packing.data
+    if data is None:
+        return entry, {}
+    fitting = max(MAX_EVALUATION_BYTES // packing.output_bytes, 1)
+    count = min(packing.golden, len(data.labels("validation")), fitting)
+    raw, inputs = data.raw("validation", np.arange(count)), data.inputs("validation")[:count]
+    members = {f"golden-input-{index}.npy": bundle.array_bytes(sample) for index, sample in enumerate(raw)}
+    entry["inputs"] = list(members)
+    for role, model in packing.models.items():
+        name = f"golden-output-{role}.npy"
+        entry["outputs"][role] = name
+        members[name] = bundle.array_bytes(_outputs(model, inputs))
+    return entry, members
+
+
+def _outputs(model: LoadedModel, inputs: NDArray[np.float32]) -> NDArray[Any]:
+    """Return the outputs of a model for preprocessed samples, in the model's type: [n, ...]."""
+    return np.concatenate([model.raw(model.feed(sample)) for sample in inputs])
+
+
+def _evaluation(packing: Packing) -> tuple[dict[str, Any] | None, _Members]:
+    """Return test samples, the outputs of each model, and their metrics: manifest entry and members."""
+    data = packing.data
+    if data is None:
+        return None, {}
+    indices, stacks = _stacked(data, packing.evaluation, packing.output_bytes)
+    expected = min(packing.evaluation, len(data.labels("test")))
+    if len(indices) < expected:
+        what = f"{len(indices)} of {expected} evaluation samples and their outputs fit"
+        packing.progress.note(f"{what} into {MAX_EVALUATION_BYTES:,} bytes")
+    if not indices:
+        return None, {}
+    members = {f"evaluation-inputs-{index}.npy": bundle.array_bytes(stack) for index, stack in enumerate(stacks)}
+    entry: dict[str, Any] = {"split": "test", "inputs": list(members), "outputs": {}}
+    rows = {}
+    for role, model in packing.models.items():
+        stored = _outputs(model, data.inputs("test")[indices])
+        name = f"evaluation-output-{role}.npy"
+        entry["outputs"][role] = name
+        members[name] = bundle.array_bytes(stored)
+        rows[role] = model.dequantized(stored)
+    entry["metrics"] = {}
+    if "original" in rows:
+        note = f"evaluation sample, {version()}, reference kernels"
+        packaged = packing.task.packaged(rows, data, indices, packing.specification, note)
+        entry["metrics"] = packaged.metrics
+        if packaged.targets is not None:
+            entry["labels"] = "evaluation-labels.npy"
+            members["evaluation-labels.npy"] = bundle.array_bytes(packaged.targets)
+    return entry, members
+
+
+def _stacked(data: Data, count: int, output_bytes: int) -> tuple[list[int], list[NDArray[Any]]]:
+    """Return test samples grouped by shape and dtype: their indices in the split, and one stack for each group."""
+    groups: dict[tuple[Any, ...], list[tuple[int, NDArray[Any]]]] = {}
+    free = MAX_EVALUATION_BYTES
+    for index in spread(data.labels("test"))[:count]:
+        (sample,) = data.raw("test", np.array([index]))
+        free -= sample.nbytes + output_bytes
+        if free < 0:
+            break
+        groups.setdefault((sample.shape, sample.dtype.str), []).append((int(index), sample))
+    indices = [index for group in groups.values() for index, _ in group]
+    return indices, [np.stack([sample for _, sample in group]) for group in groups.values()]

@@ -1,0 +1,236 @@
+"""The answers of models: a class, named arrays, or detections, and their form in JSON.
+
+`decoder` returns for a bundle the function from the output tensors of a sample to its answer.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
+
+import numpy as np
+
+from deploy.contract.bundle import Bundle
+from deploy.contract.preprocessing import Array
+from deploy.contract.tensors import TensorDescription, sample_shape
+from deploy.measurement import finite
+
+MAX_SHOWN = 4096
+"""The largest number of values of an output that JSON shows."""
+Decode = Callable[[Sequence[Array]], Any]
+Row = Dict[str, Any]
+
+
+class Answer:
+    """The answer of a classifier for one sample.
+
+    Attributes:
+        scores: float32 [outputs], in the order of `labels`.
+        labels: the class names.
+    """
+
+    __slots__ = ("labels", "scores")
+
+    def __init__(self, scores: Array, labels: List[str]) -> None:
+        self.scores = scores
+        self.labels = labels
+
+    @property
+    def index(self) -> int:
+        """The index of the class with the highest score."""
+        return int(self.scores.argmax())
+
+    @property
+    def label(self) -> str:
+        """The name of the class with the highest score; its index if the bundle has no name for it."""
+        return _name(self.labels, self.index)
+
+    @property
+    def score(self) -> float:
+        """The highest score."""
+        return float(self.scores.max())
+
+    def top(self, count: int = 5) -> List[Tuple[str, float]]:
+        """Return the names and scores of the best classes, the best first; equal ones in the order of `labels`."""
+        order = np.argsort(-self.scores, kind="mergesort")[:count]
+        return [(_name(self.labels, int(index)), float(self.scores[index])) for index in order]
+
+    def rows(self, count: int = 5) -> List[Row]:
+        """Return the same as plain maps of `label` and `score`; a score that is NaN or infinite is None."""
+        return [{"label": label, "score": finite(score)} for label, score in self.top(count)]
+
+    def __repr__(self) -> str:
+        return "Answer(label=%r, score=%.6g)" % (self.label, self.score)
+
+
+class Outputs:
+    """The outputs of a model for one sample, by name::
+
+        mask = outputs["mask"]      # float32, in the shape of the output without the batch
+        names = list(outputs)
+
+    Args:
+        arrays: the outputs in the order of the model, by name.
+    """
+
+    __slots__ = ("arrays",)
+
+    def __init__(self, arrays: Dict[str, Array]) -> None:
+        self.arrays = arrays
+
+    def __getitem__(self, name: str) -> Array:
+        return self.arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.arrays)
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+    @property
+    def first(self) -> Array:
+        """The first output."""
+        return next(iter(self.arrays.values()))
+
+    def rows(self, count: int = MAX_SHOWN) -> List[Row]:
+        """Return plain maps of `name`, `shape` and `values`; values that are NaN or infinite are None.
+
+        Args:
+            count: the largest number of values of each output. Of a larger output, the first values are returned as a
+                flat list, with a `note`.
+        """
+        return [_array_row(name, array, count) for name, array in self.arrays.items()]
+
+    def __repr__(self) -> str:
+        shapes = ("%s %r" % (name, list(array.shape)) for name, array in self.arrays.items())
+        return "Outputs(%s)" % ", ".join(shapes)
+
+
+class LabelOutputs(Outputs):
+    """The answer of a multi-label classifier for one sample.
+
+    Attributes:
+        arrays: the outputs as they are, by name.
+        scores: the probabilities, float32 [labels], in the order of `labels`.
+        labels: the names.
+    """
+
+    __slots__ = ("labels", "scores")
+
+    def __init__(self, arrays: Dict[str, Array], scores: Array, labels: List[str]) -> None:
+        super().__init__(arrays)
+        self.scores = scores
+        self.labels = labels
+
+    def chosen(self) -> List[Tuple[str, float]]:
+        """Return the names and probabilities of the labels above one half, the best first."""
+        order = np.argsort(-self.scores, kind="mergesort")
+        best = [int(index) for index in order if self.scores[index] > 0.5]
+        return [(_name(self.labels, index), float(self.scores[index])) for index in best]
+
+    def rows(self, count: int = MAX_SHOWN) -> List[Row]:
+        """Return at most `count` of them as plain maps of `label` and `score`."""
+        return [{"label": label, "score": score} for label, score in self.chosen()[:count]]
+
+    def __repr__(self) -> str:
+        return "LabelOutputs(%s)" % ", ".join("%s=%.6g" % pair for pair in self.chosen())
+
+
+def decoder(opened: Bundle, tensors: Sequence[TensorDescription]) -> Decode:
+    """Return the function from the output tensors of a sample, in their dtypes, to its answer.
+
+    Args:
+        opened: the bundle.
+        tensors: the outputs of the model, in the order of the manifest.
+    """
+    values = [_to_values(tensor) for tensor in tensors]
+    labels = list(opened.labels)
+    if opened.task == "classification":
+        scores = _two_scores(values[0], opened) if np.prod(tensors[0].shape) == 1 < len(labels) else values[0]
+        return lambda outputs: Answer(scores(outputs[0]), labels)
+    shapes = [sample_shape(tensor.shape) for tensor in tensors]
+    if opened.detector is not None:
+        detector = opened.detector
+
+        def detected(outputs: Sequence[Array]) -> Any:
+            boxes, scores = _reals(outputs, values, shapes)
+            return detector(boxes, scores, labels)
+
+        return detected
+    names = [tensor.name for tensor in tensors]
+    if opened.task == "multi_label":
+        return lambda outputs: _labelled(dict(zip(names, _reals(outputs, values, shapes))), opened, labels)
+    return lambda outputs: Outputs(dict(zip(names, _reals(outputs, values, shapes))))
+
+
+def to_json(answer: Any, count: int) -> Dict[str, Any]:
+    """Return an answer as an entry of a JSON map: `top`, `labels` or `outputs`.
+
+    Args:
+        answer: an `Answer`, `Detections` or `Outputs`.
+        count: the largest number of classes, labels or objects.
+    """
+    if isinstance(answer, LabelOutputs):
+        return {"labels": answer.rows(count)}
+    if isinstance(answer, Outputs):
+        return {"outputs": answer.rows()}
+    return {"top": answer.rows(count)}
+
+
+def _reals(
+    outputs: Sequence[Array], values: Sequence[Callable[[Array], Array]], shapes: Sequence[Tuple[int, ...]]
+) -> List[Array]:
+    return [decode(output).reshape(shape) for decode, output, shape in zip(values, outputs, shapes)]
+
+
+def _to_values(tensor: TensorDescription) -> Callable[[Array], Array]:
+    """Return the function from an output tensor to flat float32 values. For 8 bits it looks them up: faster."""
+    dtype = np.dtype(tensor.dtype)
+    if not tensor.is_quantized or dtype.itemsize > 1:
+        return lambda output: tensor.real(output.ravel())
+    table = tensor.real(np.arange(256, dtype=np.uint8).view(dtype))
+    take = table.take  # a negative int8 indexes from the end of the table, where its value is
+    if len(tensor.shape) == 2 and tensor.shape[0] == 1:
+        return lambda output: take(output[0])
+    return lambda output: take(output.ravel())
+
+
+def _two_scores(value: Callable[[Array], Array], opened: Bundle) -> Callable[[Array], Array]:
+    """Return the function from the output of a binary classifier to the probabilities of both classes."""
+
+    def scores(output: Array) -> Array:
+        likely = _probabilities(value(output), opened)
+        return np.concatenate([1 - likely, likely])
+
+    return scores
+
+
+def _labelled(arrays: Dict[str, Array], opened: Bundle, labels: List[str]) -> LabelOutputs:
+    scores = next(iter(arrays.values())).ravel()
+    return LabelOutputs(arrays, _probabilities(scores, opened), labels)
+
+
+def _probabilities(values: Array, opened: Bundle) -> Array:
+    """Return the values of separate decisions as probabilities, float32."""
+    if opened.manifest.get("binary") != "logit":
+        return values
+    return (1 / (1 + np.exp(-np.clip(values, -80, 80)))).astype(np.float32)
+
+
+def _array_row(name: str, array: Array, count: int) -> Row:
+    row: Row = {"name": name, "shape": list(array.shape)}
+    if array.size > count:
+        row["note"] = "the first %d of %d values" % (count, array.size)
+        array = array.ravel()[:count]
+    return dict(row, values=_plain(array))
+
+
+def _plain(array: Array) -> Any:
+    """Return an array as nested lists, with None for NaN and infinity, which JSON does not have."""
+    if np.isfinite(array).all():
+        return array.tolist()
+    plain: Any = np.where(np.isfinite(array), array.astype(object), None)
+    return plain.tolist()
+
+
+def _name(labels: List[str], index: int) -> str:
+    return labels[index] if index < len(labels) else str(index)
