@@ -232,7 +232,7 @@ def run(subject: Subject, work: Path) -> dict[str, Any]:
     """Return the result of one subject."""
     folder = work / subject.name
     folder.mkdir(parents=True, exist_ok=True)
-    np.savez(folder / "data.npz", **subject.arrays())
+    np.savez(folder / "data.npz", **subject.arrays())  # type: ignore[arg-type]
     (folder / "builders.py").write_text(BUILDERS)
     (folder / "p.yaml").write_text(json.dumps(pipeline(subject)))
     result = compress.run(folder / "p.yaml", out=folder / "runs")
