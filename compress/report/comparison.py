@@ -22,7 +22,7 @@ from compress.report.blocks import (
     table,
 )
 from compress.report.record import RunRecord, StageRecord
-from compress.report.verdict import absence
+from compress.report.verdict import absence, limited
 from compress.report.wording import MAX_PROSE, metric, names, noun, number, seconds, shorten, show
 
 OUTCOMES = {
@@ -52,13 +52,6 @@ def budget(record: RunRecord) -> Section:
             outcome = replace(outcome, small=remark)
         rows.append((limited(record, row.name), number(row.limit, row.unit), actual, outcome))
     return Section("Budget", or_missing(table(("Quantity", "Limit", "Actual", "Outcome"), rows), "no budget was set"))
-
-
-def limited(record: RunRecord, name: str) -> str:
-    """Return the label of a limit; a latency is that of the chosen host."""
-    if name == "latency_ms" and record.latency is not None:
-        return f"Latency on {shorten(record.latency.host, 60)}"
-    return metric(record, name).label
 
 
 def before_and_after(record: RunRecord) -> Section:

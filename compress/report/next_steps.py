@@ -33,12 +33,17 @@ def commands(record: RunRecord) -> list[str]:
     if record.status in ("failed", "interrupted", "degenerate"):
         return []
     lines = []
-    if record.target.name == "edgetpu" and MODEL_TFLITE in record.outputs and MODEL_COMPILED not in record.outputs:
+    if is_uncompiled(record):
         lines.append(f"edgetpu_compiler -s {MODEL_TFLITE}")
     bundle = f"{record.name}.coralline"
     if bundle in record.outputs:
         lines.append(f"python -m compress deploy {bundle} --to ssh://USER@HOST/FOLDER --bench")
     return lines
+
+
+def is_uncompiled(record: RunRecord) -> bool:
+    """Whether the run has a model for the Edge TPU that is not compiled."""
+    return record.target.name == "edgetpu" and MODEL_TFLITE in record.outputs and MODEL_COMPILED not in record.outputs
 
 
 def _latency(latency: HostLatencyRecord | None) -> Iterator[Block]:
@@ -68,6 +73,11 @@ def _latency(latency: HostLatencyRecord | None) -> Iterator[Block]:
 
 def _commands(record: RunRecord) -> Iterator[Block]:
     lines = commands(record)
-    if lines:
-        yield Heading("Commands, in the folder of this report")
-        yield Preformatted("\n".join(lines))
+    if not lines:
+        return
+    if is_uncompiled(record):
+        yield Text(
+            "The bundle has no compiled model: with the compiler on PATH, run the pipeline again before you deploy."
+        )
+    yield Heading("Commands, in the folder of this report")
+    yield Preformatted("\n".join(lines))

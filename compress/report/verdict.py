@@ -150,11 +150,18 @@ def _origin(cell: Cell) -> str:
     return "" if cell.style == "measured" else f" ({cell.style})"
 
 
+def limited(record: RunRecord, name: str) -> str:
+    """Return the label of a limit; a latency is that of the chosen host."""
+    if name == "latency_ms" and record.latency is not None:
+        return f"Latency on {shorten(record.latency.host, 60)}"
+    return metric(record, name).label
+
+
 def _budget_kept(record: RunRecord) -> str:
     if not record.budget:
         return "no budget was set"
     for holds, outcome in ((False, "over budget in"), (None, "budget undecided for")):
-        labels = [f"“{metric(record, row.name).label}”" for row in record.budget if row.holds is holds]
+        labels = [f"“{limited(record, row.name)}”" for row in record.budget if row.holds is holds]
         if labels:
             return f"{outcome} {first(labels, 3)}"
     return "fits the budget"

@@ -415,6 +415,19 @@ def test_a_budget_that_is_broken(project: Project, out: Path, name: str) -> None
     assert outputs(out).keys() == {"model.tflite", "tiny.coralline", "runner.pyz"}
 
 
+def test_the_latency_is_that_of_the_host(project: Project, out: Path) -> None:
+    values = {}
+    for host in ("usb3", "usb2"):
+        _, record, _ = run(project([], measure={"host": host, "latency": {"runs": 5}}), out)
+        assert (record["latency"]["host"], record["latency"]["provenance"]) == (host, "predicted")
+        assert record["latency"]["low"] < record["latency"]["value"] < record["latency"]["high"]
+        values[host] = record["latency"]["value"]
+    assert values["usb3"] < values["usb2"]
+    _, record, _ = run(project([], target="cpu"), out)
+    measured = record["models"]["result"]["measurements"]["latency_ms"]["value"]
+    assert (record["latency"]["provenance"], record["latency"]["value"]) == ("measured", measured)
+
+
 def test_a_budget_without_measurement_says_why(project: Project, out: Path) -> None:
     _, record, _ = failed(project(["fail"], budget={"size_bytes": 1}), out, StageError)
     (row,) = record["budget"]
