@@ -232,7 +232,7 @@ class PipelineRun:
         """Run the stage or probe in a scratch folder, and publish the files."""
         started = time.monotonic()
         with self.store.scratch() as folder:
-            subject = inputs.get("given", NOTHING)
+            subject = inputs.get("given") or next(iter(inputs.values()), NOTHING)
             specification = subject.facts.get("specification")
             context = replace(context, folder=folder, specification=specification)
             if isinstance(work, Probe):
