@@ -40,9 +40,7 @@ class Refused:
 
 def carrying(error: Error, refused: Sequence[Refused]) -> Error:
     """Return the error with the refused operators as facts for programs."""
-    error.facts["refused"] = [
-        {"node": each.node, "operator": each.operator, "reason": each.reason} for each in refused
-    ]
+    error.facts["refused"] = [{"node": each.node, "operator": each.operator, "reason": each.reason} for each in refused]
     return error
 
 

@@ -207,7 +207,7 @@ def reversed_steps(sequence: Any) -> Any:
 def bidirectional(layer: Layer, inputs: Sequence[Any]) -> Any:
     """Return the outputs of a bidirectional layer as single steps; None if it has to stay."""
     config = layer.config
-    count = len(layer.weights) // 2
+    count = 2 + bool(config["layer"]["config"].get("use_bias", True))
     parts = (config["layer"], config["backward_layer"]), (layer.weights[:count], layer.weights[count:])
     halves = [
         Layer(entry["config"]["name"], entry["class_name"], entry, (), weights)

@@ -159,7 +159,7 @@ def _rejection_advice(graph: Graph, target: Target) -> str:
     if unknown:
         return f"replace the layers that became {', '.join(sorted(unknown))[:200]}, and convert the model again"
     produced = [tensor for operator in graph.operators for tensor in graph.output_tensors(operator)]
-    if not any(tensor.dtype in target.dtypes for tensor in produced):
+    if not any(tensor.dtype in target.tables["dtypes"] for tensor in produced):
         return "quantize it first: `quantize` in a pipeline"
     return "see `python -m compress check`, and `legalize`"
 
