@@ -35,7 +35,7 @@ class NotUnrolledError(Exception):
 
 
 @dataclass(frozen=True)
-class Gate:
+class GateWeights:
     """The weights of one gate, or of the candidate state.
 
     Attributes:
@@ -54,7 +54,7 @@ class Gate:
 class UnrolledGate:
     """The layers of one gate; each time step calls the same ones."""
 
-    def __init__(self, gate: Gate, sequence: Any) -> None:
+    def __init__(self, gate: GateWeights, sequence: Any) -> None:
         """Multiply the inputs of all time steps by the kernel."""
         layers = keras().layers
         steps, features = sequence.shape[1:]
@@ -87,7 +87,7 @@ def _lstm(layer: Layer, sequence: Any) -> Step:
     kernel, recurrent, *bias = layer.weights
     biases = bias[0] if bias else np.zeros(kernel.shape[1], np.float32)
     parts = zip(*(np.split(weights, 4, axis=-1) for weights in (kernel, recurrent, biases)), strict=True)
-    input_gate, forget_gate, candidate, output_gate = (UnrolledGate(Gate(*each), sequence) for each in parts)
+    input_gate, forget_gate, candidate, output_gate = (UnrolledGate(GateWeights(*each), sequence) for each in parts)
 
     def step(number: int, states: States) -> States:
         hidden, cell = states or (None, None)
@@ -109,10 +109,10 @@ def _gru(layer: Layer, sequence: Any) -> Step:
     total = biases.sum(0)
     total[2 * units :] = biases[0, 2 * units :]
     parts = zip(*(np.split(weights, 3, axis=-1) for weights in (kernel, recurrent, total)), strict=True)
-    update, reset, candidate = (Gate(*each) for each in parts)
+    update, reset, candidate = (GateWeights(*each) for each in parts)
     if reset_after:
         recurrent_bias = biases[-1, 2 * units :] if len(biases) > 1 else np.zeros(units, np.float32)
-        candidate = Gate(candidate.kernel, candidate.recurrent, candidate.bias, recurrent_bias)
+        candidate = GateWeights(candidate.kernel, candidate.recurrent, candidate.bias, recurrent_bias)
     gates = [UnrolledGate(gate, sequence) for gate in (update, reset, candidate)]
     return lambda number, states: [_gru_step(gates, number, states[0] if states else None, inner, outer)]
 
@@ -140,7 +140,9 @@ def _gru_step(gates: Sequence[UnrolledGate], number: int, hidden: Any, inner: An
 def _simple(layer: Layer, sequence: Any) -> Step:
     outer = _function(layer, "activation")
     kernel, recurrent, *bias = layer.weights
-    gate = UnrolledGate(Gate(kernel, recurrent, bias[0] if bias else np.zeros(len(recurrent), np.float32)), sequence)
+    gate = UnrolledGate(
+        GateWeights(kernel, recurrent, bias[0] if bias else np.zeros(len(recurrent), np.float32)), sequence
+    )
     return lambda number, states: [outer(gate.sum(number, states[0] if states else None))]
 
 
@@ -207,7 +209,7 @@ def reversed_steps(sequence: Any) -> Any:
 def bidirectional(layer: Layer, inputs: Sequence[Any]) -> Any:
     """Return the outputs of a bidirectional layer as single steps; None if it has to stay."""
     config = layer.config
-    count = len(layer.weights) // 2
+    count = 2 + bool(config["layer"]["config"].get("use_bias", True))
     parts = (config["layer"], config["backward_layer"]), (layer.weights[:count], layer.weights[count:])
     halves = [
         Layer(entry["config"]["name"], entry["class_name"], entry, (), weights)

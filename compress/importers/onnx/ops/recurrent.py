@@ -39,8 +39,8 @@ FUNCTIONS = {
 
 
 @dataclass(frozen=True)
-class Kind:
-    """An operator.
+class RecurrentOperator:
+    """A recurrent operator of ONNX, and its layer in Keras.
 
     Attributes:
         layer: the layer of Keras.
@@ -57,10 +57,10 @@ class Kind:
     states: int = 1
 
 
-KINDS: Mapping[str, Kind] = {
-    "LSTM": Kind("LSTM", (0, 2, 3, 1), (0, 0, 1, 0), ("Sigmoid", "Tanh", "Tanh"), states=2),
-    "GRU": Kind("GRU", (0, 1, 2), (0, 0, 1), ("Sigmoid", "Tanh")),
-    "RNN": Kind("SimpleRNN", (0,), (0,), ("Tanh",)),
+KINDS: Mapping[str, RecurrentOperator] = {
+    "LSTM": RecurrentOperator("LSTM", (0, 2, 3, 1), (0, 0, 1, 0), ("Sigmoid", "Tanh", "Tanh"), states=2),
+    "GRU": RecurrentOperator("GRU", (0, 1, 2), (0, 0, 1), ("Sigmoid", "Tanh")),
+    "RNN": RecurrentOperator("SimpleRNN", (0,), (0,), ("Tanh",)),
 }
 
 
@@ -103,7 +103,7 @@ def _check(call: OnnxCall) -> None:
         raise NotImportedError("its sequence_lens differ from the number of time steps")
 
 
-def _functions(call: OnnxCall, kind: Kind) -> list[str]:
+def _functions(call: OnnxCall, kind: RecurrentOperator) -> list[str]:
     """Return Keras' names of the activation functions."""
     stored = call.setting("activations") or kind.defaults
     names = [name.decode(errors="replace") if isinstance(name, bytes) else str(name) for name in stored]
@@ -131,7 +131,7 @@ _HARD_SIGMOID = {"activation_alpha": 0.2, "activation_beta": 0.5}
 """The default parameters of HardSigmoid."""
 
 
-def _weights(call: OnnxCall, kind: Kind, functions: Sequence[str]) -> list[list[Floats]]:
+def _weights(call: OnnxCall, kind: RecurrentOperator, functions: Sequence[str]) -> list[list[Floats]]:
     """Return Keras' weights of each direction."""
     kernels, recurrents = call.weights(1), call.weights(2)
     gates = len(kind.gates)
@@ -155,7 +155,7 @@ def _weights(call: OnnxCall, kind: Kind, functions: Sequence[str]) -> list[list[
     return weights
 
 
-def _config(call: OnnxCall, kind: Kind, functions: Sequence[str]) -> dict[str, Any]:
+def _config(call: OnnxCall, kind: RecurrentOperator, functions: Sequence[str]) -> dict[str, Any]:
     config: dict[str, Any] = {"units": call.weights(2).shape[2], "activation": functions[-1]}
     if len(functions) > 1:
         config["recurrent_activation"] = functions[0]
@@ -164,7 +164,7 @@ def _config(call: OnnxCall, kind: Kind, functions: Sequence[str]) -> dict[str, A
     return config
 
 
-def _initial_states(call: OnnxCall, kind: Kind, sequence: OnnxValue) -> list[OnnxValue]:
+def _initial_states(call: OnnxCall, kind: RecurrentOperator, sequence: OnnxValue) -> list[OnnxValue]:
     """Return the states before the first time step, those of the forward direction first; none if all are zero."""
     places = range(STATE, STATE + kind.states)
     zero = [not call.has(place) or (call.is_constant(place) and not call.weights(place).any()) for place in places]
