@@ -36,6 +36,7 @@ def test_the_variants_of_the_source_are_read(tmp_path: Path) -> None:
     variants = re.findall(r"# or +(\{.*?\}\})", TEXT)
     assert len(variants) == 3
     for variant in variants:
-        text = f"schema_version: 1\nname: example\nmodel: {{file: model.tflite}}\ndata: {{source: {variant}}}\nstages: []\n"
+        head = "schema_version: 1\nname: example\nmodel: {file: model.tflite}\nstages: []\n"
+        text = f"{head}data: {{source: {variant}}}\n"
         (tmp_path / "p.yaml").write_text(text)
         assert load(tmp_path / "p.yaml").data.task == "outputs"
