@@ -42,8 +42,9 @@ def commands(record: RunRecord) -> list[str]:
 
 
 def is_uncompiled(record: RunRecord) -> bool:
-    """Whether the run has a model for the Edge TPU that is not compiled."""
-    return record.target.name == "edgetpu" and MODEL_TFLITE in record.outputs and MODEL_COMPILED not in record.outputs
+    """Whether the run has a model for a target with a compiler that is not compiled."""
+    compiles = record.placement is not None and bool(record.placement.how_to_compile)
+    return compiles and MODEL_TFLITE in record.outputs and MODEL_COMPILED not in record.outputs
 
 
 def _latency(latency: HostLatencyRecord | None) -> Iterator[Block]:
