@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
 import numpy as np
 
-from deploy.contract.bundle import Bundle
+from deploy.contract.bundle import Bundle, archive_of, array_bytes
 from deploy.contract.preprocessing import Array
 from deploy.contract.tensors import TensorDescription, sample_shape
 from deploy.measurement import finite
@@ -176,6 +176,11 @@ def to_json(answer: Any, count: int) -> Dict[str, Any]:
     return {"top": answer.rows(count)}
 
 
+def to_npz(outputs: Outputs) -> bytes:
+    """Return outputs as the content of an .npz file: all values, by name."""
+    return archive_of({name + ".npy": array_bytes(array) for name, array in outputs.arrays.items()})
+
+
 def _reals(
     outputs: Sequence[Array], values: Sequence[Callable[[Array], Array]], shapes: Sequence[Tuple[int, ...]]
 ) -> List[Array]:
@@ -219,7 +224,7 @@ def _probabilities(values: Array, opened: Bundle) -> Array:
 def _array_row(name: str, array: Array, count: int) -> Row:
     row: Row = {"name": name, "shape": list(array.shape)}
     if array.size > count:
-        row["note"] = "the first %d of %d values" % (count, array.size)
+        row["note"] = "the first %d of %d values; .npz has all of them" % (count, array.size)
         array = array.ravel()[:count]
     return dict(row, values=_plain(array))
 

@@ -85,8 +85,9 @@ class Model:
         self.content = self.bundle.content(self.role)
         self.trial = None if options.device == "cpu" else probe.check(self.content, options)
         self.session = _load(self.content, options)
-        self.session.arrange(entry.outputs)
+        self.session.arrange(entry.inputs, entry.outputs)
         _check_tensors(self.session, entry, self.bundle.detector)
+        self.session.outputs = list(entry.outputs)  # with their names for applications
         self.labels: List[str] = list(self.bundle.labels)
         self.decode = decoder(self.bundle, entry.outputs)
         self._lock = threading.Lock()
@@ -289,7 +290,7 @@ def _check_tensors(session: InferenceSession, entry: BundledModel, detector: Opt
             what = "the model has %d %ss, and the manifest %d" % (len(actual), end, len(expected))
             raise LoadError(what, "package the model again")
         for tensor, described in zip(actual, expected):
-            if tensor[1:] != described[1:]:  # names differ between runtimes
+            if tensor.values != described.values:  # names may differ between runtimes
                 what = "the model's %s %s differs from the manifest" % (end, described.name)
                 raise LoadError(what, "package the model again")
             if tensor.scale is None and tensor.dtype in ("int8", "uint8", "int16"):

@@ -15,7 +15,8 @@ therefore detected, also in the tables of the archive. The first member is `mani
      ...}
 
 TASK is one of TASKS. ROLE is `original` (float), `int8` or `compiled`; there is at least one. TENSOR is {"name",
-"shape", "dtype", "scale", "zero_point"} (`deploy.contract.tensors`). `labels` is empty for models without classes.
+"tensor", "shape", "dtype", "scale", "zero_point"} (`deploy.contract.tensors`); its name is the same for all roles.
+`labels` is empty for models without classes.
 
 Golden inputs are decoded samples before preprocessing, one per file. Evaluation inputs are too, but each file is a
 stack [n, ...] of samples with one shape and dtype. A sample of a model with several inputs is a row: its input tensors,
