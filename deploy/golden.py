@@ -49,7 +49,7 @@ Tensors = Sequence[Array]
 """The input tensors of one sample."""
 
 
-class OutputDifference(NamedTuple):
+class GoldenDifference(NamedTuple):
     """The difference of one output from its golden output.
 
     Attributes:
@@ -171,7 +171,7 @@ def _verdict(actual: Array, expected: Array, role: str, model: Model) -> Verdict
     return dict(result, verdict="different", note=note)
 
 
-def _differences(rows: Array, golden_rows: Array, tensors: Sequence[TensorDescription]) -> List[OutputDifference]:
+def _differences(rows: Array, golden_rows: Array, tensors: Sequence[TensorDescription]) -> List[GoldenDifference]:
     """Return the differences of each output from golden outputs, both as rows [n, values]."""
     layout = TensorLayout.of(tensors)
     differences = []
@@ -182,11 +182,11 @@ def _differences(rows: Array, golden_rows: Array, tensors: Sequence[TensorDescri
         share = difference / max(float(np.abs(expected).max()), 1e-30)
         steps = int(difference) if tensor.is_quantized else None
         ratio = sqnr_db(tensor.real(golden_part), tensor.real(part))
-        differences.append(OutputDifference(tensor.name, steps, difference, share, part.shape[1], ratio))
+        differences.append(GoldenDifference(tensor.name, steps, difference, share, part.shape[1], ratio))
     return differences
 
 
-def _are_close(differences: Sequence[OutputDifference], steps: int, role: str) -> bool:
+def _are_close(differences: Sequence[GoldenDifference], steps: int, role: str) -> bool:
     """Return whether all differences are within the limits of other kernels."""
     share = CLOSE_SHARE if role == "original" else steps / 255  # float outputs of a quantized model
     for each in differences:
@@ -197,7 +197,7 @@ def _are_close(differences: Sequence[OutputDifference], steps: int, role: str) -
 
 
 def _has_classes(model: Model) -> bool:
-    return model.bundle.task in ("classification", "detection")
+    return model.bundle.answers in ("class", "objects")
 
 
 def _same_class(rows: Array, golden_rows: Array, model: Model) -> int:

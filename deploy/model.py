@@ -11,7 +11,7 @@ The answer of a detector is `detection.Detections`::
     for detected in model(image).above(0.5).top():
         print(detected.label, detected.score, detected.box)
 
-The answer of other models is `answers.Outputs`, and models with several inputs take them by name or in their order::
+The answer of other models is `answers.NamedOutputs`, and models with several inputs take them by name or in their order::
 
     mask = model(image)["mask"]
     outputs = model({"sound": frame, "state": state})
@@ -94,7 +94,7 @@ class Model:
         self._input_layout = entry.input_layout
 
     def __call__(self, sample: Any) -> Any:
-        """Return the answer for one decoded sample: an `Answer`, `Detections` of a detector, otherwise `Outputs`.
+        """Return the answer for one decoded sample: an `Answer`, `Detections` of a detector, otherwise `NamedOutputs`.
 
         Args:
             sample: an image [height, width, channels], or [height, width] for one channel, in the form that the

@@ -349,7 +349,7 @@ class Server:
 
     def _enqueue(self, client: Connection, head: RequestHead, now: float) -> None:
         requested_top(head)  # a wrong number is refused before the inference
-        if wants_npz(head) and self.facts.get("task") in ("classification", "detection"):
+        if wants_npz(head) and self.facts.get("answers") in ("class", "objects"):
             raise RequestError(400, "format=npz is for models whose answer is arrays", "leave it out")
         job = Job(client.body, head.headers.get("x-shape", ""), head.headers.get("x-dtype", ""), client)
         if not self.worker.offer(job):

@@ -72,6 +72,8 @@ TASKS = (
     "detection",
     "outputs",
 )
+ANSWERS = {"classification": "class", "multi_label": "labels", "detection": "objects"}
+"""The answer of a model by its task; "arrays" for the other tasks."""
 BINARY = ("probability", "logit")
 MAX_TENSORS = 64
 """The largest number of inputs, and of outputs, of a model."""
@@ -282,6 +284,11 @@ class Bundle:
     def task(self) -> str:
         """The task of the models, one of TASKS."""
         return str(self.manifest["task"])
+
+    @property
+    def answers(self) -> str:
+        """The answer of the models for a sample: "class", "labels", "objects" or "arrays"."""
+        return ANSWERS.get(self.task, "arrays")
 
     @property
     def labels(self) -> Any:

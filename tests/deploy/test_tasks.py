@@ -27,9 +27,9 @@ from compress.stages.package import Package
 from compress.targets import load
 from compress.tasks import TASKS
 from compress.tflite.interpreter import LoadedModel
-from deploy import Model, Outputs, accuracy, answers, benchmark, golden, measurement
+from deploy import Model, NamedOutputs, accuracy, answers, benchmark, golden, measurement
 from deploy import __main__ as command
-from deploy.answers import Answer, LabelOutputs
+from deploy.answers import Answer, ChosenLabels
 from deploy.contract import bundle
 from deploy.contract.errors import ImageError
 from deploy.contract.tensors import TensorDescription
@@ -122,7 +122,7 @@ def test_several_inputs_by_name_and_in_order(two_inputs: bundle.Bundle, tmp_path
     with Model(two_inputs, "int8", kernels="reproducible") as model:
         for index in range(3):
             named = model({"state": STATES[index], "image": IMAGES[index]})
-            assert isinstance(named, Outputs)
+            assert isinstance(named, NamedOutputs)
             assert {name: named[name].shape for name in named} == {"scores": (3,), "next": (2, 3), "mask": (4, 4, 2)}
             flat = np.concatenate([named[name].ravel() for name in named])
             np.testing.assert_array_equal(flat, wanted[index])
@@ -410,7 +410,7 @@ def test_a_segmenter(packed: Pack, tmp_path: Path, capsys: pytest.CaptureFixture
     np.testing.assert_array_equal(answer.first.ravel(), host_rows(opened, "int8", tmp_path, IMAGES[:1])[0])
     assert answer["mask"].argmax(axis=-1).shape == (4, 4)
     assert answers.to_json(answer, 3)["outputs"][0]["values"] == answer["mask"].tolist()
-    assert repr(answer) == "Outputs(mask [4, 4, 3])"
+    assert repr(answer) == "NamedOutputs(mask [4, 4, 3])"
     assert "miou_int8" in opened.manifest["evaluation"]["metrics"]
     (output,) = accuracy.compare(opened, CPU)["models"]["int8"]["outputs"]
     assert 20 < output["sqnr_db"]["value"] < 80
@@ -438,7 +438,7 @@ def test_a_multi_label_classifier(binary: str) -> None:
     with Model(opened, "int8", kernels="reproducible") as model:
         for image in devices.images(20):
             answer = model(image)
-            assert isinstance(answer, LabelOutputs)
+            assert isinstance(answer, ChosenLabels)
             raw = answer["scores"]
             likely = raw if binary == "probability" else 1 / (1 + np.exp(-raw))
             np.testing.assert_allclose(answer.scores, likely, rtol=1e-6)
@@ -451,7 +451,9 @@ def test_a_multi_label_classifier(binary: str) -> None:
 
 
 def test_values_that_json_does_not_have() -> None:
-    outputs = Outputs({"x": np.array([[1.5, np.nan], [np.inf, -2]], np.float32), "y": np.arange(6, dtype=np.float32)})
+    outputs = NamedOutputs(
+        {"x": np.array([[1.5, np.nan], [np.inf, -2]], np.float32), "y": np.arange(6, dtype=np.float32)}
+    )
     assert outputs.rows(4) == [
         {"name": "x", "shape": [2, 2], "values": [[1.5, None], [None, -2.0]]},
         {
