@@ -103,7 +103,8 @@ def fidelity(opened: Bundle, options: RuntimeOptions, limit: Optional[int], prog
     """
     entry = opened.manifest["evaluation"]
     samples = opened.samples(entry)
-    reference = next((role for role in opened.roles if role in entry["outputs"]), None)
+    stored = entry["outputs"]
+    reference = next((role for role in opened.roles if role in stored), None)
     if reference is None or not samples:
         return {"accuracy": missing("fraction", "the evaluation sample has neither labels nor outputs of the host")}
     expected = _reference(opened, reference, len(samples))

@@ -11,7 +11,7 @@ The answer of a detector is `detection.Detections`::
     for detected in model(image).above(0.5).top():
         print(detected.label, detected.score, detected.box)
 
-The answer of other models is `answers.NamedOutputs`, and models with several inputs take them by name or in their order::
+The answer of other models is `answers.NamedOutputs`. Models with several inputs take them by name or in their order::
 
     mask = model(image)["mask"]
     outputs = model({"sound": frame, "state": state})

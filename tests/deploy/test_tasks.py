@@ -330,7 +330,10 @@ def test_all_values_of_large_outputs(two_inputs: bundle.Bundle) -> None:
             assert all(np.array_equal(file[name], wanted[name]) for name in wanted)
         assert service.ask("POST", "/v1/predict?format=xml", body)[0] == 400
     opened = bundle.Bundle(devices.packed(samples=0))
-    with Model(opened, "int8") as model, serving(model, {"name": "x", "role": "int8", "task": opened.task}) as service:
+    with (
+        Model(opened, "int8") as model,
+        serving(model, {"name": "x", "role": "int8", "answers": opened.answers}) as service,
+    ):
         status, _, found = service.ask("POST", "/v1/predict?format=npz", bundle.array_bytes(devices.images(1)[0]))
         assert status == 400
         assert "for models whose answer is arrays" in found["error"]["what"]
