@@ -10,7 +10,7 @@ import io
 import re
 import struct
 import zipfile
-from typing import Any, Dict, List, Optional, Tuple, Union
+from typing import Any, Dict, List, Tuple, Union
 
 import numpy as np
 
@@ -53,7 +53,7 @@ def decode_body(body: Bytes, shape: str = "", dtype: str = "", decoding: Decodin
     elif recording.is_wav(body):
         array = recording.decode_wav(body, decoding.sound_rate, decoding.sound_channels)
     else:
-        array = _decode_image(body, decoding.image_channels)
+        array = _decode_image(body, decoding)
     return _finite(array)
 
 
@@ -106,7 +106,7 @@ def decode_file(content: Bytes, decoding: Decoding = AS_THEY_ARE) -> Any:
         return _named_arrays(content)
     if recording.is_wav(content):
         return recording.decode_wav(content, decoding.sound_rate, decoding.sound_channels)
-    return pictures.decode(content, decoding.image_channels)
+    return pictures.decode(content, decoding.image_channels, orientation=decoding.orientation)
 
 
 def _raw(body: Bytes, shape: str, dtype: str) -> Array:
@@ -138,7 +138,7 @@ def _dimensions(shape: str) -> Tuple[int, ...]:
     return tuple(dimensions)
 
 
-def _decode_image(body: Bytes, channels: Optional[int]) -> Array:
+def _decode_image(body: Bytes, decoding: Decoding) -> Array:
     """Decode an image, after a check of the dimensions in its header."""
     read_size = next((read_size for signature, read_size in _SIGNATURES if signature.match(body)), None)
     if read_size is None:
@@ -146,7 +146,7 @@ def _decode_image(body: Bytes, channels: Optional[int]) -> Array:
     width, height = read_size(body)
     if not 0 < width * height <= MAX_PIXELS:
         raise ImageError("the image has %d x %d pixels; at most %d" % (width, height, MAX_PIXELS), "send a smaller one")
-    return pictures.decode(body, channels, MAX_PIXELS)
+    return pictures.decode(body, decoding.image_channels, MAX_PIXELS, decoding.orientation)
 
 
 # The functions below return width and height of an image, or 0, 0 if its header is invalid.

@@ -32,7 +32,7 @@ __all__ = ["SOURCES", "Dataset", "Splitting", "spread", "stratified"]
 
 LARGE_BYTES = 256 << 20
 """A preprocessed split larger than this is written to a file of the store and memory-mapped."""
-VERSION = 2
+VERSION = 3
 """Increased when the same files give different values or different splits."""
 TOOLS = ("numpy", "pillow", "scipy")
 

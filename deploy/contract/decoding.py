@@ -1,6 +1,7 @@
 """The decoding settings of a bundle, so that the device decodes files into the same samples as training::
 
-    {"image_channels": 1 or 3, "sound_channels": "mix" or "first", "sound_rate": samples per second}
+    {"image_channels": 1 or 3, "orientation": "exif" or "ignore",
+     "sound_channels": "mix" or "first", "sound_rate": samples per second}
 
 Each key may be missing.
 """
@@ -8,6 +9,8 @@ Each key may be missing.
 from __future__ import annotations
 
 from typing import Any, NamedTuple, Optional
+
+from deploy.contract.orientation import EXIF, IGNORE
 
 
 class Decoding(NamedTuple):
@@ -17,11 +20,13 @@ class Decoding(NamedTuple):
         image_channels: 3: RGB; 1: grey levels; None: the channels of the file.
         sound_channels: the channel of a recording with several: "mix", their mean, or "first".
         sound_rate: the samples per second that a recording must have; None: any.
+        orientation: "exif": images are rotated and mirrored by their EXIF orientation; "ignore": they are not.
     """
 
     image_channels: Optional[int] = None
     sound_channels: str = "mix"
     sound_rate: Optional[int] = None
+    orientation: str = EXIF
 
 
 AS_THEY_ARE = Decoding()
@@ -48,6 +53,8 @@ def parsed(entry: Any, rate: Optional[int] = None) -> Decoding:
 
 
 def _allowed(name: str, value: Any) -> bool:
+    if name == "orientation":
+        return value in (EXIF, IGNORE)
     if name == "sound_channels":
         return value in ("mix", "first")
     return type(value) is int and (value in (1, 3) if name == "image_channels" else value > 0)

@@ -1,7 +1,7 @@
 """Decoding of image files: training, `runner.pyz run` and `serve` all use this module.
 
-An EXIF orientation is ignored, and so is transparency. Of 16-bit values the upper 8 bits are used; images with more
-bits are refused. Decoding needs Pillow or OpenCV.
+An EXIF orientation is applied (`deploy.contract.orientation`). Transparency is ignored. Of 16-bit values the upper 8
+bits are used; images with more bits are refused. Decoding needs Pillow or OpenCV.
 """
 
 from __future__ import annotations
@@ -12,19 +12,26 @@ from typing import Any, Optional, Union
 import numpy as np
 
 from deploy.contract.errors import ImageError
+from deploy.contract.orientation import EXIF, upright
 from deploy.contract.step import Array
 
 DEEP = "its values have 32 bits, or are floats; allowed: 8 or 16 bits"
 HINT = "use another image, or a .npy array"
 
 
-def decode(content: Union[bytes, bytearray], channels: Optional[int] = None, max_pixels: Optional[int] = None) -> Array:
+def decode(
+    content: Union[bytes, bytearray],
+    channels: Optional[int] = None,
+    max_pixels: Optional[int] = None,
+    orientation: str = EXIF,
+) -> Array:
     """Decode an image file in a format of Pillow or OpenCV: uint8 [height, width, channels].
 
     Args:
         content: the bytes of the file.
         channels: 3: RGB; 1: grey; None: the channels of the file.
         max_pixels: the largest number of pixels; None: the limit of the decoder.
+        orientation: "exif": rotate and mirror the image by its EXIF orientation; "ignore": do not.
 
     Raises:
         ImageError: the file is not an image, or is damaged or too large; or no decoder is installed.
@@ -33,13 +40,13 @@ def decode(content: Union[bytes, bytearray], channels: Optional[int] = None, max
         import PIL
         from PIL import Image
     except ImportError:
-        return _with_opencv(content, channels)
+        return upright(_with_opencv(content, channels), content, orientation)
     unidentified: Any = getattr(PIL, "UnidentifiedImageError", ())  # since Pillow 7
     try:
         with Image.open(io.BytesIO(content)) as image:
             if max_pixels is not None and image.size[0] * image.size[1] > max_pixels:
                 raise ValueError("it is larger than its header says")
-            return pixels(image, channels)
+            return upright(pixels(image, channels), content, orientation)
     except unidentified:
         raise ImageError("the image cannot be decoded: its format is unknown", HINT)
     except Exception as error:  # noqa: BLE001 - decoders raise exceptions of every type for damaged images
@@ -47,7 +54,7 @@ def decode(content: Union[bytes, bytearray], channels: Optional[int] = None, max
 
 
 def pixels(image: Any, channels: Optional[int] = None) -> Array:
-    """Return the pixels of an image that Pillow has opened: uint8 [height, width, channels]; `channels` as above.
+    """Return the stored pixels of an image that Pillow has opened: uint8 [height, width, channels].
 
     Raises:
         ValueError: its values have 32 bits, or are floats.

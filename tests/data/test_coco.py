@@ -55,7 +55,7 @@ def test_images_may_be_in_a_folder_of_their_own(tmp_path: Path) -> None:
     source = Coco(file="all.json", images="photos").with_paths_from(tmp_path)
     assert source.load().read(0).shape == (64, 64, 3)
     assert set(source.files()) == {"annotations of all", "all: a.png"}
-    assert set(source.fingerprint()) == {"channels", "sha256"}
+    assert set(source.fingerprint()) == {"channels", "orientation", "sha256"}
 
 
 def test_crowds_are_left_out_and_images_without_objects_kept(tmp_path: Path) -> None:
@@ -69,32 +69,67 @@ def without_size(content: Any) -> None:
     del content["images"][0]["width"], content["images"][0]["height"]
 
 
+def with_exif(path: Path, size: tuple[int, int], orientation: int) -> None:
+    """Write an image with a white block from (8, 16) to (24, 40), as one of the annotations has it."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    picture = Image.new("RGB", size)
+    picture.paste((255, 255, 255), (8, 16, 24, 40))
+    picture.save(path, exif=exif)
+
+
+def shown(box: Any, image: Any) -> tuple[float, float]:
+    """The share of white pixels in a box, and the share of white pixels that are in it."""
+    height, width = image.shape[:2]
+    top, left, bottom, right = np.rint(np.asarray(box) * [height, width, height, width]).astype(int)
+    white = (image == 255).all(axis=2)
+    return float(white[top:bottom, left:right].mean()), float(white[top:bottom, left:right].sum() / white.sum())
+
+
+@pytest.mark.parametrize("setting", ["exif", "ignore"])
+@pytest.mark.parametrize("orientation", [*range(1, 9), 99])
+def test_boxes_of_the_stored_pixels_rotate_with_the_image(tmp_path: Path, orientation: int, setting: Any) -> None:
+    source = one(tmp_path, lambda content: (edit("images", width=64, height=48)(content),
+                                            edit("annotations", bbox=[8, 16, 16, 24])(content)))  # fmt: skip
+    with_exif(tmp_path / "a.png", (64, 48), orientation)
+    samples = source.model_copy(update={"orientation": setting}).load()
+    image = samples.read(0)
+    rotated = setting == "exif" and 5 <= orientation <= 8
+    assert image.shape == ((64, 48, 3) if rotated else (48, 64, 3))
+    assert samples.objects is not None
+    assert shown(samples.objects[0].boxes[0], image) == (1, 1)
+
+
+@pytest.mark.parametrize("orientation", [5, 6, 7, 8])
+def test_boxes_of_the_image_as_viewers_show_it(tmp_path: Path, orientation: int) -> None:
+    source = one(tmp_path, lambda content: (edit("images", width=48, height=64)(content),
+                                            edit("annotations", bbox=[10, 20, 30, 40])(content)))  # fmt: skip
+    with_exif(tmp_path / "a.png", (64, 48), orientation)
+    samples = source.load()
+    assert samples.objects is not None
+    np.testing.assert_allclose(samples.objects[0].boxes[0], [20 / 64, 10 / 48, 60 / 64, 40 / 48], rtol=1e-6)
+    assert samples.read(0).shape == (64, 48, 3)
+    assert samples.notes == ()
+    stored = (
+        r"annotated as 48x64, and a\.png is 64x48 \(rotated by viewers, EXIF orientation [5-8]\).*set `orientation: e"
+    )
+    with pytest.raises(DataError, match=stored):
+        source.model_copy(update={"orientation": "ignore"}).load()
+
+
 @pytest.mark.parametrize(
     ("orientation", "annotated", "size", "doubtful"),
     [(1, True, (64, 48), False), (6, True, (64, 48), False), (6, True, (64, 64), True), (6, False, (64, 48), True),
      (3, True, (64, 48), True), (99, True, (64, 48), False)],
 )  # fmt: skip
-def test_a_photo_that_viewers_turn_is_noted_where_its_boxes_may_be_meant_otherwise(
+def test_a_photo_whose_boxes_may_be_of_the_rotated_image_is_noted(
     tmp_path: Path, orientation: int, annotated: bool, size: tuple[int, int], doubtful: bool
 ) -> None:
     source = one(tmp_path, edit("images", width=size[0], height=size[1]) if annotated else without_size)
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    Image.new("RGB", size).save(tmp_path / "a.png", exif=exif)
-    samples = source.load()
-    what = f"1 images have an EXIF orientation, by which viewers turn them (the first is {tmp_path / 'a.png'})"
-    note = f"{what}: boxes are taken to be meant for the pixels as they are stored"
-    assert samples.notes == ((note,) if doubtful else ())
-    assert samples.read(0).shape == (size[1], size[0], 3)
-
-
-def test_a_photo_that_was_annotated_as_viewers_turn_it_is_refused(tmp_path: Path) -> None:
-    source = one(tmp_path, edit("images", width=48, height=64))
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    Image.new("RGB", (64, 48)).save(tmp_path / "a.png", exif=exif)
-    with pytest.raises(DataError, match=r"annotated as 48x64, and a\.png is 64x48 \(viewers turn it, by its EXIF .* 6"):
-        source.load()
+    with_exif(tmp_path / "a.png", size, orientation)
+    what = f"1 images have an EXIF orientation, by which viewers rotate them (the first is {tmp_path / 'a.png'})"
+    note = f"{what}: boxes are assumed to be in the coordinates of the stored pixels"
+    assert source.load().notes == ((note,) if doubtful else ())
 
 
 def drop(key: str) -> Callable[[Any], Any]:

@@ -84,10 +84,10 @@ def test_digits_of_another_library_version(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("source", "decoding"),
     [
-        (ImageFolder(path="x"), {"image_channels": 3}),
-        (Voc(path="x", channels=1), {"image_channels": 1}),
-        (Coco(file="x", channels=1), {"image_channels": 1}),
-        (TfRecord(path="x", image="image", label="label"), {"image_channels": 3}),
+        (ImageFolder(path="x"), {"image_channels": 3, "orientation": "exif"}),
+        (Voc(path="x", channels=1), {"image_channels": 1, "orientation": "exif"}),
+        (Coco(file="x", orientation="ignore"), {"image_channels": 3, "orientation": "ignore"}),
+        (TfRecord(path="x", image="image", label="label"), {"image_channels": 3, "orientation": "exif"}),
         (TfRecord(path="x", tensor=TensorFeature(feature="x", shape=(3,)), label="label"), {}),
         (Wav(path="x", rate=8000, seconds=1, channels="first"), {"sound_channels": "first", "sound_rate": 8000}),
         (Npz(file="x"), {}),

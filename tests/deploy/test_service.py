@@ -85,7 +85,12 @@ def test_on_every_interpreter(python: str, path: Path) -> None:
         assert ask(place, body=b"garbage")[0] == 400
         facts = ask(place, "/v1/model", b"")[1]
         assert (facts["name"], facts["role"], facts["labels"]) == ("tiny", "int8", devices.LABELS)
-        assert facts["decoding"] == {"image_channels": None, "sound_channels": "mix", "sound_rate": None}
+        assert facts["decoding"] == {
+            "image_channels": None,
+            "sound_channels": "mix",
+            "sound_rate": None,
+            "orientation": "exif",
+        }
         assert ask(place, "/readyz", b"") == (200, b"ok\n")
         told = ended(process)
     counts = {(row["path"], row["code"]): row["count"] for row in told["requests"]}

@@ -20,8 +20,8 @@ from serving import serving
 from compress.artifact import BUNDLE_FILE, Artifact, Kind
 from compress.data.dataset import Dataset
 from compress.evaluation.original_outputs import TaughtByOriginal
-from compress.export import packing
-from compress.export.packing import Packing, pack
+from compress.exporters import packing
+from compress.exporters.packing import Packing, pack
 from compress.stage import Context
 from compress.stages.package import Package
 from compress.targets import load

@@ -26,7 +26,7 @@ from compress.data.dataset import Dataset
 from compress.data.source import Samples, Source
 from compress.data.sources import ImageFolder, Npz
 from compress.errors import ModelError
-from compress.export import packing, runner_pyz
+from compress.exporters import packing, runner_pyz
 from compress.stage import Context
 from compress.stages.package import Package
 from compress.targets import load
@@ -157,7 +157,8 @@ def test_the_runner_takes_the_files_of_the_training(artifact: Any, context: Any,
     data = Dataset(source, Preprocessing([{"scale": {"from": [0, 255]}}, {"resize": {"size": [4, 4]}}]), None)
     around = replace(context(), data=data)
     read = evaluated(around, artifact)
-    assert (read.manifest["decoding"], read.decoding.image_channels) == ({"image_channels": 1}, 1)
+    assert read.manifest["decoding"] == {"image_channels": 1, "orientation": "exif"}
+    assert (read.decoding.image_channels, read.decoding.orientation) == (1, "exif")
     np.save(tmp_path / "x.npy", source.load().read(0))
     given = [around.folder / RUNNER_FILE, "run", around.folder / BUNDLE_FILE, path.parents[1] / "a" / "00.png", "x.npy"]
     done = subprocess.run([sys.executable, *given, "--json"], capture_output=True, text=True, check=False, cwd=tmp_path)

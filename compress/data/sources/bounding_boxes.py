@@ -8,19 +8,18 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compress.data import files
 from compress.data.source import Samples
-from compress.data.sources.images import ERRORS, FORMATS, MAX_IMAGE_BYTES, MAX_PIXELS, decoded
+from compress.data.sources.images import FORMATS, MAX_IMAGE_BYTES, MAX_PIXELS, DecodedImages
 from compress.data.types import SPLITS, Objects, Split
 from compress.errors import DataError
+from deploy.contract import orientation as exif
 
-ORIENTATION = 0x0112
-"""The EXIF tag for the rotation of a photo in viewers (Exif 2.3, 4.6.4). 1: none; 5 to 8: by a quarter turn."""
 BEYOND = 1.0
 """Number of pixels that a box may extend beyond its image, because programs round or count from 1. It is cut off
 there."""
@@ -77,7 +76,8 @@ def head_of(path: Path, where: str) -> tuple[tuple[int, int], int]:
     try:
         with warnings.catch_warnings(action="ignore"), Image.open(path, formats=tuple(set(FORMATS.values()))) as image:
             width, height = image.size
-            orientation = _orientation(image)
+        with path.open("rb") as stream:
+            orientation = exif.read(stream)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(f"is not a readable image: {error}", where=str(path), hint="remove or repair it") from error
     if width * height > MAX_PIXELS:
@@ -85,16 +85,7 @@ def head_of(path: Path, where: str) -> tuple[tuple[int, int], int]:
     return (width, height), orientation
 
 
-def _orientation(image: Any) -> int:
-    """Return the EXIF orientation of an open image; 1 if it has no valid one."""
-    try:
-        orientation = image.getexif().get(ORIENTATION) if "exif" in image.info else 1
-    except ERRORS:
-        return 1
-    return orientation if orientation in range(1, 9) else 1
-
-
-def pixels(path: Path, channels: int) -> NDArray[np.uint8]:
+def pixels(path: Path, settings: DecodedImages) -> NDArray[np.uint8]:
     """Return the pixels of an image: [height, width, channels], RGB or grey.
 
     Raises:
@@ -104,7 +95,20 @@ def pixels(path: Path, channels: int) -> NDArray[np.uint8]:
         size = files.size_of(stream)
         if size > MAX_IMAGE_BYTES:
             raise DataError(f"has {size} bytes", where=str(path), allowed=f"{MAX_IMAGE_BYTES} bytes")
-        return decoded(stream.read(), channels, str(path))
+        return settings.decoded(stream.read(), str(path))
+
+
+def oriented(boxes: NDArray[np.float32], orientation: int) -> NDArray[np.float32]:
+    """Return boxes [k, 4] (ymin, xmin, ymax, xmax) after the rotation and mirroring of their image by an EXIF
+    orientation."""
+    if orientation in exif.TRANSPOSED:
+        boxes = boxes[:, [1, 0, 3, 2]]
+    top, left, bottom, right = boxes.T
+    if orientation in exif.FLIPPED_DOWN:
+        top, bottom = 1 - bottom, 1 - top
+    if orientation in exif.FLIPPED_ACROSS:
+        left, right = 1 - right, 1 - left
+    return np.stack([top, left, bottom, right], axis=1)
 
 
 def relative(
@@ -154,7 +158,7 @@ def refuse_unfit(images: Sequence[AnnotatedImage]) -> None:
         known[path] = image.where
 
 
-def samples(images: Sequence[AnnotatedImage], classes: Sequence[str], channels: int) -> Samples:
+def samples(images: Sequence[AnnotatedImage], classes: Sequence[str], settings: DecodedImages) -> Samples:
     """Return images with their objects as samples.
 
     Raises:
@@ -165,18 +169,19 @@ def samples(images: Sequence[AnnotatedImage], classes: Sequence[str], channels: 
     objects = []
     doubtful = []
     for image in images:
-        size, sure = _size(image)
-        doubtful += [image.path] * (not sure)
-        boxes = [relative(box, size, where) for box, where in image.boxes]
+        frame = _frame(image, settings.orientation)
+        doubtful += [image.path] * frame.doubtful
+        relative_boxes = [relative(box, frame.size, where) for box, where in image.boxes]
+        boxes = np.array(relative_boxes, np.float32).reshape(-1, 4)
         labels = np.array([place[name] for name in image.names], np.int64)
-        objects.append(Objects(np.array(boxes, np.float32).reshape(-1, 4), labels))
+        objects.append(Objects(oriented(boxes, frame.orientation), labels))
     splits: dict[Split, NDArray[np.int64]] = {
         split: np.flatnonzero([image.split == split for image in images]) for split in SPLITS
     }
     return Samples(
         strata(objects, len(classes)),
         tuple(classes),
-        lambda index: pixels(images[index].path, channels),
+        lambda index: pixels(images[index].path, settings),
         {split: indices for split, indices in splits.items() if len(indices)},
         lambda index: str(images[index].path),
         notes=_about_turned(doubtful),
@@ -184,30 +189,52 @@ def samples(images: Sequence[AnnotatedImage], classes: Sequence[str], channels: 
     )
 
 
-def _size(image: AnnotatedImage) -> tuple[tuple[int, int], bool]:
-    """Return an image's width and height, and if its boxes must be meant for the stored pixels.
+class Frame(NamedTuple):
+    """The coordinates of an image's boxes.
+
+    Attributes:
+        size: width and height of the image that the boxes are in.
+        orientation: the EXIF orientation to apply to the boxes; 1 for none.
+        doubtful: whether the boxes may as well be in the coordinates of the rotated image.
+    """
+
+    size: tuple[int, int]
+    orientation: int
+    doubtful: bool
+
+
+def _frame(image: AnnotatedImage, setting: str) -> Frame:
+    """Return the coordinates of an image's boxes: those of the stored pixels, or those of the rotated image if its
+    annotated width and height say so.
 
     Raises:
-        DataError: it is missing, or of another size than annotated.
+        DataError: the image is missing, or of another size than annotated.
     """
     size, orientation = head_of(image.path, image.where)
-    if image.size not in (None, size):
-        problem = f"is annotated as {image.size[0]}x{image.size[1]}" if image.size else ""
-        more = f" (viewers turn it, by its EXIF orientation {orientation}, which counts for nothing here)"
-        raise DataError(
-            f"the image {problem}, and {image.path.name} is {size[0]}x{size[1]}{more * (orientation != 1)}",
-            where=image.where,
-            hint="annotate the image as it is: was it scaled or turned since?",
-        )
-    told_apart = image.size is not None and orientation >= 5 and size[0] != size[1]
-    return size, orientation == 1 or told_apart
+    quarter_turn = orientation in exif.TRANSPOSED and size[0] != size[1]
+    applied = orientation if setting == exif.EXIF else exif.UPRIGHT
+    if image.size in (None, size):
+        certain = orientation == exif.UPRIGHT or (quarter_turn and image.size is not None)
+        return Frame(size, applied, not certain)
+    if quarter_turn and applied == orientation and image.size == size[::-1]:
+        return Frame(size[::-1], exif.UPRIGHT, False)
+    rotated = f" (rotated by viewers, EXIF orientation {orientation})" if orientation != exif.UPRIGHT else ""
+    ignored = (
+        "; set `orientation: exif` to apply the EXIF orientation" if quarter_turn and applied != orientation else ""
+    )
+    raise DataError(
+        f"the image is annotated as {image.size[0]}x{image.size[1]}, and {image.path.name} is "
+        f"{size[0]}x{size[1]}{rotated}",
+        where=image.where,
+        hint=f"annotate the image as it is: was it scaled or rotated since?{ignored}",
+    )
 
 
 def _about_turned(images: Sequence[Path]) -> tuple[str, ...]:
     if not images:
         return ()
-    what = f"{len(images):,} images have an EXIF orientation, by which viewers turn them (the first is {images[0]})"
-    return (f"{what}: boxes are taken to be meant for the pixels as they are stored",)
+    what = f"{len(images):,} images have an EXIF orientation, by which viewers rotate them (the first is {images[0]})"
+    return (f"{what}: boxes are assumed to be in the coordinates of the stored pixels",)
 
 
 def strata(objects: Sequence[Objects], classes: int) -> NDArray[np.int64]:

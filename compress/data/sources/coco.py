@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
@@ -17,6 +17,7 @@ from compress.data.labels import MOST_CLASSES
 from compress.data.source import Samples, Stored
 from compress.data.sources import bounding_boxes
 from compress.data.sources.bounding_boxes import AnnotatedImage, number
+from compress.data.sources.images import DecodedImages
 from compress.data.types import SPLITS, Split
 from compress.errors import DataError
 
@@ -24,7 +25,7 @@ MAX_JSON_BYTES = 1 << 29
 Plain = dict[str, Any]
 
 
-class Coco(Stored):
+class Coco(DecodedImages, Stored):
     """COCO's JSON files, one for all images or one for each split, with the images next to them or in a folder.
 
     Regions that are marked as crowds are left out. The classes are the categories in the order of their ids; ids may
@@ -45,8 +46,6 @@ class Coco(Stored):
     """Path of the test file; by default `data.split` takes a part of `train`."""
     images: str | None = None
     """Folder that the image names are relative to; by default the folder of the JSON file."""
-    channels: Literal[1, 3] = 3
-    """3: decode as RGB. 1: decode as grey levels."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -67,15 +66,10 @@ class Coco(Stored):
         annotations = {f"annotations of {split or 'all'}": path for split, path in self._files()}
         return annotations | {f"{image.split or 'all'}: {image.name}": image.path for image in images}
 
-    @property
-    def decoding(self) -> dict[str, Any]:
-        """How the device decodes images."""
-        return {"image_channels": self.channels}
-
     def load(self) -> Samples:
         """Read the annotations; images are decoded when they are used."""
         classes, images = self._read()
-        return bounding_boxes.samples(images, classes, self.channels)
+        return bounding_boxes.samples(images, classes, self)
 
     def _files(self) -> Iterator[tuple[Split | None, Path]]:
         if self.file is not None:

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from compress.data.file_listing import LabelledFiles
 from compress.data.source import Samples
 from compress.errors import DataError
+from compress.settings import Settings
+from deploy.contract.orientation import upright
 from deploy.contract.pictures import pixels
 
 MAX_PIXELS = 64_000_000
@@ -35,20 +37,36 @@ ERRORS = (
 """Exceptions of Pillow for damaged files."""
 
 
-class ImageFolder(LabelledFiles):
+class DecodedImages(Settings):
+    """The settings of sources with image files."""
+
+    channels: Literal[1, 3] = 3
+    """3: decode as RGB. 1: decode as grey levels."""
+    orientation: Literal["exif", "ignore"] = "exif"
+    """exif: rotate and mirror photos by their EXIF orientation, as viewers do. ignore: use the pixels as they are
+    stored. The device does the same."""
+
+    @property
+    def decoding(self) -> dict[str, Any]:
+        """How the device decodes images."""
+        return {"image_channels": self.channels, "orientation": self.orientation}
+
+    def decoded(self, content: bytes, where: str) -> NDArray[np.uint8]:
+        """Decode an image file to uint8 [height, width, channels], as the device does (`deploy.contract.pictures`).
+
+        Raises:
+            DataError: it is none, damaged, or too large.
+        """
+        image: NDArray[np.uint8] = upright(decoded(content, self.channels, where), content, self.orientation)
+        return image
+
+
+class ImageFolder(DecodedImages, LabelledFiles):
     """A folder of images: one subfolder for each class, optionally inside train/, val/ and test/; or with a table of
     labels."""
 
     name: ClassVar[str] = "folder"
     suffixes: ClassVar[tuple[str, ...]] = tuple(FORMATS)
-
-    channels: Literal[1, 3] = 3
-    """3: decode as RGB. 1: decode as grey levels."""
-
-    @property
-    def decoding(self) -> dict[str, Any]:
-        """How the device decodes images."""
-        return {"image_channels": self.channels}
 
     def load(self) -> Samples:
         """Read labels from folders or a table; images are decoded when they are used."""
@@ -56,13 +74,13 @@ class ImageFolder(LabelledFiles):
 
         def read(index: int) -> NDArray[Any]:
             name = opened.listed[index].file
-            return decoded(opened.tree.read(name, MAX_IMAGE_BYTES), self.channels, opened.tree.describe(name))
+            return self.decoded(opened.tree.read(name, MAX_IMAGE_BYTES), opened.tree.describe(name))
 
         return opened.samples(read, skip=self.corrupt == "skip")
 
 
 def decoded(content: bytes, channels: int, where: str) -> NDArray[np.uint8]:
-    """Decode an image file to uint8 [height, width, channels], as the device does (`deploy.contract.pictures`).
+    """Decode an image file to its stored pixels: uint8 [height, width, channels].
 
     Raises:
         DataError: it is none, damaged, or too large.

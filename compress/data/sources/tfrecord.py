@@ -23,7 +23,7 @@ from compress.data.file_listing import Classes, InFiles, class_names_of, passed_
 from compress.data.file_tree import Tree, inside
 from compress.data.labels import SPLIT_WORDS
 from compress.data.source import Samples, several
-from compress.data.sources.images import decoded
+from compress.data.sources.images import DecodedImages
 from compress.data.types import Split
 from compress.errors import DataError
 from compress.settings import Settings
@@ -47,7 +47,7 @@ class TensorFeature(Settings):
     """Type of the numbers, if they are stored as bytes."""
 
 
-class TfRecord(InFiles):
+class TfRecord(DecodedImages, InFiles):
     """TFRecord files of tf.train.Example: one file, a folder of them, or a tar archive. Checksums are verified.
 
     The splits are given by the folders train/, val/ and test/, or by words in the file names (mnist-train.tfrecord).
@@ -64,8 +64,6 @@ class TfRecord(InFiles):
     """Name of the feature with the label: an integer from 0, or a class name."""
     classes: Classes | None = None
     """A file with the class names; by default the labels are the names."""
-    channels: Literal[1, 3] = 3
-    """3: decode images as RGB. 1: decode as grey levels."""
 
     @model_validator(mode="after")
     def _one(self) -> Self:
@@ -90,7 +88,7 @@ class TfRecord(InFiles):
     @property
     def decoding(self) -> dict[str, Any]:
         """How the device decodes images."""
-        return {"image_channels": self.channels} if self.image else {}
+        return super().decoding if self.image else {}
 
     def load(self) -> Samples:
         """Find all records and their labels. Samples are decoded, and checksums verified, when they are used."""
@@ -172,7 +170,7 @@ class TfRecord(InFiles):
             return _numbers(value, self.tensor, where)
         if not isinstance(value, bytes):
             raise DataError(f"has no image in {feature!r}", where=where, allowed="the bytes of an encoded image")
-        return decoded(value, self.channels, where)
+        return self.decoded(value, where)
 
 
 @dataclass(frozen=True, slots=True)

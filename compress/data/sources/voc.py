@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 from xml.parsers import expat
 
 from compress.data import files, labels
@@ -17,7 +17,7 @@ from compress.data.labels import SPLIT_WORDS
 from compress.data.source import Samples, Stored
 from compress.data.sources import bounding_boxes
 from compress.data.sources.bounding_boxes import AnnotatedImage, number
-from compress.data.sources.images import FORMATS
+from compress.data.sources.images import FORMATS, DecodedImages
 from compress.data.types import Split
 from compress.errors import DataError
 
@@ -96,7 +96,7 @@ def _at(path: Path, parser: Any) -> str:
     return f"{path}, line {parser.CurrentLineNumber}"
 
 
-class Voc(Stored):
+class Voc(DecodedImages, Stored):
     """A folder of images with Pascal VOC's XML files: Annotations/ and JPEGImages/, or images and XML files side by
     side.
 
@@ -113,8 +113,6 @@ class Voc(Stored):
     """Path of the folder, relative to the pipeline file."""
     classes: tuple[str, ...] | None = None
     """Class names in the order of the model's scores; by default the classes that occur, in alphabetical order."""
-    channels: Literal[1, 3] = 3
-    """3: decode as RGB. 1: decode as grey levels."""
 
     def files(self) -> dict[str, Path]:
         """Return the annotations, their images, and the lists of the splits.
@@ -127,16 +125,11 @@ class Voc(Stored):
         paths = [*(Path(image.where) for image in images), *(image.path for image in images), *_lists(root)]
         return {os.path.relpath(path, root): path for path in sorted(set(paths))}
 
-    @property
-    def decoding(self) -> dict[str, Any]:
-        """How the device decodes images."""
-        return {"image_channels": self.channels}
-
     def load(self) -> Samples:
         """Read the annotations; images are decoded when they are used."""
         images, unlisted = self._images()
         note = f"{unlisted:,} images with an .xml file are in no list of ImageSets/Main, and were left out"
-        samples = bounding_boxes.samples(images, self._names(images), self.channels)
+        samples = bounding_boxes.samples(images, self._names(images), self)
         return replace(samples, notes=(*samples.notes, *[note] * bool(unlisted)))
 
     def _names(self, images: list[AnnotatedImage]) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ TOLERANCE = 1e-4
 """Largest difference of an output, relative to the largest expected value in it."""
 MINIMUM_SCALE = 1e-6
 """Smallest value that differences are taken relative to."""
-SENSITIVITY_FACTOR = 8
+SENSITIVITY_FACTOR = 32
 """Allowed difference as a multiple of the change that the last bits of the inputs cause, if above the tolerance."""
 MAXIMUM_TOLERANCE = 1e-2
 """Limit of the allowed difference, however sensitive the original is."""

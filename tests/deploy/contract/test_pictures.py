@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
+from compress.data.sources import ImageFolder
 from compress.data.sources import images as training
 from deploy import images
 from deploy.contract import pictures
@@ -20,8 +21,8 @@ from deploy.contract.errors import ImageError
 from deploy.contract.preprocessing import Array
 
 Decode = Callable[[bytes], Array]
-GRADIENT = np.mgrid[0:30, 0:50][0] * 8
-"""Dark above, light below: [30, 50], 0 to 232."""
+PHOTO = np.stack([*np.mgrid[0:30, 0:50] * 4, np.full((30, 50), 99)], axis=-1).astype(np.uint8)
+"""Red from the top to the bottom, green from the left to the right: no rotation looks like another one."""
 
 
 @pytest.fixture(params=["Pillow", "OpenCV"])
@@ -39,21 +40,39 @@ def written(image: Image.Image, form: str, **options: Any) -> bytes:
     return stream.getvalue()
 
 
-def turned(orientation: int) -> bytes:
-    """A photo that viewers turn."""
+def rotated(orientation: int, form: str = "JPEG", **options: Any) -> bytes:
+    """A photo that viewers rotate or mirror."""
     exif = Image.Exif()
     exif[0x0112] = orientation
-    return written(Image.fromarray(GRADIENT.astype(np.uint8)).convert("RGB"), "JPEG", exif=exif, quality=95)
+    return written(Image.fromarray(PHOTO), form, exif=exif, **options)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("decode", [images.decode_body, images.decode_file])
-def test_an_orientation_is_ignored(decode: Decode, orientation: int, device: Callable[[], None]) -> None:
-    content = turned(orientation)
-    wanted = training.decoded(content, 3, "photo")
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
+def test_an_orientation_is_applied_as_in_training(
+    decode: Decode, orientation: int, form: str, device: Callable[[], None]
+) -> None:
+    options = {"JPEG": {"quality": 95}, "PNG": {}, "WEBP": {"lossless": True}}[form]
+    content = rotated(orientation, form, **options)
+    expected = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(content))))
+    in_training = ImageFolder(path="x").decoded(content, "photo")
+    np.testing.assert_array_equal(in_training, expected)
     device()
-    np.testing.assert_allclose(decode(content).astype(int), wanted, atol=2)
-    np.testing.assert_allclose(wanted[..., 0].astype(int), GRADIENT, atol=4)
+    found = decode(content)
+    if sys.modules["PIL"]:
+        np.testing.assert_array_equal(found, in_training)
+    np.testing.assert_allclose(found.astype(int), in_training, atol=2 if form == "JPEG" else 0)
+    assert expected.shape == ((30, 50, 3) if orientation < 5 else (50, 30, 3))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("decode", [images.decode_body, images.decode_file])
+def test_a_setting_ignores_the_orientation(decode: Any, orientation: int, device: Callable[[], None]) -> None:
+    content = rotated(orientation, "PNG")
+    np.testing.assert_array_equal(ImageFolder(path="x", orientation="ignore").decoded(content, "photo"), PHOTO)
+    device()
+    np.testing.assert_array_equal(decode(content, decoding=Decoding(orientation="ignore")), PHOTO)
 
 
 DEEP = np.arange(64 * 64, dtype=np.uint16).reshape(64, 64) * 16

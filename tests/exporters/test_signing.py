@@ -17,7 +17,7 @@ import pytest
 import tiny
 
 from compress.errors import SigningError, StoreError
-from compress.export import signing
+from compress.exporters import signing
 from deploy.contract import bundle, signature
 
 pytest.importorskip("cryptography")

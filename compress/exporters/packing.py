@@ -205,7 +205,7 @@ def _evaluation(packing: Packing) -> tuple[dict[str, Any] | None, _Members]:
         rows[role] = model.dequantized(stored)
     entry["metrics"] = {}
     if "original" in rows:
-        note = f"evaluation sample, {version()}, reference kernels"
+        note = f"evaluation sample, {version()}, default kernels without a delegate"
         packaged = packing.task.packaged(rows, data, indices, packing.specification, note)
         entry["metrics"] = packaged.metrics
         if packaged.targets is not None:

@@ -1,0 +1,156 @@
+"""`export`: from a model file to a compared int8 file and a bundle, without a pipeline file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+from PIL import Image
+
+import compress
+from compress.cli import main
+from compress.errors import DataError, ModelError
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras' model.save
+KEYS = {"schema_version", "model", "task", "outputs", "placement", "latency_ms", "verdict", "warnings", "files"}
+
+
+def classifier(keras: Any, folder: Path, *, trained_on: float = 1.0, norm: bool = True) -> Path:
+    """Save a classifier of photos 16x16 whose batch norm has seen pixels from 0 to `trained_on`."""
+    layers = keras.layers
+    keras.utils.set_random_seed(0)
+    image = keras.Input((16, 16, 3), name="photo")
+    x = layers.Conv2D(8, 3, use_bias=False)(image)
+    if norm:
+        batch_norm = layers.BatchNormalization(momentum=0.1)
+        x = batch_norm(x)
+    x = layers.GlobalAveragePooling2D()(layers.ReLU()(x))
+    model = keras.Model(image, layers.Dense(4, activation="softmax", name="classes")(x))
+    if norm:
+        for _ in range(8):
+            model(np.random.default_rng(0).random((64, 16, 16, 3), np.float32) * trained_on, training=True)
+    model.save(folder / "model.keras")
+    return folder / "model.keras"
+
+
+def photos(folder: Path, count: int = 40) -> Path:
+    random = np.random.default_rng(0)
+    folder.mkdir(parents=True)
+    for number in range(count):
+        pixels = random.integers(0, 256, (20, 24, 3), np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    return folder
+
+
+def scale_of(folder: Path) -> list[Any]:
+    """Return the range that photos are scaled to in the pipeline that was written."""
+    text = (folder / "pipeline.yaml").read_text()
+    line = next(line for line in text.splitlines() if line.strip().startswith("preprocess:"))
+    steps = json.loads(line.split(":", 1)[1])
+    return next((step["scale"]["to"] for step in steps if "scale" in step), [0, 255])
+
+
+@pytest.mark.parametrize("trained_on", [1.0, 255.0])
+def test_photos_get_the_range_that_fits_the_model(keras: Any, tmp_path: Path, trained_on: float) -> None:
+    model = classifier(keras, tmp_path, trained_on=trained_on)
+    result = compress.export(model, calibrate=photos(tmp_path / "photos"), out=tmp_path / "out")
+    assert scale_of(tmp_path / "out") == [0, trained_on]
+    assert result.facts.keys() == KEYS
+    (output,) = result.facts["outputs"]
+    assert output["name"] == "classes"
+    assert output["shape"] == [4]
+    assert output["sqnr_db"] > 25
+    assert output["agreement"] > 0.9
+    assert result.facts["placement"]["mapped"] == result.facts["placement"]["total"] > 0
+    assert set(result.facts["latency_ms"]) >= {"usb3", "usb2", "pcie", "devboard"}
+    assert result.facts["verdict"] == "usable with warnings"
+    assert any("not compiled" in warning for warning in result.facts["warnings"])
+    for path in result.facts["files"].values():
+        assert Path(path).exists()
+    assert result.run.bundle is not None
+
+
+def test_random_samples_are_named_in_the_warnings(
+    keras: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = classifier(keras, tmp_path, norm=False)
+    code = main.main(["export", str(model), "-o", str(tmp_path / "out"), "--json"])
+    assert code == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts.keys() == KEYS
+    assert any("random numbers" in warning for warning in facts["warnings"])
+    assert main.main(["export", str(model), "-o", str(tmp_path / "out")]) == 0  # everything is in the store
+    text = capsys.readouterr().out
+    assert "output classes [4]: " in text
+    assert "verdict: usable with warnings" in text
+    assert "next: edit" in text
+
+
+def test_arrays_by_name_and_by_shape(keras: Any, tmp_path: Path) -> None:
+    layers = keras.layers
+    left, right = keras.Input((6,), name="left"), keras.Input((6,), name="right")
+    keras.Model([left, right], [layers.Dense(3)(layers.Subtract()([left, right]))]).save(tmp_path / "two.keras")
+    random = np.random.default_rng(0)
+    np.savez(tmp_path / "named.npz", right=random.random((64, 6)), left=random.random((64, 6)) + 5)
+    result = compress.export(tmp_path / "two.keras", calibrate=tmp_path / "named.npz", out=tmp_path / "out")
+    assert '"x": ["left", "right"]' in (tmp_path / "out" / "pipeline.yaml").read_text()
+    assert result.facts["outputs"][0]["sqnr_db"] > 20
+    np.savez(tmp_path / "other.npz", a=random.random((64, 7)), b=random.random((64, 6)))
+    with pytest.raises(DataError, match=r"has no array for the input 'right'; allowed: .*a \[64, 7\], b \[64, 6\]"):
+        compress.export(tmp_path / "two.keras", calibrate=tmp_path / "other.npz", out=tmp_path / "out")
+
+
+def test_a_quantized_file_is_packed_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "model.tflite").write_bytes(tiny.classifier())
+    result = compress.export(tmp_path / "model.tflite", out=tmp_path / "out")
+    stages = [stage.stage for stage in result.run.record.stages]
+    assert stages == ["load", "compile", "package"]
+    assert result.facts["outputs"][0]["max_abs_error"] == 0
+    assert result.run.model is not None
+    assert result.run.model.read_bytes() == tiny.classifier()
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("absent", "does not exist; allowed: a folder of photos or of WAV files"),
+        ("empty", "contains no samples that are recognized"),
+        ("text.npz", "is not a usable .npz file"),
+    ],
+)
+def test_samples_that_cannot_be_used(keras: Any, tmp_path: Path, name: str, told: str) -> None:
+    model = classifier(keras, tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.npz").write_text("text")
+    with pytest.raises(DataError, match=told):
+        compress.export(model, calibrate=tmp_path / name, out=tmp_path / "out")
+
+
+def test_an_open_size_is_refused(keras: Any, tmp_path: Path) -> None:
+    image = keras.Input((None, None, 3))
+    keras.Model(image, keras.layers.Conv2D(2, 3)(image)).save(tmp_path / "open.keras")
+    with pytest.raises(ModelError, match=r"open shape \[None, None, 3\]; allowed: fixed sizes"):
+        compress.export(tmp_path / "open.keras", out=tmp_path / "out")
+
+
+def test_recordings_of_the_length_of_the_input(keras: Any, tmp_path: Path) -> None:
+    import wave
+
+    sound = keras.Input((400,), name="sound")
+    keras.Model(sound, keras.layers.Dense(3)(sound)).save(tmp_path / "sound.keras")
+    (tmp_path / "sounds").mkdir()
+    random = np.random.default_rng(0)
+    for number in range(40):
+        with wave.open(str(tmp_path / "sounds" / f"{number}.wav"), "wb") as file:
+            file.setnchannels(1)
+            file.setsampwidth(2)
+            file.setframerate(8000)
+            file.writeframes(random.integers(-8000, 8000, 500).astype("<i2").tobytes())
+    result = compress.export(tmp_path / "sound.keras", calibrate=tmp_path / "sounds", out=tmp_path / "out")
+    assert result.facts["outputs"][0]["sqnr_db"] > 20
+    assert result.run.record.data is not None
+    assert result.run.record.data.input_shape == (400,)
