@@ -49,7 +49,7 @@ def compare(
     entry = opened.manifest.get("evaluation")
     if entry is None:
         return {"accuracy": missing("fraction", "the bundle has no evaluation sample")}
-    if not opened.finds_classes or entry.get("labels") is None:
+    if opened.answers not in ("class", "objects") or entry.get("labels") is None:
         return fidelity(opened, options, limit, progress)
     samples, truth = opened.evaluation() if opened.detector is None else objects(opened)
     samples = samples[:limit]

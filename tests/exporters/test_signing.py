@@ -26,7 +26,7 @@ OPENSSL = shutil.which("openssl", path="/usr/bin:/bin")
 
 def small(name: str = "tiny") -> bytes:
     """A bundle of hardly anything."""
-    tensor = {"name": "x", "shape": [1], "dtype": "int8", "scale": 1.0, "zero_point": 0}
+    tensor = {"name": "x", "tensor": "x", "shape": [1], "dtype": "int8", "scale": 1.0, "zero_point": 0}
     digest = hashlib.sha256(json.dumps([1, []], separators=(",", ":")).encode()).hexdigest()
     manifest: dict[str, Any] = {
         "name": name,

@@ -192,6 +192,7 @@ def test_the_bundle(artifact: Any, context: Any) -> None:
     (given,) = read.manifest["models"]["int8"]["inputs"]
     assert given == {
         "name": "image",
+        "tensor": "image",
         "shape": [1, 4, 4, 1],
         "dtype": "int8",
         "scale": pytest.approx(1 / 255),
