@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.data import labels, tables
+from compress.data import class_names, labels, tables
+from compress.data.class_names import Classes, ClassList
 from compress.data.file_tree import Tree, inside, tree
 from compress.data.labels import SPLIT_WORDS
 from compress.data.source import Samples, Stored
@@ -23,8 +24,6 @@ from compress.settings import Settings
 
 MOST_KINDS = 10
 """Number of file types that a note lists."""
-MAX_INDEX_DIGITS = 6
-"""Longest class index; more digits are certainly a mistake."""
 
 
 class Labels(Settings):
@@ -42,26 +41,15 @@ class Labels(Settings):
     """Column with a group, such as a speaker or a device. All samples of a group are in the same split."""
 
 
-class Classes(Settings):
-    """A file with the class names in the order of their indices."""
-
-    file: str
-    """Path inside the folder or archive of a text file with one name per line, or of a CSV file with the two columns
-    below."""
-    index: str | None = None
-    """Column with the index of the class."""
-    name: str | None = None
-    """Column with the name of the class."""
-
-
 @dataclass(frozen=True)
 class Listed:
-    """A sample's file with its label."""
+    """A sample's file with its label, and the line of a table that they are in; 0 if they are in none."""
 
     file: str
     label: str
     split: Split | None = None
     group: str = ""
+    line: int = 0
 
 
 @dataclass(frozen=True)
@@ -105,7 +93,7 @@ class Opened:
 class InFiles(Stored):
     """A source whose samples are files in a folder or a tar archive."""
 
-    paths: ClassVar[tuple[str, ...]] = ("path", "manifest")
+    paths: ClassVar[tuple[str, ...]] = ("path", "classes", "manifest")
     suffixes: ClassVar[tuple[str, ...]]
     single: ClassVar[bool] = False
     """Whether the path may be that of one such file."""
@@ -137,8 +125,10 @@ class LabelledFiles(InFiles):
     labels: Labels | Literal["none"] | None = None
     """A table of labels; without it, the class of a sample is the name of its folder. none: the samples have no
     labels."""
-    classes: Classes | None = None
-    """A file with the class names; by default the labels are the names."""
+    classes: Classes | ClassList | None = None
+    """The class names in the order of the model's outputs: a list; or the path of a labels file, relative to the
+    pipeline file, with one name per line (`cat`, or `0 cat`); or a file in the folder. By default the labels are the
+    names, in alphabetical order."""
 
     def task_name(self) -> str:
         """Return "outputs" for samples without labels."""
@@ -151,20 +141,31 @@ class LabelledFiles(InFiles):
 
     def used(self, tree: Tree) -> tuple[str, ...]:
         """Return the files with samples, and the tables."""
-        more = [
-            table
-            for table in (self.label_table and self.label_table.table, self.classes and self.classes.file)
-            if table
-        ]
+        more = [table for table in (self.label_table and self.label_table.table, self._classes_file) if table]
         return (*(table.file for table in self.listing(tree)), *(inside(name, tree.where) for name in more))
+
+    @property
+    def _classes_file(self) -> str | None:
+        """The file with class names inside the folder or archive, if there is one."""
+        return self.classes.file if isinstance(self.classes, Classes) else None
+
+    def files(self) -> dict[str, Path]:
+        """Return the used files, or the archive that contains them, and the labels file."""
+        return super().files() | class_names.files_of(self.classes)
+
+    def class_list(self, tree: Tree) -> tuple[str, ...] | None:
+        """Return the class names that the settings give, if they do."""
+        return class_names.of_tree(tree, self.classes, f"data.source.{self.name}")
 
     def listing(self, tree: Tree) -> list[Listed]:
         """Return every sample with label and split, in a fixed order."""
-        known = {self.classes.file} if self.classes else set()
+        known = {self._classes_file} if self._classes_file else set()
         if self.labels == "none":
             listed = _unlabelled(tree, self.suffixes)
+        elif self.labels:
+            listed = _tabled(tree, self.labels)
         else:
-            listed = _tabled(tree, self.labels) if self.labels else _foldered(tree, self.suffixes, known)
+            listed = _foldered(tree, self.suffixes, known, self.class_list(tree))
         if not listed:
             raise self._nothing_listed(tree)
         return listed
@@ -192,17 +193,24 @@ class LabelledFiles(InFiles):
         """Return samples and labels without decoding."""
         tree = self.tree()
         listed = self.listing(tree)
-        classes = class_names_of(tree, self.classes)
+        classes = self.class_list(tree)
         if self.labels == "none":
             return Opened(tree, listed, np.zeros(len(listed), np.int64), (), False, self.notes(tree))
         words = [entry.label for entry in listed]
         reading = labels.read if self.labels else labels.named
-        indexed = reading(words, classes, tree.describe(self.labels.table) if self.labels else tree.where)
+        origin = class_names.origin(self.classes)
+        indexed = reading(words, classes, lambda index: self.label_place(tree, listed[index]), origin)
         return Opened(tree, listed, *indexed, bool(self.labels and self.labels.group), self.notes(tree))
 
+    def label_place(self, tree: Tree, listed: Listed) -> str:
+        """Return the location of a sample's label: the line of the table, or the file."""
+        table = self.label_table
+        return f"{tree.describe(table.table)}, line {listed.line}" if table else tree.describe(listed.file)
+
     def notes(self, tree: Tree) -> tuple[str, ...]:
-        """Return a note on ignored files, unless a table lists the files."""
-        return () if self.label_table else passed_over(tree.names, self.used(tree), self.suffixes)
+        """Return notes on a labels file, and on ignored files unless a table lists the files."""
+        order = class_names.note(self.classes)
+        return order if self.label_table else (*order, *passed_over(tree.names, self.used(tree), self.suffixes))
 
 
 def passed_over(names: Sequence[str], used: Sequence[str], suffixes: tuple[str, ...] = ()) -> tuple[str, ...]:
@@ -228,9 +236,15 @@ def _unlabelled(tree: Tree, suffixes: tuple[str, ...]) -> list[Listed]:
     return [Listed(name, "", SPLIT_WORDS[word] if divided else None) for name, word in zip(names, words, strict=True)]
 
 
-def _foldered(tree: Tree, suffixes: tuple[str, ...], known: set[str]) -> list[Listed]:
-    """Return the samples in class folders, optionally inside folders of splits. `known` are files that are not
-    samples."""
+def _foldered(tree: Tree, suffixes: tuple[str, ...], known: set[str], classes: tuple[str, ...] | None) -> list[Listed]:
+    """Return the samples in class folders, optionally inside folders of splits.
+
+    Args:
+        tree: the files.
+        suffixes: of samples.
+        known: files that are not samples.
+        classes: the class names, if they are known; their folders may be empty.
+    """
     divided = _divided(tree)
     depth = 1 if divided else 0
     listed = []
@@ -239,7 +253,8 @@ def _foldered(tree: Tree, suffixes: tuple[str, ...], known: set[str]) -> list[Li
         if len(parts) > depth + 1 and name.lower().endswith(suffixes):
             listed.append(Listed(name, parts[depth], SPLIT_WORDS[parts[0].lower()] if divided else None))
     if listed:
-        _refuse_empty(tree, [name for name in tree.folders if name.count("/") == depth], listed, known)
+        folders = [name for name in tree.folders if name.count("/") == depth]
+        _refuse_empty(tree, [name for name in folders if name.split("/")[-1] not in (classes or ())], listed, known)
     return listed
 
 
@@ -252,7 +267,7 @@ def _refuse_empty(tree: Tree, folders: Sequence[str], listed: Sequence[Listed], 
         reason = (
             f"the folder {empty!r} is that of a class and contains no samples{''.join(f' ({note})' for note in others)}"
         )
-        hint = "convert its files, or remove the folder"
+        hint = "convert its files, remove the folder, or list the class names with `classes: [...]`"
         raise DataError(reason, where=tree.where, allowed="a sample of every class", hint=hint)
 
 
@@ -297,19 +312,27 @@ def _tabled(tree: Tree, settings: Labels) -> list[Listed]:
                 raise DataError(f"lists {name!r} a second time", where=line, hint="remove one of the rows")
             if name not in known:
                 raise DataError(f"lists {name!r}, which is not there", where=line, hint="check labels.file and path")
-            listed[name] = _listed_row(name, [text.strip() for text in more], bool(split_column), line)
+            listed[name] = _listed_row(name, [text.strip() for text in more], bool(split_column), (number, line))
     return list(listed.values())
 
 
-def _listed_row(name: str, cells: Sequence[str], has_split: bool, line: str) -> Listed:
-    """Return a sample from the cells after the file name: label, split and group; the last two are optional."""
+def _listed_row(name: str, cells: Sequence[str], has_split: bool, row: tuple[int, str]) -> Listed:
+    """Return a sample from the cells after the file name: label, split and group; the last two are optional.
+
+    Args:
+        name: the file.
+        cells: the other cells.
+        has_split: whether one of them is the split.
+        row: the number of the line, and its location for messages.
+    """
+    number, line = row
     label, *more = cells
     labels.check(label, line)
     split = labels.split_named(more.pop(0), line) if has_split else None
     group = more[0] if more else ""
     if group:
         labels.check(group, line)
-    return Listed(name, label, split, group)
+    return Listed(name, label, split, group, number)
 
 
 def _split_column(tree: Tree, table: str) -> str | None:
@@ -318,38 +341,3 @@ def _split_column(tree: Tree, table: str) -> str | None:
         header = tables.header(stream, tree.describe(table))
     candidates = [name for name in header if name.strip().lower() == "split"]
     return "split" if "split" in candidates else next(iter(candidates), None)
-
-
-def class_names_of(tree: Tree, settings: Classes | None) -> tuple[str, ...] | None:
-    """Read the class names in the order of their indices, if there is a file for them.
-
-    Raises:
-        DataError: the file is unreadable, or does not have one name for every index from 0.
-    """
-    if settings is None:
-        return None
-    where = tree.describe(settings.file)
-    if (settings.index is None) != (settings.name is None):
-        raise DataError("classes needs both index and name, or neither", where="data.source", hint="name both columns")
-    with tree.open(settings.file) as stream:
-        if settings.index is None or settings.name is None:
-            names = [row[0].strip() for _, row in tables.rows(stream, where, delimiter="\x1f")]
-            class_names = dict(enumerate(name for name in names if name))
-        else:
-            rows = tables.table(stream, where, [settings.index, settings.name])
-            class_names = _names_by_index(rows, where)
-    if sorted(class_names) != list(range(len(class_names))) or not class_names:
-        raise DataError(f"names {len(class_names)} classes", where=where, allowed="indices from 0 without gaps")
-    return tuple(class_names[index] for index in range(len(class_names)))
-
-
-def _names_by_index(rows: Iterable[tuple[int, Sequence[str]]], where: str) -> dict[int, str]:
-    """Return the class name of each index in a table's rows of index and name."""
-    class_names: dict[int, str] = {}
-    for number, (index, name) in rows:
-        if not (index.isascii() and index.isdigit()) or len(index) > MAX_INDEX_DIGITS:
-            raise DataError(f"{index!r} is not a class index", where=f"{where}, line {number}")
-        previous = class_names.setdefault(int(index), name.strip())
-        if previous != name.strip():
-            raise DataError(f"class {index} has two names: {previous!r} and {name!r}", where=where)
-    return class_names

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from pictures import image
 
+from compress.data.class_names import Classes
 from compress.data.dataset import Dataset, Splitting
-from compress.data.file_listing import Classes, Labels
+from compress.data.file_listing import Labels
 from compress.data.sources import ImageFolder
 from compress.errors import DataError
 from deploy.contract.preprocessing import Preprocessing

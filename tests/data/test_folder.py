@@ -17,8 +17,8 @@ from pictures import divided, flat, image
 from PIL import Image
 from pydantic import ValidationError
 
+from compress.data.class_names import Classes
 from compress.data.dataset import Dataset
-from compress.data.file_listing import Classes
 from compress.data.sources import ImageFolder, images
 from compress.errors import DataError
 from deploy.contract.preprocessing import Preprocessing
