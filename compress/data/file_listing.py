@@ -12,44 +12,18 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.data import class_names, labels, tables
+from compress.data import class_names, labels
 from compress.data.class_names import Classes, ClassList
 from compress.data.file_tree import Tree, inside, tree
+from compress.data.label_tables import FileNames, Labels, LabelTable, Listed, recognize
+from compress.data.label_tables import read as read_table
 from compress.data.labels import SPLIT_WORDS
 from compress.data.source import Samples, Stored
 from compress.data.splits import Divide, by_group, stratified
-from compress.data.types import Split
 from compress.errors import DataError
-from compress.settings import Settings
 
 MOST_KINDS = 10
 """Number of file types that a note lists."""
-
-
-class Labels(Settings):
-    """A CSV table with a header that gives the label of each file."""
-
-    table: str
-    """Path of the CSV file inside the folder or archive."""
-    file: str = "file"
-    """Column with the path of each sample inside the folder or archive."""
-    label: str = "label"
-    """Column with the label: a class name, or an integer from 0."""
-    split: str | None = None
-    """Column with the split (train, val or test); by default the column `split` or `Split`, if there is one."""
-    group: str | None = None
-    """Column with a group, such as a speaker or a device. All samples of a group are in the same split."""
-
-
-@dataclass(frozen=True)
-class Listed:
-    """A sample's file with its label, and the line of a table that they are in; 0 if they are in none."""
-
-    file: str
-    label: str
-    split: Split | None = None
-    group: str = ""
-    line: int = 0
 
 
 @dataclass(frozen=True)
@@ -63,6 +37,7 @@ class Opened:
         class_names: the classes.
         grouped: whether groups are to stay together.
         notes: what else there is to know.
+        targets: 0 or 1 for each class of each sample, for the task multi_label: uint8 [n, classes].
     """
 
     tree: Tree
@@ -71,6 +46,7 @@ class Opened:
     class_names: tuple[str, ...]
     grouped: bool
     notes: tuple[str, ...] = ()
+    targets: NDArray[np.uint8] | None = None
 
     def samples(self, read: Callable[[int], NDArray[Any]], *, skip: bool) -> Samples:
         """Return the samples; `read` decodes one when it is used, and `skip` leaves out unreadable ones."""
@@ -86,6 +62,7 @@ class Opened:
             skip=skip,
             notes=self.notes,
             groups=groups,
+            targets=self.targets,
             has_labels=bool(self.class_names),
         )
 
@@ -130,18 +107,34 @@ class LabelledFiles(InFiles):
     pipeline file, with one name per line (`cat`, or `0 cat`); or a file in the folder. By default the labels are the
     names, in alphabetical order."""
 
-    def task_name(self) -> str:
-        """Return "outputs" for samples without labels."""
-        return "outputs" if self.labels == "none" else super().task_name()
+    recognizes_tables: ClassVar[bool] = True
+    """Whether a table of labels is used without a setting."""
 
-    @property
-    def label_table(self) -> Labels | None:
-        """The table of labels, if there is one."""
-        return None if self.labels == "none" else self.labels
+    def task_name(self) -> str:
+        """Return "outputs" for samples without labels, "multi_label" for columns of 0 and 1."""
+        if self.labels == "none":
+            return "outputs"
+        if isinstance(self.labels, Labels):
+            label_tables = [LabelTable(self.labels)]
+        else:
+            try:
+                label_tables = [*self.tables(self.tree())]
+            except DataError:  # reported when the data is read
+                label_tables = []
+        return "multi_label" if any(table.is_multi_label for table in label_tables) else super().task_name()
+
+    def tables(self, tree: Tree) -> tuple[LabelTable, ...]:
+        """Return the table of labels, or the tables of the splits: those of the settings, or those that are recognized
+        where no folders give the classes."""
+        if self.labels is not None:
+            return (LabelTable(self.labels),) if isinstance(self.labels, Labels) else ()
+        if not self.recognizes_tables or _has_class_folders(tree, self.suffixes):
+            return ()
+        return recognize(tree, self.suffixes, self._classes_file)
 
     def used(self, tree: Tree) -> tuple[str, ...]:
         """Return the files with samples, and the tables."""
-        more = [table for table in (self.label_table and self.label_table.table, self._classes_file) if table]
+        more = [*(table.settings.table for table in self.tables(tree)), *filter(None, [self._classes_file])]
         return (*(table.file for table in self.listing(tree)), *(inside(name, tree.where) for name in more))
 
     @property
@@ -159,12 +152,13 @@ class LabelledFiles(InFiles):
 
     def listing(self, tree: Tree) -> list[Listed]:
         """Return every sample with label and split, in a fixed order."""
-        known = {self._classes_file} if self._classes_file else set()
+        label_tables = self.tables(tree)
         if self.labels == "none":
             listed = _unlabelled(tree, self.suffixes)
-        elif self.labels:
-            listed = _tabled(tree, self.labels)
+        elif label_tables:
+            listed = _tabled(tree, label_tables, self.suffixes)
         else:
+            known = {self._classes_file} if self._classes_file else set()
             listed = _foldered(tree, self.suffixes, known, self.class_list(tree))
         if not listed:
             raise self._nothing_listed(tree)
@@ -172,10 +166,9 @@ class LabelledFiles(InFiles):
 
     def _nothing_listed(self, tree: Tree) -> DataError:
         suffixes = f"*{{{','.join(self.suffixes)}}}"
-        if self.label_table is not None:
-            return DataError(
-                f"lists no files in {self.label_table.table}", where=tree.where, allowed="a row for each sample"
-            )
+        if isinstance(self.labels, Labels):
+            what = f"lists no files in {self.labels.table}"
+            return DataError(what, where=tree.where, allowed="a row for each sample")
         if self.labels == "none":
             return DataError("contains no samples", where=tree.where, allowed=suffixes)
         loose = _unlabelled(tree, self.suffixes)
@@ -193,37 +186,88 @@ class LabelledFiles(InFiles):
         """Return samples and labels without decoding."""
         tree = self.tree()
         listed = self.listing(tree)
+        label_tables = self.tables(tree)
         classes = self.class_list(tree)
+        grouped = bool(label_tables) and label_tables[0].settings.group is not None
+        nothing = np.zeros(len(listed), np.int64)
         if self.labels == "none":
-            return Opened(tree, listed, np.zeros(len(listed), np.int64), (), False, self.notes(tree))
+            return Opened(tree, listed, nothing, (), False, self.notes(tree))
+        if label_tables and label_tables[0].is_multi_label:
+            targets = np.array([entry.marks for entry in listed], np.uint8)
+            names = _columns_in_order(label_tables[0], classes, self.name)
+            order = [label_tables[0].label_columns.index(name) for name in names]
+            return Opened(tree, listed, nothing, names, grouped, self.notes(tree), targets[:, order])
+        if label_tables and label_tables[0].one_hot:
+            classes = classes or label_tables[0].label_columns
         words = [entry.label for entry in listed]
-        reading = labels.read if self.labels else labels.named
+        reading = labels.read if label_tables else labels.named
         origin = class_names.origin(self.classes)
-        indexed = reading(words, classes, lambda index: self.label_place(tree, listed[index]), origin)
-        return Opened(tree, listed, *indexed, bool(self.labels and self.labels.group), self.notes(tree))
-
-    def label_place(self, tree: Tree, listed: Listed) -> str:
-        """Return the location of a sample's label: the line of the table, or the file."""
-        table = self.label_table
-        return f"{tree.describe(table.table)}, line {listed.line}" if table else tree.describe(listed.file)
+        indexed = reading(words, classes, lambda index: label_place(tree, listed[index]), origin)
+        return Opened(tree, listed, *indexed, grouped, self.notes(tree))
 
     def notes(self, tree: Tree) -> tuple[str, ...]:
-        """Return notes on a labels file, and on ignored files unless a table lists the files."""
-        order = class_names.note(self.classes)
-        return order if self.label_table else (*order, *passed_over(tree.names, self.used(tree), self.suffixes))
+        """Return notes on a labels file, on recognized tables, and on ignored files unless a setting names a table."""
+        notes = class_names.note(self.classes)
+        if isinstance(self.labels, Labels):
+            return notes
+        recognized = (table.note for table in self.tables(tree))
+        missing_from = "in no row of a table" if self.tables(tree) else "in no folder of a class"
+        return (*notes, *recognized, *passed_over(tree.names, self.used(tree), self.suffixes, missing_from))
 
 
-def passed_over(names: Sequence[str], used: Sequence[str], suffixes: tuple[str, ...] = ()) -> tuple[str, ...]:
+def label_place(tree: Tree, listed: Listed) -> str:
+    """Return the location of a sample's label: the line of the table, or the file."""
+    return f"{listed.place[0]}, line {listed.place[1]}" if listed.place else tree.describe(listed.file)
+
+
+def _columns_in_order(table: LabelTable, classes: tuple[str, ...] | None, name: str) -> tuple[str, ...]:
+    """Return the columns of 0 and 1 in the order of the classes.
+
+    Raises:
+        DataError: the classes are not these columns.
+    """
+    columns = table.label_columns
+    if classes is not None and sorted(classes) != sorted(columns):
+        what = f"the classes are not the columns of {table.settings.table}"
+        raise DataError(what, where=f"data.source.{name}", allowed=", ".join(columns))
+    return classes or columns
+
+
+def _tabled(tree: Tree, label_tables: Sequence[LabelTable], suffixes: tuple[str, ...]) -> list[Listed]:
+    """Return the samples of one or several tables."""
+    names = FileNames(tree, suffixes)
+    listed: dict[str, Listed] = {}
+    for table in label_tables:
+        for entry in read_table(tree, table, names):
+            if entry.file in listed:
+                place = label_place(tree, entry)
+                raise DataError(f"lists {entry.file!r}, as {label_place(tree, listed[entry.file])} does", where=place)
+            listed[entry.file] = entry
+    return list(listed.values())
+
+
+def _has_class_folders(tree: Tree, suffixes: tuple[str, ...]) -> bool:
+    """Return if the samples are in the folders of two or more classes."""
+    top = {name.split("/")[0].lower() for name in tree.names if "/" in name and name.lower().endswith(suffixes)}
+    depth = 1 if top & SPLIT_WORDS.keys() else 0
+    folders = (name.split("/")[depth:-1] for name in tree.names if name.lower().endswith(suffixes))
+    return len({parts[0] for parts in folders if parts}) > 1
+
+
+def passed_over(
+    names: Sequence[str], used: Sequence[str], suffixes: tuple[str, ...] = (), missing_from: str = ""
+) -> tuple[str, ...]:
     """Return a note with the number of ignored files by suffix, if there are any.
 
     Args:
-        names: of all files.
-        used: of those that are.
-        suffixes: of files that would be used if they lay in the folder of a class.
+        names: all files.
+        used: the files in use.
+        suffixes: the suffixes of samples.
+        missing_from: the reason why a sample is not used.
     """
     rest = sorted(set(names) - set(used))
     ends = [os.path.splitext(name)[1].lower() for name in rest]
-    kinds = Counter(f"{end} in no folder of a class" if end in suffixes else end or "without a suffix" for end in ends)
+    kinds = Counter(f"{end} {missing_from}" if end in suffixes else end or "without a suffix" for end in ends)
     shown = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common(MOST_KINDS))
     return (f"{len(rest):,} files were ignored: {shown}{', ...' * (len(kinds) > MOST_KINDS)}",) if rest else ()
 
@@ -293,51 +337,3 @@ def _refuse_unknown_split(tree: Tree, splits: Sequence[str]) -> None:
             reason = f"contains {splits[0]!r} and {outer!r}, each with a folder {inner!r}"
             hint = f"is {outer!r} a split? give it one of these names, or put it elsewhere"
             raise DataError(reason, where=tree.where, allowed=f"for splits: {', '.join(SPLIT_WORDS)}", hint=hint)
-
-
-def _tabled(tree: Tree, settings: Labels) -> list[Listed]:
-    """Return the samples that a table lists."""
-    where = tree.describe(settings.table)
-    split_column = settings.split or _split_column(tree, settings.table)
-    columns = [settings.file, settings.label, *(name for name in (split_column, settings.group) if name)]
-    listed: dict[str, Listed] = {}
-    known = set(tree.names)
-    with tree.open(settings.table) as stream:
-        for number, (file, *more) in tables.table(stream, where, columns):
-            line = f"{where}, line {number}"
-            name = inside(file, line)
-            if len(listed) == tables.MAX_NAMES:
-                raise DataError("lists too many files", where=where, allowed=f"{tables.MAX_NAMES:,}")
-            if name in listed:
-                raise DataError(f"lists {name!r} a second time", where=line, hint="remove one of the rows")
-            if name not in known:
-                raise DataError(f"lists {name!r}, which is not there", where=line, hint="check labels.file and path")
-            listed[name] = _listed_row(name, [text.strip() for text in more], bool(split_column), (number, line))
-    return list(listed.values())
-
-
-def _listed_row(name: str, cells: Sequence[str], has_split: bool, row: tuple[int, str]) -> Listed:
-    """Return a sample from the cells after the file name: label, split and group; the last two are optional.
-
-    Args:
-        name: the file.
-        cells: the other cells.
-        has_split: whether one of them is the split.
-        row: the number of the line, and its location for messages.
-    """
-    number, line = row
-    label, *more = cells
-    labels.check(label, line)
-    split = labels.split_named(more.pop(0), line) if has_split else None
-    group = more[0] if more else ""
-    if group:
-        labels.check(group, line)
-    return Listed(name, label, split, group, number)
-
-
-def _split_column(tree: Tree, table: str) -> str | None:
-    """Return the name of the column `split` of a table, in upper or lower case; None without one."""
-    with tree.open(table) as stream:
-        header = tables.header(stream, tree.describe(table))
-    candidates = [name for name in header if name.strip().lower() == "split"]
-    return "split" if "split" in candidates else next(iter(candidates), None)

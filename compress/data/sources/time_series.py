@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from compress.data import class_names, labels, tables
-from compress.data.file_listing import LabelledFiles, Listed
+from compress.data.file_listing import LabelledFiles, label_place
 from compress.data.file_tree import Tree
+from compress.data.label_tables import Labels, Listed
 from compress.data.source import Samples, several
 from compress.data.splits import Divide, Indices, by_group, by_time
 from compress.errors import DataError
@@ -38,6 +39,7 @@ class Csv(LabelledFiles):
     name: ClassVar[str] = "csv"
     suffixes: ClassVar[tuple[str, ...]] = (".csv",)
     single: ClassVar[bool] = True
+    recognizes_tables: ClassVar[bool] = False
 
     columns: Annotated[tuple[str, ...], Field(min_length=1)]
     """The columns of a window, in this order."""
@@ -81,21 +83,21 @@ class Csv(LabelledFiles):
             raise DataError(f"no stretch of {self.window} rows is there", where=tree.where, hint=hint)
         names = self.class_list(tree)
 
-        def label_place(index: int) -> str:
+        def place(index: int) -> str:
             file = series[windows[index].series]
             if self.label_column is None:
-                return self.label_place(tree, listed[file.place])
+                return label_place(tree, listed[file.place])
             return f"{tree.describe(listed[file.place].file)}, line {file.lines[windows[index].start]}"
 
         if self.labels == "none":
             label, classes = np.zeros(len(windows), np.int64), names or ()
         else:
             origin = class_names.origin(self.classes)
-            label, classes = labels.read([window.label for window in windows], names, label_place, origin)
+            label, classes = labels.read([window.label for window in windows], names, place, origin)
         of = [listed[series[window.series].place] for window in windows]
         starts = np.array([window.start for window in windows], np.int64)
         short = f"{left} stretches shorter than {self.window} rows were left out"
-        grouped = self.label_table is not None and self.label_table.group is not None
+        grouped = isinstance(self.labels, Labels) and self.labels.group is not None
         groups = np.array([window.group for window in of], np.str_) if grouped else None
 
         def read(index: int) -> NDArray[np.float32]:
