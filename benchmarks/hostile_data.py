@@ -102,7 +102,7 @@ GOOD: dict[str, tuple[str, bytes]] = {
 
 def source(kind: str, folder: Path) -> Source:
     """A data set around the file of a kind, the rest of it sound."""
-    from compress.data.file_listing import Labels
+    from compress.data.label_tables import Labels
 
     path = str(folder)
     if kind.startswith("npz"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -12,56 +12,18 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.data import labels, tables
+from compress.data import class_names, labels
+from compress.data.class_names import Classes, ClassList
 from compress.data.file_tree import Tree, inside, tree
+from compress.data.label_tables import FileNames, Labels, LabelTable, Listed, recognize
+from compress.data.label_tables import read as read_table
 from compress.data.labels import SPLIT_WORDS
 from compress.data.source import Samples, Stored
 from compress.data.splits import Divide, by_group, stratified
-from compress.data.types import Split
 from compress.errors import DataError
-from compress.settings import Settings
 
 MOST_KINDS = 10
 """Number of file types that a note lists."""
-MAX_INDEX_DIGITS = 6
-"""Longest class index; more digits are certainly a mistake."""
-
-
-class Labels(Settings):
-    """A CSV table with a header that gives the label of each file."""
-
-    table: str
-    """Path of the CSV file inside the folder or archive."""
-    file: str = "file"
-    """Column with the path of each sample inside the folder or archive."""
-    label: str = "label"
-    """Column with the label: a class name, or an integer from 0."""
-    split: str | None = None
-    """Column with the split (train, val or test); by default the column `split` or `Split`, if there is one."""
-    group: str | None = None
-    """Column with a group, such as a speaker or a device. All samples of a group are in the same split."""
-
-
-class Classes(Settings):
-    """A file with the class names in the order of their indices."""
-
-    file: str
-    """Path inside the folder or archive of a text file with one name per line, or of a CSV file with the two columns
-    below."""
-    index: str | None = None
-    """Column with the index of the class."""
-    name: str | None = None
-    """Column with the name of the class."""
-
-
-@dataclass(frozen=True)
-class Listed:
-    """A sample's file with its label."""
-
-    file: str
-    label: str
-    split: Split | None = None
-    group: str = ""
 
 
 @dataclass(frozen=True)
@@ -75,6 +37,7 @@ class Opened:
         class_names: the classes.
         grouped: whether groups are to stay together.
         notes: what else there is to know.
+        targets: 0 or 1 for each class of each sample, for the task multi_label: uint8 [n, classes].
     """
 
     tree: Tree
@@ -83,6 +46,7 @@ class Opened:
     class_names: tuple[str, ...]
     grouped: bool
     notes: tuple[str, ...] = ()
+    targets: NDArray[np.uint8] | None = None
 
     def samples(self, read: Callable[[int], NDArray[Any]], *, skip: bool) -> Samples:
         """Return the samples; `read` decodes one when it is used, and `skip` leaves out unreadable ones."""
@@ -98,6 +62,7 @@ class Opened:
             skip=skip,
             notes=self.notes,
             groups=groups,
+            targets=self.targets,
             has_labels=bool(self.class_names),
         )
 
@@ -105,7 +70,7 @@ class Opened:
 class InFiles(Stored):
     """A source whose samples are files in a folder or a tar archive."""
 
-    paths: ClassVar[tuple[str, ...]] = ("path", "manifest")
+    paths: ClassVar[tuple[str, ...]] = ("path", "classes", "manifest")
     suffixes: ClassVar[tuple[str, ...]]
     single: ClassVar[bool] = False
     """Whether the path may be that of one such file."""
@@ -137,44 +102,73 @@ class LabelledFiles(InFiles):
     labels: Labels | Literal["none"] | None = None
     """A table of labels; without it, the class of a sample is the name of its folder. none: the samples have no
     labels."""
-    classes: Classes | None = None
-    """A file with the class names; by default the labels are the names."""
+    classes: Classes | ClassList | None = None
+    """The class names in the order of the model's outputs: a list; or the path of a labels file, relative to the
+    pipeline file, with one name per line (`cat`, or `0 cat`); or a file in the folder. By default the labels are the
+    names, in alphabetical order."""
+
+    recognizes_tables: ClassVar[bool] = True
+    """Whether a table of labels is used without a setting."""
 
     def task_name(self) -> str:
-        """Return "outputs" for samples without labels."""
-        return "outputs" if self.labels == "none" else super().task_name()
+        """Return "outputs" for samples without labels, "multi_label" for columns of 0 and 1."""
+        if self.labels == "none":
+            return "outputs"
+        if isinstance(self.labels, Labels):
+            label_tables = [LabelTable(self.labels)]
+        else:
+            try:
+                label_tables = [*self.tables(self.tree())]
+            except DataError:  # reported when the data is read
+                label_tables = []
+        return "multi_label" if any(table.is_multi_label for table in label_tables) else super().task_name()
 
-    @property
-    def label_table(self) -> Labels | None:
-        """The table of labels, if there is one."""
-        return None if self.labels == "none" else self.labels
+    def tables(self, tree: Tree) -> tuple[LabelTable, ...]:
+        """Return the table of labels, or the tables of the splits: those of the settings, or those that are recognized
+        where no folders give the classes."""
+        if self.labels is not None:
+            return (LabelTable(self.labels),) if isinstance(self.labels, Labels) else ()
+        if not self.recognizes_tables or _has_class_folders(tree, self.suffixes):
+            return ()
+        return recognize(tree, self.suffixes, self._classes_file)
 
     def used(self, tree: Tree) -> tuple[str, ...]:
         """Return the files with samples, and the tables."""
-        more = [
-            table
-            for table in (self.label_table and self.label_table.table, self.classes and self.classes.file)
-            if table
-        ]
+        more = [*(table.settings.table for table in self.tables(tree)), *filter(None, [self._classes_file])]
         return (*(table.file for table in self.listing(tree)), *(inside(name, tree.where) for name in more))
+
+    @property
+    def _classes_file(self) -> str | None:
+        """The file with class names inside the folder or archive, if there is one."""
+        return self.classes.file if isinstance(self.classes, Classes) else None
+
+    def files(self) -> dict[str, Path]:
+        """Return the used files, or the archive that contains them, and the labels file."""
+        return super().files() | class_names.files_of(self.classes)
+
+    def class_list(self, tree: Tree) -> tuple[str, ...] | None:
+        """Return the class names that the settings give, if they do."""
+        return class_names.of_tree(tree, self.classes, f"data.source.{self.name}")
 
     def listing(self, tree: Tree) -> list[Listed]:
         """Return every sample with label and split, in a fixed order."""
-        known = {self.classes.file} if self.classes else set()
+        label_tables = self.tables(tree)
         if self.labels == "none":
             listed = _unlabelled(tree, self.suffixes)
+        elif label_tables:
+            listed = _tabled(tree, label_tables, self.suffixes)
         else:
-            listed = _tabled(tree, self.labels) if self.labels else _foldered(tree, self.suffixes, known)
+            known = {self._classes_file} if self._classes_file else set()
+            listed = _foldered(tree, self.suffixes, known, self.class_list(tree))
         if not listed:
             raise self._nothing_listed(tree)
         return listed
 
     def _nothing_listed(self, tree: Tree) -> DataError:
         suffixes = f"*{{{','.join(self.suffixes)}}}"
-        if self.label_table is not None:
-            return DataError(
-                f"lists no files in {self.label_table.table}", where=tree.where, allowed="a row for each sample"
-            )
+        if isinstance(self.labels, Labels):
+            what = f"lists no files in {self.labels.table}"
+            return DataError(what, where=tree.where, allowed="a row for each sample")
         if self.labels == "none":
             return DataError("contains no samples", where=tree.where, allowed=suffixes)
         loose = _unlabelled(tree, self.suffixes)
@@ -192,30 +186,88 @@ class LabelledFiles(InFiles):
         """Return samples and labels without decoding."""
         tree = self.tree()
         listed = self.listing(tree)
-        classes = class_names_of(tree, self.classes)
+        label_tables = self.tables(tree)
+        classes = self.class_list(tree)
+        grouped = bool(label_tables) and label_tables[0].settings.group is not None
+        nothing = np.zeros(len(listed), np.int64)
         if self.labels == "none":
-            return Opened(tree, listed, np.zeros(len(listed), np.int64), (), False, self.notes(tree))
+            return Opened(tree, listed, nothing, (), False, self.notes(tree))
+        if label_tables and label_tables[0].is_multi_label:
+            targets = np.array([entry.marks for entry in listed], np.uint8)
+            names = _columns_in_order(label_tables[0], classes, self.name)
+            order = [label_tables[0].label_columns.index(name) for name in names]
+            return Opened(tree, listed, nothing, names, grouped, self.notes(tree), targets[:, order])
+        if label_tables and label_tables[0].one_hot:
+            classes = classes or label_tables[0].label_columns
         words = [entry.label for entry in listed]
-        reading = labels.read if self.labels else labels.named
-        indexed = reading(words, classes, tree.describe(self.labels.table) if self.labels else tree.where)
-        return Opened(tree, listed, *indexed, bool(self.labels and self.labels.group), self.notes(tree))
+        reading = labels.read if label_tables else labels.named
+        origin = class_names.origin(self.classes)
+        indexed = reading(words, classes, lambda index: label_place(tree, listed[index]), origin)
+        return Opened(tree, listed, *indexed, grouped, self.notes(tree))
 
     def notes(self, tree: Tree) -> tuple[str, ...]:
-        """Return a note on ignored files, unless a table lists the files."""
-        return () if self.label_table else passed_over(tree.names, self.used(tree), self.suffixes)
+        """Return notes on a labels file, on recognized tables, and on ignored files unless a setting names a table."""
+        notes = class_names.note(self.classes)
+        if isinstance(self.labels, Labels):
+            return notes
+        recognized = (table.note for table in self.tables(tree))
+        missing_from = "in no row of a table" if self.tables(tree) else "in no folder of a class"
+        return (*notes, *recognized, *passed_over(tree.names, self.used(tree), self.suffixes, missing_from))
 
 
-def passed_over(names: Sequence[str], used: Sequence[str], suffixes: tuple[str, ...] = ()) -> tuple[str, ...]:
+def label_place(tree: Tree, listed: Listed) -> str:
+    """Return the location of a sample's label: the line of the table, or the file."""
+    return f"{listed.place[0]}, line {listed.place[1]}" if listed.place else tree.describe(listed.file)
+
+
+def _columns_in_order(table: LabelTable, classes: tuple[str, ...] | None, name: str) -> tuple[str, ...]:
+    """Return the columns of 0 and 1 in the order of the classes.
+
+    Raises:
+        DataError: the classes are not these columns.
+    """
+    columns = table.label_columns
+    if classes is not None and sorted(classes) != sorted(columns):
+        what = f"the classes are not the columns of {table.settings.table}"
+        raise DataError(what, where=f"data.source.{name}", allowed=", ".join(columns))
+    return classes or columns
+
+
+def _tabled(tree: Tree, label_tables: Sequence[LabelTable], suffixes: tuple[str, ...]) -> list[Listed]:
+    """Return the samples of one or several tables."""
+    names = FileNames(tree, suffixes)
+    listed: dict[str, Listed] = {}
+    for table in label_tables:
+        for entry in read_table(tree, table, names):
+            if entry.file in listed:
+                place = label_place(tree, entry)
+                raise DataError(f"lists {entry.file!r}, as {label_place(tree, listed[entry.file])} does", where=place)
+            listed[entry.file] = entry
+    return list(listed.values())
+
+
+def _has_class_folders(tree: Tree, suffixes: tuple[str, ...]) -> bool:
+    """Return if the samples are in the folders of two or more classes."""
+    top = {name.split("/")[0].lower() for name in tree.names if "/" in name and name.lower().endswith(suffixes)}
+    depth = 1 if top & SPLIT_WORDS.keys() else 0
+    folders = (name.split("/")[depth:-1] for name in tree.names if name.lower().endswith(suffixes))
+    return len({parts[0] for parts in folders if parts}) > 1
+
+
+def passed_over(
+    names: Sequence[str], used: Sequence[str], suffixes: tuple[str, ...] = (), missing_from: str = ""
+) -> tuple[str, ...]:
     """Return a note with the number of ignored files by suffix, if there are any.
 
     Args:
-        names: of all files.
-        used: of those that are.
-        suffixes: of files that would be used if they lay in the folder of a class.
+        names: all files.
+        used: the files in use.
+        suffixes: the suffixes of samples.
+        missing_from: the reason why a sample is not used.
     """
     rest = sorted(set(names) - set(used))
     ends = [os.path.splitext(name)[1].lower() for name in rest]
-    kinds = Counter(f"{end} in no folder of a class" if end in suffixes else end or "without a suffix" for end in ends)
+    kinds = Counter(f"{end} {missing_from}" if end in suffixes else end or "without a suffix" for end in ends)
     shown = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common(MOST_KINDS))
     return (f"{len(rest):,} files were ignored: {shown}{', ...' * (len(kinds) > MOST_KINDS)}",) if rest else ()
 
@@ -228,9 +280,15 @@ def _unlabelled(tree: Tree, suffixes: tuple[str, ...]) -> list[Listed]:
     return [Listed(name, "", SPLIT_WORDS[word] if divided else None) for name, word in zip(names, words, strict=True)]
 
 
-def _foldered(tree: Tree, suffixes: tuple[str, ...], known: set[str]) -> list[Listed]:
-    """Return the samples in class folders, optionally inside folders of splits. `known` are files that are not
-    samples."""
+def _foldered(tree: Tree, suffixes: tuple[str, ...], known: set[str], classes: tuple[str, ...] | None) -> list[Listed]:
+    """Return the samples in class folders, optionally inside folders of splits.
+
+    Args:
+        tree: the files.
+        suffixes: of samples.
+        known: files that are not samples.
+        classes: the class names, if they are known; their folders may be empty.
+    """
     divided = _divided(tree)
     depth = 1 if divided else 0
     listed = []
@@ -239,7 +297,8 @@ def _foldered(tree: Tree, suffixes: tuple[str, ...], known: set[str]) -> list[Li
         if len(parts) > depth + 1 and name.lower().endswith(suffixes):
             listed.append(Listed(name, parts[depth], SPLIT_WORDS[parts[0].lower()] if divided else None))
     if listed:
-        _refuse_empty(tree, [name for name in tree.folders if name.count("/") == depth], listed, known)
+        folders = [name for name in tree.folders if name.count("/") == depth]
+        _refuse_empty(tree, [name for name in folders if name.split("/")[-1] not in (classes or ())], listed, known)
     return listed
 
 
@@ -252,7 +311,7 @@ def _refuse_empty(tree: Tree, folders: Sequence[str], listed: Sequence[Listed], 
         reason = (
             f"the folder {empty!r} is that of a class and contains no samples{''.join(f' ({note})' for note in others)}"
         )
-        hint = "convert its files, or remove the folder"
+        hint = "convert its files, remove the folder, or list the class names with `classes: [...]`"
         raise DataError(reason, where=tree.where, allowed="a sample of every class", hint=hint)
 
 
@@ -278,78 +337,3 @@ def _refuse_unknown_split(tree: Tree, splits: Sequence[str]) -> None:
             reason = f"contains {splits[0]!r} and {outer!r}, each with a folder {inner!r}"
             hint = f"is {outer!r} a split? give it one of these names, or put it elsewhere"
             raise DataError(reason, where=tree.where, allowed=f"for splits: {', '.join(SPLIT_WORDS)}", hint=hint)
-
-
-def _tabled(tree: Tree, settings: Labels) -> list[Listed]:
-    """Return the samples that a table lists."""
-    where = tree.describe(settings.table)
-    split_column = settings.split or _split_column(tree, settings.table)
-    columns = [settings.file, settings.label, *(name for name in (split_column, settings.group) if name)]
-    listed: dict[str, Listed] = {}
-    known = set(tree.names)
-    with tree.open(settings.table) as stream:
-        for number, (file, *more) in tables.table(stream, where, columns):
-            line = f"{where}, line {number}"
-            name = inside(file, line)
-            if len(listed) == tables.MAX_NAMES:
-                raise DataError("lists too many files", where=where, allowed=f"{tables.MAX_NAMES:,}")
-            if name in listed:
-                raise DataError(f"lists {name!r} a second time", where=line, hint="remove one of the rows")
-            if name not in known:
-                raise DataError(f"lists {name!r}, which is not there", where=line, hint="check labels.file and path")
-            listed[name] = _listed_row(name, [text.strip() for text in more], bool(split_column), line)
-    return list(listed.values())
-
-
-def _listed_row(name: str, cells: Sequence[str], has_split: bool, line: str) -> Listed:
-    """Return a sample from the cells after the file name: label, split and group; the last two are optional."""
-    label, *more = cells
-    labels.check(label, line)
-    split = labels.split_named(more.pop(0), line) if has_split else None
-    group = more[0] if more else ""
-    if group:
-        labels.check(group, line)
-    return Listed(name, label, split, group)
-
-
-def _split_column(tree: Tree, table: str) -> str | None:
-    """Return the name of the column `split` of a table, in upper or lower case; None without one."""
-    with tree.open(table) as stream:
-        header = tables.header(stream, tree.describe(table))
-    candidates = [name for name in header if name.strip().lower() == "split"]
-    return "split" if "split" in candidates else next(iter(candidates), None)
-
-
-def class_names_of(tree: Tree, settings: Classes | None) -> tuple[str, ...] | None:
-    """Read the class names in the order of their indices, if there is a file for them.
-
-    Raises:
-        DataError: the file is unreadable, or does not have one name for every index from 0.
-    """
-    if settings is None:
-        return None
-    where = tree.describe(settings.file)
-    if (settings.index is None) != (settings.name is None):
-        raise DataError("classes needs both index and name, or neither", where="data.source", hint="name both columns")
-    with tree.open(settings.file) as stream:
-        if settings.index is None or settings.name is None:
-            names = [row[0].strip() for _, row in tables.rows(stream, where, delimiter="\x1f")]
-            class_names = dict(enumerate(name for name in names if name))
-        else:
-            rows = tables.table(stream, where, [settings.index, settings.name])
-            class_names = _names_by_index(rows, where)
-    if sorted(class_names) != list(range(len(class_names))) or not class_names:
-        raise DataError(f"names {len(class_names)} classes", where=where, allowed="indices from 0 without gaps")
-    return tuple(class_names[index] for index in range(len(class_names)))
-
-
-def _names_by_index(rows: Iterable[tuple[int, Sequence[str]]], where: str) -> dict[int, str]:
-    """Return the class name of each index in a table's rows of index and name."""
-    class_names: dict[int, str] = {}
-    for number, (index, name) in rows:
-        if not (index.isascii() and index.isdigit()) or len(index) > MAX_INDEX_DIGITS:
-            raise DataError(f"{index!r} is not a class index", where=f"{where}, line {number}")
-        previous = class_names.setdefault(int(index), name.strip())
-        if previous != name.strip():
-            raise DataError(f"class {index} has two names: {previous!r} and {name!r}", where=where)
-    return class_names

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,34 +28,64 @@ MOST_CLASSES = 10_000
 MOST_LETTERS = 200
 """Longest class name: numpy stores every name with the length of the longest."""
 
+MOST_SHOWN = 20
+"""Number of class names in a message."""
+
 Labels = tuple[NDArray[np.int64], tuple[str, ...]]
+Place = Callable[[int], str]
+"""The location of the label at an index, for messages."""
 
 
-def numbered(values: NDArray[np.integer], classes: Sequence[str] | None, where: str) -> Labels:
+def numbered(values: NDArray[np.integer], classes: Sequence[str] | None, place: Place, origin: str = "") -> Labels:
     """Return class indices and class names; the default names are the integers from 0 to the largest.
 
     Raises:
         DataError: a number that is not a class index.
     """
     largest = int(values.max()) if len(values) else -1
+    index = int(values.argmax()) if len(values) else 0
     if classes is None and largest >= max(MOST_CLASSES, len(values)):
-        raise DataError(f"label {largest} is out of range", where=where, allowed="class indices from 0")
+        raise DataError(f"label {largest} is out of range", where=place(index), allowed="class indices from 0")
+    if classes is not None and largest >= len(classes):
+        allowed = f"0 to {len(classes) - 1} ({len(classes)} classes: {_shown(classes)}{origin})"
+        raise DataError(f"the label {largest} is out of range", where=place(index), allowed=allowed)
     return values.astype(np.int64), tuple(classes or map(str, range(largest + 1)))
 
 
-def named(values: Sequence[str], classes: Sequence[str] | None, where: str) -> Labels:
+def named(values: Sequence[str], classes: Sequence[str] | None, place: Place, origin: str = "") -> Labels:
     """Return class names as indices into the sorted names, or into `classes`.
+
+    Args:
+        values: the class name of each sample.
+        classes: the known class names in their order, if there are any.
+        place: the location of each label.
+        origin: the file that `classes` come from, for messages.
 
     Raises:
         DataError: a name that is not among `classes`.
     """
     names = tuple(classes or sorted(set(values)))
-    place = {name: index for index, name in enumerate(names)}
-    unknown = sorted(set(values) - place.keys())
-    if unknown:
-        shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
-        raise DataError(f"unknown class {unknown[0]!r}", where=where, allowed=shown)
-    return np.array([place[value] for value in values], np.int64), names
+    positions = {name: index for index, name in enumerate(names)}
+    unknown = min(set(values) - positions.keys(), default=None)
+    if unknown is not None:
+        where = place(list(values).index(unknown))
+        allowed = _shown(names) + origin
+        raise DataError(f"unknown class {unknown!r}", where=where, allowed=allowed, hint=alike(unknown, names))
+    return np.array([positions[value] for value in values], np.int64), names
+
+
+def alike(name: str, names: Iterable[str]) -> str:
+    """Return a hint if one of the names differs only in case, blanks, underscores or hyphens; otherwise nothing."""
+    similar = next((other for other in names if _plain(other) == _plain(name)), None)
+    return f"{similar!r} differs only in case, blanks or underscores: rename one of the two" if similar else ""
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\s_-]+", "", name).casefold()
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(names[:MOST_SHOWN]) + (", ..." if len(names) > MOST_SHOWN else "")
 
 
 def check(name: str, where: str) -> None:
@@ -69,7 +99,7 @@ def check(name: str, where: str) -> None:
         raise DataError(reason, where=where, allowed=f"1 to {MOST_LETTERS} letters")
 
 
-def read(values: Sequence[str], classes: Sequence[str] | None, where: str) -> Labels:
+def read(values: Sequence[str], classes: Sequence[str] | None, place: Place, origin: str = "") -> Labels:
     """Return labels from a table as indices. Labels are class names, or indices if all are integers (2 or 2.0) and no
     class has such a name.
 
@@ -77,8 +107,8 @@ def read(values: Sequence[str], classes: Sequence[str] | None, where: str) -> La
         DataError: they are neither.
     """
     if all(re.fullmatch(r"\d{1,9}(\.0+)?", value) for value in values) and not set(values) <= set(classes or ()):
-        return numbered(np.array([int(value.partition(".")[0]) for value in values], np.int64), classes, where)
-    return named(values, classes, where)
+        return numbered(np.array([int(value.partition(".")[0]) for value in values], np.int64), classes, place, origin)
+    return named(values, classes, place, origin)
 
 
 def splits(words: Iterable[Split | None]) -> dict[Split, NDArray[np.int64]]:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.data import files, manifest
+from compress.data import class_names, files, manifest
 from compress.data.splits import Divide, stratified
 from compress.data.types import Objects, Split
 from compress.errors import DataError
@@ -94,6 +94,11 @@ class Source(Settings):
         """Return the task with these settings."""
         return self.task
 
+    def with_labels_beside(self, model: Path) -> Self:
+        """Return the same source with the class names of a labels file in the folder of a model, if it uses one."""
+        del model
+        return self
+
     @property
     def decoding(self) -> dict[str, Any]:
         """Settings of `deploy.contract.decoding` for the device; empty if samples are not decoded from files."""
@@ -140,8 +145,22 @@ class Stored(Source):
 
     def with_paths_from(self, folder: Path) -> Self:
         """Return the same source with paths relative to `folder`."""
-        locations = {name: getattr(self, name) for name in self.paths if getattr(self, name) is not None}
+        locations = {name: getattr(self, name) for name in self._path_settings() if getattr(self, name) is not None}
         return self.model_copy(update={name: str(folder / path) for name, path in locations.items()})
+
+    def with_labels_beside(self, model: Path) -> Self:
+        """Return the same source with the class names of the labels file in the folder of a model, if there is one and
+        the settings give no names."""
+        labels_file = class_names.beside(model)
+        if labels_file is None or "classes" not in self.paths or getattr(self, "classes", None) is not None:
+            return self
+        if self.task_name() not in ("classification", "detection"):
+            return self
+        return self.model_copy(update={"classes": str(labels_file)})
+
+    def _path_settings(self) -> set[str]:
+        """Return the settings that are paths. `classes` is one only if it is a text; otherwise it has the names."""
+        return {name for name in self.paths if name != "classes" or isinstance(getattr(self, name), str)}
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the settings and the digests of all files, verified with the manifest if there is one."""
@@ -149,7 +168,7 @@ class Stored(Source):
         digests = files.digests(paths)
         if self.manifest is not None:
             manifest.verify(Path(self.manifest), {paths[name]: digest for name, digest in digests.items()})
-        return {**self.model_dump(mode="json", exclude=set(self.paths)), "sha256": digest_of(digests)}
+        return {**self.model_dump(mode="json", exclude=self._path_settings()), "sha256": digest_of(digests)}
 
 
 class CorruptError(DataError):

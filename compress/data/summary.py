@@ -14,6 +14,7 @@ from compress.data.types import SPLITS, Objects, Split
 LOOKED_AT = 256
 """Number of samples of each split whose shapes and ranges are summarized; other samples are only counted."""
 MOST_CORRUPT = 100
+_ADJECTIVES = {"train": "training", "validation": "validation", "test": "test"}
 
 
 class Described(Protocol):
@@ -62,7 +63,8 @@ def summary(data: Described) -> Facts:
     Returns:
         `samples`: the number of samples of each split. `counts`: for each split, the number of samples of each class;
         for detection, of its objects. `imbalance`: the largest class of the training split divided by the smallest;
-        None if a class is empty. `missing`: the classes without training samples. `shapes`: the smallest and the
+        None if a class is empty. `missing`: the classes without training samples;
+        `without_samples`: those of each split. `shapes`: the smallest and the
         largest shape; `range`: the smallest and the largest value; `dtypes`: all three of `looked_at` samples before
         preprocessing. `targets`: for regression, the range of each target. `corrupt`: the number of samples that were
         left out, and the first of them. `notes`: further notes.
@@ -84,7 +86,7 @@ def summary(data: Described) -> Facts:
 
 def _label_counts(data: Described) -> Facts:
     """Return the counts of classes, or the ranges of targets, or nothing of samples without labels."""
-    nothing: Facts = {"counts": {}, "imbalance": None, "missing": []}
+    nothing: Facts = {"counts": {}, "imbalance": None, "missing": [], "without_samples": {}}
     if data.has_targets:
         targets = data.targets("train")
         return _target_ranges(data) if targets.shape[1:] == (len(data.class_names),) else nothing
@@ -102,10 +104,12 @@ def _class_counts(data: Described) -> Facts:
     names = data.class_names
     counts = {split: np.bincount(_classes(data, split), minlength=len(names)) for split in SPLITS}
     train = counts["train"]
+    without = {split: [names[index] for index in np.flatnonzero(count == 0)] for split, count in counts.items()}
     return {
         "counts": {split: count.tolist() for split, count in counts.items()},
         "imbalance": round(float(train.max() / train.min()), 2) if train.min() else None,
-        "missing": [names[index] for index in np.flatnonzero(train == 0)],
+        "missing": without["train"],
+        "without_samples": without,
     }
 
 
@@ -116,7 +120,7 @@ def _target_ranges(data: Described) -> Facts:
         {"name": name, "least": float(column.min()), "mean": float(column.mean()), "most": float(column.max())}
         for name, column in zip(data.class_names, train.T, strict=True)
     ]
-    return {"counts": {}, "imbalance": None, "missing": [], "targets": ranges}
+    return {"counts": {}, "imbalance": None, "missing": [], "without_samples": {}, "targets": ranges}
 
 
 def _about_objects(data: Described) -> list[str]:
@@ -180,11 +184,11 @@ def _target_line(target: Facts) -> str:
 
 
 def _balance(summary: Facts) -> list[str]:
-    if summary["missing"]:
-        return [f"no training sample: {', '.join(summary['missing'])}"]
-    if summary["imbalance"] is None:
-        return []
-    return [f"the most frequent class has {summary['imbalance']:g} training samples for one of the rarest"]
+    without = summary["without_samples"]
+    lines = [f"no {_ADJECTIVES[split]} sample: {', '.join(without[split])}" for split in SPLITS if without.get(split)]
+    if summary["imbalance"] is not None:
+        lines.append(f"the most frequent class has {summary['imbalance']:g} training samples for one of the rarest")
+    return lines
 
 
 def _sample_line(summary: Facts) -> str:

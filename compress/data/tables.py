@@ -74,6 +74,12 @@ def table(
         yield number, [row[place] for place in places]
 
 
+def delimiter(stream: IO[bytes], where: str) -> str:
+    """Return the character between the columns, from the header: a tab, a comma or a semicolon."""
+    first = next(_lines(stream, where), "")
+    return next((character for character in "\t,;" if character in first), ",")
+
+
 def header(stream: IO[bytes], where: str, delimiter: str = ",") -> list[str]:
     """Return the column names of a table."""
     return next(rows(stream, where, delimiter), (0, []))[1]

@@ -195,7 +195,7 @@ def load(path: Path, stages: Mapping[str, type[Stage]] = STAGES) -> Pipeline:
     model = _settings(ModelSettings, root.child("model"))
     with _located(root.child("model")):
         loader = model.loader(path.parent, trust=model.trust)
-    data = _dataset(root.child("data"), path.parent)
+    data = _dataset(root.child("data"), path.parent, model.file)
     steps = _steps(loader, root.child("stages"), target, stages, path.parent)
     pipeline = Pipeline(head, model, target, data, steps, content)
     _refuse_unfit(pipeline, root)
@@ -281,9 +281,11 @@ def _refuse_unfit(pipeline: Pipeline, root: DocumentNode) -> None:
         raise root.error(what, *location, allowed=refusal.allowed, hint=refusal.hint)
 
 
-def _dataset(node: DocumentNode, folder: Path) -> Dataset:
+def _dataset(node: DocumentNode, folder: Path, model_file: str | None) -> Dataset:
     content = _checked_map(node, DATA_KEYS, {"source": listing([*SOURCES])})
     source = _one_of(SOURCES, node.child("source"), "data source").with_paths_from(folder)
+    if model_file is not None:
+        source = source.with_labels_beside(folder / model_file)
     task = _task(node, source.task_name())
     splitting = _settings(Splitting, node.child("split")) if "split" in content else None
     if content.get("preprocess") is None:

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from pictures import image
 
+from compress.data.class_names import Classes
 from compress.data.dataset import Dataset, Splitting
-from compress.data.file_listing import Classes, Labels
+from compress.data.label_tables import Labels
 from compress.data.sources import ImageFolder
 from compress.errors import DataError
 from deploy.contract.preprocessing import Preprocessing
@@ -86,6 +87,7 @@ def test_names_give_the_order(tmp_path: Path) -> None:
     (shop(tmp_path) / "names.txt").write_text("water\ntea\ncoffee\nmilk")
     samples = folder(tmp_path, Classes(file="names.txt")).load()
     assert samples.labels[:3].tolist() == [1, 2, 0]
+    (tmp_path / "labels.csv").unlink()
     flat = ImageFolder(path=str(tmp_path), classes=Classes(file="names.txt"))
     with pytest.raises(DataError, match="unknown class 'photos'; allowed: water, tea, coffee, milk"):
         flat.load()

@@ -20,8 +20,9 @@ from pictures import flat
 
 from compress.data import file_tree as trees
 from compress.data import files
+from compress.data.class_names import Classes
 from compress.data.dataset import Dataset
-from compress.data.file_listing import Classes, Labels
+from compress.data.label_tables import Labels
 from compress.data.sources import ImageFolder
 from compress.errors import DataError
 from deploy.contract.preprocessing import Preprocessing

@@ -17,8 +17,8 @@ from pictures import divided, flat, image
 from PIL import Image
 from pydantic import ValidationError
 
+from compress.data.class_names import Classes
 from compress.data.dataset import Dataset
-from compress.data.file_listing import Classes
 from compress.data.sources import ImageFolder, images
 from compress.errors import DataError
 from deploy.contract.preprocessing import Preprocessing
@@ -291,7 +291,7 @@ def test_grocery_photos(tmp_path: Path) -> None:
     with tarfile.open(path) as packed:
         packed.extractall(tmp_path, filter="data")
     with pytest.raises(
-        DataError, match=r"contains 5,421 samples, but none in the folder of a class; allowed: CLASS/\*.*labels: none"
+        DataError, match=r"labels\.csv: several columns may be the label: fine_id, coarse_id; name the columns: `labels"
     ):
         ImageFolder(path=str(tmp_path)).load()
     with (tmp_path / "labels.csv").open() as stream:

@@ -15,7 +15,7 @@ from data_files import chunk, form, riff
 from paths import ROOT
 from scipy.signal import resample_poly
 
-from compress.data.file_listing import Labels
+from compress.data.label_tables import Labels
 from compress.data.sources import Wav
 from compress.errors import DataError
 

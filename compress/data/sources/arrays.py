@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from compress.data import files, labels
+from compress.data import class_names, files, labels
+from compress.data.class_names import ClassList
 from compress.data.source import Samples, Stored
 from compress.data.splits import at_random, quantile_strata
 from compress.data.types import Split
@@ -47,7 +48,7 @@ class Npz(Stored):
     """
 
     name: ClassVar[str] = "npz"
-    paths: ClassVar[tuple[str, ...]] = ("file", "manifest")
+    paths: ClassVar[tuple[str, ...]] = ("file", "classes", "manifest")
 
     file: str
     """Path of the file, relative to the pipeline file."""
@@ -58,8 +59,9 @@ class Npz(Stored):
     tasks that need them (data.task). null: the samples have no labels."""
     split: str | None = None
     """Name of the array with the split of each sample."""
-    classes: tuple[str, ...] | None = None
-    """Class names; by default the labels are the names."""
+    classes: ClassList | None = None
+    """The class names in the order of the model's outputs: a list, or the path of a labels file, relative to the
+    pipeline file. By default the labels are the names."""
     targets: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     """For regression: the names of the targets, one for each column of y, which is then [n] or [n, targets]."""
 
@@ -67,14 +69,17 @@ class Npz(Stored):
         """Return "regression" if y holds targets, "outputs" without labels."""
         return _task(self.y, self.targets)
 
+    def _class_names(self) -> tuple[str, ...] | None:
+        return class_names.listed(self.classes, f"data.source.{self.name}")
+
     @model_validator(mode="after")
     def _either(self) -> Self:
         _refuse_names(self.y, self.classes, self.targets)
         return self
 
     def files(self) -> dict[str, Path]:
-        """Return the file."""
-        return {"file": Path(self.file)}
+        """Return the file, and the labels file."""
+        return {"file": Path(self.file), **class_names.files_of(self.classes)}
 
     def load(self) -> Samples:
         """Read the arrays and check them against each other."""
@@ -85,7 +90,7 @@ class Npz(Stored):
         split = (self.split, arrays[self.split]) if self.split else None
         labels = (self.y, arrays[self.y]) if self.y else None
         return _samples(
-            self.file, [(name, arrays[name]) for name in self._inputs], labels, split, self.classes, self.targets
+            self.file, [(name, arrays[name]) for name in self._inputs], labels, split, self._class_names(), self.targets
         )
 
     @property
@@ -126,7 +131,7 @@ class Npy(Stored):
     """Two .npy files: samples as in `npz`, and labels [n]. Samples are read when they are needed, not all at once."""
 
     name: ClassVar[str] = "npy"
-    paths: ClassVar[tuple[str, ...]] = ("x", "y", "split", "manifest")
+    paths: ClassVar[tuple[str, ...]] = ("x", "y", "split", "classes", "manifest")
 
     x: str
     """Path of the samples, relative to the pipeline file."""
@@ -135,8 +140,9 @@ class Npy(Stored):
     need them (data.task). Without it the samples have no labels."""
     split: str | None = None
     """Path of an array with the split of each sample: [n] of "train", "validation", "test"."""
-    classes: tuple[str, ...] | None = None
-    """Class names; by default the labels are the names."""
+    classes: ClassList | None = None
+    """The class names in the order of the model's outputs: a list, or the path of a labels file, relative to the
+    pipeline file. By default the labels are the names."""
     targets: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     """For regression: the names of the targets, one for each column of y, which is then [n] or [n, targets]."""
 
@@ -144,20 +150,25 @@ class Npy(Stored):
         """Return "regression" if y holds targets, "outputs" without labels."""
         return _task(self.y, self.targets)
 
+    def _class_names(self) -> tuple[str, ...] | None:
+        return class_names.listed(self.classes, f"data.source.{self.name}")
+
     @model_validator(mode="after")
     def _either(self) -> Self:
         _refuse_names(self.y, self.classes, self.targets)
         return self
 
     def files(self) -> dict[str, Path]:
-        """Return the one to three files."""
-        return {name: Path(path) for name, path in (("x", self.x), ("y", self.y), ("split", self.split)) if path}
+        """Return the one to three files, and the labels file."""
+        arrays = {"x": self.x, "y": self.y, "split": self.split}
+        paths = {name: Path(path) for name, path in arrays.items() if path}
+        return paths | class_names.files_of(self.classes)
 
     def load(self) -> Samples:
         """Open the arrays and check them against each other; the samples are memory-mapped."""
         split = ("split", _whole(self.split)) if self.split else None
         labels = ("y", _whole(self.y)) if self.y else None
-        return _samples(self.x, [("x", _mapped(Path(self.x)))], labels, split, self.classes, self.targets)
+        return _samples(self.x, [("x", _mapped(Path(self.x)))], labels, split, self._class_names(), self.targets)
 
 
 def _mapped(path: Path) -> NDArray[Any]:
@@ -198,7 +209,7 @@ def _task(y: str | None, targets: tuple[str, ...] | None) -> str:
     return "regression" if targets else "classification"
 
 
-def _refuse_names(y: str | None, classes: tuple[str, ...] | None, targets: tuple[str, ...] | None) -> None:
+def _refuse_names(y: str | None, classes: ClassList | None, targets: tuple[str, ...] | None) -> None:
     if targets is not None and classes is not None:
         raise ValueError("'classes' and 'targets' exclude each other: y holds labels or targets")
     if y is None and (targets is not None or classes is not None):
@@ -244,8 +255,12 @@ def _samples(
         if y.dtype.kind == "f":
             allowed += "; for regression, name the targets with `targets`"
         raise DataError(f"array {y_name!r} is {y.dtype} {list(y.shape)}", where=where, allowed=allowed)
-    names = y.dtype.kind == "U"
-    indexed = labels.named(y.tolist(), classes, where) if names else labels.numbered(y, classes, where)
+
+    def place(index: int) -> str:
+        return f"{where}: {y_name}[{index}]"
+
+    named = y.dtype.kind == "U"
+    indexed = labels.named(y.tolist(), classes, place) if named else labels.numbered(y, classes, place)
     return Samples(*indexed, read, splits)
 
 

@@ -132,7 +132,11 @@ def _mapped(result: Mapping[str, Any], where: str) -> Samples:
         allowed = f"an integer or a name for each of the {count} samples"
         raise DataError(f"y is {y.dtype} {list(y.shape)}", where=where, allowed=allowed)
     names = _words(result, "classes", where)
-    indexed = labels.named(y.tolist(), names, where) if y.dtype.kind == "U" else labels.numbered(y, names, where)
+
+    def place(index: int) -> str:
+        return f"{where}: y[{index}]"
+
+    indexed = labels.named(y.tolist(), names, place) if y.dtype.kind == "U" else labels.numbered(y, names, place)
     words = _words(result, "split", where)
     if words is not None and len(words) != count:
         raise DataError(f"split has {len(words)} words", where=where, allowed=f"one for each of the {count} samples")

@@ -12,14 +12,16 @@ import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, BinaryIO, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from compress.data import crc32c, files, labels
-from compress.data.file_listing import Classes, InFiles, class_names_of, passed_over
+from compress.data import class_names, crc32c, files, labels
+from compress.data.class_names import Classes, ClassList
+from compress.data.file_listing import InFiles, passed_over
 from compress.data.file_tree import Tree, inside
 from compress.data.labels import SPLIT_WORDS
 from compress.data.source import Samples, several
@@ -55,6 +57,7 @@ class TfRecord(DecodedImages, InFiles):
 
     name: ClassVar[str] = "tfrecord"
     single: ClassVar[bool] = True
+    paths: ClassVar[tuple[str, ...]] = ("path", "classes", "manifest")
 
     image: str | None = None
     """Name of the feature with an encoded image (PNG, JPEG, BMP, WebP)."""
@@ -62,8 +65,9 @@ class TfRecord(DecodedImages, InFiles):
     """The feature with numbers, if the samples are not images."""
     label: str
     """Name of the feature with the label: an integer from 0, or a class name."""
-    classes: Classes | None = None
-    """A file with the class names; by default the labels are the names."""
+    classes: Classes | ClassList | None = None
+    """The class names in the order of the model's outputs: a list; or the path of a labels file, relative to the
+    pipeline file; or a file in the folder. By default the labels are the names."""
 
     @model_validator(mode="after")
     def _one(self) -> Self:
@@ -78,7 +82,11 @@ class TfRecord(DecodedImages, InFiles):
             raise DataError(
                 "contains no TFRecord files", where=tree.where, allowed="*.tfrecord, *.tfrec, *.tfrecord-00000-of-00010"
             )
-        return (*records, *([inside(self.classes.file, tree.where)] if self.classes else []))
+        return (*records, *([inside(self.classes.file, tree.where)] if isinstance(self.classes, Classes) else []))
+
+    def files(self) -> dict[str, Path]:
+        """Return the record files, or the archive that contains them, and the labels file."""
+        return super().files() | class_names.files_of(self.classes)
 
     @staticmethod
     def tree_of_one(tree: Tree) -> bool:
@@ -93,7 +101,7 @@ class TfRecord(DecodedImages, InFiles):
     def load(self) -> Samples:
         """Find all records and their labels. Samples are decoded, and checksums verified, when they are used."""
         tree = self.tree()
-        names = self.used(tree)[: -1 if self.classes else None]
+        names = self.used(tree)[: -1 if isinstance(self.classes, Classes) else None]
         records, problems = self._records(tree, names)
         if problems and self.corrupt == "refuse":
             raise several(problems)
@@ -104,8 +112,7 @@ class TfRecord(DecodedImages, InFiles):
             what = f"its label is {other.label!r}, a {_KINDS[other.named]}, and others are {_KINDS[not other.named]}s"
             where = f"{tree.describe(names[other.file])}, record at byte {other.start}"
             raise DataError(what, where=where, allowed="numbers alone, or names alone")
-        known = class_names_of(tree, self.classes)
-        label, class_names = labels.read([record.label for record in records], known, tree.where)
+        known = class_names.of_tree(tree, self.classes, "data.source.tfrecord")
         splits = _splits(names, tree.where)
 
         def read(index: int) -> NDArray[Any]:
@@ -115,15 +122,18 @@ class TfRecord(DecodedImages, InFiles):
         def describe(index: int) -> str:
             return f"{tree.describe(names[records[index].file])}, record at byte {records[index].start}"
 
+        label, classes = labels.read(
+            [record.label for record in records], known, describe, class_names.origin(self.classes)
+        )
         return Samples(
             label,
-            class_names,
+            classes,
             read,
             labels.splits(splits[record.file] for record in records),
             describe,
             skip=self.corrupt == "skip",
             corrupt=tuple(map(str, problems)),
-            notes=passed_over(tree.names, self.used(tree)),
+            notes=(*class_names.note(self.classes), *passed_over(tree.names, self.used(tree))),
         )
 
     def _records(self, tree: Tree, names: tuple[str, ...]) -> tuple[list[Record], list[DataError]]:

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from compress.data import labels, tables
-from compress.data.file_listing import LabelledFiles, Listed, class_names_of
+from compress.data import class_names, labels, tables
+from compress.data.file_listing import LabelledFiles, label_place
 from compress.data.file_tree import Tree
+from compress.data.label_tables import Labels, Listed
 from compress.data.source import Samples, several
 from compress.data.splits import Divide, Indices, by_group, by_time
 from compress.errors import DataError
@@ -38,6 +39,7 @@ class Csv(LabelledFiles):
     name: ClassVar[str] = "csv"
     suffixes: ClassVar[tuple[str, ...]] = (".csv",)
     single: ClassVar[bool] = True
+    recognizes_tables: ClassVar[bool] = False
 
     columns: Annotated[tuple[str, ...], Field(min_length=1)]
     """The columns of a window, in this order."""
@@ -62,8 +64,7 @@ class Csv(LabelledFiles):
         """Return every file. If a column has the labels, the files have no labels, but the split of their folder."""
         if self.label_column is None or self.labels is not None:
             return super().listing(tree)
-        tabled = self.classes.file if self.classes else None
-        names = [name for name in tree.names if name.lower().endswith(self.suffixes) and name != tabled]
+        names = [name for name in tree.names if name.lower().endswith(self.suffixes) and name != self._classes_file]
         if not names:
             raise DataError("contains no samples", where=tree.where, allowed="*.csv")
         words = [name.lower().partition("/")[0].removesuffix(".csv") for name in names]  # train/a.csv, or train.csv
@@ -80,15 +81,23 @@ class Csv(LabelledFiles):
         if not windows:
             hint = "set window to fewer rows, or short: pad"
             raise DataError(f"no stretch of {self.window} rows is there", where=tree.where, hint=hint)
-        names = class_names_of(tree, self.classes)
+        names = self.class_list(tree)
+
+        def place(index: int) -> str:
+            file = series[windows[index].series]
+            if self.label_column is None:
+                return label_place(tree, listed[file.place])
+            return f"{tree.describe(listed[file.place].file)}, line {file.lines[windows[index].start]}"
+
         if self.labels == "none":
-            label, class_names = np.zeros(len(windows), np.int64), names or ()
+            label, classes = np.zeros(len(windows), np.int64), names or ()
         else:
-            label, class_names = labels.read([window.label for window in windows], names, tree.where)
+            origin = class_names.origin(self.classes)
+            label, classes = labels.read([window.label for window in windows], names, place, origin)
         of = [listed[series[window.series].place] for window in windows]
         starts = np.array([window.start for window in windows], np.int64)
         short = f"{left} stretches shorter than {self.window} rows were left out"
-        grouped = self.label_table is not None and self.label_table.group is not None
+        grouped = isinstance(self.labels, Labels) and self.labels.group is not None
         groups = np.array([window.group for window in of], np.str_) if grouped else None
 
         def read(index: int) -> NDArray[np.float32]:
@@ -97,7 +106,7 @@ class Csv(LabelledFiles):
 
         return Samples(
             label,
-            class_names,
+            classes,
             read,
             labels.splits(window.split for window in of),
             lambda index: f"{tree.describe(of[index].file)}, row {starts[index] + 1}",
@@ -138,17 +147,19 @@ class Csv(LabelledFiles):
         width = len(self.columns)
         parts = [np.zeros((0, len(self.columns)), np.float32)]
         words = []
+        lines: list[int] = []
         size = 0
         with tree.open(listed.file) as stream:
             for block in _blocks(tables.table(stream, where, columns, self.delimiter)):
                 parts.append(_numbers([row[:width] for _, row in block], [line for line, _ in block], where))
                 words += [row[width].strip() if self.label_column else listed.label for _, row in block]
+                lines += [line for line, _ in block]
                 size += parts[-1].size
                 if size > MAX_VALUES:
                     raise DataError(f"has more than {MAX_VALUES:,} values", where=where, hint="make .npy files of it")
         for row, word in enumerate(words):
-            labels.check(word, f"{where}, row {row + 1}")
-        return Series(np.concatenate(parts), np.array(words, np.str_), place)
+            labels.check(word, f"{where}, line {lines[row]}")
+        return Series(np.concatenate(parts), np.array(words, np.str_), np.array(lines, np.int64), place)
 
     def _windows(self, series: list[Series]) -> tuple[list[SeriesWindow], int]:
         """Return all windows, and the number of stretches shorter than a window."""
@@ -171,10 +182,11 @@ class Csv(LabelledFiles):
 
 @dataclass(frozen=True)
 class Series:
-    """A file: float32 [rows, columns], the label of each row, and the file's index in the listing."""
+    """A file: float32 [rows, columns], label and line number of each row, and the file's index in the listing."""
 
     values: NDArray[np.float32]
     words: NDArray[np.str_]
+    lines: NDArray[np.int64]
     place: int
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 from xml.parsers import expat
 
-from compress.data import files, labels
+from compress.data import class_names, files, labels
+from compress.data.class_names import ClassList
 from compress.data.labels import SPLIT_WORDS
 from compress.data.source import Samples, Stored
 from compress.data.sources import bounding_boxes
@@ -107,12 +108,13 @@ class Voc(DecodedImages, Stored):
 
     name: ClassVar[str] = "voc"
     task: ClassVar[str] = "detection"
-    paths: ClassVar[tuple[str, ...]] = ("path", "manifest")
+    paths: ClassVar[tuple[str, ...]] = ("path", "classes", "manifest")
 
     path: str
     """Path of the folder, relative to the pipeline file."""
-    classes: tuple[str, ...] | None = None
-    """Class names in the order of the model's scores; by default the classes that occur, in alphabetical order."""
+    classes: ClassList | None = None
+    """Class names in the order of the model's scores: a list, or the path of a labels file, relative to the pipeline
+    file. By default the classes that occur, in alphabetical order."""
 
     def files(self) -> dict[str, Path]:
         """Return the annotations, their images, and the lists of the splits.
@@ -123,23 +125,20 @@ class Voc(DecodedImages, Stored):
         root, (images, _) = Path(self.path), self._images()
         bounding_boxes.refuse_unfit(images)
         paths = [*(Path(image.where) for image in images), *(image.path for image in images), *_lists(root)]
-        return {os.path.relpath(path, root): path for path in sorted(set(paths))}
+        return {os.path.relpath(path, root): path for path in sorted(set(paths))} | class_names.files_of(self.classes)
 
     def load(self) -> Samples:
         """Read the annotations; images are decoded when they are used."""
         images, unlisted = self._images()
         note = f"{unlisted:,} images with an .xml file are in no list of ImageSets/Main, and were left out"
         samples = bounding_boxes.samples(images, self._names(images), self)
-        return replace(samples, notes=(*samples.notes, *[note] * bool(unlisted)))
+        return replace(samples, notes=(*class_names.note(self.classes), *samples.notes, *[note] * bool(unlisted)))
 
     def _names(self, images: list[AnnotatedImage]) -> tuple[str, ...]:
-        if self.classes is None:
-            return tuple(sorted({name for image in images for name in image.names}))
-        for image in images:
-            for name, (_, where) in zip(image.names, image.boxes, strict=True):
-                if name not in self.classes:
-                    raise DataError(f"unknown class {name!r}", where=where, allowed=", ".join(self.classes))
-        return self.classes
+        classes = class_names.listed(self.classes, "data.source.voc")
+        annotated = [name for image in images for name in image.names]
+        places = [where for image in images for _, where in image.boxes]
+        return labels.named(annotated, classes, places.__getitem__, class_names.origin(self.classes))[1]
 
     def _images(self) -> tuple[list[AnnotatedImage], int]:
         """Return the annotated images in a fixed order, and the number of images that are in no list of a split."""

@@ -1,0 +1,144 @@
+"""Class names in the order of the model's outputs: a list in the pipeline file, or a labels file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import IO, Annotated
+
+from pydantic import Field
+
+from compress.data import files, labels, tables
+from compress.data.file_tree import Tree
+from compress.errors import DataError
+from compress.settings import Settings
+
+MAX_INDEX_DIGITS = 6
+"""Longest class index; more digits are certainly a mistake."""
+LABELS_FILES = ("labels.txt", "classes.txt")
+"""Names of a labels file in the folder of a model."""
+_NUMBERED = re.compile(r"(\d{1,6})(?:\s*[,:;]\s*|\s+)(\S.*)")
+"""A line of a labels file with an index, as Teachable Machine and the Edge TPU examples write it: `0 cat`."""
+
+
+class Classes(Settings):
+    """A file with the class names in the order of their indices."""
+
+    file: str
+    """Path inside the folder or archive of a text file with one name per line (`cat`, or `0 cat`), or of a CSV file
+    with the two columns below."""
+    index: str | None = None
+    """Column with the index of the class."""
+    name: str | None = None
+    """Column with the name of the class."""
+
+
+NameList = Annotated[tuple[str, ...], Field(min_length=1)]
+ClassList = NameList | str
+"""The names, or the path of a labels file."""
+
+
+def files_of(setting: Classes | ClassList | None) -> dict[str, Path]:
+    """Return the labels file that is outside of the data, if there is one."""
+    return {"classes": Path(setting)} if isinstance(setting, str) else {}
+
+
+def origin(setting: Classes | ClassList | None) -> str:
+    """Return the addition to a message with the labels file that the class names come from; nothing for a list."""
+    file = setting.file if isinstance(setting, Classes) else setting
+    return f", as in {file}" if isinstance(file, str) else ""
+
+
+def note(setting: Classes | ClassList | None) -> tuple[str, ...]:
+    """Return a note on the labels file outside of the data, if there is one."""
+    return (f"the class names and their order are those of {setting}",) if isinstance(setting, str) else ()
+
+
+def listed(setting: ClassList | None, where: str) -> tuple[str, ...] | None:
+    """Return the class names of a list or a labels file; None without a setting.
+
+    Args:
+        setting: the names, or the path of a file with them.
+        where: the setting, for messages.
+
+    Raises:
+        DataError: the file is unreadable, or two classes have the same name.
+    """
+    if isinstance(setting, str):
+        with files.opened(Path(setting)) as stream:
+            return _from_lines(stream, setting)
+    if setting is not None:
+        _check_names(enumerate(setting), lambda index: f"{where}.classes[{index}]")
+    return setting
+
+
+def of_tree(tree: Tree, setting: Classes | ClassList | None, where: str) -> tuple[str, ...] | None:
+    """Return the class names, also from a file inside the data; None without a setting.
+
+    Raises:
+        DataError: the file is unreadable, or does not have one name for every index from 0.
+    """
+    if not isinstance(setting, Classes):
+        return listed(setting, where)
+    place = tree.describe(setting.file)
+    if (setting.index is None) != (setting.name is None):
+        raise DataError("classes needs both index and name, or neither", where="data.source", hint="name both columns")
+    with tree.open(setting.file) as stream:
+        if setting.index is None or setting.name is None:
+            return _from_lines(stream, place)
+        rows = tables.table(stream, place, [setting.index, setting.name])
+        return _in_order(_names_by_index(rows, place), place)
+
+
+def beside(model: Path) -> Path | None:
+    """Return the labels file in the folder of a model file, if there is one."""
+    names = (f"{model.stem}.txt", f"{model.stem}_labels.txt", *LABELS_FILES)
+    return next((path for name in names if (path := model.with_name(name)).is_file()), None)
+
+
+def _from_lines(stream: IO[bytes], where: str) -> tuple[str, ...]:
+    """Return the names in a labels file, one per line. If all lines have an index before the name, and the indices are
+    those from 0 without gaps, they give the order."""
+    rows = [(number, row[0].strip()) for number, row in tables.rows(stream, where, delimiter="\x1f")]
+    lines = [(number, text) for number, text in rows if text]
+    matches = [_NUMBERED.fullmatch(text) for _, text in lines]
+    indices = [int(match[1]) for match in matches if match]
+    if lines and sorted(indices) == list(range(len(lines))):
+        by_index = {
+            int(match[1]): (number, match[2]) for (number, _), match in zip(lines, matches, strict=True) if match
+        }
+        lines = [by_index[index] for index in range(len(lines))]
+    _check_names(lines, lambda number: f"{where}, line {number}")
+    return _in_order(dict(enumerate(name for _, name in lines)), where)
+
+
+def _check_names(names: Iterable[tuple[int, str]], place: labels.Place) -> None:
+    """Refuse names that are empty, too long or there twice."""
+    known: set[str] = set()
+    for number, name in names:
+        labels.check(name, place(number))
+        if name in known:
+            raise DataError(
+                f"has the class {name!r} a second time", where=place(number), hint="give each class one name"
+            )
+        known.add(name)
+
+
+def _in_order(names: dict[int, str], where: str) -> tuple[str, ...]:
+    if sorted(names) != list(range(len(names))) or not names:
+        raise DataError(f"names {len(names)} classes", where=where, allowed="indices from 0 without gaps")
+    return tuple(names[index] for index in range(len(names)))
+
+
+def _names_by_index(rows: Iterable[tuple[int, Sequence[str]]], where: str) -> dict[int, str]:
+    """Return the class name of each index in a table's rows of index and name."""
+    names: dict[int, str] = {}
+    for number, (index, name) in rows:
+        line = f"{where}, line {number}"
+        if not (index.isascii() and index.isdigit()) or len(index) > MAX_INDEX_DIGITS:
+            raise DataError(f"{index!r} is not a class index", where=line)
+        previous = names.setdefault(int(index), name.strip())
+        if previous != name.strip():
+            raise DataError(f"class {index} has two names: {previous!r} and {name!r}", where=line)
+    return names

@@ -1,0 +1,217 @@
+"""Class names and their order: lists, labels files, and names that do not fit the data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pictures import flat, image
+
+from compress.cli.main import main
+from compress.data import class_names
+from compress.data.dataset import Dataset
+from compress.data.sources import Csv, ImageFolder, Npy, Npz, Voc
+from compress.errors import DataError
+from compress.pipeline.schema import load
+from deploy.contract.preprocessing import Preprocessing
+
+HEAD = "schema_version: 1\nname: t\nmodel: {builder: digits_cnn}\nstages: [{train: {epochs: 1}}, quantize]\n"
+
+
+def test_a_list_gives_the_order(tmp_path: Path) -> None:
+    samples = ImageFolder(path=str(flat(tmp_path)), classes=("dog", "cat")).load()
+    assert samples.class_names == ("dog", "cat")
+    assert samples.labels.tolist() == [1] * 10 + [0] * 10
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("0 dog\n1 cat\n", ("dog", "cat")),  # Teachable Machine
+        ("1 cat\r\n0 dog\r\n\r\n", ("dog", "cat")),
+        ("0: dog\n1:cat", ("dog", "cat")),
+        ("\ufeff0  dog\n1  cat\n", ("dog", "cat")),
+        ("dog\ncat\n", ("dog", "cat")),
+        ("dog\ncat\n0 \n", ("dog", "cat", "0")),
+        ("1 dog\n2 cat\n", ("1 dog", "2 cat")),  # no index 0: part of the names
+        ("0 golden retriever\n1 cat, black", ("golden retriever", "cat, black")),
+    ],
+)
+def test_a_labels_file(tmp_path: Path, text: str, names: tuple[str, ...]) -> None:
+    (tmp_path / "labels.txt").write_text(text, encoding="utf-8")
+    assert class_names.listed(str(tmp_path / "labels.txt"), "data.source") == names
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("cat\ndog\ncat\n", r"labels\.txt, line 3: has the class 'cat' a second time"),
+        ("0 cat\n\n1 cat\n", r"labels\.txt, line 3: has the class 'cat' a second time"),
+        ("", r"labels\.txt: names 0 classes"),
+        ("cat\n" + "x" * 300, r"labels\.txt, line 2: has a label of 300 letters"),
+        ("cat\nd\0g", r"labels\.txt, line 2: has a NUL byte"),
+    ],
+)
+def test_a_labels_file_that_cannot_be(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "labels.txt").write_text(text)
+    with pytest.raises(DataError, match=message):
+        class_names.listed(str(tmp_path / "labels.txt"), "data.source")
+
+
+def test_a_labels_file_is_relative_to_the_pipeline_and_part_of_the_digest(tmp_path: Path) -> None:
+    flat(tmp_path / "photos")
+    (tmp_path / "model").mkdir()
+    labels = tmp_path / "model" / "labels.txt"
+    labels.write_text("0 dog\n1 cat\n")
+    source = ImageFolder(path="photos", classes="model/labels.txt").with_paths_from(tmp_path)
+    assert source.load().class_names == ("dog", "cat")
+    assert source.files()["classes"] == labels
+    seen = [source.fingerprint()]
+    labels.write_text("0 cat\n1 dog\n")
+    assert source.fingerprint() not in seen
+    assert ImageFolder(path=str(tmp_path / "photos"), classes=("dog", "cat")).fingerprint() not in seen
+
+
+def test_a_list_is_part_of_the_digest(tmp_path: Path) -> None:
+    flat(tmp_path)
+    one, other = (ImageFolder(path=str(tmp_path), classes=names) for names in (("cat", "dog"), ("dog", "cat")))
+    assert one.fingerprint() != other.fingerprint()
+
+
+def test_names_for_arrays(tmp_path: Path) -> None:
+    (tmp_path / "labels.txt").write_text("0 dog\n1 cat\n")
+    x, y = np.zeros((4, 2, 2)), np.array(["cat", "dog", "dog", "cat"])
+    np.savez(tmp_path / "d.npz", x=x, y=y)
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "y.npy", y)
+    npz = Npz(file="d.npz", classes="labels.txt").with_paths_from(tmp_path)
+    npy = Npy(x="x.npy", y="y.npy", classes="labels.txt").with_paths_from(tmp_path)
+    for source in (npz, npy):
+        assert source.load().class_names == ("dog", "cat")
+        assert source.load().labels.tolist() == [1, 0, 0, 1]
+        assert source.files()["classes"] == tmp_path / "labels.txt"
+    with pytest.raises(DataError, match=r"d\.npz: y\[0\]: unknown class 'cat'; allowed: dog, Cat; 'Cat' differs only"):
+        Npz(file=str(tmp_path / "d.npz"), classes=("dog", "Cat")).load()
+
+
+@pytest.mark.parametrize("similar", ["Golden_Retriever", "golden-retriever", "GOLDEN  RETRIEVER", "goldenretriever"])
+def test_a_folder_that_differs_in_case_or_blanks(tmp_path: Path, similar: str) -> None:
+    flat(tmp_path)
+    image(tmp_path / similar / "1.png")
+    message = (
+        f"{similar}/1.png: unknown class '{similar}'; allowed: cat, dog, golden retriever; 'golden retriever' differs"
+    )
+    with pytest.raises(DataError, match=message):
+        ImageFolder(path=str(tmp_path), classes=("cat", "dog", "golden retriever")).load()
+
+
+def test_a_folder_that_is_not_in_the_list(tmp_path: Path) -> None:
+    image(flat(tmp_path) / "zebra" / "1.png")
+    with pytest.raises(DataError, match=r"zebra/1\.png: unknown class 'zebra'; allowed: cat, dog$"):
+        ImageFolder(path=str(tmp_path), classes=("cat", "dog")).load()
+
+
+def pipeline(folder: Path, source: dict[str, Any], model: str = "") -> Path:
+    path = folder / "pipeline.yaml"
+    head = HEAD.replace("builder: digits_cnn", f"file: {model}") if model else HEAD
+    path.write_text(head + "data:\n  source: " + json.dumps(source))
+    return path
+
+
+@pytest.mark.parametrize("empty_folder", [False, True])
+def test_classes_without_samples_are_allowed_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], empty_folder: bool
+) -> None:
+    flat(tmp_path / "photos" / "train")
+    image(tmp_path / "photos" / "test" / "cat" / "1.png")
+    if empty_folder:
+        (tmp_path / "photos" / "train" / "bird").mkdir()
+    path = pipeline(tmp_path, {"folder": {"path": "photos", "classes": ["bird", "cat", "dog"]}})
+    assert main(["data", str(path), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["classes"] == ["bird", "cat", "dog"]
+    assert facts["missing"] == ["bird"]
+    assert facts["without_samples"] == {"train": ["bird"], "validation": ["bird"], "test": ["bird", "dog"]}
+    assert main(["data", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "no training sample: bird" in text
+    assert "no test sample: bird, dog" in text
+    unlisted = ImageFolder(path=str(tmp_path / "photos"))
+    if empty_folder:
+        with pytest.raises(DataError, match=r"contains no samples.*; .* or list the class names with `classes: "):
+            unlisted.load()
+    else:
+        assert unlisted.load().class_names == ("cat", "dog")
+
+
+def test_tables_name_the_line_of_an_unknown_class(tmp_path: Path) -> None:
+    for index in range(4):
+        image(tmp_path / f"{index}.png")
+    rows = "".join(f"{index}.png,{['cat', 'dog', 'Dog', 'cat'][index]}\n" for index in range(4))
+    (tmp_path / "labels.csv").write_text("file,label\n" + rows)
+    source = ImageFolder.model_validate(
+        {"path": str(tmp_path), "labels": {"table": "labels.csv"}, "classes": ("cat", "dog")}
+    )
+    with pytest.raises(DataError, match=r"labels\.csv, line 4: unknown class 'Dog'; allowed: cat, dog; 'dog' differs"):
+        source.load()
+    (tmp_path / "labels.csv").write_text("file,label\n0.png,0\n1.png,1\n2.png,2\n")
+    with pytest.raises(
+        DataError, match=r"labels\.csv, line 4: the label 2 is out of range; allowed: 0 to 1 \(2 classes"
+    ):
+        source.load()
+
+
+def test_time_series_name_the_line_of_an_unknown_class(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("v,kind\n1,rest\n2,rest\n\n3,walk\n4,walk\n")
+    source = Csv(path=str(tmp_path), columns=("v",), window=2, label_column="kind", classes=("rest", "run"))
+    with pytest.raises(DataError, match=r"a\.csv, line 5: unknown class 'walk'; allowed: rest, run"):
+        source.load()
+    (tmp_path / "a.csv").write_text("v,kind\n1,rest\n\n2,\n")
+    with pytest.raises(DataError, match=r"a\.csv, line 4: has no label"):
+        source.load()
+
+
+def test_annotations_in_the_order_of_a_labels_file(tmp_path: Path) -> None:
+    (tmp_path / "labels.txt").write_text("0 ring\n1 block\n")
+    box = "<bndbox><xmin>1</xmin><ymin>1</ymin><xmax>5</xmax><ymax>3</ymax></bndbox>"
+    image(tmp_path / "voc" / "a.png")
+    (tmp_path / "voc" / "a.xml").write_text(
+        f"<annotation>\n<filename>a.png</filename>\n<object><name>block</name>{box}</object>\n</annotation>"
+    )
+    source = Voc(path="voc", classes="labels.txt").with_paths_from(tmp_path)
+    samples = source.load()
+    assert samples.class_names == ("ring", "block")
+    assert samples.objects is not None
+    assert samples.objects[0].classes.tolist() == [1]
+    (tmp_path / "labels.txt").write_text("ring\nBlock\n")
+    with pytest.raises(
+        DataError, match=r"a\.xml, line 3: unknown class 'block'; allowed: ring, Block, as in .*; 'Block' differs"
+    ):
+        source.load()
+
+
+def test_a_labels_file_beside_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flat(tmp_path / "photos")
+    (tmp_path / "export").mkdir()
+    (tmp_path / "export" / "keras_model.h5").write_bytes(b"")
+    path = pipeline(tmp_path, {"folder": {"path": "photos"}}, "export/keras_model.h5")
+    assert read_names(path) == ("cat", "dog")
+    (tmp_path / "export" / "labels.txt").write_text("0 dog\n1 cat\n")
+    assert read_names(path) == ("dog", "cat")
+    listed = pipeline(tmp_path, {"folder": {"path": "photos", "classes": ["cat", "dog"]}}, "export/keras_model.h5")
+    assert read_names(listed) == ("cat", "dog")
+    unlabelled = pipeline(tmp_path, {"folder": {"path": "photos", "labels": "none"}}, "export/keras_model.h5")
+    assert read_names(unlabelled) == ()
+
+
+def read_names(path: Path) -> tuple[str, ...]:
+    return load(path).data.class_names
+
+
+def test_the_names_of_a_dataset(tmp_path: Path) -> None:
+    data = Dataset(ImageFolder(path=str(flat(tmp_path)), classes=("dog", "cat", "bird")), Preprocessing([]), None)
+    assert data.class_names == ("dog", "cat", "bird")
+    assert np.bincount(data.labels("train"), minlength=3)[2] == 0
