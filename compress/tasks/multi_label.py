@@ -32,6 +32,11 @@ class MultiLabelHead(Head):
     output: OutputForm
     probabilities: bool
 
+    @property
+    def specification(self) -> Specification:
+        """Whether the outputs are probabilities or logits."""
+        return {"binary": "probability" if self.probabilities else "logit"}
+
     def logits(self, outputs: Any) -> Any:
         """Return the logits of the classes [n, classes]."""
         values = first_output(outputs)
@@ -134,8 +139,12 @@ class MultiLabel(MeasuredTask):
 
     def fidelity(self, specification: Specification, *, logits: bool = False) -> ByLabels:
         """Return the comparison by scores and labels."""
-        del specification
-        return ByLabels(0.0 if logits else 0.5)
+        is_logit = logits or (specification or {}).get("binary") == "logit"
+        return ByLabels(0.0 if is_logit else 0.5)
+
+    def manifest(self, specification: Specification) -> dict[str, Any]:
+        """Return whether the device reads probabilities or logits."""
+        return dict(specification or {})
 
 
 def _refuse_labels(data: Data) -> None:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import tiny
 from paths import ROOT
 
 from compress.data.dataset import SOURCES
@@ -19,8 +20,12 @@ EXAMPLES = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
 def test_examples_are_read(tmp_path: Path, example: str) -> None:
     path = tmp_path / "pipeline.yaml"
     builder = "ssd_small" if re.search(r"\b(voc|coco):", example) else "digits_cnn"
-    head = f"schema_version: 1\nname: example\nmodel: {{builder: {builder}}}\n"
-    path.write_text(head + "stages: [{train: {epochs: 1}}, quantize]\n" + example)
+    has_labels = "random:" not in example
+    (tmp_path / "model.tflite").write_bytes(tiny.classifier(int8=False))
+    model = f"{{builder: {builder}}}" if has_labels else "{file: model.tflite}"
+    head = f"schema_version: 1\nname: example\nmodel: {model}\n"
+    train = "{train: {epochs: 1}}, " if has_labels else ""
+    path.write_text(head + f"stages: [{train}quantize]\n" + example)
     assert load(path).data.source.name in example
 
 

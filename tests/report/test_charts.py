@@ -279,7 +279,8 @@ RUN = {"comparison": None, "models": {"original": None, "result": None}}
         (
             {},
             "Usable with warnings. "
-            "0.26× the size, 0.48× the MACs, 0.41× the latency (predicted), accuracy 0.992 → 0.990 "  # noqa: RUF001
+            "0.26× the size, 0.48× the MACs, "  # noqa: RUF001
+            "latency 1.90 ms on usb3 (predicted, 1.47 ms to 2.45 ms), accuracy 0.992 → 0.990 "
             "(drop +0.002 [−0.006, +0.006]); fits the budget.",  # noqa: RUF001
         ),
         (RUN | {"budget": [], "verdict": None}, "No result was measured; no budget was set."),
@@ -297,7 +298,7 @@ def test_verdict(change: Record, sentence: str) -> None:
 def test_verdict_names_what_breaks_the_budget() -> None:
     record = full()
     record["budget"][2]["holds"] = None
-    assert verdict(RunRecord.from_json(record)).endswith("; budget undecided for “Latency, median”.")
+    assert verdict(RunRecord.from_json(record)).endswith("; budget undecided for “Latency on usb3”.")
     record["budget"][1]["holds"] = False
     assert verdict(RunRecord.from_json(record)).endswith("; over budget in “Size”.")
 
