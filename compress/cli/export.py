@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compress.cli.models import shape
+from compress.cli.models import add_reading_options
 from compress.cli.output import write, write_json
 from compress.cli.parser import add_command
 
@@ -27,16 +27,7 @@ def add_parsers(subparsers: Subparsers) -> None:
     )
     parser.add_argument("-o", "--out", type=Path, metavar="FOLDER", help="folder for the results (MODEL-export)")
     parser.add_argument("--target", metavar="NAME", help="edgetpu (default) or cpu")
-    parser.add_argument("--trust", action="store_true", help="allow the model to run code that it contains")
-    parser.add_argument("--signature", metavar="NAME", help="the signature of a SavedModel that has several")
-    parser.add_argument(
-        "--shape",
-        type=shape,
-        action="append",
-        default=[],
-        metavar="NAME=1,3,320,320",
-        help="the shape of an input that is dynamic in an .onnx file; once for each such input",
-    )
+    add_reading_options(parser)
     parser.add_json()
 
 

@@ -37,26 +37,31 @@ def _add_import(subparsers: Subparsers) -> None:
         metavar="OUT.keras",
         help="file for the Keras model (default: it is not written)",
     )
-    parser.add_argument("--trust", action="store_true", help="allow the model to run code that it contains")
-    parser.add_argument("--signature", metavar="NAME", help="the signature of a SavedModel that has several")
+    add_reading_options(parser)
     parser.add_argument(
         "--inputs",
         type=Path,
         metavar="FILE.npy",
         help="samples for the comparison, in addition to random ones",
     )
+    parser.add_json()
+
+
+def add_reading_options(parser: Parser) -> None:
+    """Add the options of commands that read a model file of any format."""
+    parser.add_argument("--trust", action="store_true", help="allow the model to run code that it contains")
+    parser.add_argument("--signature", metavar="NAME", help="the signature of a SavedModel that has several")
     parser.add_argument(
         "--shape",
-        type=shape,
+        type=_shape,
         action="append",
         default=[],
         metavar="NAME=1,3,320,320",
         help="the shape of an input that is dynamic in an .onnx file; once for each such input",
     )
-    parser.add_json()
 
 
-def shape(text: str) -> tuple[str, list[int]]:
+def _shape(text: str) -> tuple[str, list[int]]:
     """Read the name of an input and its shape, [int, ...]."""
     name, _, dimensions = text.rpartition("=")
     parts = dimensions.split(",")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 
+from compress.report.record import OutputComparisonRecord
 from compress.tasks.base import Rows, Specification
 from compress.tasks.output_forms import OutputForm, forms_by_values, from_json
 from deploy.contract.tensors import TensorLayout
@@ -17,32 +16,9 @@ BEST_DB = 120.0
 """Ratios above this count as equal outputs."""
 
 
-@dataclass(frozen=True)
-class OutputFidelity:
-    """The difference of one output from the original's.
-
-    Attributes:
-        name: the output.
-        shape: its shape, without the batch.
-        sqnr_db: the ratio of the original's values to their error, over all samples, in dB.
-        max_abs_error: the largest difference of a value.
-        agreement: the share of equal decisions; None for an output without decisions.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    sqnr_db: float
-    max_abs_error: float
-    agreement: float | None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        return {**asdict(self), "shape": list(self.shape)}
-
-
 def compare_outputs(
     layout: TensorLayout, expected: Rows, actual: Rows, specification: Specification = None
-) -> list[OutputFidelity]:
+) -> list[OutputComparisonRecord]:
     """Compare the outputs of two models for the same samples.
 
     Args:
@@ -60,7 +36,7 @@ def _parts(layout: TensorLayout, expected: Rows, actual: Rows) -> Iterator[list[
     return (layout.parts(rows) for rows in (expected, actual))
 
 
-def _compared(form: OutputForm, expected: Rows, actual: Rows) -> OutputFidelity:
+def _compared(form: OutputForm, expected: Rows, actual: Rows) -> OutputComparisonRecord:
     """Return the comparison of one output, of which large ones are read in blocks."""
     signal = noise = largest = 0.0
     same = []
@@ -75,7 +51,7 @@ def _compared(form: OutputForm, expected: Rows, actual: Rows) -> OutputFidelity:
             shape = (len(before), *form.shape)
             same.append(form.agreement(before.reshape(shape), after.reshape(shape)))
     agreement = float(np.concatenate(same).mean()) if same else None
-    return OutputFidelity(form.name, form.shape, _decibels(signal, noise), largest, agreement)
+    return OutputComparisonRecord(form.name, form.shape, _decibels(signal, noise), largest, agreement)
 
 
 def _decibels(signal: float, noise: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import ClassVar, Literal
 
 from compress.artifact import MODEL_TFLITE, Artifact, Facts
@@ -41,5 +42,5 @@ class Evaluation(Probe):
         if len(models) == 2 and layouts[0].sizes == layouts[1].sizes:
             expected, actual = (model.rows for model in models.values())
             specification = next(iter(models.values())).specification
-            facts["outputs"] = [each.to_json() for each in compare_outputs(layouts[0], expected, actual, specification)]
+            facts["outputs"] = [asdict(row) for row in compare_outputs(layouts[0], expected, actual, specification)]
         return facts

@@ -1,0 +1,267 @@
+"""The data section of an exported pipeline: samples without labels, in the form that a model file takes."""
+
+from __future__ import annotations
+
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.errors import DataError, ModelError
+
+if TYPE_CHECKING:
+    from compress.importers.model_file import ModelFile
+
+IMAGES = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".webp")
+SOUNDS = (".wav", ".wave")
+CHANNELS = (1, 3)
+"""Channels of images."""
+RANDOM_SAMPLES = 128
+LOOKED_AT = 32
+"""Number of samples by which the range of the inputs is chosen."""
+RANGES = ((0.0, 1.0), (-1.0, 1.0), (0.0, 255.0))
+"""Ranges of pixels that trained models expect, the most frequent one first."""
+
+
+@dataclass(frozen=True)
+class ModelInputs:
+    """The inputs of a model file.
+
+    Attributes:
+        names: their names.
+        shapes: their shapes, without the batch.
+        becomes: what the pipeline makes of the file (`compress.importers.model_file.Becomes`).
+        model: the Keras model, if the file becomes one.
+        limits: for a quantized file with one input, the lowest and highest value that the input can hold.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    becomes: str
+    model: Any = None
+    limits: tuple[float, float] | None = None
+
+    @property
+    def is_image(self) -> bool:
+        """Whether the model takes one image."""
+        return len(self.shapes) == 1 and len(self.shapes[0]) == 3 and self.shapes[0][-1] in CHANNELS
+
+
+def inputs_of(found: ModelFile, *, trust: bool) -> ModelInputs:
+    """Return the inputs of a model file.
+
+    Raises:
+        ModelError: the file cannot be imported, or an input has an open dimension.
+    """
+    from compress.importers import model_file
+
+    if found.becomes == "keras":
+        model = model_file.load(found, trust=trust).model
+        names = tuple(tensor.name for tensor in model.inputs)
+        inputs = ModelInputs(names, tuple(tuple(each.shape[1:]) for each in model.inputs), "keras", model)
+    else:
+        inputs = _file_inputs(found)
+    for name, shape in zip(inputs.names, inputs.shapes, strict=True):
+        if None in shape:
+            raise ModelError(
+                f"its input {name!r} has the open shape {list(shape)}",
+                where=str(found.path),
+                allowed="fixed sizes: the Edge TPU compiles for one",
+                hint="for an .onnx file, set --shape; save a Keras model with a fixed input size",
+            )
+    return inputs
+
+
+def _file_inputs(found: ModelFile) -> ModelInputs:
+    """Return the inputs of a .tflite file, or of a SavedModel that is converted to one."""
+    from compress.importers import model_file
+    from compress.tflite import graph
+
+    if found.kind == "saved_model":
+        parsed = graph.parse(model_file.to_float_tflite(found).tflite)
+    else:
+        parsed = graph.read(found.path)
+    tensors = [parsed.tensors[index] for index in parsed.inputs]
+    limits = None
+    quantization = tensors[0].quantization
+    if len(tensors) == 1 and quantization is not None and tensors[0].dtype in ("INT8", "UINT8"):
+        lowest = -128 if tensors[0].dtype == "INT8" else 0
+        scale, zero_point = float(quantization.scale[0]), int(quantization.zero_point[0])
+        limits = ((lowest - zero_point) * scale, (lowest + 255 - zero_point) * scale)
+    names = tuple(tensor.name for tensor in tensors)
+    return ModelInputs(names, tuple(tuple(tensor.shape[1:]) for tensor in tensors), found.becomes, limits=limits)
+
+
+def data_for(inputs: ModelInputs, calibrate: Path | None) -> dict[str, Any]:
+    """Return the section `data` of the pipeline: the samples at a path, or random ones.
+
+    Raises:
+        DataError: no source fits the path or the model.
+    """
+    return _random(inputs) if calibrate is None else _samples(calibrate, inputs)
+
+
+def _random(inputs: ModelInputs) -> dict[str, Any]:
+    """Return random samples of the model's shapes, in the range that fits best."""
+    settings: dict[str, Any] = {"count": RANDOM_SAMPLES}
+    if len(inputs.shapes) > 1:
+        settings["shapes"] = [list(shape) for shape in inputs.shapes]
+    else:
+        settings["shape"] = list(inputs.shapes[0])
+        generator = np.random.default_rng(0)
+        samples = generator.random((LOOKED_AT, *inputs.shapes[0]), np.float32)
+        settings["low"], settings["high"] = _range(inputs, samples)
+    return {"source": {"random": settings}, **_unchanged(inputs)}
+
+
+def _unchanged(inputs: ModelInputs) -> dict[str, Any]:
+    """Return the preprocessing of samples that have the shape of the input: those of two axes get a third one."""
+    return {"preprocess": [{"squeeze": {"axis": -1}}]} if [len(shape) for shape in inputs.shapes] == [2] else {}
+
+
+def _samples(path: Path, inputs: ModelInputs) -> dict[str, Any]:
+    """Return the data source and the preprocessing for a path with samples.
+
+    Raises:
+        DataError: no source fits it.
+    """
+    if path.suffix.lower() in (".npz", ".npy"):
+        return {"source": _arrays(path, inputs), **_unchanged(inputs)}
+    names = [found.name.lower() for found in sorted(path.rglob("*"))] if path.is_dir() else []
+    if any(name.endswith(IMAGES) for name in names):
+        return _photos(path, inputs)
+    if any(name.endswith(SOUNDS) for name in names):
+        return _sounds(path, inputs)
+    raise DataError(
+        "contains no samples that are recognized" if path.exists() else "does not exist",
+        where=str(path),
+        allowed="a folder of photos or of WAV files, .npz or .npy",
+        hint="write a pipeline file for other data: `python -m compress stages`",
+    )
+
+
+def _photos(path: Path, inputs: ModelInputs) -> dict[str, Any]:
+    """Return photos that are resized to the model's input and scaled to the range that fits it best."""
+    if not inputs.is_image:
+        raise DataError(
+            "is a folder of photos",
+            where=str(path),
+            allowed=f"samples for inputs of the shapes {', '.join(str(list(shape)) for shape in inputs.shapes)}: .npz",
+        )
+    height, width, channels = inputs.shapes[0]
+    source = {"folder": {"path": str(path.resolve()), "labels": "none", "channels": channels, "corrupt": "skip"}}
+    steps: list[dict[str, Any]] = [{"resize": {"size": [height, width], "filter": "bilinear"}}]
+    low, high = _range(inputs, _some_photos(path, inputs))
+    if (low, high) != (0.0, 255.0):
+        steps.append({"scale": {"from": [0, 255], "to": [low, high]}})
+    return {"source": source, "preprocess": steps}
+
+
+def _some_photos(path: Path, inputs: ModelInputs) -> NDArray[np.float32]:
+    """Return some photos, resized, with values from 0 to 1; those that cannot be read are left out."""
+    from compress.data.sources.images import MAX_IMAGE_BYTES, decoded
+    from deploy.contract.preprocessing import Preprocessing
+
+    height, width, channels = inputs.shapes[0]
+    resize = Preprocessing([{"resize": {"size": [height, width], "filter": "bilinear"}}])
+    files = [found for found in sorted(path.rglob("*")) if found.suffix.lower() in IMAGES and found.is_file()]
+    samples = []
+    for file in files[:: max(len(files) // LOOKED_AT, 1)][:LOOKED_AT]:
+        if file.stat().st_size > MAX_IMAGE_BYTES:
+            continue
+        try:
+            samples.append(resize(decoded(file.read_bytes(), channels, str(file))) / np.float32(255))
+        except DataError:
+            continue
+    if not samples:
+        raise DataError("contains no readable photo", where=str(path), hint="check the files")
+    return np.stack(samples).astype(np.float32)
+
+
+def _range(inputs: ModelInputs, samples: NDArray[np.float32]) -> tuple[float, float]:
+    """Return the range that samples from 0 to 1 must be scaled to.
+
+    By the scale of a quantized input, or by the statistics of the model's first batch norm; otherwise 0 to 1.
+    """
+    if inputs.limits is not None:
+        return min(RANGES, key=lambda limits: sum(abs(a - b) for a, b in zip(limits, inputs.limits or (), strict=True)))
+    if inputs.model is None:
+        return RANGES[0]
+    from compress.ir import keras_graph
+    from compress.quantization import activation_statistics
+
+    network = keras_graph.read(inputs.model)
+    sizes = {}
+    for low, high in RANGES:
+        misfit = activation_statistics.misfit(network, (low + (high - low) * samples).astype(np.float32))
+        if misfit is None:
+            return RANGES[0]
+        sizes[low, high] = misfit.size
+    return min(sizes, key=lambda limits: sizes[limits])
+
+
+def _sounds(path: Path, inputs: ModelInputs) -> dict[str, Any]:
+    """Return recordings of the length of the model's input."""
+    from compress.data.sources import wav
+
+    shape = inputs.shapes[0]
+    if len(inputs.shapes) > 1 or int(np.prod(shape)) != max(shape):
+        raise DataError(
+            "is a folder of recordings",
+            where=str(path),
+            allowed=f"samples of the shape {list(shape)}",
+            hint="the model takes features: write a pipeline file with log_mel or mfcc in data.preprocess, or .npz",
+        )
+    first = next(found for found in sorted(path.rglob("*")) if found.name.lower().endswith(SOUNDS))
+    with first.open("rb") as stream:
+        rate = wav.opened(stream, str(first)).rate
+    length = int(np.prod(shape))
+    source = {"path": str(path.resolve()), "labels": "none", "rate": rate, "seconds": length / rate, "resample": True}
+    steps: list[dict[str, Any]] = [{"length": {"samples": length}}]
+    if len(shape) > 1:
+        steps.append({"reshape": {"shape": list(shape)}})
+    return {"source": {"wav": {**source, "corrupt": "skip"}}, "preprocess": steps}
+
+
+def _arrays(path: Path, inputs: ModelInputs) -> dict[str, Any]:
+    """Return the source of an .npy or .npz file: arrays by the names of the inputs, or by their shapes.
+
+    Raises:
+        DataError: no array fits an input.
+    """
+    if path.suffix.lower() == ".npy":
+        return {"npy": {"x": str(path.resolve())}}
+    shapes = _array_shapes(path)
+    chosen = []
+    for name, shape in zip(inputs.names, inputs.shapes, strict=True):
+        if shapes.get(name, ())[1:] == shape:
+            chosen.append(name)
+            continue
+        fitting = [key for key, found in shapes.items() if found[1:] == shape and key not in chosen]
+        if not fitting:
+            known = ", ".join(f"{key} {list(found)}" for key, found in shapes.items())
+            raise DataError(
+                f"has no array for the input {name!r}", where=str(path), allowed=f"[n, *{list(shape)}]; it has {known}"
+            )
+        chosen.append(fitting[0])
+    return {"npz": {"file": str(path.resolve()), "x": chosen if len(chosen) > 1 else chosen[0], "y": None}}
+
+
+def _array_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the arrays of an .npz file."""
+    shapes = {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for name in archive.namelist():
+                with archive.open(name) as stream:
+                    version = np.lib.format.read_magic(stream)
+                    read = np.lib.format.read_array_header_1_0
+                    if version != (1, 0):
+                        read = np.lib.format.read_array_header_2_0
+                    shapes[name.removesuffix(".npy")] = read(stream)[0]
+    except (OSError, ValueError, SyntaxError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"is not a usable .npz file: {error}", where=str(path)) from error
+    return shapes
