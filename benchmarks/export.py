@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import tarfile
 import time
 from pathlib import Path
@@ -28,7 +29,7 @@ from compress.quantization import calibration
 from compress.quantization import export as conversion
 from compress.tflite.interpreter import LoadedModel
 
-SHARED = Path(__import__("os").environ.get("CORALLINE_SHARED", Path(__file__).parent.parent.parent / "shared"))
+SHARED = Path(os.environ.get("CORALLINE_SHARED", Path(__file__).parent.parent.parent / "shared"))
 SUFFIXES = (".h5", ".hdf5", ".onnx", ".tflite")
 PHOTOS = ("ultraface", "yunet", "yolox", "mobilenet", "vww")
 """Parts of the names of models of photos; the others get random samples."""
@@ -105,7 +106,7 @@ def _converter(out: Path, run: Path) -> list[float] | None:
         path.write_bytes(each)
         loaded = LoadedModel(path, reproducible=True)
         rows.append(output_rows(loaded, data.inputs("test")))
-    return [output.sqnr_db for output in compare_outputs(loaded.output_layout, *rows)]
+    return [output.sqnr_db for output in compare_outputs(loaded.output_layout, rows[0], rows[1])]
 
 
 def _show(row: dict[str, Any]) -> None:

@@ -52,6 +52,7 @@ class Arrays:
     classes: int
     preprocessing: list[dict[str, Any]] = field(default_factory=list)
     task: str = "classification"
+    has_targets: bool = False
 
     @property
     def class_names(self) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ watching = [False]
 
 def small() -> bytes:
     """A bundle with everything that one can have, and hardly anything in it."""
-    tensor = {"name": "image", "shape": [1, 2, 2, 1], "dtype": "int8", "scale": 0.1, "zero_point": 0}
+    tensor = {"name": "image", "tensor": "image", "shape": [1, 2, 2, 1], "dtype": "int8", "scale": 0.1, "zero_point": 0}
     arrays = {"golden-input-0": np.zeros((2, 2, 1), np.uint8), "golden-output-int8": np.zeros((1, 2), np.int8)}
     arrays |= {"evaluation-inputs-0": np.ones((2, 2, 2, 1), np.uint8), "evaluation-labels": np.array([0, 1])}
     arrays |= {"evaluation-output-int8": np.zeros((2, 2), np.int8)}

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from deploy.answers import Answer, Outputs
+    from deploy.answers import Answer, NamedOutputs
     from deploy.model import Model
 
-__all__ = ["Answer", "Model", "Outputs"]
+__all__ = ["Answer", "Model", "NamedOutputs"]
 
 
 def __getattr__(name: str) -> Any:

@@ -49,7 +49,7 @@ def compare(
     entry = opened.manifest.get("evaluation")
     if entry is None:
         return {"accuracy": missing("fraction", "the bundle has no evaluation sample")}
-    if opened.task not in ("classification", "detection") or entry.get("labels") is None:
+    if opened.answers not in ("class", "objects") or entry.get("labels") is None:
         return fidelity(opened, options, limit, progress)
     samples, truth = opened.evaluation() if opened.detector is None else objects(opened)
     samples = samples[:limit]
@@ -103,7 +103,8 @@ def fidelity(opened: Bundle, options: RuntimeOptions, limit: Optional[int], prog
     """
     entry = opened.manifest["evaluation"]
     samples = opened.samples(entry)
-    reference = next((role for role in opened.roles if role in entry["outputs"]), None)
+    stored = entry["outputs"]
+    reference = next((role for role in opened.roles if role in stored), None)
     if reference is None or not samples:
         return {"accuracy": missing("fraction", "the evaluation sample has neither labels nor outputs of the host")}
     expected = _reference(opened, reference, len(samples))

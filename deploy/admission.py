@@ -104,3 +104,15 @@ def requested_top(head: RequestHead) -> int:
     if count is None:
         raise RequestError(400, "top=%s is not an integer from 1 to %d" % (text[:20], MAX_TOP))
     return count
+
+
+def wants_npz(head: RequestHead) -> bool:
+    """Return whether a request asks for the outputs as an .npz file instead of JSON.
+
+    Raises:
+        RequestError: the parameter `format` is neither json nor npz.
+    """
+    text = head.query.get("format", "json")
+    if text not in ("json", "npz"):
+        raise RequestError(400, "format=%s is not json or npz" % text[:20])
+    return text == "npz"

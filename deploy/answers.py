@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
 import numpy as np
 
-from deploy.contract.bundle import Bundle
+from deploy.contract.bundle import Bundle, archive_of, array_bytes
 from deploy.contract.preprocessing import Array
 from deploy.contract.tensors import TensorDescription, sample_shape
 from deploy.measurement import finite
@@ -62,7 +62,7 @@ class Answer:
         return "Answer(label=%r, score=%.6g)" % (self.label, self.score)
 
 
-class Outputs:
+class NamedOutputs:
     """The outputs of a model for one sample, by name::
 
         mask = outputs["mask"]      # float32, in the shape of the output without the batch
@@ -102,10 +102,10 @@ class Outputs:
 
     def __repr__(self) -> str:
         shapes = ("%s %r" % (name, list(array.shape)) for name, array in self.arrays.items())
-        return "Outputs(%s)" % ", ".join(shapes)
+        return "NamedOutputs(%s)" % ", ".join(shapes)
 
 
-class LabelOutputs(Outputs):
+class ChosenLabels(NamedOutputs):
     """The answer of a multi-label classifier for one sample.
 
     Attributes:
@@ -132,7 +132,7 @@ class LabelOutputs(Outputs):
         return [{"label": label, "score": score} for label, score in self.chosen()[:count]]
 
     def __repr__(self) -> str:
-        return "LabelOutputs(%s)" % ", ".join("%s=%.6g" % pair for pair in self.chosen())
+        return "ChosenLabels(%s)" % ", ".join("%s=%.6g" % pair for pair in self.chosen())
 
 
 def decoder(opened: Bundle, tensors: Sequence[TensorDescription]) -> Decode:
@@ -144,7 +144,7 @@ def decoder(opened: Bundle, tensors: Sequence[TensorDescription]) -> Decode:
     """
     values = [_to_values(tensor) for tensor in tensors]
     labels = list(opened.labels)
-    if opened.task == "classification":
+    if opened.answers == "class":
         scores = _two_scores(values[0], opened) if np.prod(tensors[0].shape) == 1 < len(labels) else values[0]
         return lambda outputs: Answer(scores(outputs[0]), labels)
     shapes = [sample_shape(tensor.shape) for tensor in tensors]
@@ -157,23 +157,28 @@ def decoder(opened: Bundle, tensors: Sequence[TensorDescription]) -> Decode:
 
         return detected
     names = [tensor.name for tensor in tensors]
-    if opened.task == "multi_label":
+    if opened.answers == "labels":
         return lambda outputs: _labelled(dict(zip(names, _reals(outputs, values, shapes))), opened, labels)
-    return lambda outputs: Outputs(dict(zip(names, _reals(outputs, values, shapes))))
+    return lambda outputs: NamedOutputs(dict(zip(names, _reals(outputs, values, shapes))))
 
 
 def to_json(answer: Any, count: int) -> Dict[str, Any]:
     """Return an answer as an entry of a JSON map: `top`, `labels` or `outputs`.
 
     Args:
-        answer: an `Answer`, `Detections` or `Outputs`.
+        answer: an `Answer`, `Detections` or `NamedOutputs`.
         count: the largest number of classes, labels or objects.
     """
-    if isinstance(answer, LabelOutputs):
+    if isinstance(answer, ChosenLabels):
         return {"labels": answer.rows(count)}
-    if isinstance(answer, Outputs):
+    if isinstance(answer, NamedOutputs):
         return {"outputs": answer.rows()}
     return {"top": answer.rows(count)}
+
+
+def to_npz(outputs: NamedOutputs) -> bytes:
+    """Return outputs as the content of an .npz file: all values, by name."""
+    return archive_of({name + ".npy": array_bytes(array) for name, array in outputs.arrays.items()})
 
 
 def _reals(
@@ -204,9 +209,9 @@ def _two_scores(value: Callable[[Array], Array], opened: Bundle) -> Callable[[Ar
     return scores
 
 
-def _labelled(arrays: Dict[str, Array], opened: Bundle, labels: List[str]) -> LabelOutputs:
+def _labelled(arrays: Dict[str, Array], opened: Bundle, labels: List[str]) -> ChosenLabels:
     scores = next(iter(arrays.values())).ravel()
-    return LabelOutputs(arrays, _probabilities(scores, opened), labels)
+    return ChosenLabels(arrays, _probabilities(scores, opened), labels)
 
 
 def _probabilities(values: Array, opened: Bundle) -> Array:
@@ -219,7 +224,7 @@ def _probabilities(values: Array, opened: Bundle) -> Array:
 def _array_row(name: str, array: Array, count: int) -> Row:
     row: Row = {"name": name, "shape": list(array.shape)}
     if array.size > count:
-        row["note"] = "the first %d of %d values" % (count, array.size)
+        row["note"] = "the first %d of %d values; .npz has all of them" % (count, array.size)
         array = array.ravel()[:count]
     return dict(row, values=_plain(array))
 

@@ -35,6 +35,11 @@ ROUNDING_SHARE = 1e-6
 `DEQUANTIZE` of tflite-runtime 2.14 and of ai-edge-litert 2.3 differ in the last bit."""
 CLOSE_DB = 20.0
 """The smallest ratio of signal to error with the default kernels, if the outputs are not classes or objects."""
+MANY = 256
+MANY_CLOSE_DB = 28.0
+"""The smallest ratio of signal to error for outputs of MANY values or more, of which a few differ by more steps. With
+tflite-runtime 2.11, 17,680 values of a face detector differed by up to 10 steps, at 31.4 dB; 16,000 of another by 8, at
+32.7 dB."""
 EQUAL_SINCE = (2, 14)
 """The first TFLite version whose reproducible kernels gave equal outputs on EQUAL_ON. 2.11 differs by a step."""
 EQUAL_ON = ("x86_64", "AMD64")
@@ -44,7 +49,7 @@ Tensors = Sequence[Array]
 """The input tensors of one sample."""
 
 
-class OutputDifference(NamedTuple):
+class GoldenDifference(NamedTuple):
     """The difference of one output from its golden output.
 
     Attributes:
@@ -52,6 +57,7 @@ class OutputDifference(NamedTuple):
         steps: the largest difference in quantization steps; None if the output is not quantized.
         difference: the largest difference of the stored values.
         share: the same as a fraction of the largest golden value.
+        size: the number of values of a sample.
         sqnr_db: the ratio of the golden values to their differences, in dB.
     """
 
@@ -59,6 +65,7 @@ class OutputDifference(NamedTuple):
     steps: Optional[int]
     difference: float
     share: float
+    size: int
     sqnr_db: float
 
     def is_close(self, steps: int, share: float) -> bool:
@@ -164,7 +171,7 @@ def _verdict(actual: Array, expected: Array, role: str, model: Model) -> Verdict
     return dict(result, verdict="different", note=note)
 
 
-def _differences(rows: Array, golden_rows: Array, tensors: Sequence[TensorDescription]) -> List[OutputDifference]:
+def _differences(rows: Array, golden_rows: Array, tensors: Sequence[TensorDescription]) -> List[GoldenDifference]:
     """Return the differences of each output from golden outputs, both as rows [n, values]."""
     layout = TensorLayout.of(tensors)
     differences = []
@@ -175,18 +182,22 @@ def _differences(rows: Array, golden_rows: Array, tensors: Sequence[TensorDescri
         share = difference / max(float(np.abs(expected).max()), 1e-30)
         steps = int(difference) if tensor.is_quantized else None
         ratio = sqnr_db(tensor.real(golden_part), tensor.real(part))
-        differences.append(OutputDifference(tensor.name, steps, difference, share, ratio))
+        differences.append(GoldenDifference(tensor.name, steps, difference, share, part.shape[1], ratio))
     return differences
 
 
-def _are_close(differences: Sequence[OutputDifference], steps: int, role: str) -> bool:
+def _are_close(differences: Sequence[GoldenDifference], steps: int, role: str) -> bool:
     """Return whether all differences are within the limits of other kernels."""
     share = CLOSE_SHARE if role == "original" else steps / 255  # float outputs of a quantized model
-    return all(each.is_close(steps, share) for each in differences)
+    for each in differences:
+        many_are_close = role != "original" and each.size >= MANY and each.sqnr_db >= MANY_CLOSE_DB
+        if not each.is_close(steps, share) and not many_are_close:
+            return False
+    return True
 
 
 def _has_classes(model: Model) -> bool:
-    return model.bundle.task in ("classification", "detection")
+    return model.bundle.answers in ("class", "objects")
 
 
 def _same_class(rows: Array, golden_rows: Array, model: Model) -> int:
@@ -221,7 +232,7 @@ def _with_plain_kernels(result: Verdict, model: Model, samples: Sequence[Tensors
     if "reference" not in model.session.runtime.kernels():
         return result
     session = InferenceSession(model.session.runtime, model.content, RuntimeOptions(kernels="reference"))
-    session.arrange(model.session.outputs)
+    session.arrange(model.session.inputs, model.session.outputs)
     if not np.array_equal(_run(session, samples), expected):
         return result
     actual = _run(model.session, samples)
@@ -238,7 +249,7 @@ def _with_default_kernels(result: Verdict, model: Model, samples: Sequence[Tenso
     options = dataclasses.replace(model.session.options, kernels="default")
     probe.check(model.content, options)
     session = InferenceSession(model.session.runtime, model.content, options)
-    session.arrange(model.session.outputs)
+    session.arrange(model.session.inputs, model.session.outputs)
     golden_rows = expected.reshape(len(expected), -1)
     rows = _run(session, samples).reshape(len(expected), -1)
     differences = _differences(rows, golden_rows, session.outputs)

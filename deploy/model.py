@@ -11,7 +11,7 @@ The answer of a detector is `detection.Detections`::
     for detected in model(image).above(0.5).top():
         print(detected.label, detected.score, detected.box)
 
-The answer of other models is `answers.Outputs`, and models with several inputs take them by name or in their order::
+The answer of other models is `answers.NamedOutputs`. Models with several inputs take them by name or in their order::
 
     mask = model(image)["mask"]
     outputs = model({"sound": frame, "state": state})
@@ -85,15 +85,16 @@ class Model:
         self.content = self.bundle.content(self.role)
         self.trial = None if options.device == "cpu" else probe.check(self.content, options)
         self.session = _load(self.content, options)
-        self.session.arrange(entry.outputs)
+        self.session.arrange(entry.inputs, entry.outputs)
         _check_tensors(self.session, entry, self.bundle.detector)
+        self.session.outputs = list(entry.outputs)  # with their names for applications
         self.labels: List[str] = list(self.bundle.labels)
         self.decode = decoder(self.bundle, entry.outputs)
         self._lock = threading.Lock()
         self._input_layout = entry.input_layout
 
     def __call__(self, sample: Any) -> Any:
-        """Return the answer for one decoded sample: an `Answer`, `Detections` of a detector, otherwise `Outputs`.
+        """Return the answer for one decoded sample: an `Answer`, `Detections` of a detector, otherwise `NamedOutputs`.
 
         Args:
             sample: an image [height, width, channels], or [height, width] for one channel, in the form that the
@@ -289,7 +290,7 @@ def _check_tensors(session: InferenceSession, entry: BundledModel, detector: Opt
             what = "the model has %d %ss, and the manifest %d" % (len(actual), end, len(expected))
             raise LoadError(what, "package the model again")
         for tensor, described in zip(actual, expected):
-            if tensor[1:] != described[1:]:  # names differ between runtimes
+            if tensor.values != described.values:  # names may differ between runtimes
                 what = "the model's %s %s differs from the manifest" % (end, described.name)
                 raise LoadError(what, "package the model again")
             if tensor.scale is None and tensor.dtype in ("int8", "uint8", "int16"):

@@ -24,6 +24,7 @@ _DIGITS = re.compile("[0-9]{1,%d}\\Z" % MAX_DIGITS)
 END = b"\r\n\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 JSON = "application/json"
+NPZ = "application/x-npz"
 _REQUEST = re.compile(rb"([A-Z]{1,16}) (/[\x21-\x7e]{0,2000}) HTTP/1\.([01])\Z")
 _HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}):[ \t]*([\t\x20-\x7e\x80-\xff]*?)[ \t]*\Z")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")

@@ -218,20 +218,15 @@ class InferenceSession:
         """Return input tensors of zeros."""
         return [np.zeros(tensor.shape, tensor.dtype) for tensor in self.inputs]
 
-    def arrange(self, expected: Sequence[TensorDescription]) -> None:
-        """Put the outputs into the order of the manifest, by their names or by everything else that describes them.
-
-        Compilers may change the order. Where neither is clear, the order of the model is kept.
-        """
-        keys: Tuple[Callable[[TensorDescription], Any], ...] = (lambda tensor: tensor.name, lambda tensor: tensor[1:])
-        for key in keys:
-            actual = [key(tensor) for tensor in self.outputs]
-            expected_keys = [key(tensor) for tensor in expected]
-            if len(set(expected_keys)) == len(expected_keys) == len(actual) and set(actual) == set(expected_keys):
-                order = [actual.index(each) for each in expected_keys]
-                self.outputs = [self.outputs[place] for place in order]
-                self.output_indices = [self.output_indices[place] for place in order]
-                return
+    def arrange(self, inputs: Sequence[TensorDescription], outputs: Sequence[TensorDescription]) -> None:
+        """Put inputs and outputs into the order of the manifest: compilers may change it."""
+        order = _order(self.inputs, inputs)
+        self.inputs = [self.inputs[place] for place in order]
+        self.input_indices = [self.input_indices[place] for place in order]
+        self.views = [self.views[place] for place in order]
+        order = _order(self.outputs, outputs)
+        self.outputs = [self.outputs[place] for place in order]
+        self.output_indices = [self.output_indices[place] for place in order]
 
     def run_tensors(self, tensors: Sequence[Array]) -> List[Array]:
         """Run one inference; return copies of the output tensors, in the dtypes of the model."""
@@ -249,6 +244,21 @@ class InferenceSession:
         """Release the memory and the Edge TPU."""
         self.views = []
         self.interpreter = self._delegate = None  # the delegate must be released last
+
+
+def _order(actual: Sequence[TensorDescription], expected: Sequence[TensorDescription]) -> Sequence[int]:
+    """Return the places of expected tensors: by their names in the file, or by everything else that describes them.
+
+    Where neither is clear, the order of the model is kept.
+    """
+    keys: Tuple[Callable[[TensorDescription], Any], ...] = (lambda each: each.tensor, lambda each: each.values)
+    for key in keys:
+        actual_keys = [key(tensor) for tensor in actual]
+        expected_keys = [key(tensor) for tensor in expected]
+        unique = len(set(expected_keys)) == len(expected_keys) == len(actual_keys)
+        if unique and set(actual_keys) == set(expected_keys):
+            return [actual_keys.index(each) for each in expected_keys]
+    return range(len(actual))
 
 
 def load_delegate(runtime: Runtime, options: RuntimeOptions) -> Any:

@@ -3,7 +3,8 @@
 ::
 
     POST /v1/predict?top=3   a .npy array, raw numbers (X-Shape, X-Dtype), JPEG, PNG, WAV; for several inputs .npz.
-                             The answer has labels and scores, objects, or the values of the outputs
+                             The answer has labels and scores, objects, or the values of the outputs, of which
+                             format=npz gives all
     GET  /v1/model           which bundle and model this is
     GET  /metrics            for Prometheus
     GET  /healthz            200 while the process can work; otherwise restart it
@@ -32,8 +33,8 @@ import time
 from typing import Any, Callable, Deque, Dict, List, Set, Tuple
 
 from deploy import connection, protocol
-from deploy.admission import PATHS, Admission, ServiceLimits, requested_top
-from deploy.answers import to_json
+from deploy.admission import PATHS, Admission, ServiceLimits, requested_top, wants_npz
+from deploy.answers import to_json, to_npz
 from deploy.connection import ClientGoneError, Connection
 from deploy.contract.decoding import Decoding
 from deploy.contract.errors import ImageError, UnexpectedError
@@ -348,6 +349,8 @@ class Server:
 
     def _enqueue(self, client: Connection, head: RequestHead, now: float) -> None:
         requested_top(head)  # a wrong number is refused before the inference
+        if wants_npz(head) and self.facts.get("answers") in ("class", "objects"):
+            raise RequestError(400, "format=npz is for models whose answer is arrays", "leave it out")
         job = Job(client.body, head.headers.get("x-shape", ""), head.headers.get("x-dtype", ""), client)
         if not self.worker.offer(job):
             self.metrics.rejected("queue")
@@ -373,6 +376,10 @@ class Server:
             status = 400 if isinstance(job.error, ImageError) else 500
             unexpected = isinstance(job.error, UnexpectedError)
             self._refuse(client, RequestError(status, job.error.what, job.error.hint, close=unexpected))
+            return
+        if wants_npz(head):
+            body = to_npz(job.answer)
+            self._answer(client, 200, protocol.response(200, body, head.request_id, head.keep, protocol.NPZ))
             return
         body = protocol.as_json(self._prediction(job, head))
         self._answer(client, 200, protocol.response(200, body, head.request_id, head.keep))

@@ -136,6 +136,7 @@ def _facts(model: Any) -> Dict[str, Any]:
         "sha256": digests[entry.file],
         "signed_by": None if signer is None else signature.key_name(signer),
         "task": model.bundle.task,
+        "answers": model.bundle.answers,
         "labels": list(manifest["labels"]),
         "preprocessing": manifest["preprocessing"],
         "sample_rate": model.bundle.decoding.sound_rate,

@@ -33,7 +33,7 @@ def add_parsers(subparsers: Subparsers) -> None:
 
 def frigate(options: argparse.Namespace) -> int:
     """`python -m compress frigate`."""
-    from compress.export import frigate
+    from compress.exporters import frigate
 
     result = frigate.export(options.model, options.out, options.labels)
     if options.json:
@@ -45,7 +45,7 @@ def frigate(options: argparse.Namespace) -> int:
 
 def header(options: argparse.Namespace) -> int:
     """`python -m compress header`."""
-    from compress.export import cpp_header
+    from compress.exporters import cpp_header
 
     role = cpp_header.export(options.bundle, options.out, options.role)
     write(f"{options.out}: the {role} model of {options.bundle.name}; not tested on hardware")

@@ -26,7 +26,7 @@ def add_parsers(subparsers: Subparsers) -> None:
 
 def keygen(options: argparse.Namespace) -> int:
     """`python -m compress keygen`."""
-    from compress.export import signing
+    from compress.exporters import signing
 
     private, public = signing.generate(options.name)
     write(f"{private}  signs bundles; keep it secret")
@@ -36,7 +36,7 @@ def keygen(options: argparse.Namespace) -> int:
 
 def sign(options: argparse.Namespace) -> int:
     """`python -m compress sign`."""
-    from compress.export import signing
+    from compress.exporters import signing
 
     out = options.out or options.bundle
     write(f"{out}: signed with {signing.sign(options.bundle, options.key, out)}")

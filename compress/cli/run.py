@@ -80,6 +80,11 @@ def _dry_run(pipeline: Pipeline, options: argparse.Namespace) -> int:
 
 
 def _print_results(record: RunRecord, folder: Path) -> None:
+    from compress.report import next_steps
+    from compress.report.verdict import latency_text
+
+    if record.latency is not None:
+        write(latency_text(record.latency))
     _print_comparison(record)
     if record.verdict is not None:
         write(f"verdict: {record.verdict.level}")
@@ -89,6 +94,8 @@ def _print_results(record: RunRecord, folder: Path) -> None:
         if record.placement.compiled:
             write("compiled for the Edge TPU")
         write(record.placement.summary)
+    for command in next_steps.commands(record):
+        write(f"next, in {folder}: {command}")
     write(f"report: {folder / 'report.html'}")
 
 
@@ -100,7 +107,8 @@ def _print_comparison(record: RunRecord) -> None:
     models = (record.models.original, record.models.result)
     for metric in (*record.metrics, *SIZES, LATENCIES[0]):
         before, after = (_formatted(model.measurements[metric.name]) for model in models)
-        write(f"{metric.name:<16} {before:>12} {after:>12}")
+        is_time_here = metric.name == "latency_ms" and record.latency is not None and record.latency.parts
+        write(f"{'cpu_ms (here)' if is_time_here else metric.name:<16} {before:>12} {after:>12}")
 
 
 def _formatted(measurement: Measurement) -> str:

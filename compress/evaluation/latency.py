@@ -1,4 +1,7 @@
-"""Latency on this host: all subjects in turn, one inference each, so that noise hits them alike."""
+"""Latency: predicted for a host, or measured on this machine.
+
+All subjects are measured in turn, one inference each, so that noise hits them alike.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,12 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from compress.artifact import MODEL_TFLITE, Artifact, Facts
+from compress.artifact import MODEL_COMPILED, MODEL_TFLITE, Artifact, Facts
+from compress.errors import ModelError
 from compress.measurement import Measurement, missing
 from compress.stage import Context, Need, Probe, host
+from compress.targets.base import Target
+from compress.tflite.graph import read
 from compress.tflite.interpreter import LoadedModel, version
 
 WARMUP = 20
@@ -67,6 +73,26 @@ class Latency(Probe):
             for name, share in PERCENTILES.items()
         }
         return {**measured, "times_ms": [round(value, 5) for value in values]}
+
+
+def predict(artifact: Artifact, target: Target, host: str | None) -> Facts:
+    """Return the predicted latency of a model on a host, as `estimate` writes it; `missing` has the reason for none.
+
+    Args:
+        artifact: the model; with a compiled file, the streamed parameters are read from it.
+        target: the target, with at least one host.
+        host: one of the target's hosts; None for the default host.
+    """
+    name = target.cost.host(host)
+    compiled = artifact.file(MODEL_COMPILED) if MODEL_COMPILED in artifact.files else None
+    try:
+        graph = read(artifact.file(MODEL_TFLITE))
+        try:
+            return target.estimate(graph, name, None, compiled).to_json()
+        except ModelError:  # a compiled file without an operator on the Edge TPU has no parameters to read
+            return target.estimate(graph, name, None).to_json()
+    except ModelError as error:
+        return {"host": name, "missing": str(error)}
 
 
 def unmeasured(subjects: Iterable[str], reason: str) -> Facts:

@@ -36,7 +36,7 @@ class Evaluation(Probe):
             specification = artifact.facts.get("specification")
             models[name] = ModelOutputs(rows, model.floating, specification)
             layouts.append(model.output_layout)
-        note = f"{self.split} split, {version()} without a delegate"
+        note = f"{self.split} split, {version()}, default kernels without a delegate"
         facts = task.evaluate(models, context.data, self.split, note)
         if len(models) == 2 and layouts[0].sizes == layouts[1].sizes:
             expected, actual = (model.rows for model in models.values())

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from compress import ssh
 from compress.errors import StageError
-from compress.export import runner_pyz
+from compress.exporters import runner_pyz
 from compress.fleet.address import DeviceAddress, parse_ssh
 
 TIMEOUT_S = 180.0

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from compress.errors import DeploymentError, ModelError
-from compress.export import runner_pyz
+from compress.exporters import runner_pyz
 from compress.files import explain
 from compress.fleet import instructions
 from compress.fleet.remote import AgentSession

@@ -227,7 +227,9 @@ def _read_saved_model(path: Path, signature: str | None) -> ModelFile:
     from compress.importers.saved_model import saved_model_folder
 
     content = saved_model_folder.read(path)
-    if content.config is None or signature is not None or (content.judged.unsupported and not content.refused):
+    lacks_code = any(each.lacks_code for each in content.judged.untrusted)
+    cannot_rebuild = bool(content.judged.unsupported) or lacks_code
+    if content.config is None or signature is not None or (cannot_rebuild and not content.refused):
         return _graph_of(content, signature)
     producers = [f"Keras {content.keras_version}"]
     if content.version:

@@ -127,7 +127,11 @@ def refusal(
 def _excess(row: BudgetRecord) -> str:
     value = row.measured.value
     assert value is not None  # a missing measurement is not over the limit
-    return f"{row.name} is {value:g} {row.unit}, over the limit of {row.limit:g} by {value - row.limit:g}"
+    text = f"{row.name} is {value:g} {row.unit}, over the limit of {row.limit:g} by {value - row.limit:g}"
+    if row.is_uncertain:
+        text += f"; the limit is within the interval {row.measured.low:.3g} to {row.measured.high:.3g}: "
+        text += "measure on the device"
+    return text
 
 
 def _not_usable(verdict: VerdictRecord, degenerate: DegeneracyRecord | None, first: str | None) -> NotUsableError:

@@ -19,6 +19,7 @@ from compress.pipeline.acceptance import VerdictMaterial, judged, refusal
 from compress.pipeline.schema import Pipeline, StageEntry
 from compress.report.json_values import decode
 from compress.report.record import (
+    AdviceRecord,
     AnswersRecord,
     BudgetRecord,
     ComparisonRecord,
@@ -27,6 +28,7 @@ from compress.report.record import (
     DeviceRecord,
     EnvironmentRecord,
     ErrorRecord,
+    HostLatencyRecord,
     LatencyRecord,
     Measurements,
     ModelRecord,
@@ -67,6 +69,7 @@ class Findings:
         stages: the stage ids of `original` and `result`; empty before they are compared.
         test: the facts of `Evaluation` on the test split for both.
         latency: the facts of `Latency` for both.
+        prediction: the facts of `evaluation.latency.predict`; empty for a target without hosts.
         sensitivity: the facts of `Sensitivity`; None if it was not measured.
     """
 
@@ -75,6 +78,7 @@ class Findings:
     stages: Mapping[str, str] = field(default_factory=dict)
     test: Facts = field(default_factory=dict)
     latency: Facts = field(default_factory=dict)
+    prediction: Facts = field(default_factory=dict)
     sensitivity: SensitivityRecord | None = None
 
 
@@ -130,7 +134,8 @@ def build(
     task = task_of(pipeline.data)
     models = _models(stages, findings)
     comparison = _comparison(task, models, findings)
-    budget = _budget(pipeline, models, comparison)
+    latency = _latency(models, findings.prediction)
+    budget = _budget(pipeline, models, comparison, latency)
     degeneracy = _degeneracy(task, findings)
     data = _data(pipeline, findings)
     placed = placement(stages)
@@ -154,7 +159,8 @@ def build(
         verdict=verdict,
         degeneracy=degeneracy,
         comparison=comparison,
-        latency=_latency(findings),
+        latency=latency,
+        cpu_latency=_cpu_latency(findings),
         placement=placed,
         sensitivity=findings.sensitivity,
         budget=budget,
@@ -233,7 +239,32 @@ def _comparison(task: Task, models: ModelsRecord | None, findings: Findings) -> 
     return replace(comparison, measurements={**comparison.measurements, **ratios})
 
 
-def _latency(findings: Findings) -> LatencyRecord | None:
+def _latency(models: ModelsRecord | None, prediction: Facts) -> HostLatencyRecord | None:
+    """Return the latency of the result: predicted for the host; for a target without hosts, measured on this CPU."""
+    if models is None:
+        return None
+    if not prediction:
+        measured = models.result.measurements["latency_ms"]
+        name = f"this machine's CPU, {host()['cpu']}"
+        return HostLatencyRecord(name, measured.value, measured.low, measured.high, measured.how, measured.note)
+    if "missing" in prediction:
+        return HostLatencyRecord(prediction["host"], None, None, None, "missing", prediction["missing"])
+    source = "the compiled model" if prediction["compiled"] else "the model that is not compiled"
+    note = f"predicted by `estimate` from {source}, clock {prediction['clock']}"
+    return HostLatencyRecord(
+        prediction["host"],
+        prediction["latency_ms"],
+        prediction["low_ms"],
+        prediction["high_ms"],
+        "predicted",
+        note,
+        prediction["parts"],
+        prediction["streamed_bytes"],
+        tuple(decode(AdviceRecord, change) for change in prediction["advice"]),
+    )
+
+
+def _cpu_latency(findings: Findings) -> LatencyRecord | None:
     facts = findings.latency
     if not facts:
         return None
@@ -249,13 +280,18 @@ def placement(stages: Mapping[str, StageRecord]) -> PlacementRecord | None:
 
 
 def _budget(
-    pipeline: Pipeline, models: ModelsRecord | None, comparison: ComparisonRecord | None
+    pipeline: Pipeline,
+    models: ModelsRecord | None,
+    comparison: ComparisonRecord | None,
+    latency: HostLatencyRecord | None,
 ) -> tuple[BudgetRecord, ...]:
     """Return each limit that was set, with its measurement."""
     units = {**dict.fromkeys(limits(), "fraction"), **{metric.name: metric.unit for metric in COSTS}}
     measured: Measurements = {}
     if models is not None and comparison is not None:
         measured = {**models.result.measurements, **comparison.measurements}
+    if latency is not None:
+        measured = {**measured, "latency_ms": latency.measurement}
     rows = []
     for name, limit in pipeline.head.budget.model_dump(exclude_none=True).items():
         actual = measured.get(name) or missing(units[name], "the run did not get so far")

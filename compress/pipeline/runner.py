@@ -30,7 +30,7 @@ from compress.artifact import (
 from compress.data.types import Data
 from compress.errors import EXIT_INTERRUPTED, CorallineError, ModelError, StageError, StoreError
 from compress.evaluation import DataSummary, Evaluation, Latency, Size
-from compress.evaluation.latency import unmeasured
+from compress.evaluation.latency import predict, unmeasured
 from compress.evaluation.original_outputs import TaughtByOriginal
 from compress.files import digest_of, explain, write_atomically
 from compress.pipeline import device_results, record
@@ -199,7 +199,7 @@ class PipelineRun:
         try:
             yield
         except CorallineError as error:
-            error.where = ": ".join(part for part in (title, error.where) if part)
+            error.where = ": ".join(part for part in (title, self._user_file(error.where)) if part)
             raise
         except OSError as error:
             raise explain(error, title or "preparing the run", self.store.folder) from error
@@ -210,6 +210,16 @@ class PipelineRun:
             first = (str(error).strip() or "no message").splitlines()[0]
             hint = f"the traceback is in {self.folder / LOG}"
             raise StageError(f"{type(error).__name__}: {first}", where=title, hint=hint) from error
+
+    def _user_file(self, where: str) -> str:
+        """Return the location of an error with the user's file, or the stage, instead of a path in the store."""
+        for name, artifact in self.artifacts.items():
+            source = self.pipeline.model.file if name == "model" else None
+            for file in artifact.files:
+                path = str(artifact.file(file))
+                if where == path or where.startswith(f"{path}:"):
+                    return (source or f"{file} of stage {name}") + where.removeprefix(path)
+        return where
 
     def _report(self, title: str, work: Work, status: str, seconds: float) -> None:
         """Report every stage; probes are reported only if they took at least a second."""
@@ -222,7 +232,7 @@ class PipelineRun:
         """Run the stage or probe in a scratch folder, and publish the files."""
         started = time.monotonic()
         with self.store.scratch() as folder:
-            subject = inputs.get("given", NOTHING)
+            subject = inputs.get("given") or next(iter(inputs.values()), NOTHING)
             specification = subject.facts.get("specification")
             context = replace(context, folder=folder, specification=specification)
             if isinstance(work, Probe):
@@ -337,6 +347,8 @@ def _probes(session: PipelineRun) -> None:
     pair = {"original": models[session.original], "result": models[result]}
     findings.test = session.obtain("accuracy on test", Evaluation(split="test"), pair, Kind.FINDINGS)[0].facts
     findings.latency = _latency(session, pair)
+    if session.pipeline.target.cost.hosts:
+        findings.prediction = predict(models[result], session.pipeline.target, session.pipeline.head.measure.host)
     findings.stages = {"original": session.original, "result": result}
 
 

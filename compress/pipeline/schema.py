@@ -44,7 +44,7 @@ class ModelSettings(Origin):
 
 
 class LatencySettings(Settings):
-    """How latency is measured on this host."""
+    """How time is measured on this machine's CPU."""
 
     runs: Annotated[int, Field(ge=1, le=1_000_000)] = 200
     """Number of timed inferences of each model."""
@@ -62,8 +62,11 @@ class SensitivitySettings(Settings):
 class Measure(Settings):
     """Settings of the measurements."""
 
+    host: str | None = None
+    """The host whose latency is reported and limited: for the target edgetpu usb3 (the default), usb2, pcie or
+    devboard."""
     latency: LatencySettings = LatencySettings()
-    """Latency on this host."""
+    """Time on this machine's CPU."""
     sensitivity: SensitivitySettings | None = None
     """The effect of removing channels, layer by layer, before the model is pruned; by default not measured."""
 
@@ -94,7 +97,8 @@ class Budget(Settings):
     error_increase: Annotated[float, Field(ge=0)] | None = None
     """Largest error of the outputs of a model without labels, in standard deviations of the original's outputs."""
     latency_ms: Annotated[float, Field(gt=0)] | None = None
-    """Longest median latency of the result on this host, in milliseconds."""
+    """Longest latency of the result, in milliseconds: predicted for `measure.host`; for the target cpu, the median
+    that is measured on this machine."""
     size_bytes: Annotated[int, Field(gt=0)] | None = None
     """Largest .tflite file, in bytes."""
 
@@ -187,6 +191,7 @@ def load(path: Path, stages: Mapping[str, type[Stage]] = STAGES) -> Pipeline:
     plain = {key: value for key, value in content.items() if key in PipelineKeys.model_fields}
     head = _settings(PipelineKeys, DocumentNode(root.document, (), plain))
     target = _target(head.target, root)
+    _check_host(head.measure.host, target, root)
     model = _settings(ModelSettings, root.child("model"))
     with _located(root.child("model")):
         loader = model.loader(path.parent, trust=model.trust)
@@ -220,6 +225,20 @@ def _target(name: str, root: DocumentNode) -> Target:
     except PipelineError as error:
         error.where = root.where("target")
         error.hint = nearest(name, targets.names())
+        raise
+
+
+def _check_host(name: str | None, target: Target, root: DocumentNode) -> None:
+    """Check that the target has the host of `measure.host`.
+
+    Raises:
+        PipelineError: it has no such host.
+    """
+    try:
+        target.cost.host(name)
+    except PipelineError as error:
+        error.where = root.where("measure", "host")
+        error.hint = nearest(name or "", target.cost.hosts)
         raise
 
 

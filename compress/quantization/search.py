@@ -437,7 +437,7 @@ def _narrowing(plan: QuantizationPlan, statistics: Statistics) -> dict[str, Rang
 
 
 def file_outputs(content: bytes, samples: Samples) -> Outputs:
-    """Run a .tflite file with the reference kernels: [n, outputs]."""
+    """Run a .tflite file with the default kernels, without a delegate: [n, outputs]."""
     with tempfile.TemporaryDirectory(prefix="coralline-") as folder:
         path = Path(folder) / "model.tflite"
         path.write_bytes(content)

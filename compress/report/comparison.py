@@ -22,7 +22,7 @@ from compress.report.blocks import (
     table,
 )
 from compress.report.record import RunRecord, StageRecord
-from compress.report.verdict import absence
+from compress.report.verdict import absence, limited
 from compress.report.wording import MAX_PROSE, metric, names, noun, number, seconds, shorten, show
 
 OUTCOMES = {
@@ -45,7 +45,12 @@ def budget(record: RunRecord) -> Section:
     rows = []
     for row in record.budget:
         actual = show(row.measured, row.name, absence(record))
-        rows.append((metric(record, row.name).label, number(row.limit, row.unit), actual, OUTCOMES[row.holds]))
+        outcome = OUTCOMES[row.holds]
+        if row.is_uncertain:
+            ends = f"{number(row.measured.low or 0, row.unit)} to {number(row.measured.high or 0, row.unit)}"
+            remark = f"the limit is within the interval {ends}: measure on the device"
+            outcome = replace(outcome, small=remark)
+        rows.append((limited(record, row.name), number(row.limit, row.unit), actual, outcome))
     return Section("Budget", or_missing(table(("Quantity", "Limit", "Actual", "Outcome"), rows), "no budget was set"))
 
 
@@ -57,10 +62,12 @@ def before_and_after(record: RunRecord) -> Section:
     original, result = (model.measurements for model in (record.models.original, record.models.result))
     metrics = [metric(record, name) for name in names(record, (original, result))]
     rows: list[tuple[str | Cell, ...]] = []
+    if record.latency is not None and record.latency.provenance != "measured":
+        rows.append((limited(record, "latency_ms"), "not predicted", show(record.latency.measurement), "not compared"))
     for known in metrics:
         before, after = (measurements.get(known.name) for measurements in (original, result))
         change = record.changes.get(known.change) or ratio(before, after)
-        rows.append((known.label, show(before), show(after), _change(change, known)))
+        rows.append((_label(record, known), show(before), show(after), _change(change, known)))
     others = record.changes.keys() - {known.change for known in metrics}
     rows += [
         (metric(record, name).label, "compared", "compared", show(change, name))
@@ -71,6 +78,14 @@ def before_and_after(record: RunRecord) -> Section:
     caption = f"Original: stage “{stages[0]}”; result: stage “{stages[1]}”. "
     caption += f"{record.quality.label} is measured on the test split."
     return Section(title, [Table(("Quantity", "Original", "Result", "Change"), rows, caption)])
+
+
+def _label(record: RunRecord, known: Metric) -> str:
+    """Return the label of a metric; times on this CPU are the latency only for the target cpu."""
+    is_time = known.name.startswith("latency") and record.latency is not None
+    if is_time and record.latency is not None and record.latency.provenance != "measured":
+        return known.label.replace("Latency", "Time on this machine's CPU")
+    return known.label
 
 
 def _change(change: Measurement, known: Metric) -> Cell:

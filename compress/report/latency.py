@@ -1,4 +1,4 @@
-"""The section on the latency on this host."""
+"""The section on the latency: of the chosen host, and the times on this machine's CPU."""
 
 from __future__ import annotations
 
@@ -15,15 +15,22 @@ MARKS = tuple(zip(LATENCIES, ("median", "p90", "p99"), (0.5, 0.9, 0.99), strict=
 
 
 def section(record: RunRecord) -> Section:
-    """Return the distribution and the percentiles of both models, and the conditions."""
-    latency, models = record.latency, record.models
-    if latency is None or models is None:
+    """Return the latency on the host, then distribution and percentiles on this machine's CPU, and the conditions."""
+    latency, models = record.cpu_latency, record.models
+    if record.latency is None or latency is None or models is None:
         return Section("Latency", [missing(absence(record))])
+    headline = Table(
+        ("Host", "Latency of the result"), [(shorten(record.latency.host), show(record.latency.measurement))]
+    )
+    title = f"This machine's CPU, {scalar(latency.conditions.get('cpu', 'unknown'))}"
+    if record.latency.provenance != "measured":
+        title += ", not a Coral host"
     runs = (("Original", models.original, latency.original), ("Result", models.result, latency.result))
     curves = [_curve(name, model, values) for name, model, values in runs if values]
     rows = [_row(name, model, len(values)) for name, model, values in runs]
     table = Table(("Model", "Median", "p90", "p99"), rows)
-    return Section("Latency", [Columns([[_figure(curves)], [table, *_conditions(latency)]])])
+    times = Columns([[_figure(curves)], [table, *_conditions(latency)]])
+    return Section("Latency", [headline, Heading(title), times])
 
 
 def _curve(name: str, model: ModelRecord, values: tuple[float, ...]) -> charts.LatencyCurve:

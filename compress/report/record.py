@@ -217,6 +217,46 @@ class ComparisonRecord:
 
 
 @dataclass(frozen=True)
+class AdviceRecord:
+    """A change that reduces the latency, and the predicted ms that it saves."""
+
+    what: str
+    saves_ms: float
+
+
+@dataclass(frozen=True)
+class HostLatencyRecord:
+    """The latency of the result on the host that was chosen.
+
+    Attributes:
+        host: the name of the host.
+        value: the median in ms; None if `provenance` is "missing".
+        low: lower end of the interval in which measurements are expected.
+        high: its upper end.
+        provenance: measured on this machine, predicted, or missing.
+        note: how the value was obtained; the reason if it is missing.
+        parts: the ms of each part of a prediction, such as `compute_ms`.
+        streamed_bytes: parameters that are sent at every inference.
+        advice: changes that reduce it, the most effective first.
+    """
+
+    host: str
+    value: float | None
+    low: float | None
+    high: float | None
+    provenance: How
+    note: str
+    parts: Mapping[str, float] = field(default_factory=dict)
+    streamed_bytes: int = 0
+    advice: tuple[AdviceRecord, ...] = ()
+
+    @property
+    def measurement(self) -> Measurement:
+        """The value as a measurement."""
+        return Measurement(self.value, "ms", self.provenance, self.low, self.high, self.note)
+
+
+@dataclass(frozen=True)
 class LatencyRecord:
     """The time of each inference on this host in ms, of both models, and the conditions."""
 
@@ -332,6 +372,12 @@ class BudgetRecord:
     measured: Measurement
     holds: bool | None
 
+    @property
+    def is_uncertain(self) -> bool:
+        """Whether the limit is inside the interval of a prediction."""
+        low, high = self.measured.low, self.measured.high
+        return self.measured.how == "predicted" and low is not None and high is not None and low <= self.limit <= high
+
 
 @dataclass(frozen=True)
 class OutputRecord:
@@ -399,7 +445,8 @@ class RunRecord:
         models: original and result.
         degeneracy: whether their outputs depend on the input.
         comparison: their comparison.
-        latency: their latency on this host.
+        latency: the latency of the result on the host of `measure.host`.
+        cpu_latency: the times of both on this machine's CPU.
         placement: where the operators of the result run.
         sensitivity: the sensitivity of the layers to pruning; None if it was not measured.
         budget: the limits that were set.
@@ -423,7 +470,8 @@ class RunRecord:
     models: ModelsRecord | None
     degeneracy: DegeneracyRecord | None
     comparison: ComparisonRecord | None
-    latency: LatencyRecord | None
+    latency: HostLatencyRecord | None
+    cpu_latency: LatencyRecord | None
     placement: PlacementRecord | None
     sensitivity: SensitivityRecord | None
     budget: tuple[BudgetRecord, ...]

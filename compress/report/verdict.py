@@ -6,8 +6,20 @@ import re
 from dataclasses import dataclass
 
 from compress.report.blocks import Cell, joined
-from compress.report.record import ModelsRecord, RunRecord
-from compress.report.wording import MAX_PROSE, cut, first, interval, metric, noun, seconds, sentence, shorten, show
+from compress.report.record import HostLatencyRecord, ModelsRecord, RunRecord
+from compress.report.wording import (
+    MAX_PROSE,
+    cut,
+    first,
+    interval,
+    metric,
+    noun,
+    number,
+    seconds,
+    sentence,
+    shorten,
+    show,
+)
 
 MARKS = {"ok": "✓", "over budget": "▲", "not usable": "✕", "failed": "✕", "interrupted": "■"}
 COMPLETE = {
@@ -98,12 +110,25 @@ def _results(record: RunRecord) -> str:
         return ""
     parts = []
     for name, cost in _RATIOS:
+        if name == "latency_ratio" and record.latency is not None and record.latency.provenance != "measured":
+            parts.append(latency_text(record.latency))
+            continue
         ratio = show(record.changes.get(name), name)
         if ratio.style == "missing":
             parts.append(f"{cost} not compared")
         else:
             parts.append(f"{ratio.text} the {cost}{_origin(ratio)}")
     return ", ".join([*parts, _quality(record, record.models)])
+
+
+def latency_text(latency: HostLatencyRecord) -> str:
+    """Return the latency with its interval and its origin."""
+    if latency.value is None:
+        return f"latency on {shorten(latency.host)} unknown: {shorten(latency.note, MAX_PROSE)}"
+    text = f"latency {number(latency.value, 'ms')} on {shorten(latency.host)} ({latency.provenance}"
+    if latency.low is not None and latency.high is not None:
+        text += f", {number(latency.low, 'ms')} to {number(latency.high, 'ms')}"
+    return f"{text})"
 
 
 def _quality(record: RunRecord, models: ModelsRecord) -> str:
@@ -125,11 +150,18 @@ def _origin(cell: Cell) -> str:
     return "" if cell.style == "measured" else f" ({cell.style})"
 
 
+def limited(record: RunRecord, name: str) -> str:
+    """Return the label of a limit; a latency is that of the chosen host."""
+    if name == "latency_ms" and record.latency is not None:
+        return f"Latency on {shorten(record.latency.host, 60)}"
+    return metric(record, name).label
+
+
 def _budget_kept(record: RunRecord) -> str:
     if not record.budget:
         return "no budget was set"
     for holds, outcome in ((False, "over budget in"), (None, "budget undecided for")):
-        labels = [f"“{metric(record, row.name).label}”" for row in record.budget if row.holds is holds]
+        labels = [f"“{limited(record, row.name)}”" for row in record.budget if row.holds is holds]
         if labels:
             return f"{outcome} {first(labels, 3)}"
     return "fits the budget"

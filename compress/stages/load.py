@@ -165,7 +165,10 @@ class LoadFloatTflite(_Load):
     def kind_reason(self) -> str:
         """Return the operators that have no Keras layer."""
         count = f"{len(self.problems)} operator{'s' if len(self.problems) > 1 else ''}"
-        listed = "; ".join(self.problems)
+        from compress.importers.common.unsupported import MOST_LISTED
+
+        more = len(self.problems) - MOST_LISTED
+        listed = "; ".join([*self.problems[:MOST_LISTED], *([f"and {more} more"] if more > 0 else [])])
         return f"{self.path.name} can only be quantized as it is, since {count} cannot become layers of Keras: {listed}"
 
     def run(self, artifact: Artifact, context: Context) -> Facts:

@@ -11,8 +11,8 @@ from pydantic import Field
 
 from compress.artifact import BUNDLE_FILE, MODEL_COMPILED, MODEL_TFLITE, RUNNER_FILE, SEGMENTS, Artifact, Facts, Kind
 from compress.errors import StageError
-from compress.export import runner_pyz
-from compress.export.packing import Packing, pack
+from compress.exporters import runner_pyz
+from compress.exporters.packing import Packing, pack
 from compress.stage import Context, Need, Stage, Use
 from compress.targets.base import Target
 from compress.tasks import task_of

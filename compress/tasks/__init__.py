@@ -11,7 +11,7 @@ from compress.tasks.detection import Detection
 from compress.tasks.embeddings import Embeddings
 from compress.tasks.keypoints import Keypoints
 from compress.tasks.multi_label import MultiLabel
-from compress.tasks.outputs import Outputs
+from compress.tasks.outputs import OutputsTask
 from compress.tasks.reconstruction import Reconstruction
 from compress.tasks.regression import Regression
 from compress.tasks.segmentation import Segmentation
@@ -27,7 +27,7 @@ TASKS: dict[str, Task] = {
         Reconstruction(),
         Embeddings(),
         Detection(),
-        Outputs(),
+        OutputsTask(),
     )
 }
 

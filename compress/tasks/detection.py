@@ -22,6 +22,7 @@ from compress.stage import Refusal, Use
 from compress.tasks import average_precision
 from compress.tasks.base import (
     Change,
+    DistillationTerms,
     EvaluationMembers,
     Head,
     Location,
@@ -46,8 +47,6 @@ VISIBLE = 0.4
 """Share of an object that must be visible in an augmented image."""
 STAYING = ("resize", "colour", "scale", "normalize", "clip")
 """Preprocessing steps that do not move boxes, as fractions of the image's dimensions."""
-STAGES = "train, replace_activations, quantize, compile, package"
-"""The stages that support detection."""
 LIKELY = 100
 """Number of anchors of a sample whose boxes are compared: those with the highest scores, as applications use them."""
 
@@ -62,13 +61,53 @@ class DetectionHead(Head):
 
     detector: Detector
 
-    def logits(self, scores: Any) -> Any:
-        """Return the scores as logits."""
+    def logits(self, outputs: Any) -> Any:
+        """Return the raw boxes and the scores as logits, flattened and concatenated: [n, anchors * (4 + classes)]."""
+        ops = keras().ops
+        boxes, scores = keras().tree.flatten(outputs)[:2]
+        parts = [ops.cast(boxes, "float32"), self._score_logits(ops.cast(scores, "float32"))]
+        flat = [ops.reshape(part, (ops.shape(part)[0], int(np.prod(part.shape[1:])))) for part in parts]
+        return ops.concatenate(flat, axis=1)
+
+    def _score_logits(self, scores: Any) -> Any:
         ops = keras().ops
         if self.detector.specification["scores"] == "logits":
             return scores
         likely = ops.clip(scores, 1e-6, 1 - 1e-6)
         return ops.log(likely) - ops.log(1 - likely)
+
+    def distillation_loss(self, logits: Any, soft_targets: Any, labels: Any, terms: DistillationTerms) -> Any:
+        """Return the divergence from the teachers' scores, and from their boxes where they see an object: [n].
+
+        Both are divided by the number of objects that the teachers see.
+        """
+        del labels
+        return self._divergence(keras().ops.stop_gradient(soft_targets), logits, terms.temperature)
+
+    def divergence(self, expected: Any, actual: Any) -> Any:
+        """Return the divergence of scores and likely boxes: [n]."""
+        return self._divergence(expected, actual, 1.0)
+
+    def _divergence(self, expected: Any, actual: Any, temperature: float) -> Any:
+        ops = keras().ops
+        boxes, scores = self._split(expected)
+        other_boxes, other_scores = self._split(actual)
+        likely = ops.max(ops.sigmoid(scores), axis=-1)
+        share = ops.sigmoid(scores / temperature)
+        softened = (scores / temperature, other_scores / temperature)
+        own, cross = (ops.softplus(each) - share * each for each in softened)
+        missed = ops.sum(cross - own, axis=(1, 2)) * temperature**2
+        distance = ops.abs(other_boxes - boxes)
+        smooth = ops.where(distance < 1, 0.5 * distance**2, distance - 0.5)
+        moved = ops.sum(smooth * likely[..., None], axis=(1, 2))
+        return (missed + moved) / ops.maximum(ops.sum(likely, axis=1), 1)
+
+    def _split(self, rows: Any) -> tuple[Any, Any]:
+        """Return rows as boxes [n, anchors, 4] and logits of scores [n, anchors, classes]."""
+        ops, anchors = keras().ops, len(self.detector.anchors)
+        boxes, scores = ops.split(rows, [4 * anchors], axis=1)
+        classes = (rows.shape[1] - 4 * anchors) // anchors
+        return ops.reshape(boxes, (-1, anchors, 4)), ops.reshape(scores, (-1, anchors, classes))
 
     @property
     def specification(self) -> Specification:
@@ -78,10 +117,10 @@ class DetectionHead(Head):
     def loss(self, targets: Any, outputs: Any) -> Any:
         """Return the focal loss of all scores plus the smooth L1 loss of the boxes of anchors that have an object."""
         ops = keras().ops
-        raw, scores = outputs
+        raw, scores = keras().tree.flatten(outputs)[:2]
         answers = match(self.detector, targets)
         target = ops.one_hot(ops.cast(answers.classes, "int32"), scores.shape[-1], dtype="float32")
-        logits = self.logits(scores)
+        logits = self._score_logits(scores)
         miss = ops.where(target > 0, ops.softplus(-logits), ops.softplus(logits))
         wrong = ops.where(target > 0, 1 - ops.sigmoid(logits), ops.sigmoid(logits))
         weight = ops.where(target > 0, BALANCE, 1 - BALANCE) * wrong**FOCUS * answers.counted[..., None]
@@ -134,39 +173,12 @@ class Detection(Task):
         "class weights": Refusal(
             "class_weights: the loss of a detector has no weights for classes", "class_weights: none"
         ),
-        "subset": Refusal(
-            "subset: samples are selected by their classes, and these samples have objects", "all samples"
-        ),
         "rotation": Refusal(
             "augment.rotate: the box around a rotated object is not the rotated box",
             "augment.shift, zoom and flip, which change boxes too",
         ),
-        "distillation": Refusal(
-            "teachers are compared by one class for each sample, and a detector finds several objects",
-            STAGES,
-            "leave it out, or train for longer",
-        ),
-        "qat teacher": Refusal("qat.distill: a teacher needs one class for each sample", "no teacher"),
-        "healing by distillation": Refusal(
-            "epochs: the training learns from the class scores of each sample, and these samples have objects",
-            "epochs: 0",
-            "set epochs: 0, and add train after it",
-        ),
-        "channel importance": Refusal(
-            "the importance of channels is measured with the classes of samples, and these samples have objects",
-            STAGES,
-            "begin with a narrower model",
-        ),
-        "selection by classes": Refusal(
-            "calibration: {select: coverage} and {select: hardness} need one class for each sample",
-            "balanced, random, stratified",
-        ),
-        "measured sensitivity": Refusal(
-            "sensitivity is measured with the classes of samples, and these samples have objects",
-            "latency",
-            "leave it out",
-        ),
-        "tfmot": Refusal("it trains with tfmot, which is set up for classifiers only", STAGES),
+        "decoupled": Refusal("decoupled: an image has several objects", "distillation without `decoupled`"),
+        "tfmot": Refusal("it trains with tfmot, which is set up for classifiers only", hint="leave it out"),
         "tfmot qat": Refusal("engine: tfmot trains classifiers only", "engine: coralline"),
     }
 
@@ -210,11 +222,9 @@ class Detection(Task):
         return augmentation(augment)
 
     def refused_settings(self, settings: Mapping[str, Any]) -> list[tuple[Location, Refusal]]:
-        """Return the problems: unknown anchors, sensitivity, and preprocessing steps that would move objects."""
+        """Return the problems: unknown anchors, and preprocessing steps that would move objects."""
         found: list[tuple[Location, Refusal]] = []
         model = settings["model"]
-        if (settings.get("measure") or {}).get("sensitivity") is not None:
-            found.append((("measure", "sensitivity"), self.refused["measured sensitivity"]))
         if "file" in model and not model.get("detector"):
             hint = "describe them under model.detector: see docs/detection.md"
             found.append((("model",), Refusal("the anchors of the model are not known", hint=hint)))

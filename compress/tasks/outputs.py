@@ -142,7 +142,7 @@ class ByOutput(Judge):
         return np.asarray(np.mean(shares, axis=0))
 
 
-class Outputs(MeasuredTask):
+class OutputsTask(MeasuredTask):
     """Outputs close to the original's; the metric is the error in standard deviations."""
 
     name: ClassVar[str] = "outputs"

@@ -39,7 +39,7 @@ class Difference:
 
 
 class Runner:
-    """A graph in the TFLite interpreter, with the reference kernels.
+    """A graph in the TFLite interpreter, with the default kernels and without a delegate.
 
     Args:
         graph: the graph.

@@ -15,7 +15,8 @@ therefore detected, also in the tables of the archive. The first member is `mani
      ...}
 
 TASK is one of TASKS. ROLE is `original` (float), `int8` or `compiled`; there is at least one. TENSOR is {"name",
-"shape", "dtype", "scale", "zero_point"} (`deploy.contract.tensors`). `labels` is empty for models without classes.
+"tensor", "shape", "dtype", "scale", "zero_point"} (`deploy.contract.tensors`); its name is the same for all roles.
+`labels` is empty for models without classes.
 
 Golden inputs are decoded samples before preprocessing, one per file. Evaluation inputs are too, but each file is a
 stack [n, ...] of samples with one shape and dtype. A sample of a model with several inputs is a row: its input tensors,
@@ -71,6 +72,8 @@ TASKS = (
     "detection",
     "outputs",
 )
+ANSWERS = {"classification": "class", "multi_label": "labels", "detection": "objects"}
+"""The answer of a model by its task; "arrays" for the other tasks."""
 BINARY = ("probability", "logit")
 MAX_TENSORS = 64
 """The largest number of inputs, and of outputs, of a model."""
@@ -281,6 +284,11 @@ class Bundle:
     def task(self) -> str:
         """The task of the models, one of TASKS."""
         return str(self.manifest["task"])
+
+    @property
+    def answers(self) -> str:
+        """The answer of the models for a sample: "class", "labels", "objects" or "arrays"."""
+        return ANSWERS.get(self.task, "arrays")
 
     @property
     def labels(self) -> Any:

@@ -21,7 +21,8 @@ class TensorDescription(NamedTuple):
     """An input or output of a model, as the manifest of a bundle describes it.
 
     Attributes:
-        name: its name; no two inputs or outputs of a model have the same one.
+        name: its name for applications; no two inputs or outputs of a model have the same one.
+        tensor: its name in the .tflite file.
         shape: its shape, with the batch of 1.
         dtype: one of DTYPES.
         scale: the scale of quantized values; None: the values are not quantized.
@@ -29,6 +30,7 @@ class TensorDescription(NamedTuple):
     """
 
     name: str
+    tensor: str
     shape: Tuple[int, ...]
     dtype: str
     scale: Optional[float]
@@ -36,14 +38,14 @@ class TensorDescription(NamedTuple):
 
     @classmethod
     def of(cls, details: Sequence[Any]) -> List[TensorDescription]:
-        """Return the descriptions of a runtime's details of all inputs or outputs."""
+        """Return the descriptions of a runtime's details of all inputs or outputs, with their names in the file."""
         names = unique_names([str(detail["name"]) for detail in details])
         tensors = []
         for name, detail in zip(names, details):
             scale, zero_point = detail["quantization"]
             dtype = np.dtype(detail["dtype"]).name
             shape = tuple(int(length) for length in detail["shape"])
-            tensors.append(cls(name, shape, dtype, float(scale) or None, int(zero_point)))
+            tensors.append(cls(name, name, shape, dtype, float(scale) or None, int(zero_point)))
         return tensors
 
     @classmethod
@@ -61,7 +63,12 @@ class TensorDescription(NamedTuple):
             if not _is_valid(key, entry[key]):
                 raise ValueError("%s cannot be %r" % (key, entry[key]))
         scale = None if entry["scale"] is None else float(entry["scale"])
-        return cls(entry["name"], tuple(entry["shape"]), entry["dtype"], scale, entry["zero_point"])
+        return cls(entry["name"], entry["tensor"], tuple(entry["shape"]), entry["dtype"], scale, entry["zero_point"])
+
+    @property
+    def values(self) -> Tuple[Any, ...]:
+        """Shape, dtype, scale and zero point."""
+        return (self.shape, self.dtype, self.scale, self.zero_point)
 
     def to_json(self) -> Dict[str, Any]:
         """Return the entry of a manifest."""
@@ -124,7 +131,7 @@ def _is_shape(value: Any) -> bool:
 
 def _is_valid(key: str, value: Any) -> bool:
     """Return whether a value of a tensor in a manifest is valid."""
-    if key == "name":
+    if key in ("name", "tensor"):
         return isinstance(value, str)
     if key == "shape":
         return _is_shape(value)

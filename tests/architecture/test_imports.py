@@ -177,7 +177,7 @@ CHIP = re.compile(r"edge_?tpu|coral(?!line)", re.IGNORECASE)
 CHIP_IN_CODE = {
     "compress/targets/__init__.py": "the default target",
     "compress/artifact.py": "the compiled model's file names are those that the vendor's compiler and runtime use",
-    "compress/export/frigate.py": "Frigate's detector is named after the chip, and takes models compiled for it",
+    "compress/exporters/frigate.py": "Frigate's detector is named after the chip, and takes models compiled for it",
 }
 """Modules that name the chip in code, though they are not its target; at most 5, each with the reason."""
 

@@ -47,8 +47,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "PReLU": {"shared_axes": [1, 2]},
     "Normalization": {"mean": [0.1] * 8, "variance": [0.5] * 8},
 }
-NOT_IN_A_FILE = [spec.kind for spec in all_specs() if spec.recurrent or spec.kind == "InputLayer"]
-"""Recurrent layers need an unrolled loop, and cells another layer."""
+NOT_IN_A_FILE = [
+    spec.kind for spec in all_specs() if spec.reads_masks or spec.kind in ("InputLayer", "Masking", "Embedding")
+]
+"""Recurrent layers take sequences (tests/ir/test_unroll.py), cells need another layer, masks and indices no image."""
 KINDS = [spec.kind for spec in all_specs() if spec.kind not in NOT_IN_A_FILE and type(spec).__name__[:4] != "Augm"]
 
 

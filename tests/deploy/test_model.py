@@ -59,7 +59,7 @@ def test_an_answer_names_its_classes() -> None:
 def test_scores_of_every_type(dtype: Any, shape: tuple[int, ...]) -> None:
     stored = np.arange(-128, 128).astype(dtype).reshape(shape)
     integers = np.issubdtype(dtype, np.integer)
-    tensor = TensorDescription("x", shape, np.dtype(dtype).name, 0.1 if integers else None, 3 if integers else 0)
+    tensor = TensorDescription("x", "x", shape, np.dtype(dtype).name, 0.1 if integers else None, 3 if integers else 0)
     wanted = dequantize(stored.ravel(), 0.1, 3) if integers else stored.ravel()
     np.testing.assert_array_equal(_to_values(tensor)(stored), wanted)
 

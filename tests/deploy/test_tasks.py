@@ -20,16 +20,16 @@ from serving import serving
 from compress.artifact import BUNDLE_FILE, Artifact, Kind
 from compress.data.dataset import Dataset
 from compress.evaluation.original_outputs import TaughtByOriginal
-from compress.export import packing
-from compress.export.packing import Packing, pack
+from compress.exporters import packing
+from compress.exporters.packing import Packing, pack
 from compress.stage import Context
 from compress.stages.package import Package
 from compress.targets import load
 from compress.tasks import TASKS
 from compress.tflite.interpreter import LoadedModel
-from deploy import Model, Outputs, accuracy, answers, benchmark, golden, measurement
+from deploy import Model, NamedOutputs, accuracy, answers, benchmark, golden, measurement
 from deploy import __main__ as command
-from deploy.answers import Answer, LabelOutputs
+from deploy.answers import Answer, ChosenLabels
 from deploy.contract import bundle
 from deploy.contract.errors import ImageError
 from deploy.contract.tensors import TensorDescription
@@ -122,7 +122,7 @@ def test_several_inputs_by_name_and_in_order(two_inputs: bundle.Bundle, tmp_path
     with Model(two_inputs, "int8", kernels="reproducible") as model:
         for index in range(3):
             named = model({"state": STATES[index], "image": IMAGES[index]})
-            assert isinstance(named, Outputs)
+            assert isinstance(named, NamedOutputs)
             assert {name: named[name].shape for name in named} == {"scores": (3,), "next": (2, 3), "mask": (4, 4, 2)}
             flat = np.concatenate([named[name].ravel() for name in named])
             np.testing.assert_array_equal(flat, wanted[index])
@@ -192,6 +192,18 @@ def test_each_output_has_its_own_steps(
     key = "largest_difference" if name == "mask" else "largest_steps"
     assert {each["name"]: bool(each.get(key)) for each in found["outputs"]}[name] is True
     assert found[key] == pytest.approx(change)
+
+
+@pytest.mark.parametrize(("every", "verdict"), [(100, "close"), (2, "different")])
+def test_a_few_of_many_values_may_differ_by_more_steps(every: int, verdict: str) -> None:
+    content = several.segmenter(classes=16)
+    opened = bundle.Bundle(devices.packed({"int8": content}, samples=0, machine="another", task="segmentation"))
+    stored = opened.array("golden-output-int8.npy")
+    flat = stored.reshape(-1)
+    flat[::every] += np.where(flat[::every] < 0, 9, -9).astype(np.int8)
+    opened.members["golden-output-int8.npy"] = bundle.array_bytes(stored)
+    found = golden.golden(opened, "int8", CPU)
+    assert (found["verdict"], found["largest_steps"]) == (verdict, 9)
 
 
 @pytest.mark.parametrize(("change", "verdict"), [(1e-7, "close"), (1e-4, "different")])
@@ -307,6 +319,26 @@ def test_the_service_takes_several_inputs(two_inputs: bundle.Bundle) -> None:
             assert [row["values"] for row in found["outputs"]] == [wanted[name].tolist() for name in wanted]
 
 
+def test_all_values_of_large_outputs(two_inputs: bundle.Bundle) -> None:
+    body = bundle.array_bytes(ROWS[1])
+    with Model(two_inputs, "int8") as model, serving(model) as service:
+        wanted = model(ROWS[1])
+        status, _, content = service.ask("POST", "/v1/predict?format=npz", body)
+        assert status == 200
+        with np.load(io.BytesIO(content)) as file:
+            assert sorted(file.files) == sorted(wanted)
+            assert all(np.array_equal(file[name], wanted[name]) for name in wanted)
+        assert service.ask("POST", "/v1/predict?format=xml", body)[0] == 400
+    opened = bundle.Bundle(devices.packed(samples=0))
+    with (
+        Model(opened, "int8") as model,
+        serving(model, {"name": "x", "role": "int8", "answers": opened.answers}) as service,
+    ):
+        status, _, found = service.ask("POST", "/v1/predict?format=npz", bundle.array_bytes(devices.images(1)[0]))
+        assert status == 400
+        assert "for models whose answer is arrays" in found["error"]["what"]
+
+
 @pytest.mark.parametrize(
     ("body", "says"),
     [
@@ -381,7 +413,7 @@ def test_a_segmenter(packed: Pack, tmp_path: Path, capsys: pytest.CaptureFixture
     np.testing.assert_array_equal(answer.first.ravel(), host_rows(opened, "int8", tmp_path, IMAGES[:1])[0])
     assert answer["mask"].argmax(axis=-1).shape == (4, 4)
     assert answers.to_json(answer, 3)["outputs"][0]["values"] == answer["mask"].tolist()
-    assert repr(answer) == "Outputs(mask [4, 4, 3])"
+    assert repr(answer) == "NamedOutputs(mask [4, 4, 3])"
     assert "miou_int8" in opened.manifest["evaluation"]["metrics"]
     (output,) = accuracy.compare(opened, CPU)["models"]["int8"]["outputs"]
     assert 20 < output["sqnr_db"]["value"] < 80
@@ -409,7 +441,7 @@ def test_a_multi_label_classifier(binary: str) -> None:
     with Model(opened, "int8", kernels="reproducible") as model:
         for image in devices.images(20):
             answer = model(image)
-            assert isinstance(answer, LabelOutputs)
+            assert isinstance(answer, ChosenLabels)
             raw = answer["scores"]
             likely = raw if binary == "probability" else 1 / (1 + np.exp(-raw))
             np.testing.assert_allclose(answer.scores, likely, rtol=1e-6)
@@ -422,10 +454,17 @@ def test_a_multi_label_classifier(binary: str) -> None:
 
 
 def test_values_that_json_does_not_have() -> None:
-    outputs = Outputs({"x": np.array([[1.5, np.nan], [np.inf, -2]], np.float32), "y": np.arange(6, dtype=np.float32)})
+    outputs = NamedOutputs(
+        {"x": np.array([[1.5, np.nan], [np.inf, -2]], np.float32), "y": np.arange(6, dtype=np.float32)}
+    )
     assert outputs.rows(4) == [
         {"name": "x", "shape": [2, 2], "values": [[1.5, None], [None, -2.0]]},
-        {"name": "y", "shape": [6], "note": "the first 4 of 6 values", "values": [0.0, 1.0, 2.0, 3.0]},
+        {
+            "name": "y",
+            "shape": [6],
+            "note": "the first 4 of 6 values; .npz has all of them",
+            "values": [0.0, 1.0, 2.0, 3.0],
+        },
     ]
     assert (len(outputs), list(outputs)) == (2, ["x", "y"])
 
@@ -485,6 +524,22 @@ def detail(name: str, shape: tuple[int, ...] = (1, 3)) -> dict[str, Any]:
     return {"name": name, "shape": np.array(shape), "dtype": np.int8, "quantization": (0.5, 3)}
 
 
+@pytest.mark.parametrize(
+    ("tensor", "name"),
+    [
+        ("scores", "scores"),
+        ("serving_default_image:0", "image"),
+        ("Identity", "output"),
+        ("Identity_3", "output_3"),
+        ("StatefulPartitionedCall:2", "output_2"),
+        ("StatefulPartitionedCall_1:0", "output_1"),
+        ("model/dense/Softmax;model/dense/MatMul", "model/dense/Softmax"),
+    ],
+)
+def test_names_for_applications(tensor: str, name: str) -> None:
+    assert packing.plain_name(tensor) == name
+
+
 def test_names_of_tensors_are_unique() -> None:
     tensors = TensorDescription.of([detail("x"), detail("x"), detail("")])
     assert [tensor.name for tensor in tensors] == ["x", "x_2", ""]
@@ -497,10 +552,10 @@ def test_outputs_are_put_into_the_order_of_the_manifest(two_inputs: bundle.Bundl
         session, expected = model.session, model.bundle.models["int8"].outputs
         wanted = model(ROWS[0])
         for names in (("scores", "next", "mask"), ("a", "b", "c")):
-            renamed = [tensor._replace(name=name) for tensor, name in zip(expected, names, strict=True)]
+            renamed = [tensor._replace(tensor=name) for tensor, name in zip(expected, names, strict=True)]
             session.outputs = [renamed[place] for place in (2, 0, 1)]
             session.output_indices = [session.output_indices[place] for place in (2, 0, 1)]
-            session.arrange(expected)
-            assert [tensor[1:] for tensor in session.outputs] == [tensor[1:] for tensor in expected]
+            session.arrange(session.inputs, expected)
+            assert [tensor.values for tensor in session.outputs] == [tensor.values for tensor in expected]
             found = model(ROWS[0])
             assert all(np.array_equal(found[name], wanted[name]) for name in wanted)

@@ -37,7 +37,7 @@ def test_accuracy_of_two_models(artifact: Make, context: Make) -> None:
     assert (measured["value"], measured["unit"], measured["how"]) == (0.75, "fraction", "measured")
     assert measured["low"] < 0.75 < measured["high"]
     assert measured["note"].startswith("test split, ai-edge-litert ")
-    assert measured["note"].endswith(" without a delegate, 12 samples")
+    assert measured["note"].endswith(", default kernels without a delegate, 12 samples")
     assert facts["second"]["accuracy"]["value"] == np.mean(predictions(second, plain) == labels)
 
 

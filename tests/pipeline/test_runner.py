@@ -104,8 +104,8 @@ def test_the_record_says_what_was_measured(project: Project, out: Path) -> None:
     model = record["models"]["result"]["measurements"]
     assert model["macs"]["value"] == tiny.macs()
     assert model["size_bytes"]["value"] == (out / "tiny" / "model.tflite").stat().st_size
-    assert record["latency"]["conditions"]["runs"] == 5
-    assert len(record["latency"]["result"]) == 5
+    assert record["cpu_latency"]["conditions"]["runs"] == 5
+    assert len(record["cpu_latency"]["result"]) == 5
     assert record["data"]["samples"] == {"train": 66, "validation": 6, "test": 18}
     assert [row["seconds"] is not None for row in record["stages"]] == [True] * 5
 
@@ -413,6 +413,19 @@ def test_a_budget_that_is_broken(project: Project, out: Path, name: str) -> None
     assert (row["name"], row["limit"], row["holds"]) == (name, limits[name], False)
     assert row["measured"]["value"] > limits[name]
     assert outputs(out).keys() == {"model.tflite", "tiny.coralline", "runner.pyz"}
+
+
+def test_the_latency_is_that_of_the_host(project: Project, out: Path) -> None:
+    values = {}
+    for host in ("usb3", "usb2"):
+        _, record, _ = run(project([], measure={"host": host, "latency": {"runs": 5}}), out)
+        assert (record["latency"]["host"], record["latency"]["provenance"]) == (host, "predicted")
+        assert record["latency"]["low"] < record["latency"]["value"] < record["latency"]["high"]
+        values[host] = record["latency"]["value"]
+    assert values["usb3"] < values["usb2"]
+    _, record, _ = run(project([], target="cpu"), out)
+    measured = record["models"]["result"]["measurements"]["latency_ms"]["value"]
+    assert (record["latency"]["provenance"], record["latency"]["value"]) == ("measured", measured)
 
 
 def test_a_budget_without_measurement_says_why(project: Project, out: Path) -> None:

@@ -250,6 +250,7 @@ def test_words_of_a_wrong_type_or_range(
     ("old", "new", "line", "message"),
     [
         ("  latency:\n    runs: 10\n", "  latency: 10\n", 33, "measure.latency: 10 should be a map"),
+        ("  latency:\n    runs: 10\n", "  host: usb4\n", 33, "measure.host: unknown host 'usb4'; allowed: pcie, usb3"),
         ("measure:\n  latency:\n    runs: 10\n", "measure: fast\n", 32, "measure: 'fast' should be a map"),
         ("  accuracy_drop: 0.02\n", "", 35, "budget: null should be a map"),
         ("      augment:\n        shift: 0.1\n", "      augment: 1\n", 22, "stages[0].train.augment: 1 should be"),

@@ -51,28 +51,23 @@ def test_what_goes_with_boxes_is_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("stage", "told"),
     [
-        ("distill", "stages[1]: stage 2 (distill): teachers are compared by one class for each sample"),
+        ({"distill": {"decoupled": {}}}, "stages[1]: stage 2 (distill): decoupled: an image has several objects"),
         ("cluster", "stages[1]: stage 2 (cluster): it trains with tfmot"),
         ("sparsify", "stages[1]: stage 2 (sparsify): it trains with tfmot"),
-        ("prune", "stages[1]: stage 2 (prune): the importance of channels is measured"),
-        ("replace_activations", "stages[1]: stage 2 (replace_activations): epochs: the training learns"),
         ({"train": {"class_weights": "balanced"}}, "class_weights: the loss of a detector"),
         (
             {"train": {"augment": {"rotate": 10}}},
             "augment.rotate: the box around a rotated object is not the rotated box",
         ),
         ({"quantize": {"method": "qat", "class_weights": "balanced"}}, "stage 2 (quantize): class_weights"),
-        ({"train": {"subset": {"by": "random", "share": 0.5}}}, "subset: samples are selected by their classes"),
-        ({"quantize": {"calibration": {"select": "hardness"}}}, "select: hardness} need one class"),
         ({"quantize": {"method": "qat", "engine": "tfmot"}}, "engine: tfmot trains classifiers only"),
-        ({"quantize": {"method": "qat", "qat": {"distill": {}}}}, "qat.distill: a teacher needs one class"),
     ],
 )
 def test_stages_and_settings_for_classes_are_refused(tmp_path: Path, stage: Any, told: str) -> None:
     message = refused(pipeline(tmp_path, stages=["train", stage]))
     assert told in message
     assert "(the data is for detection)" in message
-    assert "; allowed: " in message
+    assert "; allowed: " in message or "leave it out" in message
 
 
 def test_nothing_is_asked_of_a_stage_that_is_skipped(tmp_path: Path) -> None:
@@ -86,7 +81,6 @@ def test_nothing_is_asked_of_a_stage_that_is_skipped(tmp_path: Path) -> None:
     ("keys", "told"),
     [
         ({"budget": {"accuracy_drop": 0.1}}, "budget.accuracy_drop: accuracy_drop is of classifiers"),
-        ({"measure": {"sensitivity": {}}}, "measure.sensitivity: sensitivity is measured with the classes"),
         ({"model": {"builder": "ssd_small", "detector": {"maps": []}}}, "maps must be a list of maps"),
         ({"model": {"builder": "ssd_small", "detector": {**ANCHORS, "most": 0}}}, "most must be a whole number"),
     ],

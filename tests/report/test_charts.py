@@ -278,7 +278,8 @@ RUN = {"comparison": None, "models": {"original": None, "result": None}}
     [
         (
             {},
-            "Usable with warnings. 0.26× the size, 0.48× the MACs, 0.41× the latency (predicted), accuracy 0.992 → 0.990 "  # noqa: RUF001
+            "Usable with warnings. "
+            "0.26× the size, 0.48× the MACs, 0.41× the latency (predicted), accuracy 0.992 → 0.990 "  # noqa: RUF001
             "(drop +0.002 [−0.006, +0.006]); fits the budget.",  # noqa: RUF001
         ),
         (RUN | {"budget": [], "verdict": None}, "No result was measured; no budget was set."),

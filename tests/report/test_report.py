@@ -200,6 +200,35 @@ def test_expected_latency_is_told_with_its_interval() -> None:
         assert "1.47 ms to 2.45 ms" in page
 
 
+def test_the_latency_of_the_host_is_the_latency() -> None:
+    for page in (Page(html_of(full())).text, markdown_of(full())):
+        assert "latency 1.90 ms on usb3 (predicted, 1.47 ms to 2.45 ms)" in page
+        assert "Latency on usb3" in page
+        assert "Time on this machine's CPU, median" in page
+        assert "This machine's CPU, Xeon 2.2 GHz, not a Coral host" in page
+
+
+def test_next_steps_name_limits_gains_and_commands() -> None:
+    record = full()
+    record["outputs"]["digits.coralline"] = record["outputs"]["model.tflite"]
+    record["outputs"].pop("model_edgetpu.tflite", None)
+    for page in (Page(html_of(record)).text, markdown_of(record)):
+        assert "Limits of the latency on usb3" in page
+        assert "CONV_2D 3: 4 fewer save time" in page.replace("\\_", "_")
+        assert "edgetpu_compiler -s model.tflite" in page
+        assert "python -m compress deploy digits.coralline --to" in page
+
+
+def test_a_limit_inside_the_interval_asks_for_a_measurement() -> None:
+    record = full()
+    measured = {"value": 1.9, "unit": "ms", "how": "predicted", "low": 1.47, "high": 2.45, "note": "usb3"}
+    record["budget"] = [{"name": "latency_ms", "limit": 2.0, "unit": "ms", "measured": measured, "holds": True}]
+    sentence = "the limit is within the interval 1.47 ms to 2.45 ms: measure on the device"
+    assert sentence in Page(html_of(record)).text
+    record["budget"][0]["limit"] = 2.5
+    assert sentence not in Page(html_of(record)).text
+
+
 def test_a_regression_has_rows_of_its_metrics() -> None:
     text, page = markdown_of(regression()), Page(html_of(regression())).text
     assert "| R² | **−1.300** measured | **−1.600** measured | **drop +0.300** measured |" in text  # noqa: RUF001

@@ -14,7 +14,7 @@ import scenes
 import tiny
 
 from compress.artifact import MODEL_TFLITE
-from compress.export import cpp_header
+from compress.exporters import cpp_header
 from compress.pipeline.runner import run
 from compress.pipeline.schema import load
 from compress.tflite.interpreter import LoadedModel as HostModel
@@ -219,3 +219,23 @@ def test_a_detector_with_anchors_of_another_model_is_refused(made: tuple[Path, d
     other = Bundle(changed(path, lambda manifest, _: manifest["detection"]["maps"][0].update(cells=[4, 4])))
     with pytest.raises(LoadError, match="anchors"):
         Model(other, device="cpu")
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras, when it saves a model
+def test_a_detector_is_pruned_and_distilled(tmp_path: Path) -> None:
+    (tmp_path / "finder.py").write_text(BUILDER)
+    stages = [
+        {"train": {"epochs": EPOCHS, "batch_size": 16, "learning_rate": 0.01}},
+        {"prune": {"keep_macs": 0.7, "epochs": 4, "batch_size": 16, "samples": 64, "allocation": "sensitivity"}},
+        {"distill": {"epochs": 4, "batch_size": 16, "weight": 0.5, "temperature": 1}},
+        {"quantize": {"ranges": "minmax", "equalize": "off", "calibration": {"select": "hardness"}}},
+    ]
+    more = {"measure": {"latency": {"runs": 3}, "sensitivity": {"samples": 32}}}
+    path = scenes.pipeline(tmp_path, (160, 24), {"builder": "finder.py", "trust": True}, stages, **more)
+    record = run(load(path), tmp_path / "runs", tiny.Notes()).to_json()
+    macs = [value(record, side, "macs") for side in ("original", "result")]
+    assert macs[1] < 0.75 * macs[0]
+    assert value(record, "original", "ap50") > 0.3
+    assert value(record, "result", "ap50") > 0.6 * value(record, "original", "ap50")
+    assert record["sensitivity"]["missing"] == ""
+    assert max(record["sensitivity"]["curves"][0]["divergence"]) > 0

@@ -26,7 +26,7 @@ from compress.data.dataset import Dataset
 from compress.data.source import Samples, Source
 from compress.data.sources import ImageFolder, Npz
 from compress.errors import ModelError
-from compress.export import packing, runner_pyz
+from compress.exporters import packing, runner_pyz
 from compress.stage import Context
 from compress.stages.package import Package
 from compress.targets import load
@@ -192,6 +192,7 @@ def test_the_bundle(artifact: Any, context: Any) -> None:
     (given,) = read.manifest["models"]["int8"]["inputs"]
     assert given == {
         "name": "image",
+        "tensor": "image",
         "shape": [1, 4, 4, 1],
         "dtype": "int8",
         "scale": pytest.approx(1 / 255),

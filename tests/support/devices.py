@@ -18,7 +18,7 @@ import pytest
 import tiny
 from paths import ROOT
 
-from compress.export import runner_pyz
+from compress.exporters import runner_pyz
 from compress.tflite import graph
 from compress.tflite.interpreter import LoadedModel
 from deploy.contract import bundle

@@ -43,9 +43,9 @@ EXPECTED = {
     "picture": "97add43fae209e1f6da0513a74d6bdd38ba2a1a8fe978c1cf9a8264a3f91b886",
     "sound": "0d11615273956803c00170a21501b541b33a7e626bc8321b37fe3e5dd2e5c241",
     "recordings": "d35f4f927d67eb566fcb5723656141c7136ad03a1510f2bd7418299940883aae",
-    "bundle": "ec655cbbee342a8a44b1539154c6c6781d694be2adcea08ad4cf810afb78792e",
+    "bundle": "f35086fa1eeee83bc190818c512623590c6a436242f80672d846d879599f2cd2",
     "accepted": 0,
-    "signed": "d8d36271530c56f864f166729062a35092494be386c5f7ab9f3060e85c3a1a99",
+    "signed": "ff9f4bdf1fd9eacc9dc7f8cec761a430db42cee10ff561ad97dca9cd23f3cbf9",
     "accepted_signed": 0,
 }
 
@@ -76,7 +76,7 @@ def recordings():
 
 
 def tensor(name, shape, dtype, scale, zero_point):
-    return {"name": name, "shape": shape, "dtype": dtype, "scale": scale, "zero_point": zero_point}
+    return {"name": name, "tensor": name, "shape": shape, "dtype": dtype, "scale": scale, "zero_point": zero_point}
 
 
 def manifest(**changes):

@@ -127,6 +127,11 @@ FULL: Record = {
         ],
     },
     "latency": {
+        "host": "usb3", "value": 1.9, "low": 1.47, "high": 2.45, "provenance": "predicted",
+        "note": "predicted by `estimate`", "parts": {"fixed_ms": 1.2, "compute_ms": 0.7}, "streamed_bytes": 0,
+        "advice": [{"what": "CONV_2D 3: 4 fewer save time", "saves_ms": 0.2}],
+    },
+    "cpu_latency": {
         "conditions": {"runtime": "ai-edge-litert 2.3.0", "threads": 1, "warmup": 20, "cpu": "Xeon 2.2 GHz"},
         "original": latencies(0.41), "result": latencies(0.17),
     },
@@ -176,14 +181,14 @@ def failed() -> Record:
             stage("quantize", 0, 0, 0, **nothing),
         ],
         "budget": [{"name": "accuracy_drop", "limit": 0.02, "unit": "fraction", "measured": unknown, "holds": None}],
-    } | dict.fromkeys(("data", "comparison", "latency", "placement"))
+    } | dict.fromkeys(("data", "comparison", "latency", "cpu_latency", "placement"))
 
 
 def bare() -> Record:
     """What is known when a run fails before its first stage."""
     error = {"stage": None, "message": "data.npz: cannot be read", "exit_code": 3}
     empty: Record = {"stages": [], "budget": [], "outputs": {}, "models": {"original": None, "result": None}}
-    return full() | empty | dict.fromkeys(("data", "comparison", "latency", "placement")) | {
+    return full() | empty | dict.fromkeys(("data", "comparison", "latency", "cpu_latency", "placement")) | {
         "status": "failed", "error": error, "name": "bare",
     }
 
@@ -194,7 +199,7 @@ def spoiled(value: Any, key: str = "") -> Any:
         return {name: spoiled(item, name) for name, item in value.items()} | more
     if isinstance(value, list):
         return [spoiled(item) for item in value]
-    if isinstance(value, str) and key not in ("how", "unit", "status", "placement", "metrics", "change"):
+    if isinstance(value, str) and key not in ("how", "provenance", "unit", "status", "placement", "metrics", "change"):
         return f"{HOSTILE}{value}"
     return value
 
@@ -224,7 +229,7 @@ def crowded() -> Record:
 
 def single() -> Record:
     record = full()
-    record["latency"] |= {"original": [0.5], "result": [0.25]}
+    record["cpu_latency"] |= {"original": [0.5], "result": [0.25]}
     record["stages"] = record["stages"][1:2]
     record["placement"] |= {"compiled": True}
     return record

@@ -51,8 +51,9 @@ class Service:
 
 def read(answer: http.client.HTTPResponse) -> Ask:
     content = answer.read()
-    as_json = answer.headers["Content-Type"] == "application/json"
-    return answer.status, dict(answer.headers), json.loads(content) if as_json else content.decode()
+    kind = answer.headers["Content-Type"]
+    readers = {"application/json": json.loads, "application/x-npz": bytes}
+    return answer.status, dict(answer.headers), readers.get(kind, bytes.decode)(content)
 
 
 @contextlib.contextmanager

@@ -66,6 +66,7 @@ def test_describe(tmp_path: Path) -> None:
     model = LoadedModel(written(tmp_path / "m.tflite", tiny.classifier()), reproducible=True)
     assert model.input_tensors[0].to_json() == {
         "name": "image",
+        "tensor": "image",
         "shape": [1, 4, 4, 1],
         "dtype": "int8",
         "scale": pytest.approx(1 / 255),
@@ -74,6 +75,7 @@ def test_describe(tmp_path: Path) -> None:
     floats = LoadedModel(written(tmp_path / "f.tflite", tiny.classifier(int8=False)), reproducible=True)
     assert floats.output_tensors[0].to_json() == {
         "name": "scores",
+        "tensor": "scores",
         "shape": [1, 3],
         "dtype": "float32",
         "scale": None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from compress.errors import ModelError
@@ -11,6 +11,10 @@ from compress.errors import ModelError
 Error = TypeVar("Error", bound=ModelError)
 NO_LAYER = "Keras has no layer for it"
 """Reason for an operator without a rule."""
+MOST_LISTED = 8
+"""Kinds of refused operators that a message lists."""
+LONGEST_REASON = 240
+"""Characters of a reason in a message."""
 
 
 @dataclass(frozen=True)
@@ -21,11 +25,13 @@ class Refused:
         node: its name in the file.
         operator: its type: Loop, MatMul, Lambda.
         reason: the reason, in a few words.
+        lacks_code: whether the file only names the code that it needs, so that no permission to run code helps.
     """
 
     node: str
     operator: str
     reason: str
+    lacks_code: bool = field(default=False, compare=False)
 
     def __str__(self) -> str:
         node = self.node if len(self.node) <= 80 else f"{self.node[:77]}..."
@@ -34,12 +40,27 @@ class Refused:
 
 def carrying(error: Error, refused: Sequence[Refused]) -> Error:
     """Return the error with the refused operators as facts for programs."""
-    error.facts["refused"] = [asdict(each) for each in refused]
+    error.facts["refused"] = [{"node": each.node, "operator": each.operator, "reason": each.reason} for each in refused]
     return error
 
 
+def listed(refused: Sequence[Refused]) -> str:
+    """Return the refused operators as one line of limited length; those of one kind and reason together."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for each in refused:
+        names.setdefault((each.operator, each.reason), []).append(each.node)
+    lines = [_line(operator, reason, nodes) for (operator, reason), nodes in list(names.items())[:MOST_LISTED]]
+    more = len(refused) - sum(len(nodes) for nodes in list(names.values())[:MOST_LISTED])
+    return "; ".join([*lines, f"and {more} more"] if more else lines)
+
+
+def _line(operator: str, reason: str, nodes: Sequence[str]) -> str:
+    reason = reason if len(reason) <= LONGEST_REASON else f"{reason[: LONGEST_REASON - 3]}..."
+    first = str(Refused(nodes[0], operator, reason))
+    return first if len(nodes) == 1 else f"{first} (and {len(nodes) - 1} more of this kind)"
+
+
 def unsupported(refused: Sequence[Refused], where: str) -> ModelError:
-    """Return the error that lists every operator without a Keras layer."""
+    """Return the error for operators without a Keras layer; its facts hold all of them."""
     count = f"{len(refused)} operator{'s' if len(refused) != 1 else ''}"
-    what = f"{count} cannot become layers of Keras: {'; '.join(map(str, refused))}"
-    return carrying(ModelError(what, where=where), refused)
+    return carrying(ModelError(f"{count} cannot become layers of Keras: {listed(refused)}", where=where), refused)

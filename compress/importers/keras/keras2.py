@@ -19,7 +19,7 @@ from compress.errors import ModelError
 from compress.importers.common import verification
 from compress.importers.common.guarded_calls import MOST_ELEMENTS, elements
 from compress.importers.common.layer_calls import NotImportedError
-from compress.importers.common.unsupported import Refused, carrying
+from compress.importers.common.unsupported import Refused, carrying, listed
 from compress.importers.common.verification import Parity
 from compress.importers.keras import keras2_functions, keras2_weights
 from compress.importers.keras.keras2_operations import FunctionCall
@@ -53,9 +53,8 @@ _INHERITED = {"kernel_constraint", "kernel_initializer", "kernel_regularizer"}
 
 def missing(refused: Iterable[Refused], where: str) -> ModelError:
     """Return the error that lists everything without a counterpart in Keras 3."""
-    listed = list(dict.fromkeys(refused))
-    what = f"Keras 3 has no counterpart for: {'; '.join(map(str, listed))}"
-    return carrying(ModelError(what, where=where, hint=REPLACE), listed)
+    layers = list(dict.fromkeys(refused))
+    return carrying(ModelError(f"Keras 3 has no counterpart for: {listed(layers)}", where=where, hint=REPLACE), layers)
 
 
 def rebuild(old: tf_keras.Model, where: str, samples: Any = None) -> tuple[keras.Model, Parity]:

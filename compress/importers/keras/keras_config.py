@@ -210,7 +210,8 @@ def _judge(entry: dict[str, Any], owner: str) -> list[Refused]:
     if name in LISTS and set(entry) == {"class_name", "items"}:
         return []
     if name in RUNS:
-        return [Refused(owner, name, f"{RUNS[name]}{_code(entry)}")]
+        code, lacks_code = _code(entry)
+        return [Refused(owner, name, f"{RUNS[name]}{code}", lacks_code)]
     if name == "function":
         function = entry.get("config")
         if is_keras and registered in (None, function, "function") and _is_activation(function):
@@ -231,8 +232,8 @@ def _custom_class(name: str, module: object, owner: str) -> Refused:
     return Refused(owner, _bare(name), f"is of the custom class {shown(name)}{source}")
 
 
-def _code(entry: dict[str, Any]) -> str:
-    """Return a description of a Lambda layer's code: bytecode, or the name of a function."""
+def _code(entry: dict[str, Any]) -> tuple[str, bool]:
+    """Return a description of a Lambda layer's code (bytecode, or a function's name), and whether the file lacks it."""
     config = entry.get("config")
     config = config if isinstance(config, dict) else {}
     function, module = config.get("function", config), config.get("module", entry.get("module"))
@@ -245,10 +246,10 @@ def _code(entry: dict[str, Any]) -> str:
         function = function.get("code", function.get("value", function.get("config")))
     code = function[0] if isinstance(function, list) and function else function
     if isinstance(code, str) and (isinstance(function, list) or len(code) > 60 or not code.isidentifier()):
-        return f": {len(code) * 3 // 4:,} bytes of bytecode, whose source is not in the file"
+        return f": {len(code) * 3 // 4:,} bytes of bytecode, whose source is not in the file", False
     if isinstance(code, str):
-        return f": the function {shown(code)} of module {shown(module)}, which is not in the file"
-    return " that it contains or names"
+        return f": the function {shown(code)} of module {shown(module)}, which is not in the file", True
+    return " that it contains or names", False
 
 
 def _judge_support(entry: dict[str, Any], owner: str) -> list[Refused]:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from compress.errors import ModelError, UntrustedError
 from compress.importers.common import guarded_calls
 from compress.importers.common.guarded_calls import READ_ERRORS
-from compress.importers.common.unsupported import Refused, carrying
+from compress.importers.common.unsupported import Refused, carrying, listed
 from compress.importers.common.verification import Parity
 from compress.importers.keras import hdf5_weights, keras2, keras2_weights, keras_config
 from compress.importers.keras.hdf5_weights import MAX_WEIGHTS_BYTES
@@ -144,8 +144,10 @@ def load_scanned(path: Path, scan: Scan, *, trust: bool, samples: Any = None) ->
 
 def untrusted(path: Path, refused: Sequence[Refused]) -> UntrustedError:
     """Return the error that lists the code that loading would run."""
-    what = f"loading would run or import code that the file names: {'; '.join(map(str, refused))}"
+    what = f"loading would run or import code that the file names: {listed(refused)}"
     hint = "if you know where the file comes from, set `trust: true` under `model:`, or give --trust to `import`"
+    if any(each.lacks_code for each in refused):
+        hint = "replace these layers by layers of Keras, or export the model to ONNX or as a SavedModel, with its graph"
     return carrying(UntrustedError(what, where=str(path), hint=hint), refused)
 
 

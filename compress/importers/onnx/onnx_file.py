@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from compress.errors import ModelError
 from compress.importers.common import verification
+from compress.importers.common.graph_builder import UNKNOWN
 from compress.importers.common.unsupported import Refused, unsupported
 from compress.importers.common.verification import MINIMUM_SCALE, TOLERANCE, Arrays, OutputDifference, Parity, Runs
 from compress.importers.onnx import child_processes, onnx_graph
@@ -285,7 +286,7 @@ def _intermediate_differences(imported: OnnxNetwork, runs: Runs) -> dict[str, fl
 def _observed_tensors(imported: OnnxNetwork) -> Mapping[str, OnnxValue]:
     """Return the operator outputs that the network still computes, by name; each tensor of the network once."""
     observed: dict[str, OnnxValue] = {}
-    seen = set()
+    seen = {UNKNOWN}
     for node in imported.graph.nodes:
         for name in node.outputs:
             value = imported.values.get(name)

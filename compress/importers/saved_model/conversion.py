@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from compress.errors import ModelError
 from compress.importers.common import sandbox
-from compress.importers.common.unsupported import carrying
+from compress.importers.common.unsupported import carrying, listed
 from compress.importers.saved_model.saved_model_folder import Content, Port, Signature, refusal
 from compress.suggestions import listing, nearest
 
@@ -88,7 +88,7 @@ def _check_input(port: Port, where: str) -> None:
 
 def refused_operators(content: Content) -> ModelError:
     """Return the error that lists the operators that are not allowed to run."""
-    what = f"has operators that are not run: {'; '.join(map(str, content.refused))}"
+    what = f"has operators that are not run: {listed(content.refused)}"
     return carrying(refusal(content.path, what), content.refused)
 
 

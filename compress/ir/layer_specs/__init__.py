@@ -41,6 +41,11 @@ CONCATENATE = f.ConcatenationSpec("Concatenate")
 FLATTEN = f.ReshapingSpec("Flatten")
 RESHAPE = f.ReshapingSpec("Reshape")
 IDENTITY = f.IdentitySpec("Identity")
+FLIP = f.MovementSpec("Flip")
+LSTM = f.RecurrentSpec("LSTM")
+GRU = f.RecurrentSpec("GRU")
+SIMPLE_RNN = f.RecurrentSpec("SimpleRNN")
+BIDIRECTIONAL = f.RecurrentWrapperSpec("Bidirectional")
 
 
 def _convolutions(rank: int) -> list[LayerSpec]:
@@ -82,7 +87,7 @@ _AUGMENTATIONS = (
     *("RandomSaturation", "RandomSharpness", "RandomShear", "RandomTranslation", "RandomZoom"),
 )
 _RECURRENT = (
-    *("LSTM", "GRU", "SimpleRNN", "LSTMCell", "GRUCell", "SimpleRNNCell"),
+    *("LSTMCell", "GRUCell", "SimpleRNNCell"),
     *("ConvLSTM1D", "ConvLSTM2D", "ConvLSTM3D"),
 )
 _LAYERS: tuple[LayerSpec, ...] = (
@@ -93,7 +98,8 @@ _LAYERS: tuple[LayerSpec, ...] = (
     *(f.DropoutSpec(kind) for kind in ("Dropout", "GaussianDropout")),
     *(f.NoiseSpec(kind) for kind in ("GaussianNoise", "AlphaDropout")),
     *(f.AugmentationSpec(kind) for kind in _AUGMENTATIONS),
-    *(f.RecurrentSpec(kind) for kind in _RECURRENT),
+    *(LSTM, GRU, SIMPLE_RNN, BIDIRECTIONAL, *(f.RecurrentSpec(kind) for kind in _RECURRENT)),
+    *(f.MaskingSpec(kind) for kind in ("Masking", "Embedding")),
     *(INPUT, ACTIVATION, RELU, PRELU, DENSE, BATCH_NORM, LAYER_NORM, GROUP_NORM, UNIT_NORM, EINSUM_DENSE),
     *(NORMALIZATION, RESCALING, ADD, SUBTRACT, MULTIPLY, AVERAGE, MAXIMUM, MINIMUM, CONCATENATE, FLATTEN, RESHAPE),
     *(IDENTITY, f.ResizingSpec("Resizing"), f.MovementSpec("Permute")),
@@ -112,7 +118,7 @@ _OPERATIONS: tuple[LayerSpec, ...] = (
     *(f.ArithmeticSpec(kind) for kind in _ARITHMETIC),
     *(f.MovementSpec(kind) for kind in _MOVEMENTS),
     *(f.ShapeOperationSpec(kind) for kind in ("Reshape", "Squeeze", "ExpandDims", "Ravel")),
-    *(ADD, SUBTRACT, MULTIPLY, MAXIMUM, MINIMUM, CONCATENATE, IDENTITY, f.CastSpec("Cast")),
+    *(ADD, SUBTRACT, MULTIPLY, MAXIMUM, MINIMUM, CONCATENATE, IDENTITY, FLIP, f.CastSpec("Cast")),
 )
 LAYERS: Mapping[str, LayerSpec] = {spec.kind: spec for spec in _LAYERS}
 """Layer kinds by class name."""

@@ -55,6 +55,8 @@ class LayerSpec:
     random_in_training: ClassVar[bool] = False
     #: Has a state that passes from time step to time step, and activations inside that loop.
     recurrent: ClassVar[bool] = False
+    #: Skips time steps that another layer marks.
+    reads_masks: ClassVar[bool] = False
     #: Needs 32 bits in mixed-precision training.
     float32_only: ClassVar[bool] = False
     #: A normalization by stored statistics of each channel.
@@ -86,6 +88,11 @@ class LayerSpec:
         """Return the function that the layer applies and nothing else, or None."""
         del layer
         return self.function
+
+    def masks(self, config: Mapping[str, Any]) -> bool:
+        """Return True if later layers skip time steps that this layer marks."""
+        del config
+        return False
 
     def entry(self, **config: Any) -> dict[str, Any]:
         """Return Keras' serialized form of a layer of this kind."""

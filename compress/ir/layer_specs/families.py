@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from compress.ir.keras_graph import Layer
 from compress.ir.layer_specs.base import ChannelFlow, LayerSpec, RangeRule
@@ -323,6 +324,21 @@ class RecurrentSpec(LayerSpec):
     """Recurrent layers and their cells."""
 
     recurrent = True
+    reads_masks = True
+
+
+class RecurrentWrapperSpec(LayerSpec):
+    """`Bidirectional`: recurrent layers in the settings of another layer."""
+
+    reads_masks = True
+
+
+class MaskingSpec(LayerSpec):
+    """`Masking`, and `Embedding`, for which a mask is a setting."""
+
+    def masks(self, config: Mapping[str, Any]) -> bool:
+        """Return True if later layers skip time steps that this layer marks."""
+        return bool(config.get("mask_zero", True))
 
 
 class CastSpec(LayerSpec):

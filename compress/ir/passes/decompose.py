@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from compress.ir import layer_specs as specs
 from compress.ir.keras_graph import Layer, LayerOutput, Network, inlined, map_tensors, read
 from compress.ir.layer_specs import LayerSpec, spec_of
+from compress.ir.passes import unroll
+from compress.ir.passes.by_channel import by_channel
 from compress.ir.tensorflow import keras
 
 Steps = Callable[[Layer, list[Any]], Any]
@@ -40,11 +42,18 @@ def decomposed(network: Network, name: str) -> Network:
     shapes = [[network.shapes[tensor] for tensor in layer.inputs(call)] for call in range(len(layer.calls))]
     if any(others != shapes[0] for others in shapes) or any(None in shape for shape in shapes[0]):
         return network
+    if spec.reads_masks and _has_masks(network):
+        return network
     inputs = [library.Input(shape) for shape in shapes[0]]
     output = steps(layer, inputs)
     if output is None:
         return network
     return inlined(network, name, _named(read(library.Model(inputs, output))))
+
+
+def _has_masks(network: Network) -> bool:
+    """Whether a layer marks time steps that recurrent layers skip: Keras passes such masks on without a tensor."""
+    return any(spec_of(layer).masks(layer.config) for layer in network.layers.values())
 
 
 def scale_and_shift(norm: Layer) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -84,27 +93,8 @@ def _named(network: Network) -> Network:
     return Network(network.name, layers, inputs, outputs, shapes)
 
 
-def _by_channel(x: Any, factor: Any, offset: Any) -> Any:
-    """Apply a factor and an offset, one for all channels or one for each, by a depthwise 1x1 convolution."""
-    layers, channels, shape = keras().layers, x.shape[-1], x.shape[1:]
-    try:
-        factor, offset = (
-            np.broadcast_to(np.asarray(values, np.float64).squeeze(), (channels,)).astype(np.float32)
-            for values in (factor, offset)
-        )
-    except ValueError:  # along another axis
-        return None
-    convolution = layers.DepthwiseConv2D(1)
-    if len(shape) == 3:
-        y = convolution(x)
-    else:
-        y = layers.Reshape(shape)(convolution(layers.Reshape((prod(shape[:-1]), 1, channels))(x)))
-    convolution.set_weights([factor.reshape(1, 1, channels, 1), offset])
-    return y
-
-
 def _rescaling(layer: Layer, inputs: list[Any]) -> Any:
-    return _by_channel(inputs[0], layer.config["scale"], layer.config["offset"])
+    return by_channel(inputs[0], layer.config["scale"], layer.config["offset"])
 
 
 def _normalization(layer: Layer, inputs: list[Any]) -> Any:
@@ -115,14 +105,14 @@ def _normalization(layer: Layer, inputs: list[Any]) -> Any:
     mean, variance = (np.asarray(values, np.float64) for values in stored)
     deviation = np.maximum(np.sqrt(variance), keras().config.epsilon())
     if layer.config["invert"]:
-        return _by_channel(inputs[0], deviation, mean)
-    return _by_channel(inputs[0], 1 / deviation, -mean / deviation)
+        return by_channel(inputs[0], deviation, mean)
+    return by_channel(inputs[0], 1 / deviation, -mean / deviation)
 
 
 def _batch_norm(layer: Layer, inputs: list[Any]) -> Any:
     if not layer.normalizes_last_axis(len(inputs[0].shape) - 1):
         return None
-    return _by_channel(inputs[0], *scale_and_shift(layer))
+    return by_channel(inputs[0], *scale_and_shift(layer))
 
 
 def _einsum_dense(layer: Layer, inputs: list[Any]) -> Any:
@@ -213,11 +203,19 @@ def _average(layer: Layer, inputs: list[Any]) -> Any:
     return total * (1 / len(inputs))
 
 
+def _flip(layer: Layer, inputs: list[Any]) -> Any:
+    """Replace the reversal of the time steps of a sequence; others stay."""
+    (sequence,) = inputs
+    axis = layer.config.get("axis")
+    is_of_steps = len(sequence.shape) == 3 and axis in (1, -2, [1], [-2])
+    return unroll.reversed_steps(sequence) if is_of_steps and sequence.shape[1] <= unroll.MOST_STEPS else None
+
+
 def _layer_norm(layer: Layer, inputs: list[Any]) -> Any:
     x, axis = inputs[0], layer.config["axis"]
     if (list(axis) if isinstance(axis, list | tuple) else [axis]) not in ([-1], [len(x.shape) - 1]):
         return None
-    return _by_channel(_standardized(x, [-1], layer.config["epsilon"]), *gamma_and_beta(layer))
+    return by_channel(_standardized(x, [-1], layer.config["epsilon"]), *gamma_and_beta(layer))
 
 
 def _group_norm(layer: Layer, inputs: list[Any]) -> Any:
@@ -228,7 +226,7 @@ def _group_norm(layer: Layer, inputs: list[Any]) -> Any:
     groups = channels if groups == -1 else groups
     y = layers.Reshape((prod(x.shape[1:-1]), groups, channels // groups))(x)
     y = layers.Reshape(x.shape[1:])(_standardized(y, [1, 3], layer.config["epsilon"]))
-    return _by_channel(y, *gamma_and_beta(layer))
+    return by_channel(y, *gamma_and_beta(layer))
 
 
 def _unit_norm(layer: Layer, inputs: list[Any]) -> Any:
@@ -256,6 +254,9 @@ STEPS_BY_KIND: Mapping[LayerSpec, Steps] = {
     specs.EINSUM_DENSE: _einsum_dense,
     specs.RELU: _relu,
     specs.AVERAGE: _average,
+    **dict.fromkeys(unroll.CELLS, unroll.unrolled),
+    specs.FLIP: _flip,
+    specs.BIDIRECTIONAL: unroll.bidirectional,
     **{spec: _in_pairs(spec) for spec in (specs.ADD, specs.MULTIPLY, specs.MAXIMUM, specs.MINIMUM)},
 }
 STEPS_BY_FUNCTION: Mapping[str, Steps] = {

@@ -14,7 +14,7 @@ from compress.targets.edgetpu.constants import LATENCY
 from compress.targets.edgetpu.inspection import Inspection
 from compress.targets.edgetpu.latency import WEIGHTED, ArrayLayer, BusTraffic, LatencyPrediction
 from compress.targets.edgetpu.parameter_memory import ROW_BLOCK, round_up
-from compress.targets.edgetpu.placement import COMPILED_OPERATOR
+from compress.targets.edgetpu.placement import COMPILED_OPERATOR, parser_rejection
 from compress.tflite import macs as arithmetic
 from compress.tflite.graph import NONE, Graph, Operator, Tensor
 
@@ -144,18 +144,22 @@ def estimate(
         raise PipelineError(f"unknown clock {clock!r}", allowed=", ".join(latency.CLOCKS))
     checked = check(graph, target)
     if checked.placement.failure is not None:
-        raise ModelError(checked.placement.summary, hint=_rejection_advice(graph))
+        raise ModelError(checked.placement.summary, hint=_rejection_advice(graph, target))
     try:
         return _estimate(graph, target, host, clock, compiled, checked)
     except (IndexError, KeyError, ValueError, TypeError, ZeroDivisionError, OverflowError) as error:
         raise ModelError(f"an operator is invalid ({error}): the file is damaged") from error
 
 
-def _rejection_advice(graph: Graph) -> str:
+def _rejection_advice(graph: Graph, target: Target) -> str:
     """Return advice on a model that the compiler will reject."""
     if any(operator.name == COMPILED_OPERATOR for operator in graph.operators):
         return "give the full-integer model that it was compiled from, and this one with --compiled"
-    if all(tensor.quantization is None for tensor in graph.tensors):
+    unknown = {operator.name for operator in graph.operators if operator.custom and parser_rejection(operator, target)}
+    if unknown:
+        return f"replace the layers that became {', '.join(sorted(unknown))[:200]}, and convert the model again"
+    produced = [tensor for operator in graph.operators for tensor in graph.output_tensors(operator)]
+    if not any(tensor.dtype in target.tables["dtypes"] for tensor in produced):
         return "quantize it first: `quantize` in a pipeline"
     return "see `python -m compress check`, and `legalize`"
 

@@ -222,8 +222,9 @@ class _Legalizer:
 
     def _applicable(self, tried: set[Tried]) -> Iterator[tuple[RewriteEntry, Operator]]:
         """Yield rewrites with their operators, in execution order: those after a blocker help only when it is gone."""
+        runnable = {operator.outputs for operator in comparison.without_unknown_customs(self.graph).operators}
         for operator in self.graph.operators:
-            if operator.custom:
+            if operator.custom or operator.outputs not in runnable:
                 continue
             violation = rules.first_violation(operator, self.graph, self.target)
             eight_bit = rules.eight_bit_tensors(operator, self.graph, self.target) is None

@@ -132,6 +132,11 @@ def test_a_model_that_the_compiler_refuses_has_no_latency() -> None:
         estimate(graph.parse(tiny.classifier(int8=False)), TARGET, "usb3")
     with pytest.raises(ModelError, match="it is already compiled; give the full-integer model that"):
         estimate(graph.parse(packages.compiled(tiny.classifier())), TARGET, "usb3")
+    tensor = Tensor((1, 4, 4, 8))
+    with pytest.raises(ModelError, match=r"custom operator FlexErf; replace the layers that became FlexErf"):
+        estimate(one_op.one("FlexErf", [tensor], tensor, custom=True), TARGET, "usb3")
+    with pytest.raises(ModelError, match=r"newer than its TFLite parser.*; see `python -m compress check`"):
+        estimate(one_op.one("RELU", [tensor], tensor, 9), TARGET, "usb3")
 
 
 @shared

@@ -434,3 +434,16 @@ def test_a_wrong_file_leaves_nothing(tmp_path: Path) -> None:
     done = command(given, out)
     assert done.returncode == 4
     assert [path.name for path in tmp_path.iterdir()] == ["in.tflite"]
+
+
+def test_a_dynamic_batch_before_an_operator_that_the_runtime_lacks() -> None:
+    """Operators of TensorFlow ("Flex") cannot run here: nothing after them is rewritten."""
+    tensors = {name: Tensor((1, 4, 4, 8), signature=(-1, 4, 4, 8)) for name in ("x", "middle", "y", "z")}
+    operators = [
+        Op("LEAKY_RELU", ["x"], ["middle"], 2, {"alpha": 0.1}),
+        Op("FlexErf", ["middle"], ["y"], custom=True),
+        Op("LEAKY_RELU", ["y"], ["z"], 2, {"alpha": 0.1}),
+    ]
+    found = legalize(one_op.read(tensors, operators, ["x"], ["z"]), TARGET)
+    assert [change.rewrite for change in found.changes if change.kept] == ["fixed_shapes", "leaky_relu"]
+    assert "does not know the custom operator FlexErf" in found.after.summary

@@ -16,7 +16,7 @@ from compress.importers.common.graph_builder import UNKNOWN
 from compress.importers.common.layer_calls import MOST_IN_CONFIG, NN, NUMPY, NotImportedError
 from compress.importers.onnx.layout import OnnxValue, in_shape, laid, transposed
 from compress.importers.onnx.network_builder import OnnxCall, Rule, order_of
-from compress.importers.onnx.ops import activations, convolution, elementwise, resize, shapes
+from compress.importers.onnx.ops import activations, convolution, elementwise, recurrent, resize, shapes
 from compress.importers.onnx.ops.convolution import image
 
 Floats = NDArray[np.float32]
@@ -220,6 +220,7 @@ RULES: Mapping[str, Callable[[OnnxCall], OnnxValue | list[OnnxValue]]] = {
     "LogSoftmax": softmax("LogSoftmax"),
     **activations.RULES,
     **elementwise.RULES,
+    **recurrent.RULES,
     **resize.RULES,
     **shapes.RULES,
     **convolution.RULES,

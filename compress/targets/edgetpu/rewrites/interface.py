@@ -45,10 +45,11 @@ def fixed_shapes(graph: Graph) -> Graph | None:
     edit = Edit(graph)
     for index in graph.inputs:
         edit.fix_shape(index, graph.tensors[index].shape)
-    runner = Runner(without_unknown_customs(edit.graph()), keep=True)
+    runnable = without_unknown_customs(edit.graph())
+    runner = Runner(runnable, keep=True)
     runner.run(random_feed(graph, np.random.default_rng(0)), ())
     for index in dynamic:
-        known = index in graph.consumers or index in graph.producer
+        known = index in runnable.consumers or index in runnable.producer
         edit.fix_shape(index, runner.shape(index) if known else graph.tensors[index].shape)
     return edit.graph()
 

@@ -15,7 +15,7 @@ from devices import packed
 
 from compress.cli.main import main
 from compress.errors import ModelError, PipelineError
-from compress.export import cpp_header
+from compress.exporters import cpp_header
 from deploy.contract import bundle
 from deploy.contract.preprocessing import VERSION, Preprocessing
 

@@ -17,7 +17,7 @@ import pytest
 import tiny
 
 from compress.errors import SigningError, StoreError
-from compress.export import signing
+from compress.exporters import signing
 from deploy.contract import bundle, signature
 
 pytest.importorskip("cryptography")
@@ -26,7 +26,7 @@ OPENSSL = shutil.which("openssl", path="/usr/bin:/bin")
 
 def small(name: str = "tiny") -> bytes:
     """A bundle of hardly anything."""
-    tensor = {"name": "x", "shape": [1], "dtype": "int8", "scale": 1.0, "zero_point": 0}
+    tensor = {"name": "x", "tensor": "x", "shape": [1], "dtype": "int8", "scale": 1.0, "zero_point": 0}
     digest = hashlib.sha256(json.dumps([1, []], separators=(",", ":")).encode()).hexdigest()
     manifest: dict[str, Any] = {
         "name": name,

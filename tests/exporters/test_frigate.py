@@ -19,7 +19,7 @@ from one_op import Op, Tensor
 
 from compress.cli.main import main
 from compress.errors import ModelError, StoreError
-from compress.export import frigate
+from compress.exporters import frigate
 from compress.pipeline.yaml_file import read
 from compress.tflite import graph
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,6 +22,7 @@ from compress.tflite.interpreter import LoadedModel, version
 from compress.version import __version__
 from deploy.contract import bundle
 from deploy.contract.preprocessing import VERSION, Preprocessing
+from deploy.contract.tensors import TensorDescription, unique_names
 
 MAX_EVALUATION_BYTES = 1 << 24
 """Maximum size of the evaluation samples in a bundle and of the models' outputs for them, decoded; the same for golden
@@ -89,7 +91,7 @@ def pack(packing: Packing) -> bytes:
     models = packing.models
     _refuse_float(models["int8"])
     members = {f"{role}.tflite": path.read_bytes() for role, path in packing.files.items()}
-    entries = {role: _described(model, role) for role, model in models.items()}
+    entries = {role: _described(packing, role) for role in models}
     if "compiled" in packing.files:
         entries["compiled"] = {**entries["int8"], "file": "compiled.tflite"}
     data = packing.data
@@ -117,13 +119,44 @@ def _refuse_float(model: LoadedModel) -> None:
         raise StageError("the model is not quantized", hint="put quantize before package")
 
 
-def _described(model: LoadedModel, role: str) -> dict[str, Any]:
-    """Return the entry of a model in the manifest."""
+def _described(packing: Packing, role: str) -> dict[str, Any]:
+    """Return the entry of a model in the manifest; all models have the same names of inputs and outputs."""
+    first = next(iter(packing.models.values()))
+    model = packing.models[role]
     return {
         "file": f"{role}.tflite",
-        "inputs": [tensor.to_json() for tensor in model.input_tensors],
-        "outputs": [tensor.to_json() for tensor in model.output_tensors],
+        "inputs": _named(model.input_tensors, first.input_tensors, ()),
+        "outputs": _named(model.output_tensors, first.output_tensors, _output_names(packing.specification)),
     }
+
+
+def _output_names(specification: Specification) -> list[str]:
+    """Return the names of the outputs in the model that was trained, if they are known."""
+    return [output["name"] for output in (specification or {}).get("outputs", ())]
+
+
+def _named(
+    tensors: Sequence[TensorDescription], first: Sequence[TensorDescription], names: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return tensors with these names, or with those of the first model of the bundle."""
+    chosen = names if len(names) == len(tensors) else [plain_name(tensor.tensor) for tensor in first]
+    if len(chosen) != len(tensors):
+        chosen = [plain_name(tensor.tensor) for tensor in tensors]
+    pairs = zip(tensors, unique_names(chosen), strict=True)
+    return [tensor._replace(name=name).to_json() for tensor, name in pairs]
+
+
+def plain_name(tensor: str) -> str:
+    """Return the name of a tensor for applications, without what TensorFlow's converter added to it.
+
+    `Identity_3` and `StatefulPartitionedCall:3` are the converter's names of the output 3.
+    """
+    name = tensor.split(";")[0].removeprefix("serving_default_")
+    match = re.fullmatch(r"(?:Identity|StatefulPartitionedCall|PartitionedCall)(?:_(\d+))?(?::(\d+))?", name)
+    if match is None:
+        return name.removesuffix(":0")
+    number = max(int(digits or 0) for digits in match.groups())
+    return f"output_{number}" if number else "output"
 
 
 def _golden(packing: Packing) -> tuple[dict[str, Any], _Members]:
@@ -172,7 +205,7 @@ def _evaluation(packing: Packing) -> tuple[dict[str, Any] | None, _Members]:
         rows[role] = model.dequantized(stored)
     entry["metrics"] = {}
     if "original" in rows:
-        note = f"evaluation sample, {version()}, reference kernels"
+        note = f"evaluation sample, {version()}, default kernels without a delegate"
         packaged = packing.task.packaged(rows, data, indices, packing.specification, note)
         entry["metrics"] = packaged.metrics
         if packaged.targets is not None:

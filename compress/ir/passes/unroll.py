@@ -1,0 +1,240 @@
+"""Unrolling of recurrent layers with a fixed number of time steps: each step becomes dense layers and arithmetic.
+
+The steps share their weights. Each gate has its own layers, and so its own quantization ranges. The inputs of all time
+steps are multiplied by one 1x1 convolution per gate. The chip also maps UNIDIRECTIONAL_SEQUENCE_LSTM, but TensorFlow's
+converter writes it only for Keras 2 models, and there is no such operator for a GRU.
+
+Formulas: the documentation of Keras' LSTM, GRU and SimpleRNN layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.ir import layer_specs as specs
+from compress.ir.keras_graph import Layer
+from compress.ir.layer_specs import LayerSpec
+from compress.ir.passes.by_channel import by_channel
+from compress.ir.tensorflow import keras
+
+MOST_STEPS = 256
+"""Largest number of time steps that is unrolled. Each step adds up to 21 operators to the .tflite file."""
+
+Floats = NDArray[np.float32]
+States = list[Any]
+"""The states of a layer at one time step: h, and for an LSTM also c. Empty if all are zero."""
+
+
+class NotUnrolledError(Exception):
+    """The layer cannot be unrolled."""
+
+
+@dataclass(frozen=True)
+class GateWeights:
+    """The weights of one gate, or of the candidate state.
+
+    Attributes:
+        kernel: of the input, [in, units].
+        recurrent: of the state, [units, units].
+        bias: of the sum.
+        recurrent_bias: added to the product of the state only; None if it is part of `bias`.
+    """
+
+    kernel: Floats
+    recurrent: Floats
+    bias: Floats
+    recurrent_bias: Floats | None = None
+
+
+class UnrolledGate:
+    """The layers of one gate; each time step calls the same ones."""
+
+    def __init__(self, gate: GateWeights, sequence: Any) -> None:
+        """Multiply the inputs of all time steps by the kernel."""
+        layers = keras().layers
+        steps, features = sequence.shape[1:]
+        units = gate.kernel.shape[1]
+        convolution = layers.Conv2D(units, 1)
+        products = convolution(layers.Reshape((steps, 1, features))(sequence))
+        convolution.set_weights([gate.kernel.reshape(1, 1, features, units), gate.bias])
+        self.inputs = layers.Reshape((steps, units))(products)
+        self.recurrent_bias = gate.recurrent_bias
+        self.dense = layers.Dense(units, use_bias=gate.recurrent_bias is not None)
+        self.dense.build((None, units))
+        self.dense.set_weights([each for each in (gate.recurrent, gate.recurrent_bias) if each is not None])
+
+    def input(self, step: int) -> Any:
+        """Return the product of the input at a time step."""
+        return self.inputs[:, step, :]
+
+    def sum(self, step: int, state: Any) -> Any:
+        """Return the sum of both products at a time step; `state` None means zeros."""
+        return self.input(step) if state is None else keras().layers.Add()([self.input(step), self.dense(state)])
+
+
+Step = Callable[[int, States], States]
+"""(number of the time step, states before it) -> states after it; no states mean zeros."""
+
+
+def _lstm(layer: Layer, sequence: Any) -> Step:
+    layers = keras().layers
+    inner, outer = _function(layer, "recurrent_activation"), _function(layer, "activation")
+    kernel, recurrent, *bias = layer.weights
+    biases = bias[0] if bias else np.zeros(kernel.shape[1], np.float32)
+    parts = zip(*(np.split(weights, 4, axis=-1) for weights in (kernel, recurrent, biases)), strict=True)
+    input_gate, forget_gate, candidate, output_gate = (UnrolledGate(GateWeights(*each), sequence) for each in parts)
+
+    def step(number: int, states: States) -> States:
+        hidden, cell = states or (None, None)
+        added = layers.Multiply()([inner(input_gate.sum(number, hidden)), outer(candidate.sum(number, hidden))])
+        if cell is not None:
+            kept = layers.Multiply()([inner(forget_gate.sum(number, hidden)), cell])
+            added = layers.Add()([kept, added])
+        return [layers.Multiply()([inner(output_gate.sum(number, hidden)), outer(added)]), added]
+
+    return step
+
+
+def _gru(layer: Layer, sequence: Any) -> Step:
+    inner, outer = _function(layer, "recurrent_activation"), _function(layer, "activation")
+    kernel, recurrent, *bias = layer.weights
+    reset_after = bool(layer.config["reset_after"])
+    units = recurrent.shape[0]
+    biases = bias[0].reshape(-1, 3 * units) if bias else np.zeros((1, 3 * units), np.float32)
+    total = biases.sum(0)
+    total[2 * units :] = biases[0, 2 * units :]
+    parts = zip(*(np.split(weights, 3, axis=-1) for weights in (kernel, recurrent, total)), strict=True)
+    update, reset, candidate = (GateWeights(*each) for each in parts)
+    if reset_after:
+        recurrent_bias = biases[-1, 2 * units :] if len(biases) > 1 else np.zeros(units, np.float32)
+        candidate = GateWeights(candidate.kernel, candidate.recurrent, candidate.bias, recurrent_bias)
+    gates = [UnrolledGate(gate, sequence) for gate in (update, reset, candidate)]
+    return lambda number, states: [_gru_step(gates, number, states[0] if states else None, inner, outer)]
+
+
+def _gru_step(gates: Sequence[UnrolledGate], number: int, hidden: Any, inner: Any, outer: Any) -> Any:
+    layers = keras().layers
+    update, reset, candidate = gates
+    share = inner(update.sum(number, hidden))
+    if hidden is None:
+        offset = candidate.recurrent_bias
+        total = candidate.input(number)
+        if offset is not None and offset.any():
+            total = layers.Add()([total, by_channel(inner(reset.input(number)), offset, 0.0)])
+        new = outer(total)
+        return layers.Subtract()([new, layers.Multiply()([share, new])])
+    kept = inner(reset.sum(number, hidden))
+    if candidate.recurrent_bias is not None:
+        product = layers.Multiply()([kept, candidate.dense(hidden)])
+    else:
+        product = candidate.dense(layers.Multiply()([kept, hidden]))
+    new = outer(layers.Add()([candidate.input(number), product]))
+    return layers.Add()([new, layers.Multiply()([share, layers.Subtract()([hidden, new])])])
+
+
+def _simple(layer: Layer, sequence: Any) -> Step:
+    outer = _function(layer, "activation")
+    kernel, recurrent, *bias = layer.weights
+    gate = UnrolledGate(
+        GateWeights(kernel, recurrent, bias[0] if bias else np.zeros(len(recurrent), np.float32)), sequence
+    )
+    return lambda number, states: [outer(gate.sum(number, states[0] if states else None))]
+
+
+CELLS: Mapping[LayerSpec, tuple[Callable[[Layer, Any], Step], int]] = {
+    specs.LSTM: (_lstm, 2),
+    specs.GRU: (_gru, 1),
+    specs.SIMPLE_RNN: (_simple, 1),
+}
+"""The formula of each kind, and its number of states."""
+
+
+def _function(layer: Layer, setting: str) -> Callable[[Any], Any]:
+    name = layer.config.get(setting) or "linear"
+    if not isinstance(name, str):
+        raise NotUnrolledError
+    return (lambda x: x) if name == "linear" else keras().layers.Activation(name)
+
+
+def unrolled(layer: Layer, inputs: Sequence[Any]) -> Any:
+    """Return the outputs of a recurrent layer as single steps; None if it has to stay.
+
+    A layer stays if its state lasts from one call to the next, if it reads a mask, or if it has too many time steps.
+    """
+    try:
+        outputs = _outputs(layer, list(inputs))
+    except NotUnrolledError:
+        return None
+    return outputs if len(outputs) > 1 else outputs[0]
+
+
+def _outputs(layer: Layer, inputs: list[Any]) -> list[Any]:
+    """Return the outputs of a layer that is not bidirectional.
+
+    Raises:
+        NotUnrolledError: the layer has to stay.
+    """
+    sequence, *states = inputs
+    config = layer.config
+    cell, state_count = CELLS[specs.spec_of(layer)]
+    if len(states) not in (0, state_count) or config.get("stateful") or sequence.shape[1] > MOST_STEPS:
+        raise NotUnrolledError
+    step = cell(layer, sequence)
+    hidden = []
+    order = range(sequence.shape[1])
+    for number in reversed(order) if config.get("go_backwards") else order:
+        states = step(number, states)
+        hidden.append(states[0])
+    output = _stacked(hidden) if config.get("return_sequences") else hidden[-1]
+    return [output, *states] if config.get("return_state") else [output]
+
+
+def _stacked(steps: Sequence[Any]) -> Any:
+    """Return [steps, units] from the values of each time step."""
+    layers = keras().layers
+    rows = [layers.Reshape((1, step.shape[-1]))(step) for step in steps]
+    return layers.Concatenate(axis=1)(rows) if len(rows) > 1 else rows[0]
+
+
+def reversed_steps(sequence: Any) -> Any:
+    """Return a sequence [steps, units] with its time steps in the opposite order."""
+    return _stacked([sequence[:, step, :] for step in reversed(range(sequence.shape[1]))])
+
+
+def bidirectional(layer: Layer, inputs: Sequence[Any]) -> Any:
+    """Return the outputs of a bidirectional layer as single steps; None if it has to stay."""
+    config = layer.config
+    count = 2 + bool(config["layer"]["config"].get("use_bias", True))
+    parts = (config["layer"], config["backward_layer"]), (layer.weights[:count], layer.weights[count:])
+    halves = [
+        Layer(entry["config"]["name"], entry["class_name"], entry, (), weights)
+        for entry, weights in zip(*parts, strict=True)
+    ]
+    if any(specs.spec_of(half) not in CELLS for half in halves) or config["merge_mode"] not in MERGES:
+        return None
+    states, half_states = inputs[1:], len(inputs) // 2
+    try:
+        forward, *forward_states = _outputs(halves[0], [inputs[0], *states[:half_states]])
+        backward, *backward_states = _outputs(halves[1], [inputs[0], *states[half_states:]])
+    except NotUnrolledError:
+        return None
+    if halves[0].config["return_sequences"]:
+        backward = reversed_steps(backward)
+    merged = MERGES[config["merge_mode"]]([forward, backward])
+    outputs = [*merged, *forward_states, *backward_states]
+    return outputs if len(outputs) > 1 else outputs[0]
+
+
+MERGES: Mapping[str | None, Callable[[list[Any]], list[Any]]] = {
+    None: lambda outputs: outputs,
+    "concat": lambda outputs: [keras().layers.Concatenate()(outputs)],
+    "sum": lambda outputs: [keras().layers.Add()(outputs)],
+    "mul": lambda outputs: [keras().layers.Multiply()(outputs)],
+    "ave": lambda outputs: [keras().layers.Add()(outputs) * 0.5],
+}
+"""The outputs of a bidirectional layer from those of both directions, by its merge mode."""

@@ -1,0 +1,105 @@
+"""Recurrent layers as single steps compute the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compress.ir import keras_graph
+from compress.ir.passes import unroll
+from compress.ir.passes.fold import canonical
+
+pytestmark = pytest.mark.tensorflow
+RECURRENT = {"LSTM", "GRU", "SimpleRNN", "Bidirectional"}
+Part = Callable[[Any, Any], Any]
+
+
+def model(keras: Any, part: Part) -> Any:
+    keras.utils.set_random_seed(1)
+    sequence = keras.Input((6, 3))
+    made = keras.Model(sequence, part(keras.layers, sequence))
+    generator = np.random.default_rng(0)
+    made.set_weights([each + 0.2 * generator.standard_normal(each.shape) for each in made.get_weights()])
+    return made
+
+
+def next_layer(kind: str, both: bool) -> Part:
+    """A layer that starts with the states of another one."""
+
+    def part(layers: Any, x: Any) -> Any:
+        def layer(**settings: Any) -> Any:
+            made = getattr(layers, kind)(4, **settings)
+            return layers.Bidirectional(made) if both else made
+
+        _, *states = layer(return_state=True)(x)
+        return layer()(x, initial_state=states)
+
+    return part
+
+
+def twice(layers: Any, x: Any) -> Any:
+    layer = layers.LSTM(3, return_sequences=True)
+    return layer(layer(x))
+
+
+CASES: dict[str, Part] = {
+    "lstm": lambda layers, x: layers.LSTM(4)(x),
+    "lstm backwards": lambda layers, x: layers.LSTM(4, return_sequences=True, return_state=True, go_backwards=True)(x),
+    "lstm without bias": lambda layers, x: layers.LSTM(4, use_bias=False, activation="relu")(x),
+    "gru": lambda layers, x: layers.GRU(4, return_sequences=True)(x),
+    "gru reset before": lambda layers, x: layers.GRU(4, reset_after=False)(x),
+    "gru without bias": lambda layers, x: layers.GRU(4, use_bias=False)(x),
+    "hard sigmoid": lambda layers, x: layers.GRU(4, recurrent_activation="hard_sigmoid")(x),
+    "rnn": lambda layers, x: layers.SimpleRNN(4, activation="linear")(x),
+    "states": next_layer("LSTM", both=False),
+    "states of a gru": next_layer("GRU", both=False),
+    "states of both directions": next_layer("LSTM", both=True),
+    "shared": twice,
+    "bidirectional states": lambda layers, x: layers.Bidirectional(layers.GRU(4, return_state=True))(x),
+    "other layer backwards": lambda layers, x: layers.Bidirectional(
+        layers.LSTM(4), backward_layer=layers.GRU(4, go_backwards=True)
+    )(x),
+    "bias backwards only": lambda layers, x: layers.Bidirectional(
+        layers.LSTM(4, use_bias=False), backward_layer=layers.LSTM(4, go_backwards=True)
+    )(x),
+    **{
+        f"merged by {mode}": lambda layers, x, mode=mode: layers.Bidirectional(
+            layers.LSTM(4, return_sequences=True), merge_mode=mode
+        )(x)
+        for mode in ("concat", "sum", "mul", "ave", None)
+    },
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_unrolled_layers_compute_the_same(keras: Any, name: str) -> None:
+    original = model(keras, CASES[name])
+    network = canonical(keras_graph.read(original))
+    assert not RECURRENT & {layer.kind for layer in network.layers.values()}
+    inputs = np.random.default_rng(1).standard_normal((3, 6, 3)).astype(np.float32)
+    outputs = (keras.tree.flatten(each(inputs)) for each in (original, keras_graph.build(network)))
+    for expected, actual in zip(*outputs, strict=True):
+        np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda layers, x: layers.LSTM(4)(layers.Masking()(x)),
+        lambda layers, x: layers.Bidirectional(layers.ConvLSTM1D(2, 1))(layers.Reshape((6, 3, 1))(x)),
+    ],
+    ids=["masked", "another kind"],
+)
+def test_layers_that_depend_on_more_than_their_inputs_stay(keras: Any, part: Part) -> None:
+    sequence = keras.Input((6, 3))
+    network = keras_graph.read(keras.Model(sequence, part(keras.layers, sequence)))
+    assert RECURRENT & {layer.kind for layer in canonical(network).layers.values()}
+
+
+def test_a_layer_of_too_many_time_steps_stays(keras: Any) -> None:
+    sequence = keras.Input((unroll.MOST_STEPS + 1, 3))
+    network = keras_graph.read(keras.Model(sequence, keras.layers.GRU(2)(sequence)))
+    assert canonical(network) == network
