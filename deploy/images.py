@@ -142,6 +142,8 @@ def _decode_image(body: Bytes, decoding: Decoding) -> Array:
     """Decode an image, after a check of the dimensions in its header."""
     read_size = next((read_size for signature, read_size in _SIGNATURES if signature.match(body)), None)
     if read_size is None:
+        if pictures.phone_format(body):
+            raise pictures.unknown_format(body)
         raise ImageError("the format of the body is unknown", FORMATS)
     width, height = read_size(body)
     if not 0 < width * height <= MAX_PIXELS:

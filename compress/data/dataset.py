@@ -234,6 +234,12 @@ class Dataset:
         unused = f"{count - used:,} of {count:,} samples are in no split, and are not used"
         return [*self._samples.notes, *[unused] * (used < count)]
 
+    @property
+    def observed(self) -> list[str]:
+        """Notes on what is unusual about the samples that were decoded so far. After a run they depend on what was in
+        the store; `compress.data.examine` decodes all."""
+        return list(self._samples.observed())
+
     def summary(self) -> Facts:
         """Return counts, shapes, ranges and the samples left out (`compress.data.summary`)."""
         return summaries.summary(self)

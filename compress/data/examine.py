@@ -36,6 +36,7 @@ def examine(data: Dataset, progress: Progress) -> tuple[Facts, bool]:
             tolerant.try_out(split)
         except DataError as error:
             refused.append(str(error))
+    summary["notes"] += tolerant.observed
     report = {
         "schema_version": SCHEMA_VERSION,
         "source": data.source.name,

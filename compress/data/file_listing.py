@@ -107,6 +107,9 @@ class LabelledFiles(InFiles):
     pipeline file, with one name per line (`cat`, or `0 cat`); or a file in the folder. By default the labels are the
     names, in alphabetical order."""
 
+    convertible: ClassVar[tuple[str, ...]] = ()
+    """Suffixes of files that could be samples after a conversion."""
+    how_to_convert: ClassVar[str] = ""
     recognizes_tables: ClassVar[bool] = True
     """Whether a table of labels is used without a setting."""
 
@@ -169,9 +172,17 @@ class LabelledFiles(InFiles):
         if isinstance(self.labels, Labels):
             what = f"lists no files in {self.labels.table}"
             return DataError(what, where=tree.where, allowed="a row for each sample")
+        loose = [] if self.labels == "none" else _unlabelled(tree, self.suffixes)
+        unsupported = self._convertible(tree)
+        if unsupported and not loose:
+            return DataError(
+                f"contains only {unsupported}, which cannot be decoded",
+                where=tree.where,
+                allowed=suffixes,
+                hint=self.how_to_convert,
+            )
         if self.labels == "none":
             return DataError("contains no samples", where=tree.where, allowed=suffixes)
-        loose = _unlabelled(tree, self.suffixes)
         if loose:
             return DataError(
                 f"contains {len(loose):,} samples, but none in the folder of a class",
@@ -212,7 +223,16 @@ class LabelledFiles(InFiles):
             return notes
         recognized = (table.note for table in self.tables(tree))
         missing_from = "in no row of a table" if self.tables(tree) else "in no folder of a class"
-        return (*notes, *recognized, *passed_over(tree.names, self.used(tree), self.suffixes, missing_from))
+        ignored = passed_over(tree.names, self.used(tree), self.suffixes, missing_from)
+        unsupported = self._convertible(tree)
+        convert = [f"{unsupported} cannot be decoded: {self.how_to_convert}"] if unsupported else []
+        return (*notes, *recognized, *ignored, *convert)
+
+    def _convertible(self, tree: Tree) -> str:
+        """Return the number of files that must be converted first, by suffix; empty if there are none."""
+        ends = (os.path.splitext(name)[1].lower() for name in tree.names)
+        kinds = Counter(end for end in ends if end in self.convertible)
+        return ", ".join(f"{count:,} {end} files" for end, count in sorted(kinds.items()))
 
 
 def label_place(tree: Tree, listed: Listed) -> str:

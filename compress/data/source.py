@@ -40,6 +40,7 @@ class Samples:
         groups: what no two splits may share, of each sample, where a table says that; "" is no group.
         few: what to do where a division leaves a split empty.
         has_labels: whether the samples have classes, objects or targets.
+        observed: notes on what is unusual about the samples that were decoded so far.
     """
 
     labels: NDArray[np.int64]
@@ -56,6 +57,7 @@ class Samples:
     groups: NDArray[np.str_] | None = None
     few: str = "add samples, or change data.split"
     has_labels: bool = True
+    observed: Callable[[], tuple[str, ...]] = tuple
 
     def part(self, indices: NDArray[np.int64]) -> Samples:
         """Return some of the samples; the indices are in ascending order."""

@@ -17,6 +17,9 @@ from deploy.contract.step import Array
 
 DEEP = "its values have 32 bits, or are floats; allowed: 8 or 16 bits"
 HINT = "use another image, or a .npy array"
+CONVERT = "convert it to JPEG, for example with `heif-convert` or `mogrify -format jpg`"
+_AVIF_BRANDS = (b"avif", b"avis")
+_HEIC_BRANDS = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1")
 
 
 def decode(
@@ -48,9 +51,29 @@ def decode(
                 raise ValueError("it is larger than its header says")
             return upright(pixels(image, channels), content, orientation)
     except unidentified:
-        raise ImageError("the image cannot be decoded: its format is unknown", HINT)
+        raise unknown_format(content)
     except Exception as error:  # noqa: BLE001 - decoders raise exceptions of every type for damaged images
         raise ImageError("the image cannot be decoded: %s" % error, HINT)
+
+
+def phone_format(content: Union[bytes, bytearray]) -> str:
+    """Return "HEIC" or "AVIF" for a file of this format (ISO/IEC 23008-12, 10; the first box has the brands),
+    otherwise ""."""
+    if bytes(content[4:8]) != b"ftyp":
+        return ""
+    size = min(int.from_bytes(content[:4], "big"), 256)
+    brands = [bytes(content[start : start + 4]) for start in (8, *range(16, size, 4))]
+    if any(brand in _AVIF_BRANDS for brand in brands):
+        return "AVIF"
+    return "HEIC" if any(brand in _HEIC_BRANDS for brand in brands) else ""
+
+
+def unknown_format(content: Union[bytes, bytearray], hint: str = HINT) -> ImageError:
+    """Return the error for an image that no decoder reads."""
+    name = phone_format(content)
+    if name:
+        return ImageError("the image is a %s file, which cannot be decoded" % name, CONVERT)
+    return ImageError("the image cannot be decoded: its format is unknown", hint)
 
 
 def pixels(image: Any, channels: Optional[int] = None) -> Array:
@@ -95,7 +118,7 @@ def _with_opencv(content: Union[bytes, bytearray], channels: Optional[int]) -> A
     except cv2.error as error:
         raise ImageError("the image cannot be decoded: %s" % error, HINT)
     if image is None:
-        raise ImageError("the image cannot be decoded", HINT)
+        raise unknown_format(content)
     if image.dtype == np.uint16:
         image = (image >> 8).astype(np.uint8)
     if image.dtype != np.uint8:

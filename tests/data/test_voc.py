@@ -217,7 +217,7 @@ def test_a_missing_image_a_missing_annotation_and_an_unknown_class(tmp_path: Pat
         with pytest.raises(DataError, match=r"0003.xml: the image .*0003.png does not exist"):
             work()
     (folder / "Annotations" / "0003.xml").unlink()
-    with pytest.raises(DataError, match=r"names '0003', which has no .xml file"):
+    with pytest.raises(DataError, match=r"ImageSets/Main/train\.txt, line 2: names '0003', which has no .xml file"):
         Voc(path=str(folder)).load()
 
 

@@ -15,7 +15,14 @@ from numpy.typing import NDArray
 
 from compress.data import files
 from compress.data.source import Samples
-from compress.data.sources.images import FORMATS, MAX_IMAGE_BYTES, MAX_PIXELS, DecodedImages
+from compress.data.sources.images import (
+    FORMATS,
+    MAX_IMAGE_BYTES,
+    MAX_PIXELS,
+    DecodedImages,
+    Observed,
+    refuse_phone_format,
+)
 from compress.data.types import SPLITS, Objects, Split
 from compress.errors import DataError
 from deploy.contract import orientation as exif
@@ -79,13 +86,15 @@ def head_of(path: Path, where: str) -> tuple[tuple[int, int], int]:
         with path.open("rb") as stream:
             orientation = exif.read(stream)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        with path.open("rb") as stream:
+            refuse_phone_format(stream.read(256), str(path))
         raise DataError(f"is not a readable image: {error}", where=str(path), hint="remove or repair it") from error
     if width * height > MAX_PIXELS:
         raise DataError(f"has {width}x{height} pixels", where=str(path), allowed=str(MAX_PIXELS))
     return (width, height), orientation
 
 
-def pixels(path: Path, settings: DecodedImages) -> NDArray[np.uint8]:
+def pixels(path: Path, settings: DecodedImages, observed: Observed | None = None) -> NDArray[np.uint8]:
     """Return the pixels of an image: [height, width, channels], RGB or grey.
 
     Raises:
@@ -95,7 +104,7 @@ def pixels(path: Path, settings: DecodedImages) -> NDArray[np.uint8]:
         size = files.size_of(stream)
         if size > MAX_IMAGE_BYTES:
             raise DataError(f"has {size} bytes", where=str(path), allowed=f"{MAX_IMAGE_BYTES} bytes")
-        return settings.decoded(stream.read(), str(path))
+        return settings.decoded(stream.read(), str(path), observed)
 
 
 def oriented(boxes: NDArray[np.float32], orientation: int) -> NDArray[np.float32]:
@@ -168,6 +177,7 @@ def samples(images: Sequence[AnnotatedImage], classes: Sequence[str], settings: 
     place = {name: index for index, name in enumerate(classes)}
     objects = []
     doubtful = []
+    observed = Observed()
     for image in images:
         frame = _frame(image, settings.orientation)
         doubtful += [image.path] * frame.doubtful
@@ -181,11 +191,12 @@ def samples(images: Sequence[AnnotatedImage], classes: Sequence[str], settings: 
     return Samples(
         strata(objects, len(classes)),
         tuple(classes),
-        lambda index: pixels(images[index].path, settings),
+        lambda index: pixels(images[index].path, settings, observed),
         {split: indices for split, indices in splits.items() if len(indices)},
         lambda index: str(images[index].path),
         notes=_about_turned(doubtful),
         objects=tuple(objects),
+        observed=observed.notes,
     )
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import struct
 import zlib
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -14,8 +16,8 @@ from compress.data.file_listing import LabelledFiles
 from compress.data.source import Samples
 from compress.errors import DataError
 from compress.settings import Settings
-from deploy.contract.orientation import upright
-from deploy.contract.pictures import pixels
+from deploy.contract.orientation import IGNORE, UPRIGHT, oriented, read
+from deploy.contract.pictures import CONVERT, phone_format, pixels
 
 MAX_PIXELS = 64_000_000
 MAX_IMAGE_BYTES = 256 << 20
@@ -37,6 +39,72 @@ ERRORS = (
 """Exceptions of Pillow for damaged files."""
 
 
+CONVERTIBLE = (".heic", ".heif", ".hif", ".avif", ".tif", ".tiff", ".gif", ".jp2", ".jxl")
+"""Suffixes of images in formats that are not decoded."""
+MAX_SIDE_RATIO = 20
+"""A larger ratio between the sides of an image is unusual."""
+NOTES = {
+    "rotated": "are rotated or mirrored by their EXIF orientation",
+    "deep": "have 16 bits; the upper 8 are used",
+    "cmyk": "are CMYK; they are converted to RGB without a colour profile",
+    "animated": "are animated; the first frame is used",
+    "transparent": "have transparency, which is removed; the colours under it are used",
+    "suffix": "have a suffix of another format; they are decoded by their content",
+    "single": "have a single pixel",
+    "narrow": f"have one side more than {MAX_SIDE_RATIO} times the other",
+}
+"""The notes on unusual images, by kind."""
+
+
+class Observed:
+    """What is unusual about the images that were decoded. Several threads add to it."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, set[str]] = {kind: set() for kind in NOTES}
+
+    def add(self, image: Any, where: str) -> None:
+        """Add an image that Pillow has opened."""
+        width, height = image.size
+        suffix = os.path.splitext(where)[1].lower()
+        image_format = "JPEG" if image.format == "MPO" else image.format  # the format of stereo photos
+        kinds = {
+            "deep": image.mode.startswith("I"),
+            "cmyk": image.mode == "CMYK",
+            "animated": image.format != "MPO" and getattr(image, "is_animated", False),
+            "transparent": image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info,
+            "suffix": FORMATS.get(suffix, image_format) != image_format,
+            "single": width == height == 1,
+            "narrow": max(width, height) > MAX_SIDE_RATIO * min(width, height),
+        }
+        for kind, applies in kinds.items():
+            if applies:
+                self.add_kind(kind, where)
+
+    def add_kind(self, kind: str, where: str) -> None:
+        """Add an image to the files of a note."""
+        self._files[kind].add(where)
+
+    def notes(self) -> tuple[str, ...]:
+        """Return a note for each kind with the number of images and the first."""
+        return tuple(
+            f"{len(self._files[kind]):,} images {note} (the first is {min(self._files[kind])})"
+            for kind, note in NOTES.items()
+            if self._files[kind]
+        )
+
+
+def refuse_phone_format(content: bytes, where: str) -> None:
+    """Refuse an image in a format of phones that is not decoded.
+
+    Raises:
+        DataError: it is a HEIC or an AVIF file, whatever its suffix says.
+    """
+    name = phone_format(content)
+    if name:
+        allowed = ", ".join(sorted(set(FORMATS.values())))
+        raise DataError(f"is a {name} file, which cannot be decoded", where=where, allowed=allowed, hint=CONVERT)
+
+
 class DecodedImages(Settings):
     """The settings of sources with image files."""
 
@@ -51,13 +119,24 @@ class DecodedImages(Settings):
         """How the device decodes images."""
         return {"image_channels": self.channels, "orientation": self.orientation}
 
-    def decoded(self, content: bytes, where: str) -> NDArray[np.uint8]:
+    def decoded(self, content: bytes, where: str, observed: Observed | None = None) -> NDArray[np.uint8]:
         """Decode an image file to uint8 [height, width, channels], as the device does (`deploy.contract.pictures`).
+
+        Args:
+            content: the bytes of the file.
+            where: its path, for messages.
+            observed: the receiver of what is unusual about it.
 
         Raises:
             DataError: it is none, damaged, or too large.
         """
-        image: NDArray[np.uint8] = upright(decoded(content, self.channels, where), content, self.orientation)
+        stored = decoded(content, self.channels, where, observed)
+        orientation = UPRIGHT if self.orientation == IGNORE else read(io.BytesIO(content))
+        if orientation == UPRIGHT:
+            return stored
+        if observed is not None:
+            observed.add_kind("rotated", where)
+        image: NDArray[np.uint8] = oriented(stored, orientation)
         return image
 
 
@@ -67,19 +146,23 @@ class ImageFolder(DecodedImages, LabelledFiles):
 
     name: ClassVar[str] = "folder"
     suffixes: ClassVar[tuple[str, ...]] = tuple(FORMATS)
+    convertible: ClassVar[tuple[str, ...]] = CONVERTIBLE
+    how_to_convert: ClassVar[str] = "convert them, for example with `heif-convert` or `mogrify -format jpg`"
 
     def load(self) -> Samples:
         """Read labels from folders or a table; images are decoded when they are used."""
         opened = self.open_files()
+        observed = Observed()
 
         def read(index: int) -> NDArray[Any]:
             name = opened.listed[index].file
-            return self.decoded(opened.tree.read(name, MAX_IMAGE_BYTES), opened.tree.describe(name))
+            return self.decoded(opened.tree.read(name, MAX_IMAGE_BYTES), opened.tree.describe(name), observed)
 
-        return opened.samples(read, skip=self.corrupt == "skip")
+        samples = opened.samples(read, skip=self.corrupt == "skip")
+        return replace(samples, observed=observed.notes)
 
 
-def decoded(content: bytes, channels: int, where: str) -> NDArray[np.uint8]:
+def decoded(content: bytes, channels: int, where: str, observed: Observed | None = None) -> NDArray[np.uint8]:
     """Decode an image file to its stored pixels: uint8 [height, width, channels].
 
     Raises:
@@ -95,7 +178,10 @@ def decoded(content: bytes, channels: int, where: str) -> NDArray[np.uint8]:
                 with Image.open(io.BytesIO(content), formats=("PNG",)) as again:
                     again.verify()
             array: NDArray[np.uint8] = pixels(image, channels)
+            if observed is not None:
+                observed.add(image, where)
     except (*ERRORS, Image.DecompressionBombError) as error:
+        refuse_phone_format(content, where)
         unknown = isinstance(error, UnidentifiedImageError)
         reason = f"it is not {', '.join(sorted(set(FORMATS.values())))}, or damaged" if unknown else str(error)
         raise DataError(f"is not a readable image: {reason}", where=where, hint="remove or repair it") from error

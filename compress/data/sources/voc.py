@@ -6,7 +6,7 @@ Source of the format: M. Everingham, J. Winn, The PASCAL VOC 2012 Development Ki
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -225,20 +225,26 @@ def _listed(root: Path) -> Listed:
         stems = listed.setdefault(path.parents[2], {})
         both = path.stem == "trainval"
         split = SPLIT_WORDS.get(path.stem) or ("validation" if path.with_name("train.txt").is_file() else "train")
-        for line, text in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
-            stem = text.split()[0] if text.split() else ""
-            before = stems.setdefault(stem, split) if stem else split
+        for where, stem in _listed_names([path]):
+            before = stems.setdefault(stem, split)
             if before != split and not (both and before != "test"):
-                where = f"{path}, line {line}"
                 raise DataError(f"{stem!r} is in the split {before} too", where=where, hint="leave it in one")
     return listed
+
+
+def _listed_names(paths: Sequence[Path]) -> Iterator[tuple[str, str]]:
+    """Yield the image names in lists, each with its location."""
+    for path in paths:
+        for line, text in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+            if text.split():
+                yield f"{path}, line {line}", text.split()[0]
 
 
 def _refuse_missing(listed: Listed, paths: list[Path]) -> None:
     for folder, stems in listed.items():
         missing = sorted(stems.keys() - {path.stem for path in paths if path.is_relative_to(folder)})
         if missing:
-            where = str(folder / "ImageSets" / "Main")
+            where = next(place for place, stem in _listed_names(_lists(folder)) if stem == missing[0])
             raise DataError(f"names {missing[0]!r}, which has no .xml file ({len(missing)} in all)", where=where)
 
 

@@ -1,0 +1,180 @@
+"""Photos as phones and programs write them: formats that are not decoded, and unusual images, by name."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pictures import flat, image
+from PIL import Image
+
+from compress.cli.main import main
+from compress.data.sources import Coco, ImageFolder
+from compress.errors import DataError
+from deploy import images
+from deploy.contract.errors import ImageError
+
+HEAD = "schema_version: 1\nname: t\nmodel: {builder: digits_cnn}\nstages: [{train: {epochs: 1}}, quantize]\n"
+
+
+def boxed(brand: bytes, *compatible: bytes) -> bytes:
+    """The beginning of a file with boxes, as phones write it."""
+    content = brand + bytes(4) + b"".join(compatible)
+    return struct.pack(">I", len(content) + 8) + b"ftyp" + content + bytes(100)
+
+
+HEIC = boxed(b"heic", b"mif1", b"heic")
+
+
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [(HEIC, "HEIC"), (boxed(b"mif1", b"heic"), "HEIC"), (boxed(b"avif"), "AVIF"), (boxed(b"mif1", b"avif"), "AVIF")],
+)
+@pytest.mark.parametrize("suffix", ["jpg", "png"])
+def test_a_file_of_a_phone_under_another_suffix(tmp_path: Path, content: bytes, name: str, suffix: str) -> None:
+    flat(tmp_path)
+    (tmp_path / "cat" / f"IMG_1.{suffix}").write_bytes(content)
+    samples = ImageFolder(path=str(tmp_path)).load()
+    index = next(i for i in range(21) if "IMG_1" in samples.describe(i))
+    with pytest.raises(DataError, match=rf"cat/IMG_1\.{suffix}: is a {name} file, .*heif-convert.*mogrify"):
+        samples.read(index)
+    for decode in (images.decode_body, images.decode_file):
+        with pytest.raises(ImageError, match=f"the image is a {name} file, which cannot be decoded; .*heif-convert"):
+            decode(content)
+
+
+def test_other_files_with_boxes_are_unknown() -> None:
+    with pytest.raises(ImageError, match="its format is unknown"):
+        images.decode_file(boxed(b"isom", b"mp41"))
+
+
+@pytest.mark.parametrize("labels", [None, "none"])
+@pytest.mark.parametrize("folder", ["", "cat"])
+def test_a_folder_of_heic_files(tmp_path: Path, folder: str, labels: None) -> None:
+    (tmp_path / folder).mkdir(exist_ok=True)
+    for index in range(3):
+        (tmp_path / folder / f"{index}.HEIC").write_bytes(HEIC)
+    (tmp_path / folder / "a.avif").write_bytes(boxed(b"avif"))
+    message = (
+        r"contains only 1 \.avif files, 3 \.heic files, which cannot be decoded; .*; convert them, .*`heif-convert`"
+    )
+    with pytest.raises(DataError, match=message):
+        ImageFolder(path=str(tmp_path), labels=labels).load()
+
+
+def test_some_heic_files_are_noted(tmp_path: Path) -> None:
+    flat(tmp_path)
+    (tmp_path / "cat" / "IMG_1.heic").write_bytes(HEIC)
+    notes = ImageFolder(path=str(tmp_path)).load().notes
+    assert notes[0] == "1 files were ignored: 1 .heic"
+    assert notes[1].startswith("1 .heic files cannot be decoded: convert them")
+
+
+def test_a_heic_file_with_boxes(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(HEIC)
+    content = {"images": [{"id": 1, "file_name": "a.jpg"}], "annotations": [], "categories": [{"id": 1, "name": "x"}]}
+    (tmp_path / "all.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r"a\.jpg: is a HEIC file, which cannot be decoded"):
+        Coco(file=str(tmp_path / "all.json")).load()
+
+
+def saved(picture: Image.Image, path: Path, **options: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture.save(path, **options)
+
+
+def deep(path: Path) -> None:
+    saved(Image.fromarray(np.full((4, 6), 40000, np.uint16)), path)
+
+
+def cmyk(path: Path) -> None:
+    saved(Image.new("CMYK", (6, 4), (1, 2, 3, 4)), path.with_suffix(".jpg"))
+
+
+def animated(path: Path) -> None:
+    frames = [Image.new("RGB", (6, 4), (value, 0, 0)) for value in (50, 200)]
+    saved(frames[0], path, save_all=True, append_images=frames[1:])
+
+
+def animated_webp(path: Path) -> None:
+    animated(path.with_suffix(".webp"))
+
+
+def palette(path: Path) -> None:
+    picture = Image.new("P", (6, 4))
+    saved(picture, path, transparency=0)
+
+
+def jpeg_as_png(path: Path) -> None:
+    saved(Image.new("RGB", (6, 4)), path, format="JPEG")
+
+
+def single(path: Path) -> None:
+    image(path, (1, 1))
+
+
+def narrow(path: Path) -> None:
+    image(path, (121, 6))
+
+
+def rotated(path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    saved(Image.new("RGB", (6, 4)), path, exif=exif)
+
+
+UNUSUAL: list[tuple[Callable[[Path], None], str]] = [
+    (deep, "1 images have 16 bits; the upper 8 are used"),
+    (cmyk, "1 images are CMYK; they are converted to RGB"),
+    (animated, "1 images are animated; the first frame is used"),
+    (animated_webp, "1 images are animated; the first frame is used"),
+    (palette, "1 images have transparency, which is removed"),
+    (jpeg_as_png, "1 images have a suffix of another format; they are decoded by their content"),
+    (single, "1 images have a single pixel"),
+    (narrow, "1 images have one side more than 20 times the other"),
+    (rotated, "1 images are rotated or mirrored by their EXIF orientation"),
+]
+
+
+@pytest.mark.parametrize(("write", "note"), UNUSUAL, ids=lambda case: getattr(case, "__name__", ""))
+def test_unusual_images_are_named(
+    tmp_path: Path, write: Callable[[Path], None], note: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flat(tmp_path / "photos")
+    path = tmp_path / "pipeline.yaml"
+    source = "data:\n  source: {folder: {path: photos}}\n  preprocess: [{resize: {size: [4, 6]}}]\n"
+    path.write_text(HEAD + source)
+    assert main(["data", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["notes"] == []
+    write(tmp_path / "photos" / "cat" / "odd.png")
+    assert main(["data", str(path), "--json"]) == 0
+    notes = json.loads(capsys.readouterr().out)["notes"]
+    assert len(notes) == 1
+    assert notes[0].startswith(note)
+    assert "cat/odd." in notes[0]
+
+
+def test_the_first_frame_of_an_animation(tmp_path: Path) -> None:
+    flat(tmp_path)
+    animated(tmp_path / "cat" / "odd.png")
+    samples = ImageFolder(path=str(tmp_path)).load()
+    index = next(i for i in range(21) if "odd" in samples.describe(i))
+    assert samples.read(index)[0, 0].tolist() == [50, 0, 0]
+    content = (tmp_path / "cat" / "odd.png").read_bytes()
+    np.testing.assert_array_equal(images.decode_file(content), samples.read(index))
+
+
+def test_truncated_photos_are_named(tmp_path: Path) -> None:
+    flat(tmp_path)
+    stream = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 60, 3), np.uint8)).save(stream, "JPEG")
+    (tmp_path / "cat" / "cut.jpg").write_bytes(stream.getvalue()[:-500])
+    samples = ImageFolder(path=str(tmp_path)).load()
+    index = next(i for i in range(21) if "cut" in samples.describe(i))
+    with pytest.raises(DataError, match=r"cat/cut\.jpg: is not a readable image: image file is truncated"):
+        samples.read(index)
