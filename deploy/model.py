@@ -293,9 +293,6 @@ def _check_tensors(session: InferenceSession, entry: BundledModel, detector: Opt
             if tensor.values != described.values:  # names may differ between runtimes
                 what = "the model's %s %s differs from the manifest" % (end, described.name)
                 raise LoadError(what, "package the model again")
-            if tensor.scale is None and tensor.dtype in ("int8", "uint8", "int16"):
-                what = "the model's %s %s is %s without one scale" % (end, tensor.name, tensor.dtype)
-                raise LoadError(what, "package another model")
     if detector is not None:
         anchors = len(detector.anchors)
         boxes, scores = (tensor.shape for tensor in session.outputs)

@@ -144,9 +144,9 @@ def shape_hint(expected: Sequence[int | None], actual: Sequence[int]) -> str:
 
 
 def _refuse_without_scale(end: str, detail: dict[str, Any], path: Path) -> None:
-    if np.dtype(detail["dtype"]) in (np.int8, np.uint8, np.int16) and not detail["quantization"][0]:
-        what = f"its {end} is {np.dtype(detail['dtype']).name} without one scale"
-        raise ModelError(what, where=str(path), allowed="float, or quantized per tensor")
+    if len(detail["quantization_parameters"]["scales"]) > 1:
+        what = f"its {end} is {np.dtype(detail['dtype']).name} with a scale for each channel"
+        raise ModelError(what, where=str(path), allowed="float, integers, or quantized per tensor")
 
 
 def version() -> str:

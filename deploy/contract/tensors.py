@@ -80,9 +80,13 @@ class TensorDescription(NamedTuple):
         return self.scale is not None and not self.dtype.startswith("float")
 
     def stored(self, values: Array) -> Array:
-        """Return real values in the dtype of the tensor, quantized if it is quantized."""
+        """Return real values in the dtype of the tensor: quantized if it is quantized, rounded if it has integers."""
+        dtype = np.dtype(self.dtype)
+        if (self.scale is None or not self.is_quantized) and dtype.kind in "iu":
+            limits = np.iinfo(dtype)
+            return np.clip(np.rint(values), limits.min, limits.max).astype(dtype)
         if self.scale is None or not self.is_quantized:
-            return values.astype(self.dtype)
+            return values.astype(dtype)
         return quantize(values, self.scale, self.zero_point, self.dtype)
 
     def real(self, stored: Array) -> Array:

@@ -122,14 +122,19 @@ def test_outputs_of_different_types_and_scales(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", ["input", "output"])
-def test_8_bits_without_a_scale(tmp_path: Path, end: str) -> None:
-    tensors = {
-        "x": Tensor((1, 2), "INT8" if end == "input" else "INT32", scales=()),
-        "y": Tensor((1, 2), "INT32" if end == "input" else "INT8", scales=()),
-    }
-    path = written(tmp_path / "m.tflite", one_op.content(tensors, [Op("CAST", "x", "y")], "x", "y"))
-    with pytest.raises(ModelError, match=f"its {end} is int8 without one scale; allowed: float, or quantized"):
+def test_a_scale_for_each_channel_is_refused(tmp_path: Path, end: str) -> None:
+    many, one = Tensor((2, 1), scales=(0.5, 0.25)), Tensor((2, 1))
+    tensors = {"x": many, "y": one} if end == "input" else {"x": one, "y": many}
+    path = written(tmp_path / "m.tflite", one_op.content(tensors, [Op("RESHAPE", "x", "y")], "x", "y"))
+    with pytest.raises(ModelError, match=f"its {end} is int8 with a scale for each channel; allowed: float, integers"):
         LoadedModel(path, reproducible=True)
+
+
+def test_pixels_as_bytes(tmp_path: Path) -> None:
+    tensors = {"x": Tensor((1, 3), "UINT8", scales=()), "y": Tensor((1, 3), "FLOAT32", scales=())}
+    path = written(tmp_path / "m.tflite", one_op.content(tensors, [Op("CAST", "x", "y")], "x", "y"))
+    model = LoadedModel(path, reproducible=True)
+    np.testing.assert_array_equal(model.scores(np.array([[7.6, -3, 300]], np.float32)), [[8, 0, 255]])
 
 
 def test_plain_integers_are_numbers(tmp_path: Path) -> None:
