@@ -123,9 +123,9 @@ def test_outputs_of_different_types_and_scales(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", ["input", "output"])
 def test_a_scale_for_each_channel_is_refused(tmp_path: Path, end: str) -> None:
-    many, one = Tensor((2, 1), scales=(0.5, 0.25)), Tensor((2, 1))
+    many, one = Tensor((2, 1), scales=(0.5, 0.25)), Tensor((2, 1), "FLOAT32", scales=())
     tensors = {"x": many, "y": one} if end == "input" else {"x": one, "y": many}
-    path = written(tmp_path / "m.tflite", one_op.content(tensors, [Op("RESHAPE", "x", "y")], "x", "y"))
+    path = written(tmp_path / "m.tflite", one_op.content(tensors, [Op("CAST", "x", "y")], "x", "y"))
     with pytest.raises(ModelError, match=f"its {end} is int8 with a scale for each channel; allowed: float, integers"):
         LoadedModel(path, reproducible=True)
 
