@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from compress.artifact import MODEL_COMPILED, MODEL_TFLITE, Artifact, Facts
-from compress.errors import ModelError
+from compress.errors import ModelError, PipelineError
 from compress.measurement import Measurement, missing
 from compress.stage import Context, Need, Probe, host
 from compress.targets.base import Target
@@ -80,9 +80,11 @@ def predict(artifact: Artifact, target: Target, host: str | None) -> Facts:
 
     Args:
         artifact: the model; with a compiled file, the streamed parameters are read from it.
-        target: the target, with at least one host.
+        target: the target.
         host: one of the target's hosts; None for the default host.
     """
+    if not target.cost.hosts:
+        return {"host": "", "missing": f"no latency is predicted for the target {target.name}"}
     name = target.cost.host(host)
     compiled = artifact.file(MODEL_COMPILED) if MODEL_COMPILED in artifact.files else None
     try:
@@ -91,7 +93,7 @@ def predict(artifact: Artifact, target: Target, host: str | None) -> Facts:
             return target.estimate(graph, name, None, compiled).to_json()
         except ModelError:  # a compiled file without an operator on the Edge TPU has no parameters to read
             return target.estimate(graph, name, None).to_json()
-    except ModelError as error:
+    except (ModelError, PipelineError) as error:  # a target may have hosts, and no prediction
         return {"host": name, "missing": str(error)}
 
 

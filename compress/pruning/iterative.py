@@ -292,10 +292,9 @@ class _Step:
         if prunable.importance != self.options.importance:
             warnings.append(substitution(self.options.importance, prunable.importance))
         if conversion.missing is not None:
-            loop_note = "; MACs leave out operators inside a loop" if conversion.has_loop else ""
-            warnings.append(
-                f"size, time and memory are those of the layers that can be followed: {conversion.missing}{loop_note}"
-            )
+            warnings.append(f"size, time and memory are those of the layers that can be followed: {conversion.missing}")
+        if conversion.has_loop:
+            warnings.append("MACs leave out operators inside a loop of the float file: its recurrent layers")
         return warnings
 
     def _reported(self, step: PruningStep, limits: CostLimits, *, last: bool) -> PruningStep:

@@ -277,8 +277,11 @@ def test_samples_that_do_not_fit_the_model(keras: Any) -> None:
     fitting, other = (activation_statistics.misfit(net, samples) for samples in (images(40, 1), images(40, 1) * 255))
     assert fitting is not None
     assert other is not None
-    assert fitting < 0.5
-    assert other > activation_statistics.FAR
+    assert fitting.distance < 0.5
+    assert 0.5 < fitting.spread < 2
+    assert not fitting.is_large
+    assert other.is_large
+    assert other.size > fitting.size
     assert activation_statistics.misfit(canonical(net), images(4)) is None
 
 
@@ -290,7 +293,9 @@ def test_samples_fit_a_batch_norm_along_another_axis(keras: Any) -> None:
     norm.set_weights([np.ones(12), np.zeros(12), rows, np.ones(12)])
     net = keras_graph.read(keras.Model(image, norm(image)))
     apart = activation_statistics.misfit(net, np.zeros((4, 12, 12, 3), np.float32) + rows[:, None, None])
-    assert apart == pytest.approx(0, abs=1e-6)
+    assert apart is not None
+    assert apart.distance == pytest.approx(0, abs=1e-6)
+    assert apart.spread == pytest.approx(0, abs=1e-6)
 
 
 # --- bias -------------------------------------------------------------------------------

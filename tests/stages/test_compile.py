@@ -62,7 +62,9 @@ def test_without_a_compiler(given: Any, context: Context) -> None:
     assert files(context) == [MODEL_TFLITE]
     assert (context.folder / MODEL_TFLITE).read_bytes() == artifact.file(MODEL_TFLITE).read_bytes()
     assert facts["compiled"] is False
-    assert facts["reason"] == "not compiled: edgetpu_compiler was not found"
+    assert facts["reason"] == (
+        "not compiled: edgetpu_compiler was not found; run `edgetpu_compiler -s model.tflite` on x86-64 Linux"
+    )
     assert facts["how_to_compile"] == HOW_TO_COMPILE
     assert facts["placement"]["summary"] == "all 2 operators would run on the Edge TPU"
     assert facts["placement"]["compiles"] is True
@@ -129,7 +131,10 @@ def test_a_cached_result_needs_no_compiler(given: Any, context: Context, program
     assert {name: (context.folder / name).read_bytes() for name in files(context)} == left
     assert len(programs.asked()) == 1
     other = stage.run(given(tiny.classifier(seed=1)), context)
-    assert other["reason"] == "not compiled: edgetpu_compiler was not found and no result is cached"
+    assert other["reason"] == (
+        "not compiled: edgetpu_compiler was not found and no result is cached; "
+        "run `edgetpu_compiler -s model.tflite` on x86-64 Linux"
+    )
 
 
 def test_a_run_without_a_compiler_looks_again_when_the_cache_has_grown(

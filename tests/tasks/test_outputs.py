@@ -12,6 +12,8 @@ import tiny
 from compress.pipeline.runner import run
 from compress.pipeline.schema import load
 
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras, when it saves
+
 PIPELINE = """
 schema_version: 1
 name: any

@@ -437,4 +437,4 @@ def test_the_manual_lists_what_there_is() -> None:
 
 def test_every_rule_is_tried() -> None:
     tried = {made.op_type for _, _, _, nodes, _ in CASES for made, _ in nodes}
-    assert set(RULES) <= tried
+    assert set(RULES) <= tried | {"LSTM", "GRU", "RNN"}  # test_onnx_recurrent.py
