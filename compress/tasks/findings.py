@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,13 @@ SAMPLES_PER_CLASS = 5
 less then."""
 GAIN = 0.2
 """Gain of accuracy by other names of the classes, above which their order is doubted."""
+UNLIKE = 0.5
+"""Share of equal decisions below which a result cannot be used."""
+DOUBTFUL = 0.8
+"""The same, below which there is a warning."""
+NOISY_DB = 3.0
+"""Ratio of an output's values to their error below which the output is named."""
+MOST_NAMED = 4
 TIED = 0.02
 """Share of the samples with two equal highest outputs, above which there is a warning."""
 
@@ -65,6 +72,28 @@ def against_constant(
         text = f"the result answers unlike the original: it keeps {kept / lead:.0%} of the lead over a constant answer"
         return [VerdictReason("not usable" if samples >= ENOUGH else "warning", f"{text} ({change})")]
     return []
+
+
+def unlike_original(agreement: float, outputs: Sequence[Mapping[str, Any]]) -> list[VerdictReason]:
+    """Judge a model about which nothing is known by how close its outputs are to the original's.
+
+    Args:
+        agreement: the share of equal decisions or close values, averaged over outputs.
+        outputs: `name` and `sqnr_db` of each output.
+    """
+    shown = f"the result answers unlike the original: {agreement:.0%} of its decisions or values agree"
+    if agreement < UNLIKE:
+        return [VerdictReason("not usable", shown)]
+    reasons = [VerdictReason("warning", shown)] if agreement < DOUBTFUL else []
+    noisy = [f"{output['name']} ({output['sqnr_db']:.1f} dB)" for output in outputs if output["sqnr_db"] < NOISY_DB]
+    if noisy:
+        listed = ", ".join(noisy[:MOST_NAMED]) + ", …" * (len(noisy) > MOST_NAMED)
+        text = (
+            f"{len(noisy)} of {len(outputs)} outputs have errors as large as their values on these samples: {listed}; "
+            "is data.preprocess that of the training?"
+        )
+        reasons.append(VerdictReason("warning", text))
+    return reasons
 
 
 def class_order(labels: NDArray[np.int64], predictions: NDArray[np.int64], names: Sequence[str]) -> list[VerdictReason]:

@@ -6,7 +6,7 @@ enough.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,12 +14,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.artifact import Facts
 from compress.data.types import Data, Split
 from compress.errors import ModelError
 from compress.ir.tensorflow import keras, run
 from compress.measurement import Measurement, Metric
 from compress.stage import Refusal, Use
 from compress.tasks.base import DistillationTerms, Head, Judge, Rows, Specification, refuse_misfit, snr_db
+from compress.tasks.findings import VerdictReason, unlike_original
 from compress.tasks.measured import MeasuredTask
 from compress.tasks.output_forms import OutputForm, forms_by_values, forms_of, from_json, layout_of
 from compress.tasks.regression import WITHOUT_CLASSES, mean_with_interval
@@ -208,9 +210,15 @@ class OutputsTask(MeasuredTask):
         """Return the outputs of the original for every sample: float32 [n, values]."""
         return data.targets(split)
 
-    def constant(self, data: Data) -> Rows:
-        """Return the mean output of the original."""
-        return np.asarray(np.asarray(data.targets("train")[:1024], np.float64).mean(axis=0, keepdims=True))
+    def constant(self, data: Data) -> Rows | None:
+        """Return None: an output that varies over positions more than over samples is nearly constant, and useful."""
+        del data
+        return None
+
+    def findings(self, facts: Facts, names: Sequence[str], original: str, result: str) -> list[VerdictReason]:
+        """Compare the decisions of both models, and the outputs one by one."""
+        del names, original, result
+        return unlike_original(facts["agreement"], facts.get("outputs", ()))
 
     def kept(self, rows: Rows, targets: NDArray[Any], specification: Specification) -> NDArray[Any]:
         """Return the error of each sample: root mean square, in standard deviations, averaged over outputs: [n]."""

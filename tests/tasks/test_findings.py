@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from compress.measurement import Measurement, Metric
-from compress.tasks.findings import against_constant, class_order, ties
+from compress.tasks.findings import against_constant, class_order, ties, unlike_original
 
 ACCURACY = Metric("accuracy", "Accuracy", "fraction", "accuracy_drop")
 ERROR = Metric("mae", "Mean absolute error", "", "mae_increase")
@@ -70,3 +70,13 @@ def test_ties() -> None:
     assert "equal for 30 of 100 samples" in reason.text
     assert "end the model with logits" in reason.text
     assert not ties(2, 100)
+
+
+def test_a_model_without_labels_is_judged_by_its_outputs() -> None:
+    outputs = [{"name": "boxes", "sqnr_db": 31.0}, {"name": "object", "sqnr_db": 0.2}]
+    (reason,) = unlike_original(0.4, outputs)
+    assert (reason.level, "40% of its decisions or values agree" in reason.text) == ("not usable", True)
+    doubtful, noisy = unlike_original(0.7, outputs)
+    assert doubtful.level == noisy.level == "warning"
+    assert "1 of 2 outputs have errors as large as their values on these samples: object (0.2 dB)" in noisy.text
+    assert not unlike_original(0.98, outputs[:1])
