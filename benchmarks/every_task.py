@@ -180,10 +180,9 @@ def pairs() -> dict[str, NDArray[Any]]:
     return {"x": np.concatenate(images).astype(np.float32), "y": np.concatenate(labels), "split": np.array(splits)}
 
 
-SQUEEZE = [{"squeeze": {"axis": -1}}]
 SUBJECTS = (
-    Subject("autoencoder", "reconstruction", "autoencoder", anomalies, {"classes": ["normal", "anomaly"]}, SQUEEZE, 40),
-    Subject("regression", "", "forecast", future, {"targets": ["ahead"]}, SQUEEZE, 30),
+    Subject("autoencoder", "reconstruction", "autoencoder", anomalies, {"classes": ["normal", "anomaly"]}, [], 40),
+    Subject("regression", "", "forecast", future, {"targets": ["ahead"]}, [], 30),
     Subject(
         "segmentation",
         "segmentation",
