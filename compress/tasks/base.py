@@ -300,9 +300,17 @@ class Task(ABC):
     ) -> EvaluationMembers:
         """Return the correct answers of test samples, and the quality of the models `original` and `int8` on them."""
 
-    def manifest(self, specification: Specification) -> dict[str, Any]:
-        """Return the manifest entries with which the device reads the outputs."""
-        del specification
+    def manifest(self, specification: Specification, labels: Sequence[str] = ()) -> dict[str, Any]:
+        """Return the manifest entries with which the device reads the outputs.
+
+        Args:
+            specification: how the outputs are read.
+            labels: names of the classes that do not come from the data.
+
+        Raises:
+            StageError: the names do not fit the outputs.
+        """
+        del specification, labels
         return {}
 
     def why_not(self, uses: Iterable[Use]) -> Refusal | None:
