@@ -36,6 +36,10 @@ class Described(Protocol):
     def notes(self) -> list[str]:
         """Further notes."""
 
+    @property
+    def warnings(self) -> list[str]:
+        """What is probably wrong with the data."""
+
     def labels(self, split: Split) -> NDArray[np.int64]:
         """Return the label of every sample of a split."""
 
@@ -67,7 +71,7 @@ def summary(data: Described) -> Facts:
         `without_samples`: those of each split. `shapes`: the smallest and the
         largest shape; `range`: the smallest and the largest value; `dtypes`: all three of `looked_at` samples before
         preprocessing. `targets`: for regression, the range of each target. `corrupt`: the number of samples that were
-        left out, and the first of them. `notes`: further notes.
+        left out, and the first of them. `notes`: further notes. `warnings`: what is probably wrong.
     """
     looked = [
         sample
@@ -81,6 +85,7 @@ def summary(data: Described) -> Facts:
         **_seen(looked),
         "corrupt": {"count": len(corrupt), "first": corrupt[:MOST_CORRUPT]},
         "notes": data.notes + _about_objects(data),
+        "warnings": data.warnings,
     }
 
 
@@ -157,6 +162,7 @@ def describe(summary: Facts) -> str:
         *_balance(summary),
         _sample_line(summary),
         *summary["notes"],
+        *(f"warning: {text}" for text in summary["warnings"]),
     ]
     corrupt = summary["corrupt"]
     if corrupt["count"]:

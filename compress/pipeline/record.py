@@ -15,7 +15,7 @@ from compress.artifact import Facts
 from compress.errors import EXIT_INTERRUPTED, BudgetError, ModelError, NotUsableError, ResultError
 from compress.files import file_digest
 from compress.measurement import COSTS, SIZES, Measurement, missing, ratio
-from compress.pipeline.acceptance import VerdictMaterial, judged, refusal
+from compress.pipeline.acceptance import Verdict, VerdictMaterial, judged, refusal
 from compress.pipeline.schema import Pipeline, StageEntry
 from compress.report.json_values import decode
 from compress.report.record import (
@@ -40,7 +40,6 @@ from compress.report.record import (
     SensitivityRecord,
     StageRecord,
     TargetRecord,
-    VerdictRecord,
 )
 from compress.stage import host
 from compress.tasks import TASKS, limits, task_of
@@ -141,7 +140,7 @@ def build(
     placed = placement(stages)
     material = VerdictMaterial(degeneracy, _task_findings(task, findings), data, tuple(stages.values()), placed, budget)
     verdict = None if error or not findings.stages else judged(material)
-    status, error = _outcome(task, findings, verdict, degeneracy, budget, error)
+    status, error = _outcome(task, findings, verdict, budget, error)
     return RunRecord(
         name=pipeline.head.name,
         status=status,
@@ -156,7 +155,7 @@ def build(
         data=data,
         stages=tuple(stages.values()),
         models=models,
-        verdict=verdict,
+        verdict=verdict.record if verdict else None,
         degeneracy=degeneracy,
         comparison=comparison,
         latency=latency,
@@ -198,15 +197,14 @@ def _first_degenerate(task: Task, findings: Findings) -> str | None:
 def _outcome(
     task: Task,
     findings: Findings,
-    verdict: VerdictRecord | None,
-    degeneracy: DegeneracyRecord | None,
+    verdict: Verdict | None,
     budget: tuple[BudgetRecord, ...],
     error: ErrorRecord | None,
 ) -> tuple[RunStatus, ErrorRecord | None]:
     """Return the status and the error of a run; `error` is what ended it early."""
     if error is not None:
         return _EARLY.get(error.exit_code, "failed"), error
-    refused = refusal(verdict, degeneracy, budget, _first_degenerate(task, findings))
+    refused = refusal(verdict, budget, _first_degenerate(task, findings))
     if refused is None:
         return "ok", None
     return _REFUSED[type(refused)], ErrorRecord(None, str(refused), refused.exit_code)

@@ -38,10 +38,12 @@ class VerdictReason:
     Attributes:
         level: whether the result cannot be used, or can be used with care.
         text: one sentence without a full stop.
+        cause: the probable cause: the model before compression, its inputs and labels, or the compression.
     """
 
     level: Literal["not usable", "warning"]
     text: str
+    cause: Literal["model", "inputs", "compression"] = "compression"
 
 
 def against_constant(
@@ -66,7 +68,8 @@ def against_constant(
         text = f"the result is no better than a constant answer ({compared})"
         if lead <= 0:
             text += f"; nor is the original ({_shown(original.value)})"
-        return [VerdictReason("not usable" if samples >= ENOUGH else "warning", text)]
+        cause: Literal["model", "compression"] = "model" if lead <= 0 else "compression"
+        return [VerdictReason("not usable" if samples >= ENOUGH else "warning", text, cause)]
     if lead > 0 and kept < KEPT * lead:
         change = f"{label} {_shown(original.value)} before, {_shown(result.value)} after"
         text = f"the result answers unlike the original: it keeps {kept / lead:.0%} of the lead over a constant answer"
@@ -125,7 +128,7 @@ def class_order(labels: NDArray[np.int64], predictions: NDArray[np.int64], names
         f"the order of the classes does not fit the model: with other names its accuracy is {best / count:.3f} instead "
         f"of {right / count:.3f} ({shown}{', …' * (len(moved) > 3)}); set `classes` to the order of its training"
     )
-    return [VerdictReason("warning", text)]
+    return [VerdictReason("warning", text, "inputs")]
 
 
 def _clearly_more(best: int, right: int, count: int) -> bool:

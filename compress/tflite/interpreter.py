@@ -132,15 +132,36 @@ class LoadedModel:
         return rows
 
 
+COLOUR_STEPS = {
+    1: "`colour: {to: grey}`",
+    3: "`colour: {from: grey, to: rgb}`",
+}
+"""The preprocessing step to images with a number of channels."""
+
+
 def shape_hint(expected: Sequence[int | None], actual: Sequence[int]) -> str:
     """Return what to do about samples of another shape than a model's input."""
     if tuple(actual) == (*expected, 1):
         return "add `squeeze: {axis: -1}` to data.preprocess"
     if [side for side in actual if side != 1] == [side for side in expected if side != 1]:
         return f"add `reshape: {{shape: {list(expected)}}}` to data.preprocess"
-    if len(expected) == 3 and len(actual) in (2, 3):
-        return "add a resize step to data.preprocess, or choose another model"
+    if len(expected) == len(actual) == 3:
+        return _image_hint(tuple(expected), tuple(actual))
     return "choose a model for samples of this shape, or change data.source"
+
+
+def _image_hint(expected: tuple[int | None, ...], actual: tuple[int, ...]) -> str:
+    """Return what to do about images of another size, or with other channels, than a model's input."""
+    if actual[-2:] == expected[:2] and actual[0] == expected[2]:
+        return "the samples are channels-first: store them channels-last, with `x.transpose(0, 2, 3, 1)` in numpy"
+    steps = []
+    if actual[2:] != expected[2:] and expected[2] in COLOUR_STEPS:
+        steps.append(COLOUR_STEPS[expected[2]])
+    if actual[:2] != expected[:2] and None not in expected[:2]:
+        steps.append(f"`resize: {{size: {list(expected[:2])}}}`")
+    if not steps:
+        return "choose another model, or change data.source"
+    return f"add {' and '.join(steps)} to data.preprocess, or choose another model"
 
 
 def _refuse_without_scale(end: str, detail: dict[str, Any], path: Path) -> None:

@@ -48,8 +48,9 @@ def test_feed_quantizes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shape", "hint"),
     [
-        ((4, 4, 3), "add a resize step"),
-        ((5, 4, 1), "add a resize step"),
+        ((4, 4, 3), "add `colour: {to: grey}` to data.preprocess"),
+        ((5, 4, 1), "add `resize: {size: \\[4, 4\\]}` to data.preprocess"),
+        ((9, 9, 3), "add `colour: {to: grey}` and `resize: {size: \\[4, 4\\]}`"),
         ((4, 4), "add `reshape: {shape: \\[4, 4, 1\\]}`"),
         ((1, 4, 4, 1), "add `reshape"),
         ((4, 4, 1, 1), "add `squeeze: {axis: -1}`"),

@@ -234,6 +234,8 @@ def _samples(
         classes: the class names.
         target_names: the names of the targets, for regression.
     """
+    if labelling is not None and len(inputs) == 1:
+        _refuse_swapped(where, inputs[0], labelling)
     for name, x in inputs:
         _refuse_input(where, name, x, single=len(inputs) == 1)
     count = len(inputs[0][1])
@@ -262,6 +264,20 @@ def _samples(
     named = y.dtype.kind == "U"
     indexed = labels.named(y.tolist(), classes, place) if named else labels.numbered(y, classes, place)
     return Samples(*indexed, read, splits)
+
+
+def _refuse_swapped(where: str, samples: tuple[str, NDArray[Any]], labelling: tuple[str, NDArray[Any]]) -> None:
+    """Refuse samples that are one number each, with labels that are arrays."""
+    x_name, x = samples
+    y_name, y = labelling
+    if x.ndim == 1 < y.ndim:
+        shapes = f"{x_name!r} is {list(x.shape)}, {y_name!r} is {list(y.shape)}"
+        raise DataError(
+            f"the arrays of samples and labels are swapped: {shapes}",
+            where=where,
+            allowed=SHAPES,
+            hint=f"set x: {y_name} and y: {x_name} in data.source",
+        )
 
 
 def _refuse_input(where: str, name: str, x: NDArray[Any], *, single: bool) -> None:
