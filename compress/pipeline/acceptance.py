@@ -23,6 +23,8 @@ RANDOM = "random"
 """The data source of random samples."""
 MOST_NAMES = 5
 """Classes that a reason names."""
+SIMILAR = 0.1
+"""Difference between the gains of two probable causes, below which both are named."""
 Cause = Literal["model", "inputs", "compression"]
 HINTS: Mapping[Cause, str] = {
     "model": "train the model longer or with a smaller learning rate, and check the labels, data.preprocess and the "
@@ -73,9 +75,9 @@ def judged(material: VerdictMaterial) -> Verdict:
     is_random = material.data is not None and material.data.source == RANDOM
     # Outputs for noise hardly differ from sample to sample: a comparison with a constant output says nothing.
     findings = [] if is_random else [*_about_outputs(material.degeneracy), *material.task]
-    causes = [finding for finding in findings if finding.cause == "inputs"]
+    causes = _probable([finding for finding in findings if finding.cause == "inputs"])
     serious = [finding for finding in findings if finding.level == "not usable"]
-    doubtful = [finding for finding in findings if finding.level == "warning"]
+    doubtful = [finding for finding in findings if finding.level == "warning" and finding.cause != "inputs"]
     ordered = [*causes, *serious, *doubtful]
     reasons = [finding.text for finding in ordered]
     reasons += _about_data(material.data)
@@ -85,6 +87,13 @@ def judged(material: VerdictMaterial) -> Verdict:
     if serious:
         return Verdict(VerdictRecord("not usable", unique), ordered[0].cause)
     return Verdict(VerdictRecord("usable with warnings" if unique else "usable", unique))
+
+
+def _probable(causes: Sequence[VerdictReason]) -> list[VerdictReason]:
+    """Return the probable causes, those that explain most first. Causes that explain much less are left out."""
+    best = max((cause.gain for cause in causes if cause.gain is not None), default=0.0)
+    probable = [cause for cause in causes if cause.gain is None or cause.gain > best - SIMILAR]
+    return sorted(probable, key=lambda cause: -(cause.gain or 0.0))
 
 
 def _about_outputs(verdicts: DegeneracyRecord | None) -> Iterator[VerdictReason]:
@@ -102,13 +111,13 @@ def _about_data(data: DataRecord | None) -> Iterator[str]:
     nowhere = _empty_classes(data, ("train", "validation", "test"))
     if nowhere:
         yield (
-            f"{_listed(nowhere, data)} without any sample: nothing is known about their accuracy; check the names of "
+            f"no sample for {_listed(nowhere, data)}: nothing is known about their accuracy; check the names of "
             "folders and labels, or add samples"
         )
     for split, name in (("train", "training"), ("test", "test")):
         empty = [name for name in _empty_classes(data, (split,)) if name not in nowhere]
         if empty:
-            yield f"{_listed(empty, data)} without a {name} sample: add samples, or change data.split"
+            yield f"no {name} sample for {_listed(empty, data)}: add samples, or change data.split"
     yield from data.warnings
     if data.source == RANDOM:
         yield "the samples are random numbers: activation ranges, and all comparisons, hold for random numbers only"

@@ -44,7 +44,7 @@ from compress.report.record import (
 from compress.stage import host
 from compress.tasks import TASKS, limits, task_of
 from compress.tasks.base import Task
-from compress.tasks.findings import VerdictReason
+from compress.tasks.findings import VerdictReason, input_range, other_inputs
 from compress.tflite.interpreter import version
 from compress.version import __version__
 
@@ -67,6 +67,7 @@ class Findings:
         validation: the facts of `Evaluation` on the validation split, by stage id.
         stages: the stage ids of `original` and `result`; empty before they are compared.
         test: the facts of `Evaluation` on the test split for both.
+        inputs: the facts of `InputAlternatives` for the original.
         latency: the facts of `Latency` for both.
         prediction: the facts of `evaluation.latency.predict`; empty for a target without hosts.
         sensitivity: the facts of `Sensitivity`; None if it was not measured.
@@ -76,6 +77,7 @@ class Findings:
     validation: dict[str, Facts] = field(default_factory=dict)
     stages: Mapping[str, str] = field(default_factory=dict)
     test: Facts = field(default_factory=dict)
+    inputs: Facts = field(default_factory=dict)
     latency: Facts = field(default_factory=dict)
     prediction: Facts = field(default_factory=dict)
     sensitivity: SensitivityRecord | None = None
@@ -182,7 +184,9 @@ def _task_findings(task: Task, findings: Findings) -> Sequence[VerdictReason]:
     """Return what the task says about the result; nothing if it was not measured."""
     if not findings.stages:
         return ()
-    return task.findings(findings.test, findings.data["classes"], "original", "result")
+    about_result = task.findings(findings.test, findings.data["classes"], "original", "result")
+    about_inputs = [*other_inputs(task.metrics[0], findings.inputs), *input_range(findings.test.get("input_range"))]
+    return [*about_inputs, *about_result]
 
 
 def _first_degenerate(task: Task, findings: Findings) -> str | None:

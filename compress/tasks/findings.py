@@ -27,6 +27,11 @@ DOUBTFUL = 0.8
 NOISY_DB = 3.0
 """Ratio of an output's values to their error below which the output is named."""
 MOST_NAMED = 4
+OUTSIDE = 0.05
+"""Share of the values of samples that a quantized input cannot hold, above which there is a warning."""
+USED = 0.02
+"""Share of the range of a quantized input that samples fill, below which there is a warning."""
+_ENDS = (("sample_low", "sample_high"), ("low", "high"))
 TIED = 0.02
 """Share of the samples with two equal highest outputs, above which there is a warning."""
 
@@ -39,11 +44,13 @@ class VerdictReason:
         level: whether the result cannot be used, or can be used with care.
         text: one sentence without a full stop.
         cause: the probable cause: the model before compression, its inputs and labels, or the compression.
+        gain: how much better the metric of the original is without the cause, where that was measured.
     """
 
     level: Literal["not usable", "warning"]
     text: str
     cause: Literal["model", "inputs", "compression"] = "compression"
+    gain: float | None = None
 
 
 def against_constant(
@@ -62,7 +69,7 @@ def against_constant(
     sign = 1 if metric.higher_is_better else -1
     lead = sign * (original.value - constant.value)
     kept = sign * (result.value - constant.value)
-    label = metric.label[:1].lower() + metric.label[1:] if metric.label[1:2].islower() else metric.label
+    label = _label(metric)
     compared = f"{label} {_shown(result.value)}, a constant answer {_shown(constant.value)}"
     if kept <= 0:
         text = f"the result is no better than a constant answer ({compared})"
@@ -128,12 +135,65 @@ def class_order(labels: NDArray[np.int64], predictions: NDArray[np.int64], names
         f"the order of the classes does not fit the model: with other names its accuracy is {best / count:.3f} instead "
         f"of {right / count:.3f} ({shown}{', …' * (len(moved) > 3)}); set `classes` to the order of its training"
     )
-    return [VerdictReason("warning", text, "inputs")]
+    return [VerdictReason("warning", text, "inputs", (best - right) / count)]
 
 
 def _clearly_more(best: int, right: int, count: int) -> bool:
     gain = best - right >= GAIN * count
     return gain and wilson_interval(best, count)[0] > wilson_interval(right, count)[1]
+
+
+def input_range(facts: Mapping[str, Any] | None) -> list[VerdictReason]:
+    """Doubt the scale of samples that the quantized input of the original cannot hold, or hardly uses.
+
+    Args:
+        facts: as `compress.evaluation.input_range` returns them; None for a float input.
+    """
+    if facts is None or (facts["outside"] <= OUTSIDE and facts["used"] >= USED):
+        return []
+    samples, limits = (f"{facts[low]:.3g} to {facts[high]:.3g}" for low, high in _ENDS)
+    text = f"the scale of the samples does not fit the model: they are {samples}, and its quantized input is {limits}"
+    other = facts["alternative"]
+    if other is None:
+        advice = "use the preprocessing with which it was quantized"
+    else:
+        advice = f"add {other['advice']} to the end of data.preprocess, or change its steps"
+    return [VerdictReason("warning", f"{text}; {advice}", "inputs")]
+
+
+def other_inputs(metric: Metric, facts: Mapping[str, Any]) -> list[VerdictReason]:
+    """Doubt the preprocessing, if the original is much better on samples of another range or order of channels.
+
+    Args:
+        metric: the first metric of the task.
+        facts: `samples`, `original`, and `alternatives` with `description`, `advice` and `value`; empty without any.
+    """
+    if not facts.get("alternatives"):
+        return []
+    original = Measurement(**facts["original"])
+    gains = [_gain(metric, original, Measurement(**row["value"])) for row in facts["alternatives"]]
+    best = facts["alternatives"][int(np.argmax(gains))]
+    if max(gains) < GAIN:
+        return []
+    text = (
+        f"the preprocessing does not fit the model: with {best['description']}, the original's {_label(metric)} is "
+        f"{_shown(best['value']['value'])} instead of {_shown(original.value)} ({facts['samples']} samples); add "
+        f"{best['advice']} to the end of data.preprocess, or change its steps"
+    )
+    return [VerdictReason("warning", text, "inputs", max(gains))]
+
+
+def _gain(metric: Metric, before: Measurement, after: Measurement) -> float:
+    """Return how much better a metric is, or the share of an error that is gone; 0 if that can be chance."""
+    if before.value is None or after.value is None:
+        return 0.0
+    if metric.higher_is_better:
+        return after.value - max(before.value, 0.0) if _above(after.low, before.high) else 0.0
+    return 1 - after.value / before.value if before.value > 0 and _above(before.low, after.high) else 0.0
+
+
+def _above(low: float | None, high: float | None) -> bool:
+    return low is None or high is None or low > high
 
 
 def ties(tied: int, samples: int) -> list[VerdictReason]:
@@ -145,6 +205,11 @@ def ties(tied: int, samples: int) -> list[VerdictReason]:
         "wins: a softmax in 8 bits has steps of 1/256; end the model with logits, without the softmax"
     )
     return [VerdictReason("warning", text)]
+
+
+def _label(metric: Metric) -> str:
+    """Return the name of a metric inside a sentence."""
+    return metric.label[:1].lower() + metric.label[1:] if metric.label[1:2].islower() else metric.label
 
 
 def _shown(value: float | None) -> str:

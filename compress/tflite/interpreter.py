@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import ModelError
+from compress.tflite import graph
 from compress.tflite.comparison import first_line
 from deploy.contract.tensors import TensorDescription, TensorLayout, as_row
 
@@ -50,6 +51,7 @@ class LoadedModel:
             self.interpreter = Interpreter(str(path), num_threads=threads, experimental_op_resolver_type=resolver)
             self.interpreter.allocate_tensors()
         except (ValueError, RuntimeError) as error:
+            _refuse_custom(path)
             raise ModelError(f"the TFLite runtime refuses it: {first_line(error)}", where=str(path)) from error
         self.inputs: list[dict[str, Any]] = self.interpreter.get_input_details()
         self.outputs: list[dict[str, Any]] = order(self.interpreter.get_output_details())
@@ -132,6 +134,8 @@ class LoadedModel:
         return rows
 
 
+FLEX = "Flex"
+"""The beginning of the names of operators that the converter takes from TensorFlow (SELECT_TF_OPS)."""
 COLOUR_STEPS = {
     1: "`colour: {to: grey}`",
     3: "`colour: {from: grey, to: rgb}`",
@@ -162,6 +166,43 @@ def _image_hint(expected: tuple[int | None, ...], actual: tuple[int, ...]) -> st
     if not steps:
         return "choose another model, or change data.source"
     return f"add {' and '.join(steps)} to data.preprocess, or choose another model"
+
+
+def _refuse_custom(path: Path) -> None:
+    """Refuse a file that the runtime does not load, and that has custom operators."""
+    refuse_flex(path)
+    operators = _custom_operators(path)
+    if operators:
+        raise ModelError(
+            f"the TFLite runtime of this host lacks its custom operators: {', '.join(operators)}",
+            where=str(path),
+            allowed="built-in operators of TensorFlow Lite",
+            hint="if it is compiled for an accelerator already, give the .tflite file that it was compiled from",
+        )
+
+
+def refuse_flex(path: Path) -> None:
+    """Refuse a file with operators of TensorFlow, which no TFLite runtime for the Edge TPU has.
+
+    Raises:
+        ModelError: there are such operators, with their names.
+    """
+    operators = [name for name in _custom_operators(path) if name.startswith(FLEX)]
+    if operators:
+        raise ModelError(
+            f"contains operators of TensorFlow (Flex): {', '.join(operators)}",
+            where=str(path),
+            allowed="built-in operators of TensorFlow Lite",
+            hint="replace the layers that became these operators, and convert without SELECT_TF_OPS",
+        )
+
+
+def _custom_operators(path: Path) -> list[str]:
+    """Return the names of the custom operators; nothing for a file that cannot be read."""
+    try:
+        return sorted({operator.name for operator in graph.read(path).operators if operator.custom})
+    except ModelError:  # reported by the runtime
+        return []
 
 
 def _refuse_without_scale(end: str, detail: dict[str, Any], path: Path) -> None:

@@ -7,6 +7,7 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, ClassVar, Self
 
@@ -89,9 +90,9 @@ class Npz(Stored):
         arrays = self._arrays()
         split = (self.split, arrays[self.split]) if self.split else None
         labels = (self.y, arrays[self.y]) if self.y else None
-        return _samples(
-            self.file, [(name, arrays[name]) for name in self._inputs], labels, split, self._class_names(), self.targets
-        )
+        inputs = [(name, arrays[name]) for name in self._inputs]
+        samples = _samples(self.file, inputs, labels, split, self._class_names(), self.targets)
+        return replace(samples, describe=lambda index: f"{self.file}, sample {index}")
 
     @property
     def _inputs(self) -> tuple[str, ...]:
@@ -168,7 +169,8 @@ class Npy(Stored):
         """Open the arrays and check them against each other; the samples are memory-mapped."""
         split = ("split", _whole(self.split)) if self.split else None
         labels = ("y", _whole(self.y)) if self.y else None
-        return _samples(self.x, [("x", _mapped(Path(self.x)))], labels, split, self._class_names(), self.targets)
+        samples = _samples(self.x, [("x", _mapped(Path(self.x)))], labels, split, self._class_names(), self.targets)
+        return replace(samples, describe=lambda index: f"{self.x}, sample {index}")
 
 
 def _mapped(path: Path) -> NDArray[Any]:
