@@ -64,7 +64,8 @@ def _better_scale(trained: Network, samples: NDArray[np.float32]) -> str:
     """Return what to do about samples that do not fit the first batch norm: the preprocessing with which they do."""
     fits = []
     for alternative in alternatives(samples):
-        fit = activation_statistics.misfit(trained, alternative(samples))
+        with np.errstate(over="ignore", invalid="ignore"):  # weights that are far too large have their own warning
+            fit = activation_statistics.misfit(trained, alternative(samples))
         if fit is not None and not fit.is_large:
             fits.append((alternative, fit.size))
     if not fits:

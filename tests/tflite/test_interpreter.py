@@ -95,9 +95,7 @@ def test_what_the_runtime_refuses(tmp_path: Path, content: bytes) -> None:
 def test_an_operator_without_kernel(tmp_path: Path) -> None:
     tensors = {"x": Tensor((1, 2)), "y": Tensor((1, 2))}
     path = written(tmp_path / "m.tflite", one_op.content(tensors, [Op("MyOp", "x", "y", custom=True)], "x", "y"))
-    with pytest.raises(
-        ModelError, match="runtime of this host lacks its custom operators: MyOp; .*; if it is compiled"
-    ):
+    with pytest.raises(ModelError, match=r"this host lacks its custom operators: MyOp; .*; if it is compiled"):
         LoadedModel(path, reproducible=True)
 
 
