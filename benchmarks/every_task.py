@@ -112,24 +112,26 @@ def windows(step: int) -> tuple[NDArray[np.float32], NDArray[np.uint8], NDArray[
 
 
 def anomalies() -> dict[str, NDArray[Any]]:
-    """Return windows and their label; the split is by time, so that no two splits share a value."""
+    """Return windows and whether they are anomalous; the split is by time, so that no two splits share a value."""
     x, y, _ = windows(8)
-    return {"x": x, "y": y.astype(int), "split": by_time(len(x), WINDOW // 8)}
+    return by_time({"x": x, "y": y.astype(int)}, WINDOW // 8)
 
 
 def future() -> dict[str, NDArray[Any]]:
     """Return windows and the temperature three hours later."""
     x, _, ahead = windows(8)
-    return {"x": x, "y": ahead[:, np.newaxis], "split": by_time(len(x), (WINDOW + AHEAD) // 8 + 1)}
+    return by_time({"x": x, "y": ahead[:, np.newaxis]}, (WINDOW + AHEAD) // 8 + 1)
 
 
-def by_time(count: int, gap: int) -> NDArray[np.str_]:
-    """Return the split of each window: blocks of ten, of which each has a part for validation and for test."""
-    place = np.arange(count) % 200
+def by_time(arrays: dict[str, NDArray[Any]], gap: int) -> dict[str, NDArray[Any]]:
+    """Return the arrays with a split: blocks of 200 windows, of which validation and test have a part each.
+
+    The last `gap` windows before another split overlap it, and are left out.
+    """
+    place = np.arange(len(arrays["x"])) % 200
     split = np.where(place < 130, "train", np.where(place < 160, "validation", "test"))
-    for edge in (130, 160, 200):  # windows next to another split become training samples of nobody
-        split[(place >= edge - gap) & (place < edge)] = "train" if edge == 130 else split[0]
-    return split
+    overlaps = np.any([(place >= edge - gap) & (place < edge) for edge in (130, 160, 200)], axis=0)
+    return {name: values[~overlaps] for name, values in {**arrays, "split": split}.items()}
 
 
 def masks() -> dict[str, NDArray[Any]]:
@@ -178,10 +180,9 @@ def pairs() -> dict[str, NDArray[Any]]:
     return {"x": np.concatenate(images).astype(np.float32), "y": np.concatenate(labels), "split": np.array(splits)}
 
 
-SQUEEZE = [{"squeeze": {"axis": -1}}]
 SUBJECTS = (
-    Subject("autoencoder", "reconstruction", "autoencoder", anomalies, {"classes": ["normal", "anomaly"]}, SQUEEZE, 40),
-    Subject("regression", "", "forecast", future, {"targets": ["ahead"]}, SQUEEZE, 30),
+    Subject("autoencoder", "reconstruction", "autoencoder", anomalies, {"classes": ["normal", "anomaly"]}, [], 40),
+    Subject("regression", "", "forecast", future, {"targets": ["ahead"]}, [], 30),
     Subject(
         "segmentation",
         "segmentation",

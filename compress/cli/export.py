@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from compress.cli.models import add_reading_options
 from compress.cli.output import write, write_json
 from compress.cli.parser import add_command
+from compress.report.wording import number
 
 if TYPE_CHECKING:
     from compress.cli.parser import Subparsers
@@ -70,7 +71,8 @@ def _print(facts: Any, folder: Path) -> None:
     if facts["placement"] is not None:
         write(facts["placement"]["summary"])
     for host, latency in facts["latency_ms"].items():
-        write(f"{host}: {latency['value']:.2f} ms predicted ({latency['low']:.2f} to {latency['high']:.2f})")
+        value, low, high = (number(latency[key], "ms") for key in ("value", "low", "high"))
+        write(f"{host}: {value} predicted ({low} to {high})")
     write(f"verdict: {facts['verdict']}")
     for warning in facts["warnings"]:
         write(f"- {warning}")

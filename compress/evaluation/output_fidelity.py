@@ -12,6 +12,8 @@ from compress.tasks.output_forms import OutputForm, forms_by_values, from_json
 from deploy.contract.tensors import TensorLayout
 
 BLOCK = 256
+LARGEST = float(np.finfo(np.float32).max)
+"""The value that infinite outputs count as."""
 BEST_DB = 120.0
 """Ratios above this count as equal outputs."""
 
@@ -43,6 +45,7 @@ def _compared(form: OutputForm, expected: Rows, actual: Rows) -> OutputCompariso
     for start in range(0, len(expected), BLOCK):
         before = np.asarray(expected[start : start + BLOCK], np.float64)
         after = np.asarray(actual[start : start + BLOCK], np.float64)
+        before, after = (np.nan_to_num(rows, posinf=LARGEST, neginf=-LARGEST) for rows in (before, after))
         difference = after - before
         signal += float((before**2).sum())
         noise += float((difference**2).sum())

@@ -255,7 +255,7 @@ def _reshaped(layer: Layer, call: int, layout: Layout, trace: ChannelTrace) -> L
     """Return the layout after a reshape, if all rows along the new last axis have the same."""
     before = trace.network.shapes[layer.inputs(call)[0]]
     after = trace.network.shapes[LayerOutput(layer.name, call)]
-    if None in before or None in after or not after:
+    if None in before or None in after or not before or not after:  # a sample may be one number
         return None
     rows = np.broadcast_to(layout, [size or 1 for size in before]).reshape(-1, after[-1] or 1)
     first: Layout = rows[0]

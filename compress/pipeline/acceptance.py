@@ -153,10 +153,11 @@ def _about_placement(placement: PlacementRecord | None) -> Iterator[str]:
         yield placement.reason
     slower = [host for host, latency in placement.expected_latency.items() if latency.cpu_alone_ms < latency.latency_ms]
     if slower:
-        hosts = ", ".join(slower)
+        on_cpu = sum(operator.placement != "tpu" for operator in placement.ops)
+        cause = f"{on_cpu} of {len(placement.ops)} operators stay on the CPU" if on_cpu > 1 else "it is too small"
         yield (
-            f"the model is too small for the accelerator to pay: the CPU of {hosts} is predicted to be faster alone; "
-            "run model.tflite there"
+            f"the accelerator does not pay, {cause}: the CPU of {', '.join(slower)} alone is predicted to be faster; run "
+            "model.tflite there"
         )
 
 

@@ -122,7 +122,9 @@ def _noise(
     expected = simulation.outputs(samples).astype(np.float64)
 
     def energy() -> float:
-        return float(((simulation.outputs(samples) - expected) ** 2).sum())
+        difference = simulation.outputs(samples) - expected
+        # Rounding to 0 before a logarithm or a division makes values infinite: they count as lost.
+        return float((np.where(np.isfinite(difference), difference, expected) ** 2).sum())
 
     noise = {}
     for point in simulation.tensors:

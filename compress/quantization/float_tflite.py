@@ -21,6 +21,7 @@ from compress.quantization import diagnostics
 from compress.quantization.export import InputType
 from compress.quantization.post_training import QuantizationResult
 from compress.tflite import float_graph, graph
+from compress.tflite.edit import compact
 
 INPUT, SAMPLES, OUTPUT, ERROR = "input.tflite", "samples.npy", "output.tflite", "error.txt"
 
@@ -47,7 +48,7 @@ def convert(content: bytes, samples: NDArray[np.float32], io: InputType = "int8"
     """
     with tempfile.TemporaryDirectory(prefix="coralline-") as name:
         folder = Path(name)
-        (folder / INPUT).write_bytes(graph.serialize(float_graph.plain(graph.parse(content)).graph))
+        (folder / INPUT).write_bytes(graph.serialize(compact(float_graph.plain(graph.parse(content)).graph)))
         np.save(folder / SAMPLES, samples)
         process = multiprocessing.get_context("spawn").Process(target=_quantize, args=(folder, io))
         process.start()

@@ -264,7 +264,8 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
         converted = graph.parse(result.content)
         legalized = context.target.legalize(converted, converted.feeds(samples.calibration), io=self.io.upper())
         content = result.content if legalized.graph is converted else graph.serialize(legalized.graph)
-        if export.float_operators(content):
+        # `legalize` removes some float operators; those that it writes itself run on the CPU.
+        if export.float_operators(content).keys() & export.float_operators(result.content).keys():
             export.refuse_float(content, None if model is None else keras_graph.read(model))
         (context.folder / MODEL_TFLITE).write_bytes(content)
         if result.plan is not None:

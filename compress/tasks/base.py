@@ -311,8 +311,14 @@ class Task(ABC):
 
 
 def snr_db(expected: Rows, actual: Rows) -> NDArray[np.float64]:
-    """Return the signal-to-noise ratio of each row in dB; for a constant signal, relative to its own power."""
-    expected, actual = expected.astype(np.float64), actual.astype(np.float64)
+    """Return the signal-to-noise ratio of each row in dB; for a constant signal, relative to its own power.
+
+    Infinite values count as the largest float32 values, and NaN as 0.
+    """
+    limit = float(np.finfo(np.float32).max)
+    expected, actual = (
+        np.nan_to_num(rows.astype(np.float64), posinf=limit, neginf=-limit) for rows in (expected, actual)
+    )
     signal = np.maximum((expected**2).sum(axis=1), 1e-200)  # a row of zeros
     noise = ((expected - actual) ** 2).sum(axis=1)
     ratio = signal / np.maximum(noise, 1e-12 * signal)

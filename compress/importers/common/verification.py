@@ -9,8 +9,9 @@ says so. Where the original itself changes more when the last bits of its inputs
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -127,6 +128,34 @@ def allowed_differences(expected: Runs, repeated: Runs) -> tuple[list[float], fl
     ]
     allowed = [max(TOLERANCE, min(SENSITIVITY_FACTOR * change, MAXIMUM_TOLERANCE)) for change in changes]
     return allowed, max(changes)
+
+
+def verified(
+    runs: Runs,
+    by_run: Sequence[Sequence[OutputDifference]],
+    expected: Runs,
+    with_last_bits_changed: Callable[[], Runs],
+    runtime: str,
+    samples: int,
+) -> tuple[Parity, list[Arrays]]:
+    """Return the comparison of a rebuilt model, and the inputs of the runs that differ by more than is allowed.
+
+    Args:
+        runs: the inputs.
+        by_run: for each run, the differences of its outputs.
+        expected: for each run, the outputs of the original.
+        with_last_bits_changed: return the outputs of the original for the inputs with their last bits changed; called
+            only if a difference exceeds the tolerance.
+        runtime: the distribution that ran the original.
+        samples: the number of samples.
+    """
+    differences = [*chain.from_iterable(by_run)]
+    allowed, sensitivity = [TOLERANCE] * len(runs), None
+    if largest_relative(differences) > TOLERANCE:
+        allowed, sensitivity = allowed_differences(expected, with_last_bits_changed())
+    parity = summarize(differences, runtime_version(runtime), samples, sensitivity)
+    pairs = zip(runs, by_run, allowed, strict=True)
+    return parity, [inputs for inputs, run, limit in pairs if not largest_relative(run) <= limit]
 
 
 def too_different(parity: Parity, where: str, first: str = "") -> ModelError:

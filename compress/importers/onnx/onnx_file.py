@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -128,19 +127,14 @@ def _verify(model: keras.Model, imported: OnnxNetwork, runs: Runs, expected: Run
     by_run = [
         _run_differences(model, imported, inputs, outputs) for inputs, outputs in zip(runs, expected, strict=True)
     ]
-    differences = [*chain.from_iterable(by_run)]
-    allowed = [TOLERANCE] * len(runs)
-    sensitivity = None
-    if verification.largest_relative(differences) > TOLERANCE:
-        disturbed = _outputs_with_last_bits_changed(imported, runs)
-        allowed, sensitivity = verification.allowed_differences(expected, disturbed)
-    runtime = verification.runtime_version("onnxruntime")
-    parity = verification.summarize(differences, runtime, len(runs), sensitivity)
-    exceeding = [
-        inputs
-        for inputs, run, limit in zip(runs, by_run, allowed, strict=True)
-        if verification.largest_relative(run) > limit
-    ]
+    parity, exceeding = verification.verified(
+        runs,
+        by_run,
+        expected,
+        lambda: _outputs_with_last_bits_changed(imported, runs),
+        "onnxruntime",
+        len(runs),
+    )
     if exceeding:
         raise verification.too_different(parity, "", _first_difference(imported, exceeding))
     return parity

@@ -285,6 +285,9 @@ def build_network(
     missing = [graph.tensors[index].name for index in graph.outputs if index not in builder.values]
     if missing:
         raise ModelError(f"its output {missing[0]!r} does not depend on its inputs")
+    conditions = [graph.tensors[index].name for index in graph.outputs if graph.tensors[index].dtype == "BOOL"]
+    if conditions:
+        raise ModelError(f"its output {conditions[0]!r} is BOOL", allowed="FLOAT32")
     network = builder.network(inputs, [builder.values[index] for index in graph.outputs])
     return TfliteNetwork(plain, network, builder.values, tuple(problems))
 
@@ -318,7 +321,7 @@ def _import_operator(
     if not stored:
         raise NotImportedError("it has no output")
     for tensor in stored:
-        if tensor.dtype != "FLOAT32" or tensor.is_variable:
+        if tensor.dtype not in ("FLOAT32", "BOOL") or tensor.is_variable:
             raise NotImportedError(f"its output is {tensor.dtype}")
     values = apply_rule(rules[operator.name], call)
     if [value.shape for value in values] != [tensor.shape for tensor in stored]:

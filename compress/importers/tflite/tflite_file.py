@@ -18,7 +18,7 @@ from compress.errors import ModelError
 from compress.importers.common import verification
 from compress.importers.common.layer_calls import NOT_MADE
 from compress.importers.common.unsupported import Refused, unsupported
-from compress.importers.common.verification import TOLERANCE, Parity, Runs
+from compress.importers.common.verification import TOLERANCE, Arrays, Parity, Runs
 from compress.importers.tflite.network import TfliteNetwork, build_network
 from compress.importers.tflite.ops.layers import RULES
 from compress.ir import keras_graph as networks
@@ -128,12 +128,12 @@ def load(file: TfliteFile, samples: NDArray[np.float32] | None = None) -> tuple[
     runs = [*verification.random_inputs(shapes), *_batches(shapes, samples)]
     try:
         model = verification.build_model(network)
-        parity = _compare(model, file.plain.graph, runs, len(runs) * file.batch)
+        parity, exceeding = _compare(model, file.plain.graph, runs, len(runs) * file.batch)
     except ModelError as error:
         error.where = str(file.path)
         raise
-    if not parity.max_rel <= TOLERANCE:
-        raise verification.too_different(parity, str(file.path), _first_difference(imported, runs))
+    if exceeding:
+        raise verification.too_different(parity, str(file.path), _first_difference(imported, exceeding))
     return model, parity
 
 
@@ -146,13 +146,19 @@ def _batches(shapes: list[tuple[int, ...]], samples: NDArray[np.float32] | None)
     return [[np.asarray(samples[start : start + batch])] for start in starts]
 
 
-def _compare(model: Any, original: Graph, runs: Runs, samples: int) -> Parity:
-    """Compare the outputs of the model with those of the file."""
+def _compare(model: Any, original: Graph, runs: Runs, samples: int) -> tuple[Parity, list[Arrays]]:
+    """Compare the outputs of the model with those of the file; return the inputs with too large differences, too."""
     runner = comparison.Runner(original)
     expected = [_flat(runner.run(inputs)) for inputs in runs]
-    actual = [_flat(verification.run_model(model, inputs)) for inputs in runs]
-    differences = verification.compare_runs(expected, actual)
-    return verification.summarize(differences, verification.runtime_version("ai-edge-litert"), samples)
+    by_run = [
+        verification.compare_runs([outputs], [_flat(verification.run_model(model, inputs))])
+        for inputs, outputs in zip(runs, expected, strict=True)
+    ]
+
+    def with_last_bits_changed() -> Runs:
+        return [_flat(runner.run(inputs)) for inputs in verification.change_last_bits(runs)]
+
+    return verification.verified(runs, by_run, expected, with_last_bits_changed, "ai-edge-litert", samples)
 
 
 def _flat(outputs: Sequence[Any]) -> list[NDArray[Any]]:

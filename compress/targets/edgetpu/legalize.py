@@ -168,6 +168,7 @@ def _legalize(graph: Graph, target: Target, inputs: Sequence[comparison.Feed], i
     work.rewrite_graph("transposes", _without_transposes(work.graph, target))
     work.rewrite_operators()
     work.rewrite_graph("transposes", _without_transposes(work.graph, target))
+    work.rewrite_operators(refused=True)
     result = compact(_without_unused_operators(work.graph)) if any(change.kept for change in work.changes) else graph
     difference = interface.output_difference(graph, result, work.inputs if result is not graph else ())
     before, after = place(graph, target), place(result, target)
@@ -197,11 +198,15 @@ class _Legalizer:
             self.graph = changed
             self._known.clear()
 
-    def rewrite_operators(self) -> None:
-        """Try every rewrite on every operator, until none applies."""
+    def rewrite_operators(self, *, refused: bool = False) -> None:
+        """Try every rewrite on every operator, until none applies.
+
+        Args:
+            refused: try the rewrites for operators that make the compiler refuse the model, instead of all others.
+        """
         tried: set[Tried] = set()
         for _ in range(MAX_STEPS):
-            step = next(self._applicable(tried), None)
+            step = next(self._applicable(tried, refused=refused), None)
             if step is None:
                 if not self._retry_late_rewrites(tried):
                     return
@@ -220,7 +225,7 @@ class _Legalizer:
         tried -= {(name, outputs) for name, outputs in tried if (name, self.graph.tensors[outputs[0]].name) in again}
         return True
 
-    def _applicable(self, tried: set[Tried]) -> Iterator[tuple[RewriteEntry, Operator]]:
+    def _applicable(self, tried: set[Tried], *, refused: bool = False) -> Iterator[tuple[RewriteEntry, Operator]]:
         """Yield rewrites with their operators, in execution order: those after a blocker help only when it is gone."""
         runnable = {operator.outputs for operator in comparison.without_unknown_customs(self.graph).operators}
         for operator in self.graph.operators:
@@ -229,7 +234,11 @@ class _Legalizer:
             violation = rules.first_violation(operator, self.graph, self.target)
             eight_bit = rules.eight_bit_tensors(operator, self.graph, self.target) is None
             for entry in REWRITES:
-                if not entry.operators:
+                if entry.if_refused != refused:
+                    continue
+                if refused:
+                    applies = parser_rejection(operator, self.target) is not None
+                elif not entry.operators:
                     applies = violation is not None and violation[0] is rules.operator_version
                 else:
                     applies = operator.name in entry.operators and (violation is not None or entry.also_if_mapped)
@@ -250,8 +259,9 @@ class _Legalizer:
                 if difference.mean <= MAX_MEAN_STEPS:
                     break
             else:
+                comparable = difference is not None and np.isfinite(difference.largest)
                 refused = (
-                    difference.largest if difference else None,
+                    difference.largest if difference is not None and comparable else None,
                     parser_rejection or _tolerance_message(difference, entry),
                 )
         output = self.graph.output_tensors(operator)[0].name

@@ -274,8 +274,49 @@ def test_an_operator_with_several_outputs(
     assert len(model.outputs) == count
 
 
+@pytest.mark.parametrize("comparison", ["EQUAL", "NOT_EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL"])
+@pytest.mark.parametrize("joined", ["LOGICAL_AND", "LOGICAL_OR"])
+def test_a_choice_between_two_tensors(keras: Any, tmp_path: Path, comparison: str, joined: str) -> None:
+    """As in `tf.math.divide_no_nan`: values of one tensor where a condition holds, otherwise of another."""
+    condition = Tensor((1, 5, 6), "BOOL", None, ())
+    tensors = {
+        "x": ROWS,
+        "limit": Tensor((), "FLOAT32", 0.5),
+        "above": condition,
+        "other": condition,
+        "both": condition,
+        "zero": Tensor((), "FLOAT32", 0.0),
+        "out": ROWS,
+    }
+    ops = [
+        Op(comparison, ["x", "limit"], ["above"], 1, {}),
+        Op("LOGICAL_NOT", ["above"], ["other"], 1, {}),
+        Op(joined, ["above", "other"], ["both"], 1, {}),
+        Op("SELECT_V2", ["both" if joined == "LOGICAL_OR" else "above", "x", "zero"], ["out"], 1, {}),
+    ]
+    _, model, apart = imported(read(tensors, ops, ["x"], ["out"]), tmp_path)
+    assert apart < EXACT
+    assert "Where" in kinds(model)
+
+
+def test_a_condition_cannot_be_the_output(tmp_path: Path) -> None:
+    condition = Tensor((1, 5, 6), "BOOL", None, ())
+    path = tmp_path / "model.tflite"
+    path.write_bytes(graph.serialize(one("GREATER", (ROWS, constant(1, 5, 6)), condition)))
+    with pytest.raises(ModelError, match="its output 'out' is BOOL; allowed: FLOAT32"):
+        tflite_file.load(tflite_file.read(path))
+
+
+CHOICES = {"LOGICAL_AND", "LOGICAL_OR", "LOGICAL_NOT", "SELECT", "SELECT_V2", "EQUAL", "NOT_EQUAL"} | {
+    "GREATER",
+    "GREATER_EQUAL",
+    "LESS",
+    "LESS_EQUAL",
+}
+
+
 def test_every_rule_has_a_case() -> None:
-    tried = {case[0] for case in CASES} | {"SPLIT", "SPLIT_V", "UNPACK"}
+    tried = {case[0] for case in CASES} | {"SPLIT", "SPLIT_V", "UNPACK"} | CHOICES
     assert set(RULES) - tried == {"SQUEEZE"}  # the same rule as RESHAPE and EXPAND_DIMS
 
 

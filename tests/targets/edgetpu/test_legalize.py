@@ -64,7 +64,24 @@ def test_a_rewrite(name: str, what: str, build: Callable[[], Graph]) -> None:
 def test_every_rewrite_of_an_operator_is_tried() -> None:
     """But those of operators that TFLite does not run in 8 bits, or only newer compilers have: below."""
     untried = {entry.name for entry in REWRITES} - {name for name, _, _ in CASES}
-    assert untried == {"square", "relu_0_to_1", "squared_difference"}
+    assert untried == {"square", "relu_0_to_1", "squared_difference", "float_on_cpu"}
+
+
+def test_an_operator_that_makes_the_compiler_refuse_runs_in_float() -> None:
+    """The compiler's parser of 2021 does not know SQRT of 8-bit tensors; in float it stays on the CPU."""
+    tensors = {
+        "in": MAP,
+        "positive": made(1, 8, 8, 8, step=0.1, zero_point=-128),
+        "out": made(1, 8, 8, 8, step=0.02, zero_point=-128),
+    }
+    operators = [Op("RELU", ["in"], ["positive"], 2, {}), Op("SQRT", ["positive"], ["out"], 2, {})]
+    model = one_op.read(tensors, operators, ["in"], ["out"])
+    before = place(model, TARGET)
+    assert "SQRT version 2" in (before.failure or "")
+    legalized = legalize(model, TARGET)
+    assert legalized.after.failure is None
+    assert [(op.op, op.placement) for op in legalized.after.ops if op.op == "SQRT"] == [("SQRT", "cpu")]
+    assert apart(model, legalized.graph) <= 1
 
 
 @pytest.mark.parametrize("name", ["SQUARE", "RELU_0_TO_1"])

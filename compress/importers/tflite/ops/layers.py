@@ -174,17 +174,18 @@ def pool(kind: str) -> Callable[[TfliteCall], TfliteValue]:
     return rule
 
 
-def _broadcast(call: TfliteCall, places: tuple[int, int]) -> tuple[list[Any], TfliteValue]:
-    """Return both operands with the same rank, and a template with the broadcast shape."""
+def _broadcast(call: TfliteCall, places: tuple[int, ...]) -> tuple[list[Any], TfliteValue]:
+    """Return the operands with the same rank, and a template with the broadcast shape."""
     operands: list[Any] = [call.weights(place) if call.is_constant(place) else call.value(place) for place in places]
     computed = [each for each in operands if isinstance(each, TfliteValue)]
     if not computed:
-        raise NotImportedError("both of its inputs are constants")
+        raise NotImportedError("all of its inputs are constants")
     shapes = [tuple(each.shape) for each in operands]
     try:
         shape = np.broadcast_shapes(*shapes)
     except ValueError as error:
-        raise NotImportedError(f"{list(shapes[0])} and {list(shapes[1])} do not fit each other") from error
+        listed = " and ".join(str(list(each)) for each in shapes)
+        raise NotImportedError(f"{listed} do not fit each other") from error
     extra_batch = any(each.extra_batch for each in computed) or shape[:1] != (call.builder.batch,)
     for position, each in enumerate(operands):
         if isinstance(each, TfliteValue):
@@ -207,6 +208,24 @@ def arithmetic(kind: str, layer: bool) -> Callable[[TfliteCall], TfliteValue]:
         return call.activated(result)
 
     return rule
+
+
+def comparison(kind: str) -> Callable[[TfliteCall], TfliteValue]:
+    """Return a rule for EQUAL, LESS and similar; only SELECT and logical operators can use the result."""
+
+    def rule(call: TfliteCall) -> TfliteValue:
+        operands, like = _broadcast(call, (0, 1))
+        return call.operation(NUMPY, kind, {}, operands, like)
+
+    return rule
+
+
+def select(call: TfliteCall) -> TfliteValue:
+    """SELECT and SELECT_V2: values of the second input where the first one is true, otherwise of the third one."""
+    if call.is_constant(0):
+        raise NotImportedError("its condition is a constant")
+    operands, like = _broadcast(call, (0, 1, 2))
+    return call.operation(NUMPY, "Where", {}, operands, like)
 
 
 def squared_difference(call: TfliteCall) -> TfliteValue:
@@ -323,6 +342,17 @@ RULES: Mapping[str, Callable[[TfliteCall], TfliteValue | list[TfliteValue]]] = {
     "MAXIMUM": arithmetic("Maximum", layer=True),
     "MINIMUM": arithmetic("Minimum", layer=True),
     "POW": arithmetic("Power", layer=False),
+    "EQUAL": comparison("Equal"),
+    "NOT_EQUAL": comparison("NotEqual"),
+    "GREATER": comparison("Greater"),
+    "GREATER_EQUAL": comparison("GreaterEqual"),
+    "LESS": comparison("Less"),
+    "LESS_EQUAL": comparison("LessEqual"),
+    "LOGICAL_AND": comparison("LogicalAnd"),
+    "LOGICAL_OR": comparison("LogicalOr"),
+    "LOGICAL_NOT": unary(NUMPY, "LogicalNot"),
+    "SELECT": select,
+    "SELECT_V2": select,
     "SQUARED_DIFFERENCE": squared_difference,
     "RELU": activation("relu"),
     "RELU6": activation("relu6"),

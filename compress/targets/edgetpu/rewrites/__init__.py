@@ -16,11 +16,12 @@ class RewriteEntry:
     Attributes:
         rewrite: the function that proposes edits; its docstring is the manual.
         tolerance: the largest allowed difference of its output, in quantization steps; 0 means bit-exact.
-        operators: the operators that it applies to; empty for operators with an unsupported version.
+        operators: the operators that it applies to; empty for any with an unsupported version.
         all_codes: whether it is also verified on all 256 codes, not only on the values in the model.
         also_if_mapped: whether it also applies to operators that are already mapped.
         float_islands: whether it also applies to float operators between DEQUANTIZE and QUANTIZE.
         allows_cpu: whether its new operators may stay on the CPU, where other rewrites apply to them.
+        if_refused: whether it applies, after all other rewrites, to operators that make the compiler refuse the model.
     """
 
     rewrite: Rewrite
@@ -30,6 +31,7 @@ class RewriteEntry:
     also_if_mapped: bool = False
     float_islands: bool = False
     allows_cpu: bool = False
+    if_refused: bool = False
 
     @property
     def name(self) -> str:
@@ -71,6 +73,7 @@ REWRITES = (
     RewriteEntry(dilation.dilated_convolution, 1, ("SPACE_TO_BATCH_ND",)),
     RewriteEntry(dilation.dilated_row, 1, ("SPACE_TO_BATCH_ND",)),
     RewriteEntry(versions.older_version, 0, ()),
+    RewriteEntry(versions.float_on_cpu, 1, (), allows_cpu=True, if_refused=True),
 )
 """Every rewrite of an operator, in the order in which they are tried.
 

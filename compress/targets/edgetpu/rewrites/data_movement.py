@@ -134,8 +134,11 @@ def _axis_tables(source_indices: Sequence[Table], x: Tensor) -> list[Table] | No
         for axis, indices in enumerate(source_indices)
     ]
     separable = all((a == b).all() for a, b in zip(np.meshgrid(*tables, indexing="ij"), source_indices, strict=True))
-    sides = (_map(x) or x.shape)[1:3]
+    *sides, channels = (_map(x) or x.shape)[1:]
     pieces = sum(len(_runs(table)) for table, side in zip(tables, sides, strict=False) if not _factor(table, side))
+    moved = not np.array_equal(tables[2], np.arange(channels))
+    if moved and max(len(tables[2]), channels) > _MOST_CHANNELS:
+        return None
     return tables if separable and pieces <= _MOST_PIECES else None
 
 

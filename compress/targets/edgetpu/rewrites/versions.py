@@ -1,11 +1,14 @@
-"""Operators with a version that the compiler does not support, but that use none of its new features."""
+"""Operators with a version that the compiler does not support."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
+from compress.targets.edgetpu.rewrites.elementwise import NotEightBitError, dequantized_constant, is_per_tensor_8bit
 from compress.tflite.edit import Edit
-from compress.tflite.graph import Graph, Operator
+from compress.tflite.graph import NONE, Graph, Operator
 
 MAX_RANK = 4
 
@@ -20,6 +23,38 @@ def older_version(operator: Operator, graph: Graph) -> Iterator[Edit]:
         edit = Edit(graph)
         edit.change(operator, version=version)
         yield edit
+
+
+def float_on_cpu(operator: Operator, graph: Graph) -> Iterator[Edit]:
+    """Compute an operator in float on the CPU, between DEQUANTIZE and QUANTIZE, if the compiler knows only its float
+    version."""
+    for version in range(operator.version - 1, 0, -1):
+        edit = Edit(graph)
+        inputs = [NONE if index == NONE else _float_input(edit, index) for index in operator.inputs]
+        outputs = []
+        for tensor in graph.output_tensors(operator):
+            if not is_per_tensor_8bit(tensor):
+                raise NotEightBitError
+            floating = edit.like(tensor, "float", dtype="FLOAT32", quantization=None)
+            edit.add("QUANTIZE", [floating], [tensor.index], edit.options("QuantizeOptions"))
+            outputs.append(floating)
+        edit.change(operator, inputs=inputs, outputs=outputs, version=version)
+        yield edit
+
+
+def _float_input(edit: Edit, index: int) -> int:
+    """Return an input in float; tensors that are not quantized stay."""
+    tensor = edit.before.tensors[index]
+    if tensor.dtype not in ("INT8", "UINT8"):
+        return index
+    if not is_per_tensor_8bit(tensor):
+        raise NotEightBitError
+    if tensor.is_constant:
+        values = dequantized_constant(tensor).astype(np.float32)
+        return edit.tensor(f"{tensor.name}/float", tensor.shape, "FLOAT32", values=values)
+    floating = edit.like(tensor, "float", dtype="FLOAT32", quantization=None)
+    edit.add("DEQUANTIZE", [index], [floating], edit.options("DequantizeOptions"))
+    return floating
 
 
 def _needs_version(operator: Operator, graph: Graph) -> bool:
