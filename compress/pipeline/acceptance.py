@@ -156,8 +156,8 @@ def _about_placement(placement: PlacementRecord | None) -> Iterator[str]:
         on_cpu = sum(operator.placement != "tpu" for operator in placement.ops)
         cause = f"{on_cpu} of {len(placement.ops)} operators stay on the CPU" if on_cpu > 1 else "it is too small"
         yield (
-            f"the accelerator does not pay, {cause}: the CPU of {', '.join(slower)} alone is predicted to be faster; run "
-            "model.tflite there"
+            f"the accelerator does not pay, {cause}: the CPU of {', '.join(slower)} alone is predicted to be faster; "
+            "run model.tflite there"
         )
 
 
