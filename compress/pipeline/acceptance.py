@@ -25,11 +25,11 @@ MOST_NAMES = 5
 """Classes that a reason names."""
 SIMILAR = 0.1
 """Difference between the gains of two probable causes, below which both are named."""
-Cause = Literal["model", "inputs", "compression"]
+Cause = Literal["model", "named", "compression"]
 HINTS: Mapping[Cause, str] = {
     "model": "train the model longer or with a smaller learning rate, and check the labels, data.preprocess and the "
     "statistics of batch norms",
-    "inputs": "",  # the reason says what to do
+    "named": "",  # the reason says what to do
     "compression": "compress less or train longer after it, and check the statistics of batch norms; `python -m "
     "compress debug` lists the layers that quantization changed most",
 }
@@ -75,9 +75,9 @@ def judged(material: VerdictMaterial) -> Verdict:
     is_random = material.data is not None and material.data.source == RANDOM
     # Outputs for noise hardly differ from sample to sample: a comparison with a constant output says nothing.
     findings = [] if is_random else [*_about_outputs(material.degeneracy), *material.task]
-    causes = _probable([finding for finding in findings if finding.cause == "inputs"])
+    causes = _probable([finding for finding in findings if finding.cause == "named"])
     serious = [finding for finding in findings if finding.level == "not usable"]
-    doubtful = [finding for finding in findings if finding.level == "warning" and finding.cause != "inputs"]
+    doubtful = [finding for finding in findings if finding.level == "warning" and finding.cause != "named"]
     ordered = [*causes, *serious, *doubtful]
     reasons = [finding.text for finding in ordered]
     reasons += _about_data(material.data)

@@ -44,7 +44,7 @@ from compress.report.record import (
 from compress.stage import host
 from compress.tasks import TASKS, limits, task_of
 from compress.tasks.base import Task
-from compress.tasks.findings import VerdictReason, input_range, other_inputs
+from compress.tasks.findings import VerdictReason, input_range, other_inputs, stale_batch_norms
 from compress.tflite.interpreter import version
 from compress.version import __version__
 
@@ -68,6 +68,7 @@ class Findings:
         stages: the stage ids of `original` and `result`; empty before they are compared.
         test: the facts of `Evaluation` on the test split for both.
         inputs: the facts of `InputAlternatives` for the original.
+        batch_norms: the facts of `BatchNormStatistics` for the original.
         latency: the facts of `Latency` for both.
         prediction: the facts of `evaluation.latency.predict`; empty for a target without hosts.
         sensitivity: the facts of `Sensitivity`; None if it was not measured.
@@ -78,6 +79,7 @@ class Findings:
     stages: Mapping[str, str] = field(default_factory=dict)
     test: Facts = field(default_factory=dict)
     inputs: Facts = field(default_factory=dict)
+    batch_norms: Facts = field(default_factory=dict)
     latency: Facts = field(default_factory=dict)
     prediction: Facts = field(default_factory=dict)
     sensitivity: SensitivityRecord | None = None
@@ -185,8 +187,9 @@ def _task_findings(task: Task, findings: Findings) -> Sequence[VerdictReason]:
     if not findings.stages:
         return ()
     about_result = task.findings(findings.test, findings.data["classes"], "original", "result")
-    about_inputs = [*other_inputs(task.metrics[0], findings.inputs), *input_range(findings.test.get("input_range"))]
-    return [*about_inputs, *about_result]
+    # With wrong statistics, samples of another scale may be better by chance.
+    causes = stale_batch_norms(findings.batch_norms) or other_inputs(task.metrics[0], findings.inputs)
+    return [*causes, *input_range(findings.test.get("input_range")), *about_result]
 
 
 def _first_degenerate(task: Task, findings: Findings) -> str | None:

@@ -33,6 +33,8 @@ from compress.tasks.output_forms import Activation, activation_of
 
 LOOKED_AT = 16
 """Number of samples for the inspection of outputs whose last layer does not define their meaning."""
+SUM_ERROR = 0.1
+"""Difference of the sum of probabilities from 1, in 8 bits: half a step of 1/256 for each of some tens of classes."""
 MOST_NAMED = 6
 """Number of classes that a message names."""
 
@@ -247,6 +249,7 @@ class Classification(Task):
                 "accuracy": proportion(int((predictions == labels).sum()), len(labels), note).to_json(),
                 "predictions": predictions.tolist(),
                 "constant": constant,
+                "probabilities": bool((abs(scores.sum(axis=1) - 1) < SUM_ERROR).mean() > 0.5),
                 "tied": int(((scores == scores.max(axis=1, keepdims=True)).sum(axis=1) > 1).sum()),
             }
         return facts
@@ -297,7 +300,7 @@ class Classification(Task):
         if len(labels) - most < degeneracy.ENOUGH or degeneracy.above_chance(_spread(facts, names, result)):
             found = [replace(finding, level="warning") for finding in found]
         if not facts[result]["constant"]:
-            found += ties(facts[result]["tied"], len(labels))
+            found += ties(facts[result]["tied"], len(labels), probabilities=facts[result]["probabilities"])
         if degeneracy.judge(_spread(facts, names, original)).verdict == "varied":
             found += class_order(labels, predictions, names)
         return found

@@ -20,6 +20,10 @@ SAMPLES_PER_CLASS = 5
 less then."""
 GAIN = 0.2
 """Gain of accuracy by other names of the classes, above which their order is doubted."""
+STALE = 0.3
+"""Typical distance of the statistics of batch norms from those on the samples, above which they are doubted."""
+LESS_LOSS = 0.5
+"""Share of the loss that goes with other statistics, above which they are doubted."""
 UNLIKE = 0.5
 """Share of equal decisions below which a result cannot be used."""
 DOUBTFUL = 0.8
@@ -43,13 +47,14 @@ class VerdictReason:
     Attributes:
         level: whether the result cannot be used, or can be used with care.
         text: one sentence without a full stop.
-        cause: the probable cause: the model before compression, its inputs and labels, or the compression.
+        cause: the probable cause: the model before compression, or the compression; "named" if the text names the
+            cause and what to do.
         gain: how much better the metric of the original is without the cause, where that was measured.
     """
 
     level: Literal["not usable", "warning"]
     text: str
-    cause: Literal["model", "inputs", "compression"] = "compression"
+    cause: Literal["model", "named", "compression"] = "compression"
     gain: float | None = None
 
 
@@ -135,7 +140,7 @@ def class_order(labels: NDArray[np.int64], predictions: NDArray[np.int64], names
         f"the order of the classes does not fit the model: with other names its accuracy is {best / count:.3f} instead "
         f"of {right / count:.3f} ({shown}{', …' * (len(moved) > 3)}); set `classes` to the order of its training"
     )
-    return [VerdictReason("warning", text, "inputs", (best - right) / count)]
+    return [VerdictReason("warning", text, "named", (best - right) / count)]
 
 
 def _clearly_more(best: int, right: int, count: int) -> bool:
@@ -158,7 +163,29 @@ def input_range(facts: Mapping[str, Any] | None) -> list[VerdictReason]:
         advice = "use the preprocessing with which it was quantized"
     else:
         advice = f"add {other['advice']} to the end of data.preprocess, or change its steps"
-    return [VerdictReason("warning", f"{text}; {advice}", "inputs")]
+    return [VerdictReason("warning", f"{text}; {advice}", "named")]
+
+
+def stale_batch_norms(facts: Mapping[str, Any]) -> list[VerdictReason]:
+    """Name batch norms whose statistics do not fit the weights of a loaded model.
+
+    Args:
+        facts: as `compress.training.bn_recalibration.compared_statistics` returns them.
+    """
+    if not facts or facts["others"] is None or facts["others"] < STALE:
+        return []
+    before, after = facts["validation_before"], facts["validation_after"]
+    if before is None or after is None:
+        return []
+    gain = after - before if facts["metric"] == "accuracy" else 1 - after / max(before, 1e-9)
+    if gain < (GAIN if facts["metric"] == "accuracy" else LESS_LOSS):
+        return []
+    text = (
+        "the statistics of the batch norms do not fit the weights of the model, as after few training steps with a "
+        f"large momentum: measured again on training samples, its validation {facts['metric']} is {_shown(after)} "
+        f"instead of {_shown(before)}; set `momentum` of these layers to 0.9, and train the model for one more epoch"
+    )
+    return [VerdictReason("warning", text, "named", gain)]
 
 
 def other_inputs(metric: Metric, facts: Mapping[str, Any]) -> list[VerdictReason]:
@@ -180,7 +207,7 @@ def other_inputs(metric: Metric, facts: Mapping[str, Any]) -> list[VerdictReason
         f"{_shown(best['value']['value'])} instead of {_shown(original.value)} ({facts['samples']} samples); add "
         f"{best['advice']} to the end of data.preprocess, or change its steps"
     )
-    return [VerdictReason("warning", text, "inputs", max(gains))]
+    return [VerdictReason("warning", text, "named", max(gains))]
 
 
 def _gain(metric: Metric, before: Measurement, after: Measurement) -> float:
@@ -196,15 +223,24 @@ def _above(low: float | None, high: float | None) -> bool:
     return low is None or high is None or low > high
 
 
-def ties(tied: int, samples: int) -> list[VerdictReason]:
-    """Warn of samples whose two highest outputs are equal: the first class wins there."""
-    if tied <= TIED * samples:
+def ties(tied: int, samples: int, *, probabilities: bool) -> list[VerdictReason]:
+    """Warn of samples whose two highest outputs are equal: the first class wins there.
+
+    Args:
+        tied: number of these samples.
+        samples: number of all samples.
+        probabilities: whether the outputs are those of a softmax.
+    """
+    if tied <= max(1, TIED * samples):
         return []
+    if probabilities:
+        reason = "a softmax in 8 bits has steps of 1/256; end the model with logits, without the softmax"
+    else:
+        reason = "8 bits do not show their difference; check the scale of the samples and the training"
     text = (
         f"the two highest outputs of the result are equal for {tied:,} of {samples:,} samples, where the first class "
-        "wins: a softmax in 8 bits has steps of 1/256; end the model with logits, without the softmax"
     )
-    return [VerdictReason("warning", text)]
+    return [VerdictReason("warning", f"{text}wins: {reason}")]
 
 
 def _label(metric: Metric) -> str:
