@@ -376,9 +376,9 @@ def with_photo(project: Project, name: str, write: Callable[[Path], None]) -> di
     return source
 
 
-def heic() -> bytes:
+def heic(path: Path) -> None:
     content = b"heic" + bytes(4) + b"mif1heic"
-    return struct.pack(">I", len(content) + 8) + b"ftyp" + content + bytes(100)
+    path.write_bytes(struct.pack(">I", len(content) + 8) + b"ftyp" + content + bytes(100))
 
 
 def rotated(path: Path) -> None:
@@ -404,14 +404,20 @@ def test_rotated_photos(project: Project, models: Models) -> str:
 
 @mistake("HEIC photos beside others")
 def test_heic_photos(project: Project, models: Models) -> str:
-    source = with_photo(project, "odd.heic", lambda path: (path.write_bytes(heic()), None)[1])
+    source = with_photo(project, "odd.heic", heic)
     return project.run(project.pipeline(models.unit, source, UNIT), code=0)
 
 
 @mistake("a HEIC photo with the suffix .jpg")
 def test_a_disguised_heic_photo(project: Project, models: Models) -> str:
-    source = with_photo(project, "odd.jpg", lambda path: (path.write_bytes(heic()), None)[1])
+    source = with_photo(project, "odd.jpg", heic)
     return project.run(project.pipeline(models.unit, source, UNIT), code=3)
+
+
+@mistake("a HEIC photo among the photos for export --calibrate")
+def test_a_heic_photo_for_export(project: Project, models: Models) -> str:
+    with_photo(project, "odd.jpg", heic)
+    return project.run("export", models.unit, "--calibrate", project.folder / "photos", code=0)
 
 
 @mistake("images of 16 bits")

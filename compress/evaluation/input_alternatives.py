@@ -15,7 +15,7 @@ from compress.stage import Context, Need, Probe
 from compress.tasks import task_of
 from compress.tflite.interpreter import LoadedModel, version
 
-SAMPLES = 96
+SAMPLES = 64
 """Maximum number of test samples: a wrong scale changes the quality much."""
 
 

@@ -71,14 +71,15 @@ class Verdict:
 
 
 def judged(material: VerdictMaterial) -> Verdict:
-    """Return the verdict on a complete run. The probable cause comes first among its reasons."""
+    """Return the verdict on a complete run. The probable cause comes first, unless the compression is the cause."""
     is_random = material.data is not None and material.data.source == RANDOM
     # Outputs for noise hardly differ from sample to sample: a comparison with a constant output says nothing.
     findings = [] if is_random else [*_about_outputs(material.degeneracy), *material.task]
     causes = _probable([finding for finding in findings if finding.cause == "named"])
     serious = [finding for finding in findings if finding.level == "not usable"]
     doubtful = [finding for finding in findings if finding.level == "warning" and finding.cause != "named"]
-    ordered = [*causes, *serious, *doubtful]
+    compressed = any(finding.cause == "compression" for finding in serious)
+    ordered = [*serious, *causes, *doubtful] if compressed else [*causes, *serious, *doubtful]
     reasons = [finding.text for finding in ordered]
     reasons += _about_data(material.data)
     reasons += _of_stages(material.stages)
@@ -119,6 +120,8 @@ def _about_data(data: DataRecord | None) -> Iterator[str]:
         if empty:
             yield f"no {name} sample for {_listed(empty, data)}: add samples, or change data.split"
     yield from data.warnings
+    if data.corrupt.count:
+        yield f"{data.corrupt.count:,} samples cannot be read and are left out, for example {data.corrupt.first[0]}"
     if data.source == RANDOM:
         yield "the samples are random numbers: activation ranges, and all comparisons, hold for random numbers only"
 

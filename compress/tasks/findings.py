@@ -237,10 +237,9 @@ def ties(tied: int, samples: int, *, probabilities: bool) -> list[VerdictReason]
         reason = "a softmax in 8 bits has steps of 1/256; end the model with logits, without the softmax"
     else:
         reason = "8 bits do not show their difference; check the scale of the samples and the training"
-    text = (
-        f"the two highest outputs of the result are equal for {tied:,} of {samples:,} samples, where the first class "
-    )
-    return [VerdictReason("warning", f"{text}wins: {reason}")]
+    count = f"{tied:,} of {samples:,} samples"
+    text = f"the two highest outputs of the result are equal for {count}, where the first class wins: {reason}"
+    return [VerdictReason("warning", text)]
 
 
 def _label(metric: Metric) -> str:

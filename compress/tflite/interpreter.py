@@ -137,10 +137,10 @@ class LoadedModel:
 FLEX = "Flex"
 """The beginning of the names of operators that the converter takes from TensorFlow (SELECT_TF_OPS)."""
 COLOUR_STEPS = {
-    1: "`colour: {to: grey}`",
-    3: "`colour: {from: grey, to: rgb}`",
+    (3, 1): "`colour: {to: grey}`",
+    (1, 3): "`colour: {from: grey, to: rgb}`",
 }
-"""The preprocessing step to images with a number of channels."""
+"""The preprocessing step from a number of channels to another."""
 
 
 def shape_hint(expected: Sequence[int | None], actual: Sequence[int]) -> str:
@@ -154,16 +154,17 @@ def shape_hint(expected: Sequence[int | None], actual: Sequence[int]) -> str:
     return "choose a model for samples of this shape, or change data.source"
 
 
-def _image_hint(expected: tuple[int | None, ...], actual: tuple[int, ...]) -> str:
+def _image_hint(expected: tuple[Any, ...], actual: tuple[int, ...]) -> str:
     """Return what to do about images of another size, or with other channels, than a model's input."""
     if actual[-2:] == expected[:2] and actual[0] == expected[2]:
         return "the samples are channels-first: store them channels-last, with `x.transpose(0, 2, 3, 1)` in numpy"
-    steps = []
-    if actual[2:] != expected[2:] and expected[2] in COLOUR_STEPS:
-        steps.append(COLOUR_STEPS[expected[2]])
+    if actual[2] == 4 and expected[2] == 3:
+        return "remove the fourth channel (transparency) of the samples, with `x[..., :3]` in numpy"
+    to_colour = COLOUR_STEPS.get((actual[2], expected[2]))
+    steps = [] if to_colour is None else [to_colour]
     if actual[:2] != expected[:2] and None not in expected[:2]:
         steps.append(f"`resize: {{size: {list(expected[:2])}}}`")
-    if not steps:
+    if not steps or (to_colour is None and expected[2] not in (None, actual[2])):
         return "choose another model, or change data.source"
     return f"add {' and '.join(steps)} to data.preprocess, or choose another model"
 

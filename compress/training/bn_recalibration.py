@@ -22,6 +22,8 @@ from compress.training.validation import comparison, validation_quality
 
 SAMPLES = 1024
 """Maximum number of training samples for the statistics."""
+COMPARED = 256
+"""Number of training samples that show whether statistics are wrong."""
 BATCH = 64
 
 
@@ -54,7 +56,7 @@ def recalibrate_batch_norms(model: Any, context: Context, samples: int = SAMPLES
     return {"batch_norms": {"recalibrated": recalibrated, **comparison(before, after)}}
 
 
-def compared_statistics(model: Any, context: Context, samples: int = SAMPLES) -> Facts:
+def compared_statistics(model: Any, context: Context, samples: int = COMPARED) -> Facts:
     """Compare the statistics of all batch norms with those on training samples.
 
     Args:

@@ -50,6 +50,7 @@ def test_feed_quantizes(tmp_path: Path) -> None:
     [
         ((4, 4, 3), "add `colour: {to: grey}` to data.preprocess"),
         ((5, 4, 1), "add `resize: {size: \\[4, 4\\]}` to data.preprocess"),
+        ((9, 9, 2), "choose another model, or change data.source"),
         ((9, 9, 3), "add `colour: {to: grey}` and `resize: {size: \\[4, 4\\]}`"),
         ((4, 4), "add `reshape: {shape: \\[4, 4, 1\\]}`"),
         ((1, 4, 4, 1), "add `reshape"),
