@@ -17,7 +17,7 @@ class Kind(StrEnum):
     UNTRAINED = "untrained keras model"
     KERAS = "keras model"
     FLOAT_TFLITE = "float tflite model"
-    TFLITE = "tflite model"
+    TFLITE = "quantized tflite model"
     COMPILED = "checked tflite model"
     BUNDLE = "bundle"
     FINDINGS = "findings of a probe"

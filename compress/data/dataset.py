@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from compress.artifact import Facts
+from compress.data import duplicates
 from compress.data import summary as summaries
 from compress.data.prefetching import Rows, corrupt, decode
 from compress.data.source import LEAVE_OUT, REPAIR, CorruptError, Samples, Source
@@ -71,6 +72,7 @@ class Dataset:
         self._dropped: list[str] = []
         self._tolerant = False
         self._shapes: dict[Split, tuple[int, ...]] = {}
+        self._fingerprints: dict[Split, dict[int, bytes]] = {}
 
     @classmethod
     def from_arrays(
@@ -235,6 +237,31 @@ class Dataset:
         return [*self._samples.notes, *[unused] * (used < count)]
 
     @property
+    def warnings(self) -> list[str]:
+        """What is probably wrong with the data; of the splits that were decoded so far."""
+        return [*self._samples.warnings, *self._about_shared_samples()]
+
+    def _about_shared_samples(self) -> list[str]:
+        """Warn of test samples that are also in another split."""
+        splits = {split: self._fingerprints_of(split) for split in SPLITS}
+        repeated = duplicates.shared(splits["test"], splits["train"], splits["validation"])
+        count = len(self._indices["test"])
+        if not self._samples.has_labels or len(repeated) < duplicates.SHARED * count or not repeated:
+            return []
+        first = self._samples.describe(int(self._indices["test"][repeated[0]]))
+        return [
+            f"{len(repeated):,} of {count:,} test samples are also in the training or validation split, for example "
+            f"{first}: the measured quality is too high; remove them from one of the splits"
+        ]
+
+    def _fingerprints_of(self, split: Split) -> dict[int, bytes]:
+        """Return the fingerprints of a split that was decoded; those of a stored one are computed unless it is huge."""
+        inputs = self._inputs.get(split)
+        if split not in self._fingerprints and inputs is not None and inputs.nbytes <= duplicates.MOST_BYTES:
+            self._fingerprints[split] = dict(enumerate(map(duplicates.fingerprint, inputs)))
+        return self._fingerprints.get(split, {})
+
+    @property
     def observed(self) -> list[str]:
         """Notes on what is unusual about the samples that were decoded so far. After a run they depend on what was in
         the store; `compress.data.examine` decodes all."""
@@ -354,6 +381,7 @@ class Dataset:
     def _decoded(self, split: Split, rows: Rows) -> NDArray[np.float32] | None:
         """Decode and preprocess a split."""
         indices = self._indices[split]
+        fingerprints = self._fingerprints[split] = {}
 
         def put(place: int, image: NDArray[np.float32]) -> None:
             if rows.shape is not None and image.shape != rows.shape:
@@ -363,6 +391,7 @@ class Dataset:
                     hint="put a resize step into data.preprocess",
                 )
             rows.put(place, image)
+            fingerprints[place] = duplicates.fingerprint(image)
 
         with rows:
             decode(lambda place: self._preprocessed(int(indices[place])), len(indices), put, self._progress, self._hint)

@@ -30,12 +30,13 @@ def examine(data: Dataset, progress: Progress) -> tuple[Facts, bool]:
     """
     tolerant = data.tolerant()
     tolerant.work_in(None, progress)
-    summary, refused = tolerant.summary(), []
+    refused = []
     for split in SPLITS:
         try:
             tolerant.try_out(split)
         except DataError as error:
             refused.append(str(error))
+    summary = tolerant.summary()
     summary["notes"] += tolerant.observed
     report = {
         "schema_version": SCHEMA_VERSION,

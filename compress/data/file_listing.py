@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -37,6 +37,7 @@ class Opened:
         class_names: the classes.
         grouped: whether groups are to stay together.
         notes: what else there is to know.
+        warnings: what is probably wrong.
         targets: 0 or 1 for each class of each sample, for the task multi_label: uint8 [n, classes].
     """
 
@@ -47,6 +48,7 @@ class Opened:
     grouped: bool
     notes: tuple[str, ...] = ()
     targets: NDArray[np.uint8] | None = None
+    warnings: tuple[str, ...] = ()
 
     def samples(self, read: Callable[[int], NDArray[Any]], *, skip: bool) -> Samples:
         """Return the samples; `read` decodes one when it is used, and `skip` leaves out unreadable ones."""
@@ -61,6 +63,7 @@ class Opened:
             describe=lambda index: self.tree.describe(self.listed[index].file),
             skip=skip,
             notes=self.notes,
+            warnings=self.warnings,
             groups=groups,
             targets=self.targets,
             has_labels=bool(self.class_names),
@@ -196,6 +199,10 @@ class LabelledFiles(InFiles):
     def open_files(self) -> Opened:
         """Return samples and labels without decoding."""
         tree = self.tree()
+        return replace(self._opened(tree), warnings=self.warnings(tree))
+
+    def _opened(self, tree: Tree) -> Opened:
+        """Return samples and labels, without warnings."""
         listed = self.listing(tree)
         label_tables = self.tables(tree)
         classes = self.class_list(tree)
@@ -224,9 +231,12 @@ class LabelledFiles(InFiles):
         recognized = (table.note for table in self.tables(tree))
         missing_from = "in no row of a table" if self.tables(tree) else "in no folder of a class"
         ignored = passed_over(tree.names, self.used(tree), self.suffixes, missing_from)
+        return (*notes, *recognized, *ignored)
+
+    def warnings(self, tree: Tree) -> tuple[str, ...]:
+        """Return a warning about files that could be samples after a conversion."""
         unsupported = self._convertible(tree)
-        convert = [f"{unsupported} cannot be decoded: {self.how_to_convert}"] if unsupported else []
-        return (*notes, *recognized, *ignored, *convert)
+        return (f"{unsupported} cannot be decoded and are left out: {self.how_to_convert}",) if unsupported else ()
 
     def _convertible(self, tree: Tree) -> str:
         """Return the number of files that must be converted first, by suffix; empty if there are none."""

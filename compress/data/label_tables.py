@@ -172,7 +172,9 @@ def _file(cell: str, table: LabelTable, names: FileNames, line: str) -> str:
     if found is not None:
         return found
     name = inside(cell, line)
-    raise DataError(f"lists {name!r}, which is not there", where=line, hint="check labels.file and path")
+    raise DataError(
+        f"lists {name!r}, which is not there", where=line, hint="add the file, or remove the line; or check labels.file"
+    )
 
 
 def _label(cells: Sequence[str], table: LabelTable, line: str) -> tuple[str, tuple[int, ...]]:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from compress.data.types import SPLITS, Split
 from compress.errors import DataError
+from compress.suggestions import nearest
 
 SPLIT_WORDS: dict[str, Split] = {
     "train": "train",
@@ -75,9 +76,13 @@ def named(values: Sequence[str], classes: Sequence[str] | None, place: Place, or
 
 
 def alike(name: str, names: Iterable[str]) -> str:
-    """Return a hint if one of the names differs only in case, blanks, underscores or hyphens; otherwise nothing."""
-    similar = next((other for other in names if _plain(other) == _plain(name)), None)
-    return f"{similar!r} differs only in case, blanks or underscores: rename one of the two" if similar else ""
+    """Return what to do about an unknown name: one may differ only in case, blanks, underscores or hyphens, or be
+    similar."""
+    known = list(names)
+    similar = next((other for other in known if _plain(other) == _plain(name)), None)
+    if similar:
+        return f"{similar!r} differs only in case, blanks or underscores: rename one of the two"
+    return nearest(name, known) or "correct the label, or add the name to `classes`"
 
 
 def _plain(name: str) -> str:

@@ -34,6 +34,7 @@ class Samples:
         skip: leave out unreadable samples and list them, instead of raising an error.
         corrupt: what could not be read and was left out already, each with its reason.
         notes: what else whoever looks at the data should know.
+        warnings: what is probably wrong with the data.
         objects: for detection, those of each sample; otherwise None.
         targets: the array that belongs to each sample: numbers to predict, labels of 0 and 1, a mask, points: [n, ...];
             None if a sample has a class, objects or nothing.
@@ -52,6 +53,7 @@ class Samples:
     skip: bool = False
     corrupt: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     objects: tuple[Objects, ...] | None = None
     targets: NDArray[Any] | None = None
     groups: NDArray[np.str_] | None = None

@@ -14,6 +14,10 @@ from compress.data.types import SPLITS, Objects, Split
 LOOKED_AT = 256
 """Number of samples of each split whose shapes and ranges are summarized; other samples are only counted."""
 MOST_CORRUPT = 100
+MAX_DISTORTION = 2.0
+"""Typical change of the aspect ratio of images from which there is a warning."""
+SHAPING_STEPS = frozenset({"resize", "crop", "pad"})
+"""Preprocessing steps that change height and width of an image."""
 _ADJECTIVES = {"train": "training", "validation": "validation", "test": "test"}
 
 
@@ -29,12 +33,20 @@ class Described(Protocol):
         """Names of the classes."""
 
     @property
+    def preprocessing(self) -> list[dict[str, Any]]:
+        """The preprocessing steps as in pipeline.yaml."""
+
+    @property
     def corrupt(self) -> list[str]:
         """The samples left out, with the reasons."""
 
     @property
     def notes(self) -> list[str]:
         """Further notes."""
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is probably wrong with the data."""
 
     def labels(self, split: Split) -> NDArray[np.int64]:
         """Return the label of every sample of a split."""
@@ -67,7 +79,7 @@ def summary(data: Described) -> Facts:
         `without_samples`: those of each split. `shapes`: the smallest and the
         largest shape; `range`: the smallest and the largest value; `dtypes`: all three of `looked_at` samples before
         preprocessing. `targets`: for regression, the range of each target. `corrupt`: the number of samples that were
-        left out, and the first of them. `notes`: further notes.
+        left out, and the first of them. `notes`: further notes. `warnings`: what is probably wrong.
     """
     looked = [
         sample
@@ -81,6 +93,7 @@ def summary(data: Described) -> Facts:
         **_seen(looked),
         "corrupt": {"count": len(corrupt), "first": corrupt[:MOST_CORRUPT]},
         "notes": data.notes + _about_objects(data),
+        "warnings": data.warnings + _about_distortion(looked, data.preprocessing),
     }
 
 
@@ -131,6 +144,25 @@ def _about_objects(data: Described) -> list[str]:
     return [f"classes are counted by objects; {empty:,} of {len(objects):,} images have none"]
 
 
+def _about_distortion(samples: list[NDArray[Any]], steps: list[dict[str, Any]]) -> list[str]:
+    """Warn of images that the first step in `steps` stretches to a very different aspect ratio."""
+    shaping = next((step for step in steps if step.keys() & SHAPING_STEPS), {})
+    resize = shaping.get("resize")
+    shapes = [sample.shape for sample in samples if sample.dtype == np.uint8 and sample.ndim == 3]
+    if resize is None or resize.get("fit", "stretch") != "stretch" or not shapes:
+        return []
+    height, width = resize["size"]
+    ratios = np.array([(shape[1] / shape[0]) / (width / height) for shape in shapes])
+    distortions = np.maximum(ratios, 1 / ratios)
+    if np.median(distortions) < MAX_DISTORTION:
+        return []
+    example = shapes[int(np.argmax(distortions))]
+    return [
+        f"the images are distorted: one of {example[1]} x {example[0]} pixels, for example, is stretched to {width} x "
+        f"{height}; if the model was trained without that, set `fit: crop` or `fit: pad` in resize"
+    ]
+
+
 def _seen(samples: list[NDArray[Any]]) -> Facts:
     not_empty = [sample for sample in samples if sample.size] or [np.zeros(1)]
     return {
@@ -157,6 +189,7 @@ def describe(summary: Facts) -> str:
         *_balance(summary),
         _sample_line(summary),
         *summary["notes"],
+        *(f"warning: {text}" for text in summary["warnings"]),
     ]
     corrupt = summary["corrupt"]
     if corrupt["count"]:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import ClassVar, Literal
 
 from compress.artifact import MODEL_TFLITE, Artifact, Facts
+from compress.evaluation.input_range import input_range
 from compress.evaluation.original_outputs import output_rows
 from compress.evaluation.output_fidelity import compare_outputs
 from compress.stage import Context, Need, Probe
@@ -19,7 +20,7 @@ class Evaluation(Probe):
     """Run models on a split, and measure their outputs by the metrics of the task."""
 
     name: ClassVar[str] = "evaluation"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     needs: ClassVar[frozenset[Need]] = frozenset({"data"})
     tools: ClassVar[tuple[str, ...]] = ("ai-edge-litert", "pycocotools")
 
@@ -27,18 +28,23 @@ class Evaluation(Probe):
     """The split that is measured on; `test` only for the final comparison."""
 
     def run(self, subjects: Mapping[str, Artifact], context: Context) -> Facts:
-        """Return the facts of `Task.evaluate`; and for two models `outputs`: how close each output is."""
+        """Return the facts of `Task.evaluate`; and for two models `outputs`: how close each output is, and
+        `input_range` of the first."""
         task = task_of(context.data)
         samples = context.data.inputs(self.split)
-        models, layouts = {}, []
+        models, layouts, ranges = {}, [], []
         for name, artifact in subjects.items():
             model = LoadedModel(artifact.file(MODEL_TFLITE), reproducible=True, order=task.output_order)
             rows = output_rows(model, samples, context.progress)
             specification = artifact.facts.get("specification")
             models[name] = ModelOutputs(rows, model.floating, specification)
             layouts.append(model.output_layout)
+            if len(model.input_tensors) == 1:
+                ranges.append(input_range(model.input_tensors[0], samples))
         note = f"{self.split} split, {version()}, default kernels without a delegate"
         facts = task.evaluate(models, context.data, self.split, note)
+        if len(models) == 2 and ranges:
+            facts["input_range"] = ranges[0]
         if len(models) == 2 and layouts[0].sizes == layouts[1].sizes:
             expected, actual = (model.rows for model in models.values())
             specification = next(iter(models.values())).specification

@@ -8,7 +8,7 @@ returns that description with the weights, nested models inlined; `build` return
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -359,6 +359,19 @@ def build(network: Network) -> Any:
     except (ValueError, TypeError, KeyError) as error:
         raise ModelError(f"the network {network.name!r} cannot be built: {str(error).splitlines()[0]}") from error
     return model
+
+
+def with_input_shape(model: Any, shape: Sequence[int]) -> Any:
+    """Return a copy of a Keras 3 model with one input, whose input has a fixed shape, without the batch.
+
+    Raises:
+        ModelError: the layers cannot be built for this shape.
+    """
+    network = read(model)
+    entrance = network.layers[next(tensors_in(network.inputs)).layer]
+    config = {**entrance.config, "batch_shape": [None, *shape]}
+    fixed = replace(entrance, entry={**entrance.entry, "config": config})
+    return build(replace(network, layers={**network.layers, entrance.name: fixed}))
 
 
 def _in_order(network: Network) -> list[Layer]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from compress.errors import BudgetError, NotUsableError, ResultError
 from compress.report import degeneracy
@@ -22,6 +23,17 @@ RANDOM = "random"
 """The data source of random samples."""
 MOST_NAMES = 5
 """Classes that a reason names."""
+SIMILAR = 0.1
+"""Difference between the gains of two probable causes, below which both are named."""
+Cause = Literal["model", "named", "compression"]
+HINTS: Mapping[Cause, str] = {
+    "model": "train the model longer or with a smaller learning rate, and check the labels, data.preprocess and the "
+    "statistics of batch norms",
+    "named": "",  # the reason says what to do
+    "compression": "compress less or train longer after it, and check the statistics of batch norms; `python -m "
+    "compress debug` lists the layers that quantization changed most",
+}
+"""What to do about a result that cannot be used, by the probable cause."""
 
 
 @dataclass(frozen=True)
@@ -45,40 +57,86 @@ class VerdictMaterial:
     budget: Sequence[BudgetRecord]
 
 
-def judged(material: VerdictMaterial) -> VerdictRecord:
-    """Return the verdict on a complete run."""
+@dataclass(frozen=True)
+class Verdict:
+    """The verdict on a complete run, and what to do about a result that cannot be used.
+
+    Attributes:
+        record: the verdict with its reasons.
+        cause: the probable cause of the first reason.
+    """
+
+    record: VerdictRecord
+    cause: Cause = "compression"
+
+
+def judged(material: VerdictMaterial) -> Verdict:
+    """Return the verdict on a complete run. The probable cause comes first, unless the compression is the cause."""
     is_random = material.data is not None and material.data.source == RANDOM
     # Outputs for noise hardly differ from sample to sample: a comparison with a constant output says nothing.
     findings = [] if is_random else [*_about_outputs(material.degeneracy), *material.task]
-    serious = [finding.text for finding in findings if finding.level == "not usable"]
-    warnings = [finding.text for finding in findings if finding.level == "warning"]
-    warnings += _about_data(material.data)
-    warnings += _of_stages(material.stages)
-    warnings += _about_placement(material.placement)
+    causes = _probable([finding for finding in findings if finding.cause == "named"])
+    serious = [finding for finding in findings if finding.level == "not usable"]
+    doubtful = [finding for finding in findings if finding.level == "warning" and finding.cause != "named"]
+    compressed = any(finding.cause == "compression" for finding in serious)
+    ordered = [*serious, *causes, *doubtful] if compressed else [*causes, *serious, *doubtful]
+    reasons = [finding.text for finding in ordered]
+    reasons += _about_data(material.data)
+    reasons += _of_stages(material.stages)
+    reasons += _about_placement(material.placement)
+    unique = tuple(dict.fromkeys(reasons))
     if serious:
-        return VerdictRecord("not usable", tuple(dict.fromkeys([*serious, *warnings])))
-    return VerdictRecord("usable with warnings" if warnings else "usable", tuple(dict.fromkeys(warnings)))
+        return Verdict(VerdictRecord("not usable", unique), ordered[0].cause)
+    return Verdict(VerdictRecord("usable with warnings" if unique else "usable", unique))
+
+
+def _probable(causes: Sequence[VerdictReason]) -> list[VerdictReason]:
+    """Return the probable causes, those that explain most first. Causes that explain much less are left out."""
+    best = max((cause.gain for cause in causes if cause.gain is not None), default=0.0)
+    probable = [cause for cause in causes if cause.gain is None or cause.gain > best - SIMILAR]
+    return sorted(probable, key=lambda cause: -(cause.gain or 0.0))
 
 
 def _about_outputs(verdicts: DegeneracyRecord | None) -> Iterator[VerdictReason]:
     """Yield whether the outputs of both models depend on the input."""
     text = degeneracy.in_words(verdicts)
     if text and verdicts is not None:
-        yield VerdictReason("not usable" if verdicts.result.verdict == "degenerate" else "warning", text)
+        cause: Cause = "model" if verdicts.original.verdict == "degenerate" else "compression"
+        yield VerdictReason("not usable" if verdicts.result.verdict == "degenerate" else "warning", text, cause)
 
 
 def _about_data(data: DataRecord | None) -> Iterator[str]:
-    """Yield classes without samples, and notes that concern the result."""
+    """Yield classes without samples, and what is probably wrong with the data."""
     if data is None:
         return
-    for split in ("train", "test"):
-        counts = data.counts.get(split, ())
-        empty = [name for name, count in zip(data.classes, counts, strict=False) if not count]
+    nowhere = _empty_classes(data, ("train", "validation", "test"))
+    if nowhere:
+        yield (
+            f"no sample for {_listed(nowhere, data)}: nothing is known about their accuracy; check the names of "
+            "folders and labels, or add samples"
+        )
+    for split, name in (("train", "training"), ("test", "test")):
+        empty = [name for name in _empty_classes(data, (split,)) if name not in nowhere]
         if empty:
-            shown = ", ".join(empty[:MOST_NAMES]) + ", …" * (len(empty) > MOST_NAMES)
-            yield f"{len(empty)} of {len(data.classes)} classes have no {split} sample: {shown}"
+            yield f"no {name} sample for {_listed(empty, data)}: add samples, or change data.split"
+    yield from data.warnings
+    if data.corrupt.count:
+        yield f"{data.corrupt.count:,} samples cannot be read and are left out, for example {data.corrupt.first[0]}"
     if data.source == RANDOM:
         yield "the samples are random numbers: activation ranges, and all comparisons, hold for random numbers only"
+
+
+def _empty_classes(data: DataRecord, splits: Sequence[str]) -> list[str]:
+    """Return the classes without samples in some splits."""
+    counts = [data.counts[split] for split in splits if split in data.counts]
+    if not counts:
+        return []
+    return [name for name, *samples in zip(data.classes, *counts, strict=False) if not any(samples)]
+
+
+def _listed(names: Sequence[str], data: DataRecord) -> str:
+    shown = ", ".join(names[:MOST_NAMES]) + ", …" * (len(names) > MOST_NAMES)
+    return f"{len(names)} of {len(data.classes)} classes ({shown})"
 
 
 def _of_stages(stages: Sequence[StageRecord]) -> Iterator[str]:
@@ -100,25 +158,24 @@ def _about_placement(placement: PlacementRecord | None) -> Iterator[str]:
     if slower:
         on_cpu = sum(operator.placement != "tpu" for operator in placement.ops)
         cause = f"{on_cpu} of {len(placement.ops)} operators stay on the CPU" if on_cpu > 1 else "it is too small"
-        yield f"the accelerator does not pay, {cause}: the CPU of {', '.join(slower)} alone is predicted to be faster"
+        yield (
+            f"the accelerator does not pay, {cause}: the CPU of {', '.join(slower)} alone is predicted to be faster; "
+            "run model.tflite there"
+        )
 
 
 def refusal(
-    verdict: VerdictRecord | None,
-    degenerate: DegeneracyRecord | None,
-    budget: Sequence[BudgetRecord],
-    first_degenerate: str | None,
+    verdict: Verdict | None, budget: Sequence[BudgetRecord], first_degenerate: str | None
 ) -> ResultError | None:
     """Return why the result is not acceptable, if it is not.
 
     Args:
         verdict: the verdict on the result.
-        degenerate: the judgements on the outputs of original and result.
         budget: the limits with their measurements.
         first_degenerate: the id of the first stage whose model gives one answer to nearly everything.
     """
-    if verdict is not None and verdict.level == "not usable":
-        return _not_usable(verdict, degenerate, first_degenerate)
+    if verdict is not None and verdict.record.level == "not usable":
+        return _not_usable(verdict, first_degenerate)
     texts = [_excess(row) for row in budget if row.holds is False]
     if not texts:
         return None
@@ -135,22 +192,12 @@ def _excess(row: BudgetRecord) -> str:
     return text
 
 
-def _not_usable(verdict: VerdictRecord, degenerate: DegeneracyRecord | None, first: str | None) -> NotUsableError:
+def _not_usable(verdict: Verdict, first: str | None) -> NotUsableError:
     """Return the error for a result that cannot be used, with what to do."""
-    text = verdict.reasons[0]
-    if degenerate is not None and degenerate.original.verdict == "degenerate":
-        return NotUsableError(
-            text,
-            hint="train the model longer or with a smaller learning rate, and check the labels, data.preprocess and "
-            "the statistics of batch norms",
-        )
-    if first is not None:
+    text = verdict.record.reasons[0]
+    if first is not None and verdict.cause == "compression":
         text += f" (first seen on the validation split after `{first}`)"
-    return NotUsableError(
-        text,
-        hint="compress less or train longer after it, and check the statistics of batch norms; `python -m compress "
-        "debug` lists the layers that quantization changed most",
-    )
+    return NotUsableError(text, hint=HINTS[verdict.cause])
 
 
 def result_error(record: RunRecord) -> ResultError | None:

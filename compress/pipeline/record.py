@@ -15,7 +15,7 @@ from compress.artifact import Facts
 from compress.errors import EXIT_INTERRUPTED, BudgetError, ModelError, NotUsableError, ResultError
 from compress.files import file_digest
 from compress.measurement import COSTS, SIZES, Measurement, missing, ratio
-from compress.pipeline.acceptance import VerdictMaterial, judged, refusal
+from compress.pipeline.acceptance import Verdict, VerdictMaterial, judged, refusal
 from compress.pipeline.schema import Pipeline, StageEntry
 from compress.report.json_values import decode
 from compress.report.record import (
@@ -40,12 +40,11 @@ from compress.report.record import (
     SensitivityRecord,
     StageRecord,
     TargetRecord,
-    VerdictRecord,
 )
 from compress.stage import host
 from compress.tasks import TASKS, limits, task_of
 from compress.tasks.base import Task
-from compress.tasks.findings import VerdictReason
+from compress.tasks.findings import VerdictReason, input_range, other_inputs, stale_batch_norms
 from compress.tflite.interpreter import version
 from compress.version import __version__
 
@@ -68,6 +67,8 @@ class Findings:
         validation: the facts of `Evaluation` on the validation split, by stage id.
         stages: the stage ids of `original` and `result`; empty before they are compared.
         test: the facts of `Evaluation` on the test split for both.
+        inputs: the facts of `InputAlternatives` for the original.
+        batch_norms: the facts of `BatchNormStatistics` for the original.
         latency: the facts of `Latency` for both.
         prediction: the facts of `evaluation.latency.predict`; empty for a target without hosts.
         sensitivity: the facts of `Sensitivity`; None if it was not measured.
@@ -77,6 +78,8 @@ class Findings:
     validation: dict[str, Facts] = field(default_factory=dict)
     stages: Mapping[str, str] = field(default_factory=dict)
     test: Facts = field(default_factory=dict)
+    inputs: Facts = field(default_factory=dict)
+    batch_norms: Facts = field(default_factory=dict)
     latency: Facts = field(default_factory=dict)
     prediction: Facts = field(default_factory=dict)
     sensitivity: SensitivityRecord | None = None
@@ -141,7 +144,7 @@ def build(
     placed = placement(stages)
     material = VerdictMaterial(degeneracy, _task_findings(task, findings), data, tuple(stages.values()), placed, budget)
     verdict = None if error or not findings.stages else judged(material)
-    status, error = _outcome(task, findings, verdict, degeneracy, budget, error)
+    status, error = _outcome(task, findings, verdict, budget, error)
     return RunRecord(
         name=pipeline.head.name,
         status=status,
@@ -156,7 +159,7 @@ def build(
         data=data,
         stages=tuple(stages.values()),
         models=models,
-        verdict=verdict,
+        verdict=verdict.record if verdict else None,
         degeneracy=degeneracy,
         comparison=comparison,
         latency=latency,
@@ -183,7 +186,10 @@ def _task_findings(task: Task, findings: Findings) -> Sequence[VerdictReason]:
     """Return what the task says about the result; nothing if it was not measured."""
     if not findings.stages:
         return ()
-    return task.findings(findings.test, findings.data["classes"], "original", "result")
+    about_result = task.findings(findings.test, findings.data["classes"], "original", "result")
+    # With wrong statistics, samples of another scale may be better by chance.
+    causes = stale_batch_norms(findings.batch_norms) or other_inputs(task.metrics[0], findings.inputs)
+    return [*causes, *input_range(findings.test.get("input_range")), *about_result]
 
 
 def _first_degenerate(task: Task, findings: Findings) -> str | None:
@@ -198,15 +204,14 @@ def _first_degenerate(task: Task, findings: Findings) -> str | None:
 def _outcome(
     task: Task,
     findings: Findings,
-    verdict: VerdictRecord | None,
-    degeneracy: DegeneracyRecord | None,
+    verdict: Verdict | None,
     budget: tuple[BudgetRecord, ...],
     error: ErrorRecord | None,
 ) -> tuple[RunStatus, ErrorRecord | None]:
     """Return the status and the error of a run; `error` is what ended it early."""
     if error is not None:
         return _EARLY.get(error.exit_code, "failed"), error
-    refused = refusal(verdict, degeneracy, budget, _first_degenerate(task, findings))
+    refused = refusal(verdict, budget, _first_degenerate(task, findings))
     if refused is None:
         return "ok", None
     return _REFUSED[type(refused)], ErrorRecord(None, str(refused), refused.exit_code)

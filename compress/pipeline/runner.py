@@ -29,7 +29,7 @@ from compress.artifact import (
 )
 from compress.data.types import Data
 from compress.errors import EXIT_INTERRUPTED, CorallineError, ModelError, StageError, StoreError
-from compress.evaluation import DataSummary, Evaluation, Latency, Size
+from compress.evaluation import DataSummary, Evaluation, InputAlternatives, Latency, Size
 from compress.evaluation.latency import predict, unmeasured
 from compress.evaluation.original_outputs import TaughtByOriginal
 from compress.files import digest_of, explain, write_atomically
@@ -42,8 +42,10 @@ from compress.report import render
 from compress.report.json_values import decode
 from compress.report.record import ErrorRecord, Measurements, RunRecord, SensitivityRecord, StageRecord, StageStatus
 from compress.stage import Context, Need, Probe, Stage, Work
+from compress.stages.batch_norm_statistics import BatchNormStatistics
 from compress.stages.sensitivity import Sensitivity
 from compress.tasks import task_of
+from compress.tasks.findings import GAIN
 
 STORE = ".store"
 LOG = "run.log"
@@ -346,10 +348,26 @@ def _probes(session: PipelineRun) -> None:
     result = list(models)[-1]
     pair = {"original": models[session.original], "result": models[result]}
     findings.test = session.obtain("accuracy on test", Evaluation(split="test"), pair, Kind.FINDINGS)[0].facts
+    _examine_original(session)
     findings.latency = _latency(session, pair)
     if session.pipeline.target.cost.hosts:
         findings.prediction = predict(models[result], session.pipeline.target, session.pipeline.head.measure.host)
     findings.stages = {"original": session.original, "result": result}
+
+
+def _examine_original(session: PipelineRun) -> None:
+    """Look for the cause of a bad original from a file: other preprocessing, or statistics of batch norms."""
+    task, findings = task_of(session.pipeline.data), session.findings
+    metric = task.metrics[0]
+    value = findings.test["original"][metric.name]["value"]
+    is_good = metric.higher_is_better and value is not None and value > 1 - GAIN
+    if task.learns_from_original or is_good or session.original != "model" or session.pipeline.model.file is None:
+        return
+    subject = {"original": session.original_artifact}
+    findings.inputs = session.obtain("other preprocessing", InputAlternatives(), subject, Kind.FINDINGS)[0].facts
+    if session.original_artifact.kind is Kind.KERAS:
+        probe = BatchNormStatistics()
+        findings.batch_norms = session.obtain("batch norm statistics", probe, subject, Kind.FINDINGS)[0].facts
 
 
 def _measure(session: PipelineRun, name: str, artifact: Artifact) -> Measurements:

@@ -398,7 +398,7 @@ def _wrong_order(
     return PipelineError(
         f"stage {len(steps)} ({stage.name}) needs {allowed}, but would be given {_a(kind)}",
         where=where,
-        hint="; ".join(part for part in (_how_to_get(stage, kind, stages), maker.stage.kind_reason()) if part),
+        hint="; ".join(part for part in (maker.stage.kind_reason(), _how_to_get(stage, kind, stages)) if part),
     )
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.data.alternatives import alternatives
 from compress.ir.keras_graph import Network
 from compress.ir.weight_sparsity import empty
-from compress.quantization import activation_statistics
+from compress.quantization import activation_statistics, quantizer_placement
 from compress.quantization.activation_statistics import Statistics
 from compress.quantization.fidelity import FileAgreement
 from compress.quantization.plan import QuantizationPlan, weights_digest
@@ -43,12 +44,34 @@ def about_model(trained: Network, samples: NDArray[np.float32]) -> list[str]:
     far = activation_statistics.misfit(trained, samples)
     if far is not None and far.is_large:
         warnings.append(
-            f"the scale of the samples does not fit the model: by the statistics of its first batch norm they are "
-            f"{far.distance:.3g} standard deviations away from the training data, and spread {far.spread:.3g} times as "
-            "much: is data.preprocess the preprocessing of its training (0 to 1, -1 to 1, 0 to 255)?"
+            f"the scale of the samples ({samples.min():.3g} to {samples.max():.3g}) does not fit the model: at its "
+            f"first batch norm they are {far.distance:.3g} standard deviations away from the training data, and spread "
+            f"{far.spread:.3g} times as much; {_better_scale(trained, samples)}"
         )
     zeros = empty(trained)
-    return [*warnings, f"all weights are 0 in {', '.join(zeros)}: was the model trained?"] if zeros else warnings
+    if zeros:
+        warnings.append(f"all weights are 0 in {', '.join(zeros)}: was the model trained?")
+    repeated = quantizer_placement.repeated_softmax(trained)
+    if repeated:
+        warnings.append(
+            f"the model applies softmax twice ({' and '.join(repeated)}): its scores are nearly equal, which 8 bits "
+            "cannot show; remove the second softmax"
+        )
+    return warnings
+
+
+def _better_scale(trained: Network, samples: NDArray[np.float32]) -> str:
+    """Return what to do about samples that do not fit the first batch norm: the preprocessing with which they do."""
+    fits = []
+    for alternative in alternatives(samples):
+        with np.errstate(over="ignore", invalid="ignore"):  # weights that are far too large have their own warning
+            fit = activation_statistics.misfit(trained, alternative(samples))
+        if fit is not None and not fit.is_large:
+            fits.append((alternative, fit.size))
+    if not fits:
+        return "is data.preprocess the preprocessing of its training (0 to 1, -1 to 1, 0 to 255)?"
+    best, _ = min(fits, key=lambda pair: pair[1])
+    return f"{best.description} would fit; add {best.advice} to the end of data.preprocess, or change its steps"
 
 
 def about_plan(plan: QuantizationPlan, network: Network) -> list[str]:

@@ -78,6 +78,25 @@ def _name(tensor: LayerOutput) -> str:
     return tensor.layer if tensor.call == 0 else f"{tensor.layer}:{tensor.call}"
 
 
+def repeated_softmax(network: Network) -> tuple[str, str] | None:
+    """Return the names of two layers at the end of a network of which each applies a softmax; None without them."""
+    for tensor in tensors_in(network.outputs):
+        last = network.layers[tensor.layer]
+        if not _applies_softmax(last):
+            continue
+        source = last.inputs(tensor.call)[0]
+        while spec_of(network.layers[source.layer]).output_range == "input":  # a reshape, for example
+            source = network.layers[source.layer].inputs(source.call)[0]
+        before = network.layers[source.layer]
+        if _applies_softmax(before):
+            return before.name, last.name
+    return None
+
+
+def _applies_softmax(layer: Layer) -> bool:
+    return "softmax" in (_activation(layer), layer.config.get("activation"))
+
+
 def without_softmax(network: Network) -> Network:
     """Return the network up to its logits: a softmax or sigmoid at the end hides differences when it saturates."""
     outputs = list(tensors_in(network.outputs))

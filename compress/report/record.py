@@ -79,6 +79,7 @@ class DataRecord:
     corrupt: CorruptSamples
     notes: tuple[str, ...]
     targets: tuple[TargetRange, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from compress.importers import builder as builders
 from compress.settings import Settings
 from compress.stage import Context, Need, Stage
 from compress.tasks import task_of
+from compress.tasks.base import takes
 from deploy.contract.detection import Detector
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ class _Load(Stage):
         """Return how the outputs of MODEL_TFLITE are read, for a file that is not rebuilt."""
         if self.detector:
             return {"specification": Detector(self.detector).specification}
-        specification = task_of(context.data).file_specification(context.folder / MODEL_TFLITE, context.data)
+        file = self.path if self.path.suffix == ".tflite" else context.folder / MODEL_TFLITE
+        specification = task_of(context.data).file_specification(file, context.data)
         return {} if specification is None else {"specification": specification}
 
 
@@ -122,18 +124,43 @@ class _Import(_Load):
         samples = context.data.inputs("train")[:SAMPLES]
         found = model_file.read(self.path, shapes=self.shapes)
         imported = model_file.load(found, trust=context.trust, samples=samples)
-        fitted = self.fitted(imported.model, context)
+        model = _with_fixed_input(imported.model, context)
+        fitted = self.fitted(model, context)
         if imported.file_is_float_tflite:  # the file itself is the original that later results are compared with
-            working_model.write_keras(imported.model, context.folder)
+            working_model.write_keras(model, context.folder)
             shutil.copyfile(self.path, context.folder / MODEL_TFLITE)
         else:
-            working_model.write(imported.model, context.folder)
-        facts: Facts = {"file": self.path.name, "parameters": imported.model.count_params(), **fitted}
+            working_model.write(model, context.folder)
+        facts: Facts = {"file": self.path.name, "parameters": model.count_params(), **fitted}
         if found.operators is not None:
             facts |= {"operators": found.operators, "notes": list(found.notes)}
         for note in found.notes:
             context.progress.note(f"{self.path.name}: {note}")
         return facts | ({"parity": asdict(imported.parity)} if imported.parity else {})
+
+
+def _with_fixed_input(model: Any, context: Context) -> Any:
+    """Return the model with the shape of the samples in place of open dimensions: the Edge TPU compiles for one size.
+
+    Raises:
+        ModelError: the layers do not work with this shape, or one of several inputs has open dimensions.
+    """
+    shapes = [list(tensor.shape[1:]) for tensor in model.inputs]
+    if not any(None in shape for shape in shapes):
+        return model
+    if len(shapes) > 1:
+        raise ModelError(
+            f"an input has open dimensions: {', '.join(map(str, shapes))}",
+            allowed="fixed sizes: the Edge TPU compiles for one",
+            hint="build the model again with fixed sizes in keras.Input, and load its weights",
+        )
+    from compress.ir.keras_graph import with_input_shape
+
+    sample = context.data.input_shape
+    if not takes(shapes[0], sample):
+        return model  # refused with the shapes of both
+    context.progress.note(f"the input {shapes[0]} has the size of the samples, {list(sample)}")
+    return with_input_shape(model, sample)
 
 
 class LoadKeras(_Import):
@@ -173,6 +200,9 @@ class LoadFloatTflite(_Load):
 
     def run(self, artifact: Artifact, context: Context) -> Facts:
         """Copy the file, and report why it has no layers."""
+        from compress.tflite import interpreter
+
+        interpreter.refuse_flex(self.path)
         context.progress.note(self.kind_reason())
         shutil.copyfile(self.path, context.folder / MODEL_TFLITE)
         return {"file": self.path.name, "not_imported": list(self.problems), **self.file_facts(context)}

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.artifact import Facts
-from compress.data.types import Data, Split
+from compress.data.types import SPLITS, Data, Split
 from compress.errors import DataError, ModelError
 from compress.ir.tensorflow import keras, run
 from compress.measurement import Measurement, Metric, drop, proportion
@@ -33,6 +33,10 @@ from compress.tasks.output_forms import Activation, activation_of
 
 LOOKED_AT = 16
 """Number of samples for the inspection of outputs whose last layer does not define their meaning."""
+SUM_ERROR = 0.1
+"""Difference of the sum of probabilities from 1, in 8 bits: half a step of 1/256 for each of some tens of classes."""
+MOST_NAMED = 6
+"""Number of classes that a message names."""
 
 
 @dataclass(frozen=True)
@@ -206,23 +210,14 @@ class Classification(Task):
         """
         del specification
         if data.has_targets:
-            raise DataError(
-                "the labels are not one class for each sample, but an array",
-                where="data.source",
-                allowed="class indices or names [n]",
-                hint="set data.task: multi_label, segmentation, keypoints, reconstruction or outputs; for regression, "
-                "name the `targets` of data.source",
-            )
+            raise _labels_are_arrays(data.targets("train"))
         refuse_misfit(model, data, 1)
         shape = tuple(model.outputs[0].shape[1:])
         if shape == (1,) and len(data.class_names) == 2:
             activation = activation_of(model.outputs[0])
             return ClassificationHead("sigmoid" if activation == "sigmoid" else "logits", is_binary=True)
         if shape != (len(data.class_names),):
-            raise ModelError(
-                f"the model's output has the shape {list(shape)}, but the data has {len(data.class_names)} classes",
-                hint="check data.source and the model's last layer; `data: {task: outputs}` needs no labels",
-            )
+            raise _other_classes(f"the model's output has the shape {list(shape)}", shape[-1], data)
         return ClassificationHead(activation_of(model.outputs[0]) or _by_values(model, data))
 
     def targets(self, data: Data, split: Split) -> NDArray[Any]:
@@ -254,6 +249,7 @@ class Classification(Task):
                 "accuracy": proportion(int((predictions == labels).sum()), len(labels), note).to_json(),
                 "predictions": predictions.tolist(),
                 "constant": constant,
+                "probabilities": bool((abs(scores.sum(axis=1) - 1) < SUM_ERROR).mean() > 0.5),
                 "tied": int(((scores == scores.max(axis=1, keepdims=True)).sum(axis=1) > 1).sum()),
             }
         return facts
@@ -304,7 +300,7 @@ class Classification(Task):
         if len(labels) - most < degeneracy.ENOUGH or degeneracy.above_chance(_spread(facts, names, result)):
             found = [replace(finding, level="warning") for finding in found]
         if not facts[result]["constant"]:
-            found += ties(facts[result]["tied"], len(labels))
+            found += ties(facts[result]["tied"], len(labels), probabilities=facts[result]["probabilities"])
         if degeneracy.judge(_spread(facts, names, original)).verdict == "varied":
             found += class_order(labels, predictions, names)
         return found
@@ -349,12 +345,48 @@ def _by_values(model: Any, data: Data) -> Activation:
     return "softmax" if sums else "logits"
 
 
+def _labels_are_arrays(targets: NDArray[Any]) -> DataError:
+    """Return the error for labels that are arrays: one-hot labels, or those of another task."""
+    hint = "set data.task: multi_label, segmentation, keypoints, reconstruction or outputs; for regression, name the "
+    hint += "`targets` of data.source"
+    if targets.ndim == 2 and ((targets == 1).sum(axis=1) == 1).all() and ((targets == 0) | (targets == 1)).all():
+        hint = f"the labels are one-hot: store the indices of the classes, `y.argmax(axis=1)`; otherwise {hint}"
+    return DataError(
+        "the labels are not one class for each sample, but an array",
+        where="data.source",
+        allowed="class indices or names [n]",
+        hint=hint,
+    )
+
+
 def _refuse_other_width(scores: Rows, data: Data) -> None:
     if scores.shape[1] != len(data.class_names):
-        raise ModelError(
-            f"gives {scores.shape[1]} scores, but the data has {len(data.class_names)} classes",
-            hint="check data.source and the model's last layer",
-        )
+        raise _other_classes(f"gives {scores.shape[1]} scores", scores.shape[1], data)
+
+
+def _other_classes(output: str, outputs: int | None, data: Data) -> ModelError:
+    """Return the error for a model whose output does not have one score for each class.
+
+    Args:
+        output: the output, for the message.
+        outputs: its number of scores.
+        data: the data; the number of its samples shows misspelt labels.
+    """
+    names = data.class_names
+    samples = np.bincount(np.concatenate([data.labels(split) for split in SPLITS]), minlength=len(names))
+    rarest = np.argsort(samples, kind="stable")[:MOST_NAMED]
+    listed = ", ".join(f"{names[index]!r} ({samples[index]:,} samples)" for index in rarest)
+    shown = f": {listed}" if len(names) <= MOST_NAMED else f"; the rarest are {listed}"
+    if outputs is not None and len(names) == outputs + 1 and not samples[0]:
+        hint = "no sample has the label 0: if the labels count from 1, subtract 1"
+    elif outputs is not None and len(names) < outputs:
+        hint = "name all classes of the model in `classes` of data.source, in the order of its outputs"
+    else:
+        hint = "check the spelling of the labels, the folders of data.source, and the model's last layer"
+    return ModelError(
+        f"{output}, but the data has {len(names)} classes{shown}",
+        hint=f"{hint}; `data: {{task: outputs}}` needs no labels",
+    )
 
 
 def _is_constant(rows: NDArray[Any]) -> bool:

@@ -20,6 +20,10 @@ SAMPLES_PER_CLASS = 5
 less then."""
 GAIN = 0.2
 """Gain of accuracy by other names of the classes, above which their order is doubted."""
+STALE = 0.3
+"""Typical distance of the statistics of batch norms from those on the samples, above which they are doubted."""
+LESS_LOSS = 0.5
+"""Share of the loss that goes with other statistics, above which they are doubted."""
 UNLIKE = 0.5
 """Share of equal decisions below which a result cannot be used."""
 DOUBTFUL = 0.8
@@ -27,6 +31,11 @@ DOUBTFUL = 0.8
 NOISY_DB = 3.0
 """Ratio of an output's values to their error below which the output is named."""
 MOST_NAMED = 4
+OUTSIDE = 0.05
+"""Share of the values of samples that a quantized input cannot hold, above which there is a warning."""
+USED = 0.02
+"""Share of the range of a quantized input that samples fill, below which there is a warning."""
+_ENDS = (("sample_low", "sample_high"), ("low", "high"))
 TIED = 0.02
 """Share of the samples with two equal highest outputs, above which there is a warning."""
 
@@ -38,10 +47,15 @@ class VerdictReason:
     Attributes:
         level: whether the result cannot be used, or can be used with care.
         text: one sentence without a full stop.
+        cause: the probable cause: the model before compression, or the compression; "named" if the text names the
+            cause and what to do.
+        gain: how much better the metric of the original is without the cause, where that was measured.
     """
 
     level: Literal["not usable", "warning"]
     text: str
+    cause: Literal["model", "named", "compression"] = "compression"
+    gain: float | None = None
 
 
 def against_constant(
@@ -60,13 +74,14 @@ def against_constant(
     sign = 1 if metric.higher_is_better else -1
     lead = sign * (original.value - constant.value)
     kept = sign * (result.value - constant.value)
-    label = metric.label[:1].lower() + metric.label[1:] if metric.label[1:2].islower() else metric.label
+    label = _label(metric)
     compared = f"{label} {_shown(result.value)}, a constant answer {_shown(constant.value)}"
     if kept <= 0:
         text = f"the result is no better than a constant answer ({compared})"
         if lead <= 0:
             text += f"; nor is the original ({_shown(original.value)})"
-        return [VerdictReason("not usable" if samples >= ENOUGH else "warning", text)]
+        cause: Literal["model", "compression"] = "model" if lead <= 0 else "compression"
+        return [VerdictReason("not usable" if samples >= ENOUGH else "warning", text, cause)]
     if lead > 0 and kept < KEPT * lead:
         change = f"{label} {_shown(original.value)} before, {_shown(result.value)} after"
         text = f"the result answers unlike the original: it keeps {kept / lead:.0%} of the lead over a constant answer"
@@ -125,7 +140,7 @@ def class_order(labels: NDArray[np.int64], predictions: NDArray[np.int64], names
         f"the order of the classes does not fit the model: with other names its accuracy is {best / count:.3f} instead "
         f"of {right / count:.3f} ({shown}{', …' * (len(moved) > 3)}); set `classes` to the order of its training"
     )
-    return [VerdictReason("warning", text)]
+    return [VerdictReason("warning", text, "named", (best - right) / count)]
 
 
 def _clearly_more(best: int, right: int, count: int) -> bool:
@@ -133,15 +148,103 @@ def _clearly_more(best: int, right: int, count: int) -> bool:
     return gain and wilson_interval(best, count)[0] > wilson_interval(right, count)[1]
 
 
-def ties(tied: int, samples: int) -> list[VerdictReason]:
-    """Warn of samples whose two highest outputs are equal: the first class wins there."""
-    if tied <= TIED * samples:
+def input_range(facts: Mapping[str, Any] | None) -> list[VerdictReason]:
+    """Doubt the scale of samples that the quantized input of the original cannot hold, or hardly uses.
+
+    Args:
+        facts: as `compress.evaluation.input_range` returns them; None for a float input.
+    """
+    if facts is None or (facts["outside"] <= OUTSIDE and facts["used"] >= USED):
+        return []
+    samples, limits = (f"{facts[low]:.3g} to {facts[high]:.3g}" for low, high in _ENDS)
+    text = f"the scale of the samples does not fit the model: they are {samples}, and its quantized input is {limits}"
+    other = facts["alternative"]
+    if other is None:
+        advice = "use the preprocessing with which it was quantized"
+    else:
+        advice = f"add {other['advice']} to the end of data.preprocess, or change its steps"
+    return [VerdictReason("warning", f"{text}; {advice}", "named")]
+
+
+def stale_batch_norms(facts: Mapping[str, Any]) -> list[VerdictReason]:
+    """Name batch norms whose statistics do not fit the weights of a loaded model.
+
+    Args:
+        facts: as `compress.training.bn_recalibration.compared_statistics` returns them.
+    """
+    if not facts or facts["others"] is None or facts["others"] < STALE:
+        return []
+    before, after = facts["validation_before"], facts["validation_after"]
+    if before is None or after is None:
+        return []
+    gain = after - before if facts["metric"] == "accuracy" else 1 - after / max(before, 1e-9)
+    if gain < (GAIN if facts["metric"] == "accuracy" else LESS_LOSS):
         return []
     text = (
-        f"the two highest outputs of the result are equal for {tied:,} of {samples:,} samples, where the first class "
-        "wins: a softmax in 8 bits has steps of 1/256; end the model with logits, without the softmax"
+        "the statistics of the batch norms do not fit the weights of the model, as after few training steps with a "
+        f"large momentum: measured again on training samples, its validation {facts['metric']} is {_shown(after)} "
+        f"instead of {_shown(before)}; set `momentum` of these layers to 0.9, and train the model for one more epoch"
     )
+    return [VerdictReason("warning", text, "named", gain)]
+
+
+def other_inputs(metric: Metric, facts: Mapping[str, Any]) -> list[VerdictReason]:
+    """Doubt the preprocessing, if the original is much better on samples of another range or order of channels.
+
+    Args:
+        metric: the first metric of the task.
+        facts: `samples`, `original`, and `alternatives` with `description`, `advice` and `value`; empty without any.
+    """
+    if not facts.get("alternatives"):
+        return []
+    original = Measurement(**facts["original"])
+    gains = [_gain(metric, original, Measurement(**row["value"])) for row in facts["alternatives"]]
+    best = facts["alternatives"][int(np.argmax(gains))]
+    if max(gains) < GAIN:
+        return []
+    text = (
+        f"the preprocessing does not fit the model: with {best['description']}, the original's {_label(metric)} is "
+        f"{_shown(best['value']['value'])} instead of {_shown(original.value)} ({facts['samples']} samples); add "
+        f"{best['advice']} to the end of data.preprocess, or change its steps"
+    )
+    return [VerdictReason("warning", text, "named", max(gains))]
+
+
+def _gain(metric: Metric, before: Measurement, after: Measurement) -> float:
+    """Return how much better a metric is, or the share of an error that is gone; 0 if that can be chance."""
+    if before.value is None or after.value is None:
+        return 0.0
+    if metric.higher_is_better:
+        return after.value - max(before.value, 0.0) if _above(after.low, before.high) else 0.0
+    return 1 - after.value / before.value if before.value > 0 and _above(before.low, after.high) else 0.0
+
+
+def _above(low: float | None, high: float | None) -> bool:
+    return low is None or high is None or low > high
+
+
+def ties(tied: int, samples: int, *, probabilities: bool) -> list[VerdictReason]:
+    """Warn of samples whose two highest outputs are equal: the first class wins there.
+
+    Args:
+        tied: number of these samples.
+        samples: number of all samples.
+        probabilities: whether the outputs are those of a softmax.
+    """
+    if tied <= max(1, TIED * samples):
+        return []
+    if probabilities:
+        reason = "a softmax in 8 bits has steps of 1/256; end the model with logits, without the softmax"
+    else:
+        reason = "8 bits do not show their difference; check the scale of the samples and the training"
+    count = f"{tied:,} of {samples:,} samples"
+    text = f"the two highest outputs of the result are equal for {count}, where the first class wins: {reason}"
     return [VerdictReason("warning", text)]
+
+
+def _label(metric: Metric) -> str:
+    """Return the name of a metric inside a sentence."""
+    return metric.label[:1].lower() + metric.label[1:] if metric.label[1:2].islower() else metric.label
 
 
 def _shown(value: float | None) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import ModelError
+from compress.tflite import graph
 from compress.tflite.comparison import first_line
 from deploy.contract.tensors import TensorDescription, TensorLayout, as_row
 
@@ -50,6 +51,7 @@ class LoadedModel:
             self.interpreter = Interpreter(str(path), num_threads=threads, experimental_op_resolver_type=resolver)
             self.interpreter.allocate_tensors()
         except (ValueError, RuntimeError) as error:
+            _refuse_custom(path)
             raise ModelError(f"the TFLite runtime refuses it: {first_line(error)}", where=str(path)) from error
         self.inputs: list[dict[str, Any]] = self.interpreter.get_input_details()
         self.outputs: list[dict[str, Any]] = order(self.interpreter.get_output_details())
@@ -132,15 +134,76 @@ class LoadedModel:
         return rows
 
 
+FLEX = "Flex"
+"""The beginning of the names of operators that the converter takes from TensorFlow (SELECT_TF_OPS)."""
+COLOUR_STEPS = {
+    (3, 1): "`colour: {to: grey}`",
+    (1, 3): "`colour: {from: grey, to: rgb}`",
+}
+"""The preprocessing step from a number of channels to another."""
+
+
 def shape_hint(expected: Sequence[int | None], actual: Sequence[int]) -> str:
     """Return what to do about samples of another shape than a model's input."""
     if tuple(actual) == (*expected, 1):
         return "add `squeeze: {axis: -1}` to data.preprocess"
     if [side for side in actual if side != 1] == [side for side in expected if side != 1]:
         return f"add `reshape: {{shape: {list(expected)}}}` to data.preprocess"
-    if len(expected) == 3 and len(actual) in (2, 3):
-        return "add a resize step to data.preprocess, or choose another model"
+    if len(expected) == len(actual) == 3:
+        return _image_hint(tuple(expected), tuple(actual))
     return "choose a model for samples of this shape, or change data.source"
+
+
+def _image_hint(expected: tuple[Any, ...], actual: tuple[int, ...]) -> str:
+    """Return what to do about images of another size, or with other channels, than a model's input."""
+    if actual[-2:] == expected[:2] and actual[0] == expected[2]:
+        return "the samples are channels-first: store them channels-last, with `x.transpose(0, 2, 3, 1)` in numpy"
+    if actual[2] == 4 and expected[2] == 3:
+        return "remove the fourth channel (transparency) of the samples, with `x[..., :3]` in numpy"
+    to_colour = COLOUR_STEPS.get((actual[2], expected[2]))
+    steps = [] if to_colour is None else [to_colour]
+    if actual[:2] != expected[:2] and None not in expected[:2]:
+        steps.append(f"`resize: {{size: {list(expected[:2])}}}`")
+    if not steps or (to_colour is None and expected[2] not in (None, actual[2])):
+        return "choose another model, or change data.source"
+    return f"add {' and '.join(steps)} to data.preprocess, or choose another model"
+
+
+def _refuse_custom(path: Path) -> None:
+    """Refuse a file that the runtime does not load, and that has custom operators."""
+    refuse_flex(path)
+    operators = _custom_operators(path)
+    if operators:
+        raise ModelError(
+            f"the TFLite runtime of this host lacks its custom operators: {', '.join(operators)}",
+            where=str(path),
+            allowed="built-in operators of TensorFlow Lite",
+            hint="if it is compiled for an accelerator already, give the .tflite file that it was compiled from",
+        )
+
+
+def refuse_flex(path: Path) -> None:
+    """Refuse a file with operators of TensorFlow, which no TFLite runtime for the Edge TPU has.
+
+    Raises:
+        ModelError: there are such operators, with their names.
+    """
+    operators = [name for name in _custom_operators(path) if name.startswith(FLEX)]
+    if operators:
+        raise ModelError(
+            f"contains operators of TensorFlow (Flex): {', '.join(operators)}",
+            where=str(path),
+            allowed="built-in operators of TensorFlow Lite",
+            hint="replace the layers that became these operators, and convert without SELECT_TF_OPS",
+        )
+
+
+def _custom_operators(path: Path) -> list[str]:
+    """Return the names of the custom operators; nothing for a file that cannot be read."""
+    try:
+        return sorted({operator.name for operator in graph.read(path).operators if operator.custom})
+    except ModelError:  # reported by the runtime
+        return []
 
 
 def _refuse_without_scale(end: str, detail: dict[str, Any], path: Path) -> None:

@@ -8,7 +8,7 @@ Source: Wu and Johnson, Rethinking "Batch" in BatchNorm, 2021, section 3 (Precis
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -22,6 +22,8 @@ from compress.training.validation import comparison, validation_quality
 
 SAMPLES = 1024
 """Maximum number of training samples for the statistics."""
+COMPARED = 256
+"""Number of training samples that show whether statistics are wrong."""
 BATCH = 64
 
 
@@ -52,6 +54,40 @@ def recalibrate_batch_norms(model: Any, context: Context, samples: int = SAMPLES
         for norm, weights in zip(norms, old, strict=True):
             norm.set_weights(weights)
     return {"batch_norms": {"recalibrated": recalibrated, **comparison(before, after)}}
+
+
+def compared_statistics(model: Any, context: Context, samples: int = COMPARED) -> Facts:
+    """Compare the statistics of all batch norms with those on training samples.
+
+    Args:
+        model: a Keras model that fits the data; its statistics are changed.
+        context: data and seed.
+        samples: number of training samples, selected by the seed.
+
+    Returns:
+        The validation result with both; `first` and `others`: how far the statistics of the first batch norm, and of
+        the others (the median), are from those on the samples; None without others. Samples of another scale than in
+        training change the first one only, because it normalizes what the others read. Nothing for a model without
+        batch norms.
+    """
+    norms = _trained_batch_norms(model)
+    if not norms:
+        return {}
+    old = [norm.get_weights()[-2:] for norm in norms]
+    before = validation_quality(model, context)
+    _measure_statistics(model, norms, context, samples)
+    after = validation_quality(model, context)
+    distances = [_distance(pair, norm) for pair, norm in zip(old, norms, strict=True)]
+    others = float(np.median(distances[1:])) if len(distances) > 1 else None
+    return {**comparison(before, after), "first": distances[0], "others": others}
+
+
+def _distance(old: Sequence[Any], norm: Any) -> float:
+    """Return the difference of the means in standard deviations, plus that of the logarithms of the deviations; the
+    median over channels."""
+    (old_mean, old_variance), (mean, variance) = old, norm.get_weights()[-2:]
+    old_deviation, deviation = (np.sqrt(each + norm.epsilon) for each in (old_variance, variance))
+    return float(np.median(abs(mean - old_mean) / old_deviation + abs(np.log(deviation / old_deviation))))
 
 
 def _trained_batch_norms(model: Any) -> list[Any]:

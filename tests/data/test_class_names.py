@@ -110,7 +110,10 @@ def test_a_folder_that_differs_in_case_or_blanks(tmp_path: Path, similar: str) -
 
 def test_a_folder_that_is_not_in_the_list(tmp_path: Path) -> None:
     image(flat(tmp_path) / "zebra" / "1.png")
-    with pytest.raises(DataError, match=r"zebra/1\.png: unknown class 'zebra'; allowed: cat, dog$"):
+    with pytest.raises(DataError, match=r"zebra/1\.png: unknown class 'zebra'; allowed: cat, dog; correct the label"):
+        ImageFolder(path=str(tmp_path), classes=("cat", "dog")).load()
+    image(tmp_path / "aog" / "1.png")
+    with pytest.raises(DataError, match=r"aog/1\.png: unknown class 'aog'; allowed: cat, dog; did you mean 'dog'\?"):
         ImageFolder(path=str(tmp_path), classes=("cat", "dog")).load()
 
 

@@ -67,9 +67,8 @@ def test_every_sample_of_every_source_is_read(tmp_path: Path, capsys: pytest.Cap
     x[bad] = np.nan
     assert main(["data", str(arrays(tmp_path, x)), "--json"]) == 3
     found = json.loads(capsys.readouterr().out)
-    told = [
-        f"data.source.npz: sample {index}: has values that are NaN or infinite; remove or repair it" for index in bad
-    ]
+    file, reason = tmp_path / "d.npz", "has values that are NaN or infinite; remove or repair it"
+    told = [f"data.source.npz: {file}, sample {index}: {reason}" for index in bad]
     assert (found["corrupt"], found["refused"]) == ({"count": 12, "first": told}, [])
     with pytest.raises(DataError, match=r"samples cannot be used: .*; remove or repair them$"):  # npz cannot skip any
         Dataset(Npz(file=str(tmp_path / "d.npz")), Preprocessing([]), None).inputs("train")
@@ -80,9 +79,10 @@ def test_what_preprocessing_refuses(tmp_path: Path, capsys: pytest.CaptureFixtur
     x[7] = 3e38
     path = arrays(tmp_path, x, "{scale: {from: [0, 1.0e-3]}}")
     assert main(["data", str(path)]) == 3
-    assert "a run would refuse this: data.source.npz: sample 7: has values that are NaN" in capsys.readouterr().out
+    refused = f"a run would refuse this: data.source.npz: {tmp_path / 'd.npz'}, sample "
+    assert f"{refused}7: has values that are NaN" in capsys.readouterr().out
     assert main(["data", str(arrays(tmp_path, x[:, :0]))]) == 3
-    assert "a run would refuse this: data.source.npz: sample " in capsys.readouterr().out
+    assert refused in capsys.readouterr().out
 
 
 def test_images_of_different_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

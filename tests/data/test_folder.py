@@ -138,9 +138,10 @@ def test_files_that_are_no_samples_are_counted(tmp_path: Path) -> None:
         (tmp_path / "train" / place).write_bytes(b"")
     data = dataset(ImageFolder(path=str(tmp_path)))
     told = "5 files were ignored: 2 .tif, 1 without a suffix, 1 .ppm, 1 .png in no folder of a class"
-    convert = "2 .tif files cannot be decoded: convert them, for example with `heif-convert` or `mogrify -format jpg`"
-    assert data.notes == [told, convert]
-    assert data.summary()["notes"] == [told, convert]
+    assert data.notes == data.summary()["notes"] == [told]
+    convert = "2 .tif files cannot be decoded and are left out: convert them, for example with `mogrify -format png`"
+    assert data.warnings[0].startswith(convert)
+    assert data.summary()["warnings"] == data.warnings
 
 
 def test_a_folder_for_the_names_of_classes(tmp_path: Path) -> None:

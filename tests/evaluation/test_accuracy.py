@@ -43,7 +43,8 @@ def test_accuracy_of_two_models(artifact: Make, context: Make) -> None:
 
 @pytest.mark.parametrize("classes", [("a", "b"), ("a", "b", "c", "d")])
 def test_a_model_with_another_number_of_classes(artifact: Make, context: Make, classes: tuple[str, ...]) -> None:
-    message = rf"gives 3 scores, but the data has {len(classes)} classes; check data\.source and the model's last layer"
+    advice = "name all classes of the model in `classes`" if len(classes) < 3 else "check the spelling of the labels"
+    message = rf"gives 3 scores, but the data has {len(classes)} classes: 'a' \(\d+ samples\), .*; {advice}"
     with pytest.raises(ModelError, match=message):
         Evaluation(split="test").run({"model": artifact()}, context(classes=classes))
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny
 
@@ -52,6 +53,7 @@ def test_a_file_that_is_no_model(artifact: Make, context: Make) -> None:
 def test_summary() -> None:
     data = SimpleNamespace(
         class_names=("a", "b"),
+        inputs=lambda split: np.zeros((2, 4, 6, 3), np.float32),
         input_shape=(4, 6, 3),
         preprocessing=[{"resize": {"size": [4, 6]}}],
         summary=lambda: {"samples": {"train": 5, "validation": 2, "test": 3}},

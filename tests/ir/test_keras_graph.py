@@ -59,6 +59,19 @@ def test_keras_is_given_the_layers_in_order_and_goes_over_them_once(
     np.testing.assert_array_equal(np.asarray(again(images())), np.asarray(model(images())))
 
 
+def test_an_open_input_gets_a_fixed_shape(keras: Any) -> None:
+    layers = keras.layers
+    image = keras.Input((None, None, 3))
+    x = layers.BatchNormalization()(layers.Conv2D(4, 3, strides=2)(image))
+    model = networks.randomized(keras.Model(image, layers.GlobalAveragePooling2D()(x)))
+    fixed = keras_graph.with_input_shape(model, (12, 12, 3))
+    assert fixed.input_shape == (None, 12, 12, 3)
+    assert fixed.layers[1].output.shape == (None, 5, 5, 4)
+    np.testing.assert_array_equal(np.asarray(fixed(images())), np.asarray(model(images())))
+    with pytest.raises(ModelError, match="cannot be built"):
+        keras_graph.with_input_shape(model, (2, 2, 3))
+
+
 def test_nested_models_are_inlined(keras: Any) -> None:
     read = keras_graph.read(networks.nested(keras))
     assert not {layer.kind for layer in read.layers.values()} & {"Sequential", "Functional"}

@@ -340,7 +340,7 @@ def test_data_that_does_not_fit_the_model(project: Project, out: Path) -> None:
     path = project([])
     tiny.data(path.parent / "data.npz", inputs=(5, 5, 1))
     error, record, _ = failed(path, out, ModelError)
-    assert str(error).startswith("accuracy of model: takes [1, 4, 4, 1], but the data gives [1, 5, 5, 1]; add a resize")
+    assert str(error).startswith("accuracy of model: takes [1, 4, 4, 1], but the data gives [1, 5, 5, 1]; add `resize")
     assert record["error"]["stage"] is None
     assert tiny.statuses(record) == {"model": "done"}
 
@@ -638,7 +638,7 @@ def test_a_full_disk_ends_a_run_in_one_message_and_with_room_it_goes_on(
     project: Project, tmp_path: Path, mounted: Callable[..., Path], coralline: Coralline
 ) -> None:
     expected = undisturbed(project, tmp_path, STAMPS)
-    folder = mounted("size=1m,nr_inodes=1k")
+    folder = mounted("size=1100k,nr_inodes=1k")
     path = project(STAMPS)
     for free in (0, 4, 8, 16, 24):  # the disk is full a little later each time
         tiny.fill(folder)

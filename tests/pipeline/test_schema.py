@@ -323,6 +323,7 @@ def test_a_message_does_not_repeat_a_long_value(refused: Callable[..., str]) -> 
 # --- the order of stages ----------------------------------------------------------------
 
 
+CHECKED = "a checked tflite model or a quantized tflite model"
 MOVE = "move it forward, or leave it out"
 
 
@@ -330,11 +331,16 @@ MOVE = "move it forward, or leave it out"
     ("names", "needs", "given", "hint"),
     [
         (["prune"], "a keras model", "an untrained keras model", "put train before it"),
-        (["train", "compile"], "a tflite model", "a keras model", "put quantize before it"),
-        (["train", "package"], "a checked tflite model or a tflite model", "a keras model", "put quantize before it"),
-        (["train", "quantize", "quantize"], "a float tflite model or a keras model", "a tflite model", MOVE),
-        (["train", "quantize", "train"], "a keras model or an untrained keras model", "a tflite model", MOVE),
-        (["train", "quantize", "package", "compile"], "a tflite model", "a bundle", MOVE),
+        (["train", "compile"], "a quantized tflite model", "a keras model", "put quantize before it"),
+        (
+            ["train", "package"],
+            "a checked tflite model or a quantized tflite model",
+            "a keras model",
+            "put quantize before it",
+        ),
+        (["train", "quantize", "quantize"], "a float tflite model or a keras model", "a quantized tflite model", MOVE),
+        (["train", "quantize", "train"], "a keras model or an untrained keras model", "a quantized tflite model", MOVE),
+        (["train", "quantize", "package", "compile"], "a quantized tflite model", "a bundle", MOVE),
         (["train", "quantize", "compile", "distill"], "a keras model", "a checked tflite model", MOVE),
     ],
 )
@@ -350,7 +356,7 @@ def test_a_stage_out_of_order_after_a_file(refused: Callable[..., str], tmp_path
     text = stages("compile", "prune").replace("builder: digits_cnn", "file: m.tflite")
     assert "stage 2 (prune) needs a keras model, but would be given a checked tflite model" in refused(text, 21)
     text = stages("train", "prune").replace("builder: digits_cnn", "file: m.tflite")
-    assert "stage 2 (prune) needs a keras model, but would be given a tflite model" in refused(text, 21)
+    assert "stage 2 (prune) needs a keras model, but would be given a quantized tflite model" in refused(text, 21)
 
 
 def without_layers() -> bytes:
@@ -362,15 +368,20 @@ def without_layers() -> bytes:
 
 
 EITHER = "a float tflite model or a keras model"
+QUANTIZED = "m.tflite is quantized already"
 FLOAT = "m.tflite can only be quantized as it is, since 1 operator cannot become layers of Keras: own 'operator 0, "
 
 
 @pytest.mark.parametrize(
     ("content", "stage", "message"),
     [
-        (tiny.classifier(), "quantize", f"{EITHER}, but would be given a tflite model; {MOVE}; m.tflite is quantized"),
-        (tiny.classifier(int8=False), "compile", "a tflite model, but would be given a keras model; put quantize"),
-        (without_layers(), "prune", f"a keras model, but would be given a float tflite model; {MOVE}; {FLOAT}"),
+        (tiny.classifier(), "quantize", f"{EITHER}, but would be given a quantized tflite model; {QUANTIZED}; {MOVE}"),
+        (
+            tiny.classifier(int8=False),
+            "compile",
+            "a quantized tflite model, but would be given a keras model; put quantize",
+        ),
+        (without_layers(), "prune", f"a keras model, but would be given a float tflite model; {FLOAT}"),
         (without_layers(), "quantize: {method: qat}", "a keras model, but would be given a float tflite model"),
     ],
 )

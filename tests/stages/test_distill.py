@@ -222,5 +222,5 @@ def test_a_quantized_model_needs_a_student_to_teach(tmp_path: Path) -> None:
     path.write_text(f"{head}stages:\n  - distill: {{student: {{builder: digits_cnn}}}}\n  - quantize\n{tail}")
     assert [step.makes for step in load(path).steps] == [Kind.TFLITE, Kind.KERAS, Kind.TFLITE]
     path.write_text(f"{head}stages:\n  - distill\n{tail}")
-    with pytest.raises(CorallineError, match="needs a keras model, but would be given a tflite model"):
+    with pytest.raises(CorallineError, match="needs a keras model, but would be given a quantized tflite model"):
         load(path)

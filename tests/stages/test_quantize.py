@@ -105,7 +105,7 @@ def with_nan(images: Images) -> Images:
         (same, 9, same, "6 calibration samples are few"),
         (lambda images: images * 0 + 0.5, 90, same, "all calibration samples are the same"),
         (lambda images: images * 0 + 0.5, 90, same, "the float model has the same output for every sample"),
-        (lambda images: images * 255, 90, same, "the scale of the samples does not fit the model"),
+        (lambda images: images * 255, 90, same, "does not fit the model: at its first batch norm"),
         (same, 90, scaled("conv", 0), "all weights are 0 in conv"),
         (same, 90, scaled("conv", 1e12), "the activations of relu reach"),
         (same, 90, scaled("conv", 1e36), "the activations of relu reach"),

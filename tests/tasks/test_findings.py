@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from compress.measurement import Measurement, Metric
-from compress.tasks.findings import against_constant, class_order, ties, unlike_original
+from compress.tasks.findings import (
+    against_constant,
+    class_order,
+    input_range,
+    other_inputs,
+    stale_batch_norms,
+    ties,
+    unlike_original,
+)
 
 ACCURACY = Metric("accuracy", "Accuracy", "fraction", "accuracy_drop")
 ERROR = Metric("mae", "Mean absolute error", "", "mae_increase")
@@ -65,11 +73,14 @@ def test_chance_is_no_other_order() -> None:
 
 
 def test_ties() -> None:
-    (reason,) = ties(30, 100)
+    (reason,) = ties(30, 100, probabilities=True)
     assert reason.level == "warning"
     assert "equal for 30 of 100 samples" in reason.text
     assert "end the model with logits" in reason.text
-    assert not ties(2, 100)
+    assert not ties(2, 100, probabilities=True)
+    assert not ties(1, 20, probabilities=True)
+    (reason,) = ties(30, 100, probabilities=False)
+    assert "softmax" not in reason.text
 
 
 def test_a_model_without_labels_is_judged_by_its_outputs() -> None:
@@ -80,3 +91,73 @@ def test_a_model_without_labels_is_judged_by_its_outputs() -> None:
     assert doubtful.level == noisy.level == "warning"
     assert "1 of 2 outputs have errors as large as their values on these samples: object (0.2 dB)" in noisy.text
     assert not unlike_original(0.98, outputs[:1])
+
+
+def measured(value: float, width: float = 0.05) -> dict[str, object]:
+    return Measurement(value, "fraction", "measured", low=value - width, high=value + width).to_json()
+
+
+def tried(before: float, *after: float, width: float = 0.05) -> dict[str, object]:
+    rows = [
+        {"description": f"change {row}", "advice": "`x`", "value": measured(each, width)}
+        for row, each in enumerate(after)
+    ]
+    return {"samples": 90, "original": measured(before, width), "alternatives": rows}
+
+
+def test_another_preprocessing_with_which_the_model_is_much_better_is_named() -> None:
+    (reason,) = other_inputs(ACCURACY, tried(0.4, 0.5, 0.9))
+    assert (reason.level, reason.cause, reason.gain) == ("warning", "named", pytest.approx(0.5))
+    assert "with change 1, the original's accuracy is 0.900 instead of 0.400 (90 samples); add `x`" in reason.text
+    (reason,) = other_inputs(ERROR, tried(2.0, 3.0, 0.5))
+    assert "with change 1" in reason.text
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {},
+        {"samples": 90, "alternatives": []},
+        tried(0.9, 0.3, 0.95),  # hardly better
+        tried(0.4, 0.7, width=0.2),  # chance
+        tried(-3.0, 0.1),  # bad in another way
+    ],
+)
+def test_a_preprocessing_is_not_doubted_without_cause(facts: dict[str, object]) -> None:
+    assert not other_inputs(ACCURACY, facts)
+
+
+def test_samples_that_a_quantized_input_cannot_hold() -> None:
+    limits: dict[str, object] = {"low": 0.0, "high": 1.0, "sample_low": 0.0, "sample_high": 255.0, "alternative": None}
+    (reason,) = input_range({**limits, "outside": 0.9, "used": 255.0})
+    assert "they are 0 to 255, and its quantized input is 0 to 1; use the preprocessing with which" in reason.text
+    (reason,) = input_range({**limits, "sample_high": 0.004, "outside": 0.0, "used": 0.004})
+    assert "they are 0 to 0.004" in reason.text
+    assert not input_range({**limits, "sample_high": 1.1, "outside": 0.01, "used": 1.1})
+    assert not input_range(None)
+
+
+STALE = {"metric": "accuracy", "validation_before": 0.3, "validation_after": 0.9, "first": 2.0, "others": 0.6}
+
+
+def test_batch_norms_with_wrong_statistics_are_named() -> None:
+    (reason,) = stale_batch_norms(STALE)
+    assert (reason.level, reason.cause) == ("warning", "named")
+    assert "its validation accuracy is 0.900 instead of 0.300; set `momentum`" in reason.text
+    (reason,) = stale_batch_norms({**STALE, "metric": "loss", "validation_before": 1.1, "validation_after": 0.1})
+    assert "its validation loss is 0.100 instead of 1.100" in reason.text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"others": 0.1},  # the first one only: samples of another scale
+        {"others": None},
+        {"validation_after": 0.35},
+        {"validation_after": None},
+        {"metric": "loss", "validation_before": 1.1, "validation_after": 0.9},
+    ],
+)
+def test_batch_norms_are_not_doubted_without_cause(change: dict[str, object]) -> None:
+    assert not stale_batch_norms({**STALE, **change})
+    assert not stale_batch_norms({})

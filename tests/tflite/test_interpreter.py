@@ -48,8 +48,10 @@ def test_feed_quantizes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shape", "hint"),
     [
-        ((4, 4, 3), "add a resize step"),
-        ((5, 4, 1), "add a resize step"),
+        ((4, 4, 3), "add `colour: {to: grey}` to data.preprocess"),
+        ((5, 4, 1), "add `resize: {size: \\[4, 4\\]}` to data.preprocess"),
+        ((9, 9, 2), "choose another model, or change data.source"),
+        ((9, 9, 3), "add `colour: {to: grey}` and `resize: {size: \\[4, 4\\]}`"),
         ((4, 4), "add `reshape: {shape: \\[4, 4, 1\\]}`"),
         ((1, 4, 4, 1), "add `reshape"),
         ((4, 4, 1, 1), "add `squeeze: {axis: -1}`"),
@@ -94,7 +96,7 @@ def test_what_the_runtime_refuses(tmp_path: Path, content: bytes) -> None:
 def test_an_operator_without_kernel(tmp_path: Path) -> None:
     tensors = {"x": Tensor((1, 2)), "y": Tensor((1, 2))}
     path = written(tmp_path / "m.tflite", one_op.content(tensors, [Op("MyOp", "x", "y", custom=True)], "x", "y"))
-    with pytest.raises(ModelError, match="the TFLite runtime refuses it"):
+    with pytest.raises(ModelError, match=r"this host lacks its custom operators: MyOp; .*; if it is compiled"):
         LoadedModel(path, reproducible=True)
 
 

@@ -7,6 +7,7 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, ClassVar, Self
 
@@ -89,9 +90,9 @@ class Npz(Stored):
         arrays = self._arrays()
         split = (self.split, arrays[self.split]) if self.split else None
         labels = (self.y, arrays[self.y]) if self.y else None
-        return _samples(
-            self.file, [(name, arrays[name]) for name in self._inputs], labels, split, self._class_names(), self.targets
-        )
+        inputs = [(name, arrays[name]) for name in self._inputs]
+        samples = _samples(self.file, inputs, labels, split, self._class_names(), self.targets)
+        return replace(samples, describe=lambda index: f"{self.file}, sample {index}")
 
     @property
     def _inputs(self) -> tuple[str, ...]:
@@ -168,7 +169,8 @@ class Npy(Stored):
         """Open the arrays and check them against each other; the samples are memory-mapped."""
         split = ("split", _whole(self.split)) if self.split else None
         labels = ("y", _whole(self.y)) if self.y else None
-        return _samples(self.x, [("x", _mapped(Path(self.x)))], labels, split, self._class_names(), self.targets)
+        samples = _samples(self.x, [("x", _mapped(Path(self.x)))], labels, split, self._class_names(), self.targets)
+        return replace(samples, describe=lambda index: f"{self.x}, sample {index}")
 
 
 def _mapped(path: Path) -> NDArray[Any]:
@@ -234,6 +236,8 @@ def _samples(
         classes: the class names.
         target_names: the names of the targets, for regression.
     """
+    if labelling is not None and len(inputs) == 1:
+        _refuse_swapped(where, inputs[0], labelling)
     for name, x in inputs:
         _refuse_input(where, name, x, single=len(inputs) == 1)
     count = len(inputs[0][1])
@@ -262,6 +266,20 @@ def _samples(
     named = y.dtype.kind == "U"
     indexed = labels.named(y.tolist(), classes, place) if named else labels.numbered(y, classes, place)
     return Samples(*indexed, read, splits)
+
+
+def _refuse_swapped(where: str, samples: tuple[str, NDArray[Any]], labelling: tuple[str, NDArray[Any]]) -> None:
+    """Refuse samples that are one number each, with labels that are arrays."""
+    x_name, x = samples
+    y_name, y = labelling
+    if x.ndim == 1 < y.ndim:
+        shapes = f"{x_name!r} is {list(x.shape)}, {y_name!r} is {list(y.shape)}"
+        raise DataError(
+            f"the arrays of samples and labels are swapped: {shapes}",
+            where=where,
+            allowed=SHAPES,
+            hint=f"set x: {y_name} and y: {x_name} in data.source",
+        )
 
 
 def _refuse_input(where: str, name: str, x: NDArray[Any], *, single: bool) -> None:

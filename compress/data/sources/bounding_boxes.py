@@ -21,7 +21,7 @@ from compress.data.sources.images import (
     MAX_PIXELS,
     DecodedImages,
     Observed,
-    refuse_phone_format,
+    refuse_other_format,
 )
 from compress.data.types import SPLITS, Objects, Split
 from compress.errors import DataError
@@ -87,7 +87,7 @@ def head_of(path: Path, where: str) -> tuple[tuple[int, int], int]:
             orientation = exif.read(stream)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         with path.open("rb") as stream:
-            refuse_phone_format(stream.read(256), str(path))
+            refuse_other_format(stream.read(256), str(path))
         raise DataError(f"is not a readable image: {error}", where=str(path), hint="remove or repair it") from error
     if width * height > MAX_PIXELS:
         raise DataError(f"has {width}x{height} pixels", where=str(path), allowed=str(MAX_PIXELS))

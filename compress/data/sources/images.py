@@ -41,6 +41,17 @@ ERRORS = (
 
 CONVERTIBLE = (".heic", ".heif", ".hif", ".avif", ".tif", ".tiff", ".gif", ".jp2", ".jxl")
 """Suffixes of images in formats that are not decoded."""
+OTHER_FORMATS = {
+    b"GIF87a": "GIF",
+    b"GIF89a": "GIF",
+    b"II*\0": "TIFF",
+    b"MM\0*": "TIFF",
+    b"\0\0\0\x0cjP  ": "JPEG 2000",
+    b"\0\0\0\x0cJXL ": "JPEG XL",
+    b"\xff\x0a": "JPEG XL",
+    b"%PDF-": "PDF",
+}
+"""The formats of image files by the bytes that they begin with."""
 MAX_SIDE_RATIO = 20
 """A larger ratio between the sides of an image is unusual."""
 NOTES = {
@@ -93,16 +104,18 @@ class Observed:
         )
 
 
-def refuse_phone_format(content: bytes, where: str) -> None:
-    """Refuse an image in a format of phones that is not decoded.
+def refuse_other_format(content: bytes, where: str) -> None:
+    """Refuse an image in a known format that is not decoded.
 
     Raises:
-        DataError: it is a HEIC or an AVIF file, whatever its suffix says.
+        DataError: it is such a file, whatever its suffix says.
     """
-    name = phone_format(content)
+    of_phone = phone_format(content)
+    name = of_phone or next((name for start, name in OTHER_FORMATS.items() if content.startswith(start)), "")
     if name:
         allowed = ", ".join(sorted(set(FORMATS.values())))
-        raise DataError(f"is a {name} file, which cannot be decoded", where=where, allowed=allowed, hint=CONVERT)
+        hint = CONVERT if of_phone else "convert it, for example with `mogrify -format png`"
+        raise DataError(f"is a {name} file, which cannot be decoded", where=where, allowed=allowed, hint=hint)
 
 
 class DecodedImages(Settings):
@@ -147,7 +160,7 @@ class ImageFolder(DecodedImages, LabelledFiles):
     name: ClassVar[str] = "folder"
     suffixes: ClassVar[tuple[str, ...]] = tuple(FORMATS)
     convertible: ClassVar[tuple[str, ...]] = CONVERTIBLE
-    how_to_convert: ClassVar[str] = "convert them, for example with `heif-convert` or `mogrify -format jpg`"
+    how_to_convert: ClassVar[str] = "convert them, for example with `mogrify -format png`, or `heif-convert` for HEIC"
 
     def load(self) -> Samples:
         """Read labels from folders or a table; images are decoded when they are used."""
@@ -181,7 +194,7 @@ def decoded(content: bytes, channels: int, where: str, observed: Observed | None
             if observed is not None:
                 observed.add(image, where)
     except (*ERRORS, Image.DecompressionBombError) as error:
-        refuse_phone_format(content, where)
+        refuse_other_format(content, where)
         unknown = isinstance(error, UnidentifiedImageError)
         reason = f"it is not {', '.join(sorted(set(FORMATS.values())))}, or damaged" if unknown else str(error)
         raise DataError(f"is not a readable image: {reason}", where=where, hint="remove or repair it") from error

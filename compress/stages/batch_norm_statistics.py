@@ -1,0 +1,26 @@
+"""A check of the batch norms of a loaded model: few training steps with a slow average leave wrong statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from compress.artifact import Artifact, Facts
+from compress.stage import Context, Need, Probe
+
+
+class BatchNormStatistics(Probe):
+    """Measure the statistics of all batch norms again, and compare the quality with both."""
+
+    name: ClassVar[str] = "batch norm statistics"
+    needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})
+    tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras")
+
+    def run(self, subjects: Mapping[str, Artifact], context: Context) -> Facts:
+        """Return the facts of `training.bn_recalibration.compared_statistics` for the Keras model."""
+        from compress.ir.tensorflow import keras
+        from compress.stages import working_model
+        from compress.training.bn_recalibration import compared_statistics
+
+        keras(context.seed)
+        return compared_statistics(working_model.read(subjects["original"], context), context)

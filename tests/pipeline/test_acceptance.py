@@ -1,0 +1,47 @@
+"""The order of the reasons of a verdict, and what to do about a result that cannot be used."""
+
+from __future__ import annotations
+
+import pytest
+
+from compress.pipeline.acceptance import VerdictMaterial, judged, refusal
+from compress.tasks.findings import VerdictReason
+
+ORDER = VerdictReason("warning", "the order is wrong; set `classes`", "named", 0.6)
+USELESS = VerdictReason("not usable", "no better than a constant answer", "model")
+DESTROYED = VerdictReason("not usable", "unlike the original", "compression")
+
+
+def verdict(*findings: VerdictReason) -> tuple[tuple[str, ...], str]:
+    """The reasons, and the message of the error; empty for a result that can be used."""
+    found = judged(VerdictMaterial(None, findings, None, (), None, ()))
+    error = refusal(found, (), "prune")
+    return found.record.reasons, str(error or "")
+
+
+def test_a_named_cause_comes_first_and_needs_no_further_advice() -> None:
+    reasons, message = verdict(USELESS, ORDER)
+    assert reasons == (ORDER.text, USELESS.text)
+    assert message == ORDER.text
+
+
+def test_without_a_named_cause_the_advice_is_about_the_model() -> None:
+    _, message = verdict(USELESS)
+    assert message.startswith(f"{USELESS.text}; train the model longer")
+
+
+def test_what_the_compression_did_is_said_first() -> None:
+    reasons, message = verdict(ORDER, DESTROYED)
+    assert reasons == (DESTROYED.text, ORDER.text)
+    assert message.startswith(f"{DESTROYED.text} (first seen on the validation split after `prune`); compress less")
+
+
+def test_a_named_cause_alone_is_a_warning() -> None:
+    assert verdict(ORDER) == ((ORDER.text,), "")
+
+
+@pytest.mark.parametrize(("gain", "named"), [(0.55, True), (0.2, False), (None, True)])
+def test_causes_that_explain_much_less_are_left_out(gain: float | None, named: bool) -> None:
+    other = VerdictReason("warning", "another cause", "named", gain)
+    reasons, _ = verdict(other, ORDER)
+    assert reasons == ((ORDER.text, other.text) if named else (ORDER.text,))
