@@ -191,6 +191,8 @@ class Task(ABC):
     """Unsupported methods and stages, with the reason."""
     reads_specification: ClassVar[bool] = False
     """Whether its models need a specification of their outputs, which a builder may contain."""
+    needs_every_class: ClassVar[bool] = True
+    """Whether a class without training samples is a mistake."""
     counts_right: ClassVar[bool] = False
     """Whether training shows an accuracy, and early stopping uses it; otherwise the loss."""
 
