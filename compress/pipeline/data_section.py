@@ -121,7 +121,7 @@ def data_for(inputs: ModelInputs, calibrate: Path | None) -> dict[str, Any]:
 def _random(inputs: ModelInputs) -> dict[str, Any]:
     """Return random samples of the model's shapes, in the range that fits best."""
     settings: dict[str, Any] = {"count": RANDOM_SAMPLES}
-    if len(inputs.shapes) > 1:
+    if len(inputs.shapes) > 1 or len(inputs.shapes[0]) > 3:  # preprocessing takes images and series only
         settings["shapes"] = [list(shape) for shape in inputs.shapes]
     else:
         settings["shape"] = list(inputs.shapes[0])

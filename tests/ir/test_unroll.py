@@ -13,7 +13,7 @@ from compress.ir.passes import unroll
 from compress.ir.passes.fold import canonical
 
 pytestmark = pytest.mark.tensorflow
-RECURRENT = {"LSTM", "GRU", "SimpleRNN", "Bidirectional"}
+RECURRENT = {"LSTM", "GRU", "SimpleRNN", "Bidirectional", "RNN", "TimeDistributed"}
 Part = Callable[[Any, Any], Any]
 
 
@@ -45,6 +45,14 @@ def twice(layers: Any, x: Any) -> Any:
     return layer(layer(x))
 
 
+def stacked_states(layers: Any, x: Any) -> Any:
+    def layer(**settings: Any) -> Any:
+        return layers.RNN([layers.LSTMCell(4), layers.GRUCell(3)], **settings)
+
+    _, *states = layer(return_state=True)(x)
+    return layer()(x, initial_state=states)
+
+
 CASES: dict[str, Part] = {
     "lstm": lambda layers, x: layers.LSTM(4)(x),
     "lstm backwards": lambda layers, x: layers.LSTM(4, return_sequences=True, return_state=True, go_backwards=True)(x),
@@ -58,6 +66,17 @@ CASES: dict[str, Part] = {
     "states of a gru": next_layer("GRU", both=False),
     "states of both directions": next_layer("LSTM", both=True),
     "shared": twice,
+    "cell": lambda layers, x: layers.RNN(layers.LSTMCell(4), return_sequences=True, return_state=True)(x),
+    "cell without bias": lambda layers, x: layers.RNN(layers.GRUCell(4, use_bias=False, reset_after=False))(x),
+    "stacked cells": lambda layers, x: layers.RNN(
+        [layers.LSTMCell(4), layers.GRUCell(3), layers.SimpleRNNCell(2)], go_backwards=True, return_state=True
+    )(x),
+    "states of stacked cells": stacked_states,
+    "dense at each step": lambda layers, x: layers.TimeDistributed(layers.Dense(4, activation="relu"))(x),
+    "convolution at each step": lambda layers, x: layers.TimeDistributed(layers.Conv1D(4, 2))(
+        layers.Reshape((3, 2, 3))(x)
+    ),
+    "batch norm at each step": lambda layers, x: layers.TimeDistributed(layers.BatchNormalization())(x),
     "bidirectional states": lambda layers, x: layers.Bidirectional(layers.GRU(4, return_state=True))(x),
     "other layer backwards": lambda layers, x: layers.Bidirectional(
         layers.LSTM(4), backward_layer=layers.GRU(4, go_backwards=True)

@@ -46,6 +46,8 @@ LSTM = f.RecurrentSpec("LSTM")
 GRU = f.RecurrentSpec("GRU")
 SIMPLE_RNN = f.RecurrentSpec("SimpleRNN")
 BIDIRECTIONAL = f.RecurrentWrapperSpec("Bidirectional")
+RNN = f.RecurrentWrapperSpec("RNN")
+TIME_DISTRIBUTED = f.RecurrentWrapperSpec("TimeDistributed")
 
 
 def _convolutions(rank: int) -> list[LayerSpec]:
@@ -98,7 +100,7 @@ _LAYERS: tuple[LayerSpec, ...] = (
     *(f.DropoutSpec(kind) for kind in ("Dropout", "GaussianDropout")),
     *(f.NoiseSpec(kind) for kind in ("GaussianNoise", "AlphaDropout")),
     *(f.AugmentationSpec(kind) for kind in _AUGMENTATIONS),
-    *(LSTM, GRU, SIMPLE_RNN, BIDIRECTIONAL, *(f.RecurrentSpec(kind) for kind in _RECURRENT)),
+    *(LSTM, GRU, SIMPLE_RNN, BIDIRECTIONAL, RNN, TIME_DISTRIBUTED, *(f.RecurrentSpec(kind) for kind in _RECURRENT)),
     *(f.MaskingSpec(kind) for kind in ("Masking", "Embedding")),
     *(INPUT, ACTIVATION, RELU, PRELU, DENSE, BATCH_NORM, LAYER_NORM, GROUP_NORM, UNIT_NORM, EINSUM_DENSE),
     *(NORMALIZATION, RESCALING, ADD, SUBTRACT, MULTIPLY, AVERAGE, MAXIMUM, MINIMUM, CONCATENATE, FLATTEN, RESHAPE),

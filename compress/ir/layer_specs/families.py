@@ -328,7 +328,7 @@ class RecurrentSpec(LayerSpec):
 
 
 class RecurrentWrapperSpec(LayerSpec):
-    """`Bidirectional`: recurrent layers in the settings of another layer."""
+    """`Bidirectional`, `RNN` and `TimeDistributed`: layers with another layer, or cells, in their settings."""
 
     reads_masks = True
 

@@ -257,6 +257,8 @@ STEPS_BY_KIND: Mapping[LayerSpec, Steps] = {
     **dict.fromkeys(unroll.CELLS, unroll.unrolled),
     specs.FLIP: _flip,
     specs.BIDIRECTIONAL: unroll.bidirectional,
+    specs.RNN: unroll.with_cells,
+    specs.TIME_DISTRIBUTED: unroll.time_distributed,
     **{spec: _in_pairs(spec) for spec in (specs.ADD, specs.MULTIPLY, specs.MAXIMUM, specs.MINIMUM)},
 }
 STEPS_BY_FUNCTION: Mapping[str, Steps] = {

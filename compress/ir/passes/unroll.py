@@ -10,7 +10,7 @@ Formulas: the documentation of Keras' LSTM, GRU and SimpleRNN layers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -194,10 +194,62 @@ def _outputs(layer: Layer, inputs: list[Any]) -> list[Any]:
     return [output, *states] if config.get("return_state") else [output]
 
 
+CELL_LAYERS = {"LSTMCell": "LSTM", "GRUCell": "GRU", "SimpleRNNCell": "SimpleRNN"}
+"""The layer with the formula of each cell."""
+
+
+def with_cells(layer: Layer, inputs: Sequence[Any]) -> Any:
+    """Return the outputs of an `RNN` with one cell or stacked cells as single steps; None if it has to stay."""
+    cell = layer.config["cell"]
+    cells = cell["config"]["cells"] if cell["class_name"] == "StackedRNNCells" else [cell]
+    if any(entry["class_name"] not in CELL_LAYERS for entry in cells):
+        return None
+    (output, *states), weights, last_states = inputs, list(layer.weights), []
+    for place, entry in enumerate(cells):
+        recurrent = _layer_of_cell(layer, entry, first=place == 0, last=entry is cells[-1])
+        count = 2 + bool(entry["config"].get("use_bias", True))
+        own_states = states[: CELLS[specs.spec_of(recurrent)][1]]
+        try:
+            output, *after = _outputs(replace(recurrent, weights=tuple(weights[:count])), [output, *own_states])
+        except NotUnrolledError:
+            return None
+        del weights[:count], states[: len(own_states)]
+        last_states += after
+    return [output, *last_states] if layer.config.get("return_state") else output
+
+
+def _layer_of_cell(layer: Layer, entry: Mapping[str, Any], *, first: bool, last: bool) -> Layer:
+    """Return the recurrent layer that a cell is equal to, without weights."""
+    config = {
+        **entry["config"],
+        "return_sequences": layer.config.get("return_sequences") or not last,
+        "return_state": True,
+        "go_backwards": layer.config.get("go_backwards") and first,
+        "stateful": layer.config.get("stateful"),
+    }
+    kind = CELL_LAYERS[entry["class_name"]]
+    return Layer(config["name"], kind, {"class_name": kind, "config": config}, (), ())
+
+
+def time_distributed(layer: Layer, inputs: Sequence[Any]) -> Any:
+    """Return a layer on each time step as calls of that layer; None if it has to stay."""
+    (sequence,) = inputs
+    steps = sequence.shape[1]
+    inner = keras().layers.deserialize(dict(layer.config["layer"]))
+    if layer.config["layer"]["class_name"] == "Dense":  # works on the last axis
+        output = inner(sequence)
+    elif steps <= MOST_STEPS:
+        output = _stacked([inner(sequence[:, step]) for step in range(steps)])
+    else:
+        return None
+    inner.set_weights(layer.weights)
+    return output
+
+
 def _stacked(steps: Sequence[Any]) -> Any:
-    """Return [steps, units] from the values of each time step."""
+    """Return [steps, ...] from the values of each time step."""
     layers = keras().layers
-    rows = [layers.Reshape((1, step.shape[-1]))(step) for step in steps]
+    rows = [layers.Reshape((1, *step.shape[1:]))(step) for step in steps]
     return layers.Concatenate(axis=1)(rows) if len(rows) > 1 else rows[0]
 
 
