@@ -112,9 +112,14 @@ def windows(step: int) -> tuple[NDArray[np.float32], NDArray[np.uint8], NDArray[
 
 
 def anomalies() -> dict[str, NDArray[Any]]:
-    """Return windows and whether they are anomalous; the split is by time, so that no two splits share a value."""
+    """Return windows and whether they are anomalous: all anomalous ones are test samples, and no two splits overlap."""
     x, y, _ = windows(8)
-    return by_time({"x": x, "y": y.astype(int)}, WINDOW // 8)
+    gap = WINDOW // 8
+    arrays = by_time({"x": x, "y": y.astype(int), "near": np.convolve(y, np.ones(2 * gap + 1), "same") > 0}, gap)
+    anomalous = arrays["y"] == 1
+    arrays["split"] = np.where(anomalous, "test", arrays["split"])
+    kept = anomalous | ~arrays.pop("near")
+    return {name: values[kept] for name, values in arrays.items()}
 
 
 def future() -> dict[str, NDArray[Any]]:

@@ -14,9 +14,14 @@ from PIL import Image
 import compress
 from compress.cli import main
 from compress.errors import DataError, ModelError
+from deploy.answers import NamedOutputs
+from deploy.model import Model
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras' model.save
-KEYS = {"schema_version", "model", "task", "outputs", "placement", "latency_ms", "verdict", "warnings", "files"}
+KEYS = {
+    *("schema_version", "model", "task", "preprocess", "outputs", "placement", "latency_ms", "verdict", "warnings"),
+    "files",
+}
 
 
 def classifier(keras: Any, folder: Path, *, trained_on: float = 1.0, norm: bool = True) -> Path:
@@ -112,6 +117,35 @@ def test_a_quantized_file_is_packed_as_it_is(tmp_path: Path) -> None:
     assert result.facts["outputs"][0]["max_abs_error"] == 0
     assert result.run.model is not None
     assert result.run.model.read_bytes() == tiny.classifier()
+
+
+def test_a_saved_model_without_keras_layers_is_rebuilt(keras: Any, tmp_path: Path) -> None:
+    model = keras.saving.load_model(classifier(keras, tmp_path), compile=False)
+    model.export(tmp_path / "graph", verbose=False)
+    result = compress.export(tmp_path / "graph", calibrate=photos(tmp_path / "photos"), out=tmp_path / "out")
+    assert [stage.stage for stage in result.run.record.stages][:2] == ["load", "quantize"]
+    assert (tmp_path / "out" / "model.keras").exists()
+    assert scale_of(tmp_path / "out") == [0, 1]  # by its batch norm, which is folded
+    assert result.facts["outputs"][0]["sqnr_db"] > 25
+
+
+@pytest.mark.parametrize(("names", "used"), [("0 cat\n1 dog\n2 bird\n3 nothing\n", True), ("cat\ndog\n", False)])
+def test_the_labels_beside_a_model(
+    keras: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str], names: str, used: bool
+) -> None:
+    """As Teachable Machine exports them."""
+    model = classifier(keras, tmp_path)
+    (tmp_path / "labels.txt").write_text(names)
+    folder = photos(tmp_path / "photos")
+    assert main.main(["export", str(model), "--calibrate", str(folder), "-o", str(tmp_path / "out")]) == 0
+    told = capfd.readouterr()
+    with Model(tmp_path / "out" / "model" / "model.coralline", "int8") as loaded:
+        answer = loaded(np.asarray(Image.open(folder / "0.png")))
+    if used:
+        assert answer.label in ("cat", "dog", "bird", "nothing")
+    else:
+        assert isinstance(answer, NamedOutputs)
+        assert "labels.txt has 2 names, and the outputs of the model 4 values: not used" in told.out + told.err
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compress import targets
-from compress.api.calibration_data import ModelInputs, data_for, inputs_of
 from compress.api.files import FilePath
 from compress.api.pipelines import RunResult, SilentMonitor
+from compress.artifact import MODEL_KERAS
+from compress.data import class_names
+from compress.errors import ModelError
 from compress.files import write_atomically
+from compress.pipeline.data_section import ModelInputs, data_for, inputs_of
 from compress.report.record import RunRecord
 
 if TYPE_CHECKING:
+    from compress.importers.model_file import ModelFile
     from compress.pipeline.runner import Monitor
+    from compress.progress import Progress
 
 PIPELINE = "pipeline.yaml"
 CALIBRATION_SAMPLES = 200
@@ -77,11 +82,14 @@ def export(
     name = run_name(path)
     folder = export_folder(path, out)
     monitor = monitor or SilentMonitor(folder / name / runner.LOG)
-    with monitor.working("reading the model"):
-        found = model_file.read(path, signature, shapes)
+    with monitor.working("reading the model") as progress:
+        read = model_file.read(path, signature, shapes)
+        found = _with_layers(read, folder, trust=trust)
         inputs = inputs_of(found, trust=trust)
-        content = _pipeline(path, name, inputs, None if calibrate is None else Path(calibrate))
-    content["model"] |= _options(signature, shapes, trust=trust)
+        content = _pipeline(found.path, name, inputs, None if calibrate is None else Path(calibrate))
+        _add_labels(content, path, inputs, progress)
+    if found is read:
+        content["model"] |= _options(signature, shapes, trust=trust)
     content["target"] = target or content["target"]
     text = _as_yaml(content, path, calibrate)
     folder.mkdir(parents=True, exist_ok=True)
@@ -89,7 +97,7 @@ def export(
     checked = schema.load(folder / PIPELINE)
     record = runner.run(checked, folder, monitor)
     run = RunResult.of(record, folder / name)
-    return ExportResult(run, _summary(path, run))
+    return ExportResult(run, _summary(path, run, content["data"]))
 
 
 def export_folder(model: FilePath, out: FilePath | None) -> Path:
@@ -101,6 +109,39 @@ def run_name(path: Path) -> str:
     """Return the file's name as the name of a run."""
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", path.stem).strip("-_")[:64]
     return name or "model"
+
+
+def _with_layers(found: ModelFile, folder: Path, *, trust: bool) -> ModelFile:
+    """Return the model as a Keras file in `folder`, if it is the graph of a SavedModel that can be rebuilt with layers:
+    a file without layers is quantized with the ranges of the converter, which are worse."""
+    from compress.importers import model_file
+    from compress.stages import working_model
+
+    if found.kind != "saved_model" or found.becomes == "keras":
+        return found
+    try:
+        model = model_file.load(found, trust=trust).model
+    except ModelError:
+        return found
+    folder.mkdir(parents=True, exist_ok=True)
+    working_model.write_keras(model, folder)
+    return model_file.read(folder / MODEL_KERAS)
+
+
+def _add_labels(content: dict[str, Any], path: Path, inputs: ModelInputs, progress: Progress) -> None:
+    """Name the classes as in the labels file in the folder of the model, if it has one name for each output value."""
+    file = class_names.beside(path)
+    if file is None:
+        return
+    names = class_names.listed(str(file), str(file)) or ()
+    sizes = inputs.output_sizes
+    if len(sizes) != 1 or sizes[0] not in (len(names), 1 if len(names) == 2 else None):
+        outputs = ", ".join(map(str, sizes))
+        progress.note(f"{file.name} has {len(names)} names, and the outputs of the model {outputs} values: not used")
+        return
+    for stage in content["stages"]:
+        if "package" in stage:
+            stage["package"]["labels"] = list(names)
 
 
 def _options(signature: str | None, shapes: Mapping[str, Sequence[int]] | None, *, trust: bool) -> dict[str, Any]:
@@ -147,7 +188,7 @@ def _as_yaml(content: Mapping[str, Any], model: Path, calibrate: FilePath | None
     return "\n".join(lines) + "\n"
 
 
-def _summary(path: Path, run: RunResult) -> dict[str, Any]:
+def _summary(path: Path, run: RunResult, data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the summary as plain values."""
     record = run.record
     comparison = record.comparison
@@ -157,6 +198,7 @@ def _summary(path: Path, run: RunResult) -> dict[str, Any]:
         "schema_version": 1,
         "model": str(path),
         "task": "outputs",
+        "preprocess": [] if "random" in data["source"] else data.get("preprocess", []),
         "outputs": [
             {
                 "name": output.name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +65,9 @@ def export(options: argparse.Namespace) -> int:
 
 def _print(facts: Any, folder: Path) -> None:
     """Print the summary."""
+    if facts["preprocess"]:
+        steps = ", ".join(f"{name} {json.dumps(each[name])}" for each in facts["preprocess"] for name in each)
+        write(f"preprocessing: {steps} (guessed; data.preprocess in the pipeline file changes it)")
     for output in facts["outputs"]:
         same = "" if output["agreement"] is None else f", equal decisions {output['agreement']:.3f}"
         error = f"largest difference {output['max_abs_error']:.3g}"

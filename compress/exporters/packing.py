@@ -90,6 +90,8 @@ def pack(packing: Packing) -> bytes:
     """
     models = packing.models
     _refuse_float(models["int8"])
+    if packing.labels and packing.data and packing.data.class_names:
+        raise StageError("package.labels is given, and the data has class names too", hint="remove package.labels")
     members = {f"{role}.tflite": path.read_bytes() for role, path in packing.files.items()}
     entries = {role: _described(packing, role) for role in models}
     if "compiled" in packing.files:
@@ -109,7 +111,7 @@ def pack(packing: Packing) -> bytes:
         "evaluation": evaluation,
         "tools": dict(packing.tools),
         **({"decoding": data.decoding} if data and data.decoding else {}),
-        **packing.task.manifest(packing.specification),
+        **packing.task.manifest(packing.specification, packing.labels),
     }
     return bundle.pack(manifest, members | golden_members | evaluation_members)
 

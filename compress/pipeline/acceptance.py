@@ -47,6 +47,7 @@ class VerdictMaterial:
         stages: all stages; some have warnings among their facts.
         placement: where the operators of the result run.
         budget: the limits with their measurements.
+        needs_every_class: whether a class without training samples is a mistake.
     """
 
     degeneracy: DegeneracyRecord | None
@@ -55,6 +56,7 @@ class VerdictMaterial:
     stages: tuple[StageRecord, ...]
     placement: PlacementRecord | None
     budget: Sequence[BudgetRecord]
+    needs_every_class: bool = True
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def judged(material: VerdictMaterial) -> Verdict:
     compressed = any(finding.cause == "compression" for finding in serious)
     ordered = [*serious, *causes, *doubtful] if compressed else [*causes, *serious, *doubtful]
     reasons = [finding.text for finding in ordered]
-    reasons += _about_data(material.data)
+    reasons += _about_data(material.data, needs_every_class=material.needs_every_class)
     reasons += _of_stages(material.stages)
     reasons += _about_placement(material.placement)
     unique = tuple(dict.fromkeys(reasons))
@@ -105,7 +107,7 @@ def _about_outputs(verdicts: DegeneracyRecord | None) -> Iterator[VerdictReason]
         yield VerdictReason("not usable" if verdicts.result.verdict == "degenerate" else "warning", text, cause)
 
 
-def _about_data(data: DataRecord | None) -> Iterator[str]:
+def _about_data(data: DataRecord | None, *, needs_every_class: bool) -> Iterator[str]:
     """Yield classes without samples, and what is probably wrong with the data."""
     if data is None:
         return
@@ -115,7 +117,8 @@ def _about_data(data: DataRecord | None) -> Iterator[str]:
             f"no sample for {_listed(nowhere, data)}: nothing is known about their accuracy; check the names of "
             "folders and labels, or add samples"
         )
-    for split, name in (("train", "training"), ("test", "test")):
+    splits = {"train": "training", "test": "test"} if needs_every_class else {"test": "test"}
+    for split, name in splits.items():
         empty = [name for name in _empty_classes(data, (split,)) if name not in nowhere]
         if empty:
             yield f"no {name} sample for {_listed(empty, data)}: add samples, or change data.split"

@@ -22,11 +22,12 @@ from compress import targets
 from compress.artifact import Kind
 from compress.data.dataset import SOURCES, Dataset, Splitting
 from compress.errors import ModelError, PipelineError
+from compress.pipeline import data_section
 from compress.pipeline.yaml_file import DocumentNode, Location, read
 from compress.settings import Settings
 from compress.stage import Refusal, Stage
 from compress.stages import STAGES
-from compress.stages.load import Origin
+from compress.stages.load import LoadTflite, Origin
 from compress.suggestions import listing, nearest, shown
 from compress.targets.base import Target
 from compress.tasks import TASKS, refused_budget, task_of
@@ -187,7 +188,7 @@ def load(path: Path, stages: Mapping[str, type[Stage]] = STAGES) -> Pipeline:
         PipelineError: with file, line, what is wrong, and what is allowed.
     """
     root = read(path).root
-    content = _checked_map(root, KEYS, {"model": "", "data": "", "stages": ""})
+    content = _checked_map(root, KEYS, {"model": "", "stages": ""})
     plain = {key: value for key, value in content.items() if key in PipelineKeys.model_fields}
     head = _settings(PipelineKeys, DocumentNode(root.document, (), plain))
     target = _target(head.target, root)
@@ -195,7 +196,9 @@ def load(path: Path, stages: Mapping[str, type[Stage]] = STAGES) -> Pipeline:
     model = _settings(ModelSettings, root.child("model"))
     with _located(root.child("model")):
         loader = model.loader(path.parent, trust=model.trust)
-    data = _dataset(root.child("data"), path.parent, model.file)
+    if "data" not in content:
+        content = {**content, "data": _random_data(loader, root)}
+    data = _dataset(DocumentNode(root.document, ("data",), content["data"]), path.parent, model.file)
     steps = _steps(loader, root.child("stages"), target, stages, path.parent)
     pipeline = Pipeline(head, model, target, data, steps, content)
     _refuse_unfit(pipeline, root)
@@ -279,6 +282,21 @@ def _refuse_unfit(pipeline: Pipeline, root: DocumentNode) -> None:
     for location, refusal in refusals:
         what = f"{refusal.what} (the data is for {task.name})"
         raise root.error(what, *location, allowed=refusal.allowed, hint=refusal.hint)
+
+
+def _random_data(loader: Stage, root: DocumentNode) -> dict[str, Any]:
+    """Return random samples for a quantized .tflite file: the stages that take one need no others.
+
+    Raises:
+        PipelineError: the model is not a quantized .tflite file.
+    """
+    if not isinstance(loader, LoadTflite):
+        hint = "data: {source: {folder: {path: photos, labels: none}}} are photos without labels"
+        raise root.error("the key 'data' is missing", allowed="no data for a quantized .tflite file only", hint=hint)
+    from compress.importers import model_file
+
+    inputs = data_section.inputs_of(model_file.read(loader.path), trust=False)
+    return {**data_section.data_for(inputs, None), "task": "outputs"}
 
 
 def _dataset(node: DocumentNode, folder: Path, model_file: str | None) -> Dataset:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from compress.errors import StageError
 from compress.ir.keras_graph import LayerOutput, Network, build, subnetwork
 from compress.ir.layer_specs import spec_of
+from compress.ir.passes.fold import split_activations
 from compress.ir.tensorflow import batch_signature, keras, run
 from compress.quantization import quantizer_placement
 
@@ -199,6 +200,33 @@ def misfit(network: Network, samples: NDArray[np.float32]) -> Misfit | None:
     squares = means_by_channel(network, [tensor], samples, axis, squared=True)[tensor]
     measured = np.sqrt(np.maximum(squares - means**2, 0))
     return Misfit(float(np.median(np.abs(means - mean) / deviation)), float(np.median(measured / deviation)))
+
+
+def preprocessing_error(network: Network, samples: NDArray[np.float32]) -> float | None:
+    """Return a measure for comparing preprocessings of the same samples: the lowest one fits the model best.
+
+    With a batch norm, by its statistics. Without one, by the first convolution: a batch norm that was folded into it
+    leaves biases about as large as the standard deviation of its outputs on samples like the training data.
+
+    Args:
+        network: as it was trained, or with folded batch norms.
+        samples: preprocessed samples [n, ...].
+
+    Returns:
+        The measure; None for a network without a batch norm and without biases in its first convolution.
+    """
+    if (found := misfit(network, samples)) is not None:
+        return found.size
+    network = split_activations(network)
+    first = next((layer for layer, _ in network.in_order() if spec_of(layer).kernel is not None), None)
+    if first is None or not first.config.get("use_bias", True) or len(first.weights) < 2 or first.weights[0].ndim < 3:
+        return None
+    biases = float(np.median(np.abs(first.weights[1])))
+    tensor = LayerOutput(first.name)
+    means = means_by_channel(network, [tensor], samples)[tensor]
+    squares = means_by_channel(network, [tensor], samples, squared=True)[tensor]
+    spread = float(np.median(np.sqrt(np.maximum(squares - means**2, 0))))
+    return abs(float(np.log(max(spread, 1e-9) / biases))) if biases > 0 else None
 
 
 def collect(

@@ -38,6 +38,10 @@ class Package(Stage):
     """Number of test samples in the bundle, with labels for classifiers and detectors. On the device, the accuracy is
     measured on them; for other tasks, the difference of the outputs from those of the original model."""
 
+    labels: tuple[str, ...] = ()
+    """Names of the classes in the order of the model's output, for data without labels; the device answers with
+    them."""
+
     def uses(self) -> tuple[Use, ...]:
         """Return package: the device must be able to read the outputs of the task."""
         return ("package",)
@@ -68,6 +72,7 @@ class Package(Stage):
             specification=context.specification,
             golden=self.golden,
             evaluation=self.evaluation,
+            labels=self.labels,
         )
         content = pack(packing)
         (context.folder / BUNDLE_FILE).write_bytes(content)

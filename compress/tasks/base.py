@@ -191,6 +191,8 @@ class Task(ABC):
     """Unsupported methods and stages, with the reason."""
     reads_specification: ClassVar[bool] = False
     """Whether its models need a specification of their outputs, which a builder may contain."""
+    needs_every_class: ClassVar[bool] = True
+    """Whether a class without training samples is a mistake."""
     counts_right: ClassVar[bool] = False
     """Whether training shows an accuracy, and early stopping uses it; otherwise the loss."""
 
@@ -300,9 +302,17 @@ class Task(ABC):
     ) -> EvaluationMembers:
         """Return the correct answers of test samples, and the quality of the models `original` and `int8` on them."""
 
-    def manifest(self, specification: Specification) -> dict[str, Any]:
-        """Return the manifest entries with which the device reads the outputs."""
-        del specification
+    def manifest(self, specification: Specification, labels: Sequence[str] = ()) -> dict[str, Any]:
+        """Return the manifest entries with which the device reads the outputs.
+
+        Args:
+            specification: how the outputs are read.
+            labels: names of the classes that do not come from the data.
+
+        Raises:
+            StageError: the names do not fit the outputs.
+        """
+        del specification, labels
         return {}
 
     def why_not(self, uses: Iterable[Use]) -> Refusal | None:

@@ -318,8 +318,9 @@ class Classification(Task):
         scores = class_scores(rows, specification)
         return float((scores.argmax(axis=1) == data.labels(split)).mean())
 
-    def manifest(self, specification: Specification) -> dict[str, Any]:
+    def manifest(self, specification: Specification, labels: Sequence[str] = ()) -> dict[str, Any]:
         """Return how the device reads one output for two classes."""
+        del labels
         return dict(specification or {})
 
     def packaged(

@@ -292,8 +292,9 @@ class Detection(Task):
         metrics = {f"{name}_{role}": facts[role][name] for role in rows for name in ("ap", "ap50")}
         return EvaluationMembers(_object_rows(expected), metrics | compared)
 
-    def manifest(self, specification: Specification) -> dict[str, Any]:
+    def manifest(self, specification: Specification, labels: Sequence[str] = ()) -> dict[str, Any]:
         """Return the anchors, and the encoding of boxes and scores."""
+        del labels
         return {"detection": specification}
 
 

@@ -77,6 +77,7 @@ class Embeddings(MeasuredTask):
 
     name: ClassVar[str] = "embeddings"
     instead_of: ClassVar[frozenset[str]] = frozenset({"classification"})
+    needs_every_class: ClassVar[bool] = False
     models: ClassVar[str] = "embedding models"
     score_name: ClassVar[str] = "validation_recall"
     metrics: ClassVar[tuple[Metric, ...]] = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -142,8 +142,9 @@ class MultiLabel(MeasuredTask):
         is_logit = logits or (specification or {}).get("binary") == "logit"
         return ByLabels(0.0 if is_logit else 0.5)
 
-    def manifest(self, specification: Specification) -> dict[str, Any]:
+    def manifest(self, specification: Specification, labels: Sequence[str] = ()) -> dict[str, Any]:
         """Return whether the device reads probabilities or logits."""
+        del labels
         return dict(specification or {})
 
 

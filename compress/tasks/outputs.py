@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from compress.artifact import Facts
 from compress.data.types import Data, Split
-from compress.errors import ModelError
+from compress.errors import ModelError, StageError
 from compress.ir.tensorflow import keras, run
 from compress.measurement import Measurement, Metric
 from compress.stage import Refusal, Use
@@ -220,6 +220,24 @@ class OutputsTask(MeasuredTask):
         del names, original, result
         return unlike_original(facts["agreement"], facts.get("outputs", ()))
 
+    def manifest(self, specification: Specification, labels: Sequence[str] = ()) -> dict[str, Any]:
+        """Return the task that a model with one output has on the device, if its classes have names.
+
+        Raises:
+            StageError: the number of names does not fit the output.
+        """
+        if not labels:
+            return {}
+        outputs = _outputs_in(specification)
+        task = _named_task(outputs[0], len(labels)) if len(outputs) == 1 else None
+        if task is None:
+            sizes = ", ".join(f"{output.name} {list(output.shape)}" for output in outputs)
+            raise StageError(
+                f"package.labels has {len(labels)} names, and the outputs are {sizes}",
+                allowed="a name for each value of one output, or two names for one probability",
+            )
+        return task
+
     def kept(self, rows: Rows, targets: NDArray[Any], specification: Specification) -> NDArray[Any]:
         """Return the error of each sample: root mean square, in standard deviations, averaged over outputs: [n]."""
         if rows.shape[1:] != targets.shape[1:]:
@@ -245,6 +263,16 @@ class OutputsTask(MeasuredTask):
     def fidelity(self, specification: Specification, *, logits: bool = False) -> ByOutput:
         """Return the comparison output by output."""
         return ByOutput(_outputs_in(specification), logits)
+
+
+def _named_task(output: OutputForm, names: int) -> dict[str, Any] | None:
+    """Return the manifest entries for an output whose values have names; None if their numbers differ."""
+    probability = {"binary": "probability"} if output.form == "sigmoid" else {}
+    if output.shape == (names,):
+        return {"task": "multi_label", **probability} if probability else {"task": "classification"}
+    if output.shape == (1,) and names == 2:
+        return {"task": "classification", "binary": probability.get("binary", "logit")}
+    return None
 
 
 def _outputs_in(specification: Specification) -> tuple[OutputForm, ...]:

@@ -56,6 +56,7 @@ class Reconstruction(MeasuredTask):
 
     name: ClassVar[str] = "reconstruction"
     instead_of: ClassVar[frozenset[str]] = frozenset({"classification", "regression", "outputs"})
+    needs_every_class: ClassVar[bool] = False
     models: ClassVar[str] = "autoencoders"
     score_name: ClassVar[str] = "validation_score"
     metrics: ClassVar[tuple[Metric, ...]] = (

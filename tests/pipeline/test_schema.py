@@ -130,7 +130,7 @@ def test_every_shipped_file_loads(path: Path) -> None:
 def test_every_documented_pipeline_loads(write: Callable[[str], Path], tmp_path: Path, block: str) -> None:
     for file in re.findall(r"file: *([\w./-]+\.(?:keras|h5|tflite))", block):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / file).touch()
+        (tmp_path / file).write_bytes(tiny.classifier() if file.endswith(".tflite") else b"")
     assert load(write(block)).steps
 
 
@@ -169,8 +169,19 @@ def test_a_missing_key(refused: Callable[..., str], key: str, line: int, message
 
 def test_missing_data_and_stages(refused: Callable[..., str]) -> None:
     head = "schema_version: 1\nname: a\nmodel: {builder: digits_cnn}\n"
-    assert refused(head + "stages: []\n", 1) == "the key 'data' is missing"
+    missing = refused(head + "stages: []\n", 1)
+    assert missing.startswith("the key 'data' is missing; allowed: no data for a quantized .tflite file only; ")
     assert refused(head + "data: {source: digits}\n", 1) == "the key 'stages' is missing"
+
+
+def test_a_finished_file_needs_no_data(tmp_path: Path) -> None:
+    (tmp_path / "model.tflite").write_bytes(tiny.classifier())
+    (tmp_path / "p.yaml").write_text(
+        "schema_version: 1\nname: a\nmodel: {file: model.tflite}\nstages: [compile: {}, package: {}]\n"
+    )
+    pipeline = load(tmp_path / "p.yaml")
+    assert pipeline.data.task == "outputs"
+    assert pipeline.settings["data"]["source"]["random"]["shape"] == [4, 4, 1]
 
 
 def test_a_source_without_its_file(refused: Callable[..., str]) -> None:

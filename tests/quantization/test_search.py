@@ -285,6 +285,28 @@ def test_samples_that_do_not_fit_the_model(keras: Any) -> None:
     assert activation_statistics.misfit(canonical(net), images(4)) is None
 
 
+@pytest.mark.parametrize("trained_on", [1.0, 255.0])
+def test_the_preprocessing_of_a_folded_model_is_recognized(keras: Any, trained_on: float) -> None:
+    layers = keras.layers
+    image = keras.Input((12, 12, 3))
+    convolution = layers.Conv2D(8, 3, use_bias=False)
+    norm = layers.BatchNormalization()
+    model = keras.Model(image, layers.ReLU()(norm(convolution(image))))
+    outputs = np.asarray(convolution(images(100) * trained_on))
+    norm.moving_mean.assign(outputs.mean(axis=(0, 1, 2)))
+    norm.moving_variance.assign(outputs.var(axis=(0, 1, 2)))
+    folded = canonical(keras_graph.read(model))
+    errors = {scale: activation_statistics.preprocessing_error(folded, images(40, 1) * scale) for scale in (1.0, 255.0)}
+    assert None not in errors.values()
+    assert min(errors, key=lambda scale: errors[scale] or 0) == trained_on
+
+
+def test_no_preprocessing_is_recognized_without_a_bias(keras: Any) -> None:
+    image = keras.Input((12, 12, 3))
+    model = keras.Model(image, keras.layers.Conv2D(8, 3, use_bias=False)(image))
+    assert activation_statistics.preprocessing_error(keras_graph.read(model), images(4)) is None
+
+
 def test_samples_fit_a_batch_norm_along_another_axis(keras: Any) -> None:
     image = keras.Input((12, 12, 3))
     norm = keras.layers.BatchNormalization(axis=1)

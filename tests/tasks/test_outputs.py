@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import tiny
 
+from compress.errors import StageError
 from compress.pipeline.runner import run
 from compress.pipeline.schema import load
+from compress.tasks.outputs import OutputsTask
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras, when it saves
 
@@ -112,3 +114,28 @@ def test_what_cannot_be_used_without_labels(
     (tmp_path / "p.yaml").write_text(text.replace(old, new))
     done = coralline("p.yaml", "--dry-run")
     assert told in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize(
+    ("form", "shape", "names", "manifest"),
+    [
+        ("softmax", [3], 3, {"task": "classification"}),
+        ("values", [3], 3, {"task": "classification"}),
+        ("sigmoid", [3], 3, {"task": "multi_label", "binary": "probability"}),
+        ("sigmoid", [1], 2, {"task": "classification", "binary": "probability"}),
+        ("values", [1], 2, {"task": "classification", "binary": "logit"}),
+        ("softmax", [3], 0, {}),
+    ],
+)
+def test_names_of_classes_give_the_device_a_task(
+    form: str, shape: list[int], names: int, manifest: dict[str, str]
+) -> None:
+    specification = {"outputs": [{"name": "out", "shape": shape, "form": form, "deviation": 1.0}]}
+    assert OutputsTask().manifest(specification, [str(index) for index in range(names)]) == manifest
+
+
+@pytest.mark.parametrize(("shape", "count"), [([4], 1), ([3, 3], 1), ([3], 2)])
+def test_names_that_do_not_fit_the_outputs(shape: list[int], count: int) -> None:
+    output = {"name": "out", "shape": shape, "form": "values", "deviation": 1.0}
+    with pytest.raises(StageError, match=r"package.labels has 3 names, and the outputs are out \["):
+        OutputsTask().manifest({"outputs": [output] * count}, ["a", "b", "c"])

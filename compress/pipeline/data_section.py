@@ -1,9 +1,11 @@
-"""The data section of an exported pipeline: samples without labels, in the form that a model file takes."""
+"""The data section for a model file: samples without labels, in the form that the model takes."""
 
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,8 @@ LOOKED_AT = 32
 """Number of samples by which the range of the inputs is chosen."""
 RANGES = ((0.0, 1.0), (-1.0, 1.0), (0.0, 255.0))
 """Ranges of pixels that trained models expect, the most frequent one first."""
+OTHER_RANGES = ((-1.0, 1.0), (0.0, 1.0), (-3.0, 3.0), (-10.0, 10.0), (-30.0, 30.0), (-100.0, 100.0))
+"""Ranges of random samples for models of other inputs, such as features of sound."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,7 @@ class ModelInputs:
     Attributes:
         names: their names.
         shapes: their shapes, without the batch.
+        output_sizes: the number of values of each output for one sample.
         becomes: what the pipeline makes of the file (`compress.importers.model_file.Becomes`).
         model: the Keras model, if the file becomes one.
         limits: for a quantized file with one input, the lowest and highest value that the input can hold.
@@ -40,6 +45,7 @@ class ModelInputs:
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
+    output_sizes: tuple[int, ...]
     becomes: str
     model: Any = None
     limits: tuple[float, float] | None = None
@@ -61,7 +67,8 @@ def inputs_of(found: ModelFile, *, trust: bool) -> ModelInputs:
     if found.becomes == "keras":
         model = model_file.load(found, trust=trust).model
         names = tuple(tensor.name for tensor in model.inputs)
-        inputs = ModelInputs(names, tuple(tuple(each.shape[1:]) for each in model.inputs), "keras", model)
+        shapes = tuple(tuple(each.shape[1:]) for each in model.inputs)
+        inputs = ModelInputs(names, shapes, tuple(_size(each.shape) for each in model.outputs), "keras", model)
     else:
         inputs = _file_inputs(found)
     for name, shape in zip(inputs.names, inputs.shapes, strict=True):
@@ -92,7 +99,14 @@ def _file_inputs(found: ModelFile) -> ModelInputs:
         scale, zero_point = float(quantization.scale[0]), int(quantization.zero_point[0])
         limits = ((lowest - zero_point) * scale, (lowest + 255 - zero_point) * scale)
     names = tuple(tensor.name for tensor in tensors)
-    return ModelInputs(names, tuple(tuple(tensor.shape[1:]) for tensor in tensors), found.becomes, limits=limits)
+    shapes = tuple(tuple(tensor.shape[1:]) for tensor in tensors)
+    sizes = tuple(_size(parsed.tensors[index].shape) for index in parsed.outputs)
+    return ModelInputs(names, shapes, sizes, found.becomes, limits=limits)
+
+
+def _size(shape: Sequence[int | None]) -> int:
+    """Return the number of values of one sample; 0 if it is open."""
+    return prod(size or 0 for size in shape[1:])
 
 
 def data_for(inputs: ModelInputs, calibrate: Path | None) -> dict[str, Any]:
@@ -184,23 +198,25 @@ def _some_photos(path: Path, inputs: ModelInputs) -> NDArray[np.float32]:
 def _range(inputs: ModelInputs, samples: NDArray[np.float32]) -> tuple[float, float]:
     """Return the range that samples from 0 to 1 must be scaled to.
 
-    By the scale of a quantized input, or by the statistics of the model's first batch norm; otherwise 0 to 1.
+    By the scale of a quantized input, or by the model's first layers; otherwise 0 to 1.
     """
+    ranges = RANGES if inputs.is_image else OTHER_RANGES
     if inputs.limits is not None:
-        return min(RANGES, key=lambda limits: sum(abs(a - b) for a, b in zip(limits, inputs.limits or (), strict=True)))
+        return min(ranges, key=lambda limits: sum(abs(a - b) for a, b in zip(limits, inputs.limits or (), strict=True)))
     if inputs.model is None:
-        return RANGES[0]
+        return ranges[0]
     from compress.ir import keras_graph
     from compress.quantization import activation_statistics
 
     network = keras_graph.read(inputs.model)
-    sizes = {}
-    for low, high in RANGES:
-        misfit = activation_statistics.misfit(network, (low + (high - low) * samples).astype(np.float32))
-        if misfit is None:
-            return RANGES[0]
-        sizes[low, high] = misfit.size
-    return min(sizes, key=lambda limits: sizes[limits])
+    errors = {}
+    for low, high in ranges:
+        scaled = (low + (high - low) * samples).astype(np.float32)
+        error = activation_statistics.preprocessing_error(network, scaled)
+        if error is None:
+            return ranges[0]
+        errors[low, high] = error
+    return min(errors, key=lambda limits: errors[limits])
 
 
 def _sounds(path: Path, inputs: ModelInputs) -> dict[str, Any]:
