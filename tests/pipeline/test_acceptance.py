@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from compress.pipeline.acceptance import VerdictMaterial, judged, refusal
+from compress.report.record import CorruptSamples, DataRecord
 from compress.tasks.findings import VerdictReason
 
 ORDER = VerdictReason("warning", "the order is wrong; set `classes`", "named", 0.6)
@@ -45,3 +46,27 @@ def test_causes_that_explain_much_less_are_left_out(gain: float | None, named: b
     other = VerdictReason("warning", "another cause", "named", gain)
     reasons, _ = verdict(other, ORDER)
     assert reasons == ((ORDER.text, other.text) if named else (ORDER.text,))
+
+
+@pytest.mark.parametrize("needed", [True, False])
+def test_a_class_without_training_samples_is_a_mistake_for_some_tasks(needed: bool) -> None:
+    """An autoencoder learns from normal samples alone."""
+    counts = {"train": (40, 0), "test": (10, 10)}
+    data = DataRecord(
+        source="npz",
+        classes=("normal", "anomaly"),
+        input_shape=(64,),
+        preprocess=(),
+        samples={"train": 40, "test": 20},
+        counts=counts,
+        imbalance=None,
+        missing=(),
+        shapes=((64,),),
+        range=(0.0, 1.0),
+        dtypes=("float32",),
+        looked_at=60,
+        corrupt=CorruptSamples(0, ()),
+        notes=(),
+    )
+    found = judged(VerdictMaterial(None, (), data, (), None, (), needs_every_class=needed))
+    assert any("no training sample for 1 of 2 classes (anomaly)" in reason for reason in found.record.reasons) == needed
