@@ -157,7 +157,7 @@ class Models:
         constant: `unit` with biases only in its last layer.
         random: `unit` with random weights in its last layer.
         four: `unit` with a fourth class.
-        slow: `unit` with the statistics of batch norms of momentum 0.999 after 12 steps.
+        slow: `unit` with the statistics of batch norms of momentum 0.999 after one step.
         quantized: `unit` as a full-integer file.
     """
 
@@ -246,7 +246,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
         "twice": keras.Model(softmax.inputs, keras.layers.Softmax(name="second_softmax")(softmax.output)),
         "constant": with_last(unit, 0 * kernel, np.array([0, 3, 0], np.float32)),
         "random": with_last(unit, random.normal(size=kernel.shape).astype(np.float32), 0 * bias),
-        "slow": with_slow_norms(unit, 0.999, 12),
+        "slow": with_slow_norms(unit, 0.999, 1),
         "four": with_last(unit, np.pad(kernel, ((0, 0), (0, 1))), np.append(bias, np.float32(-9))),
     }
     for name, model in made.items():
@@ -705,7 +705,7 @@ def test_slow_batch_norms(project: Project) -> str:
 
 @mistake("a loaded model whose batch norms saw too few training steps")
 def test_slow_batch_norms_of_a_file(project: Project, models: Models) -> str:
-    return project.run(project.pipeline(models.slow, project.folders(*photos()), UNIT))
+    return project.run(project.pipeline(models.slow, project.folders(*photos(300)), UNIT))
 
 
 @mistake("a model that is not compiled")

@@ -44,7 +44,7 @@ from compress.report.record import (
 from compress.stage import host
 from compress.tasks import TASKS, limits, task_of
 from compress.tasks.base import Task
-from compress.tasks.findings import VerdictReason, input_range, other_inputs, stale_batch_norms
+from compress.tasks.findings import VerdictReason, about_original, input_range
 from compress.tflite.interpreter import version
 from compress.version import __version__
 
@@ -190,8 +190,7 @@ def _task_findings(task: Task, findings: Findings) -> Sequence[VerdictReason]:
     if not findings.stages:
         return ()
     about_result = task.findings(findings.test, findings.data["classes"], "original", "result")
-    # With wrong statistics, samples of another scale may be better by chance.
-    causes = stale_batch_norms(findings.batch_norms) or other_inputs(task.metrics[0], findings.inputs)
+    causes = about_original(task.metrics[0], findings.inputs, findings.batch_norms)
     return [*causes, *input_range(findings.test.get("input_range")), *about_result]
 
 

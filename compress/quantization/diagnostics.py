@@ -19,6 +19,8 @@ DISAGREEING = 0.1
 """Share of the held-out samples on which a file may disagree with the float model without a warning."""
 FAR_DB = 10.0
 """Median signal-to-noise ratio of a file's outputs below which there is a warning; ordinary files have more than 30."""
+FITTING = 1.0
+"""Size of the misfit below which another preprocessing is proposed; that of the training has about 0."""
 EXPLODING = 1e6
 """Activations of trained networks stay below this."""
 
@@ -66,7 +68,7 @@ def _better_scale(trained: Network, samples: NDArray[np.float32]) -> str:
     for alternative in alternatives(samples):
         with np.errstate(over="ignore", invalid="ignore"):  # weights that are far too large have their own warning
             fit = activation_statistics.misfit(trained, alternative(samples))
-        if fit is not None and not fit.is_large:
+        if fit is not None and fit.size < FITTING:
             fits.append((alternative, fit.size))
     if not fits:
         return "is data.preprocess the preprocessing of its training (0 to 1, -1 to 1, 0 to 255)?"

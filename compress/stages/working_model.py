@@ -61,5 +61,6 @@ def write_keras(model: Any, folder: Path) -> None:
     metadata["date_saved"] = ""
     members["metadata.json"] = json.dumps(metadata, sort_keys=True).encode()
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
-        for name in sorted(members):
+        # First the weights: at a multiple of 512 bytes, they would make the archive an HDF5 file, too.
+        for name in sorted(members, key=lambda name: (not name.endswith(".h5"), name)):
             archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), members[name])

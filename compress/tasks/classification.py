@@ -35,6 +35,8 @@ LOOKED_AT = 16
 """Number of samples for the inspection of outputs whose last layer does not define their meaning."""
 SUM_ERROR = 0.1
 """Difference of the sum of probabilities from 1, in 8 bits: half a step of 1/256 for each of some tens of classes."""
+MAJORITY = 0.5
+"""Share of the most frequent class from which accuracy alone does not show that a model is useless."""
 MOST_NAMED = 6
 """Number of classes that a message names."""
 
@@ -296,8 +298,9 @@ class Classification(Task):
         measured = [Measurement(**facts[model]["accuracy"]) for model in (original, result)]
         constant = proportion(most, len(labels), "the most frequent class")
         found = against_constant(self.metrics[0], (constant, measured[0], measured[1]), len(labels))
-        # Where one class is nearly everything, a useful model may have fewer right answers than that class alone.
-        if len(labels) - most < degeneracy.ENOUGH or degeneracy.above_chance(_spread(facts, names, result)):
+        # Where one class is the majority, a useful model may have fewer right answers than that class alone.
+        useful = most >= MAJORITY * len(labels) and degeneracy.above_chance(_spread(facts, names, result))
+        if len(labels) - most < degeneracy.ENOUGH or useful:
             found = [replace(finding, level="warning") for finding in found]
         if not facts[result]["constant"]:
             found += ties(facts[result]["tied"], len(labels), probabilities=facts[result]["probabilities"])

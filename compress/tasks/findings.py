@@ -22,6 +22,8 @@ GAIN = 0.2
 """Gain of accuracy by other names of the classes, above which their order is doubted."""
 STALE = 0.3
 """Typical distance of the statistics of batch norms from those on the samples, above which they are doubted."""
+FAR = 1.0
+"""Distance of the statistics of the first batch norm from which samples of another scale are a possible cause."""
 LESS_LOSS = 0.5
 """Share of the loss that goes with other statistics, above which they are doubted."""
 UNLIKE = 0.5
@@ -166,25 +168,50 @@ def input_range(facts: Mapping[str, Any] | None) -> list[VerdictReason]:
     return [VerdictReason("warning", f"{text}; {advice}", "named")]
 
 
-def stale_batch_norms(facts: Mapping[str, Any]) -> list[VerdictReason]:
-    """Name batch norms whose statistics do not fit the weights of a loaded model.
+def about_original(metric: Metric, inputs: Mapping[str, Any], batch_norms: Mapping[str, Any]) -> list[VerdictReason]:
+    """Name the cause of a bad original: its preprocessing, or the statistics of its batch norms.
 
     Args:
-        facts: as `compress.training.bn_recalibration.compared_statistics` returns them.
+        metric: the first metric of the task.
+        inputs: the facts of other preprocessings, see `other_inputs`.
+        batch_norms: the facts of other statistics, see `wrong_statistics`.
     """
-    if not facts or facts["others"] is None or facts["others"] < STALE:
-        return []
-    before, after = facts["validation_before"], facts["validation_after"]
+    others = batch_norms.get("others")
+    # With wrong statistics in all batch norms, samples of another scale may be better by chance.
+    if others is not None and others >= STALE:
+        return wrong_statistics(batch_norms) or other_inputs(metric, inputs)
+    return other_inputs(metric, inputs) or wrong_statistics(batch_norms)
+
+
+def wrong_statistics(facts: Mapping[str, Any]) -> list[VerdictReason]:
+    """Name batch norms whose statistics do not fit the weights of a loaded model, or do not fit the samples.
+
+    Args:
+        facts: as `compress.training.bn_recalibration.compared_statistics` returns them; empty without batch norms.
+    """
+    before, after = facts.get("validation_before"), facts.get("validation_after")
     if before is None or after is None:
         return []
-    gain = after - before if facts["metric"] == "accuracy" else 1 - after / max(before, 1e-9)
-    if gain < (GAIN if facts["metric"] == "accuracy" else LESS_LOSS):
+    if facts["metric"] == "accuracy":
+        count, gain = facts["samples"], after - before
+        is_better = _clearly_more(round(after * count), round(before * count), count)
+    else:
+        gain = 1 - after / max(before, 1e-9)
+        is_better = gain >= LESS_LOSS
+    if not is_better:
         return []
-    text = (
-        "the statistics of the batch norms do not fit the weights of the model, as after few training steps with a "
-        f"large momentum: measured again on training samples, its validation {facts['metric']} is {_shown(after)} "
-        f"instead of {_shown(before)}; set `momentum` of these layers to 0.9, and train the model for one more epoch"
-    )
+    result = f"its validation {facts['metric']} is {_shown(after)} instead of {_shown(before)}"
+    momentum = "set `momentum` of these layers to 0.9, and train the model for one more epoch"
+    if facts["first"] >= FAR and (facts["others"] is None or facts["others"] < STALE):
+        text = (
+            f"the statistics of the batch norms do not fit these samples: measured again on them, {result}; check that "
+            f"data.preprocess is the preprocessing of the training; if it is, {momentum}"
+        )
+    else:
+        text = (
+            "the statistics of the batch norms do not fit the weights of the model, as after few training steps with a "
+            f"large momentum: measured again on training samples, {result}; {momentum}"
+        )
     return [VerdictReason("warning", text, "named", gain)]
 
 

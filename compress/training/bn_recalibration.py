@@ -65,10 +65,10 @@ def compared_statistics(model: Any, context: Context, samples: int = COMPARED) -
         samples: number of training samples, selected by the seed.
 
     Returns:
-        The validation result with both; `first` and `others`: how far the statistics of the first batch norm, and of
-        the others (the median), are from those on the samples; None without others. Samples of another scale than in
-        training change the first one only, because it normalizes what the others read. Nothing for a model without
-        batch norms.
+        The validation result with both, and the number of `samples`; `first` and `others`: how far the statistics of
+        the first batch norm, and of the others (the median), are from those on the samples; None without others.
+        Samples of another scale than in training change the first one only, because it normalizes what the others
+        read. Nothing for a model without batch norms.
     """
     norms = _trained_batch_norms(model)
     if not norms:
@@ -79,7 +79,8 @@ def compared_statistics(model: Any, context: Context, samples: int = COMPARED) -
     after = validation_quality(model, context)
     distances = [_distance(pair, norm) for pair, norm in zip(old, norms, strict=True)]
     others = float(np.median(distances[1:])) if len(distances) > 1 else None
-    return {**comparison(before, after), "first": distances[0], "others": others}
+    count = len(context.data.labels("validation"))
+    return {**comparison(before, after), "samples": count, "first": distances[0], "others": others}
 
 
 def _distance(old: Sequence[Any], norm: Any) -> float:

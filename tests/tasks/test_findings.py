@@ -7,13 +7,14 @@ import pytest
 
 from compress.measurement import Measurement, Metric
 from compress.tasks.findings import (
+    about_original,
     against_constant,
     class_order,
     input_range,
     other_inputs,
-    stale_batch_norms,
     ties,
     unlike_original,
+    wrong_statistics,
 )
 
 ACCURACY = Metric("accuracy", "Accuracy", "fraction", "accuracy_drop")
@@ -137,27 +138,43 @@ def test_samples_that_a_quantized_input_cannot_hold() -> None:
     assert not input_range(None)
 
 
-STALE = {"metric": "accuracy", "validation_before": 0.3, "validation_after": 0.9, "first": 2.0, "others": 0.6}
+STALE = {
+    "metric": "accuracy", "validation_before": 0.3, "validation_after": 0.9, "samples": 60, "first": 2.0, "others": 0.6,
+}  # fmt: skip
+LOSS = {"metric": "loss", "validation_before": 1.1, "validation_after": 0.1}
 
 
-def test_batch_norms_with_wrong_statistics_are_named() -> None:
-    (reason,) = stale_batch_norms(STALE)
+@pytest.mark.parametrize(
+    ("change", "result", "cause"),
+    [
+        ({}, "accuracy is 0.900 instead of 0.300", "the weights of the model"),
+        (LOSS, "loss is 0.100 instead of 1.100", "the weights of the model"),
+        ({"first": 0.5, "others": 0.2}, "accuracy", "the weights of the model"),
+        ({"others": 0.1}, "accuracy", "these samples"),
+        ({"others": None}, "accuracy", "these samples"),
+    ],
+)
+def test_batch_norms_with_wrong_statistics_are_named(change: dict[str, object], result: str, cause: str) -> None:
+    (reason,) = wrong_statistics({**STALE, **change})
     assert (reason.level, reason.cause) == ("warning", "named")
-    assert "its validation accuracy is 0.900 instead of 0.300; set `momentum`" in reason.text
-    (reason,) = stale_batch_norms({**STALE, "metric": "loss", "validation_before": 1.1, "validation_after": 0.1})
-    assert "its validation loss is 0.100 instead of 1.100" in reason.text
+    assert f"do not fit {cause}" in reason.text
+    assert f"its validation {result}" in reason.text
+    assert "set `momentum` of these layers to 0.9" in reason.text
 
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"others": 0.1},  # the first one only: samples of another scale
-        {"others": None},
-        {"validation_after": 0.35},
-        {"validation_after": None},
-        {"metric": "loss", "validation_before": 1.1, "validation_after": 0.9},
-    ],
+    [{"validation_after": 0.35}, {"validation_after": None}, {"samples": 6}, {**LOSS, "validation_after": 0.9}],
 )
 def test_batch_norms_are_not_doubted_without_cause(change: dict[str, object]) -> None:
-    assert not stale_batch_norms({**STALE, **change})
-    assert not stale_batch_norms({})
+    assert not wrong_statistics({**STALE, **change})
+    assert not wrong_statistics({})
+
+
+def test_one_cause_of_a_bad_original_is_named() -> None:
+    scale = tried(0.4, 0.9)
+    assert "batch norms" in about_original(ACCURACY, scale, STALE)[0].text
+    assert "preprocessing" in about_original(ACCURACY, scale, {**STALE, "others": 0.1})[0].text
+    assert "batch norms" in about_original(ACCURACY, tried(0.4, 0.3), {**STALE, "others": 0.1})[0].text
+    assert "preprocessing" in about_original(ACCURACY, scale, {})[0].text
+    assert not about_original(ACCURACY, {}, {})
