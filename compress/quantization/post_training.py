@@ -146,7 +146,7 @@ def _by_plan(
         if not search.simulation_agrees():
             warning = "the simulation differs from the .tflite file: the search was repeated with files"
             note(warning)
-            search = Search(canonical, samples, held_out, settings.io, file_outputs, judge)
+            search = search.restarted(file_outputs)
             _search(search, network, settings, note)
             search.warnings.append(warning)
     for warning in search.warnings:

@@ -8,6 +8,7 @@ every channel of it is the original one divided by its factor.
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -131,6 +132,17 @@ class Search:
         self._channels = equalization.follow(self.network, relu6=True)
         self._seen: _Seen | None = None
         self._best: _Candidate | None = None
+        self._statistics: dict[tuple[Any, ...], Statistics] = {}
+        self._all_samples = self.samples
+
+    def restarted(self, as_file: FileOutputs) -> Search:
+        """Return the search without its trials, which compares files; the simulation and the statistics stay."""
+        search = copy.copy(self)
+        search.as_file = as_file
+        search.samples = search.ordinary = self._all_samples
+        search.trials, search.skipped, search.warnings = [], [], []
+        search._seen = search._best = None
+        return search
 
     def apply(self, plan: QuantizationPlan) -> None:
         """Take a finished plan.
@@ -163,7 +175,13 @@ class Search:
         self._seen = _Seen(ordinary if any(kept) else everything, factors)
 
     def _collected(self, factors: Factors, samples: Samples, methods: Sequence[str]) -> Statistics:
-        """Collect what range methods and equalization need of the network with some factors."""
+        """Collect what range methods and equalization need of the network with some factors, once."""
+        key = (len(samples), tuple(sorted(factors.items())), tuple(methods))
+        if key not in self._statistics:
+            self._statistics[key] = self._newly_collected(factors, samples, methods)
+        return self._statistics[key]
+
+    def _newly_collected(self, factors: Factors, samples: Samples, methods: Sequence[str]) -> Statistics:
         network = equalization.applied(self.network, factors)
         histograms = not WITHOUT_HISTOGRAMS.issuperset(methods)
         by_channel = equalization.observed_tensors(network, self._channels)
