@@ -109,6 +109,17 @@ def test_arrays_by_name_and_by_shape(keras: Any, tmp_path: Path) -> None:
         compress.export(tmp_path / "two.keras", calibrate=tmp_path / "other.npz", out=tmp_path / "out")
 
 
+def test_clips_of_several_pictures(keras: Any, tmp_path: Path) -> None:
+    layers = keras.layers
+    clip = keras.Input((4, 12, 12, 3))
+    x = layers.TimeDistributed(layers.Conv2D(4, 3, activation="relu"))(clip)
+    x = layers.GRU(4)(layers.TimeDistributed(layers.GlobalAveragePooling2D())(x))
+    keras.Model(clip, layers.Dense(3)(x)).save(tmp_path / "clips.keras")
+    result = compress.export(tmp_path / "clips.keras", out=tmp_path / "out")
+    assert result.facts["outputs"][0]["shape"] == [3]
+    assert result.facts["placement"]["mapped"] > 0
+
+
 def test_a_quantized_file_is_packed_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "model.tflite").write_bytes(tiny.classifier())
     result = compress.export(tmp_path / "model.tflite", out=tmp_path / "out")

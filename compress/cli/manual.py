@@ -130,7 +130,7 @@ def schema() -> dict[str, Any]:
         "title": "Coralline pipeline",
         "type": "object",
         "additionalProperties": False,
-        "required": ["schema_version", "name", "model", "data", "stages"],
+        "required": ["schema_version", "name", "model", "stages"],
         "properties": properties,
         "$defs": definitions,
     }

@@ -50,6 +50,8 @@ class Alternative:
 
 def alternatives(samples: NDArray[np.float32]) -> list[Alternative]:
     """Return what samples [n, ...] could be instead: of another range, or with another order of the channels."""
+    if samples.ndim > 4:  # preprocessing is for images and series
+        return []
     return [*_other_ranges(samples), *_of_images(samples)]
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.data.alternatives import RANGES
 from compress.errors import DataError, ModelError
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ CHANNELS = (1, 3)
 RANDOM_SAMPLES = 128
 LOOKED_AT = 32
 """Number of samples by which the range of the inputs is chosen."""
-RANGES = ((0.0, 1.0), (-1.0, 1.0), (0.0, 255.0))
-"""Ranges of pixels that trained models expect, the most frequent one first."""
 OTHER_RANGES = ((-1.0, 1.0), (0.0, 1.0), (-3.0, 3.0), (-10.0, 10.0), (-30.0, 30.0), (-100.0, 100.0))
 """Ranges of random samples for models of other inputs, such as features of sound."""
 

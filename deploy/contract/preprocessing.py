@@ -235,7 +235,8 @@ class Preprocessing:
         Raises:
             PreprocessingError: the sample's shape or type does not fit.
         """
-        if sample.ndim not in (1, 2, 3) or sample.dtype.kind not in "uifb" or 0 in sample.shape:
+        has_rank = 1 <= sample.ndim <= 3 or (sample.ndim > 3 and not self._steps)
+        if not has_rank or sample.dtype.kind not in "uifb" or 0 in sample.shape:
             raise PreprocessingError(
                 "a sample must be numbers [height, width, channels], or a sound [samples], not %s %r"
                 % (sample.dtype, sample.shape)
