@@ -35,9 +35,12 @@ Samples = NDArray[np.float32]
 Outputs = NDArray[np.float32]
 Step = Literal["plan", "ranges", "equalization", "bias", "rounding"]
 Factors = Mapping[str, tuple[float, ...]]
+Energies = NDArray[np.float64]
 FileOutputs = Callable[[bytes, Samples], Outputs]
 """The outputs of a .tflite file: [n, outputs]."""
 
+MAX_OUTPUT_LOSS_DB = 0.5
+"""Largest loss of one output of several, for a gain of the others."""
 MIN_GAIN_DB = 0.1
 """Smallest improvement that justifies a change of the plan."""
 SIGNIFICANT = 2.0
@@ -355,7 +358,12 @@ class Search:
             content=content,
             snr_db=np.concatenate([candidate.snr_db, self.judge.snr_db(expected, outputs)]),
             agreement=np.concatenate([candidate.agreement, self.judge.same(expected, outputs)]),
+            energies=_joined(candidate.energies, self.judge.energies(expected, outputs)),
         )
+
+
+def _joined(first: Energies | None, second: Energies | None) -> Energies | None:
+    return second if first is None or second is None else np.concatenate([first, second])
 
 
 @dataclass(frozen=True)
@@ -381,6 +389,7 @@ class _Candidate:
         content: its file, if it was converted.
         snr_db: signal-to-noise ratio of each sample.
         agreement: agreement of each sample, from 0 to 1.
+        energies: the energy of the error of each sample and output [n, outputs]; None to compare by `snr_db`.
     """
 
     plan: QuantizationPlan
@@ -388,12 +397,15 @@ class _Candidate:
     content: bytes | None = None
     snr_db: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     agreement: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    energies: Energies | None = None
 
     def gain(self, other: _Candidate) -> _Gain:
         """Return the gain over another candidate, on the samples that both were run on."""
         count = min(len(self.agreement), len(other.agreement))
         if count == 0:
             return _Gain(0.0, np.inf)
+        if self.energies is not None and other.energies is not None:
+            return _gain_of_energies(self.energies[:count], other.energies[:count])
         differences = self.snr_db[:count] - other.snr_db[:count]
         error = float(differences.std(ddof=1) / np.sqrt(count)) if count > 1 else 0.0
         return _Gain(float(differences.mean()), error)
@@ -415,6 +427,24 @@ class _Gain:
     def is_possible(self) -> bool:
         """Return whether more samples may show that it is significant."""
         return self.mean + SIGNIFICANT * self.error > MIN_GAIN_DB
+
+
+def _gain_of_energies(energies: Energies, other: Energies) -> _Gain:
+    """Return the gain in the ratio of the summed energies, averaged over outputs; its error by the jackknife.
+
+    If one output loses much, its loss: no output pays for the others.
+    """
+    total, other_total = energies.sum(axis=0), other.sum(axis=0)
+    gains = 10 * np.log10(other_total / total)
+    if gains.min() < -MAX_OUTPUT_LOSS_DB:
+        return _Gain(float(gains.min()), 0.0)
+    gain = float(gains.mean())
+    count = len(energies)
+    if count < 2:
+        return _Gain(gain, 0.0)
+    # Source: Efron and Stein, The Jackknife Estimate of Variance, 1981.
+    without = np.mean(10 * np.log10((other_total - other) / (total - energies)), axis=1)
+    return _Gain(gain, float(np.sqrt((count - 1) / count * ((without - without.mean()) ** 2).sum())))
 
 
 def _are_equal(first: QuantizationPlan, second: QuantizationPlan) -> bool:

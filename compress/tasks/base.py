@@ -144,6 +144,15 @@ class Judge(Protocol):
     def same(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
         """Return the agreement of both models on each sample, from 0 to 1."""
 
+    def energies(self, expected: Rows, actual: Rows) -> NDArray[np.float64] | None:
+        """Return the energy of the error of each sample and output: [n, outputs], positive.
+
+        Candidates are compared by the sums of these energies over the samples, so that a large error in one sample
+        counts. None: they are compared by the mean of `snr_db`, where all samples count the same.
+        """
+        del expected, actual
+        return None
+
 
 @dataclass(frozen=True)
 class ModelOutputs:

@@ -19,6 +19,7 @@ from compress.tasks.base import (
     DistillationTerms,
     EvaluationMembers,
     Head,
+    Judge,
     ModelOutputs,
     Quality,
     Rows,
@@ -174,7 +175,7 @@ def _decoupled(expected: Any, scores: Any, labels: Any, weights: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class ByClass:
+class ByClass(Judge):
     """The comparison of two classifiers: all scores, and the largest one.
 
     Attributes:

@@ -25,6 +25,7 @@ from compress.tasks.base import (
     DistillationTerms,
     EvaluationMembers,
     Head,
+    Judge,
     Location,
     ModelOutputs,
     RandomChanges,
@@ -131,7 +132,7 @@ class DetectionHead(Head):
 
 
 @dataclass(frozen=True)
-class ByObjects:
+class ByObjects(Judge):
     """The comparison of two detectors: the scores, the boxes of likely anchors, and the objects that are found.
 
     Attributes:

@@ -23,6 +23,7 @@ from compress.tasks.base import (
     DistillationTerms,
     EvaluationMembers,
     Head,
+    Judge,
     ModelOutputs,
     Quality,
     Rows,
@@ -245,7 +246,7 @@ def _pairs(first: Rows, second: Rows) -> Iterator[tuple[Rows, Rows]]:
 
 
 @dataclass(frozen=True)
-class ByValue:
+class ByValue(Judge):
     """The comparison of two models by all their values.
 
     Attributes:

@@ -54,6 +54,16 @@ class OutputForm:
         likely = ops.clip(values, SMALLEST_PROBABILITY, 1 - SMALLEST_PROBABILITY)
         return ops.log(likely) - (ops.log(1 - likely) if self.form == "sigmoid" else 0.0)
 
+    def values(self, values: NDArray[Any], *, logits: bool) -> NDArray[np.float64]:
+        """Return the values of this output [n, *shape] as the model puts them out: logits become probabilities."""
+        numbers = np.asarray(values, np.float64)
+        if not logits or self.form == "values":
+            return numbers
+        if self.form == "sigmoid":
+            return np.asarray(1 / (1 + np.exp(-np.clip(numbers, -80, 80))))
+        powers = np.exp(numbers - numbers.max(axis=-1, keepdims=True))
+        return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
+
     def divergence(self, expected: Any, actual: Any, temperature: float = 1.0) -> Any:
         """Return the distance of one model's output from another's, for each sample [n]; 0 where they are equal.
 

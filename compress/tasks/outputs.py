@@ -118,6 +118,12 @@ class OutputsHead(Head):
         return [ops.reshape(part, (-1, *output.shape)) for part, output in zip(parts, self.outputs, strict=True)]
 
 
+OUTPUT_STEP = 1 / 256
+"""Step of 8-bit probabilities."""
+SMALLEST_ENERGY = 1e-12
+"""Energy of an error, relative to the variance of the output, below which errors do not count."""
+
+
 @dataclass(frozen=True)
 class ByOutput(Judge):
     """The comparison of two models output by output.
@@ -135,6 +141,17 @@ class ByOutput(Judge):
         layout = layout_of(self.outputs)
         ratios = [snr_db(*pair) for pair in zip(layout.parts(expected), layout.parts(actual), strict=True)]
         return np.asarray(np.mean(ratios, axis=0))
+
+    def energies(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
+        """Return the energy of the error of each sample and output, in probabilities or plain numbers: [n, outputs]."""
+        layout = layout_of(self.outputs)
+        columns = []
+        for output, *pair in zip(self.outputs, layout.split(expected), layout.split(actual), strict=True):
+            before, after = (output.values(values, logits=self.as_logits) for values in pair)
+            rounding = 0.0 if output.form == "values" else OUTPUT_STEP**2 / 12
+            errors = ((after - before) ** 2).reshape(len(before), -1).mean(axis=1)
+            columns.append(errors + rounding + SMALLEST_ENERGY * output.deviation**2)
+        return np.stack(columns, axis=1)
 
     def same(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
         """Return the mean over the outputs of the share of equal decisions."""

@@ -33,7 +33,7 @@ from compress.quantization.quantizer_placement import without_softmax
 from compress.quantization.search import Search, file_outputs
 from compress.quantization.simulation import Simulation
 from compress.stages.quantize import Quantize
-from compress.tasks.base import snr_db
+from compress.tasks.base import Judge, snr_db
 from compress.tflite import graph
 
 pytestmark = pytest.mark.tensorflow
@@ -532,3 +532,29 @@ def test_a_learnt_rounding_is_in_the_file(keras: Any, tmp_path: Path) -> None:
     parsed = graph.parse(export.convert(net, changed))
     stored = [each.array() for each in parsed.tensors if each.is_constant and len(each.shape) == 4]
     assert any(np.array_equal(np.moveaxis(np.rint(wanted), -1, 0), codes) for codes in stored)
+
+
+class ByTwoOutputs(Judge):
+    """Two outputs whose errors are smaller by given gains in dB, in all samples: one pair for each comparison."""
+
+    def __init__(self, *gains: tuple[float, float]) -> None:
+        self.gains = list(gains)
+
+    def snr_db(self, expected: Any, actual: Any) -> Any:
+        return np.zeros(len(expected))
+
+    def same(self, expected: Any, actual: Any) -> Any:
+        return np.ones(len(expected))
+
+    def energies(self, expected: Any, actual: Any) -> Any:
+        first, second = self.gains.pop(0)
+        return np.tile([10 ** (-first / 10), 10 ** (-second / 10)], (len(expected), 1))
+
+
+@pytest.mark.parametrize(("gain", "kept"), [((3.0, 3.0), "mse"), ((3.0, -0.4), "mse"), ((9.0, -0.6), "minmax")])
+def test_no_output_pays_for_the_gain_of_others(keras: Any, gain: tuple[float, float], kept: str) -> None:
+    image = keras.Input((12, 12, 3))
+    net = canonical(keras_graph.read(keras.Model(image, keras.layers.Conv2D(4, 3)(image))))
+    search = Search(net, images(8), images(8), judge=ByTwoOutputs((0.0, 0.0), gain))
+    search.ranges(["minmax", "mse"])
+    assert search.range_method == kept

@@ -12,7 +12,8 @@ import tiny
 from compress.errors import StageError
 from compress.pipeline.runner import run
 from compress.pipeline.schema import load
-from compress.tasks.outputs import OutputsTask
+from compress.tasks.output_forms import OutputForm
+from compress.tasks.outputs import ByOutput, OutputsTask
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras, when it saves
 
@@ -139,3 +140,22 @@ def test_names_that_do_not_fit_the_outputs(shape: list[int], count: int) -> None
     output = {"name": "out", "shape": shape, "form": "values", "deviation": 1.0}
     with pytest.raises(StageError, match=r"package.labels has 3 names, and the outputs are out \["):
         OutputsTask().manifest({"outputs": [output] * count}, ["a", "b", "c"])
+
+
+def test_the_energy_of_errors_is_that_of_the_outputs_themselves() -> None:
+    forms = tuple(OutputForm(form, (2,), form, 2.0) for form in ("softmax", "sigmoid", "values"))
+    logits = np.array([[1.0, 3.0, -2.0, 0.5, 4.0, 5.0]])
+    other = logits + np.array([[0.0, 1.0, 0.0, 1.0, 0.0, 1.0]])
+
+    def probabilities(rows: Any) -> Any:
+        powers = np.exp(rows[:, :2])
+        return np.concatenate(
+            [powers / powers.sum(axis=1, keepdims=True), 1 / (1 + np.exp(-rows[:, 2:4])), rows[:, 4:]], axis=1
+        )
+
+    as_logits = ByOutput(forms, as_logits=True).energies(logits, other)
+    as_outputs = ByOutput(forms, as_logits=False).energies(probabilities(logits), probabilities(other))
+    np.testing.assert_allclose(as_logits, as_outputs, rtol=1e-6)
+    assert as_logits.shape == (1, 3)
+    assert as_logits[0, 2] == pytest.approx(0.5)
+    assert ByOutput(forms, as_logits=True).energies(logits, logits)[0, 0] == pytest.approx((1 / 256) ** 2 / 12, rel=1e-4)
