@@ -158,4 +158,5 @@ def test_the_energy_of_errors_is_that_of_the_outputs_themselves() -> None:
     np.testing.assert_allclose(as_logits, as_outputs, rtol=1e-6)
     assert as_logits.shape == (1, 3)
     assert as_logits[0, 2] == pytest.approx(0.5)
-    assert ByOutput(forms, as_logits=True).energies(logits, logits)[0, 0] == pytest.approx((1 / 256) ** 2 / 12, rel=1e-4)
+    equal = ByOutput(forms, as_logits=True).energies(logits, logits)
+    assert equal[0, 0] == pytest.approx((1 / 256) ** 2 / 12, rel=1e-4)
