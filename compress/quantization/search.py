@@ -69,8 +69,9 @@ class Trial:
         step: the kind of change.
         choice: the change.
         samples: held-out samples that it was run on.
-        snr_db: mean over the samples of the logits' signal-to-noise ratio against the float model.
-        agreement: share of the samples with the same largest output; of a detector, of the objects that both find.
+        snr_db: mean over the samples that all candidates were run on of the logits' signal-to-noise ratio against the
+            float model.
+        agreement: share of these samples with the same largest output; of a detector, of the objects that both find.
         kept: whether it is in the plan.
         measured_on: what computed its outputs.
     """
@@ -135,6 +136,7 @@ class Search:
         self._channels = equalization.follow(self.network, relu6=True)
         self._seen: _Seen | None = None
         self._best: _Candidate | None = None
+        self._tried: list[_Candidate] = []
         self._statistics: dict[tuple[Any, ...], Statistics] = {}
         self._all_samples = self.samples
 
@@ -143,7 +145,7 @@ class Search:
         search = copy.copy(self)
         search.as_file = as_file
         search.samples = search.ordinary = self._all_samples
-        search.trials, search.skipped, search.warnings = [], [], []
+        search.trials, search._tried, search.skipped, search.warnings = [], [], [], []
         search._seen = search._best = None
         return search
 
@@ -326,19 +328,23 @@ class Search:
         if kept:
             self.trials = [replace(trial, kept=False) if trial.step == step else trial for trial in self.trials]
             self._best = candidate
-        self.trials.append(self._trial(step, choice, candidate, kept))
+        self._tried.append(candidate)
+        measured_on: Literal["simulation", "file"] = "simulation" if self.as_file is None else "file"
+        self.trials.append(Trial(step, choice, len(candidate.agreement), 0.0, 0.0, kept, measured_on))
+        self._compare_trials()
         return kept
 
-    def _trial(self, step: Step, choice: str, candidate: _Candidate, kept: bool) -> Trial:
-        return Trial(
-            step,
-            choice,
-            len(candidate.agreement),
-            round(float(candidate.snr_db.mean()), 2),
-            round(float(candidate.agreement.mean()), 4),
-            kept,
-            "simulation" if self.as_file is None else "file",
-        )
+    def _compare_trials(self) -> None:
+        """Give all trials their measurements on the samples that all of them were run on."""
+        count = min(len(candidate.agreement) for candidate in self._tried)
+        self.trials = [
+            replace(
+                trial,
+                snr_db=round(float(candidate.snr_db[:count].mean()), 2),
+                agreement=round(float(candidate.agreement[:count].mean()), 4),
+            )
+            for trial, candidate in zip(self.trials, self._tried, strict=True)
+        ]
 
     def _run(self, candidate: _Candidate, count: int) -> _Candidate:
         """Run a candidate on the first `count` held-out samples; those that it ran on before are not repeated."""

@@ -110,7 +110,7 @@ def _candidates(facts: QuantizationFacts) -> Iterator[Block]:
         )
         for trial in facts.tried[:MAX_TRIALS]
     ]
-    caption = "Candidates, as int8 files or simulations, were compared with the float model on held-out samples."
+    caption = "Candidates, as int8 files or simulations, were compared with the float model on the same samples."
     yield Heading("Candidates")
     yield Table(("Step", "Signal-to-noise ratio", "Agreement", "Outcome"), rows, caption)
     for row in facts.not_tried[:MAX_TRIALS]:

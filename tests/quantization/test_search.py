@@ -428,6 +428,8 @@ def test_what_few_samples_do_not_decide_is_run_on_all(keras: Any, monkeypatch: p
         ("mse", 64),
         ("entropy", 16),
     ]
+    first = [float(snr_db(wanted[:16], (wanted + wrong[trial.choice] * noise)[:16]).mean()) for trial in search.trials]
+    assert [trial.snr_db for trial in search.trials] == pytest.approx(first, abs=0.02)  # on the samples of all
     assert ran == [16, 16, 16, 48, 48, 16]
     assert search.range_method == "entropy"
     assert json.loads(json.dumps(search.to_json())) == search.to_json()
@@ -553,8 +555,7 @@ class ByTwoOutputs(Judge):
 
 @pytest.mark.parametrize(("gain", "kept"), [((3.0, 3.0), "mse"), ((3.0, -0.4), "mse"), ((9.0, -0.6), "minmax")])
 def test_no_output_pays_for_the_gain_of_others(keras: Any, gain: tuple[float, float], kept: str) -> None:
-    image = keras.Input((12, 12, 3))
-    net = canonical(keras_graph.read(keras.Model(image, keras.layers.Conv2D(4, 3)(image))))
+    net = folded(keras, networks.plain)
     search = Search(net, images(8), images(8), judge=ByTwoOutputs((0.0, 0.0), gain))
     search.ranges(["minmax", "mse"])
     assert search.range_method == kept
