@@ -7,7 +7,7 @@ The importers of a format are imported when a file of that format is read: most 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -184,7 +184,18 @@ def _read_keras(path: Path) -> ModelFile:
     scan = keras_file.scan(path)
     description = "Keras HDF5 file" if scan.format == "h5" else "Keras archive"
     producer = f"Keras {scan.keras_version}" if scan.keras_version else ""
-    return ModelFile(path, "keras", description, producer, "keras", scan, scan.unsupported, scan.untrusted)
+    notes = _state_notes(scan.stateful)
+    return ModelFile(path, "keras", description, producer, "keras", scan, scan.unsupported, scan.untrusted, notes)
+
+
+def _state_notes(stateful: Sequence[str]) -> tuple[str, ...]:
+    if not stateful:
+        return ()
+    layers = ", ".join(map(repr, stateful))
+    return (
+        f"the layers {layers} keep their state between calls (stateful): the states become inputs and outputs of the "
+        "model, to be fed back after each call",
+    )
 
 
 def _read_tflite(path: Path) -> ModelFile:
@@ -224,6 +235,7 @@ def _read_onnx(path: Path, shapes: Shapes) -> ModelFile:
 
 
 def _read_saved_model(path: Path, signature: str | None) -> ModelFile:
+    from compress.importers.keras.keras_config import stateful_layers
     from compress.importers.saved_model import saved_model_folder
 
     content = saved_model_folder.read(path)
@@ -243,6 +255,7 @@ def _read_saved_model(path: Path, signature: str | None) -> ModelFile:
         content,
         content.judged.unsupported,
         content.judged.untrusted,
+        _state_notes(stateful_layers(content.config)),
     )
 
 

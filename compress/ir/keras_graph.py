@@ -243,11 +243,12 @@ def read(model: Any) -> Network:
     library = keras()
     functional = _functional(model)
     config = functional.get_config()
+    used = {node for depth in functional._nodes_by_depth.values() for node in depth}
     operations = {operation.name: operation for operation in functional.operations}
     layers, shapes = {}, {}
     for entry in config["layers"]:
         live = operations[entry["name"]]
-        nodes = _nodes(live, functional)
+        nodes = [node.output_tensors for node in live._inbound_nodes if node in used]
         layers[entry["name"]] = _layer(entry, live, nodes)
         for call, node in enumerate(nodes):
             for output, tensor in enumerate(node):
@@ -265,12 +266,6 @@ def read(model: Any) -> Network:
         if isinstance(live, library.Model) and entry["name"] in network.layers:
             network = inlined(network, entry["name"], read(live))
     return network
-
-
-def _nodes(live: Any, functional: Any) -> list[list[Any]]:
-    """Return the output tensors of each call of a layer that belongs to this model."""
-    used = {node for depth in functional._nodes_by_depth.values() for node in depth}
-    return [node.output_tensors for node in live._inbound_nodes if node in used]
 
 
 def _layer(entry: dict[str, Any], live: Any, nodes: list[list[Any]]) -> Layer:
@@ -341,17 +336,8 @@ def build(network: Network) -> Any:
     Raises:
         ModelError: Keras cannot build the model, or a layer does not take its weights.
     """
-    library = keras()
-    config = {
-        "name": network.name,
-        "trainable": True,
-        # Keras repeats its pass over the list while a call waits for another; in order, one pass is enough.
-        "layers": [_entry(layer) for layer in _in_order(network)],
-        "input_layers": keras_references(network.inputs),
-        "output_layers": keras_references(network.outputs),
-    }
     try:
-        model = library.Model.from_config(config)
+        model = _connected(network)
         operations = {operation.name: operation for operation in model.operations}
         for layer in network.layers.values():
             if layer.weights:
@@ -374,34 +360,36 @@ def with_input_shape(model: Any, shape: Sequence[int]) -> Any:
     return build(replace(network, layers={**network.layers, entrance.name: fixed}))
 
 
-def _in_order(network: Network) -> list[Layer]:
-    """Return the layers in the order of their first calls."""
-    return list({layer.name: layer for layer, _ in network.in_order()}.values())
+def _connected(network: Network) -> Any:
+    """Return the Keras model with the weights that Keras creates.
+
+    `Model.from_config` would repeat its pass over all layers once for each call of a shared layer that has to wait.
+    """
+    library = keras()
+    operations: dict[str, Any] = {}
+    tensors: dict[LayerOutput, Any] = {}
+    for layer, call in network.in_order():
+        if layer.name not in operations:
+            # A copy: Keras removes some settings from its argument.
+            entry = {**copy.deepcopy(dict(layer.entry)), "name": layer.name}
+            operations[layer.name] = library.saving.deserialize_keras_object(entry)
+        operation = operations[layer.name]
+        if layer.calls:
+            arguments = _with_values(layer.calls[call], tensors)
+            outputs = library.tree.flatten(operation(*arguments["args"], **arguments["kwargs"]))
+        else:
+            outputs = [operation.output]
+        tensors.update({LayerOutput(layer.name, call, number): output for number, output in enumerate(outputs)})
+    inputs, outputs = _with_values(network.inputs, tensors), _with_values(network.outputs, tensors)
+    return library.Model(inputs, outputs, name=network.name)
 
 
-def _entry(layer: Layer) -> dict[str, Any]:
-    calls = [_without_tensors(call) for call in layer.calls]
-    # A copy: Keras removes some settings from its argument.
-    return {**copy.deepcopy(dict(layer.entry)), "name": layer.name, "inbound_nodes": calls}
-
-
-def _without_tensors(value: Any) -> Any:
-    if isinstance(value, LayerOutput):
-        history = [value.layer, value.call, value.output]
-        # Keras looks the tensor up by its history; shape and dtype only have to be valid.
-        config = {"shape": [None], "dtype": "float32", "keras_history": history}
-        return {"class_name": "__keras_tensor__", "config": config}
-    if isinstance(value, dict):
-        return {name: _without_tensors(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_tensors(item) for item in value]
-    return value
-
-
-def keras_references(structure: Any) -> Any:
-    """Return a structure of `LayerOutput` in Keras' form."""
+def _with_values(structure: Any, tensors: Mapping[LayerOutput, Any]) -> Any:
+    """Return the arguments of a call with their tensors, and with Keras' serialized objects loaded."""
     if isinstance(structure, LayerOutput):
-        return [structure.layer, structure.call, structure.output]
-    if isinstance(structure, dict):
-        return {name: keras_references(item) for name, item in structure.items()}
-    return [keras_references(item) for item in structure]
+        return tensors[structure]
+    if isinstance(structure, dict) and "class_name" not in structure:
+        return {name: _with_values(item, tensors) for name, item in structure.items()}
+    if isinstance(structure, list | tuple):
+        return type(structure)(_with_values(item, tensors) for item in structure)
+    return keras().saving.deserialize_keras_object(structure)

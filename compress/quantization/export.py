@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from compress.errors import ModelError, StageError
 from compress.ir.keras_graph import Layer, LayerOutput, Network, build
 from compress.ir.layer_specs import spec_of
+from compress.ir.passes.decompose import reason_to_stay
 from compress.ir.tensorflow import split_inputs
 from compress.quantization import adaround, bias_correction, equalization, fake_quantization, quantizer_placement
 from compress.quantization.plan import QuantizationPlan, on_grid, unpacked
@@ -135,11 +136,11 @@ def refuse_float(content: bytes, network: Network | None = None) -> bytes:
     loops = [name for name, kind in left.items() if kind == LOOP]
     if left:
         layers = _layers_of(loops or list(left), network) if network else []
-        inside = f" in {', '.join(layers)}" if layers else ""
+        inside = f" in {', '.join(_described(layer, network) for layer in layers)}" if network and layers else ""
         if loops:
             raise StageError(
                 f"{LOOP}{inside} has no 8-bit form",
-                hint="give recurrent layers `unroll=True`, or replace the layers with a loop",
+                hint="save the model without masks and with at most 256 time steps, or replace the layers with a loop",
             )
         shown = "; ".join(f"{kind} ({name})" for name, kind in list(left.items())[:5])
         raise FloatOperatorsError(
@@ -149,12 +150,17 @@ def refuse_float(content: bytes, network: Network | None = None) -> bytes:
     return content
 
 
-def _layers_of(tensors: list[str], network: Network) -> list[str]:
-    """Return the kinds and names of the layers that compute some tensors. TensorFlow appends a number to names."""
+def _layers_of(tensors: list[str], network: Network) -> list[Layer]:
+    """Return the layers that compute some tensors. TensorFlow appends a number to names."""
     parts = [part for name in tensors for path in name.split(";") for part in path.split("/")]
     named = [short if (short := re.sub(r"_\d+$", "", part)) in network.layers else part for part in parts]
-    layers = [network.layers[name] for name in dict.fromkeys(named) if name in network.layers]
-    return [f"{layer.kind} {layer.name!r}" for layer in layers]
+    return [network.layers[name] for name in dict.fromkeys(named) if name in network.layers]
+
+
+def _described(layer: Layer, network: Network) -> str:
+    """Return the kind and the name of a layer, and why it is not unrolled if it is recurrent."""
+    reason = reason_to_stay(network, layer.name)
+    return f"{layer.kind} {layer.name!r}" + (f" ({reason})" if reason else "")
 
 
 def convert_calibrated(model: Any, samples: NDArray[np.float32], io: InputType = "int8") -> bytes:

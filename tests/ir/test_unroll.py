@@ -10,10 +10,11 @@ import pytest
 
 from compress.ir import keras_graph
 from compress.ir.passes import unroll
+from compress.ir.passes.decompose import reason_to_stay
 from compress.ir.passes.fold import canonical
 
 pytestmark = pytest.mark.tensorflow
-RECURRENT = {"LSTM", "GRU", "SimpleRNN", "Bidirectional", "RNN", "TimeDistributed"}
+RECURRENT = {"LSTM", "GRU", "SimpleRNN", "ConvLSTM2D", "Bidirectional", "RNN", "TimeDistributed"}
 Part = Callable[[Any, Any], Any]
 
 
@@ -24,6 +25,11 @@ def model(keras: Any, part: Part) -> Any:
     generator = np.random.default_rng(0)
     made.set_weights([each + 0.2 * generator.standard_normal(each.shape) for each in made.get_weights()])
     return made
+
+
+def maps(layers: Any, x: Any) -> Any:
+    """Three maps of the 18 values of a sample."""
+    return layers.Reshape((3, 2, 3, 1))(x)
 
 
 def next_layer(kind: str, both: bool) -> Part:
@@ -77,6 +83,25 @@ CASES: dict[str, Part] = {
         layers.Reshape((3, 2, 3))(x)
     ),
     "batch norm at each step": lambda layers, x: layers.TimeDistributed(layers.BatchNormalization())(x),
+    "convolution of each map": lambda layers, x: layers.TimeDistributed(layers.Conv2D(4, 2, activation="relu"))(
+        maps(layers, x)
+    ),
+    "separable convolution of each map": lambda layers, x: layers.TimeDistributed(
+        layers.SeparableConv2D(4, 2, activation="relu")
+    )(maps(layers, x)),
+    "decisions at each step": lambda layers, x: layers.TimeDistributed(layers.Dense(3, activation="softmax"))(
+        layers.Bidirectional(layers.GRU(3, return_sequences=True))(x)
+    ),
+    "relu backwards": lambda layers, x: layers.SimpleRNN(
+        4, activation="relu", go_backwards=True, return_sequences=True, return_state=True
+    )(x),
+    "convolutions": lambda layers, x: layers.ConvLSTM2D(4, 2, padding="same", return_state=True)(maps(layers, x)),
+    "strided convolutions": lambda layers, x: layers.ConvLSTM2D(
+        4, 2, strides=(2, 1), use_bias=False, go_backwards=True, return_sequences=True
+    )(maps(layers, x)),
+    "convolutions in both directions": lambda layers, x: layers.Bidirectional(
+        layers.ConvLSTM2D(2, 2, dilation_rate=(1, 2), return_sequences=True)
+    )(maps(layers, x)),
     "bidirectional states": lambda layers, x: layers.Bidirectional(layers.GRU(4, return_state=True))(x),
     "other layer backwards": lambda layers, x: layers.Bidirectional(
         layers.LSTM(4), backward_layer=layers.GRU(4, go_backwards=True)
@@ -105,20 +130,34 @@ def test_unrolled_layers_compute_the_same(keras: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "part",
+    ("part", "reason"),
     [
-        lambda layers, x: layers.LSTM(4)(layers.Masking()(x)),
-        lambda layers, x: layers.Bidirectional(layers.ConvLSTM1D(2, 1))(layers.Reshape((6, 3, 1))(x)),
+        (lambda layers, x: layers.LSTM(4, name="r")(layers.Masking(name="m")(x)), "time steps that Masking 'm' masks"),
+        (
+            lambda layers, x: layers.GRU(4, name="r")(layers.Embedding(9, 2, mask_zero=True, name="e")(x[..., 0])),
+            "time steps that Embedding 'e' masks",
+        ),
+        (
+            lambda layers, x: layers.Bidirectional(layers.ConvLSTM1D(2, 1), name="r")(layers.Reshape((6, 3, 1))(x)),
+            "a layer of the kind ConvLSTM1D inside",
+        ),
+        (
+            lambda layers, x: layers.ConvLSTM2D(2, 1, name="r", data_format="channels_first")(maps(layers, x)),
+            "the channels first",
+        ),
+        (lambda layers, x: layers.LSTM(4, name="r", stateful=True)(x), "keeps its state between calls"),
     ],
-    ids=["masked", "another kind"],
+    ids=["masked", "masked words", "another kind", "channels first", "stateful"],
 )
-def test_layers_that_depend_on_more_than_their_inputs_stay(keras: Any, part: Part) -> None:
-    sequence = keras.Input((6, 3))
+def test_layers_that_depend_on_more_than_their_inputs_stay(keras: Any, part: Part, reason: str) -> None:
+    sequence = keras.Input((6, 3), batch_size=1)
     network = keras_graph.read(keras.Model(sequence, part(keras.layers, sequence)))
     assert RECURRENT & {layer.kind for layer in canonical(network).layers.values()}
+    assert reason in reason_to_stay(network, "r")
 
 
 def test_a_layer_of_too_many_time_steps_stays(keras: Any) -> None:
     sequence = keras.Input((unroll.MOST_STEPS + 1, 3))
-    network = keras_graph.read(keras.Model(sequence, keras.layers.GRU(2)(sequence)))
+    network = keras_graph.read(keras.Model(sequence, keras.layers.GRU(2, name="gru")(sequence)))
     assert canonical(network) == network
+    assert reason_to_stay(network, "gru") == "it has 257 time steps, and at most 256 are unrolled"

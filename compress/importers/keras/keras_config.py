@@ -182,6 +182,17 @@ def judged(config: dict[str, Any]) -> Judged:
     return Judged(tuple(dict.fromkeys(untrusted)), tuple(dict.fromkeys(unsupported)))
 
 
+def stateful_layers(config: Any) -> tuple[str, ...]:
+    """Return the names of the layers in a configuration that keep their state between calls."""
+    if isinstance(config, list):
+        return tuple(name for item in config for name in stateful_layers(item))
+    if not isinstance(config, dict):
+        return ()
+    if config.get("stateful") is True:
+        return (str(config.get("name")),)
+    return tuple(name for item in config.values() for name in stateful_layers(item))
+
+
 def _entered(value: dict[str, Any], place: _Place) -> _Place:
     """Return the position with the name and the calls of the layer that begins here, if one does."""
     inner, nodes = value.get("config"), value.get("inbound_nodes")

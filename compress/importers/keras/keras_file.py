@@ -30,6 +30,7 @@ from compress.importers.keras import hdf5_weights, keras2, keras2_weights, keras
 from compress.importers.keras.hdf5_weights import MAX_WEIGHTS_BYTES
 from compress.importers.keras.keras_config import MAX_DEPTH, loadable, shown
 from compress.ir import mixed_precision, tensorflow
+from compress.ir.passes.explicit_states import with_explicit_states
 
 if TYPE_CHECKING:
     import keras
@@ -64,6 +65,11 @@ class Scan:
     def from_keras2(self) -> bool:
         """Whether Keras 1 or 2 wrote the file, or an unknown version."""
         return not self.keras_version or self.keras_version.startswith(("1.", "2."))
+
+    @property
+    def stateful(self) -> tuple[str, ...]:
+        """The names of the layers that keep their state between calls."""
+        return keras_config.stateful_layers(self.config)
 
 
 def scan(path: Path) -> Scan:
@@ -132,14 +138,15 @@ def load_scanned(path: Path, scan: Scan, *, trust: bool, samples: Any = None) ->
             raise ModelError(f"Keras runs on {backend}", where="KERAS_BACKEND", allowed="tensorflow", hint="unset it")
         loadable_path = _prepared(path, scan, Path(folder))
         if scan.from_keras2:
-            return keras2.rebuild(_from_keras2(loadable_path, scan, trust), str(path), samples)
+            model, parity = keras2.rebuild(_from_keras2(loadable_path, scan, trust), str(path), samples)
+            return (with_explicit_states(model) if scan.stateful else model), parity
         with guarded_calls.bounded():
             model = tensorflow.keras().saving.load_model(loadable_path, compile=False, safe_mode=not trust)
             model = mixed_precision.single(model)
         guarded_calls.check_tensors(model)
     if not getattr(model, "inputs", None):
         raise ModelError("the model has no defined inputs", where=str(path), hint=keras2.INPUT)
-    return model, None
+    return (with_explicit_states(model) if scan.stateful else model), None
 
 
 def untrusted(path: Path, refused: Sequence[Refused]) -> UntrustedError:

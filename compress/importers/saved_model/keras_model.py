@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from compress.importers.common import guarded_calls
 from compress.importers.common.verification import Parity
 from compress.importers.keras import keras2, keras_file
+from compress.importers.keras.keras_config import stateful_layers
 from compress.importers.saved_model.saved_model_folder import WEIGHTS, Content
+from compress.ir.passes.explicit_states import with_explicit_states
 
 if TYPE_CHECKING:
     import keras
@@ -43,4 +45,5 @@ def load(content: Content, *, trust: bool, samples: Any = None) -> tuple[keras.M
         status = old.load_weights(str(content.path / WEIGHTS))
         if old.weights:
             status.assert_existing_objects_matched()
-        return keras2.rebuild(old, str(content.path), samples)
+        model, parity = keras2.rebuild(old, str(content.path), samples)
+        return (with_explicit_states(model) if stateful_layers(content.config) else model), parity

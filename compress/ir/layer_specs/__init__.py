@@ -45,6 +45,7 @@ FLIP = f.MovementSpec("Flip")
 LSTM = f.RecurrentSpec("LSTM")
 GRU = f.RecurrentSpec("GRU")
 SIMPLE_RNN = f.RecurrentSpec("SimpleRNN")
+CONV_LSTM_2D = f.RecurrentSpec("ConvLSTM2D")
 BIDIRECTIONAL = f.RecurrentWrapperSpec("Bidirectional")
 RNN = f.RecurrentWrapperSpec("RNN")
 TIME_DISTRIBUTED = f.RecurrentWrapperSpec("TimeDistributed")
@@ -90,7 +91,7 @@ _AUGMENTATIONS = (
 )
 _RECURRENT = (
     *("LSTMCell", "GRUCell", "SimpleRNNCell"),
-    *("ConvLSTM1D", "ConvLSTM2D", "ConvLSTM3D"),
+    *("ConvLSTM1D", "ConvLSTM3D"),
 )
 _LAYERS: tuple[LayerSpec, ...] = (
     *_convolutions(1),
@@ -100,7 +101,8 @@ _LAYERS: tuple[LayerSpec, ...] = (
     *(f.DropoutSpec(kind) for kind in ("Dropout", "GaussianDropout")),
     *(f.NoiseSpec(kind) for kind in ("GaussianNoise", "AlphaDropout")),
     *(f.AugmentationSpec(kind) for kind in _AUGMENTATIONS),
-    *(LSTM, GRU, SIMPLE_RNN, BIDIRECTIONAL, RNN, TIME_DISTRIBUTED, *(f.RecurrentSpec(kind) for kind in _RECURRENT)),
+    *(LSTM, GRU, SIMPLE_RNN, CONV_LSTM_2D, BIDIRECTIONAL, RNN, TIME_DISTRIBUTED),
+    *(f.RecurrentSpec(kind) for kind in _RECURRENT),
     *(f.MaskingSpec(kind) for kind in ("Masking", "Embedding")),
     *(INPUT, ACTIVATION, RELU, PRELU, DENSE, BATCH_NORM, LAYER_NORM, GROUP_NORM, UNIT_NORM, EINSUM_DENSE),
     *(NORMALIZATION, RESCALING, ADD, SUBTRACT, MULTIPLY, AVERAGE, MAXIMUM, MINIMUM, CONCATENATE, FLATTEN, RESHAPE),

@@ -33,6 +33,27 @@ EXACT_RELUS = (None, 6.0)
 
 def decomposed(network: Network, name: str) -> Network:
     """Return the network with one layer replaced by single steps, if the steps are known."""
+    try:
+        return _decomposed(network, name)
+    except unroll.NotUnrolledError:
+        return network
+
+
+def reason_to_stay(network: Network, name: str) -> str:
+    """Return why a recurrent layer is not replaced by single steps; empty if it would be, or is of another kind."""
+    try:
+        _decomposed(network, name)
+    except unroll.NotUnrolledError as error:
+        return str(error)
+    return ""
+
+
+def _decomposed(network: Network, name: str) -> Network:
+    """Return the network as in `decomposed`.
+
+    Raises:
+        NotUnrolledError: the layer is recurrent, and has to stay.
+    """
     layer = network.layers[name]
     spec = spec_of(layer)
     steps = STEPS_BY_FUNCTION.get(spec.activation(layer) or "") or STEPS_BY_KIND.get(spec)
@@ -40,9 +61,11 @@ def decomposed(network: Network, name: str) -> Network:
         return network
     library = keras()
     shapes = [[network.shapes[tensor] for tensor in layer.inputs(call)] for call in range(len(layer.calls))]
+    if spec.reads_masks:
+        _refuse_masks(network)
+        if None in shapes[0][0]:
+            raise unroll.NotUnrolledError(f"its input has the open shape {list(shapes[0][0])}")
     if any(others != shapes[0] for others in shapes) or any(None in shape for shape in shapes[0]):
-        return network
-    if spec.reads_masks and _has_masks(network):
         return network
     inputs = [library.Input(shape) for shape in shapes[0]]
     output = steps(layer, inputs)
@@ -51,9 +74,17 @@ def decomposed(network: Network, name: str) -> Network:
     return inlined(network, name, _named(read(library.Model(inputs, output))))
 
 
-def _has_masks(network: Network) -> bool:
-    """Whether a layer marks time steps that recurrent layers skip: Keras passes such masks on without a tensor."""
-    return any(spec_of(layer).masks(layer.config) for layer in network.layers.values())
+def _refuse_masks(network: Network) -> None:
+    """Refuse a network in which a layer marks time steps that recurrent layers skip.
+
+    Keras passes such masks on without a tensor: the marks depend on the values of the input, and so do the steps.
+
+    Raises:
+        NotUnrolledError: there is such a layer.
+    """
+    for layer in network.layers.values():
+        if spec_of(layer).masks(layer.config):
+            raise unroll.NotUnrolledError(f"it skips the time steps that {layer.kind} {layer.name!r} masks")
 
 
 def scale_and_shift(norm: Layer) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.ir.keras_graph import Layer, LayerOutput, Network, tensors_in
-from compress.ir.layer_specs import ACTIVATION, DENSE, LayerSpec, spec_of
+from compress.ir.layer_specs import ACTIVATION, DENSE, TIME_DISTRIBUTED, LayerSpec, spec_of
 from compress.ir.layer_specs.families import SeparableConvolutionSpec
 from compress.ir.passes.decompose import decomposed, gamma_and_beta, scale_and_shift
 
@@ -23,6 +23,7 @@ def canonical(network: Network) -> Network:
 
 def unfolded(network: Network) -> Network:
     """Return the same function in single steps, with all batch norms still there."""
+    network = _everywhere(_without_time_distributed, network)
     return _everywhere(_in_steps, split_activations(_everywhere(_split_separable, network)))
 
 
@@ -59,6 +60,11 @@ def folded_norms(network: Network) -> dict[str, tuple[NDArray[Any], NDArray[Any]
             channels = norm.weights[-1].shape
             parameters[layer.name] = np.broadcast_to(gamma, channels), np.broadcast_to(beta, channels)
     return parameters
+
+
+def _without_time_distributed(network: Network, name: str) -> Network:
+    """Call the layer inside a `TimeDistributed` at each step: it may have an activation, or be separable."""
+    return decomposed(network, name) if spec_of(network.layers[name]) == TIME_DISTRIBUTED else network
 
 
 def _in_steps(network: Network, name: str) -> Network:

@@ -31,7 +31,7 @@ States = list[Any]
 
 
 class NotUnrolledError(Exception):
-    """The layer cannot be unrolled."""
+    """The layer cannot be unrolled; the message is the reason, without the name of the layer."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class GateWeights:
     """The weights of one gate, or of the candidate state.
 
     Attributes:
-        kernel: of the input, [in, units].
-        recurrent: of the state, [units, units].
+        kernel: of the input, [in, units]; of a `ConvLSTM2D` [height, width, in, filters].
+        recurrent: of the state, [units, units] or [height, width, filters, filters].
         bias: of the sum.
         recurrent_bias: added to the product of the state only; None if it is part of `bias`.
     """
@@ -77,6 +77,26 @@ class UnrolledGate:
         return self.input(step) if state is None else keras().layers.Add()([self.input(step), self.dense(state)])
 
 
+class ConvolvedGate(UnrolledGate):
+    """The layers of one gate of a `ConvLSTM2D`, whose products are convolutions."""
+
+    def __init__(self, gate: GateWeights, sequence: Any, config: Mapping[str, Any]) -> None:
+        """Convolve the maps of all time steps."""
+        layers = keras().layers
+        *size, _, filters = gate.kernel.shape
+        settings = {name: config[name] for name in ("strides", "padding", "dilation_rate")}
+        convolution = layers.Conv2D(filters, size, **settings)
+        self.maps = [convolution(each) for each in time_steps(sequence)]
+        convolution.set_weights([gate.kernel, gate.bias])
+        self.dense = layers.Conv2D(filters, size, padding="same", use_bias=False)
+        self.dense.build(self.maps[0].shape)
+        self.dense.set_weights([gate.recurrent])
+
+    def input(self, step: int) -> Any:
+        """Return the convolved map of a time step."""
+        return self.maps[step]
+
+
 Step = Callable[[int, States], States]
 """(number of the time step, states before it) -> states after it; no states mean zeros."""
 
@@ -85,9 +105,15 @@ def _lstm(layer: Layer, sequence: Any) -> Step:
     layers = keras().layers
     inner, outer = _function(layer, "recurrent_activation"), _function(layer, "activation")
     kernel, recurrent, *bias = layer.weights
-    biases = bias[0] if bias else np.zeros(kernel.shape[1], np.float32)
+    biases = bias[0] if bias else np.zeros(kernel.shape[-1], np.float32)
     parts = zip(*(np.split(weights, 4, axis=-1) for weights in (kernel, recurrent, biases)), strict=True)
-    input_gate, forget_gate, candidate, output_gate = (UnrolledGate(GateWeights(*each), sequence) for each in parts)
+    weights_by_gate = [GateWeights(*each) for each in parts]
+    gates: list[UnrolledGate]
+    if specs.spec_of(layer) == specs.CONV_LSTM_2D:
+        gates = [ConvolvedGate(weights, sequence, layer.config) for weights in weights_by_gate]
+    else:
+        gates = [UnrolledGate(weights, sequence) for weights in weights_by_gate]
+    input_gate, forget_gate, candidate, output_gate = gates
 
     def step(number: int, states: States) -> States:
         hidden, cell = states or (None, None)
@@ -148,6 +174,7 @@ def _simple(layer: Layer, sequence: Any) -> Step:
 
 CELLS: Mapping[LayerSpec, tuple[Callable[[Layer, Any], Step], int]] = {
     specs.LSTM: (_lstm, 2),
+    specs.CONV_LSTM_2D: (_lstm, 2),
     specs.GRU: (_gru, 1),
     specs.SIMPLE_RNN: (_simple, 1),
 }
@@ -157,19 +184,17 @@ CELLS: Mapping[LayerSpec, tuple[Callable[[Layer, Any], Step], int]] = {
 def _function(layer: Layer, setting: str) -> Callable[[Any], Any]:
     name = layer.config.get(setting) or "linear"
     if not isinstance(name, str):
-        raise NotUnrolledError
+        raise NotUnrolledError(f"its {setting} is not a function of Keras")
     return (lambda x: x) if name == "linear" else keras().layers.Activation(name)
 
 
 def unrolled(layer: Layer, inputs: Sequence[Any]) -> Any:
-    """Return the outputs of a recurrent layer as single steps; None if it has to stay.
+    """Return the outputs of a recurrent layer as single steps.
 
-    A layer stays if its state lasts from one call to the next, if it reads a mask, or if it has too many time steps.
+    Raises:
+        NotUnrolledError: its state lasts from one call to the next, or it has too many time steps.
     """
-    try:
-        outputs = _outputs(layer, list(inputs))
-    except NotUnrolledError:
-        return None
+    outputs = _outputs(layer, list(inputs))
     return outputs if len(outputs) > 1 else outputs[0]
 
 
@@ -182,8 +207,13 @@ def _outputs(layer: Layer, inputs: list[Any]) -> list[Any]:
     sequence, *states = inputs
     config = layer.config
     cell, state_count = CELLS[specs.spec_of(layer)]
-    if len(states) not in (0, state_count) or config.get("stateful") or sequence.shape[1] > MOST_STEPS:
-        raise NotUnrolledError
+    _check_steps(sequence)
+    if config.get("stateful"):
+        raise NotUnrolledError("it keeps its state between calls (stateful)")
+    if len(states) not in (0, state_count):
+        raise NotUnrolledError(f"it has {len(states)} initial states instead of {state_count}")
+    if config.get("data_format") == "channels_first":
+        raise NotUnrolledError("its maps have the channels first")
     step = cell(layer, sequence)
     hidden = []
     order = range(sequence.shape[1])
@@ -194,28 +224,50 @@ def _outputs(layer: Layer, inputs: list[Any]) -> list[Any]:
     return [output, *states] if config.get("return_state") else [output]
 
 
+def _check_steps(sequence: Any) -> None:
+    """Refuse a sequence with more time steps than are unrolled.
+
+    Raises:
+        NotUnrolledError: it has more.
+    """
+    if sequence.shape[1] > MOST_STEPS:
+        raise NotUnrolledError(f"it has {sequence.shape[1]} time steps, and at most {MOST_STEPS} are unrolled")
+
+
 CELL_LAYERS = {"LSTMCell": "LSTM", "GRUCell": "GRU", "SimpleRNNCell": "SimpleRNN"}
 """The layer with the formula of each cell."""
 
 
 def with_cells(layer: Layer, inputs: Sequence[Any]) -> Any:
-    """Return the outputs of an `RNN` with one cell or stacked cells as single steps; None if it has to stay."""
-    cell = layer.config["cell"]
-    cells = cell["config"]["cells"] if cell["class_name"] == "StackedRNNCells" else [cell]
-    if any(entry["class_name"] not in CELL_LAYERS for entry in cells):
-        return None
+    """Return the outputs of an `RNN` with one cell or stacked cells as single steps.
+
+    Raises:
+        NotUnrolledError: it has another cell, or one of its cells cannot be unrolled.
+    """
+    cells = cells_of(layer.config)
+    for entry in cells:
+        if entry["class_name"] not in CELL_LAYERS:
+            raise NotUnrolledError(f"its cell is a {entry['class_name']}")
     (output, *states), weights, last_states = inputs, list(layer.weights), []
     for place, entry in enumerate(cells):
         recurrent = _layer_of_cell(layer, entry, first=place == 0, last=entry is cells[-1])
         count = 2 + bool(entry["config"].get("use_bias", True))
         own_states = states[: CELLS[specs.spec_of(recurrent)][1]]
-        try:
-            output, *after = _outputs(replace(recurrent, weights=tuple(weights[:count])), [output, *own_states])
-        except NotUnrolledError:
-            return None
+        output, *after = _outputs(replace(recurrent, weights=tuple(weights[:count])), [output, *own_states])
         del weights[:count], states[: len(own_states)]
         last_states += after
     return [output, *last_states] if layer.config.get("return_state") else output
+
+
+def cells_of(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return Keras' entries of the cells of an `RNN` layer with these settings, the first one first."""
+    cell: dict[str, Any] = config["cell"]
+    return list(cell["config"]["cells"]) if cell["class_name"] == "StackedRNNCells" else [cell]
+
+
+def layer_of_kind(entry: Mapping[str, Any], weights: tuple[Any, ...] = ()) -> Layer:
+    """Return the layer of a serialized form inside another layer."""
+    return Layer(entry["config"]["name"], entry["class_name"], entry, (), weights)
 
 
 def _layer_of_cell(layer: Layer, entry: Mapping[str, Any], *, first: bool, last: bool) -> Layer:
@@ -228,53 +280,66 @@ def _layer_of_cell(layer: Layer, entry: Mapping[str, Any], *, first: bool, last:
         "stateful": layer.config.get("stateful"),
     }
     kind = CELL_LAYERS[entry["class_name"]]
-    return Layer(config["name"], kind, {"class_name": kind, "config": config}, (), ())
+    return layer_of_kind({"class_name": kind, "config": config})
 
 
 def time_distributed(layer: Layer, inputs: Sequence[Any]) -> Any:
-    """Return a layer on each time step as calls of that layer; None if it has to stay."""
+    """Return a layer on each time step as calls of that layer.
+
+    Raises:
+        NotUnrolledError: it has too many time steps.
+    """
     (sequence,) = inputs
-    steps = sequence.shape[1]
     inner = keras().layers.deserialize(dict(layer.config["layer"]))
     if layer.config["layer"]["class_name"] == "Dense":  # works on the last axis
         output = inner(sequence)
-    elif steps <= MOST_STEPS:
-        output = _stacked([inner(sequence[:, step]) for step in range(steps)])
     else:
-        return None
+        _check_steps(sequence)
+        output = _stacked([inner(each) for each in time_steps(sequence)])
     inner.set_weights(layer.weights)
     return output
 
 
+def time_steps(sequence: Any) -> list[Any]:
+    """Return the values of each time step. A sequence of maps is sliced by rows: the chip takes three dimensions."""
+    steps, *shape = sequence.shape[1:]
+    if len(shape) != 3:
+        return [sequence[:, step] for step in range(steps)]
+    height, width, channels = shape
+    rows = keras().layers.Reshape((steps * height, width, channels))(sequence)
+    return [rows[:, step * height : (step + 1) * height] for step in range(steps)]
+
+
 def _stacked(steps: Sequence[Any]) -> Any:
     """Return [steps, ...] from the values of each time step."""
-    layers = keras().layers
-    rows = [layers.Reshape((1, *step.shape[1:]))(step) for step in steps]
-    return layers.Concatenate(axis=1)(rows) if len(rows) > 1 else rows[0]
+    layers, shape = keras().layers, steps[0].shape[1:]
+    are_maps = len(shape) == 3
+    rows = list(steps) if are_maps else [layers.Reshape((1, *shape))(step) for step in steps]
+    joined = layers.Concatenate(axis=1)(rows) if len(rows) > 1 else rows[0]
+    return layers.Reshape((len(steps), *shape))(joined) if are_maps else joined
 
 
 def reversed_steps(sequence: Any) -> Any:
-    """Return a sequence [steps, units] with its time steps in the opposite order."""
-    return _stacked([sequence[:, step, :] for step in reversed(range(sequence.shape[1]))])
+    """Return a sequence with its time steps in the opposite order."""
+    return _stacked(time_steps(sequence)[::-1])
 
 
 def bidirectional(layer: Layer, inputs: Sequence[Any]) -> Any:
-    """Return the outputs of a bidirectional layer as single steps; None if it has to stay."""
+    """Return the outputs of a bidirectional layer as single steps.
+
+    Raises:
+        NotUnrolledError: it has other layers inside, or one of them cannot be unrolled.
+    """
     config = layer.config
     count = 2 + bool(config["layer"]["config"].get("use_bias", True))
     parts = (config["layer"], config["backward_layer"]), (layer.weights[:count], layer.weights[count:])
-    halves = [
-        Layer(entry["config"]["name"], entry["class_name"], entry, (), weights)
-        for entry, weights in zip(*parts, strict=True)
-    ]
-    if any(specs.spec_of(half) not in CELLS for half in halves) or config["merge_mode"] not in MERGES:
-        return None
+    halves = [layer_of_kind(entry, weights) for entry, weights in zip(*parts, strict=True)]
+    for half in halves:
+        if specs.spec_of(half) not in CELLS:
+            raise NotUnrolledError(f"it has a layer of the kind {half.kind} inside")
     states, half_states = inputs[1:], len(inputs) // 2
-    try:
-        forward, *forward_states = _outputs(halves[0], [inputs[0], *states[:half_states]])
-        backward, *backward_states = _outputs(halves[1], [inputs[0], *states[half_states:]])
-    except NotUnrolledError:
-        return None
+    forward, *forward_states = _outputs(halves[0], [inputs[0], *states[:half_states]])
+    backward, *backward_states = _outputs(halves[1], [inputs[0], *states[half_states:]])
     if halves[0].config["return_sequences"]:
         backward = reversed_steps(backward)
     merged = MERGES[config["merge_mode"]]([forward, backward])
