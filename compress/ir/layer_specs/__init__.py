@@ -46,6 +46,10 @@ LSTM = f.RecurrentSpec("LSTM")
 GRU = f.RecurrentSpec("GRU")
 SIMPLE_RNN = f.RecurrentSpec("SimpleRNN")
 CONV_LSTM_2D = f.RecurrentSpec("ConvLSTM2D")
+LSTM_CELL = f.RecurrentSpec("LSTMCell")
+GRU_CELL = f.RecurrentSpec("GRUCell")
+SIMPLE_RNN_CELL = f.RecurrentSpec("SimpleRNNCell")
+STACKED_CELLS = f.RecurrentSpec("StackedRNNCells")
 BIDIRECTIONAL = f.RecurrentWrapperSpec("Bidirectional")
 RNN = f.RecurrentWrapperSpec("RNN")
 TIME_DISTRIBUTED = f.RecurrentWrapperSpec("TimeDistributed")
@@ -89,10 +93,6 @@ _AUGMENTATIONS = (
     *("RandomGrayscale", "RandomHue", "RandomInvert", "RandomPerspective", "RandomPosterization", "RandomRotation"),
     *("RandomSaturation", "RandomSharpness", "RandomShear", "RandomTranslation", "RandomZoom"),
 )
-_RECURRENT = (
-    *("LSTMCell", "GRUCell", "SimpleRNNCell"),
-    *("ConvLSTM1D", "ConvLSTM3D"),
-)
 _LAYERS: tuple[LayerSpec, ...] = (
     *_convolutions(1),
     *_convolutions(2),
@@ -102,7 +102,8 @@ _LAYERS: tuple[LayerSpec, ...] = (
     *(f.NoiseSpec(kind) for kind in ("GaussianNoise", "AlphaDropout")),
     *(f.AugmentationSpec(kind) for kind in _AUGMENTATIONS),
     *(LSTM, GRU, SIMPLE_RNN, CONV_LSTM_2D, BIDIRECTIONAL, RNN, TIME_DISTRIBUTED),
-    *(f.RecurrentSpec(kind) for kind in _RECURRENT),
+    *(LSTM_CELL, GRU_CELL, SIMPLE_RNN_CELL, STACKED_CELLS),
+    *(f.RecurrentSpec(kind) for kind in ("ConvLSTM1D", "ConvLSTM3D")),
     *(f.MaskingSpec(kind) for kind in ("Masking", "Embedding")),
     *(INPUT, ACTIVATION, RELU, PRELU, DENSE, BATCH_NORM, LAYER_NORM, GROUP_NORM, UNIT_NORM, EINSUM_DENSE),
     *(NORMALIZATION, RESCALING, ADD, SUBTRACT, MULTIPLY, AVERAGE, MAXIMUM, MINIMUM, CONCATENATE, FLATTEN, RESHAPE),

@@ -234,7 +234,11 @@ def _check_steps(sequence: Any) -> None:
         raise NotUnrolledError(f"it has {sequence.shape[1]} time steps, and at most {MOST_STEPS} are unrolled")
 
 
-CELL_LAYERS = {"LSTMCell": "LSTM", "GRUCell": "GRU", "SimpleRNNCell": "SimpleRNN"}
+CELL_LAYERS = {
+    specs.LSTM_CELL.kind: specs.LSTM.kind,
+    specs.GRU_CELL.kind: specs.GRU.kind,
+    specs.SIMPLE_RNN_CELL.kind: specs.SIMPLE_RNN.kind,
+}
 """The layer with the formula of each cell."""
 
 
@@ -262,7 +266,7 @@ def with_cells(layer: Layer, inputs: Sequence[Any]) -> Any:
 def cells_of(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return Keras' entries of the cells of an `RNN` layer with these settings, the first one first."""
     cell: dict[str, Any] = config["cell"]
-    return list(cell["config"]["cells"]) if cell["class_name"] == "StackedRNNCells" else [cell]
+    return list(cell["config"]["cells"]) if cell["class_name"] == specs.STACKED_CELLS.kind else [cell]
 
 
 def layer_of_kind(entry: Mapping[str, Any], weights: tuple[Any, ...] = ()) -> Layer:
@@ -291,7 +295,7 @@ def time_distributed(layer: Layer, inputs: Sequence[Any]) -> Any:
     """
     (sequence,) = inputs
     inner = keras().layers.deserialize(dict(layer.config["layer"]))
-    if layer.config["layer"]["class_name"] == "Dense":  # works on the last axis
+    if layer.config["layer"]["class_name"] == specs.DENSE.kind:  # works on the last axis
         output = inner(sequence)
     else:
         _check_steps(sequence)
