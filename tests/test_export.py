@@ -182,6 +182,13 @@ def test_an_open_size_of_images_gets_a_value(keras: Any, tmp_path: Path) -> None
     assert result.facts["outputs"][0]["shape"] == [28, 28, 2]
 
 
+def test_a_state_between_samples_is_refused(keras: Any, tmp_path: Path) -> None:
+    series = keras.Input(batch_shape=(1, 6, 3))
+    keras.Model(series, keras.layers.LSTM(2, stateful=True)(series)).save(tmp_path / "stateful.keras")
+    with pytest.raises(ModelError, match=r"the state of layer 'lstm.*' lasts from one sample to the next"):
+        compress.export(tmp_path / "stateful.keras", out=tmp_path / "out")
+
+
 def test_another_open_size_is_refused(keras: Any, tmp_path: Path) -> None:
     series = keras.Input((None, 5))
     keras.Model(series, keras.layers.Conv1D(2, 3)(series)).save(tmp_path / "open.keras")

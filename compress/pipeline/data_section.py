@@ -214,9 +214,13 @@ def _range(inputs: ModelInputs, samples: NDArray[np.float32]) -> tuple[float, fl
     if inputs.model is None:
         return ranges[0]
     from compress.ir import keras_graph
+    from compress.ir.layer_specs import EMBEDDING, spec_of
     from compress.quantization import activation_statistics
 
     network = keras_graph.read(inputs.model)
+    counts = [layer.config["input_dim"] for layer in network.layers.values() if spec_of(layer) == EMBEDDING]
+    if counts:  # samples are indices
+        return 0.0, float(max(min(counts) - 1, 1))
     errors = {}
     for low, high in ranges:
         scaled = (low + (high - low) * samples).astype(np.float32)

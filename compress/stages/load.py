@@ -124,6 +124,7 @@ class _Import(_Load):
         samples = context.data.inputs("train")[:SAMPLES]
         found = model_file.read(self.path, shapes=self.shapes)
         imported = model_file.load(found, trust=context.trust, samples=samples)
+        _refuse_stateful(imported.model, self.path)
         model = _with_fixed_input(imported.model, context)
         fitted = self.fitted(model, context)
         if imported.file_is_float_tflite:  # the file itself is the original that later results are compared with
@@ -161,6 +162,22 @@ def _with_fixed_input(model: Any, context: Context) -> Any:
         return model  # refused with the shapes of both
     context.progress.note(f"the input {shapes[0]} has the size of the samples, {list(sample)}")
     return with_input_shape(model, sample)
+
+
+def _refuse_stateful(model: Any, path: Path) -> None:
+    """Refuse a layer whose state lasts from one sample to the next: its output is not a function of the sample.
+
+    Raises:
+        ModelError: the model has such a layer.
+    """
+    stateful = [layer.name for layer in model._flatten_layers() if getattr(layer, "stateful", False)]
+    if stateful:
+        raise ModelError(
+            f"the state of layer {stateful[0]!r} lasts from one sample to the next (stateful=True)",
+            where=str(path),
+            hint="build it with stateful=False; for a stream, make the state an input (initial_state) and an output "
+            "(return_state=True) of the model",
+        )
 
 
 class LoadKeras(_Import):

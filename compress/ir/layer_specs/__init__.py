@@ -42,10 +42,12 @@ FLATTEN = f.ReshapingSpec("Flatten")
 RESHAPE = f.ReshapingSpec("Reshape")
 IDENTITY = f.IdentitySpec("Identity")
 FLIP = f.MovementSpec("Flip")
-LSTM = f.RecurrentSpec("LSTM")
-GRU = f.RecurrentSpec("GRU")
-SIMPLE_RNN = f.RecurrentSpec("SimpleRNN")
+LSTM = f.RecurrentSpec("LSTM", cell="LSTMCell")
+GRU = f.RecurrentSpec("GRU", cell="GRUCell")
+SIMPLE_RNN = f.RecurrentSpec("SimpleRNN", cell="SimpleRNNCell")
+STACKED_CELLS = f.RecurrentSpec("StackedRNNCells")
 BIDIRECTIONAL = f.RecurrentWrapperSpec("Bidirectional")
+EMBEDDING = f.MaskingSpec("Embedding")
 RNN = f.RecurrentWrapperSpec("RNN")
 TIME_DISTRIBUTED = f.RecurrentWrapperSpec("TimeDistributed")
 
@@ -100,8 +102,18 @@ _LAYERS: tuple[LayerSpec, ...] = (
     *(f.DropoutSpec(kind) for kind in ("Dropout", "GaussianDropout")),
     *(f.NoiseSpec(kind) for kind in ("GaussianNoise", "AlphaDropout")),
     *(f.AugmentationSpec(kind) for kind in _AUGMENTATIONS),
-    *(LSTM, GRU, SIMPLE_RNN, BIDIRECTIONAL, RNN, TIME_DISTRIBUTED, *(f.RecurrentSpec(kind) for kind in _RECURRENT)),
-    *(f.MaskingSpec(kind) for kind in ("Masking", "Embedding")),
+    *(
+        LSTM,
+        GRU,
+        SIMPLE_RNN,
+        BIDIRECTIONAL,
+        RNN,
+        STACKED_CELLS,
+        TIME_DISTRIBUTED,
+        *(f.RecurrentSpec(kind) for kind in _RECURRENT),
+    ),
+    f.MaskingSpec("Masking"),
+    EMBEDDING,
     *(INPUT, ACTIVATION, RELU, PRELU, DENSE, BATCH_NORM, LAYER_NORM, GROUP_NORM, UNIT_NORM, EINSUM_DENSE),
     *(NORMALIZATION, RESCALING, ADD, SUBTRACT, MULTIPLY, AVERAGE, MAXIMUM, MINIMUM, CONCATENATE, FLATTEN, RESHAPE),
     *(IDENTITY, f.ResizingSpec("Resizing"), f.MovementSpec("Permute")),

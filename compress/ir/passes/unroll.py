@@ -194,15 +194,15 @@ def _outputs(layer: Layer, inputs: list[Any]) -> list[Any]:
     return [output, *states] if config.get("return_state") else [output]
 
 
-CELL_LAYERS = {"LSTMCell": "LSTM", "GRUCell": "GRU", "SimpleRNNCell": "SimpleRNN"}
-"""The layer with the formula of each cell."""
+LAYER_OF_CELL = {spec.cell: spec for spec in (specs.LSTM, specs.GRU, specs.SIMPLE_RNN)}
+"""The layer with the formula of each cell, by the class name of the cell."""
 
 
 def with_cells(layer: Layer, inputs: Sequence[Any]) -> Any:
     """Return the outputs of an `RNN` with one cell or stacked cells as single steps; None if it has to stay."""
     cell = layer.config["cell"]
-    cells = cell["config"]["cells"] if cell["class_name"] == "StackedRNNCells" else [cell]
-    if any(entry["class_name"] not in CELL_LAYERS for entry in cells):
+    cells = cell["config"]["cells"] if cell["class_name"] == specs.STACKED_CELLS.kind else [cell]
+    if any(entry["class_name"] not in LAYER_OF_CELL for entry in cells):
         return None
     (output, *states), weights, last_states = inputs, list(layer.weights), []
     for place, entry in enumerate(cells):
@@ -227,7 +227,7 @@ def _layer_of_cell(layer: Layer, entry: Mapping[str, Any], *, first: bool, last:
         "go_backwards": layer.config.get("go_backwards") and first,
         "stateful": layer.config.get("stateful"),
     }
-    kind = CELL_LAYERS[entry["class_name"]]
+    kind = LAYER_OF_CELL[entry["class_name"]].kind
     return Layer(config["name"], kind, {"class_name": kind, "config": config}, (), ())
 
 
@@ -236,7 +236,7 @@ def time_distributed(layer: Layer, inputs: Sequence[Any]) -> Any:
     (sequence,) = inputs
     steps = sequence.shape[1]
     inner = keras().layers.deserialize(dict(layer.config["layer"]))
-    if layer.config["layer"]["class_name"] == "Dense":  # works on the last axis
+    if layer.config["layer"]["class_name"] == specs.DENSE.kind:  # works on the last axis
         output = inner(sequence)
     elif steps <= MOST_STEPS:
         output = _stacked([inner(sequence[:, step]) for step in range(steps)])
