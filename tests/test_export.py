@@ -175,10 +175,25 @@ def test_samples_that_cannot_be_used(keras: Any, tmp_path: Path, name: str, told
         compress.export(model, calibrate=tmp_path / name, out=tmp_path / "out")
 
 
-def test_an_open_size_is_refused(keras: Any, tmp_path: Path) -> None:
+def test_an_open_size_of_images_gets_a_value(keras: Any, tmp_path: Path) -> None:
     image = keras.Input((None, None, 3))
-    keras.Model(image, keras.layers.Conv2D(2, 3)(image)).save(tmp_path / "open.keras")
-    with pytest.raises(ModelError, match=r"open shape \[None, None, 3\]; allowed: fixed sizes"):
+    keras.Model(image, keras.layers.Conv2D(2, 3, strides=8)(image)).save(tmp_path / "open.keras")
+    result = compress.export(tmp_path / "open.keras", out=tmp_path / "out")
+    assert result.facts["outputs"][0]["shape"] == [28, 28, 2]
+
+
+def test_a_state_between_samples_becomes_inputs_and_outputs(keras: Any, tmp_path: Path) -> None:
+    series = keras.Input(batch_shape=(1, 6, 3))
+    keras.Model(series, keras.layers.LSTM(2, stateful=True, name="lstm")(series)).save(tmp_path / "stateful.keras")
+    result = compress.export(tmp_path / "stateful.keras", out=tmp_path / "out")
+    names = [output["name"] for output in result.facts["outputs"]]
+    assert names == ["lstm", "lstm_state_0_out", "lstm_state_1_out"]
+
+
+def test_another_open_size_is_refused(keras: Any, tmp_path: Path) -> None:
+    series = keras.Input((None, 5))
+    keras.Model(series, keras.layers.Conv1D(2, 3)(series)).save(tmp_path / "open.keras")
+    with pytest.raises(ModelError, match=r"open shape \[None, 5\]; allowed: fixed sizes"):
         compress.export(tmp_path / "open.keras", out=tmp_path / "out")
 
 

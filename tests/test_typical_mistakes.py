@@ -611,7 +611,7 @@ def test_a_lambda_layer(project: Project) -> str:
     import keras
 
     image = keras.Input((SIDE, SIDE, 3))
-    keras.Model(image, keras.layers.Lambda(lambda x: x * 2)(image)).save(project.folder / "code.keras")
+    keras.Model(image, keras.layers.Lambda(lambda x: x * 2, name="lambda")(image)).save(project.folder / "code.keras")
     return project.run("export", project.folder / "code.keras", code=4)
 
 

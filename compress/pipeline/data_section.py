@@ -22,6 +22,8 @@ IMAGES = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".webp")
 SOUNDS = (".wav", ".wave")
 CHANNELS = (1, 3)
 """Channels of images."""
+OPEN_SIDE = 224
+"""Height or width of images for a Keras model whose input leaves it open."""
 RANDOM_SAMPLES = 128
 LOOKED_AT = 32
 """Number of samples by which the range of the inputs is chosen."""
@@ -66,7 +68,7 @@ def inputs_of(found: ModelFile, *, trust: bool) -> ModelInputs:
     if found.becomes == "keras":
         model = model_file.load(found, trust=trust).model
         names = tuple(tensor.name for tensor in model.inputs)
-        shapes = tuple(tuple(each.shape[1:]) for each in model.inputs)
+        shapes = tuple(_with_sides(tuple(each.shape[1:])) for each in model.inputs)
         inputs = ModelInputs(names, shapes, tuple(_size(each.shape) for each in model.outputs), "keras", model)
     else:
         inputs = _file_inputs(found)
@@ -79,6 +81,13 @@ def inputs_of(found: ModelFile, *, trust: bool) -> ModelInputs:
                 hint="for an .onnx file, set --shape; save a Keras model with a fixed input size",
             )
     return inputs
+
+
+def _with_sides(shape: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the shape of images with OPEN_SIDE instead of open sides; other shapes stay."""
+    if len(shape) != 3 or shape[-1] not in CHANNELS:
+        return shape
+    return tuple(OPEN_SIDE if side is None else side for side in shape)
 
 
 def _file_inputs(found: ModelFile) -> ModelInputs:
@@ -205,9 +214,13 @@ def _range(inputs: ModelInputs, samples: NDArray[np.float32]) -> tuple[float, fl
     if inputs.model is None:
         return ranges[0]
     from compress.ir import keras_graph
+    from compress.ir.layer_specs import EMBEDDING, spec_of
     from compress.quantization import activation_statistics
 
     network = keras_graph.read(inputs.model)
+    counts = [layer.config["input_dim"] for layer in network.layers.values() if spec_of(layer) == EMBEDDING]
+    if counts:  # samples are indices
+        return 0.0, float(max(min(counts) - 1, 1))
     errors = {}
     for low, high in ranges:
         scaled = (low + (high - low) * samples).astype(np.float32)

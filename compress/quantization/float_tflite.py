@@ -58,7 +58,7 @@ def convert(content: bytes, samples: NDArray[np.float32], io: InputType = "int8"
             process.kill()
         if (folder / OUTPUT).exists() and process.exitcode == 0:
             return (folder / OUTPUT).read_bytes()
-        crash = f"it ended with code {process.exitcode}"
+        crash = f"it crashed with code {process.exitcode}"
         said = (folder / ERROR).read_text() if (folder / ERROR).exists() else crash
     raise StageError(
         f"TensorFlow's quantizer refuses the file: {said}",

@@ -117,9 +117,21 @@ def quantize(
         if plan is not None:
             raise
         note(f"{error.what}: using the converter's own calibration instead")
-        content = export.convert_calibrated(keras_graph.build(network), samples, settings.io)
+        content = _by_converter(network, samples, settings)
         result = QuantizationResult(content, "ptq", f"chosen by the converter, because {error.what}")
     return replace(result, warnings=(*warnings, *result.warnings))
+
+
+def _by_converter(network: Network, samples: Samples, settings: PostTrainingSettings) -> bytes:
+    """Quantize a network with ranges that the converter chooses, in another process: its calibrator crashes with some
+    loops, which the canonical form has not.
+
+    Raises:
+        StageError: the converter refuses the network, or crashes.
+    """
+    from compress.quantization import float_tflite
+
+    return float_tflite.convert(export.convert_float(keras_graph.build(fold.canonical(network))), samples, settings.io)
 
 
 def _by_plan(

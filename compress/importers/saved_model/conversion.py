@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,8 +126,12 @@ def _stored(archive: Any, prefix: str, count: int) -> list[NDArray[Any]]:
 
 def convert_in_child(path: str, name: str, folder: str) -> None:
     """Convert one signature; write the model, the tensors of its runs and the result or the error to a folder."""
+    from compress.importers.saved_model.loops import LoopError
+
     try:
         facts = _convert(path, name, Path(folder))
+    except LoopError as error:
+        facts = {"error": str(error)}
     except Exception as error:  # noqa: BLE001 - TensorFlow raises many types, and the parent reports all of them
         lines = [line for line in str(error).splitlines() if line.strip()] or [""]
         facts = {"error": f"{type(error).__name__}: {lines[0][:300]}"}
@@ -134,6 +139,7 @@ def convert_in_child(path: str, name: str, folder: str) -> None:
 
 
 def _convert(path: str, name: str, folder: Path) -> dict[str, Any]:
+    from compress.importers.saved_model import loops
     from compress.ir import tensorflow
 
     tensorflow.keras()
@@ -152,10 +158,22 @@ def _convert(path: str, name: str, folder: Path) -> dict[str, Any]:
 
     concrete = run.get_concrete_function()
     np.savez(folder / TENSORS, **_run_samples(concrete, fixed))
-    converter = tf.lite.TFLiteConverter.from_concrete_functions([concrete], loaded)
-    (folder / MODEL).write_bytes(converter.convert())
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([loops.unrolled(concrete)], loaded)
+    (folder / MODEL).write_bytes(_named(converter.convert(), names, sorted(signature.structured_outputs)))
     counts = {"inputs": len(fixed), "outputs": len(concrete.outputs)}
     return {"runtime": f"tensorflow {tf.__version__}", **counts}
+
+
+def _named(tflite: bytes, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
+    """Return a .tflite file with the signature's names; the converter's are those of function calls."""
+    from compress.tflite import graph as graphs
+    from compress.tflite.edit import Edit
+
+    graph = graphs.parse(tflite)
+    edit = Edit(graph)
+    for index, name in zip((*graph.inputs, *graph.outputs), (*inputs, *outputs), strict=True):
+        edit.rename(index, name)
+    return graphs.serialize(edit.graph())
 
 
 def _with_batch_1(spec: Any) -> Any:

@@ -42,7 +42,10 @@ _FLOW = """Assert Case ControlTrigger Enter Exit If LoopCond Merge NextIteration
 StatelessCase StatelessIf StatelessWhile Switch TensorListConcatV2 TensorListElementShape TensorListFromTensor
 TensorListGather TensorListGetItem TensorListLength TensorListReserve TensorListResize TensorListSetItem
 TensorListStack TensorListPushBack TensorListPopBack EmptyTensorList While"""
-COMPUTE = set(f"{_COMPUTE} {_STATE} {_FLOW}".split())
+# Keras 2 stores its LSTM and GRU for GPUs too.
+_CUDNN = """CudnnRNN CudnnRNNV2 CudnnRNNV3 CudnnRNNBackprop CudnnRNNBackpropV2 CudnnRNNBackpropV3
+CudnnRNNParamsSize CudnnRNNCanonicalToParams CudnnRNNCanonicalToParamsV2"""
+COMPUTE = set(f"{_COMPUTE} {_STATE} {_FLOW} {_CUDNN}".split())
 """Operators that compute, hold variables, or control the flow in the graph."""
 
 _REASONS = {

@@ -42,15 +42,13 @@ FLATTEN = f.ReshapingSpec("Flatten")
 RESHAPE = f.ReshapingSpec("Reshape")
 IDENTITY = f.IdentitySpec("Identity")
 FLIP = f.MovementSpec("Flip")
-LSTM = f.RecurrentSpec("LSTM")
-GRU = f.RecurrentSpec("GRU")
-SIMPLE_RNN = f.RecurrentSpec("SimpleRNN")
+LSTM = f.RecurrentSpec("LSTM", cell="LSTMCell")
+GRU = f.RecurrentSpec("GRU", cell="GRUCell")
+SIMPLE_RNN = f.RecurrentSpec("SimpleRNN", cell="SimpleRNNCell")
 CONV_LSTM_2D = f.RecurrentSpec("ConvLSTM2D")
-LSTM_CELL = f.RecurrentSpec("LSTMCell")
-GRU_CELL = f.RecurrentSpec("GRUCell")
-SIMPLE_RNN_CELL = f.RecurrentSpec("SimpleRNNCell")
 STACKED_CELLS = f.RecurrentSpec("StackedRNNCells")
 BIDIRECTIONAL = f.RecurrentWrapperSpec("Bidirectional")
+EMBEDDING = f.MaskingSpec("Embedding")
 RNN = f.RecurrentWrapperSpec("RNN")
 TIME_DISTRIBUTED = f.RecurrentWrapperSpec("TimeDistributed")
 
@@ -101,10 +99,10 @@ _LAYERS: tuple[LayerSpec, ...] = (
     *(f.DropoutSpec(kind) for kind in ("Dropout", "GaussianDropout")),
     *(f.NoiseSpec(kind) for kind in ("GaussianNoise", "AlphaDropout")),
     *(f.AugmentationSpec(kind) for kind in _AUGMENTATIONS),
-    *(LSTM, GRU, SIMPLE_RNN, CONV_LSTM_2D, BIDIRECTIONAL, RNN, TIME_DISTRIBUTED),
-    *(LSTM_CELL, GRU_CELL, SIMPLE_RNN_CELL, STACKED_CELLS),
-    *(f.RecurrentSpec(kind) for kind in ("ConvLSTM1D", "ConvLSTM3D")),
-    *(f.MaskingSpec(kind) for kind in ("Masking", "Embedding")),
+    *(LSTM, GRU, SIMPLE_RNN, CONV_LSTM_2D, BIDIRECTIONAL, RNN, STACKED_CELLS, TIME_DISTRIBUTED),
+    *(f.RecurrentSpec(kind) for kind in ("LSTMCell", "GRUCell", "SimpleRNNCell", "ConvLSTM1D", "ConvLSTM3D")),
+    f.MaskingSpec("Masking"),
+    EMBEDDING,
     *(INPUT, ACTIVATION, RELU, PRELU, DENSE, BATCH_NORM, LAYER_NORM, GROUP_NORM, UNIT_NORM, EINSUM_DENSE),
     *(NORMALIZATION, RESCALING, ADD, SUBTRACT, MULTIPLY, AVERAGE, MAXIMUM, MINIMUM, CONCATENATE, FLATTEN, RESHAPE),
     *(IDENTITY, f.ResizingSpec("Resizing"), f.MovementSpec("Permute")),

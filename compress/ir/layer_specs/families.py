@@ -320,8 +320,15 @@ class ScalingSpec(ByChannelSpec):
     """`Rescaling`: replaced by simpler layers too; elementwise if its settings are single numbers."""
 
 
+@dataclass(frozen=True)
 class RecurrentSpec(LayerSpec):
-    """Recurrent layers and their cells."""
+    """Recurrent layers and their cells.
+
+    Attributes:
+        cell: the class name of the cell that the layer repeats; "" for cells and for other layers.
+    """
+
+    cell: str = ""
 
     recurrent = True
     reads_masks = True

@@ -235,11 +235,11 @@ def _average(layer: Layer, inputs: list[Any]) -> Any:
 
 
 def _flip(layer: Layer, inputs: list[Any]) -> Any:
-    """Replace the reversal of the time steps of a sequence; others stay."""
-    (sequence,) = inputs
-    axis = layer.config.get("axis")
-    is_of_steps = len(sequence.shape) == 3 and axis in (1, -2, [1], [-2])
-    return unroll.reversed_steps(sequence) if is_of_steps and sequence.shape[1] <= unroll.MOST_STEPS else None
+    """Replace a reversal by slices, which have known forms; one of the batch stays."""
+    (x,), axis = inputs, layer.config.get("axis")
+    rank = len(x.shape)
+    axes = {each % rank for each in ([axis] if isinstance(axis, int) else axis or range(rank))}
+    return None if 0 in axes else x[tuple(slice(None, None, -1 if each in axes else 1) for each in range(rank))]
 
 
 def _layer_norm(layer: Layer, inputs: list[Any]) -> Any:

@@ -15,8 +15,8 @@ import numpy as np
 
 from compress.errors import ModelError
 from compress.ir.keras_graph import Layer, LayerOutput, Network, build, read
-from compress.ir.layer_specs import BIDIRECTIONAL, CONV_LSTM_2D, IDENTITY, INPUT, RNN, spec_of
-from compress.ir.passes.unroll import CELL_LAYERS, CELLS, cells_of, layer_of_kind
+from compress.ir.layer_specs import BIDIRECTIONAL, CONV_LSTM_2D, IDENTITY, INPUT, RNN, LayerSpec, spec_of
+from compress.ir.passes.unroll import CELLS, LAYER_OF_CELL, cells_of, layer_of_kind
 
 INPUT_SUFFIX = "_in"
 OUTPUT_SUFFIX = "_out"
@@ -107,20 +107,19 @@ def _state_shapes(layer: Layer, output: Shape) -> list[list[Shape]]:
     Raises:
         ModelError: they are not known.
     """
-    config, spec = layer.config, spec_of(layer)
+    config: Mapping[str, Any] = layer.config
+    spec: LayerSpec = spec_of(layer)
     if spec == BIDIRECTIONAL:
         halves = (config["layer"], config["backward_layer"])
         return [shapes for half in halves for shapes in _state_shapes(layer_of_kind(half), output)]
+    cells: list[tuple[LayerSpec, Mapping[str, Any]]] = [(spec, config)]
     if spec == RNN:
-        kinds = [(CELL_LAYERS.get(cell["class_name"], ""), cell["config"]) for cell in cells_of(config)]
-    else:
-        kinds = [(layer.kind, config)]
-    counts = {spec.kind: count for spec, (_, count) in CELLS.items()}
-    if any(kind not in counts for kind, _ in kinds):
+        cells = [(LAYER_OF_CELL.get(cell["class_name"], spec), cell["config"]) for cell in cells_of(config)]
+    if any(each not in CELLS for each, _ in cells):
         raise _refusal(layer, f"and the states of its kind, {layer.kind}, are not known")
     if spec == CONV_LSTM_2D:
-        return [[output[-3:]] * counts[layer.kind]]
-    return [[(inner["units"],)] * counts[kind] for kind, inner in kinds]
+        return [[output[-3:]] * CELLS[spec][1]]
+    return [[(inner["units"],)] * CELLS[each][1] for each, inner in cells]
 
 
 def _stateless(layer: Layer, return_state: Any) -> Layer:

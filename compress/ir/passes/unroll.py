@@ -234,12 +234,8 @@ def _check_steps(sequence: Any) -> None:
         raise NotUnrolledError(f"it has {sequence.shape[1]} time steps, and at most {MOST_STEPS} are unrolled")
 
 
-CELL_LAYERS = {
-    specs.LSTM_CELL.kind: specs.LSTM.kind,
-    specs.GRU_CELL.kind: specs.GRU.kind,
-    specs.SIMPLE_RNN_CELL.kind: specs.SIMPLE_RNN.kind,
-}
-"""The layer with the formula of each cell."""
+LAYER_OF_CELL = {spec.cell: spec for spec in (specs.LSTM, specs.GRU, specs.SIMPLE_RNN)}
+"""The layer with the formula of each cell, by the class name of the cell."""
 
 
 def with_cells(layer: Layer, inputs: Sequence[Any]) -> Any:
@@ -250,7 +246,7 @@ def with_cells(layer: Layer, inputs: Sequence[Any]) -> Any:
     """
     cells = cells_of(layer.config)
     for entry in cells:
-        if entry["class_name"] not in CELL_LAYERS:
+        if entry["class_name"] not in LAYER_OF_CELL:
             raise NotUnrolledError(f"its cell is a {entry['class_name']}")
     (output, *states), weights, last_states = inputs, list(layer.weights), []
     for place, entry in enumerate(cells):
@@ -283,7 +279,7 @@ def _layer_of_cell(layer: Layer, entry: Mapping[str, Any], *, first: bool, last:
         "go_backwards": layer.config.get("go_backwards") and first,
         "stateful": layer.config.get("stateful"),
     }
-    kind = CELL_LAYERS[entry["class_name"]]
+    kind = LAYER_OF_CELL[entry["class_name"]].kind
     return layer_of_kind({"class_name": kind, "config": config})
 
 

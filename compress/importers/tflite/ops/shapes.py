@@ -82,6 +82,12 @@ def slice_out(call: TfliteCall) -> TfliteValue:
     return shape_rules.cut(call, value, dict(enumerate(map(slice, begin, ends))))
 
 
+def reverse(call: TfliteCall) -> TfliteValue:
+    """REVERSE_V2: slices from the last element to the first one."""
+    value, axes = call.value(0), call.integers(1)
+    return shape_rules.cut(call, value, {axis_of(axis, value.shape): slice(None, None, -1) for axis in axes})
+
+
 def split(call: TfliteCall) -> list[TfliteValue]:
     """SPLIT: axis, input; equal parts."""
     axis = (call.integers(0) or [0])[0]
@@ -207,6 +213,7 @@ RULES: Mapping[str, Callable[[TfliteCall], TfliteValue | list[TfliteValue]]] = {
     "PACK": pack,
     "STRIDED_SLICE": strided_slice,
     "SLICE": slice_out,
+    "REVERSE_V2": reverse,
     "SPLIT": split,
     "SPLIT_V": split_v,
     "UNPACK": unpack,
