@@ -127,7 +127,7 @@ def forms_of(model: Any, rows: NDArray[Any]) -> tuple[OutputForm, ...]:
         model: with fixed output shapes.
         rows: its outputs for some samples [n, values].
     """
-    names = unique_names(getattr(model, "output_names", None) or [tensor.name for tensor in model.outputs])
+    names = unique_names(_output_names(model))
     shapes = [tuple(tensor.shape[1:]) for tensor in model.outputs]
     parts = TensorLayout(names, shapes).split(rows)
     outputs = []
@@ -136,6 +136,13 @@ def forms_of(model: Any, rows: NDArray[Any]) -> tuple[OutputForm, ...]:
         form: Form = form_of(values) if activation is None else _form(activation)
         outputs.append(OutputForm(name, shape, form, deviation_of(values)))
     return tuple(outputs)
+
+
+def _output_names(model: Any) -> list[str]:
+    """Return the keys of a model whose outputs are a dictionary; the names of the last layers of other models."""
+    if isinstance(output := getattr(model, "output", None), dict) and len(output) == len(model.outputs):
+        return sorted(output)  # the order of `model.outputs`
+    return list(getattr(model, "output_names", None) or [tensor.name for tensor in model.outputs])
 
 
 def forms_by_values(layout: TensorLayout, rows: NDArray[Any]) -> tuple[OutputForm, ...]:
