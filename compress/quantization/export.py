@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from compress.errors import ModelError, StageError
 from compress.ir.keras_graph import Layer, LayerOutput, Network, build
-from compress.ir.layer_specs import spec_of
+from compress.ir.layer_specs import EMBEDDING, spec_of
 from compress.ir.passes.decompose import reason_to_stay
 from compress.ir.tensorflow import split_inputs
 from compress.quantization import adaround, bias_correction, equalization, fake_quantization, quantizer_placement
@@ -130,7 +130,7 @@ def refuse_float(content: bytes, network: Network | None = None) -> bytes:
 
     Raises:
         FloatOperatorsError: some of its operators work on floats; the message names their layers.
-        StageError: some are in a loop, which the converter's own calibration does not support either.
+        StageError: some are in a loop, or look up rows: the converter's own calibration does not support either.
     """
     left = float_operators(content)
     loops = [name for name, kind in left.items() if kind == LOOP]
@@ -141,6 +141,11 @@ def refuse_float(content: bytes, network: Network | None = None) -> bytes:
             raise StageError(
                 f"{LOOP}{inside} has no 8-bit form",
                 hint="save the model without masks and with at most 256 time steps, or replace the layers with a loop",
+            )
+        if any(spec_of(layer) == EMBEDDING for layer in layers):
+            raise StageError(
+                f"the lookup{inside} takes whole numbers, which have no 8-bit form",
+                hint="let the model begin with the vectors, and look them up in the table before each call",
             )
         shown = "; ".join(f"{kind} ({name})" for name, kind in list(left.items())[:5])
         raise FloatOperatorsError(

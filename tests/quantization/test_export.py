@@ -186,6 +186,18 @@ def test_a_layer_that_works_in_a_loop_is_named(keras: Any, kind: str) -> None:
     assert not isinstance(error.value, export.FloatOperatorsError)
 
 
+def test_a_lookup_is_refused(keras: Any) -> None:
+    """TensorFlow's own calibration refuses it without saying where."""
+    numbers = keras.Input((6,))
+    x = keras.layers.Flatten()(keras.layers.Embedding(9, 4, name="words")(numbers))
+    folded = canonical(network.read(keras.Model(numbers, keras.layers.Dense(2)(x))))
+    plan = calibration.calibrate(folded, np.ones((8, 6), np.float32))
+    with pytest.raises(
+        StageError, match=r"the lookup in Embedding 'words' takes whole numbers.*begin with the vectors"
+    ):
+        export.convert(folded, plan)
+
+
 def test_a_layer_that_the_format_does_not_have_is_named(keras: Any) -> None:
     image = keras.Input((4, 4, 3))
     inner = keras.Sequential([keras.Input((4, 4, 3)), keras.layers.Conv2D(2, 1), keras.layers.ReLU()])
