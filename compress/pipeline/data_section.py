@@ -271,9 +271,8 @@ def _arrays(path: Path, inputs: ModelInputs) -> dict[str, Any]:
         fitting = [key for key, found in shapes.items() if found[1:] == shape and key not in chosen]
         if not fitting:
             known = ", ".join(f"{key} {list(found)}" for key, found in shapes.items())
-            raise DataError(
-                f"has no array for the input {name!r}", where=str(path), allowed=f"[n, *{list(shape)}]; it has {known}"
-            )
+            allowed = f"[{', '.join(['n', *map(str, shape)])}]; it has {known}"
+            raise DataError(f"has no array for the input {name!r}", where=str(path), allowed=allowed)
         chosen.append(fitting[0])
     return {"npz": {"file": str(path.resolve()), "x": chosen if len(chosen) > 1 else chosen[0], "y": None}}
 

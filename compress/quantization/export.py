@@ -22,7 +22,14 @@ from compress.ir.keras_graph import Layer, LayerOutput, Network, build
 from compress.ir.layer_specs import EMBEDDING, spec_of
 from compress.ir.passes.decompose import reason_to_stay
 from compress.ir.tensorflow import split_inputs
-from compress.quantization import adaround, bias_correction, equalization, fake_quantization, quantizer_placement
+from compress.quantization import (
+    adaround,
+    bias_correction,
+    constant_biases,
+    equalization,
+    fake_quantization,
+    quantizer_placement,
+)
 from compress.quantization.plan import QuantizationPlan, on_grid, unpacked
 from compress.tflite.graph import parse
 
@@ -64,7 +71,7 @@ def convert(network: Network, plan: QuantizationPlan, io: InputType = "int8") ->
     """
     changed = gridded(edited(network, plan), plan)
     quantized = fake_quantization.fixed(fake_quantization.insert(changed, quantizer_placement.find(changed), plan))
-    return refuse_float(_quantized(build(quantized), io), network)
+    return constant_biases.corrected(refuse_float(_quantized(build(quantized), io), network))
 
 
 def gridded(network: Network, plan: QuantizationPlan | None = None) -> Network:
@@ -169,7 +176,7 @@ def _described(layer: Layer, network: Network) -> str:
 
 
 def convert_calibrated(model: Any, samples: NDArray[np.float32], io: InputType = "int8") -> bytes:
-    """Convert a model to a full-integer .tflite file with ranges that the converter itself chooses.
+    """Convert a model to a full-integer .tflite file as the converter alone does it, with ranges that it chooses.
 
     For models with a layer that consists of several operators (a scaling, some activations), whose
     inner tensors are not in a plan. Operators without an 8-bit form stay float.

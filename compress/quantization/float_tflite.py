@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import StageError
-from compress.quantization import diagnostics
+from compress.quantization import constant_biases, diagnostics
 from compress.quantization.export import InputType
 from compress.quantization.post_training import QuantizationResult
 from compress.tflite import float_graph, graph
@@ -87,7 +87,7 @@ def _quantize(folder: Path, io: InputType) -> None:
             # The compiler of 2021 and the TF 2.5 interpreter treat per-channel dense weights as per-tensor ones.
             disable_per_channel_for_dense_layers=True,
         )
-        (folder / OUTPUT).write_bytes(util.modify_model_io_type(int8_content, kind, kind))
+        (folder / OUTPUT).write_bytes(constant_biases.corrected(util.modify_model_io_type(int8_content, kind, kind)))
     except (ValueError, RuntimeError, converter.ConverterError) as error:
         text = " ".join(str(error).split()) or type(error).__name__
         (folder / ERROR).write_text(text[:300])

@@ -116,10 +116,7 @@ class Edit:
         tensor.type = getattr(self._schema.TensorType, dtype)
         tensor.buffer = 0
         if values is not None:
-            buffer = self._schema.BufferT()
-            buffer.data = np.frombuffer(np.ascontiguousarray(values).tobytes(), np.uint8)
-            tensor.buffer = len(self._source.buffers)
-            self._source.buffers.append(buffer)
+            tensor.buffer = self._buffer(values)
         if quantization is not None:
             tensor.quantization = self._schema.QuantizationParametersT()
             tensor.quantization.scale = list(quantization.scale)
@@ -149,6 +146,19 @@ class Edit:
         tensor = copy.copy(self._main.tensors[index])
         tensor.name = name.encode()
         self._main.tensors[index] = tensor
+
+    def assign(self, index: int, values: NDArray[Any]) -> None:
+        """Give a constant other values of the same dtype and shape."""
+        tensor = copy.copy(self._main.tensors[index])
+        tensor.buffer = self._buffer(values)
+        self._main.tensors[index] = tensor
+
+    def _buffer(self, values: NDArray[Any]) -> int:
+        """Add a buffer, and return its index."""
+        buffer = self._schema.BufferT()
+        buffer.data = np.frombuffer(np.ascontiguousarray(values).tobytes(), np.uint8)
+        self._source.buffers.append(buffer)
+        return len(self._source.buffers) - 1
 
     def options(self, table: str, **values: Any) -> Any:
         """Return an options object of the schema: `options("AddOptions")`."""

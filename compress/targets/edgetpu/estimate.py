@@ -346,7 +346,8 @@ class _Advisor:
         total_ms = tpu_ms + cpu_ms
         changes = []
         if cpu_alone_ms < total_ms:
-            what = f"too small for the Edge TPU: on the CPU alone it takes about {cpu_alone_ms:.3g} ms"
+            shown = f"about {cpu_alone_ms:.3g} ms" if cpu_alone_ms >= 0.001 else "less than 0.001 ms"
+            what = f"too small for the Edge TPU: on the CPU alone it takes {shown}"
             changes.append((what, total_ms - cpu_alone_ms))
         streamed_bytes = sum(self.traffic.streamed_bytes)
         if streamed_bytes:
