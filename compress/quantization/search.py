@@ -412,9 +412,7 @@ class _Candidate:
             return _Gain(0.0, np.inf)
         if self.energies is not None and other.energies is not None:
             return _gain_of_energies(self.energies[:count], other.energies[:count])
-        differences = self.snr_db[:count] - other.snr_db[:count]
-        error = float(differences.std(ddof=1) / np.sqrt(count)) if count > 1 else 0.0
-        return _Gain(float(differences.mean()), error)
+        return _mean_gain(self.snr_db[:count] - other.snr_db[:count])
 
 
 @dataclass(frozen=True)
@@ -436,21 +434,38 @@ class _Gain:
 
 
 def _gain_of_energies(energies: Energies, other: Energies) -> _Gain:
-    """Return the gain in the ratio of the summed energies, averaged over outputs; its error by the jackknife.
+    """Return the mean gain in dB over samples and outputs; if an output loses in total, its loss.
 
-    If one output loses much, its loss: no output pays for the others.
+    The samples decide, each with the same weight: their mean has a small standard error. But a large error in few of
+    them (a detector finds something in few photos) hardly moves that mean, so the energies summed over all samples
+    have to gain too, and no output may lose much: none pays for the others.
     """
     total, other_total = energies.sum(axis=0), other.sum(axis=0)
-    gains = 10 * np.log10(other_total / total)
-    if gains.min() < -MAX_OUTPUT_LOSS_DB:
-        return _Gain(float(gains.min()), 0.0)
-    gain = float(gains.mean())
+    totals = 10 * np.log10(other_total / total)
+    worst = int(totals.argmin())
+    if totals[worst] < -MAX_OUTPUT_LOSS_DB:
+        return _gain_of_totals(energies[:, [worst]], other[:, [worst]])
+    if totals.mean() < 0:
+        return _gain_of_totals(energies, other)
+    return _mean_gain(10 * np.log10(other / energies).mean(axis=1))
+
+
+def _gain_of_totals(energies: Energies, other: Energies) -> _Gain:
+    """Return the gain in the ratio of the summed energies, averaged over outputs; its error by the jackknife."""
+    total, other_total = energies.sum(axis=0), other.sum(axis=0)
+    gain = float(np.mean(10 * np.log10(other_total / total)))
     count = len(energies)
     if count < 2:
         return _Gain(gain, 0.0)
     # Source: Efron and Stein, The Jackknife Estimate of Variance, 1981.
     without = np.mean(10 * np.log10((other_total - other) / (total - energies)), axis=1)
     return _Gain(gain, float(np.sqrt((count - 1) / count * ((without - without.mean()) ** 2).sum())))
+
+
+def _mean_gain(gains: NDArray[np.float64]) -> _Gain:
+    """Return the mean of the gains of samples, and its standard error."""
+    error = float(gains.std(ddof=1) / np.sqrt(len(gains))) if len(gains) > 1 else 0.0
+    return _Gain(float(gains.mean()), error)
 
 
 def _are_equal(first: QuantizationPlan, second: QuantizationPlan) -> bool:

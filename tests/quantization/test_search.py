@@ -559,3 +559,29 @@ def test_no_output_pays_for_the_gain_of_others(keras: Any, gain: tuple[float, fl
     search = Search(net, images(8), images(8), judge=ByTwoOutputs((0.0, 0.0), gain))
     search.ranges(["minmax", "mse"])
     assert search.range_method == kept
+
+
+class ByRareError(Judge):
+    """One output: seven samples of eight gain, and the error of the last one, the largest, is multiplied."""
+
+    def __init__(self, factor: float) -> None:
+        self.rows = [np.full((8, 1), 1e-4), np.full((8, 1), 1e-5)]
+        self.rows[0][-1] = 1.0
+        self.rows[1][-1] = factor
+
+    def snr_db(self, expected: Any, actual: Any) -> Any:
+        return np.zeros(len(expected))
+
+    def same(self, expected: Any, actual: Any) -> Any:
+        return np.ones(len(expected))
+
+    def energies(self, expected: Any, actual: Any) -> Any:
+        return self.rows.pop(0)
+
+
+@pytest.mark.parametrize(("factor", "kept"), [(0.9, "mse"), (1.1, "minmax"), (2.0, "minmax")])
+def test_most_samples_decide_unless_the_whole_error_grows(keras: Any, factor: float, kept: str) -> None:
+    net = folded(keras, networks.plain)
+    search = Search(net, images(8), images(8), judge=ByRareError(factor))
+    search.ranges(["minmax", "mse"])
+    assert search.range_method == kept
