@@ -147,8 +147,8 @@ class Judge(Protocol):
     def energies(self, expected: Rows, actual: Rows) -> NDArray[np.float64] | None:
         """Return the energy of the error of each sample and output: [n, outputs], positive.
 
-        A candidate has to be better in most samples, and in the sums of these energies over the samples, so that a large
-        error in one sample counts. None: candidates are compared by the mean of `snr_db`.
+        A better candidate is better in most samples, and in the sums of these energies over the samples, so that a
+        large error in one sample counts. None: candidates are compared by the mean of `snr_db`.
         """
         del expected, actual
         return None
