@@ -1,8 +1,8 @@
 """Biases with the same value in every channel, which TensorFlow's converter quantizes wrongly.
 
 It stores such a bias as one number, and divides it by the scale of the first channel only. But each channel of a
-convolution has a scale of its own, so all other channels get a wrong bias. The forget gate of every LSTM is affected
-(its bias starts at 1), and the heads of detectors whose bias starts at the logarithm of a small probability.
+convolution has a scale of its own, so all other channels get a wrong bias. Examples are biases that training left where
+they started: 1 in the forget gate of an LSTM, the logarithm of a small probability in the head of a detector.
 """
 
 from __future__ import annotations
