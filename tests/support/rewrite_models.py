@@ -68,12 +68,12 @@ def pooling(activation: int) -> Graph:
     return one_op.one("MAX_POOL_2D", [MAP], made(1, 4, 4, 8), 2, fusedActivationFunction=activation, **options)
 
 
-def batch_norm(name: str, sign: int = 1, step: float = 0.1) -> Graph:
+def batch_norm(name: str, sign: int = 1, step: float = 0.1, scales: int = 8) -> Graph:
     """A convolution, then a multiplication (by numbers of both signs) or an addition for each channel."""
     factors = Tensor((8,), data=RANDOM.integers(40, 128, 8) * np.asarray([1, sign] * 4), scales=(0.01,))
     tensors = {
         "x": MAP,
-        "w": Tensor((8, 1, 1, 8), data=codes(8, 1, 1, 8), scales=tuple(np.linspace(0.001, 0.002, 8).tolist())),
+        "w": Tensor((8, 1, 1, 8), data=codes(8, 1, 1, 8), scales=tuple(np.linspace(0.001, 0.002, scales).tolist())),
         "b": bias(8),
         "sum": made(1, 8, 8, 8, step=step, zero_point=5),
         "factors": factors,
@@ -292,6 +292,7 @@ CASES: list[tuple[str, str, Callable[[], Graph]]] = [
     ("channel_scale_and_shift", "MUL with signs", lambda: batch_norm("MUL", -1)),
     ("channel_scale_and_shift", "ADD", lambda: batch_norm("ADD")),
     ("channel_scale_and_shift", "SUB", lambda: batch_norm("SUB")),
+    ("channel_scale_and_shift", "ADD, one scale", lambda: batch_norm("ADD", scales=1)),
     ("mean_over_channels", "a map", lambda: mean(1, 8, 8, 6)),
     ("mean_over_channels", "without keeping the axis", lambda: mean(1, 8, 8, 7, keep=False)),
     ("mean_over_channels", "rows", lambda: mean(1, 9, 10)),

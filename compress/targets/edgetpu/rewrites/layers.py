@@ -212,7 +212,8 @@ def channel_scale_and_shift(operator: Operator, graph: Graph) -> Iterator[Edit]:
     edit = Edit(graph)
     edit.remove(operator)
     kernel = edit.tensor(f"{weights.name}/folded", weights.shape, weights.dtype, quantization, codes)
-    biases = _biases(edit, f"{out.name}/bias", (sums * factor + shift) / (input_scale * new_scales), new_scales, x)
+    bias_codes = (sums * factor + shift) / (input_scale * new_scales)
+    biases = _biases(edit, f"{out.name}/bias", bias_codes, new_scales[:count], x)
     fused = operator.option("fusedActivationFunction", 0)
     changed = {"fusedActivationFunction": fused}
     edit.change(convolution, inputs=[x.index, kernel, biases], outputs=[out.index], options=changed)
