@@ -96,7 +96,7 @@ def trade_off(points: Sequence[Point], *, quality: str, cost: str, unit: str) ->
     positions = _moved_apart([(x.at(point.cost), y.at(point.quality)) for point in points])
     line = " ".join(f"{svg.n(a)},{svg.n(b)}" for a, b in positions)
     parts = [
-        svg.text(10, 14, f"{quality}, validation", "name"),
+        svg.text(10, 14, svg.fit(f"{quality}, validation", WIDTH - 20), "name"),
         *(svg.level(y.at(tick), LEFT, RIGHT, f"{tick:.3g}") for tick in y.ticks(5)),
         *_cost_ticks(x, cost, unit),
         f'<polyline points="{line}" class="way"/>',

@@ -172,7 +172,7 @@ class OutputsTask(MeasuredTask):
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric(
             "error",
-            "Error, in standard deviations of the original's outputs",
+            "Error in standard deviations",
             "fraction",
             "error_increase",
             limited=True,
