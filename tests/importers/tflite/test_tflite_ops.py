@@ -194,6 +194,7 @@ CASES: list[Case] = [
         {"ellipsisMask": 1, "newAxisMask": 2},
         ["GetItem", "Reshape"],
     ),
+    ("REVERSE_V2", (IMAGE, integers(2, 3)), IMAGE, {}, ["GetItem"]),
     ("SLICE", (IMAGE, integers(0, 2, 0, 1), integers(1, 3, -1, 2)), computed(1, 3, 6, 2), {}, ["GetItem"]),
     (
         "GATHER",
