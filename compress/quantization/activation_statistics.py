@@ -94,12 +94,13 @@ class Statistics:
     """Activations at every point of a network, on calibration samples.
 
     Attributes:
-        low: by point the lowest value in each sample [n].
-        high: by point the highest value in each sample [n].
+        low: by point the lowest value in each sample [n]; not below the limit of a saturating tensor.
+        high: by point the highest value in each sample [n]; likewise.
         histograms: by point the distribution of its values; empty if not requested.
         prescribed: the points whose range TFLite prescribes.
         points: by tensor its point.
         extremes: by observed tensor its extremes.
+        saturation: by tensor the limits beyond which its values make no difference.
     """
 
     low: Mapping[str, NDArray[np.float64]]
@@ -108,6 +109,7 @@ class Statistics:
     prescribed: Mapping[str, tuple[float, float]]
     points: Mapping[LayerOutput, str] = field(default_factory=dict)
     extremes: Mapping[LayerOutput, Extremes] = field(default_factory=dict)
+    saturation: Mapping[LayerOutput, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def samples(self) -> int:
@@ -124,7 +126,7 @@ class Statistics:
             tensor: found.divided(divisors[tensor]) if tensor in divisors else found
             for tensor, found in self.extremes.items()
         }
-        return summarized(scaled, self.points, {}, self.prescribed)
+        return summarized(scaled, self.points, {}, self.prescribed, self.saturation)
 
 
 def summarized(
@@ -132,16 +134,18 @@ def summarized(
     points: Mapping[LayerOutput, str],
     histograms: Mapping[str, ActivationHistogram],
     prescribed: Mapping[str, tuple[float, float]],
+    saturation: Mapping[LayerOutput, tuple[float, float]],
 ) -> Statistics:
     """Return statistics by point from the extremes of the tensors."""
     low: dict[str, NDArray[np.float64]] = {}
     high: dict[str, NDArray[np.float64]] = {}
     for tensor, point in points.items():
-        lowest = extremes[tensor].low.min(axis=1).astype(np.float64)
-        highest = extremes[tensor].high.max(axis=1).astype(np.float64)
+        limits = saturation.get(tensor, (-np.inf, np.inf))
+        lowest = np.clip(extremes[tensor].low.min(axis=1).astype(np.float64), *limits)
+        highest = np.clip(extremes[tensor].high.max(axis=1).astype(np.float64), *limits)
         low[point] = np.minimum(low.get(point, lowest), lowest)
         high[point] = np.maximum(high.get(point, highest), highest)
-    return Statistics(low, high, histograms, prescribed, points, extremes)
+    return Statistics(low, high, histograms, prescribed, points, extremes, saturation)
 
 
 def outliers(statistics: Statistics) -> list[int]:
@@ -270,7 +274,8 @@ def collect(
         tensor: Extremes(*np.concatenate(parts, axis=1))
         for tensor, parts in zip(tensors, zip(*batches, strict=True), strict=True)
     }
-    return summarized(extremes, points, counts, quantizer_placement.fixed(network, points))
+    prescribed = quantizer_placement.fixed(network, points)
+    return summarized(extremes, points, counts, prescribed, quantizer_placement.saturating(network, points))
 
 
 def _check_weights(network: Network) -> None:

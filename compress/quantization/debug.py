@@ -89,8 +89,11 @@ def errors(
             share = noise[name + SHIFTS] / total
             rows.append(LayerError(name + SHIFTS, layer.kind, None, share, *_moved(share)))
     outputs = set(tensors_in(scaled.outputs))
+    limits = quantizer_placement.saturating(simulation.network, simulation.points)
     for name, tensor in simulation.tensors.items():
         layer = scaled.layers[tensor.layer]
+        if tensor in limits:  # what saturates makes no difference
+            expected[name] = np.clip(expected[name], *limits[tensor])
         cause, setting = _cause(expected[name], name, plan, layer, tensor in outputs)
         ratio = round(_ratio(expected[name], actual[name]), 1)
         rows.append(LayerError(name, layer.kind, ratio, noise[name] / total, cause, setting))

@@ -8,9 +8,11 @@ are not rounded.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from compress.ir.keras_graph import Layer, LayerOutput, Network, subnetwork, tensors_in
 from compress.ir.layer_specs import spec_of
-from compress.ir.layer_specs.functions import FUSED, PRESCRIBED_RANGES
+from compress.ir.layer_specs.functions import FUSED, PRESCRIBED_RANGES, SATURATION
 
 
 def find(network: Network) -> dict[LayerOutput, str]:
@@ -66,6 +68,22 @@ def fixed(network: Network, points: dict[LayerOutput, str]) -> dict[str, tuple[f
         if spec_of(layer).output_range != "joined":
             prescribed.setdefault(name, set()).add(PRESCRIBED_RANGES.get(_activation(layer) or ""))
     return {name: one for name, (one, *others) in prescribed.items() if one is not None and not others}
+
+
+def saturating(network: Network, points: Collection[LayerOutput]) -> dict[LayerOutput, tuple[float, float]]:
+    """Return the limits beyond which the value of a tensor makes no difference, by tensor.
+
+    Only activation functions read it that saturate there. A range need not hold values beyond the limits, so its steps
+    can be finer: in front of a SiLU, -100 gives the same as -8.5.
+    """
+    consumers, model_outputs = network.consumers(), set(tensors_in(network.outputs))
+    limits: dict[LayerOutput, tuple[float, float]] = {}
+    for tensor in points:
+        found = [SATURATION.get(_activation(network.layers[name]) or "") for name, _ in consumers.get(tensor, [])]
+        known = [each for each in found if each is not None]
+        if known and len(known) == len(found) and tensor not in model_outputs:
+            limits[tensor] = min(low for low, _ in known), max(high for _, high in known)
+    return limits
 
 
 def _activation(layer: Layer) -> str | None:

@@ -139,6 +139,6 @@ def test_the_largest_magnitudes_of_channels(keras: Any) -> None:
     assert extremes.largest(100).tolist() == [4.0, 6.0]
     halved = extremes.divided(np.array([2.0, 1.0]))
     assert halved.largest(100).tolist() == [2.0, 6.0]
-    found = activation_statistics.summarized({LayerOutput("x"): halved}, {LayerOutput("x"): "x"}, {}, {})
+    found = activation_statistics.summarized({LayerOutput("x"): halved}, {LayerOutput("x"): "x"}, {}, {}, {})
     assert found.low["x"].tolist() == [-2.0, -0.5]
     assert found.high["x"].tolist() == [2.0, 6.0]

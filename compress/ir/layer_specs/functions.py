@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 ALIASES: Mapping[str, str] = {"swish": "silu", "hard_swish": "hard_silu"}
@@ -28,6 +29,18 @@ PRESCRIBED_RANGES: Mapping[str, tuple[float, float]] = {
 """Output ranges that TFLite prescribes (scale 1/256 or 1/128).
 
 Source: TensorFlow Lite 8-bit quantization specification.
+"""
+SATURATION: Mapping[str, tuple[float, float]] = {
+    "relu": (0.0, math.inf),
+    "relu6": (0.0, math.inf),
+    "sigmoid": (-6.25, 6.25),
+    "tanh": (-3.5, 3.5),
+    "silu": (-8.5, math.inf),
+    "gelu": (-3.3, math.inf),
+}
+"""Limits of the input beyond which the output changes by less than 1/512, half a step of an 8-bit sigmoid.
+
+Functions that are replaced by several layers before quantization are left out.
 """
 
 
