@@ -52,7 +52,7 @@ def test_the_range_in_front_of_a_silu_ends_at_its_limit(keras: Any, tmp_path: Pa
         (tmp_path / name).write_bytes(export.convert(network, QuantizationPlan(ranges, name)))
         rows = LoadedModel(tmp_path / name, reproducible=True).scores(ROWS)
         reached[name] = np.square(rows - np.asarray(keras_graph.build(network)(ROWS))).mean()
-    assert reached["limited"] < 0.5 * reached["whole"]
+    assert reached["limited"] < 0.7 * reached["whole"]
 
 
 def test_another_reader_needs_all_values(keras: Any) -> None:
