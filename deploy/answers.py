@@ -152,8 +152,7 @@ def decoder(opened: Bundle, tensors: Sequence[TensorDescription]) -> Decode:
         detector = opened.detector
 
         def detected(outputs: Sequence[Array]) -> Any:
-            boxes, scores = _reals(outputs, values, shapes)
-            return detector(boxes, scores, labels)
+            return detector(_reals(outputs, values, shapes), labels)
 
         return detected
     names = [tensor.name for tensor in tensors]

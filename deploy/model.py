@@ -294,8 +294,7 @@ def _check_tensors(session: InferenceSession, entry: BundledModel, detector: Opt
                 what = "the model's %s %s differs from the manifest" % (end, described.name)
                 raise LoadError(what, "package the model again")
     if detector is not None:
-        anchors = len(detector.anchors)
-        boxes, scores = (tensor.shape for tensor in session.outputs)
-        if boxes != (1, anchors, 4) or len(scores) != 3 or scores[:2] != (1, anchors):
-            what = "the model has boxes %r and scores %r, and the manifest %d anchors"
-            raise LoadError(what % (list(boxes), list(scores), anchors), "package the model again")
+        shapes = [tensor.shape for tensor in session.outputs]
+        problem = detector.misfit(shapes)
+        if problem is not None:
+            raise LoadError("the model's outputs do not fit the manifest: %s" % problem, "package the model again")

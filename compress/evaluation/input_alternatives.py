@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -30,13 +31,14 @@ class InputAlternatives(Probe):
         """Return `samples`; `original`: the first metric of the task; and `alternatives`: a list of `description`,
         `advice` and `value`. Nothing for a model with several inputs."""
         data, task, original = context.data, task_of(context.data), subjects["original"]
-        model = LoadedModel(original.file(MODEL_TFLITE), reproducible=False, order=task.output_order)
+        specification = original.facts.get("specification")
+        order = partial(task.output_order, specification=specification)
+        model = LoadedModel(original.file(MODEL_TFLITE), reproducible=False, order=order)
         if len(model.input_layout.shapes) > 1:
             return {}
         indices = np.sort(spread(data.labels("test"))[:SAMPLES])
         samples = np.asarray(data.inputs("test")[indices])
         rows = output_rows(model, samples)
-        specification = original.facts.get("specification")
         facts: Facts = {"samples": len(indices), "alternatives": []}
         name = task.metrics[0].name
         for alternative in alternatives(samples):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import ClassVar, Literal
 
 from compress.artifact import MODEL_TFLITE, Artifact, Facts
@@ -34,9 +35,10 @@ class Evaluation(Probe):
         samples = context.data.inputs(self.split)
         models, layouts, ranges = {}, [], []
         for name, artifact in subjects.items():
-            model = LoadedModel(artifact.file(MODEL_TFLITE), reproducible=True, order=task.output_order)
-            rows = output_rows(model, samples, context.progress)
             specification = artifact.facts.get("specification")
+            order = partial(task.output_order, specification=specification)
+            model = LoadedModel(artifact.file(MODEL_TFLITE), reproducible=True, order=order)
+            rows = output_rows(model, samples, context.progress)
             models[name] = ModelOutputs(rows, model.floating, specification)
             layouts.append(model.output_layout)
             if len(model.input_tensors) == 1:

@@ -6,7 +6,7 @@ import platform
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ class Packing:
         Raises:
             ModelError: the runtime rejects a model.
         """
-        order = self.task.output_order
+        order = partial(self.task.output_order, specification=self.specification)
         return {
             role: LoadedModel(path, reproducible=True, order=order)
             for role, path in self.files.items()

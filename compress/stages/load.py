@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from pydantic import PositiveInt, model_validator
 
 from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
+from compress.detectors.class_names import COCO_CLASSES
+from compress.detectors.families import PRESETS, family_of
 from compress.errors import ModelError
 from compress.importers import builder as builders
 from compress.settings import Settings
@@ -22,8 +24,11 @@ from compress.tasks.base import takes
 from deploy.contract.detection import Detector
 
 if TYPE_CHECKING:
+    from compress.detectors.detector_model import DetectorModel
     from compress.importers.onnx.onnx_inputs import Shapes
 
+OF_DETECTORS = ("detector", "keep_classes", "classes")
+"""Settings of detectors; they do not belong to the key of other models."""
 SAMPLES = 8
 """Number of training samples on which a rebuilt model is compared with the file."""
 
@@ -36,8 +41,12 @@ class _Load(Stage):
 
     path: Path
     """The file."""
-    detector: dict[str, Any] | None = None
-    """The specification of a detector's outputs; a builder may define it."""
+    detector: dict[str, Any] | str | None = None
+    """The specification of a detector's outputs, or the family that it is recognized as; a builder may define it."""
+    keep_classes: tuple[int | str, ...] | None = None
+    """The classes of a detector to keep, by number or by name; None for all."""
+    classes: tuple[str, ...] | None = None
+    """The names of the detector's classes, by which `keep_classes` names them."""
 
     def identity(self) -> dict[str, Any]:
         """Return the settings, with the content of the file instead of its path."""
@@ -48,8 +57,8 @@ class _Load(Stage):
         except OSError as error:
             raise ModelError(f"cannot be read: {error.strerror}", where=str(self.path), hint="check model") from error
         return {
-            **self.model_dump(mode="json", exclude={"id", "path", "problems", "detector"}),
-            **({"detector": self.detector} if self.detector else {}),
+            **self.model_dump(mode="json", exclude={"id", "path", "problems", *OF_DETECTORS}),
+            **{name: getattr(self, name) for name in OF_DETECTORS if getattr(self, name)},
             "sha256": digest,
             "way": type(self).__name__,
         }
@@ -62,13 +71,20 @@ class _Load(Stage):
         """
         from compress.training import loop
 
-        specification = loop.head_of(model, context.data, self.detector).specification
+        described = self.detector if isinstance(self.detector, dict) else None
+        specification = loop.head_of(model, context.data, described).specification
         return {} if specification is None else {"specification": specification}
 
     def file_facts(self, context: Context) -> Facts:
         """Return how the outputs of MODEL_TFLITE are read, for a file that is not rebuilt."""
-        if self.detector:
+        if isinstance(self.detector, dict) and "maps" in self.detector:
             return {"specification": Detector(self.detector).specification}
+        if task_of(context.data).reads_specification:
+            raise ModelError(
+                "the file is not rebuilt with layers, so its head cannot be recognized",
+                where=str(self.path),
+                hint="describe its outputs with `maps` under model.detector: docs/detection.md",
+            )
         file = self.path if self.path.suffix == ".tflite" else context.folder / MODEL_TFLITE
         specification = task_of(context.data).file_specification(file, context.data)
         return {} if specification is None else {"specification": specification}
@@ -125,18 +141,68 @@ class _Import(_Load):
         found = model_file.read(self.path, shapes=self.shapes)
         imported = model_file.load(found, trust=context.trust, samples=samples)
         model = _with_fixed_input(imported.model, context)
-        fitted = self.fitted(model, context)
-        if imported.file_is_float_tflite:  # the file itself is the original that later results are compared with
+        detector = self._detector(model, context)
+        if detector is not None:
+            model = detector.model
+        specification = self.detector if detector is None else dict(detector.specification)
+        fitted = self.model_copy(update={"detector": specification}).fitted(model, context)
+        if imported.file_is_float_tflite and detector is None:
+            # the file itself is the original that later results are compared with
             working_model.write_keras(model, context.folder)
             shutil.copyfile(self.path, context.folder / MODEL_TFLITE)
         else:
             working_model.write(model, context.folder)
         facts: Facts = {"file": self.path.name, "parameters": model.count_params(), **fitted}
+        if detector is not None:
+            facts["detector"] = {
+                "classes": detector.classes,
+                "box_error": detector.box_error,
+                "notes": list(detector.notes),
+            }
         if found.operators is not None:
             facts |= {"operators": found.operators, "notes": list(found.notes)}
         for note in found.notes:
             context.progress.note(f"{self.path.name}: {note}")
         return facts | ({"parity": asdict(imported.parity)} if imported.parity else {})
+
+    def _detector(self, model: Any, context: Context) -> DetectorModel | None:
+        """Return the model cut off in front of its decoding; None if it is no detector, or its outputs are described.
+
+        Raises:
+            ModelError: the outputs are not those of a detector.
+        """
+        from compress.detectors.detector_model import detector_model
+
+        described = isinstance(self.detector, dict) and "maps" in self.detector
+        if described or not task_of(context.data).reads_specification:
+            return None
+        found = detector_model(model, self.detector or "auto", self._kept())
+        if found is None:
+            shapes = ", ".join(str(list(each.shape[1:])) for each in model.outputs)
+            raise ModelError(
+                f"its outputs {shapes} are not recognized as boxes and scores",
+                where=str(self.path),
+                allowed=f"model.detector: one of the families {', '.join(PRESETS)}, or a specification with `maps`",
+                hint="name the family if the file ends at its convolutions, or describe it: docs/detection.md",
+            )
+        for note in found.notes:
+            context.progress.note(f"{self.path.name}: {note}")
+        return found
+
+    def _kept(self) -> list[int] | None:
+        """Return the numbers of the classes to keep; None for all.
+
+        Raises:
+            ModelError: a name is unknown.
+        """
+        if self.keep_classes is None:
+            return None
+        names = list(self.classes or COCO_CLASSES)
+        for each in self.keep_classes:
+            if isinstance(each, str) and each not in names:
+                what = f"keep_classes: {each!r} is not a class of the model"
+                raise ModelError(what, where=str(self.path), allowed=", ".join(names), hint="set model.classes")
+        return [each if isinstance(each, int) else names.index(each) for each in self.keep_classes]
 
 
 def _with_fixed_input(model: Any, context: Context) -> Any:
@@ -291,8 +357,13 @@ class Origin(Settings):
     """The signature of a SavedModel that has several."""
     shape: dict[str, list[PositiveInt]] | None = None
     """The shapes of the dynamic inputs of an .onnx file: `images: [1, 3, 320, 320]`."""
-    detector: dict[str, Any] | None = None
-    """For data with boxes: the positions of the model's anchors (docs/detection.md). A builder may define it itself."""
+    detector: dict[str, Any] | str | None = None
+    """For detectors: `auto` or the name of a family, by which the head of the file is recognized; or a specification
+    of its outputs (docs/detection.md). A builder may define it itself."""
+    keep_classes: tuple[int | str, ...] | None = None
+    """The classes of a detector to keep, by number or by name: the others are cut from the model."""
+    classes: tuple[str, ...] | None = None
+    """The names of the model's classes, in its order; those of COCO by default."""
 
     @model_validator(mode="after")
     def _one(self) -> Self:
@@ -302,8 +373,14 @@ class Origin(Settings):
             raise ValueError("'signature' belongs to 'file'")
         if self.shape is not None and self.file is None:
             raise ValueError("'shape' belongs to 'file'")
-        if self.detector is not None:
+        if isinstance(self.detector, dict) and "maps" in self.detector:
             Detector(self.detector)
+        elif self.detector is not None:
+            family_of(self.detector)
+            if self.file is None:
+                raise ValueError("a family of detectors belongs to 'file'; the builder of a detector describes it")
+        if self.keep_classes is not None and self.file is None:
+            raise ValueError("'keep_classes' belongs to 'file'")
         return self
 
     def with_paths_from(self, folder: Path) -> Self:
@@ -327,6 +404,6 @@ class Origin(Settings):
         """
         if self.file is not None:
             stage = stage_for(folder / self.file, self.signature, self.shape)
-            return stage.model_copy(update={"detector": self.detector})
+            return stage.model_copy(update={name: getattr(self, name) for name in OF_DETECTORS})
         path, function = builders.find(self.builder or "", folder, trust=trust)
         return Build(path=path, function=function, detector=self.detector)

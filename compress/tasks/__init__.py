@@ -15,6 +15,7 @@ from compress.tasks.outputs import OutputsTask
 from compress.tasks.reconstruction import Reconstruction
 from compress.tasks.regression import Regression
 from compress.tasks.segmentation import Segmentation
+from compress.tasks.unlabelled_detection import UnlabelledDetection
 
 TASKS: dict[str, Task] = {
     task.name: task
@@ -27,6 +28,7 @@ TASKS: dict[str, Task] = {
         Reconstruction(),
         Embeddings(),
         Detection(),
+        UnlabelledDetection(),
         OutputsTask(),
     )
 }

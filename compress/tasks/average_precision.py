@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from compress.measurement import Measurement, missing
 from compress.tasks import degeneracy
 from deploy.contract.average_precision import Truth, average_precision
-from deploy.contract.detection import Detections, overlaps
+from deploy.contract.detection import Detections
+from deploy.contract.suppression import overlaps
 
 SURE = 0.5
 """Smallest score of the detections by which two models are compared."""

@@ -253,7 +253,7 @@ class Task(ABC):
         Args:
             settings: the pipeline file's content, checked.
         """
-        detector = settings["model"].get("detector")
+        detector = settings["model"].get("detector") if not self.reads_specification else None
         what = f"model.detector says where boxes are, and the data is for {self.models}"
         return [(("model", "detector"), Refusal(what, "data with boxes: voc, coco"))] if detector else []
 
@@ -288,8 +288,9 @@ class Task(ABC):
         del facts, names, original, result
         return []
 
-    def output_order(self, outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def output_order(self, outputs: list[dict[str, Any]], specification: Specification) -> list[dict[str, Any]]:
         """Return a runtime's details of outputs in the order that the task needs: by default that of the model."""
+        del specification
         return outputs
 
     @abstractmethod

@@ -277,7 +277,7 @@ class OutputsTask(MeasuredTask):
         del targets
         return {"error": mean_with_interval(kept, "fraction", note)}
 
-    def fidelity(self, specification: Specification, *, logits: bool = False) -> ByOutput:
+    def fidelity(self, specification: Specification, *, logits: bool = False) -> Judge:
         """Return the comparison output by output."""
         return ByOutput(_outputs_in(specification), logits)
 

@@ -11,8 +11,9 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
 
-from deploy.contract.detection import Detections, overlaps
+from deploy.contract.detection import Detections
 from deploy.contract.preprocessing import Array
+from deploy.contract.suppression import overlaps
 
 IOU_THRESHOLDS = np.linspace(0.5, 0.95, 10)
 RECALLS = np.linspace(0.0, 1.0, 101)

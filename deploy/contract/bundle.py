@@ -48,7 +48,8 @@ from typing import Any, Callable, Collection, Dict, List, Mapping, NamedTuple, O
 import numpy as np
 
 from deploy.contract import decoding, signature
-from deploy.contract.detection import DetectionError, Detector
+from deploy.contract.detection import Detector
+from deploy.contract.detector_specification import DetectionError
 from deploy.contract.preprocessing import Array, Preprocessing, PreprocessingError
 from deploy.contract.tensors import TensorDescription, TensorLayout
 
@@ -515,8 +516,8 @@ def _check_task(manifest: Dict[str, Any], models: Dict[str, BundledModel]) -> No
     if ("detection" in manifest) != (task == "detection"):
         raise BundleError("a detector needs the entry detection, and other models must not have it")
     for role, model in models.items():
-        if task == "detection" and (len(model.inputs), len(model.outputs)) != (1, 2):
-            raise BundleError("the %s model is a detector, and must have one input and two outputs" % role)
+        if task == "detection" and len(model.inputs) != 1:
+            raise BundleError("the %s model is a detector, and must have one input" % role)
         values = model.output_layout.sizes[0]
         if task == "classification" and values == 1 and len(manifest["labels"]) > 1 and "binary" not in manifest:
             raise BundleError(

@@ -1,18 +1,17 @@
 """Decoding of a detector's outputs, in numpy: training, evaluation and the device all use this module.
 
-A detector has two outputs for its anchors: `boxes` [anchors, 4] and `scores` [anchors, classes]. The specification in
-the bundle describes them::
+A detector looks for objects at fixed locations of the image: the cells of one or several grids (`maps`), with or
+without anchors of several sizes in each. Its outputs hold, for each location, a box as raw numbers, a score for each
+class, and perhaps an objectness and keypoints. The specification in the bundle describes them::
 
     {"maps": [{"cells": [20, 20], "boxes": [[0.1, 0.1], [0.2, 0.1]]}, ...],
-     "variances": [0.1, 0.1, 0.2, 0.2], "scores": "logits",
+     "code": "ssd", "variances": [0.1, 0.1, 0.2, 0.2], "scores": "logits",
      "least_score": 0.01, "overlap": 0.5, "most": 100}
 
-`maps`: grids of rows x columns over the image; the centre of each cell has one anchor for each size of `boxes` (height,
-width). The order of anchors is: map, row, column, size. A raw box (y, x, height, width) moves the anchor's centre by
-y and x times variance times the anchor's size, and scales the size by the exponential of value times variance (Liu et
-al., SSD, 2016). `scores` are `logits` (of a sigmoid for each class) or `probabilities`. Boxes below `least_score` are
-removed. Of two boxes of one class whose intersection over union is above `overlap`, the one with the lower score is
-removed. At most `most` boxes remain.
+The order of locations is: map, row, column, size. `deploy.contract.box_codes` has the codes of boxes, and
+`deploy.contract.detector_specification` all keys with their defaults. Boxes below `least_score` are removed. Of two
+boxes of one class whose intersection over union is above `overlap`, the one with the lower score is removed. At most
+`most` boxes remain.
 
 All lengths are fractions of the image's height and width; a box is (ymin, xmin, ymax, xmax).
 """
@@ -25,24 +24,13 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
+from deploy.contract.box_codes import CODES, BoxSettings, Locations, sigmoid, softmax
+from deploy.contract.detector_specification import DetectionError, checked
 from deploy.contract.preprocessing import Array
+from deploy.contract.suppression import overlaps, suppressed
 
-DEFAULTS: Dict[str, Any] = {
-    "variances": [0.1, 0.1, 0.2, 0.2],
-    "scores": "logits",
-    "least_score": 0.01,
-    "overlap": 0.5,
-    "most": 100,
-}
-MAX_ANCHORS = 1 << 20
 CANDIDATES = 1000
 """Boxes of all classes, the best, that are compared with each other."""
-LARGEST = math.log(1000 / 16)
-"""Exponents above it are cut off: a box is at most that much larger than its anchor."""
-
-
-class DetectionError(ValueError):
-    """A specification, or outputs, that cannot be used."""
 
 
 class Detected(NamedTuple):
@@ -52,11 +40,13 @@ class Detected(NamedTuple):
         label: its class, by name.
         score: between 0 and 1.
         box: (ymin, xmin, ymax, xmax), fractions of the image's height and width.
+        keypoints: (y, x) of each keypoint, or (y, x, probability that it is visible); empty for detectors without.
     """
 
     label: str
     score: float
     box: Tuple[float, float, float, float]
+    keypoints: Tuple[Tuple[float, ...], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,12 +58,14 @@ class Detections:
         classes: int64 [k].
         scores: float32 [k].
         labels: the class names.
+        keypoints: float32 [k, count, 2 or 3]: y, x, and the probability that it is visible; None without keypoints.
     """
 
     boxes: Array
     classes: Array
     scores: Array
     labels: Sequence[str] = ()
+    keypoints: Optional[Array] = None
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -81,19 +73,49 @@ class Detections:
     def above(self, score: float) -> Detections:
         """Return the detections with at least this score."""
         kept = self.scores >= score
-        return Detections(self.boxes[kept], self.classes[kept], self.scores[kept], self.labels)
+        points = None if self.keypoints is None else self.keypoints[kept]
+        return Detections(self.boxes[kept], self.classes[kept], self.scores[kept], self.labels, points)
 
     def top(self, count: Optional[int] = None) -> List[Detected]:
         """Return the best detections, the best first; None: all of them."""
-        rows = zip(self.classes[:count], self.scores[:count], self.boxes[:count])
-        return [Detected(self._name(int(c)), float(s), tuple(float(v) for v in box)) for c, s, box in rows]  # type: ignore[arg-type]
+        found = []
+        for index in range(len(self) if count is None else min(count, len(self))):
+            ymin, xmin, ymax, xmax = map(float, self.boxes[index])
+            points = () if self.keypoints is None else tuple(map(tuple, self.keypoints[index].tolist()))
+            label = self._name(int(self.classes[index]))
+            found.append(Detected(label, float(self.scores[index]), (ymin, xmin, ymax, xmax), points))
+        return found
 
     def rows(self, count: Optional[int] = None) -> List[Dict[str, Any]]:
-        """Return the same as plain maps of `label`, `score` and `box`."""
-        return [dict(row._asdict(), box=[round(value, 6) for value in row.box]) for row in self.top(count)]
+        """Return the same as plain maps of `label`, `score`, `box`, and `keypoints` if the detector has any."""
+        return [self._row(each) for each in self.top(count)]
+
+    def _row(self, found: Detected) -> Dict[str, Any]:
+        row: Dict[str, Any] = {"label": found.label, "score": found.score}
+        row["box"] = [round(value, 6) for value in found.box]
+        if self.keypoints is not None:
+            row["keypoints"] = [[round(value, 6) for value in point] for point in found.keypoints]
+        return row
 
     def _name(self, index: int) -> str:
         return self.labels[index] if index < len(self.labels) else str(index)
+
+
+@dataclasses.dataclass(frozen=True)
+class DetectorParts:
+    """The outputs of a detector for a batch, one row for each location: [batch, locations, numbers].
+
+    Attributes:
+        boxes: raw numbers.
+        scores: raw scores, background included.
+        objectness: raw; None without it.
+        keypoints: raw; None without them.
+    """
+
+    boxes: Array
+    scores: Array
+    objectness: Optional[Array] = None
+    keypoints: Optional[Array] = None
 
 
 class Detector:
@@ -104,107 +126,249 @@ class Detector:
 
     Attributes:
         specification: the same with every default written out.
-        anchors: float32 [anchors, 4]: y and x of the middle, height, width.
+        at: the locations.
+        anchors: float32 [locations, 4]: y and x of the middle, height, width.
 
     Raises:
         DetectionError: an unknown or missing key, or a value that cannot be used.
     """
 
     def __init__(self, specification: Any) -> None:
-        self.specification = _checked(specification)
-        self.anchors = _anchors(self.specification["maps"])
-        self._variances = np.asarray(self.specification["variances"], np.float32)
+        self.specification = checked(specification)
+        settings = self.specification
+        self.at, self._sizes = _locations(settings)
+        self.anchors = self.at.anchors
+        self._code = CODES[settings["code"]]
+        variances = np.asarray(settings["variances"], np.float32)
+        self._box_settings = BoxSettings(variances, settings["offset"], settings["bins"])
+        self._box_width = 4 * settings["bins"] if settings["code"] == "dfl" else 4
 
-    def probabilities(self, scores: Array) -> Array:
-        """Raw scores as probabilities: float32."""
-        scores = np.asarray(scores, np.float32)
-        if self.specification["scores"] == "probabilities":
-            return scores
-        return (1.0 / (1.0 + np.exp(-np.clip(scores, -80, 80)))).astype(np.float32)
+    @property
+    def has_objectness(self) -> bool:
+        """Whether scores are those of a class, given that there is an object."""
+        return any(entry["part"] == "objectness" for entry in self.specification["outputs"])
 
-    def located(self, raw: Array, which: Any = slice(None)) -> Array:
-        """Raw boxes of some anchors as (ymin, xmin, ymax, xmax), cut off at the image's border.
+    def output_sizes(self, classes: int) -> List[Tuple[int, int]]:
+        """Return the number of locations of each output, and the numbers for each of them.
 
         Args:
-            raw: float [k, 4].
-            which: the anchors that they belong to; all by default.
+            classes: the number of classes.
         """
-        anchors, raw = self.anchors[which], np.asarray(raw, np.float32) * self._variances
-        middle = anchors[:, :2] + raw[:, :2] * anchors[:, 2:]
-        half = anchors[:, 2:] * np.exp(np.minimum(raw[:, 2:], np.float32(LARGEST))) / 2
-        return np.clip(np.concatenate([middle - half, middle + half], axis=1), 0, 1).astype(np.float32)
+        return [(self._count(entry), self._width(entry["part"], classes)) for entry in self.specification["outputs"]]
 
-    def __call__(self, boxes: Array, scores: Array, labels: Sequence[str] = ()) -> Detections:
-        """The detections of one image.
-
-        Args:
-            boxes: float [anchors, 4], raw.
-            scores: float [anchors, classes], raw.
-            labels: the class names, to be handed on.
+    def classes_of(self, values: int) -> int:
+        """Return the number of classes of a model whose outputs have so many values together.
 
         Raises:
-            DetectionError: the outputs do not belong to these anchors.
+            DetectionError: there is no such number.
         """
-        count = len(self.anchors)
-        if np.shape(boxes) != (count, 4) or np.ndim(scores) != 2 or len(scores) != count:
-            facts = (list(np.shape(boxes)), list(np.shape(scores)), count, count)
-            raise DetectionError("boxes %r and scores %r, not [%d, 4] and [%d, classes]" % facts)
-        likely = self.probabilities(scores).ravel()
+        fixed = sum(count * width for count, width in self.output_sizes(0))
+        per_class = sum(count * width for count, width in self.output_sizes(1)) - fixed
+        classes, rest = divmod(values - fixed, per_class)
+        if rest or classes < 1:
+            raise DetectionError("%d numbers are not the outputs of %d locations" % (values, len(self.anchors)))
+        return classes
+
+    def misfit(self, shapes: Sequence[Any]) -> Optional[str]:
+        """Return why outputs are not those of the detector; None if they are.
+
+        Args:
+            shapes: the shapes of the outputs, with the batch.
+        """
+        entries = self.specification["outputs"]
+        if len(shapes) != len(entries):
+            return "%d outputs instead of %d" % (len(shapes), len(entries))
+        values = [int(np.prod([int(side) for side in shape[1:]])) for shape in shapes]
+        try:
+            sizes = self.output_sizes(self.classes_of(sum(values)))
+        except DetectionError as error:
+            return str(error)
+        for entry, shape, value, (count, width) in zip(entries, shapes, values, sizes):
+            if value != count * width:
+                return "%s %r, not %d locations x %d" % (entry["part"], list(shape[1:]), count, width)
+        return None
+
+    def split(self, rows: Array, maths: Any = np) -> List[Array]:
+        """Return the outputs in rows [n, values], in which they are flattened and joined.
+
+        Args:
+            rows: an array or a tensor.
+            maths: numpy, or `keras.ops` for tensors.
+        """
+        sizes = [count * width for count, width in self.output_sizes(self.classes_of(int(rows.shape[1])))]
+        return list(maths.split(rows, np.cumsum(sizes)[:-1].tolist(), axis=1))
+
+    def parts(self, outputs: Sequence[Any], maths: Any = np) -> DetectorParts:
+        """Return the parts of the outputs of a batch.
+
+        Args:
+            outputs: arrays or tensors [n, ...], in the order of `outputs` of the specification.
+            maths: numpy, or `keras.ops` for tensors.
+
+        Raises:
+            DetectionError: the outputs are not those of the detector.
+        """
+        problem = self.misfit([output.shape for output in outputs])
+        if problem is not None:
+            raise DetectionError(problem)
+        classes = self.classes_of(sum(int(np.prod(output.shape[1:])) for output in outputs))
+        found: Dict[str, List[Tuple[int, Any]]] = {}
+        sizes = self.output_sizes(classes)
+        for entry, output, (count, width) in zip(self.specification["outputs"], outputs, sizes):
+            rows = maths.reshape(output, (-1, count, width))
+            found.setdefault(entry["part"], []).append((entry.get("map", 0), rows))
+        return DetectorParts(**{part: _joined(rows, maths) for part, rows in found.items()})
+
+    def corners(self, raw: Array, at: Optional[Locations] = None, maths: Any = np) -> Array:
+        """Return raw boxes as (ymin, xmin, ymax, xmax), not cut off at the image's border: [..., locations, 4].
+
+        Args:
+            raw: [..., locations, numbers].
+            at: their locations; all by default.
+            maths: numpy, or `keras.ops` for tensors.
+        """
         settings = self.specification
-        which = np.flatnonzero(likely >= settings["least_score"])  # not where it is NaN
-        which = which[np.argsort(-likely[which], kind="mergesort")][:CANDIDATES]
-        which_anchors, classes = np.divmod(which, np.shape(scores)[1])
-        located = self.located(np.asarray(boxes)[which_anchors], which_anchors)
-        kept = suppressed(located, classes, settings["overlap"], settings["most"])
-        return Detections(located[kept], classes[kept].astype(np.int64), likely[which][kept], labels)
+        if settings["code"] == "dfl":
+            raw = maths.reshape(raw, (*raw.shape[:-1], 4, settings["bins"]))
+        axis = -2 if settings["code"] == "dfl" else -1
+        if settings["order"] == "xy":
+            raw = _pairs_swapped(raw, axis, maths)
+        low, high = self._code(raw, self.at if at is None else at, self._box_settings, maths)
+        boxes = maths.concatenate([low, high], axis=-1)
+        size = settings["input_size"]
+        return boxes if size is None else boxes / np.asarray(size * 2, np.float32)
 
+    def probabilities(self, parts: DetectorParts, maths: Any = np) -> Array:
+        """Return the scores of the classes as probabilities, with the objectness in them: [..., locations, classes]."""
+        scores = self._class_probabilities(parts.scores, maths)
+        if parts.objectness is None:
+            return scores
+        both = scores * self._objectness(parts.objectness, maths)
+        return both if self.specification["objectness"] == "product" else maths.sqrt(both)
 
-def ordered(details: Sequence[Any]) -> Optional[List[Any]]:
-    """Return the runtime's details of two outputs with the boxes first; None if they are not those of a detector.
+    def located(self, raw: Array, which: Any = slice(None)) -> Array:
+        """Return raw boxes of some locations as (ymin, xmin, ymax, xmax), cut off at the image's border: float32.
 
-    Compilers may change the order. With four classes the two shapes are equal, and the order is kept.
-    """
-    shapes = [[int(side) for side in detail["shape"]] for detail in details]
-    if [len(shape) for shape in shapes] != [3, 3]:
-        return None
-    (batch, anchors, width), other = shapes
-    same_dtype = np.dtype(details[0]["dtype"]) == np.dtype(details[1]["dtype"])
-    if batch != 1 or other[:2] != [1, anchors] or 4 not in (width, other[2]) or not same_dtype:
-        return None
-    return list(details) if width == 4 else [details[1], details[0]]
+        Args:
+            raw: float [k, numbers].
+            which: their locations; all by default.
+        """
+        boxes = self.corners(np.asarray(raw, np.float32), self.at.taken(which))
+        return np.clip(boxes, 0, 1).astype(np.float32)
 
+    def __call__(self, outputs: Sequence[Array], labels: Sequence[str] = ()) -> Detections:
+        """Return the detections of one image.
 
-def overlaps(boxes: Array, others: Array) -> Array:
-    """Return the intersection over union of all pairs of boxes: float64 [k, m]; 0 for two empty boxes."""
-    boxes = np.asarray(boxes, np.float64).reshape(-1, 4)
-    others = np.asarray(others, np.float64).reshape(-1, 4)
-    low = np.maximum(boxes[:, None, :2], others[None, :, :2])
-    high = np.minimum(boxes[:, None, 2:], others[None, :, 2:])
-    shared = np.prod(np.maximum(high - low, 0), axis=2)
-    areas = [np.prod(np.maximum(corners[:, 2:] - corners[:, :2], 0), axis=1) for corners in (boxes, others)]
-    union = areas[0][:, None] + areas[1][None, :] - shared
-    return np.where(union > 0, shared / np.where(union > 0, union, 1), 0.0)
+        Args:
+            outputs: the arrays of one sample, without the batch, in the order of `outputs` of the specification.
+            labels: the class names, for the result.
 
+        Raises:
+            DetectionError: the outputs are not those of the detector.
+        """
+        batch = self.parts([np.asarray(output, np.float32)[np.newaxis] for output in outputs])
+        objectness = None if batch.objectness is None else batch.objectness[0]
+        which, classes, likely = self._candidates(batch.scores[0], objectness)
+        at = self.at.taken(which)
+        boxes = self.corners(batch.boxes[0][which], at)
+        groups = np.zeros_like(classes) if self.specification["class_agnostic"] else classes
+        kept = suppressed(np.clip(boxes, 0, 1), groups, self.specification["overlap"], self.specification["most"])
+        points = None
+        if batch.keypoints is not None:
+            points = self._keypoints(batch.keypoints[0][which[kept]], at.taken(kept), boxes[kept])
+        located = np.clip(boxes[kept], 0, 1).astype(np.float32)
+        return Detections(located, classes[kept].astype(np.int64), likely[kept], labels, points)
 
-def suppressed(boxes: Array, classes: Array, overlap: float, most: int) -> Array:
-    """Return the indices of the boxes that remain after greedy non-maximum suppression, int64.
+    def ordered(self, details: Sequence[Any]) -> List[Any]:
+        """Return a runtime's details of the outputs in the order of `outputs`: compilers may change it.
 
-    The boxes are in descending order of their scores. A box is removed if its intersection over union with a remaining
-    box of the same class is larger than `overlap`.
-    """
-    low, high = (np.ascontiguousarray(part.T, np.float64) for part in (boxes[:, :2], boxes[:, 2:]))
-    areas = (high[0] - low[0]) * (high[1] - low[1])
-    free, kept = np.ones(len(boxes), bool), []
-    for index in range(len(boxes)):
-        if not free[index]:
-            continue
-        kept.append(index)
-        if len(kept) == most:
-            break
-        sides = np.minimum(high, high[:, index : index + 1]) - np.maximum(low, low[:, index : index + 1])
-        shared = np.maximum(sides[0], 0) * np.maximum(sides[1], 0)
-        free &= (shared <= overlap * (areas + areas[index] - shared)) | (classes != classes[index])
-    return np.asarray(kept, np.int64)
+        Outputs of equal shape and dtype keep their order. Details that do not fit are returned as they are.
+        """
+        sizes = [int(np.prod([int(side) for side in detail["shape"]])) for detail in details]
+        try:
+            expected = [count * width for count, width in self.output_sizes(self.classes_of(sum(sizes)))]
+        except DetectionError:
+            return list(details)
+        if sorted(sizes) != sorted(expected):
+            return list(details)
+        left = list(range(len(sizes)))
+        order = []
+        for size in expected:
+            first = next(index for index in left if sizes[index] == size)
+            left.remove(first)
+            order.append(details[first])
+        return order
+
+    def _candidates(self, scores: Array, objectness: Optional[Array]) -> Tuple[Array, Array, Array]:
+        """Return locations, classes and probabilities of the likeliest boxes, the likeliest first.
+
+        Args:
+            scores: float32 [locations, classes], raw.
+            objectness: float32 [locations, 1], raw; None without it.
+        """
+        settings = self.specification
+        rows = None
+        least = settings["least_score"]
+        if objectness is not None:  # the product is at most the objectness, and its root at most the root of that
+            lowest = least if settings["objectness"] == "product" else least**2
+            rows = np.flatnonzero(self._objectness(objectness[:, 0], np) >= lowest)
+            likely = self.probabilities(DetectorParts(scores, scores[rows], objectness[rows]))
+        elif settings["scores"] == "logits":  # few pass: only these need an exponential
+            raw = self._without_background(scores)
+            passed = np.flatnonzero(raw >= math.log(least / (1 - least)) - 1e-3)
+            likely = np.zeros(raw.shape, np.float32)
+            likely.ravel()[passed] = sigmoid(raw.ravel()[passed], np)
+        else:
+            likely = self._class_probabilities(scores, np)
+        best = np.flatnonzero(likely >= least)  # not where it is NaN
+        values = likely.ravel()[best]
+        if len(best) > CANDIDATES:  # a full sort of all would be slow; ties at the end keep the first, as a sort does
+            limit = -np.partition(-values, CANDIDATES - 1)[CANDIDATES - 1]
+            enough = np.flatnonzero(values >= limit)
+            best, values = best[enough], values[enough]
+        order = np.argsort(-values, kind="mergesort")[:CANDIDATES]
+        places, classes = np.divmod(best[order], likely.shape[1])
+        return (places if rows is None else rows[places]), classes, values[order].astype(np.float32)
+
+    def _class_probabilities(self, scores: Array, maths: Any) -> Array:
+        kind = self.specification["scores"]
+        if kind == "softmax":
+            return self._without_background(softmax(scores, maths))
+        kept = self._without_background(scores)
+        return kept if kind == "probabilities" else sigmoid(kept, maths)
+
+    def _without_background(self, scores: Array) -> Array:
+        background = self.specification["background"]
+        if background is None:
+            return scores
+        return scores[..., 1:] if background == "first" else scores[..., :-1]
+
+    def _objectness(self, raw: Array, maths: Any) -> Array:
+        return raw if self.specification["scores"] == "probabilities" else sigmoid(raw, maths)
+
+    def _keypoints(self, raw: Array, at: Locations, boxes: Array) -> Array:
+        """Return keypoints: float32 [k, count, 2 or 3]: y, x, and the probability that it is visible."""
+        settings = self.specification["keypoints"]
+        rows = raw.reshape(len(raw), settings["count"], -1)
+        offsets = rows[..., 1::-1] if self.specification["order"] == "xy" else rows[..., :2]
+        units = {"cell": at.steps, "anchor": at.anchors[:, 2:], "box": boxes[:, 2:] - boxes[:, :2]}
+        start = boxes[:, :2] if settings["unit"] == "box" else (at.cells + settings["offset"]) * at.steps
+        points = start[:, np.newaxis] + offsets * settings["scale"] * units[settings["unit"]][:, np.newaxis]
+        if not settings["visibility"]:
+            return points.astype(np.float32)
+        return np.concatenate([points, sigmoid(rows[..., 2:3], np)], axis=-1).astype(np.float32)
+
+    def _count(self, entry: Dict[str, Any]) -> int:
+        return self._sizes[entry["map"]] if "map" in entry else len(self.anchors)
+
+    def _width(self, part: str, classes: int) -> int:
+        if part == "scores":
+            return classes
+        if part == "keypoints":
+            return int(self.specification["keypoints"]["count"]) * (
+                3 if self.specification["keypoints"]["visibility"] else 2
+            )
+        return self._box_width if part == "boxes" else 1
 
 
 def agreement(first: Sequence[Detections], second: Sequence[Detections], least: float) -> Tuple[float, int]:
@@ -234,64 +398,36 @@ def _refound(sure: Detections, others: Detections) -> int:
     return count
 
 
-def _checked(specification: Any) -> Dict[str, Any]:
-    if not isinstance(specification, dict) or "maps" not in specification:
-        raise DetectionError("a detector's specification must be a map with the key 'maps'")
-    unknown = [key for key in specification if key not in DEFAULTS and key != "maps"]
-    if unknown:
-        allowed = ", ".join(["maps"] + list(DEFAULTS))
-        raise DetectionError("unknown key %r in a detector's specification; allowed: %s" % (unknown[0], allowed))
-    settings = dict(DEFAULTS, **specification)
-    variances = _numbers(settings["variances"], 4, "variances")
-    least, overlap = (_numbers([settings[name]], 1, name)[0] for name in ("least_score", "overlap"))
-    if settings["scores"] not in ("logits", "probabilities"):
-        raise DetectionError("scores must be 'logits' or 'probabilities', not %r" % (settings["scores"],))
-    if least >= 1 or overlap > 1:
-        raise DetectionError("least_score must be below 1, and overlap at most 1")
-    most = settings["most"]
-    if isinstance(most, bool) or not isinstance(most, int) or not 1 <= most <= 1000:
-        raise DetectionError("most must be a whole number from 1 to 1000, not %r" % (most,))
-    return dict(settings, maps=_maps(settings["maps"]), variances=variances, least_score=least, overlap=overlap)
+def _joined(rows: List[Tuple[int, Any]], maths: Any) -> Any:
+    """Return the tensors of all maps as one, in the order of the maps."""
+    ordered = [tensor for _, tensor in sorted(rows, key=lambda row: row[0])]
+    return ordered[0] if len(ordered) == 1 else maths.concatenate(ordered, axis=1)
 
 
-def _maps(maps: Any) -> List[Dict[str, Any]]:
-    if not isinstance(maps, (list, tuple)) or not maps:
-        raise DetectionError("maps must be a list of maps with 'cells' and 'boxes'")
-    parsed, total = [], 0
-    for entry in maps:
-        if not isinstance(entry, dict) or set(entry) != {"cells", "boxes"}:
-            raise DetectionError("each of maps must have the keys 'cells' and 'boxes', not %r" % (entry,))
-        cells = _numbers(entry["cells"], 2, "cells")
-        if any(side != int(side) or side > 4096 for side in cells) or not isinstance(entry["boxes"], (list, tuple)):
-            raise DetectionError("cells must be two whole numbers up to 4096, and boxes a list")
-        boxes = [_numbers(box, 2, "boxes") for box in entry["boxes"]]
-        total += int(cells[0] * cells[1]) * len(boxes)
-        parsed.append({"cells": [int(side) for side in cells], "boxes": boxes})
-    if not 1 <= total <= MAX_ANCHORS:
-        raise DetectionError("maps give %d anchors; allowed: 1 to %d" % (total, MAX_ANCHORS))
-    return parsed
+def _pairs_swapped(raw: Array, axis: int, maths: Any) -> Array:
+    """Return four numbers, or four groups, as second, first, fourth, third."""
+    groups = maths.split(raw, 4, axis=axis)
+    return maths.concatenate([groups[1], groups[0], groups[3], groups[2]], axis=axis)
 
 
-def _numbers(values: Any, count: int, name: str) -> List[float]:
-    """Return a list of positive numbers."""
-    good = isinstance(values, (list, tuple)) and len(values) == count
-    if not good or not all(_is_number(value) and 0 < value < 1e6 for value in values):
-        raise DetectionError("%s must be %d numbers above 0, not %r" % (name, count, values))
-    return [float(value) for value in values]
+def _locations(settings: Dict[str, Any]) -> Tuple[Locations, List[int]]:
+    """Return the locations, and the number of those of each map."""
+    parts = [_of_map(entry) for entry in settings["maps"]]
+    anchors, steps, cells = (np.concatenate([part[index] for part in parts]).astype(np.float32) for index in range(3))
+    return Locations(anchors, steps, cells), [len(part[0]) for part in parts]
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _anchors(maps: Sequence[Dict[str, Any]]) -> Array:
-    parts = []
-    for entry in maps:
-        rows, columns = entry["cells"]
-        sizes = np.asarray(entry["boxes"], np.float64).reshape(-1, 2)
-        grid = np.empty((rows, columns, len(sizes), 4))
-        grid[..., 0] = ((np.arange(rows) + 0.5) / rows)[:, None, None]
-        grid[..., 1] = ((np.arange(columns) + 0.5) / columns)[None, :, None]
-        grid[..., 2:] = sizes
-        parts.append(grid.reshape(-1, 4))
-    return np.concatenate(parts).astype(np.float32)
+def _of_map(entry: Dict[str, Any]) -> Tuple[Array, Array, Array]:
+    """Return anchors [n, 4], steps [n, 2] and cells [n, 2] of a map, float64; a single anchor is a cell."""
+    if "anchors" in entry:
+        single = np.asarray(entry["anchors"], np.float64)
+        return single, single[:, 2:], single[:, :2] / single[:, 2:] - 0.5
+    rows, columns = entry["cells"]
+    step = np.array([1 / rows, 1 / columns])
+    sizes = np.asarray(entry.get("boxes", [step]), np.float64).reshape(-1, 2)
+    cells = np.empty((rows, columns, len(sizes), 2))
+    cells[..., 0] = np.arange(rows)[:, None, None]
+    cells[..., 1] = np.arange(columns)[None, :, None]
+    anchors = np.concatenate([(cells + 0.5) * step, np.broadcast_to(sizes, cells.shape)], axis=3)
+    steps = np.broadcast_to(step, cells.shape)
+    return anchors.reshape(-1, 4), steps.reshape(-1, 2), cells.reshape(-1, 2)

@@ -45,7 +45,8 @@ def test_objects_are_filled_up_to_one_array(keras: Any) -> None:
 
 
 def test_anchors_answer_for_what_they_share_most_with_and_each_object_has_one(keras: Any) -> None:
-    from compress.tasks.detection import match, padded
+    from compress.tasks.anchor_matching import match
+    from compress.tasks.detection import padded
 
     detector = Detector(TWO)
     thin = (0.02, 0.02, 0.06, 0.06)  # shares little with any anchor: its best one is forced
@@ -57,7 +58,8 @@ def test_anchors_answer_for_what_they_share_most_with_and_each_object_has_one(ke
 
 
 def test_anchors_that_share_some_are_asked_nothing(keras: Any) -> None:
-    from compress.tasks.detection import match, padded
+    from compress.tasks.anchor_matching import match
+    from compress.tasks.detection import padded
 
     detector = Detector({"maps": [{"cells": [1, 1], "boxes": [[1.0, 1.0], [0.9, 0.5], [0.3, 1.0]]}]})
     found = match(detector, padded([objects((0, (0.0, 0.0, 1.0, 1.0)))]))
@@ -66,7 +68,8 @@ def test_anchors_that_share_some_are_asked_nothing(keras: Any) -> None:
 
 
 def test_the_raw_boxes_asked_for_are_what_gives_the_objects(keras: Any) -> None:
-    from compress.tasks.detection import match, padded
+    from compress.tasks.anchor_matching import match
+    from compress.tasks.detection import padded
 
     detector = Detector(TWO)
     box = (0.55, 0.4, 0.95, 0.9)
@@ -78,7 +81,8 @@ def test_the_raw_boxes_asked_for_are_what_gives_the_objects(keras: Any) -> None:
 
 @pytest.mark.parametrize("scores", ["logits", "probabilities"])
 def test_the_loss_is_small_for_right_answers_and_each_mistake_costs(keras: Any, scores: str) -> None:
-    from compress.tasks.detection import DetectionHead, match, padded
+    from compress.tasks.anchor_matching import match
+    from compress.tasks.detection import DetectionHead, padded
 
     detector = Detector({**TWO, "scores": scores})
     labels = padded([objects((1, QUARTER))])
@@ -123,7 +127,7 @@ def test_a_model_learns_to_find_the_bright_half(keras: Any, tmp_path: Path) -> N
     facts = fit(model, own_loss(model, given), Train(epochs=30, batch_size=16, learning_rate=0.02), given)
     assert set(facts["history"][0]) == {"loss", "val_loss"}
     reader = Detector(detector)
-    found = [reader(*pair) for pair in zip(*model.predict(data.inputs("test"), verbose=0), strict=True)]
+    found = [reader(pair) for pair in zip(*model.predict(data.inputs("test"), verbose=0), strict=True)]
     assert average_precision(found, data.objects("test"), 2)["ap50"] > 0.9
 
 
@@ -190,7 +194,7 @@ def test_augmentation_moves_boxes_with_what_is_in_them(keras: Any, augment: dict
 def test_what_is_moved_out_of_the_image_is_gone(keras: Any) -> None:
     import tensorflow
 
-    from compress.tasks.detection import _moved_objects
+    from compress.tasks.detection_augmentation import _moved_objects
 
     rows = tensorflow.constant([[[1, 0.0, 0.0, 0.2, 0.2], [0, 0.4, 0.4, 0.6, 0.6], [-1, -1, -1, -1, -1]]])
     shift, scale = tensorflow.constant([[0.15, 0.0]]), tensorflow.constant([[1.0, 1.0]])

@@ -9,7 +9,9 @@ import pytest
 from coco_reference import by_coco
 
 from deploy.contract.average_precision import average_precision
-from deploy.contract.detection import DetectionError, Detections, Detector, ordered, overlaps, suppressed
+from deploy.contract.detection import Detections, Detector, DetectorParts
+from deploy.contract.detector_specification import DetectionError
+from deploy.contract.suppression import overlaps, suppressed
 
 SMALL = {"maps": [{"cells": [2, 3], "boxes": [[0.4, 0.2], [0.2, 0.4]]}, {"cells": [1, 1], "boxes": [[0.8, 0.8]]}]}
 
@@ -46,7 +48,7 @@ def test_boxes_are_cut_off_at_the_border_and_huge_numbers_do_no_harm() -> None:
 def test_detections_are_sorted_and_suppressed_within_their_class() -> None:
     detector = Detector({"maps": [{"cells": [1, 1], "boxes": [[0.5, 0.5]] * 4}], "scores": "probabilities"})
     scores = np.array([[0.6, 0.0], [0.9, 0.0], [0.0, 0.7], [0.0, 0.005]], np.float32)
-    found = detector(np.zeros((4, 4), np.float32), scores, ["a", "b"])
+    found = detector([np.zeros((4, 4), np.float32), scores], ["a", "b"])
     assert [(each.label, round(each.score, 3)) for each in found.top()] == [("a", 0.9), ("b", 0.7)]
     assert found.top(1)[0].box == (0.25, 0.25, 0.75, 0.75)
     assert [row["label"] for row in found.above(0.8).rows()] == ["a"]
@@ -55,13 +57,14 @@ def test_detections_are_sorted_and_suppressed_within_their_class() -> None:
 def test_logits_are_the_sigmoids_of_probabilities() -> None:
     given = np.array([[-200.0, 0.0, 200.0]], np.float32)
     with np.errstate(all="raise", under="ignore"):
-        np.testing.assert_allclose(Detector(SMALL).probabilities(given), [[0, 0.5, 1]], atol=1e-6)
+        found = Detector(SMALL).probabilities(DetectorParts(np.zeros((1, 4)), given))
+        np.testing.assert_allclose(found, [[0, 0.5, 1]], atol=1e-6)
 
 
 def test_nothing_is_found_where_scores_are_low_or_no_numbers() -> None:
     scores = np.full((13, 2), -30.0, np.float32)
     scores[3] = np.nan
-    assert len(Detector(SMALL)(np.zeros((13, 4)), scores)) == 0
+    assert len(Detector(SMALL)([np.zeros((13, 4)), scores])) == 0
 
 
 @pytest.mark.parametrize(
@@ -72,9 +75,9 @@ def test_nothing_is_found_where_scores_are_low_or_no_numbers() -> None:
         ({"maps": [{"cells": [2.5, 2], "boxes": [[0.1, 0.1]]}]}, "whole numbers"),
         ({"maps": [{"cells": [2, 2], "boxes": [[0.1, -0.1]]}]}, "2 numbers above 0"),
         ({"maps": [{"cells": [4096, 4096], "boxes": [[0.1, 0.1]]}]}, "allowed: 1 to"),
-        ({"maps": [{"cells": [4, 4], "boxes": []}]}, "give 0 anchors"),
+        ({"maps": [{"cells": [4, 4], "boxes": []}]}, "boxes must be a list"),
         ({"variances": [1, 1, 1]}, "variances must be 4 numbers"),
-        ({"scores": "softmax"}, "'logits' or 'probabilities'"),
+        ({"scores": "tanh"}, "scores must be one of 'logits'"),
         ({"least_score": 1.0}, "least_score must be below 1"),
         ({"most": True}, "most must be a whole number"),
         ({"anchor": 1}, "unknown key 'anchor'"),
@@ -86,17 +89,17 @@ def test_specifications_that_cannot_be_used_are_refused(change: dict[str, Any], 
 
 
 def test_outputs_of_other_anchors_are_refused() -> None:
-    with pytest.raises(DetectionError, match=r"not \[13, 4\]"):
-        Detector(SMALL)(np.zeros((12, 4)), np.zeros((12, 2)))
+    with pytest.raises(DetectionError, match="76 numbers are not the outputs of 13 locations"):
+        Detector(SMALL)([np.zeros((12, 4)), np.zeros((14, 2))])
 
 
 def test_the_boxes_of_a_runtime_come_first() -> None:
-    boxes, scores = ({"shape": np.array([1, 9, side]), "dtype": np.int8} for side in (4, 3))
-    assert ordered([scores, boxes]) == [boxes, scores]
-    assert ordered([boxes, scores]) == [boxes, scores]
-    assert ordered([boxes]) is None
-    assert ordered([scores, scores]) is None
-    assert ordered([boxes, {**scores, "dtype": np.float32}]) is None
+    boxes, scores = ({"shape": np.array([1, 13, side])} for side in (4, 3))
+    detector = Detector(SMALL)
+    assert detector.ordered([scores, boxes]) == [boxes, scores]
+    assert detector.ordered([boxes, scores]) == [boxes, scores]
+    assert detector.ordered([boxes]) == [boxes]
+    assert detector.ordered([scores, scores]) == [scores, scores]
 
 
 def test_suppression_keeps_the_first_of_those_that_share_much() -> None:

@@ -1,0 +1,118 @@
+"""The model of a detector that ends at its last convolutions: one output for each part of each map.
+
+Parts that one convolution computes become several convolutions, so that each part has a scale of its own in 8 bits. The
+transpositions, joins and functions after them are gone: numpy on the device does their work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from compress.detectors.recognition import RecognizedDetector
+from compress.detectors.roles import AnchorRoles, MapRoles
+from compress.errors import ModelError
+from compress.ir.keras_graph import Layer, LayerOutput, Network, subnetwork
+from compress.ir.layer_specs import CONCATENATE, spec_of
+
+
+def cut(network: Network, detector: RecognizedDetector, kept: Sequence[int] | None = None) -> Network:
+    """Return the network that ends at the last convolutions, with the outputs of the detector's specification.
+
+    Args:
+        network: the network that was recognized.
+        detector: what was recognized.
+        kept: the classes to keep, by number and in this order; None for all.
+    """
+    outputs = []
+    for entry in detector.specification["outputs"]:
+        roles = detector.maps[entry["map"]]
+        name = f"{entry['part']}_{entry['map']}"
+        channels = _channels(roles, entry["part"], kept)
+        network, tensor = _selected(network, roles, channels, name)
+        outputs.append(tensor)
+    found = subnetwork(network, outputs)
+    return replace(found, name=network.name)
+
+
+def _channels(roles: MapRoles, part: str, kept: Sequence[int] | None) -> list[int]:
+    """Return the channels of a part: those of the first anchor, then of the second."""
+    channels: list[int] = []
+    for anchor in roles.anchors:
+        channels += _kept_scores(anchor, roles.background, kept) if part == "scores" else _of_part(anchor, part)
+    return channels
+
+
+def _of_part(anchor: AnchorRoles, part: str) -> list[int]:
+    if part == "boxes":
+        return list(anchor.boxes)
+    return list(anchor.keypoints) if part == "keypoints" else [int(anchor.objectness or 0)]
+
+
+def _kept_scores(anchor: AnchorRoles, background: str | None, kept: Sequence[int] | None) -> list[int]:
+    """Return the channels of the kept classes, and of the background."""
+    if kept is None:
+        return list(anchor.scores)
+    first = 1 if background == "first" else 0
+    classes = [anchor.scores[first + number] for number in kept]
+    if background is None:
+        return classes
+    return [anchor.scores[0], *classes] if background == "first" else [*classes, anchor.scores[-1]]
+
+
+def _selected(network: Network, roles: MapRoles, channels: Sequence[int], name: str) -> tuple[Network, LayerOutput]:
+    """Return the network with a tensor that has some channels of a map, in their order."""
+    head = roles.probe.head
+    starts = np.cumsum([0, *head.widths])
+    runs: list[tuple[int, list[int]]] = []  # tensors, each with channels that follow each other in the result
+    for channel in channels:
+        tensor = int(np.searchsorted(starts, channel, side="right")) - 1
+        if not runs or runs[-1][0] != tensor:
+            runs.append((tensor, []))
+        runs[-1][1].append(channel - int(starts[tensor]))
+    parts = []
+    for index, (tensor, own) in enumerate(runs):
+        network, part = _of_convolution(
+            network, head.tensors[tensor], own, name if len(runs) == 1 else f"{name}_{index}"
+        )
+        parts.append(part)
+    if len(parts) == 1:
+        return network, parts[0]
+    joined = CONCATENATE.layer(network.free_name(name), ({"args": [parts], "kwargs": {}},), axis=-1)
+    shape = (*head.cells, len(channels))
+    return _with(network, joined, shape)
+
+
+def _of_convolution(
+    network: Network, tensor: LayerOutput, channels: Sequence[int], name: str
+) -> tuple[Network, LayerOutput]:
+    """Return the network with a convolution that computes some channels of another one."""
+    layer = network.layers[tensor.layer]
+    spec = spec_of(layer)
+    index = list(channels)
+    free = network.free_name(name)
+    shape = (*(network.shapes[tensor][:2]), len(index))
+    renamed = {"name": free}
+    if index == list(range(int(network.shapes[tensor][2] or 0))):
+        single = replace(layer, name=free, calls=(layer.calls[tensor.call],)).configured(**renamed)
+        return _with(network, single, shape)
+    if not spec.width_setting or layer.config.get("groups", 1) != 1:
+        raise ModelError(
+            f"the layer {layer.name!r} computes several parts of the detector, each from some of its channels only",
+            hint="export the model with a head that ends in ordinary convolutions",
+        )
+    kernels = list(layer.weights[: len(spec.kernels)])
+    last = spec.kernels[-1]
+    kernels[-1] = np.take(kernels[-1], index, axis=last.out)
+    biases = [weights[index] for weights in layer.weights[len(spec.kernels) :]]
+    single = replace(layer, name=free, calls=(layer.calls[tensor.call],), weights=(*kernels, *biases))
+    return _with(network, single.configured(**renamed, **{spec.width_setting: len(index)}), shape)
+
+
+def _with(network: Network, layer: Layer, shape: tuple[int | None, ...]) -> tuple[Network, LayerOutput]:
+    """Return the network with one more layer, and its output."""
+    tensor = LayerOutput(layer.name)
+    edited = network.edited({layer.name: layer}, {})
+    return replace(edited, shapes={**edited.shapes, tensor: shape}), tensor

@@ -1,0 +1,127 @@
+"""Detectors and photos without labels: the result finds what the original model finds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from compress.data.types import Data
+from compress.errors import ModelError, StageError
+from compress.stage import Refusal, Use
+from compress.tasks.base import DistillationTerms, Judge, Location, Specification
+from compress.tasks.detection import Detection, detector_of, moving_steps
+from compress.tasks.detection_head import DetectionHead
+from compress.tasks.outputs import OutputsHead, OutputsTask
+from deploy.contract.detection import Detector
+
+DETECTOR = "detector"
+"""The key of the detector in the specification; the other keys are those of the task `outputs`."""
+
+
+@dataclass(frozen=True)
+class UnlabelledDetectionHead(OutputsHead):
+    """The outputs of a detector, compared by scores and by the boxes of likely locations.
+
+    Attributes:
+        objects: the meaning of the outputs.
+    """
+
+    objects: DetectionHead
+
+    @property
+    def specification(self) -> Specification:
+        """The outputs of the original, and how boxes and scores are read."""
+        return {**(super().specification or {}), DETECTOR: self.objects.specification}
+
+    def logits(self, outputs: Any) -> Any:
+        """Return the outputs, with scores as logits: [n, values]."""
+        return self.objects.logits(outputs)
+
+    def distillation_loss(self, logits: Any, soft_targets: Any, labels: Any, terms: DistillationTerms) -> Any:
+        """Return the divergence from the teachers' scores, and from their boxes where they see an object: [n]."""
+        return self.objects.distillation_loss(logits, soft_targets, labels, terms)
+
+    def divergence(self, expected: Any, actual: Any) -> Any:
+        """Return the divergence of scores and likely boxes: [n]."""
+        return self.objects.divergence(expected, actual)
+
+
+class UnlabelledDetection(OutputsTask):
+    """Detection without labels; the metric is the error of the outputs, and the agreement is that of the objects."""
+
+    name: ClassVar[str] = "unlabelled_detection"
+    instead_of: ClassVar[frozenset[str]] = frozenset({"outputs", "classification", "regression", "detection"})
+    models: ClassVar[str] = "detectors without labels"
+    reads_specification: ClassVar[bool] = True
+    refused: ClassVar[Mapping[Use, Refusal]] = {**Detection.refused, **OutputsTask.refused}
+    agreement_note: ClassVar[str] = "of the objects that either finds with a score of 0.5 or more, those that both find"
+
+    def head(self, model: Any, data: Data, specification: Specification = None) -> UnlabelledDetectionHead:
+        """Return the head of a detector.
+
+        Args:
+            model: a Keras model; the original itself if the specification has no outputs.
+            data: the samples.
+            specification: of the detector (`deploy.contract.detection`), or that of an earlier artifact.
+
+        Raises:
+            ModelError: the model does not take the samples, or has other outputs than the original.
+        """
+        known = dict(specification or {})
+        detector = detector_of(known.pop(DETECTOR, None) or known or None)
+        outputs = {"outputs": specification["outputs"]} if specification and DETECTOR in specification else None
+        problem = detector.misfit([(1, *each.shape[1:]) for each in model.outputs])
+        if problem is not None:
+            raise ModelError(
+                f"the model's outputs are not those of its detector: {problem}",
+                hint="check model.detector: `detector: auto` recognizes the head",
+            )
+        forms = super().head(model, data, outputs).outputs
+        return UnlabelledDetectionHead(forms, DetectionHead(detector))
+
+    def output_order(self, outputs: list[dict[str, Any]], specification: Specification) -> list[dict[str, Any]]:
+        """Return the outputs in the order of the specification: compilers may change it."""
+        return _detector(specification).ordered(outputs)
+
+    def file_specification(self, file: Path, data: Data) -> Specification:
+        """Return nothing: the detector of a file that is not rebuilt is not known."""
+        del file, data
+        return None
+
+    def fidelity(self, specification: Specification, *, logits: bool = False) -> Judge:
+        """Return the comparison by scores, boxes and objects."""
+        return Detection().fidelity((specification or {}).get(DETECTOR), logits=logits)
+
+    def refused_settings(self, settings: Mapping[str, Any]) -> list[tuple[Location, Refusal]]:
+        """Return the preprocessing steps that would move objects, and a model without a detector."""
+        found = moving_steps(settings)
+        if not settings["model"].get("detector"):
+            refusal = Refusal("a detector is needed", "model.detector: auto, the name of a family, or a specification")
+            found.append((("model",), refusal))
+        return found
+
+    def manifest(self, specification: Specification, labels: Sequence[str] = ()) -> dict[str, Any]:
+        """Return the task on the device: detection, with the names of classes if there are any.
+
+        Raises:
+            StageError: the number of names does not fit the scores.
+        """
+        detector = _detector(specification)
+        sizes = sum(_values(each["shape"]) for each in (specification or {})["outputs"])
+        classes = detector.classes_of(sizes) - (detector.specification["background"] is not None)
+        if labels and len(labels) != classes:
+            raise StageError(f"package.labels has {len(labels)} names, and the detector {classes} classes")
+        return {"task": Detection.name, "detection": detector.specification}
+
+
+def _values(shape: Sequence[int]) -> int:
+    count = 1
+    for side in shape:
+        count *= side
+    return count
+
+
+def _detector(specification: Specification) -> Detector:
+    return detector_of((specification or {}).get(DETECTOR))

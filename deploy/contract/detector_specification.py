@@ -1,0 +1,208 @@
+"""The specification of a detector: its keys, their defaults, and checks of what comes from outside.
+
+`maps` say where boxes are looked for, `code` and the keys after it how raw numbers become boxes and scores, `outputs`
+which tensors hold them, and the last four keys which boxes are kept (docs/detection.md).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List
+
+from deploy.contract.box_codes import CODES, WITH_ANCHORS
+
+DEFAULTS: Dict[str, Any] = {
+    "code": "ssd",
+    "order": None,
+    "variances": [0.1, 0.1, 0.2, 0.2],
+    "offset": None,
+    "bins": 16,
+    "input_size": None,
+    "scores": "logits",
+    "background": None,
+    "objectness": "product",
+    "keypoints": None,
+    "outputs": None,
+    "least_score": 0.01,
+    "overlap": 0.5,
+    "most": 100,
+    "class_agnostic": False,
+}
+PARTS = ("boxes", "scores", "objectness", "keypoints")
+WHOLE_MODEL = [{"part": "boxes"}, {"part": "scores"}]
+"""The default of `outputs`: all boxes in one tensor, all scores in another."""
+WORDS = {
+    "code": tuple(CODES),
+    "order": ("yx", "xy"),
+    "scores": ("logits", "probabilities", "softmax"),
+    "background": (None, "first", "last"),
+    "objectness": ("product", "geometric_mean"),
+}
+KEYPOINTS = {"count": None, "scale": 1.0, "offset": 0.0, "unit": "cell", "visibility": False}
+UNITS = ("cell", "anchor", "box")
+MAX_ANCHORS = 1 << 20
+
+
+class DetectionError(ValueError):
+    """A specification, or outputs, that cannot be used."""
+
+
+def checked(specification: Any) -> Dict[str, Any]:
+    """Return a specification with every default written out.
+
+    Raises:
+        DetectionError: an unknown or missing key, or a value that cannot be used.
+    """
+    if not isinstance(specification, dict) or "maps" not in specification:
+        raise DetectionError("a detector's specification must be a map with the key 'maps'")
+    _refuse_unknown(specification, ["maps", *DEFAULTS], "a detector's specification")
+    settings = dict(DEFAULTS, **specification)
+    if settings["order"] is None:
+        settings["order"] = "yx" if settings["code"] == "ssd" else "xy"
+    for name, words in WORDS.items():
+        if settings[name] not in words or isinstance(settings[name], bool):
+            allowed = ", ".join("nothing" if word is None else repr(word) for word in words)
+            raise DetectionError("%s must be one of %s, not %r" % (name, allowed, settings[name]))
+    settings["variances"] = _positive(settings["variances"], 4, "variances")
+    settings["offset"] = _offset(settings)
+    settings["bins"] = _whole(settings["bins"], 2, 256, "bins")
+    if settings["input_size"] is not None:
+        settings["input_size"] = _cells(settings["input_size"], "input_size")
+    for name in ("least_score", "overlap"):
+        settings[name] = _positive([settings[name]], 1, name)[0]
+    if settings["least_score"] >= 1 or settings["overlap"] > 1:
+        raise DetectionError("least_score must be below 1, and overlap at most 1")
+    settings["most"] = _whole(settings["most"], 1, 1000, "most")
+    if not isinstance(settings["class_agnostic"], bool):
+        raise DetectionError("class_agnostic must be true or false, not %r" % (settings["class_agnostic"],))
+    settings["maps"] = _maps(settings["maps"], settings["code"] in WITH_ANCHORS)
+    settings["keypoints"] = _keypoints(settings["keypoints"])
+    settings["outputs"] = _outputs(settings)
+    return settings
+
+
+def _refuse_unknown(entry: Dict[str, Any], allowed: List[str], what: str) -> None:
+    for key in entry:
+        if key not in allowed:
+            raise DetectionError("unknown key %r in %s; allowed: %s" % (key, what, ", ".join(allowed)))
+
+
+def _offset(settings: Dict[str, Any]) -> float:
+    offset = settings["offset"]
+    if offset is None:
+        return 0.0 if settings["code"] in ("yolox", "centernet") else 0.5
+    if not _is_number(offset) or not -1 <= offset <= 1:
+        raise DetectionError("offset must be a number from -1 to 1, not %r" % (offset,))
+    return float(offset)
+
+
+def _maps(maps: Any, with_anchors: bool) -> List[Dict[str, Any]]:
+    if not isinstance(maps, (list, tuple)) or not 1 <= len(maps) <= 64:
+        raise DetectionError("maps must be a list of 1 to 64 maps with 'cells' and 'boxes'")
+    parsed = [_map(entry, with_anchors) for entry in maps]
+    total = sum(locations_of(entry) for entry in parsed)
+    if total > MAX_ANCHORS:
+        raise DetectionError("maps give %d anchors; allowed: 1 to %d" % (total, MAX_ANCHORS))
+    return parsed
+
+
+def _map(entry: Any, with_anchors: bool) -> Dict[str, Any]:
+    """Return a checked entry of `maps`: cells, with the sizes of anchors if the code has them, or single anchors."""
+    keys = {"cells", "boxes"} if with_anchors else {"cells"}
+    if not isinstance(entry, dict) or set(entry) not in (keys, {"anchors"}):
+        shown = " and ".join(map(repr, sorted(keys, reverse=True)))
+        raise DetectionError("each of maps must have the keys %s, or 'anchors', not %r" % (shown, entry))
+    if "anchors" in entry:
+        return {"anchors": _anchors(entry["anchors"])}
+    parsed: Dict[str, Any] = {"cells": _cells(entry["cells"], "cells")}
+    if with_anchors:
+        if not isinstance(entry["boxes"], (list, tuple)) or not entry["boxes"]:
+            raise DetectionError("boxes must be a list of pairs of height and width")
+        parsed["boxes"] = [_positive(box, 2, "boxes") for box in entry["boxes"]]
+    return parsed
+
+
+def locations_of(entry: Dict[str, Any]) -> int:
+    """Return the number of locations of a checked entry of `maps`."""
+    if "anchors" in entry:
+        return len(entry["anchors"])
+    return int(entry["cells"][0] * entry["cells"][1] * len(entry.get("boxes", [0])))
+
+
+def _cells(values: Any, name: str) -> List[int]:
+    numbers = _positive(values, 2, name)
+    if any(side != int(side) or side > 4096 for side in numbers):
+        raise DetectionError("%s must be two whole numbers up to 4096, not %r" % (name, values))
+    return [int(side) for side in numbers]
+
+
+def _anchors(anchors: Any) -> List[List[float]]:
+    if not isinstance(anchors, (list, tuple)) or not 1 <= len(anchors) <= MAX_ANCHORS:
+        raise DetectionError("anchors must be a list of [y, x, height, width]")
+    return [[*_numbers(row[:2], 2, "anchors"), *_positive(row[2:], 2, "anchors")] for row in map(_as_list, anchors)]
+
+
+def _keypoints(keypoints: Any) -> Any:
+    if keypoints is None:
+        return None
+    if not isinstance(keypoints, dict) or "count" not in keypoints:
+        raise DetectionError("keypoints must be a map with the key 'count'")
+    _refuse_unknown(keypoints, list(KEYPOINTS), "keypoints")
+    settings = dict(KEYPOINTS, **keypoints)
+    if settings["unit"] not in UNITS or not isinstance(settings["visibility"], bool):
+        raise DetectionError("keypoints have a unit, one of %s, and visibility: true or false" % ", ".join(UNITS))
+    scale, offset = _numbers([settings["scale"], settings["offset"]], 2, "scale and offset of keypoints")
+    return dict(settings, count=_whole(settings["count"], 1, 1000, "count"), scale=scale, offset=offset)
+
+
+def _outputs(settings: Dict[str, Any]) -> List[Dict[str, Any]]:
+    """Return the entries of `outputs`, after a check that each part is there once."""
+    outputs = WHOLE_MODEL if settings["outputs"] is None else settings["outputs"]
+    if not isinstance(outputs, (list, tuple)) or not outputs:
+        raise DetectionError("outputs must be a list of maps with 'part' and 'map'")
+    count = len(settings["maps"])
+    places: Dict[str, List[Any]] = {}
+    for entry in outputs:
+        if not isinstance(entry, dict) or not {"part"} <= set(entry) <= {"part", "map"} or entry["part"] not in PARTS:
+            raise DetectionError("each of outputs must have 'part' (one of %s) and may have 'map'" % ", ".join(PARTS))
+        if "map" in entry:
+            _whole(entry["map"], 0, count - 1, "map of outputs")
+        places.setdefault(entry["part"], []).append(entry.get("map"))
+    for part, maps in places.items():
+        if maps != [None] and sorted(maps, key=str) != sorted(range(count), key=str):
+            raise DetectionError("outputs must have one tensor of %s for all maps, or one for each map" % part)
+    wanted = {"boxes", "scores"} | ({"keypoints"} if settings["keypoints"] else set())
+    if set(places) - {"objectness"} != wanted:
+        raise DetectionError("outputs must have the parts %s" % ", ".join(sorted(wanted)))
+    return [dict(entry) for entry in outputs]
+
+
+def _as_list(value: Any) -> List[Any]:
+    if not isinstance(value, (list, tuple)) or len(value) != 4:
+        raise DetectionError("anchors must be a list of [y, x, height, width]")
+    return list(value)
+
+
+def _numbers(values: Any, count: int, name: str) -> List[float]:
+    if not isinstance(values, (list, tuple)) or len(values) != count:
+        raise DetectionError("%s must be %d numbers, not %r" % (name, count, values))
+    if not all(_is_number(value) and abs(value) < 1e6 for value in values):
+        raise DetectionError("%s must be %d numbers, not %r" % (name, count, values))
+    return [float(value) for value in values]
+
+
+def _positive(values: Any, count: int, name: str) -> List[float]:
+    """Return a list of numbers above 0."""
+    good = isinstance(values, (list, tuple)) and len(values) == count
+    if not good or not all(_is_number(value) and 0 < value < 1e6 for value in values):
+        raise DetectionError("%s must be %d numbers above 0, not %r" % (name, count, values))
+    return [float(value) for value in values]
+
+
+def _whole(value: Any, low: int, high: int, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise DetectionError("%s must be a whole number from %d to %d, not %r" % (name, low, high, value))
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

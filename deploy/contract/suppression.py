@@ -1,0 +1,79 @@
+"""The overlap of boxes, and non-maximum suppression, in numpy."""
+
+from __future__ import annotations
+
+from typing import List
+
+import numpy as np
+
+from deploy.contract.preprocessing import Array
+
+BLOCK = 128
+"""Boxes that are compared with each other at once."""
+
+
+def overlaps(boxes: Array, others: Array) -> Array:
+    """Return the intersection over union of all pairs of boxes: float64 [k, m]; 0 for two empty boxes."""
+    boxes = np.asarray(boxes, np.float64).reshape(-1, 4)
+    others = np.asarray(others, np.float64).reshape(-1, 4)
+    low = np.maximum(boxes[:, None, :2], others[None, :, :2])
+    high = np.minimum(boxes[:, None, 2:], others[None, :, 2:])
+    shared = np.prod(np.maximum(high - low, 0), axis=2)
+    areas = [np.prod(np.maximum(corners[:, 2:] - corners[:, :2], 0), axis=1) for corners in (boxes, others)]
+    union = areas[0][:, None] + areas[1][None, :] - shared
+    return np.where(union > 0, shared / np.where(union > 0, union, 1), 0.0)
+
+
+def suppressed(boxes: Array, classes: Array, overlap: float, most: int) -> Array:
+    """Return the indices of the boxes that remain after greedy non-maximum suppression, int64.
+
+    The boxes are in descending order of their scores. A box is removed if its intersection over union with a remaining
+    box of the same class is larger than `overlap`.
+    """
+    table = np.concatenate([np.asarray(boxes, np.float64).reshape(-1, 4), classes.reshape(-1, 1)], axis=1)
+    kept: List[int] = []
+    for start in range(0, len(table), BLOCK):
+        block = np.arange(start, min(start + BLOCK, len(table)))
+        free = block if not kept else block[~_conflicts(table[kept], table[block], overlap).any(axis=0)]
+        kept.extend(free[_remaining(_conflicts(table[free], table[free], overlap), most - len(kept))])
+        if len(kept) >= most:
+            break
+    return np.asarray(kept, np.int64)
+
+
+def _conflicts(rows: Array, others: Array, overlap: float) -> Array:
+    """Return which pairs have one class and overlap by more than `overlap`: bool [k, m].
+
+    Args:
+        rows: float64 [k, 5]: box and class.
+        others: float64 [m, 5].
+        overlap: the intersection over union.
+    """
+    columns, across = rows.T[:, :, np.newaxis], others.T[:, np.newaxis, :]
+    height = np.minimum(columns[2], across[2]) - np.maximum(columns[0], across[0])
+    width = np.minimum(columns[3], across[3]) - np.maximum(columns[1], across[1])
+    shared = np.maximum(height, 0) * np.maximum(width, 0)
+    areas, other_areas = ((each[2] - each[0]) * (each[3] - each[1]) for each in (columns, across))
+    return (shared > overlap * (areas + other_areas - shared)) & (columns[4] == across[4])
+
+
+def _remaining(conflicts: Array, most: int) -> List[int]:
+    """Return the first `most` of those rows that conflict with no remaining row before them.
+
+    Args:
+        conflicts: bool [k, k], symmetric.
+        most: the largest number of rows.
+    """
+    # A row of the table is a number whose bits are its conflicts: numpy would need one call for each remaining row.
+    packed = np.packbits(conflicts, axis=1)
+    width = packed.shape[1] * 8
+    rows = [int.from_bytes(row.tobytes(), "big") for row in packed]
+    removed = 0
+    kept: List[int] = []
+    for index, row in enumerate(rows):
+        if len(kept) >= most:
+            break
+        if not removed >> (width - 1 - index) & 1:
+            kept.append(index)
+            removed |= row
+    return kept
