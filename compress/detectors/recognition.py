@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from compress.detectors import box_fit
-from compress.detectors.families import BY_ANCHORS, PRESETS, Preset, Sizes
+from compress.detectors.families import AUTO, BY_ANCHORS, PRESETS, Preset, Sizes
 from compress.detectors.probing import probes, tail_of
 from compress.detectors.roles import MapRoles, roles_of
 from compress.ir.keras_graph import Network, tensors_in
@@ -78,6 +78,8 @@ def _described(
         settings, error = dict(fitted.settings), fitted.error
         grids = [dict(entry) for entry in fitted.maps]
     else:
+        if preset is AUTO and len(maps) == 1:
+            return None  # too little to go by: other models have such outputs too
         assumed = _assumed(maps, preset, input_size)
         if assumed is None:
             return None
