@@ -37,6 +37,7 @@ from compress.tasks.base import (
 )
 from compress.tasks.degeneracy import Judgement
 from compress.tasks.findings import VerdictReason, against_constant
+from deploy.contract import image_geometry
 from deploy.contract.average_precision import average_precision as mean_average_precision
 from deploy.contract.detection import DetectionError, Detections, Detector, agreement, ordered
 
@@ -46,8 +47,6 @@ FOCUS, BALANCE = 2.0, 0.25
 """Gamma and alpha of the focal loss."""
 VISIBLE = 0.4
 """Share of an object that must be visible in an augmented image."""
-STAYING = ("resize", "colour", "scale", "normalize", "clip")
-"""Preprocessing steps that do not move boxes, as fractions of the image's dimensions."""
 LIKELY = 100
 """Number of anchors of a sample whose boxes are compared: those with the highest scores, as applications use them."""
 
@@ -301,13 +300,10 @@ class Detection(Task):
 
 def _moving(step: Any) -> Refusal | None:
     """Return why a preprocessing step cannot be used with boxes, or None."""
-    ((name, settings),) = ((step, None),) if isinstance(step, str) else step.items()
-    fit = (settings or {}).get("fit", "stretch") if name == "resize" else "stretch"
-    if name in STAYING and fit == "stretch":
+    name = step if isinstance(step, str) else next(iter(step))
+    if name in image_geometry.STEPS:
         return None
-    shown = name if fit == "stretch" else f"{name} with fit: {fit}"
-    what = f"{shown} changes positions in the image, but not in the boxes"
-    return Refusal(what, ", ".join(STAYING), "use resize: it stretches the image and its boxes")
+    return Refusal(f"after {name}, the positions of objects are not known", ", ".join(image_geometry.STEPS))
 
 
 def _boxes_and_scores(detector: Detector, rows: Rows) -> tuple[Rows, Rows]:
