@@ -141,8 +141,8 @@ def _is_detector(content: dict[str, Any], inputs: ModelInputs, progress: Progres
         return False
     content["model"]["detector"] = "auto"
     content["data"]["task"] = UnlabelledDetection.name
-    code = found.specification["code"]
-    progress.note(f"the model is a detector of {found.classes} classes, its boxes have the code {code}: docs/detection.md")
+    what = f"a detector of {found.classes} classes, with boxes in the code {found.specification['code']}"
+    progress.note(f"the model is {what}: docs/detection.md")
     return True
 
 

@@ -94,7 +94,7 @@ def _described(
     if keypoints is not None:
         settings["keypoints"] = keypoints
     settings |= _scores(maps, preset, keypoints)
-    specification = {"maps": grids, **settings, "outputs": _outputs(maps)}
+    specification = {"maps": grids, **settings, "tensors": _tensors(maps)}
     classes = len(first.scores) - (settings.get("background") is not None)
     Detector(specification)
     return RecognizedDetector(tuple(maps), specification, classes, error, tuple(notes))
@@ -185,8 +185,8 @@ def _scores(maps: Sequence[MapRoles], preset: Preset, keypoints: Mapping[str, An
     return found
 
 
-def _outputs(maps: Sequence[MapRoles]) -> list[dict[str, Any]]:
-    """Return the entries of `outputs`: for each map its boxes, scores, objectness and keypoints."""
+def _tensors(maps: Sequence[MapRoles]) -> list[dict[str, Any]]:
+    """Return the entries of `tensors`: for each map its boxes, scores, objectness and keypoints."""
     entries = []
     for index, roles in enumerate(maps):
         parts = ["boxes", "scores"]
