@@ -172,6 +172,9 @@ def _ssd(
         of_map = np.stack([next(left)[0] for _ in anchors], axis=1)  # [positions, anchors, 4]
         single.append({"anchors": of_map.reshape(-1, 4).tolist()})
         regular.append({"cells": list(sides), "boxes": np.median(of_map[..., 2:], axis=0).tolist()})
+    farthest = float(np.concatenate([anchors[:, :2] for anchors, _ in fits]).max())
+    if not 0.4 < farthest < 1.6:  # another unit: the anchors of a detector lie all over the image
+        return None
     on_grid = _judged(known, regular, samples, boxes)
     if on_grid is not None and on_grid.error < CLOSE:
         return on_grid
