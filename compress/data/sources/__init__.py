@@ -11,10 +11,11 @@ from compress.data.sources.tfrecord import TfRecord
 from compress.data.sources.time_series import Csv
 from compress.data.sources.voc import Voc
 from compress.data.sources.wav import Wav
+from compress.data.sources.yolo import Yolo
 
 SOURCES: dict[str, type[Source]] = {
     source.name: source
-    for source in (Digits, Npz, Npy, ImageFolder, Csv, Wav, TfRecord, PythonFunction, Voc, Coco, RandomSamples)
+    for source in (Digits, Npz, Npy, ImageFolder, Csv, Wav, TfRecord, PythonFunction, Voc, Coco, Yolo, RandomSamples)
 }
 
 __all__ = [
@@ -30,4 +31,5 @@ __all__ = [
     "TfRecord",
     "Voc",
     "Wav",
+    "Yolo",
 ]
