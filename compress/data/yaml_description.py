@@ -12,6 +12,8 @@ from compress.errors import DataError
 
 MAX_YAML_BYTES = 1 << 20
 MAX_DEPTH = 16
+MAX_DIGITS = 6
+"""Longest class index."""
 
 
 class Description:
@@ -54,31 +56,47 @@ class Description:
         Raises:
             DataError: they are not names of the classes 0, 1, 2 and so on.
         """
-        key = next((key for key in ("names", "classes") if key in self.content), None)
+        names = self.names_by_index()
+        if names is not None and sorted(names) != list(range(len(names))):
+            self.refuse(self._key, "its indices have gaps", allowed=f"0 to {len(names) - 1}, each once")
+        return None if names is None else tuple(names[index] for index in range(len(names)))
+
+    def names_by_index(self) -> dict[int, str] | None:
+        """Return the same, also with gaps between the indices.
+
+        Raises:
+            DataError: they are not names, or not as many as `nc`.
+        """
         count = self.content.get("nc")
         if count is not None and (type(count) is not int or not 1 <= count <= MOST_CLASSES):
             self.refuse("nc", f"{str(count)[:60]!r} is not a number of classes", allowed=f"1 to {MOST_CLASSES}")
-        if key is None:
-            return None if count is None else tuple(map(str, range(count)))
-        names = self._in_order(key)
+        if not self._key:
+            return None if count is None else {index: str(index) for index in range(count)}
+        names = self._listed(self._key)
         if count is not None and count != len(names):
             self.refuse("nc", f"{count}, but there are {len(names)} names", hint="correct one of the two")
         return names
 
-    def _in_order(self, key: str) -> tuple[str, ...]:
+    @property
+    def _key(self) -> str:
+        """The key with the names; empty if there is none."""
+        return next((key for key in ("names", "classes") if key in self.content), "")
+
+    def _listed(self, key: str) -> dict[int, str]:
         value = self.content[key]
-        if isinstance(value, Mapping):
-            if sorted(map(str, value)) != sorted(map(str, range(len(value)))):
-                self.refuse(key, "its indices have gaps", allowed=f"0 to {len(value) - 1}, each once")
-            by_index = {int(index): name for index, name in value.items()}
-            value = [by_index[index] for index in range(len(value))]
-        if not isinstance(value, Sequence) or isinstance(value, str) or not 1 <= len(value) <= MOST_CLASSES:
+        if isinstance(value, Sequence) and not isinstance(value, str):
+            value = dict(enumerate(value))
+        if not isinstance(value, Mapping) or not 1 <= len(value) <= MOST_CLASSES:
             self.refuse(key, "is not a list of names", allowed=f"1 to {MOST_CLASSES} names, or a map from indices")
-        other = next((each for each in value if not isinstance(each, (str, int, float))), None)
+        wrong = next((index for index in value if not str(index).isdecimal() or len(str(index)) > MAX_DIGITS), None)
+        if wrong is not None:
+            self.refuse(key, f"{str(wrong)[:60]!r} is not an index", allowed="whole numbers from 0")
+        other = next((each for each in value.values() if not isinstance(each, (str, int, float))), None)
         if other is not None:
             self.refuse(key, f"{str(other)[:60]!r} is not a name", allowed="texts")
-        names = tuple(str(each).strip() for each in value)
-        return class_names.checked(names, self.where(key))
+        names = {int(index): str(name).strip() for index, name in value.items()}
+        class_names.checked(tuple(names.values()), self.where(key))
+        return dict(sorted(names.items()))
 
 
 def _parsed(path: Path) -> Any:

@@ -118,8 +118,10 @@ class Segmentation(MeasuredTask):
         return SegmentationHead(form, probabilities)
 
     def refused_settings(self, settings: Mapping[str, Any]) -> list[tuple[Location, Refusal]]:
-        """Return also preprocessing that would move pixels away from their masks."""
+        """Return also preprocessing that would move pixels away from masks in arrays, which stay as they are."""
         found = super().refused_settings(settings)
+        if "masks" in settings["data"]["source"]:
+            return found
         for index, entry in enumerate(settings["data"].get("preprocess") or ()):
             name = entry if isinstance(entry, str) else next(iter(entry))
             if name in ("crop", "pad"):

@@ -19,7 +19,6 @@ from compress.data.splits import by_group
 from compress.errors import DataError
 from compress.settings import Settings
 
-
 ROUNDING = 1e-6
 """Pixels by which a border that is computed in floating point may miss a whole number."""
 

@@ -6,7 +6,6 @@ Datasets Overview".
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,8 +16,7 @@ from pydantic import model_validator
 
 from compress.data import class_names, labels
 from compress.data.class_names import ClassList
-from compress.data.file_tree import Tree, inside, is_archive, tree
-from compress.data.labels import SPLIT_WORDS
+from compress.data.file_tree import inside, unpacked
 from compress.data.source import Samples, Stored
 from compress.data.sources import bounding_boxes, object_crops
 from compress.data.sources.bounding_boxes import AnnotatedImage, Point, number
@@ -151,7 +149,7 @@ class YoloFolder:
         folder = Path(settings.folder or ".")
         path = Path(settings.file) if settings.file else folder / DATA_FILE
         self.description = Description(path) if settings.file or path.is_file() else None
-        self.tree = _folder(folder if self.description is None else self._root(self.description))
+        self.tree = unpacked(folder if self.description is None else self._root(self.description))
         self.names = frozenset(self.tree.names)
         self.images = self._described(self.description) if self.description else self._foldered()
         self._labels_folder = "" if settings.labels is None else inside(settings.labels, "data.source.yolo.labels")
@@ -238,7 +236,7 @@ class YoloFolder:
         if not names:
             allowed = "images/ and labels/, or a file data.yaml"
             raise DataError("contains no images", where=self.tree.where, allowed=allowed)
-        splits = [split_of_folders(name) for name in names]
+        splits = [labels.split_of_folders(name) for name in names]
         labels.refuse_parts(names, splits, self.tree.where)
         return list(zip(names, splits, strict=True))
 
@@ -385,18 +383,3 @@ def _point(values: Sequence[float]) -> Point:
 
 def _is_image(name: str) -> bool:
     return name.lower().endswith(tuple(FORMATS))
-
-
-def split_of_folders(name: str) -> Split | None:
-    """Return the split that a folder of a file is named after, such as `val` or `val2017`."""
-    words = (re.sub(r"[\d_-]+$", "", part).lower() for part in name.split("/")[:-1])
-    return next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), None)
-
-
-def _folder(path: Path) -> Tree:
-    if is_archive(path):
-        raise DataError("is an archive", where=str(path), allowed="a folder", hint="unpack it")
-    files_of_folder = tree(path)
-    if not files_of_folder.names:
-        raise DataError("contains no files", where=str(path), hint="check data.source.yolo")
-    return files_of_folder
