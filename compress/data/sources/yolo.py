@@ -99,6 +99,11 @@ class Yolo(DecodedImages, Stored):
         """Return "keypoints" if the samples are objects with keypoints."""
         return self.task if self.keypoints is None else "keypoints"
 
+    def with_labels_beside(self, model: Path) -> Self:
+        """Return the same source: the indices in label files have the order of the data's own class names."""
+        del model
+        return self
+
     def files(self) -> dict[str, Path]:
         """Return data.yaml, the label files and the images.
 
