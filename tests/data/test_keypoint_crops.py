@@ -61,6 +61,7 @@ def test_keypoints_are_moved_by_preprocessing(tmp_path: Path) -> None:
     assert data.task == "keypoints"
     for split in ("train", "validation", "test"):
         points, inputs = data.targets(split), data.inputs(split)  # type: ignore[arg-type]
+        assert not points[points[..., 2] == 0].any()
         for row, sample in zip(points, inputs, strict=True):
             for colour, (x, y, seen) in enumerate(row[:2]):
                 if seen:
