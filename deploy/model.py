@@ -91,14 +91,16 @@ class Model:
         self.session.outputs = list(entry.outputs)  # with their names for applications
         self.labels: List[str] = list(self.bundle.labels)
         self.decode = decoder(self.bundle, entry.outputs)
-        self._moves = self.bundle.detector is not None and moves_positions(self.bundle.preprocessing)
+        has_positions = self.bundle.detector is not None or self.bundle.task == "keypoints"
+        self._moves = has_positions and moves_positions(self.bundle.preprocessing)
         self._lock = threading.Lock()
         self._input_layout = entry.input_layout
 
     def __call__(self, sample: Any) -> Any:
         """Return the answer for one decoded sample: an `Answer`, `Detections` of a detector, otherwise `NamedOutputs`.
 
-        Boxes are fractions of the height and width of the sample, also if preprocessing crops or pads it.
+        Boxes are fractions of the height and width of the sample, also if preprocessing crops or pads it. So are
+        keypoints, if they are fractions.
 
         Args:
             sample: an image [height, width, channels], or [height, width] for one channel, in the form that the
@@ -173,8 +175,8 @@ class Model:
 
         Args:
             tensors: the input tensors.
-            sample_shape: the shape of the decoded image. Boxes are then fractions of its height and width; without it,
-                they are fractions of the model's input.
+            sample_shape: the shape of the decoded image. Boxes and keypoints are then fractions of its height and
+                width; without it, they are fractions of the model's input.
 
         Raises:
             ImageError: a tensor has another shape or type.

@@ -14,8 +14,8 @@ from compress.errors import DataError, ModelError
 from compress.ir.tensorflow import keras
 from compress.measurement import Measurement, Metric, missing
 from compress.stage import Refusal, Use
-from compress.tasks.base import Rows, Specification, first_output
-from compress.tasks.measured import ByValue, MeasuredTask, ValuesHead, refuse_shape
+from compress.tasks.base import Location, Rows, Specification, first_output
+from compress.tasks.measured import ByValue, MeasuredTask, ValuesHead, refuse_moving, refuse_shape
 from compress.tasks.regression import WITHOUT_CLASSES, mean_with_interval
 
 NEAR = 0.1
@@ -72,6 +72,10 @@ class Keypoints(MeasuredTask):
         expected = [count, 2] if len(model.outputs[0].shape) == 3 else [2 * count]
         refuse_shape(model, data, expected, "x and y of each point")
         return KeypointsHead(tuple(_spread(points).tolist()))
+
+    def refused_settings(self, settings: Mapping[str, Any]) -> list[tuple[Location, Refusal]]:
+        """Return also preprocessing that would move images away from points in arrays, which stay as they are."""
+        return [*super().refused_settings(settings), *refuse_moving(settings, "the points", ("coco", "yolo"))]
 
     def targets(self, data: Data, split: Split) -> NDArray[Any]:
         """Return x, y and visibility (0: not marked) of each point: float32 [n, points, 3]."""

@@ -186,4 +186,10 @@ def test_keypoints(tmp_path: Path) -> None:
     before, after = values(record, "pck")
     assert before > 0.3  # 0.06 for constant points
     assert abs(before - after) < 0.1
-    assert read(str(bundle)).task == "keypoints"
+    sample = photos()[0][1][:32]  # 32 x 96: a third of the input, in the middle of its rows
+    with Model(str(bundle), device="cpu") as model:
+        in_input = model.answer(model.prepare(sample)).first.reshape(-1, 2)
+        in_sample = model(sample).first.reshape(-1, 2)
+    np.testing.assert_allclose(in_sample[:, 0], in_input[:, 0], atol=1e-5)
+    rows_of_image = 21 / 64  # 32 * 64 / 96, rounded
+    np.testing.assert_allclose(in_sample[:, 1], (in_input[:, 1] - 21 / 64) / rows_of_image, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Keypoints: points that are not marked count nowhere."""
+"""Keypoints and masks: what does not count, and preprocessing that would move images away from them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from compress.tasks.keypoints import Keypoints
-
-pytestmark = pytest.mark.tensorflow
+from compress.tasks.segmentation import Segmentation
 
 
 @dataclass(frozen=True)
@@ -26,6 +25,7 @@ class PointsOnly:
         return self.points
 
 
+@pytest.mark.tensorflow
 def test_points_that_are_not_marked_do_not_count(keras: Any) -> None:
     random = np.random.default_rng(0)
     points = np.concatenate([random.normal(0.5, 0.1, (40, 3, 2)), np.full((40, 3, 1), 2)], axis=2).astype(np.float32)
@@ -45,3 +45,25 @@ def test_points_that_are_not_marked_do_not_count(keras: Any) -> None:
         scales.append(head.scale)
     assert scales[0] == pytest.approx(scales[1])
     assert scales[0] == pytest.approx([0.1] * 6, rel=0.4)
+
+
+@pytest.mark.parametrize(("task", "sources"), [(Keypoints(), ("coco", "yolo")), (Segmentation(), ("masks",))])
+@pytest.mark.parametrize("step", [{"crop": {"share": 0.5}}, {"resize": {"size": [8, 8], "fit": "letterbox"}}])
+def test_arrays_do_not_move_with_images(task: Any, sources: tuple[str, ...], step: dict[str, Any]) -> None:
+    steps = [{"resize": {"size": [8, 8]}}, step, {"scale": {"from": [0, 255]}}, {"squeeze": {}}]
+    settings: dict[str, Any] = {"model": {}, "data": {"preprocess": steps, "source": {"npz": {}}}}
+    ((place, refusal),) = task.refused_settings(settings)
+    assert place == ("data", "preprocess", 1)
+    assert f"{next(iter(step))} changes positions in the image, but not in the" in refusal.what
+    for source in sources:
+        settings["data"]["source"] = {source: {}}
+        assert task.refused_settings(settings) == []
+
+
+def test_pixels_without_a_class_do_not_count() -> None:
+    task = Segmentation()
+    truth = np.array([[[0, 1], [255, 255]]], np.uint8)
+    scores = np.array([[[[1, 0], [0, 1]], [[1, 0], [0, 1]]]], np.float32)
+    measured = task.measured(task.kept(scores.reshape(1, -1), truth, None), truth, "")
+    assert measured["miou"].value == 1
+    assert measured["pixel_accuracy"].value == 1
