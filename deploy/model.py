@@ -91,8 +91,7 @@ class Model:
         self.session.outputs = list(entry.outputs)  # with their names for applications
         self.labels: List[str] = list(self.bundle.labels)
         self.decode = decoder(self.bundle, entry.outputs)
-        has_positions = self.bundle.detector is not None or self.bundle.task == "keypoints"
-        self._moves = has_positions and moves_positions(self.bundle.preprocessing)
+        self._moves = self.bundle.has_positions and moves_positions(self.bundle.preprocessing)
         self._lock = threading.Lock()
         self._input_layout = entry.input_layout
 
@@ -110,7 +109,8 @@ class Model:
         Raises:
             ImageError: the sample has the wrong shape or type.
         """
-        return self.answer(self.prepare(sample), np.shape(sample))
+        tensors = self.prepare(sample)
+        return self.answer(tensors, np.shape(self._joined(sample)) if self._moves else ())
 
     def batch(self, images: Iterable[Array]) -> List[Any]:
         """Return the answers for several samples, in their order."""
