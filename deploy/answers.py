@@ -165,12 +165,18 @@ def decoder(opened: Bundle, tensors: Sequence[TensorDescription]) -> Decode:
 
 
 def in_image(answer: Any, placed: AffineMap) -> Any:
-    """Return an answer with boxes as fractions of the image; `answer` has fractions of the model's input.
+    """Return detections or keypoints as fractions of the image; `answer` has fractions of the model's input.
 
-    Boxes in the border that preprocessing added to the image are removed. Other answers do not change.
+    Boxes in the border that preprocessing added to the image are removed.
+
+    Args:
+        answer: `Detections`, or the outputs of a model of keypoints, of which the first has x and y of each point.
+        placed: the position of the image in the input.
     """
-    if not isinstance(answer, Detections):
-        return answer
+    if isinstance(answer, NamedOutputs):
+        name, points = next(iter(answer.arrays.items()))
+        places = placed.to_image(points.reshape(-1, 2)[:, ::-1])[:, ::-1]
+        return NamedOutputs(dict(answer.arrays, **{name: places.astype(np.float32).reshape(points.shape)}))
     boxes = placed.boxes_to_image(answer.boxes)
     kept = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
     moved = dataclasses.replace(answer, boxes=boxes)
