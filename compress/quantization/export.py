@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from compress.errors import ModelError, StageError
 from compress.ir.keras_graph import Layer, LayerOutput, Network, build
 from compress.ir.layer_specs import EMBEDDING, spec_of
+from compress.ir.passes import separate_gates
 from compress.ir.passes.decompose import reason_to_stay
 from compress.ir.tensorflow import split_inputs
 from compress.quantization import (
@@ -71,7 +72,7 @@ def convert(network: Network, plan: QuantizationPlan, io: InputType = "int8") ->
     """
     changed = gridded(edited(network, plan), plan)
     quantized = fake_quantization.fixed(fake_quantization.insert(changed, quantizer_placement.find(changed), plan))
-    return constant_biases.corrected(refuse_float(_quantized(build(quantized), io), network))
+    return constant_biases.corrected(refuse_float(_quantized(build(quantized), io), changed))
 
 
 def gridded(network: Network, plan: QuantizationPlan | None = None) -> Network:
@@ -80,9 +81,18 @@ def gridded(network: Network, plan: QuantizationPlan | None = None) -> Network:
     return network.edited({name: _on_grid(layer, rounding.get(name)) for name, layer in network.layers.items()}, {})
 
 
+def restructured(network: Network, plan: QuantizationPlan) -> Network:
+    """Return the network with the layers that a plan names: the same function, with some gates separated.
+
+    Raises:
+        StageError: the plan is for another network.
+    """
+    return separate_gates.separated(network, plan.separated_gates)
+
+
 def edited(network: Network, plan: QuantizationPlan) -> Network:
-    """Return the network with the weights and biases of a plan, not yet rounded."""
-    return bias_correction.shifted(equalization.applied(network, plan.factors), plan.bias_shifts)
+    """Return the network with the layers, weights and biases of a plan, not yet rounded."""
+    return bias_correction.shifted(equalization.applied(restructured(network, plan), plan.factors), plan.bias_shifts)
 
 
 def refuse_mismatch(network: Network, plan: QuantizationPlan) -> None:
@@ -92,6 +102,7 @@ def refuse_mismatch(network: Network, plan: QuantizationPlan) -> None:
         StageError: a range is missing, unknown or not the prescribed one, or an edit does not fit its layer or would
             have no effect.
     """
+    network = restructured(network, plan)
     points_by_tensor = quantizer_placement.find(network)
     points = set(points_by_tensor.values())
     wrong = [f"no range for {name}" for name in sorted(points - plan.ranges.keys())]
@@ -117,6 +128,10 @@ def _misplaced_edits(network: Network, plan: QuantizationPlan) -> list[str]:
     """Describe the edits of a plan that do not fit the layers of a network."""
     kernels = {name: layer.weights[0].shape for name, layer in network.layers.items() if spec_of(layer).kernel}
     wrong = [f"factors for a layer {name}" for name in plan.factors if name not in network.layers]
+    for name in plan.separated_gates:
+        source = separate_gates.source_of(network, name)
+        if source not in plan.factors:
+            wrong.append(f"no factors for {source}, whose gate it separates")
     for name, values in plan.bias_shifts.items():
         if name not in kernels or len(values) != network.shapes[LayerOutput(name)][-1]:
             wrong.append(f"{len(values)} bias shifts for a layer {name}")

@@ -189,7 +189,7 @@ def described(
         network: in canonical form.
         plan: what the file was made by.
         held_out: preprocessed samples [m, ...].
-        simulation: of the same network without a softmax at its end; None builds one.
+        simulation: of the plan's network (`export.restructured`) without a softmax at its end; None builds one.
     """
     trained = result.method == "qat"
     plan = replace(plan, weights_digest=weights_digest(network), trained_with_rounding=trained)
@@ -210,6 +210,8 @@ def _search(search: Search, network: Network, settings: PostTrainingSettings, no
         # The best method for channels of very different sizes may not be the best one for equalized channels.
         if search.equalization():
             search.ranges(search.methods_left(methods))
+    if settings.equalize == "auto" and settings.separate_gates == "auto" and not clustered and search.gates():
+        search.ranges(search.methods_left(methods))
     if settings.correct_bias == "auto":
         search.bias()
     if settings.rounding == "adaround":
