@@ -102,11 +102,13 @@ def refuse_mismatch(network: Network, plan: QuantizationPlan) -> None:
         StageError: a range is missing, unknown or not the prescribed one, or an edit does not fit its layer or would
             have no effect.
     """
+    equal_layers = _equal_layers(network, plan)
     network = restructured(network, plan)
     points_by_tensor = quantizer_placement.find(network)
     points = set(points_by_tensor.values())
     wrong = [f"no range for {name}" for name in sorted(points - plan.ranges.keys())]
     wrong += [f"a range for {name}, which is not rounded" for name in sorted(plan.ranges.keys() - points)]
+    wrong += [f"no factors for {name}, whose gate it separates" for name in equal_layers]
     wrong += _misplaced_edits(network, plan)
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
@@ -124,14 +126,17 @@ def refuse_mismatch(network: Network, plan: QuantizationPlan) -> None:
     equalization.applied(network, plan.factors)
 
 
+def _equal_layers(network: Network, plan: QuantizationPlan) -> list[str]:
+    """Return the layers that a plan copies and does not change: the converter makes one layer of both."""
+    possible = separate_gates.find(network)
+    copied = [possible[name].source for name in plan.separated_gates if name in possible]
+    return [name for name in copied if name not in plan.factors]
+
+
 def _misplaced_edits(network: Network, plan: QuantizationPlan) -> list[str]:
     """Describe the edits of a plan that do not fit the layers of a network."""
     kernels = {name: layer.weights[0].shape for name, layer in network.layers.items() if spec_of(layer).kernel}
     wrong = [f"factors for a layer {name}" for name in plan.factors if name not in network.layers]
-    for name in plan.separated_gates:
-        source = separate_gates.source_of(network, name)
-        if source not in plan.factors:
-            wrong.append(f"no factors for {source}, whose gate it separates")
     for name, values in plan.bias_shifts.items():
         if name not in kernels or len(values) != network.shapes[LayerOutput(name)][-1]:
             wrong.append(f"{len(values)} bias shifts for a layer {name}")

@@ -66,7 +66,7 @@ def train(
     """
     how = how or RoundedTraining()
     start = export.edited(network, plan)
-    ranges = replace(plan, factors={}, bias_shifts={}, rounding={}, separated_gates=())
+    ranges = replace(plan, factors={}, bias_shifts={}, rounding={})
     points, kept = quantizer_placement.find(start), sparsity_patterns.find(start)
     names = fake_quantization.layer_names(start, points)
     following = names.keys() - (names if how.ranges == "fixed" else quantizer_placement.fixed(start, points)).keys()

@@ -75,6 +75,7 @@ def test_a_gate_is_separated_where_large_channels_hide_small_ones(keras: Any, fu
     assert not export.float_operators(result.content)
     before, after = (macs.total_macs(graph.parse(each.content)) for each in (without, result))
     assert after == before + 6 * 6 * 9 * 8
+    assert result.to_json()["separated_gates"] == [{"activation": "act", "copied": "stem", "macs": 6 * 6 * 9 * 8}]
 
 
 @pytest.mark.parametrize("function", ["relu", "silu"])
@@ -142,9 +143,11 @@ def test_both_layers_are_trained(keras: Any, tmp_path: Path) -> None:
     network, kept = planned(keras)
     trained, learned, _ = qat.train(network, kept, Quantize(method="qat", epochs=1), context(Blobs(), tmp_path))
     assert separate_gates.source_of(trained, "act") == "stem"
-    assert not learned.separated_gates
+    assert learned.separated_gates == ("act",)
     export.refuse_mismatch(trained, learned)
     assert not export.float_operators(export.convert(trained, learned))
+    with pytest.raises(StageError, match="no factors for stem"):  # they are in the trained weights
+        export.refuse_mismatch(network, learned)
 
 
 def test_a_search_is_repeated_with_files(keras: Any) -> None:

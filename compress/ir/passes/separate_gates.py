@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 
@@ -113,6 +114,14 @@ def source_of(network: Network, name: str) -> str | None:
     same_inputs = bool(first.calls) and bool(copy.calls) and first.inputs() == copy.inputs()
     is_copy = copy.name != first.name and copy.kind == first.kind and same_inputs
     return first.name if is_copy and spec_of(first).kernel is not None else None
+
+
+def added_macs(network: Network, name: str) -> int:
+    """Return the multiply-accumulates of the layer that computes the gate of a product, for one sample."""
+    source = network.layers[source_of(network, name) or ""]
+    axes = spec_of(source).kernels[0]
+    positions = source.inputs()[0] if axes.transposed else LayerOutput(source.name)
+    return int(source.weights[0].size * prod(size or 1 for size in network.shapes[positions][:-1]))
 
 
 def _separated(network: Network, name: str, gated: GatedActivation) -> Network:
