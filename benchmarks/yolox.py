@@ -141,7 +141,9 @@ def edge_quantizer(model: Any, samples: Floats) -> bytes:
 
     with tempfile.TemporaryDirectory() as folder:
         archive = _with_signature(model)
-        tensorflow.saved_model.save(archive, folder, signatures=archive.run.get_concrete_function())
+        # The gradient of Keras' SiLU cannot be saved.
+        options = tensorflow.saved_model.SaveOptions(experimental_custom_gradients=False)
+        tensorflow.saved_model.save(archive, folder, archive.run.get_concrete_function(), options)
         content = tensorflow.lite.TFLiteConverter.from_saved_model(folder).convert()
     tool = quantizer.Quantizer(content, recipe.static_wi8_ai8())
     feeds = [{"sample": sample[np.newaxis]} for sample in samples]

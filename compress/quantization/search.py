@@ -242,8 +242,12 @@ class Search:
     def gates(self) -> bool:
         """Try to separate gates of activations in front of which 8 bits are too coarse; return whether one is kept.
 
-        Factors are part of it: only they make the steps of the first factor of the product finer.
+        Factors are part of it: only they make the steps of the first factor of the product finer. A plan that is good
+        enough without is not worth the additional layer.
         """
+        assert self._best is not None, "`ranges` comes first"
+        if self._best.snr_db.mean() > SUFFICIENT_DB:
+            return False
         kept = False
         for name, _ in self._coarse_activations()[:MAX_GATES]:
             if not self._separated(name):
@@ -255,7 +259,8 @@ class Search:
         """Return the activations with a gate whose input has channels that are lost in rounding, the worst one first.
 
         The measure is the mean over channels of the share of the rounding noise, a twelfth of the squared step, in the
-        variance of the rounded channel. Most values of a channel are in six standard deviations.
+        variance of the rounded channel: within the samples, where most values are in six standard deviations, and
+        between them.
         """
         assert self._seen is not None, "`ranges` comes first"
         possible = separate_gates.find(self.network)
@@ -265,11 +270,12 @@ class Search:
         noise_shares = {}
         for name, activation in possible.items():
             tensor = LayerOutput(activation.source)
-            low, high = widest[self._seen.statistics.points[tensor]]
-            noise = ((high - low) / LEVELS) ** 2 / 12
+            lowest, highest = widest[self._seen.statistics.points[tensor]]
+            noise = ((highest - lowest) / LEVELS) ** 2 / 12
             extremes = self._seen.statistics.extremes[tensor]
-            spread = (extremes.high.astype(np.float64) - extremes.low).mean(axis=0)
-            noise_shares[name] = float(np.mean(noise / (noise + (spread / 6) ** 2)))
+            low, high = (ends.astype(np.float64) for ends in (extremes.low, extremes.high))
+            variance = ((high - low).mean(axis=0) / 6) ** 2 + ((low + high) / 2).var(axis=0)
+            noise_shares[name] = float(np.mean(noise / (noise + variance)))
         coarse = [(name, share) for name, share in noise_shares.items() if share > COARSE]
         return sorted(coarse, key=lambda pair: -pair[1])
 
