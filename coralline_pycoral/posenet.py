@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Tuple
 
 import numpy as np
 
@@ -199,7 +199,7 @@ def _unshared_scores(keypoints: Array, keypoint_scores: Array, radius: float) ->
     order = np.argsort(-keypoint_scores.mean(axis=1), kind="mergesort")
     scores = np.zeros(len(keypoints), np.float32)
     for place, pose in enumerate(order):
-        better: Sequence[int] = order[:place]
+        better = order[:place]
         distances = np.sum((keypoints[better] - keypoints[pose]) ** 2, axis=2)
         free = (distances > radius).all(axis=0)
         scores[pose] = np.sum(keypoint_scores[pose] * free) / KEYPOINTS

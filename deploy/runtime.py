@@ -267,7 +267,7 @@ def load_delegate(runtime: Runtime, options: RuntimeOptions) -> Any:
 
 
 def allocated_interpreter(runtime: Runtime, content: bytes, options: RuntimeOptions, delegate: Any) -> Any:
-    """Return an interpreter with allocated tensors. `delegate` may be None; `options.device` and `library` do not count.
+    """Return an interpreter with allocated tensors. Without a delegate (None) it runs on the CPU.
 
     Raises:
         LoadError: the runtime refuses the model.

@@ -19,9 +19,9 @@ from tiny import Coralline, environment
 from compress.cli.main import main
 from compress.pipeline.schema import load
 
-CODE = [
-    path for package in ("compress", "coralline_pycoral", "deploy") for path in sorted((ROOT / package).rglob("*.py"))
-]
+DEVICE_SIDE = ("coralline_pycoral", "deploy")
+PACKAGES = ("compress", *DEVICE_SIDE)
+CODE = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 LATE = ("tensorflow", "keras", "tf_keras", "tensorflow_model_optimization")
 TENSORFLOW_ROOMS = (
     *("ir", "tasks", "importers", "training", "pruning", "quantization", "distillation", "replacement", "engines"),
@@ -92,7 +92,7 @@ ALONE = """
 import sys
 known = set(sys.modules)
 for name in sys.argv[1:]:
-    for loaded in [module for module in sys.modules if module.partition(".")[0] in ("compress", "coralline_pycoral", "deploy")]:
+    for loaded in [module for module in sys.modules if module.partition(".")[0] in PACKAGES]:
         del sys.modules[loaded]
     try:
         __import__(name)
@@ -103,7 +103,7 @@ for name in sys.argv[1:]:
 
 
 def test_every_module_can_be_imported_first_and_imports_nothing_slow() -> None:
-    script = f"SLOW = {SLOW!r}\n{ALONE}"
+    script = f"SLOW = {SLOW!r}\nPACKAGES = {PACKAGES!r}\n{ALONE}"
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", script, *MODULES],
         cwd=ROOT,
