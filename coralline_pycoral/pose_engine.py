@@ -112,9 +112,9 @@ class PoseEngine:
 
     def DetectPosesInImage(self, img: Any) -> Tuple[List[Pose], float]:  # noqa: N802 - the vendor's name
         """Return the poses of an image of Pillow, in pixels of the model's input, and the inference time in seconds."""
-        resized = np.asarray(img.resize((int(self._input_width), int(self._input_height)), _NEAREST))
+        resized: Array = np.asarray(img.resize((int(self._input_width), int(self._input_height)), _NEAREST))
         if self._input_type is np.float32:
-            resized = np.float32(resized) / np.float32(128.0) - np.float32(1.0)  # type: ignore[assignment]
+            resized = np.float32(resized) / np.float32(128.0) - np.float32(1.0)
         self.run_inference(resized.flatten())
         return self.ParseOutput()
 

@@ -11,18 +11,24 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import one_op
 import pytest
 import tiny
+from flatbuffers import flexbuffers
 from interpreters import executable, interpreters
 from paths import ROOT
 from PIL import Image
+
+from compress.tflite import graph
 
 PAIRS = ROOT.parent / "shared" / "edgetpu" / "pairs"
 EXAMPLES = {
     "classify_image.py": ("mobilenet_v1_0.25_128_quant", "--model", "RESULTS"),
     "semantic_segmentation.py": ("deeplabv3_mnv2_dm05_pascal_quant", "--model", "Done."),
+    "detect_image.py": ("", "--model", "score: "),
     "movenet_pose_estimation.py": ("movenet_single_pose_lightning_ptq", "--model", "Done."),
 }
 PROGRAM = """
@@ -75,6 +81,24 @@ def test_the_example_of_the_manual(tmp_path: Path) -> None:
     assert run(sys.executable, ["-c", image + example], tmp_path).split()[0] == "1"
 
 
+def postprocessed() -> bytes:
+    """A detector with TFLite_Detection_PostProcess whose outputs do not depend on its image."""
+    cells = np.array([[y, x, 0.2, 0.4] for y in (0.25, 0.75) for x in (0.25, 0.75)], np.float32)
+    shapes = {"image": (1, 8, 8, 3), "o0": (1, 10, 4), "o1": (1, 10), "o2": (1, 10), "o3": (1,)}
+    constants = {"boxes": np.zeros((1, 4, 4)), "scores": np.linspace(0, 0.9, 12).reshape(1, 4, 3), "anchors": cells}
+    dtypes = {"image": "UINT8"}
+    tensors = {name: one_op.Tensor(shape, dtypes.get(name, "FLOAT32"), None, ()) for name, shape in shapes.items()}
+    for name, values in constants.items():
+        tensors[name] = one_op.Tensor(values.shape, "FLOAT32", values, ())
+    outputs = ["o0", "o1", "o2", "o3"]
+    operator = one_op.Op("TFLite_Detection_PostProcess", list(constants), outputs, custom=True)
+    model = one_op.model(tensors, [operator], ["image"], outputs)
+    options = {"max_detections": 10, "max_classes_per_detection": 1, "num_classes": 2, "nms_iou_threshold": 0.6}
+    options |= {"nms_score_threshold": 0.1, "y_scale": 10.0, "x_scale": 10.0, "h_scale": 5.0, "w_scale": 5.0}
+    model.subgraphs[0].operators[0].customOptions = np.frombuffer(flexbuffers.Dumps(options), np.uint8)
+    return graph.serialize(SimpleNamespace(source=model))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_vendors_examples(name: str, tmp_path: Path) -> None:
     folder = os.environ.get("CORALLINE_PYCORAL_EXAMPLES")
@@ -82,6 +106,9 @@ def test_the_vendors_examples(name: str, tmp_path: Path) -> None:
         pytest.skip("CORALLINE_PYCORAL_EXAMPLES is not set")
     pair, option, expected = EXAMPLES[name]
     model = PAIRS / pair / "model.tflite"
+    if not pair:
+        model = tmp_path / "model.tflite"
+        model.write_bytes(postprocessed())
     if not model.exists():
         pytest.skip(f"{model} is not there")
     program = (Path(folder) / name).read_text()
