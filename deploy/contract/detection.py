@@ -229,7 +229,7 @@ class Detector:
         """
         settings = self.specification
         if settings["code"] == "dfl":
-            raw = maths.reshape(raw, (*raw.shape[:-1], 4, settings["bins"]))
+            raw = maths.reshape(raw, (-1, *raw.shape[1:-1], 4, settings["bins"]))  # the first dimension may be unknown
         axis = -2 if settings["code"] == "dfl" else -1
         if settings["order"] == "xy":
             raw = _pairs_swapped(raw, axis, maths)
