@@ -1,9 +1,11 @@
-"""The training loss of detectors without anchors of their own: locations are assigned to objects by what they find.
+"""The training loss of detectors without anchors: locations are assigned to objects by what they predict.
 
 Of the locations inside an object, those count whose score for its class and whose overlap with it are best, so that
-both learn to agree. Sources: Feng et al., TOOD: Task-aligned One-stage Object Detection, ICCV 2021 (assignment);
-Rezatofighi et al., Generalized Intersection over Union, CVPR 2019 (boxes); Li et al., Generalized Focal Loss, NeurIPS
-2020 (distributions over distances).
+both learn to agree. An untrained model must predict boxes that overlap objects: distances `ltrb` need a bias above 0.
+
+Sources: Feng et al., TOOD: Task-aligned One-stage Object Detection, ICCV 2021 (assignment); Rezatofighi et al.,
+Generalized Intersection over Union, CVPR 2019 (boxes); Li et al., Generalized Focal Loss, NeurIPS 2020 (distributions
+over distances).
 """
 
 from __future__ import annotations
