@@ -36,13 +36,17 @@ model: {{builder: anchor_free}}
 stages:
   - train: {{epochs: {epochs}, batch_size: 8, learning_rate: 0.002, warmup: 0.05, augment: {augment}}}
 """
-AUGMENT = "{shift: 0.2, zoom: 0.3, flip: true}"
+AUGMENT = "{shift: 0.2, zoom: 0.3}"
 PTQ = "quantize: {}"
 QAT = "quantize: {method: qat, epochs: 6, batch_size: 8, learning_rate: 0.0002, qat: {distill: {temperature: 1}}}"
-PRUNE = (
-    "prune: {{objective: compute, keep: 0.5, epochs: {epochs}, batch_size: 8, learning_rate: 0.001, augment: {augment}, "
-    "distill: {{temperature: 1, weight: 0.5}}}}"
-)
+PRUNE = """prune:
+      objective: compute
+      keep: 0.5
+      epochs: {epochs}
+      batch_size: 8
+      learning_rate: 0.001
+      augment: {augment}
+      distill: {{temperature: 1, weight: 0.5}}"""
 FROM_FILE = """
 model: {{file: {file}, detector: {detector}}}
 stages:
@@ -92,7 +96,7 @@ def accuracy(report: dict[str, Any], model: str) -> Accuracy:
 
 def stage_facts(report: dict[str, Any], name: str) -> dict[str, Any]:
     """Return the facts of a stage."""
-    facts: dict[str, Any] = next(stage["facts"] for stage in report["stages"] if stage["name"] == name)
+    facts: dict[str, Any] = next(stage["facts"] for stage in report["stages"] if stage["stage"] == name)
     return facts
 
 
