@@ -64,7 +64,8 @@ def compare(
         progress("measuring the accuracy of the %s model" % role)
         try:
             with _model(opened, role, options, kernels) as model:
-                answers[role] = model.batch(samples)
+                # Without the shape of the samples: the boxes of the bundle are fractions of the model's input, too.
+                answers[role] = [model.answer(model.prepare(sample)) for sample in samples]
         except DeviceError as error:
             models[role] = {metric: missing("fraction", str(error)), "error": error.to_json()}
             continue

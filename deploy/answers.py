@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
 import numpy as np
 
 from deploy.contract.bundle import Bundle, archive_of, array_bytes
+from deploy.contract.detection import Detections
+from deploy.contract.image_geometry import AffineMap
 from deploy.contract.preprocessing import Array
 from deploy.contract.tensors import TensorDescription, sample_shape
 from deploy.measurement import finite
@@ -159,6 +162,19 @@ def decoder(opened: Bundle, tensors: Sequence[TensorDescription]) -> Decode:
     if opened.answers == "labels":
         return lambda outputs: _labelled(dict(zip(names, _reals(outputs, values, shapes))), opened, labels)
     return lambda outputs: NamedOutputs(dict(zip(names, _reals(outputs, values, shapes))))
+
+
+def in_image(answer: Any, placed: AffineMap) -> Any:
+    """Return an answer with boxes as fractions of the image; `answer` has fractions of the model's input.
+
+    Boxes in the border that preprocessing added to the image are removed. Other answers do not change.
+    """
+    if not isinstance(answer, Detections):
+        return answer
+    boxes = placed.boxes_to_image(answer.boxes)
+    kept = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
+    moved = dataclasses.replace(answer, boxes=boxes)
+    return moved if kept.all() else Detections(boxes[kept], answer.classes[kept], answer.scores[kept], answer.labels)
 
 
 def to_json(answer: Any, count: int) -> Dict[str, Any]:

@@ -26,11 +26,12 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optio
 import numpy as np
 
 from deploy import host, probe, runtime
-from deploy.answers import decoder
+from deploy.answers import decoder, in_image
 from deploy.contract import bundle, signature
 from deploy.contract.bundle import BundledModel
 from deploy.contract.detection import Detector
 from deploy.contract.errors import ArgumentError, EdgeTpuError, ImageError, LoadError
+from deploy.contract.image_geometry import AffineMap, input_map, moves_positions
 from deploy.contract.preprocessing import Array, PreprocessingError
 from deploy.runtime import InferenceSession, RuntimeOptions
 
@@ -90,11 +91,14 @@ class Model:
         self.session.outputs = list(entry.outputs)  # with their names for applications
         self.labels: List[str] = list(self.bundle.labels)
         self.decode = decoder(self.bundle, entry.outputs)
+        self._moves = self.bundle.detector is not None and moves_positions(self.bundle.preprocessing)
         self._lock = threading.Lock()
         self._input_layout = entry.input_layout
 
     def __call__(self, sample: Any) -> Any:
         """Return the answer for one decoded sample: an `Answer`, `Detections` of a detector, otherwise `NamedOutputs`.
+
+        Boxes are fractions of the height and width of the sample, also if preprocessing crops or pads it.
 
         Args:
             sample: an image [height, width, channels], or [height, width] for one channel, in the form that the
@@ -104,7 +108,7 @@ class Model:
         Raises:
             ImageError: the sample has the wrong shape or type.
         """
-        return self.answer(self.prepare(sample))
+        return self.answer(self.prepare(sample), np.shape(sample))
 
     def batch(self, images: Iterable[Array]) -> List[Any]:
         """Return the answers for several samples, in their order."""
@@ -164,8 +168,13 @@ class Model:
                 raise ImageError("the input %s is %s %r" % facts[:3], "pass numbers of the shape %r" % (facts[3],))
         return np.concatenate([array.astype(np.float32).ravel() for array in arrays])
 
-    def answer(self, tensors: Sequence[Array]) -> Any:
+    def answer(self, tensors: Sequence[Array], sample_shape: Sequence[int] = ()) -> Any:
         """Return the answer for the input tensors from `prepare`.
+
+        Args:
+            tensors: the input tensors.
+            sample_shape: the shape of the decoded image. Boxes are then fractions of its height and width; without it,
+                they are fractions of the model's input.
 
         Raises:
             ImageError: a tensor has another shape or type.
@@ -178,10 +187,16 @@ class Model:
                 outputs = self.session.run_tensors(tensors)
             except (AttributeError, RuntimeError, ValueError) as error:
                 raise self._error(error)
-        return self.decode(outputs)
+        answer = self.decode(outputs)
+        return in_image(answer, self._placed(sample_shape)) if self._moves and len(sample_shape) else answer
+
+    def _placed(self, sample_shape: Sequence[int]) -> AffineMap:
+        return input_map(self.bundle.preprocessing, int(sample_shape[0]), int(sample_shape[1]))
 
     def filled(self, fill: Callable[..., None]) -> Any:
         """Return the answer for an input that the caller writes into the memory of the runtime, without a copy.
+
+        Boxes are fractions of the model's input.
 
         Args:
             fill: a function that is called with the memory of each input tensor, in the dtype of the model (see

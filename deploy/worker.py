@@ -10,7 +10,7 @@ import collections
 import queue
 import threading
 import time
-from typing import Any, Callable, Deque, Optional
+from typing import Any, Callable, Deque, Optional, Sequence
 
 from deploy.contract.decoding import AS_THEY_ARE, Decoding
 from deploy.contract.errors import DeviceError, UnexpectedError
@@ -48,6 +48,7 @@ class Job:
         "entered",
         "error",
         "owner",
+        "sample_shape",
         "shape",
         "started",
         "tensors",
@@ -59,6 +60,7 @@ class Job:
         self.dtype = dtype
         self.owner = owner
         self.tensors: Any = None
+        self.sample_shape: Sequence[int] = ()
         self.answer: Any = None
         self.error: Optional[DeviceError] = None
         self.cancelled = False
@@ -187,12 +189,14 @@ class Worker:
             self._failures.add(error)
 
     def _prepare(self, job: Job) -> None:
-        job.tensors = self._model.prepare(decode_body(job.body, job.shape, job.dtype, self._decoding))
+        sample = decode_body(job.body, job.shape, job.dtype, self._decoding)
+        job.tensors = self._model.prepare(sample)
+        job.sample_shape = sample.shape
 
     def _answer(self, job: Job) -> None:
         self._since = job.started = time.monotonic()
         try:
-            job.answer = self._model.answer(job.tensors)
+            job.answer = self._model.answer(job.tensors, job.sample_shape)
         finally:
             self._since = None
             self.failed = job.answer is None

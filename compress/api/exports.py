@@ -18,6 +18,7 @@ from compress.errors import ModelError
 from compress.files import write_atomically
 from compress.pipeline.data_section import ModelInputs, data_for, inputs_of
 from compress.report.record import RunRecord
+from compress.tasks.unlabelled_detection import UnlabelledDetection
 
 if TYPE_CHECKING:
     from compress.importers.model_file import ModelFile
@@ -87,7 +88,8 @@ def export(
         found = _with_layers(read, folder, trust=trust)
         inputs = inputs_of(found, trust=trust)
         content = _pipeline(found.path, name, inputs, None if calibrate is None else Path(calibrate))
-        _add_labels(content, path, inputs, progress)
+        if not _is_detector(content, inputs, progress):
+            _add_labels(content, path, inputs, progress)
     if found is read:
         content["model"] |= _options(signature, shapes, trust=trust)
     content["target"] = target or content["target"]
@@ -126,6 +128,22 @@ def _with_layers(found: ModelFile, folder: Path, *, trust: bool) -> ModelFile:
     folder.mkdir(parents=True, exist_ok=True)
     working_model.write_keras(model, folder)
     return model_file.read(folder / MODEL_KERAS)
+
+
+def _is_detector(content: dict[str, Any], inputs: ModelInputs, progress: Progress) -> bool:
+    """Return whether the model is a detector; its pipeline then ends in front of the decoding."""
+    from compress.detectors.detector_model import detector_model
+
+    if inputs.model is None or not inputs.is_image:
+        return False
+    found = detector_model(inputs.model)
+    if found is None:
+        return False
+    content["model"]["detector"] = "auto"
+    content["data"]["task"] = UnlabelledDetection.name
+    what = f"a detector of {found.classes} classes, with boxes in the code {found.specification['code']}"
+    progress.note(f"the model is {what}: docs/detection.md")
+    return True
 
 
 def _add_labels(content: dict[str, Any], path: Path, inputs: ModelInputs, progress: Progress) -> None:

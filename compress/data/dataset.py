@@ -27,6 +27,7 @@ from compress.errors import DataError
 from compress.files import digest_of, explain, write_atomically
 from compress.progress import Progress
 from compress.settings import Settings
+from deploy.contract.image_geometry import AffineMap, input_map, mask_in_input, moves_positions
 from deploy.contract.preprocessing import Preprocessing, PreprocessingError
 
 __all__ = ["SOURCES", "Dataset", "Splitting", "spread", "stratified"]
@@ -69,6 +70,7 @@ class Dataset:
         self._inputs: dict[Split, NDArray[np.float32]] = {}
         self._store: DecodedCache | None = None
         self._progress: Progress | None = None
+        self._masks: dict[Split, NDArray[np.uint8]] = {}
         self._dropped: list[str] = []
         self._tolerant = False
         self._shapes: dict[Split, tuple[int, ...]] = {}
@@ -279,28 +281,91 @@ class Dataset:
     @property
     def has_targets(self) -> bool:
         """Whether the samples have arrays as targets."""
-        return self._samples.targets is not None
+        samples = self._samples
+        return not (samples.targets is None and samples.points is None and samples.read_mask is None)
 
     def targets(self, split: Split) -> NDArray[Any]:
-        """Return the array that belongs to each sample of a split: [n, ...].
+        """Return the array that belongs to each sample of a split: [n, ...]. Masks and points of images are those of
+        the preprocessed image.
 
         Raises:
-            DataError: the samples have none.
+            DataError: the samples have none, or a mask cannot be read.
         """
-        if self._samples.targets is None:
+        samples, indices = self._samples, self._indices[split]
+        if samples.read_mask is not None:
+            if split not in self._masks:
+                self._masks[split] = self._moved_masks(split)
+            return self._masks[split]
+        if samples.points is not None:
+            return self._moved_points(samples.points[indices], indices)
+        if samples.targets is None:
             raise DataError(
                 f"the samples have no targets, which the task {self.task} needs",
                 where=f"data.source.{self.source.name}",
                 allowed="an array for each sample",
                 hint="check data.task and data.source",
             )
-        return self._samples.targets[self._indices[split]]
+        return samples.targets[indices]
+
+    def _moved_masks(self, split: Split) -> NDArray[np.uint8]:
+        """Return the masks of the preprocessed images of a split: uint8 [n, height, width]."""
+        indices = self._indices[split]
+        masks: list[NDArray[np.uint8]] = []
+
+        def put(place: int, mask: NDArray[Any]) -> None:
+            masks.append(mask)
+
+        decode(lambda place: self._mask(int(indices[place])), len(indices), put, self._progress, self._hint)
+        return np.stack(masks)
+
+    def _mask(self, index: int) -> NDArray[np.uint8]:
+        """Return the mask of a preprocessed image."""
+        samples = self._samples
+        assert samples.read_mask is not None  # the caller has checked it
+        try:
+            mask = samples.read_mask(index)
+            moved: NDArray[np.uint8] = mask_in_input(self._preprocessing, mask)
+        except DataError as error:
+            raise CorruptError(error.what, where=error.where, allowed=error.allowed, hint=error.hint) from error
+        except PreprocessingError as error:
+            raise DataError(str(error), where=self._where(samples, index)) from error
+        return moved
+
+    def _moved_points(self, points: NDArray[np.float32], indices: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return points [n, points, 3] of some samples as fractions of the preprocessed images. Points outside of it
+        count as not marked."""
+        if not moves_positions(self._preprocessing):
+            return points
+        moved = points.copy()
+        for row, index in zip(moved, indices, strict=True):
+            places = self._input_map(int(index)).to_input(row[:, 1::-1])
+            outside = ((places < 0) | (places > 1)).any(axis=1)
+            row[:, :2] = places[:, ::-1]
+            row[outside] = 0
+        return moved
+
+    def _input_map(self, index: int) -> AffineMap:
+        """Return the map from fractions of an image to fractions of the preprocessed image."""
+        sizes = self._samples.sizes
+        assert sizes is not None  # sources of objects and points have it
+        try:
+            return input_map(self._preprocessing, *(int(side) for side in sizes[index]))
+        except PreprocessingError as error:
+            raise DataError(str(error), where=self._where(self._samples, index)) from error
 
     def objects(self, split: Split) -> list[Objects]:
-        """Return the objects of every sample of a split, for detection. Preprocessing does not change them: boxes are
-        fractions of the image's size, and steps that crop or pad images are refused."""
-        assert self._samples.objects is not None  # asked for by whoever knows the task
-        return [self._samples.objects[index] for index in self._indices[split]]
+        """Return the objects of every sample of a split, for detection. Boxes are fractions of the preprocessed image:
+        they are cut off at its border, and objects of which too little is visible are left out."""
+        samples, indices = self._samples, self._indices[split]
+        assert samples.objects is not None  # asked for by whoever knows the task
+        if not moves_positions(self._preprocessing):
+            return [samples.objects[index] for index in indices]
+        moved = []
+        for index in indices:
+            boxes, classes = samples.objects[index]
+            places, visible = self._input_map(int(index)).boxes_to_input(boxes)
+            moved.append(Objects(places[visible], classes[visible]))
+        return moved
 
     def raw(self, split: Split, indices: NDArray[np.int64]) -> list[NDArray[Any]]:
         """Return some samples of a split before preprocessing."""
@@ -335,6 +400,8 @@ class Dataset:
         rows = Rows(len(self._indices[split]), 0, None, keep=False)
         self._decoded(split, rows)
         self._fit(split, rows.shape or ())
+        if self._samples.read_mask is not None:
+            self.targets(split)
 
     def _fit(self, split: Split, shape: tuple[int, ...]) -> None:
         """Refuse a split whose sample shape differs from that of other splits."""
@@ -451,7 +518,8 @@ def _check(samples: Samples, name: str) -> None:
     if samples.objects is not None:
         _check_objects(samples, where)
         return
-    if samples.targets is not None or not samples.has_labels:
+    arrays = (samples.targets, samples.points, samples.read_mask)
+    if any(each is not None for each in arrays) or not samples.has_labels:
         return
     outside = (labels < 0) | (labels >= len(classes))
     if outside.any():

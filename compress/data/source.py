@@ -36,8 +36,12 @@ class Samples:
         notes: what else whoever looks at the data should know.
         warnings: what is probably wrong with the data.
         objects: for detection, those of each sample; otherwise None.
-        targets: the array that belongs to each sample: numbers to predict, labels of 0 and 1, a mask, points: [n, ...];
-            None if a sample has a class, objects or nothing.
+        sizes: height and width of each image, where there are objects or points: preprocessing may move them.
+        points: keypoints of each sample: float32 [n, points, 3]: x and y as fractions of the image, and visibility (0:
+            not marked).
+        read_mask: the class of each pixel of a sample: uint8 [height, width]. Several threads call it at once.
+        targets: the array that belongs to each sample, which preprocessing does not move: numbers to predict, labels of
+            0 and 1, a mask, points: [n, ...]; otherwise None.
         groups: what no two splits may share, of each sample, where a table says that; "" is no group.
         few: what to do where a division leaves a split empty.
         has_labels: whether the samples have classes, objects or targets.
@@ -55,6 +59,9 @@ class Samples:
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     objects: tuple[Objects, ...] | None = None
+    sizes: NDArray[np.int64] | None = None
+    points: NDArray[np.float32] | None = None
+    read_mask: Callable[[int], NDArray[np.uint8]] | None = None
     targets: NDArray[Any] | None = None
     groups: NDArray[np.str_] | None = None
     few: str = "add samples, or change data.split"
@@ -74,6 +81,10 @@ class Samples:
             rest, taken = self.divide(everything, indices[chosen], share, seed)
             return place[rest], place[taken]
 
+        def read_mask(index: int) -> NDArray[np.uint8]:
+            assert self.read_mask is not None  # otherwise this function is not used
+            return self.read_mask(int(indices[index]))
+
         return replace(
             self,
             labels=self.labels[indices],
@@ -82,6 +93,9 @@ class Samples:
             describe=lambda index: self.describe(int(indices[index])),
             divide=divide,
             objects=None if self.objects is None else tuple(self.objects[int(index)] for index in indices),
+            sizes=None if self.sizes is None else self.sizes[indices],
+            points=None if self.points is None else self.points[indices],
+            read_mask=read_mask if self.read_mask else None,
             targets=None if self.targets is None else self.targets[indices],
             groups=None if self.groups is None else self.groups[indices],
         )

@@ -27,7 +27,7 @@ def cut(network: Network, detector: RecognizedDetector, kept: Sequence[int] | No
         kept: the classes to keep, by number and in this order; None for all.
     """
     outputs = []
-    for entry in detector.specification["outputs"]:
+    for entry in detector.specification["tensors"]:
         roles = detector.maps[entry["map"]]
         name = f"{entry['part']}_{entry['map']}"
         channels = _channels(roles, entry["part"], kept)
@@ -46,9 +46,8 @@ def _channels(roles: MapRoles, part: str, kept: Sequence[int] | None) -> list[in
 
 
 def _of_part(anchor: AnchorRoles, part: str) -> list[int]:
-    if part == "boxes":
-        return list(anchor.boxes)
-    return list(anchor.keypoints) if part == "keypoints" else [int(anchor.objectness or 0)]
+    objectness = () if anchor.objectness is None else (anchor.objectness,)
+    return list({"boxes": anchor.boxes, "objectness": objectness}.get(part, anchor.keypoints))
 
 
 def _kept_scores(anchor: AnchorRoles, background: str | None, kept: Sequence[int] | None) -> list[int]:

@@ -50,7 +50,7 @@ class HeadMap:
 
 
 @dataclass(frozen=True)
-class Probe:
+class MapProbe:
     """The output values of one map, and random numbers for it.
 
     Attributes:
@@ -157,7 +157,7 @@ def _from_tensors(network: Network, tensors: Sequence[LayerOutput]) -> Network:
     return without_unused_calls(replace(edited, inputs=inputs, shapes={**shapes, **edited.shapes}))
 
 
-def probes(tail: Tail, random: np.random.Generator) -> list[Probe] | None:
+def probes(tail: Tail, random: np.random.Generator) -> list[MapProbe] | None:
     """Return what each map gives; None if a value depends on several locations.
 
     Args:
@@ -178,7 +178,7 @@ def probes(tail: Tail, random: np.random.Generator) -> list[Probe] | None:
             return None
         elements = np.stack(of_map)
         depends = _dependence(tail, base, index, elements, random)
-        found.append(Probe(head, elements, depends, raw[index], answers[:, elements]))
+        found.append(MapProbe(head, elements, depends, raw[index], answers[:, elements]))
     return found
 
 

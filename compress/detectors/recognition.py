@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from compress.detectors import box_fit
-from compress.detectors.families import BY_ANCHORS, PRESETS, Preset, Sizes
+from compress.detectors.families import AUTO, BY_ANCHORS, PRESETS, Preset, Sizes
 from compress.detectors.probing import probes, tail_of
 from compress.detectors.roles import MapRoles, roles_of
 from compress.ir.keras_graph import Network, tensors_in
@@ -78,6 +78,8 @@ def _described(
         settings, error = dict(fitted.settings), fitted.error
         grids = [dict(entry) for entry in fitted.maps]
     else:
+        if preset is AUTO and len(maps) == 1:
+            return None  # too little to go by: other models have such outputs too
         assumed = _assumed(maps, preset, input_size)
         if assumed is None:
             return None
@@ -92,7 +94,7 @@ def _described(
     if keypoints is not None:
         settings["keypoints"] = keypoints
     settings |= _scores(maps, preset, keypoints)
-    specification = {"maps": grids, **settings, "outputs": _outputs(maps)}
+    specification = {"maps": grids, **settings, "tensors": _tensors(maps)}
     classes = len(first.scores) - (settings.get("background") is not None)
     Detector(specification)
     return RecognizedDetector(tuple(maps), specification, classes, error, tuple(notes))
@@ -183,8 +185,8 @@ def _scores(maps: Sequence[MapRoles], preset: Preset, keypoints: Mapping[str, An
     return found
 
 
-def _outputs(maps: Sequence[MapRoles]) -> list[dict[str, Any]]:
-    """Return the entries of `outputs`: for each map its boxes, scores, objectness and keypoints."""
+def _tensors(maps: Sequence[MapRoles]) -> list[dict[str, Any]]:
+    """Return the entries of `tensors`: for each map its boxes, scores, objectness and keypoints."""
     entries = []
     for index, roles in enumerate(maps):
         parts = ["boxes", "scores"]

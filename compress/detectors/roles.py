@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.detectors.families import Preset
-from compress.detectors.probing import Floats, Probe, Tail
+from compress.detectors.probing import Floats, MapProbe, Tail
 
 EXACT = 1e-4
 """Largest difference between a value and a function of its channels, relative to 1 + the value."""
@@ -23,7 +23,7 @@ FEWEST_BINS, MOST_BINS = 5, 64
 """Bins of a distribution over distances."""
 
 
-class Kind(Enum):
+class ValueKind(Enum):
     """The function of its channels that an output value is."""
 
     SAME = "same"
@@ -51,7 +51,7 @@ class Value:
     output: int
     anchor: int
     column: int
-    kind: Kind
+    kind: ValueKind
     channels: tuple[int, ...]
 
 
@@ -89,7 +89,7 @@ class MapRoles:
         unused: output values without a role, such as the coefficients of masks.
     """
 
-    probe: Probe
+    probe: MapProbe
     anchors: tuple[AnchorRoles, ...]
     softmax: bool
     background: str | None
@@ -97,7 +97,7 @@ class MapRoles:
     unused: int
 
 
-def values_of(tail: Tail, probe: Probe) -> list[Value]:
+def values_of(tail: Tail, probe: MapProbe) -> list[Value]:
     """Return the output values of a map's locations, in the order of the outputs."""
     sizes = np.cumsum([0] + [int(np.prod(shape)) for shape in tail.shapes])
     outputs = np.searchsorted(sizes, probe.elements[0], side="right") - 1
@@ -132,26 +132,26 @@ def _layout(flat: NDArray[np.int64], shape: tuple[int, ...]) -> tuple[NDArray[np
     return anchors, here[rest[0]] if rest else zeros
 
 
-def _kinds(probe: Probe) -> list[tuple[Kind, tuple[int, ...]]]:
+def _kinds(probe: MapProbe) -> list[tuple[ValueKind, tuple[int, ...]]]:
     likely = 1 / (1 + np.exp(-probe.raw))
-    found: list[tuple[Kind, tuple[int, ...]]] = []
+    found: list[tuple[ValueKind, tuple[int, ...]]] = []
     for index in range(probe.elements.shape[1]):
         channels = np.flatnonzero(probe.depends[index])
         answers = probe.answers[..., index]
-        kind = Kind.OTHER
+        kind = ValueKind.OTHER
         if len(channels) == 1:
             if _equal(answers, probe.raw[..., channels[0]]):
-                kind = Kind.SAME
+                kind = ValueKind.SAME
             elif _equal(answers, likely[..., channels[0]]):
-                kind = Kind.SIGMOID
+                kind = ValueKind.SIGMOID
         elif len(channels) == 2 and _equal(answers, likely[..., channels].prod(axis=-1)):
-            kind = Kind.PRODUCT
+            kind = ValueKind.PRODUCT
         elif len(channels) == 2 and _equal(answers, np.sqrt(likely[..., channels].prod(axis=-1))):
-            kind = Kind.ROOT
-        if kind is Kind.OTHER and len(channels) > 1:
+            kind = ValueKind.ROOT
+        if kind is ValueKind.OTHER and len(channels) > 1:
             place = _softmax_place(probe.raw[..., channels], answers)
             if place is not None:
-                kind = Kind.SOFTMAX
+                kind = ValueKind.SOFTMAX
                 channels = np.concatenate([channels[[place]], np.delete(channels, place)])
         found.append((kind, tuple(int(channel) for channel in channels)))
     return _with_class_first(found)
@@ -166,13 +166,13 @@ def _softmax_place(raw: Floats, answers: Floats) -> int | None:
     return place if differences[place] < EXACT else None
 
 
-def _with_class_first(found: list[tuple[Kind, tuple[int, ...]]]) -> list[tuple[Kind, tuple[int, ...]]]:
+def _with_class_first(found: list[tuple[ValueKind, tuple[int, ...]]]) -> list[tuple[ValueKind, tuple[int, ...]]]:
     """Return products with the channel of the class first: the one that fewer values depend on."""
-    products = [channels for kind, channels in found if kind in (Kind.PRODUCT, Kind.ROOT)]
+    products = [channels for kind, channels in found if kind in (ValueKind.PRODUCT, ValueKind.ROOT)]
     uses = {channel: sum(channel in each for each in products) for each in products for channel in each}
     return [
         (kind, tuple(sorted(channels, key=lambda channel: (uses[channel], channel))))
-        if kind in (Kind.PRODUCT, Kind.ROOT)
+        if kind in (ValueKind.PRODUCT, ValueKind.ROOT)
         else (kind, channels)
         for kind, channels in found
     ]
@@ -182,7 +182,7 @@ def _equal(answers: Floats, expected: NDArray[np.floating[Any]]) -> bool:
     return bool((np.abs(answers - expected) <= EXACT * (1 + np.abs(expected))).all())
 
 
-def roles_of(tail: Tail, probe: Probe, preset: Preset) -> MapRoles | None:
+def roles_of(tail: Tail, probe: MapProbe, preset: Preset) -> MapRoles | None:
     """Return the roles on a map; None if it has no boxes and scores.
 
     Args:
@@ -195,7 +195,7 @@ def roles_of(tail: Tail, probe: Probe, preset: Preset) -> MapRoles | None:
     if anchors == 1 and preset.anchors_per_cell > 1:
         values = _split_by_anchor(values, preset.anchors_per_cell)
         anchors = preset.anchors_per_cell
-    if all(value.kind is Kind.SAME for value in values):
+    if all(value.kind is ValueKind.SAME for value in values):
         values = _raw_scores(probe, values, preset)
     groups = [[value for value in values if value.anchor == anchor] for anchor in range(anchors)]
     found = [_of_anchor(probe, group, preset) for group in groups]
@@ -203,7 +203,7 @@ def roles_of(tail: Tail, probe: Probe, preset: Preset) -> MapRoles | None:
     if len(known) != anchors:
         return None
     kinds = {value.kind for value in values}
-    softmax = Kind.SOFTMAX in kinds
+    softmax = ValueKind.SOFTMAX in kinds
     used = sum(_used(roles) for roles in known)
     all_scores = [_softmax_channels(group) for group in groups]
     missing = softmax and len(known[0].scores) < len(all_scores[0])
@@ -212,17 +212,17 @@ def roles_of(tail: Tail, probe: Probe, preset: Preset) -> MapRoles | None:
     background = preset.background
     if softmax and background is None:
         background = "first" if not missing else _removed_column(groups[0])
-    return MapRoles(probe, tuple(known), softmax, background, Kind.ROOT in kinds, len(values) - used)
+    return MapRoles(probe, tuple(known), softmax, background, ValueKind.ROOT in kinds, len(values) - used)
 
 
 def _softmax_channels(values: Sequence[Value]) -> tuple[int, ...]:
-    return tuple(sorted({channel for value in values if value.kind is Kind.SOFTMAX for channel in value.channels}))
+    return tuple(sorted({channel for value in values if value.kind is ValueKind.SOFTMAX for channel in value.channels}))
 
 
 def _removed_column(values: Sequence[Value]) -> str:
     """Return the end of the softmax that the outputs leave out: the background."""
     channels = _softmax_channels(values)
-    kept = {value.channels[0] for value in values if value.kind is Kind.SOFTMAX}
+    kept = {value.channels[0] for value in values if value.kind is ValueKind.SOFTMAX}
     return "first" if channels[0] not in kept else "last"
 
 
@@ -246,7 +246,7 @@ def _split_by_anchor(values: list[Value], anchors: int) -> list[Value]:
     return split
 
 
-def _raw_scores(probe: Probe, values: list[Value], preset: Preset) -> list[Value]:
+def _raw_scores(probe: MapProbe, values: list[Value], preset: Preset) -> list[Value]:
     """Return values with those marked as sigmoids that must be scores, in a file that ends at its convolutions."""
     ordered = sorted(values, key=lambda value: (value.anchor, value.output, value.column))
     if preset.box_columns is not None:
@@ -255,12 +255,12 @@ def _raw_scores(probe: Probe, values: list[Value], preset: Preset) -> list[Value
             columns = [value for value in ordered if value.anchor == anchor]
             start = preset.box_columns[0] % len(columns)
             boxes = range(start, start + preset.box_columns[1])
-            marked += [value if at in boxes else replace(value, kind=Kind.SIGMOID) for at, value in enumerate(columns)]
+            marked += [value if at in boxes else replace(value, kind=ValueKind.SIGMOID) for at, value in enumerate(columns)]
         return marked
     box_tensor = _box_tensor(probe.head.widths)
     if box_tensor is None:
         return values
-    return [value if _tensor_of(probe, value) in box_tensor else replace(value, kind=Kind.SIGMOID) for value in ordered]
+    return [value if _tensor_of(probe, value) in box_tensor else replace(value, kind=ValueKind.SIGMOID) for value in ordered]
 
 
 def _box_tensor(widths: Sequence[int]) -> list[int] | None:
@@ -278,16 +278,16 @@ def _box_tensor(widths: Sequence[int]) -> list[int] | None:
     return boxes + keypoints
 
 
-def _tensor_of(probe: Probe, value: Value) -> int:
+def _tensor_of(probe: MapProbe, value: Value) -> int:
     """Return the number of the tensor that the first channel of a value belongs to."""
     return int(np.searchsorted(np.cumsum(probe.head.widths), value.channels[0], side="right"))
 
 
-def _of_anchor(probe: Probe, values: Sequence[Value], preset: Preset) -> AnchorRoles | None:
+def _of_anchor(probe: MapProbe, values: Sequence[Value], preset: Preset) -> AnchorRoles | None:
     ordered = sorted(values, key=lambda value: (value.output, value.column))
-    others = [value for value in ordered if value.kind is Kind.OTHER]
-    scores = [value for value in ordered if value.kind not in (Kind.OTHER, Kind.SAME)]
-    same = [value for value in ordered if value.kind is Kind.SAME]
+    others = [value for value in ordered if value.kind is ValueKind.OTHER]
+    scores = [value for value in ordered if value.kind not in (ValueKind.OTHER, ValueKind.SAME)]
+    same = [value for value in ordered if value.kind is ValueKind.SAME]
     if not scores:
         return None
     if others:
@@ -324,15 +324,15 @@ def _raw_boxes(same: list[Value]) -> tuple[list[Value], list[Value]]:
     return same, []
 
 
-def _with_scores(probe: Probe, roles: AnchorRoles, scores: list[Value], preset: Preset) -> AnchorRoles | None:
+def _with_scores(probe: MapProbe, roles: AnchorRoles, scores: list[Value], preset: Preset) -> AnchorRoles | None:
     """Return the roles with scores and objectness."""
     if not scores:
         return None
-    if scores[0].kind in (Kind.PRODUCT, Kind.ROOT):
+    if scores[0].kind in (ValueKind.PRODUCT, ValueKind.ROOT):
         classes = tuple(value.channels[0] for value in scores)
         shared = {channel for value in scores for channel in value.channels[1:]}
         return replace(roles, scores=classes, objectness=shared.pop()) if len(shared) == 1 else None
-    if scores[0].kind is Kind.SOFTMAX:
+    if scores[0].kind is ValueKind.SOFTMAX:
         return replace(roles, scores=tuple(value.channels[0] for value in scores))
     tensors = [_tensor_of(probe, value) for value in scores]
     counts = {tensor: tensors.count(tensor) for tensor in dict.fromkeys(tensors)}

@@ -50,7 +50,7 @@ def refused_budget(task: Task, keys: list[str]) -> list[tuple[Location, Refusal]
     refused: list[tuple[Location, Refusal]] = []
     for other in TASKS.values():
         foreign = [metric.change for metric in other.metrics if metric.limited and metric.change in keys]
-        if other is not task:
+        if not set(other.metrics) <= set(task.metrics):
             judged = f"{task.models} are judged by {task.metrics[0].label.lower()}"
             refused += [(("budget", key), Refusal(f"{key} is of {other.models}: {judged}", allowed)) for key in foreign]
     return refused

@@ -32,12 +32,11 @@ from compress.tasks.degeneracy import Judgement
 from compress.tasks.detection_augmentation import augmentation
 from compress.tasks.detection_head import DetectionHead
 from compress.tasks.findings import VerdictReason, against_constant
+from deploy.contract import image_geometry
 from deploy.contract.average_precision import average_precision as mean_average_precision
 from deploy.contract.detection import Detections, Detector, DetectorParts, agreement
 from deploy.contract.detector_specification import DetectionError
 
-STAYING = ("resize", "colour", "scale", "normalize", "clip")
-"""Preprocessing steps that do not move boxes, as fractions of the image's dimensions."""
 LIKELY = 100
 """Number of anchors of a sample whose boxes are compared: those with the highest scores, as applications use them."""
 
@@ -109,9 +108,10 @@ class Detection(Task):
             ModelError: it is not.
         """
         detector = detector_of(specification)
-        refuse_misfit(model, data, len(detector.specification["outputs"]))
-        refuse_other_outputs(model, detector, len(data.class_names))
-        return DetectionHead(detector)
+        refuse_misfit(model, data, len(detector.specification["tensors"]))
+        columns = len(data.class_names) + (detector.specification["background"] is not None)
+        refuse_other_outputs(model, detector, columns)
+        return DetectionHead(detector, columns)
 
     def output_order(self, outputs: list[dict[str, Any]], specification: Specification) -> list[dict[str, Any]]:
         """Return the outputs in the order of the specification: compilers may change it."""
@@ -205,23 +205,20 @@ def moving_steps(settings: Mapping[str, Any]) -> list[tuple[Location, Refusal]]:
 
 def _moving(step: Any) -> Refusal | None:
     """Return why a preprocessing step cannot be used with boxes, or None."""
-    ((name, settings),) = ((step, None),) if isinstance(step, str) else step.items()
-    fit = (settings or {}).get("fit", "stretch") if name == "resize" else "stretch"
-    if name in STAYING and fit == "stretch":
+    name = step if isinstance(step, str) else next(iter(step))
+    if name in image_geometry.STEPS:
         return None
-    shown = name if fit == "stretch" else f"{name} with fit: {fit}"
-    what = f"{shown} changes positions in the image, but not in the boxes"
-    return Refusal(what, ", ".join(STAYING), "use resize: it stretches the image and its boxes")
+    return Refusal(f"after {name}, the positions of objects are not known", ", ".join(image_geometry.STEPS))
 
 
-def refuse_other_outputs(model: Any, detector: Detector, classes: int) -> None:
-    """Refuse a Keras model whose outputs are not those of a detector.
+def refuse_other_outputs(model: Any, detector: Detector, columns: int) -> None:
+    """Refuse a Keras model whose outputs are not those of a detector with `columns` scores at each location.
 
     Raises:
         ModelError: they are not.
     """
-    entries = detector.specification["outputs"]
-    sizes = detector.output_sizes(classes + (detector.specification["background"] is not None))
+    entries = detector.specification["tensors"]
+    sizes = detector.output_sizes(columns)
     shapes = [tuple(int(side) for side in each.shape[1:]) for each in model.outputs]
     if [int(np.prod(shape)) for shape in shapes] != [count * width for count, width in sizes]:
         expected = [f"{entry['part']} {list(size)}" for entry, size in zip(entries, sizes, strict=True)]

@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from compress.ir.tensorflow import keras
 from compress.tasks import task_aligned
 from compress.tasks.anchor_matching import match
@@ -26,9 +24,11 @@ class DetectionHead(Head):
 
     Attributes:
         detector: its locations, and how its boxes and scores are read.
+        columns: the number of scores of a location: the classes, and the background if it has a score.
     """
 
     detector: Detector
+    columns: int
 
     @property
     def specification(self) -> Specification:
@@ -46,13 +46,17 @@ class DetectionHead(Head):
         """Return the outputs, with scores as logits, flattened and concatenated: [n, values]."""
         ops = keras().ops
         flat = []
-        entries = self.detector.specification["outputs"]
-        for entry, output in zip(entries, keras().tree.flatten(outputs), strict=False):  # features may follow
+        entries = self.detector.specification["tensors"]
+        sizes = self.detector.output_sizes(self.columns)
+        tensors = keras().tree.flatten(outputs)
+        for entry, size, output in zip(
+            entries, sizes, keras().tree.flatten(outputs), strict=False
+        ):  # features may follow
             values = ops.cast(output, "float32")
             if entry["part"] in ("scores", "objectness") and self.detector.specification["scores"] == "probabilities":
                 likely = ops.clip(values, 1e-6, 1 - 1e-6)
                 values = ops.log(likely) - ops.log(1 - likely)
-            flat.append(ops.reshape(values, (ops.shape(values)[0], int(np.prod(values.shape[1:])))))
+            flat.append(ops.reshape(values, (ops.shape(values)[0], size[0] * size[1])))
         return ops.concatenate(flat, axis=1) if len(flat) > 1 else flat[0]
 
     def distillation_loss(self, logits: Any, soft_targets: Any, labels: Any, terms: DistillationTerms) -> Any:

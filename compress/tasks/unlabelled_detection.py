@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -79,7 +80,8 @@ class UnlabelledDetection(OutputsTask):
                 hint="check model.detector: `detector: auto` recognizes the head",
             )
         forms = super().head(model, data, outputs).outputs
-        return UnlabelledDetectionHead(forms, DetectionHead(detector))
+        columns = detector.classes_of(sum(prod(form.shape) for form in forms))
+        return UnlabelledDetectionHead(forms, DetectionHead(detector, columns))
 
     def output_order(self, outputs: list[dict[str, Any]], specification: Specification) -> list[dict[str, Any]]:
         """Return the outputs in the order of the specification: compilers may change it."""
@@ -109,18 +111,11 @@ class UnlabelledDetection(OutputsTask):
             StageError: the number of names does not fit the scores.
         """
         detector = _detector(specification)
-        sizes = sum(_values(each["shape"]) for each in (specification or {})["outputs"])
+        sizes = sum(prod(each["shape"]) for each in (specification or {})["outputs"])
         classes = detector.classes_of(sizes) - (detector.specification["background"] is not None)
         if labels and len(labels) != classes:
             raise StageError(f"package.labels has {len(labels)} names, and the detector {classes} classes")
         return {"task": Detection.name, "detection": detector.specification}
-
-
-def _values(shape: Sequence[int]) -> int:
-    count = 1
-    for side in shape:
-        count *= side
-    return count
 
 
 def _detector(specification: Specification) -> Detector:

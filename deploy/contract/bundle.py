@@ -275,6 +275,7 @@ class Bundle:
                 self.detector = Detector(self.manifest["detection"])
             except DetectionError as error:
                 raise BundleError("the manifest's detection cannot be used: %s" % error)
+            _check_detector(self.detector, self.models)
 
     @property
     def roles(self) -> List[str]:
@@ -502,6 +503,14 @@ def _model(role: str, entry: Dict[str, Any]) -> BundledModel:
         if len({tensor.name for tensor in ends[end]}) < len(tensors):
             raise BundleError("two %s of the %s model have the same name" % (end, role))
     return BundledModel(entry["file"], ends["inputs"], ends["outputs"])
+
+
+def _check_detector(detector: Detector, models: Dict[str, BundledModel]) -> None:
+    """Check that the outputs of all models are those of the detector."""
+    for role, model in models.items():
+        problem = detector.misfit([tensor.shape for tensor in model.outputs])
+        if problem is not None:
+            raise BundleError("the outputs of the %s model are not those of its detector: %s" % (role, problem))
 
 
 def _check_task(manifest: Dict[str, Any], models: Dict[str, BundledModel]) -> None:

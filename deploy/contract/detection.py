@@ -146,7 +146,7 @@ class Detector:
     @property
     def has_objectness(self) -> bool:
         """Whether scores are those of a class, given that there is an object."""
-        return any(entry["part"] == "objectness" for entry in self.specification["outputs"])
+        return any(entry["part"] == "objectness" for entry in self.specification["tensors"])
 
     def output_sizes(self, classes: int) -> List[Tuple[int, int]]:
         """Return the number of locations of each output, and the numbers for each of them.
@@ -154,7 +154,7 @@ class Detector:
         Args:
             classes: the number of classes.
         """
-        return [(self._count(entry), self._width(entry["part"], classes)) for entry in self.specification["outputs"]]
+        return [(self._count(entry), self._width(entry["part"], classes)) for entry in self.specification["tensors"]]
 
     def classes_of(self, values: int) -> int:
         """Return the number of classes of a model whose outputs have so many values together.
@@ -175,7 +175,7 @@ class Detector:
         Args:
             shapes: the shapes of the outputs, with the batch.
         """
-        entries = self.specification["outputs"]
+        entries = self.specification["tensors"]
         if len(shapes) != len(entries):
             return "%d outputs instead of %d" % (len(shapes), len(entries))
         values = [int(np.prod([int(side) for side in shape[1:]])) for shape in shapes]
@@ -202,7 +202,7 @@ class Detector:
         """Return the parts of the outputs of a batch.
 
         Args:
-            outputs: arrays or tensors [n, ...], in the order of `outputs` of the specification.
+            outputs: arrays or tensors [n, ...], in the order of `tensors` of the specification.
             maths: numpy, or `keras.ops` for tensors.
 
         Raises:
@@ -214,7 +214,7 @@ class Detector:
         classes = self.classes_of(sum(int(np.prod(output.shape[1:])) for output in outputs))
         found: Dict[str, List[Tuple[int, Any]]] = {}
         sizes = self.output_sizes(classes)
-        for entry, output, (count, width) in zip(self.specification["outputs"], outputs, sizes):
+        for entry, output, (count, width) in zip(self.specification["tensors"], outputs, sizes):
             rows = maths.reshape(output, (-1, count, width))
             found.setdefault(entry["part"], []).append((entry.get("map", 0), rows))
         return DetectorParts(**{part: _joined(rows, maths) for part, rows in found.items()})
@@ -260,7 +260,7 @@ class Detector:
         """Return the detections of one image.
 
         Args:
-            outputs: the arrays of one sample, without the batch, in the order of `outputs` of the specification.
+            outputs: the arrays of one sample, without the batch, in the order of `tensors` of the specification.
             labels: the class names, for the result.
 
         Raises:
@@ -280,7 +280,7 @@ class Detector:
         return Detections(located, classes[kept].astype(np.int64), likely[kept], labels, points)
 
     def ordered(self, details: Sequence[Any]) -> List[Any]:
-        """Return a runtime's details of the outputs in the order of `outputs`: compilers may change it.
+        """Return a runtime's details of the outputs in the order of `tensors`: compilers may change it.
 
         Outputs of equal shape and dtype keep their order. Details that do not fit are returned as they are.
         """

@@ -1,6 +1,6 @@
 """The specification of a detector: its keys, their defaults, and checks of what comes from outside.
 
-`maps` say where boxes are looked for, `code` and the keys after it how raw numbers become boxes and scores, `outputs`
+`maps` say where boxes are looked for, `code` and the keys after it how raw numbers become boxes and scores, `tensors`
 which tensors hold them, and the last four keys which boxes are kept (docs/detection.md).
 """
 
@@ -21,7 +21,7 @@ DEFAULTS: Dict[str, Any] = {
     "background": None,
     "objectness": "product",
     "keypoints": None,
-    "outputs": None,
+    "tensors": None,
     "least_score": 0.01,
     "overlap": 0.5,
     "most": 100,
@@ -29,7 +29,7 @@ DEFAULTS: Dict[str, Any] = {
 }
 PARTS = ("boxes", "scores", "objectness", "keypoints")
 WHOLE_MODEL = [{"part": "boxes"}, {"part": "scores"}]
-"""The default of `outputs`: all boxes in one tensor, all scores in another."""
+"""The default of `tensors`: all boxes in one tensor, all scores in another."""
 WORDS = {
     "code": tuple(CODES),
     "order": ("yx", "xy"),
@@ -76,7 +76,7 @@ def checked(specification: Any) -> Dict[str, Any]:
         raise DetectionError("class_agnostic must be true or false, not %r" % (settings["class_agnostic"],))
     settings["maps"] = _maps(settings["maps"], settings["code"] in WITH_ANCHORS)
     settings["keypoints"] = _keypoints(settings["keypoints"])
-    settings["outputs"] = _outputs(settings)
+    settings["tensors"] = _tensors(settings)
     return settings
 
 
@@ -154,25 +154,25 @@ def _keypoints(keypoints: Any) -> Any:
     return dict(settings, count=_whole(settings["count"], 1, 1000, "count"), scale=scale, offset=offset)
 
 
-def _outputs(settings: Dict[str, Any]) -> List[Dict[str, Any]]:
-    """Return the entries of `outputs`, after a check that each part is there once."""
-    outputs = WHOLE_MODEL if settings["outputs"] is None else settings["outputs"]
+def _tensors(settings: Dict[str, Any]) -> List[Dict[str, Any]]:
+    """Return the entries of `tensors`, after a check that each part is there once."""
+    outputs = WHOLE_MODEL if settings["tensors"] is None else settings["tensors"]
     if not isinstance(outputs, (list, tuple)) or not outputs:
-        raise DetectionError("outputs must be a list of maps with 'part' and 'map'")
+        raise DetectionError("tensors must be a list of maps with 'part' and 'map'")
     count = len(settings["maps"])
     places: Dict[str, List[Any]] = {}
     for entry in outputs:
         if not isinstance(entry, dict) or not {"part"} <= set(entry) <= {"part", "map"} or entry["part"] not in PARTS:
-            raise DetectionError("each of outputs must have 'part' (one of %s) and may have 'map'" % ", ".join(PARTS))
+            raise DetectionError("each of tensors must have 'part' (one of %s) and may have 'map'" % ", ".join(PARTS))
         if "map" in entry:
-            _whole(entry["map"], 0, count - 1, "map of outputs")
+            _whole(entry["map"], 0, count - 1, "map of tensors")
         places.setdefault(entry["part"], []).append(entry.get("map"))
     for part, maps in places.items():
         if maps != [None] and sorted(maps, key=str) != sorted(range(count), key=str):
-            raise DetectionError("outputs must have one tensor of %s for all maps, or one for each map" % part)
+            raise DetectionError("tensors must have one entry of %s for all maps, or one for each map" % part)
     wanted = {"boxes", "scores"} | ({"keypoints"} if settings["keypoints"] else set())
     if set(places) - {"objectness"} != wanted:
-        raise DetectionError("outputs must have the parts %s" % ", ".join(sorted(wanted)))
+        raise DetectionError("tensors must have the parts %s" % ", ".join(sorted(wanted)))
     return [dict(entry) for entry in outputs]
 
 

@@ -208,6 +208,10 @@ class Preprocessing:
     Args:
         specification: a list of one-key maps, as in the module's docstring.
 
+    Attributes:
+        steps: the steps, in their order.
+        specification: the list, as plain values.
+
     Raises:
         PreprocessingError: a step or key is unknown, or a value is invalid.
     """
@@ -215,18 +219,18 @@ class Preprocessing:
     def __init__(self, specification: Sequence[Any]) -> None:
         if not isinstance(specification, (list, tuple)):
             raise PreprocessingError("preprocess must be a list of steps, not %r" % (specification,))
-        self._steps = [_parse(entry, index) for index, entry in enumerate(specification)]
+        self.steps = [_parse(entry, index) for index, entry in enumerate(specification)]
         self.specification: List[Dict[str, Any]] = json.loads(json.dumps(list(specification)))
 
     @property
     def rate(self) -> Optional[int]:
         """The sampling rate of the sounds in Hz; None if no step defines it."""
-        return next((step.rate for step in self._steps if isinstance(step, LogMel)), None)
+        return next((step.rate for step in self.steps if isinstance(step, LogMel)), None)
 
     @property
     def digest(self) -> str:
         """The SHA-256 of the version and of the steps with all defaults. Equal digests mean equal results."""
-        text = json.dumps([VERSION, [step.digest_entry() for step in self._steps]], separators=(",", ":"))
+        text = json.dumps([VERSION, [step.digest_entry() for step in self.steps]], separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
     def __call__(self, sample: Array) -> Array:
@@ -235,7 +239,7 @@ class Preprocessing:
         Raises:
             PreprocessingError: the sample's shape or type does not fit.
         """
-        has_rank = 1 <= sample.ndim <= 3 or (sample.ndim > 3 and not self._steps)
+        has_rank = 1 <= sample.ndim <= 3 or (sample.ndim > 3 and not self.steps)
         if not has_rank or sample.dtype.kind not in "uifb" or 0 in sample.shape:
             raise PreprocessingError(
                 "a sample must be numbers [height, width, channels], or a sound [samples], not %s %r"
@@ -244,9 +248,9 @@ class Preprocessing:
         values = sample.astype(np.float32)
         if values.ndim == 2:
             values = values[..., np.newaxis]
-        if sample.dtype == np.int16 and any(isinstance(step, Spectrogram) for step in self._steps):
+        if sample.dtype == np.int16 and any(isinstance(step, Spectrogram) for step in self.steps):
             values /= np.float32(32768)
-        for index, step in enumerate(self._steps):
+        for index, step in enumerate(self.steps):
             try:
                 values = step(values)
             except PreprocessingError as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable, Dict, NamedTuple, Tuple
 
 import numpy as np
 
@@ -18,6 +18,22 @@ SIDE = 8192
 LONGEST = 1 << 16
 """The largest height or width of an image for which weights are computed."""
 Size = Tuple[int, int]
+Area = Tuple[int, int, int, int]
+"""Top, left, height and width, in pixels."""
+
+
+class Placement(NamedTuple):
+    """The part of an image that a step uses, and the position of this part in the result.
+
+    Attributes:
+        source: the part of the image.
+        target: the position of the part in the result, after the change of its size.
+        size: height and width of the result.
+    """
+
+    source: Area
+    target: Area
+    size: Size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,28 +55,44 @@ class Resize(Step):
     levels: bool = key(Flag(), False, later=True)
     """Whether the result is rounded to integers from 0 to 255 after each of the two passes (width, then height), as
     Pillow does for 8-bit images. (If the width grows and the height shrinks, Pillow 13 starts with the height.)"""
-    fit: str = key(Word("stretch", "crop", "pad"), "stretch", later=True)
+    fit: str = key(Word("stretch", "crop", "pad", "letterbox"), "stretch", later=True)
     """stretch: the aspect ratio changes. crop: the longer dimension is first cropped at both ends, as in Keras'
-    `smart_resize`. pad: the whole image is kept, with `fill` around it, as in `tf.image.resize_with_pad`."""
+    `smart_resize`. pad: the whole image is kept, with `fill` around it, as in `tf.image.resize_with_pad`. letterbox:
+    the same, with the sizes of YOLO detectors; see `align`."""
     fill: Any = key(Fill(), 0.0, later=True)
-    """The value of the border with `fit: pad`: one number, or one for each channel."""
+    """The value of the border with `fit: pad` and `fit: letterbox`: one number, or one for each channel. YOLO detectors
+    use 114."""
+    align: str = key(Word("center", "top_left"), "center", later=True)
+    """The position of the image with `fit: letterbox`. center: in the centre, its size rounded, as in Ultralytics' YOLO
+    models and YOLOv5 to v9. top_left: at the top left, its size rounded down, as in YOLOX."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.align != "center" and self.fit != "letterbox":
+            raise PreprocessingError("align: %s is for `fit: letterbox`, not for `fit: %s`" % (self.align, self.fit))
         if self.antialias and self.filter not in _KERNELS:
             raise PreprocessingError("antialias is for the filters bilinear and bicubic, not for %r" % self.filter)
+
+    def placement(self, height: int, width: int) -> Placement:
+        """Return the part of an image of this height and width that is used, and its position in the result."""
+        source = (0, 0, height, width)
+        target = (0, 0) + self.size
+        if self.fit == "crop":
+            rows = max(width * self.size[0] // self.size[1], 1)
+            columns = max(height * self.size[1] // self.size[0], 1)
+            source = _middle((height, width), (min(height, rows), min(width, columns)))
+        elif self.fit == "pad":
+            target = _padded((height, width), self.size)
+        elif self.fit == "letterbox":
+            target = _letterbox((height, width), self.size, self.align)
+        return Placement(source, target, self.size)
 
     def __call__(self, sample: Array) -> Array:
         """Return the changed image."""
         height, width, channels = image(sample, "resize")
-        size = self.size
-        origin = (0, 0)
-        if self.fit == "crop":
-            rows = max(width * size[0] // size[1], 1)
-            columns = max(height * size[1] // size[0], 1)
-            sample = _middle(sample, (min(height, rows), min(width, columns)))
-        elif self.fit == "pad":
-            size, origin = _inside((height, width), size)
+        placement = self.placement(height, width)
+        sample = _part(sample, placement.source)
+        size = placement.target[2:]
         small((height, size[1], channels), "resize")
         small(size + (channels,), "resize")
         summed = self.filter not in ("nearest", "bilinear") or self.antialias
@@ -71,7 +103,7 @@ class Resize(Step):
                 sample = self._along(sample, axis, size[axis])
                 if self.levels:
                     sample = np.clip(np.floor(sample + np.float32(0.5)), 0, 255)
-        return sample if size == self.size else _around(sample, (self.size, origin), self.fill, "resize")
+        return sample if size == self.size else _around(sample, placement, self.fill, "resize")
 
     def _along(self, sample: Array, axis: int, side: int) -> Array:
         length = sample.shape[axis]
@@ -160,16 +192,25 @@ class Crop(Step):
         if (self.size is None) == (self.share is None):
             raise PreprocessingError("it needs one of the keys 'size' and 'share'")
 
+    def placement(self, height: int, width: int) -> Placement:
+        """Return the part of an image of this height and width that is kept.
+
+        Raises:
+            PreprocessingError: the image is too small.
+        """
+        sides = (height, width)
+        if self.share is not None:
+            rows, columns = (side - 2 * int((side - side * self.share) / 2) for side in sides)
+        else:
+            rows, columns = self.size
+        if height < rows or width < columns:
+            sizes = ([rows, columns], list(sides))
+            raise PreprocessingError("crop to %r: the image has %r; resize or pad it before" % sizes)
+        return Placement(_middle(sides, (rows, columns)), (0, 0, rows, columns), (rows, columns))
+
     def __call__(self, sample: Array) -> Array:
         """Return the changed image."""
-        sides = image(sample, "crop")[:2]
-        if self.share is not None:
-            height, width = (side - 2 * int((side - side * self.share) / 2) for side in sides)
-            return _middle(sample, (height, width))
-        if sides[0] < self.size[0] or sides[1] < self.size[1]:
-            sizes = (list(self.size), list(sides))
-            raise PreprocessingError("crop to %r: the image has %r; resize or pad it before" % sizes)
-        return _middle(sample, self.size)
+        return _part(sample, self.placement(*image(sample, "crop")[:2]).source)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,18 +225,25 @@ class Pad(Step):
     fill: Any = key(Fill(), 0.0)
     """The value of the border: one number, or one for each channel."""
 
+    def placement(self, height: int, width: int) -> Placement:
+        """Return the position of an image of this height and width in the result.
+
+        Raises:
+            PreprocessingError: the image is too large.
+        """
+        if height > self.size[0] or width > self.size[1]:
+            sizes = (list(self.size), [height, width])
+            raise PreprocessingError("pad to %r: the image has %r; resize or crop it before" % sizes)
+        target = ((self.size[0] - height) // 2, (self.size[1] - width) // 2, height, width)
+        return Placement((0, 0, height, width), target, self.size)
+
     def __call__(self, sample: Array) -> Array:
         """Return the changed image."""
-        sides = image(sample, "pad")[:2]
-        if sides[0] > self.size[0] or sides[1] > self.size[1]:
-            sizes = (list(self.size), list(sides))
-            raise PreprocessingError("pad to %r: the image has %r; resize or crop it before" % sizes)
-        origin = ((self.size[0] - sides[0]) // 2, (self.size[1] - sides[1]) // 2)
-        return _around(sample, (self.size, origin), self.fill, "pad")
+        return _around(sample, self.placement(*image(sample, "pad")[:2]), self.fill, "pad")
 
 
-def _inside(image_size: Size, size: Size) -> Tuple[Size, Size]:
-    """Return the largest size with the image's aspect ratio that fits into `size`, and its origin there.
+def _padded(image_size: Size, size: Size) -> Area:
+    """Return the largest area with the image's aspect ratio that fits into `size`, in its centre.
 
     The computation is in float32, as in TensorFlow.
     """
@@ -204,23 +252,40 @@ def _inside(image_size: Size, size: Size) -> Tuple[Size, Size]:
     sides = sides / (sides / limits).max()
     height, width = np.maximum(np.floor(sides), 1)
     top, left = np.maximum(np.floor((limits - sides) / 2), 0)
-    return (int(height), int(width)), (int(top), int(left))
+    return int(top), int(left), int(height), int(width)
 
 
-def _middle(sample: Array, size: Size) -> Array:
-    top = (sample.shape[0] - size[0]) // 2
-    left = (sample.shape[1] - size[1]) // 2
-    return sample[top : top + size[0], left : left + size[1]]
+def _letterbox(image_size: Size, size: Size, align: str) -> Area:
+    """Return the area of the image in the input of a YOLO detector.
+
+    The computation is in float64 and in this order, as in these programs: the sizes differ by one pixel if it is not.
+    Sources: Ultralytics, `ultralytics/data/augment.py`, LetterBox (center); Megvii, `yolox/data/data_augment.py`,
+    preproc (top_left).
+    """
+    ratio = min(size[0] / image_size[0], size[1] / image_size[1])
+    if align == "top_left":
+        return (0, 0) + (max(int(image_size[0] * ratio), 1), max(int(image_size[1] * ratio), 1))
+    height, width = (max(round(side * ratio), 1) for side in image_size)
+    top, left = (round((limit - side) / 2 - 0.1) for limit, side in zip(size, (height, width)))
+    return top, left, height, width
 
 
-def _around(sample: Array, frame: Tuple[Size, Size], fill: Tuple[float, ...], name: str) -> Array:
-    """Return the image in a larger frame, which is (size, origin of the image)."""
-    size, (top, left) = frame
-    height, width, channels = sample.shape
+def _middle(image_size: Size, size: Size) -> Area:
+    return ((image_size[0] - size[0]) // 2, (image_size[1] - size[1]) // 2) + tuple(size)  # type: ignore[return-value]
+
+
+def _part(sample: Array, area: Area) -> Array:
+    top, left, height, width = area
+    return sample[top : top + height, left : left + width]
+
+
+def _around(sample: Array, placement: Placement, fill: Tuple[float, ...], name: str) -> Array:
+    """Return a resized image with a border around it."""
+    channels = sample.shape[2]
     if len(fill) not in (1, channels):
         raise PreprocessingError("%s has %d fill values for %d channels" % (name, len(fill), channels))
-    small(tuple(size) + (channels,), name)
-    result = np.empty(tuple(size) + (channels,), np.float32)
+    small(tuple(placement.size) + (channels,), name)
+    result = np.empty(tuple(placement.size) + (channels,), np.float32)
     result[...] = np.asarray(fill, np.float32)
-    result[top : top + height, left : left + width] = sample
+    _part(result, placement.target)[...] = sample
     return result

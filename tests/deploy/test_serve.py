@@ -41,7 +41,7 @@ class Slow:
     def prepare(self, image: Any) -> Any:
         return image
 
-    def answer(self, tensor: Any) -> Answer:
+    def answer(self, tensor: Any, sample_shape: Any = ()) -> Answer:
         self.gate.wait(20)
         time.sleep(self.seconds)
         self.seen += 1

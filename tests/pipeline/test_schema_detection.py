@@ -81,7 +81,7 @@ def test_nothing_is_asked_of_a_stage_that_is_skipped(tmp_path: Path) -> None:
     ("keys", "told"),
     [
         ({"budget": {"accuracy_drop": 0.1}}, "budget.accuracy_drop: accuracy_drop is of classifiers"),
-        ({"model": {"builder": "ssd_small", "detector": {"maps": []}}}, "maps must be a list of maps"),
+        ({"model": {"builder": "ssd_small", "detector": {"maps": []}}}, "maps must be a list of 1 to 64 maps"),
         ({"model": {"builder": "ssd_small", "detector": {**ANCHORS, "most": 0}}}, "most must be a whole number"),
     ],
 )
@@ -89,25 +89,30 @@ def test_settings_that_do_not_go_with_boxes_are_refused(tmp_path: Path, keys: di
     assert told in refused(pipeline(tmp_path, **keys))
 
 
-def test_a_model_file_needs_a_description_of_its_anchors(tmp_path: Path) -> None:
-    (tmp_path / "model.tflite").write_bytes(tiny.classifier())
-    told = refused(pipeline(tmp_path, model={"file": "model.tflite"}, stages=["package"]))
-    assert "model: the anchors of the model are not known" in told
-    assert "describe them under model.detector: see docs/detection.md" in told
-
-
 @pytest.mark.parametrize(
-    ("step", "told"),
+    ("detector", "message"),
     [
-        ({"crop": {"size": [8, 8]}}, "crop changes positions in the image"),
-        ({"pad": {"size": [80, 80]}}, "pad changes positions in the image"),
-        ({"resize": {"size": [8, 8], "fit": "crop"}}, "resize with fit: crop changes positions in the image"),
-        ({"resize": {"size": [8, 8], "fit": "pad"}}, "resize with fit: pad changes positions in the image"),
+        ("yolo99", "there is no family 'yolo99'; allowed: auto, yolov3"),
+        ({"family": "auto", "bins": 3}, "'bins' cannot be set together with a family"),
     ],
 )
-def test_steps_that_move_what_is_in_the_image_are_refused(tmp_path: Path, step: dict[str, Any], told: str) -> None:
+def test_families_that_do_not_exist_are_refused(tmp_path: Path, detector: Any, message: str) -> None:
+    (tmp_path / "model.tflite").write_bytes(tiny.classifier())
+    model = {"file": "model.tflite", "detector": detector}
+    assert message in refused(pipeline(tmp_path, model=model, stages=["package"]))
+
+
+def test_steps_that_crop_and_pad_are_allowed(tmp_path: Path) -> None:
+    steps = [{"crop": {"share": 0.9}}, {"pad": {"size": [80, 80]}}, {"resize": {"size": [64, 64], "fit": "letterbox"}}]
+    data = {"source": SOURCE, "preprocess": steps}
+    assert load(pipeline(tmp_path, data=data)).data.preprocessing == steps
+
+
+@pytest.mark.parametrize("step", [{"reshape": {"shape": [-1]}}, {"squeeze": {}}, {"length": {"samples": 8}}])
+def test_steps_after_which_positions_are_not_known_are_refused(tmp_path: Path, step: dict[str, Any]) -> None:
     data = {"source": SOURCE, "preprocess": [{"scale": {"from": [0, 255]}}, step]}
-    assert f"data.preprocess[1]: {told}" in refused(pipeline(tmp_path, data=data))
+    message = refused(pipeline(tmp_path, data=data))
+    assert f"data.preprocess[1]: after {next(iter(step))}, the positions of objects are not known" in message
 
 
 @pytest.mark.parametrize(

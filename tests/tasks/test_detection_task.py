@@ -93,7 +93,7 @@ def test_the_loss_is_small_for_right_answers_and_each_mistake_costs(keras: Any, 
 
     def cost(boxes: Any, logits: Any) -> float:
         outputs = [keras.ops.convert_to_tensor(each) for each in (boxes, logits)]
-        return float(DetectionHead(detector).loss(keras.ops.convert_to_tensor(labels), outputs)[0])
+        return float(DetectionHead(detector, 2).loss(keras.ops.convert_to_tensor(labels), outputs)[0])
 
     assert cost(boxes, logits) < 1e-3
     moved = boxes.copy()
@@ -147,7 +147,7 @@ def test_a_model_that_is_no_detector_with_these_anchors_is_refused(keras: Any) -
 
     data = Found(task="detection")
     assert head_of(outputs(keras, 5, 4, 2), data, TWO).detector.specification["most"] == 100
-    for sizes, told in (((4,), "1 outputs; allowed: 2 outputs"), ((2, 4), r"boxes \[5, 4\] and scores \[5, 2\]")):
+    for sizes, told in (((4,), "1 outputs; allowed: 2 outputs"), ((2, 4), r"boxes \[5, 4\], scores \[5, 2\]")):
         with pytest.raises(ModelError, match=told):
             head_of(outputs(keras, 5, *sizes), data, TWO)
     with pytest.raises(ModelError, match=r"shapes \[6, 4\], \[6, 2\]"):

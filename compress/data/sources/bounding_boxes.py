@@ -176,6 +176,7 @@ def samples(images: Sequence[AnnotatedImage], classes: Sequence[str], settings: 
     refuse_unfit(images)
     place = {name: index for index, name in enumerate(classes)}
     objects = []
+    sizes = []
     doubtful = []
     observed = Observed()
     for image in images:
@@ -185,6 +186,7 @@ def samples(images: Sequence[AnnotatedImage], classes: Sequence[str], settings: 
         boxes = np.array(relative_boxes, np.float32).reshape(-1, 4)
         labels = np.array([place[name] for name in image.names], np.int64)
         objects.append(Objects(oriented(boxes, frame.orientation), labels))
+        sizes.append(frame.shown_size)
     splits: dict[Split, NDArray[np.int64]] = {
         split: np.flatnonzero([image.split == split for image in images]) for split in SPLITS
     }
@@ -196,6 +198,7 @@ def samples(images: Sequence[AnnotatedImage], classes: Sequence[str], settings: 
         lambda index: str(images[index].path),
         notes=_about_turned(doubtful),
         objects=tuple(objects),
+        sizes=np.array(sizes, np.int64),
         observed=observed.notes,
     )
 
@@ -212,6 +215,11 @@ class Frame(NamedTuple):
     size: tuple[int, int]
     orientation: int
     doubtful: bool
+
+    @property
+    def shown_size(self) -> tuple[int, int]:
+        """Height and width of the decoded image."""
+        return self.size if self.orientation in exif.TRANSPOSED else self.size[::-1]
 
 
 def _frame(image: AnnotatedImage, setting: str) -> Frame:
