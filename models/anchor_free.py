@@ -38,8 +38,8 @@ def detector(input_shape):
     """
     strides = [2 ** (len(STEM) + 1 + index) for index in range(len(STAGES))]
     maps = [{"cells": [math.ceil(side / stride) for side in input_shape[:2]]} for stride in strides]
-    outputs = [{"part": part, "map": index} for index in range(len(maps)) for part in ("boxes", "scores")]
-    return {"maps": maps, "code": "dfl", "bins": BINS, "scores": "logits", "outputs": outputs}
+    tensors = [{"part": part, "map": index} for index in range(len(maps)) for part in ("boxes", "scores")]
+    return {"maps": maps, "code": "dfl", "bins": BINS, "scores": "logits", "tensors": tensors}
 
 
 def build(input_shape, classes):

@@ -18,7 +18,6 @@ from compress.data.types import Data
 from compress.errors import StageError
 from compress.progress import Progress
 from compress.tasks.base import Specification, Task
-from compress.tasks.output_forms import of_specification
 from compress.tflite.interpreter import LoadedModel, version
 from compress.version import __version__
 from deploy.contract import bundle
@@ -135,7 +134,7 @@ def _described(packing: Packing, role: str) -> dict[str, Any]:
 
 def _output_names(specification: Specification) -> list[str]:
     """Return the names of the outputs in the model that was trained, if they are known."""
-    return [output.name for output in of_specification(specification)]
+    return [output["name"] for output in (specification or {}).get("outputs", ())]
 
 
 def _named(

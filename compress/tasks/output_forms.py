@@ -156,12 +156,6 @@ def from_json(entries: Sequence[Mapping[str, Any]]) -> tuple[OutputForm, ...]:
     return tuple(OutputForm(each["name"], tuple(each["shape"]), each["form"], each["deviation"]) for each in entries)
 
 
-def of_specification(specification: Mapping[str, Any] | None) -> tuple[OutputForm, ...]:
-    """Return the outputs that a specification describes by name and form; () where it describes a detector's parts."""
-    entries = (specification or {}).get("outputs", ())
-    return from_json(entries) if all("form" in entry for entry in entries) else ()
-
-
 def deviation_of(values: NDArray[Any]) -> float:
     """Return the standard deviation of an output's finite values; 1 if they are all the same."""
     finite = np.asarray(values, np.float64)[np.isfinite(values)]

@@ -166,7 +166,7 @@ def test_gradients_are_finite_without_objects_too_and_in_graphs_of_any_batch(ker
     from compress.tasks.detection_head import DetectionHead
 
     entries = [{"part": part, "map": index} for index in range(2) for part in ("boxes", "scores")]
-    head = DetectionHead(detector(code, outputs=entries))
+    head = DetectionHead(detector(code, tensors=entries), CLASSES)
     width = 4 * BINS if code == "dfl" else 4
     shapes = [(8, 8, width), (8, 8, CLASSES), (4, 4, width), (4, 4, CLASSES)]
 
