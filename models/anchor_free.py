@@ -9,7 +9,8 @@ The Edge TPU computes 64 output channels and 4 input channels at a time, and a 3
 much as a full one of 64 channels. Hence all convolutions are full ones with a multiple of 16 channels. Every operator
 runs on the Edge TPU; the outputs have no activation, no reshape and no concatenation.
 
-Copy and edit it. The dimensions of the input should be multiples of 32 (docs/detection.md).
+Copy and edit it. The dimensions of the input should be multiples of 32. With `backbone` in the pipeline, the feature
+maps are those of a trained model (docs/detection.md).
 """
 
 import math
@@ -36,21 +37,21 @@ def detector(input_shape):
     Args:
         input_shape: (height, width, channels) of a preprocessed sample.
     """
-    strides = [2 ** (len(STEM) + 1 + index) for index in range(len(STAGES))]
-    maps = [{"cells": [math.ceil(side / stride) for side in input_shape[:2]]} for stride in strides]
+    maps = [{"cells": [math.ceil(side / stride) for side in input_shape[:2]]} for stride in strides()]
     tensors = [{"part": part, "map": index} for index in range(len(maps)) for part in ("boxes", "scores")]
     return {"maps": maps, "code": "dfl", "bins": BINS, "scores": "logits", "tensors": tensors}
 
 
-def build(input_shape, classes):
-    """Return the untrained model; its outputs are boxes [rows, columns, 64] and scores [rows, columns, classes].
+def build(input_shape, classes, trained=None):
+    """Return the model; its outputs are boxes [rows, columns, 64] and scores [rows, columns, classes] of each map.
 
     Args:
         input_shape: (height, width, channels) of a preprocessed sample.
         classes: number of classes.
+        trained: a trained model whose feature maps are used; None for an untrained backbone.
     """
     image = keras.Input(input_shape, name="image")
-    pyramid = neck(backbone(image))
+    pyramid = neck(backbone(image) if trained is None else feature_maps(trained, image))
     outputs = []
     for index, features in enumerate(pyramid):
         outputs += head(features, classes, f"head{index}")
@@ -69,6 +70,29 @@ def backbone(image):
             x = residual(x, f"stage{index}_block{block}")
         maps.append(x)
     return maps
+
+
+def feature_maps(trained, image):
+    """Return the last maps of a trained model at 1/8, 1/16 and 1/32 of its image, for another image."""
+    height, width = trained.input_shape[1:3]
+    last = {}
+    for layer in trained.layers:
+        shape = tuple(layer.output.shape)
+        for stride in strides():
+            if len(shape) == 4 and shape[1:3] == (math.ceil(height / stride), math.ceil(width / stride)):
+                last[stride] = layer.output
+    missing = [f"1/{stride}" for stride in strides() if stride not in last]
+    if missing:
+        raise ValueError(f"the backbone has no feature map at {', '.join(missing)} of its image")
+    maps = keras.Model(trained.input, [last[stride] for stride in strides()])
+    copy = keras.models.clone_model(maps, input_tensors=image)
+    copy.set_weights(maps.get_weights())
+    return copy.outputs
+
+
+def strides():
+    """Return the steps of the maps, in pixels."""
+    return [2 ** (len(STEM) + 1 + index) for index in range(len(STAGES))]
 
 
 def neck(maps):
