@@ -44,7 +44,8 @@ PRUNE = """prune:
       keep: 0.5
       epochs: {epochs}
       batch_size: 8
-      learning_rate: 0.001
+      learning_rate: 0.002
+      allocation: uniform
       augment: {augment}
       distill: {{temperature: 1, weight: 0.5}}"""
 FROM_FILE = """
@@ -146,8 +147,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--epochs", type=int, default=60)
-    parser.add_argument("--pruning-epochs", type=int, default=20)
+    parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--pruning-epochs", type=int, default=30)
     parser.add_argument("--cache", type=Path)
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()

@@ -24,7 +24,7 @@ from compress.pipeline.yaml_file import read
 from compress.stages.load import Build, LoadKeras, LoadTflite
 from compress.tflite import graph
 
-MODEL_KEYS = "builder, file, signature, shape, detector, trust"
+MODEL_KEYS = "builder, backbone, file, signature, shape, detector, keep_classes, classes, trust"
 
 
 def line_of(text: str) -> int:
