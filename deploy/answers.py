@@ -11,7 +11,6 @@ from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 import numpy as np
 
 from deploy.contract.bundle import Bundle, archive_of, array_bytes
-from deploy.contract.detection import Detections
 from deploy.contract.image_geometry import AffineMap
 from deploy.contract.preprocessing import Array
 from deploy.contract.tensors import TensorDescription, sample_shape
@@ -165,16 +164,24 @@ def decoder(opened: Bundle, tensors: Sequence[TensorDescription]) -> Decode:
 
 
 def in_image(answer: Any, placed: AffineMap) -> Any:
-    """Return an answer with boxes as fractions of the image; `answer` has fractions of the model's input.
+    """Return detections or keypoints as fractions of the image; `answer` has fractions of the model's input.
 
-    Boxes in the border that preprocessing added to the image are removed. Other answers do not change.
+    Boxes in the border that preprocessing added to the image are removed.
+
+    Args:
+        answer: `Detections`, or the outputs of a model of keypoints, of which the first has x and y of each point.
+        placed: the position of the image in the input.
     """
-    if not isinstance(answer, Detections):
-        return answer
+    if isinstance(answer, NamedOutputs):
+        name, points = next(iter(answer.arrays.items()))
+        places = placed.to_image(points.reshape(-1, 2)[:, ::-1])[:, ::-1]
+        return NamedOutputs(dict(answer.arrays, **{name: places.astype(np.float32).reshape(points.shape)}))
     boxes = placed.boxes_to_image(answer.boxes)
-    kept = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
-    moved = dataclasses.replace(answer, boxes=boxes)
-    return moved if kept.all() else Detections(boxes[kept], answer.classes[kept], answer.scores[kept], answer.labels)
+    points = answer.keypoints
+    if points is not None:
+        points = np.concatenate([placed.to_image(points[..., :2]), points[..., 2:]], axis=-1).astype(np.float32)
+    moved = dataclasses.replace(answer, boxes=boxes, keypoints=points)
+    return moved.taken((boxes[:, 2:] > boxes[:, :2]).all(axis=1))
 
 
 def to_json(answer: Any, count: int) -> Dict[str, Any]:

@@ -91,14 +91,15 @@ class Model:
         self.session.outputs = list(entry.outputs)  # with their names for applications
         self.labels: List[str] = list(self.bundle.labels)
         self.decode = decoder(self.bundle, entry.outputs)
-        self._moves = self.bundle.detector is not None and moves_positions(self.bundle.preprocessing)
+        self._moves = self.bundle.has_positions and moves_positions(self.bundle.preprocessing)
         self._lock = threading.Lock()
         self._input_layout = entry.input_layout
 
     def __call__(self, sample: Any) -> Any:
         """Return the answer for one decoded sample: an `Answer`, `Detections` of a detector, otherwise `NamedOutputs`.
 
-        Boxes are fractions of the height and width of the sample, also if preprocessing crops or pads it.
+        Boxes are fractions of the height and width of the sample, also if preprocessing crops or pads it. So are
+        keypoints, if they are fractions.
 
         Args:
             sample: an image [height, width, channels], or [height, width] for one channel, in the form that the
@@ -108,7 +109,8 @@ class Model:
         Raises:
             ImageError: the sample has the wrong shape or type.
         """
-        return self.answer(self.prepare(sample), np.shape(sample))
+        tensors = self.prepare(sample)
+        return self.answer(tensors, np.shape(self._joined(sample)) if self._moves else ())
 
     def batch(self, images: Iterable[Array]) -> List[Any]:
         """Return the answers for several samples, in their order."""
@@ -173,8 +175,8 @@ class Model:
 
         Args:
             tensors: the input tensors.
-            sample_shape: the shape of the decoded image. Boxes are then fractions of its height and width; without it,
-                they are fractions of the model's input.
+            sample_shape: the shape of the decoded image. Boxes and keypoints are then fractions of its height and
+                width; without it, they are fractions of the model's input.
 
         Raises:
             ImageError: a tensor has another shape or type.

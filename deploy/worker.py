@@ -191,7 +191,7 @@ class Worker:
     def _prepare(self, job: Job) -> None:
         sample = decode_body(job.body, job.shape, job.dtype, self._decoding)
         job.tensors = self._model.prepare(sample)
-        job.sample_shape = sample.shape
+        job.sample_shape = getattr(sample, "shape", ())  # several inputs are a list
 
     def _answer(self, job: Job) -> None:
         self._since = job.started = time.monotonic()

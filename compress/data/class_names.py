@@ -73,6 +73,16 @@ def listed(setting: ClassList | None, where: str) -> tuple[str, ...] | None:
     return setting
 
 
+def checked(names: tuple[str, ...], where: str) -> tuple[str, ...]:
+    """Return class names.
+
+    Raises:
+        DataError: one is empty or too long, or two are the same.
+    """
+    _check_names(enumerate(names), lambda index: f"{where}, class {index}")
+    return names
+
+
 def of_tree(tree: Tree, setting: Classes | ClassList | None, where: str) -> tuple[str, ...] | None:
     """Return the class names, also from a file inside the data; None without a setting.
 

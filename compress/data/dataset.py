@@ -340,8 +340,9 @@ class Dataset:
         for row, index in zip(moved, indices, strict=True):
             places = self._input_map(int(index)).to_input(row[:, 1::-1])
             outside = ((places < 0) | (places > 1)).any(axis=1)
+            unmarked = row[:, 2] <= 0
             row[:, :2] = places[:, ::-1]
-            row[outside] = 0
+            row[outside | unmarked] = 0
         return moved
 
     def _input_map(self, index: int) -> AffineMap:

@@ -201,6 +201,20 @@ def tree(path: Path, *, single: bool = False) -> Tree:
     return _SingleFile(path)
 
 
+def unpacked(path: Path) -> Tree:
+    """Return the files of a folder.
+
+    Raises:
+        DataError: it is not there, empty, or an archive.
+    """
+    if is_archive(path):
+        raise DataError("is an archive", where=str(path), allowed="a folder", hint="unpack it")
+    folder = tree(path)
+    if not folder.names:
+        raise DataError("contains no files", where=str(path), hint="check data.source")
+    return folder
+
+
 def is_archive(path: Path | str) -> bool:
     """Return if a path has the suffix of a tar archive."""
     suffixes = [suffix.lower() for suffix in Path(path).suffixes[-2:]]

@@ -266,7 +266,9 @@ def _recognized(tree: Tree, name: str, columns: dict[str, list[str]], names: Fil
         raise _ambiguous(table, where, "several columns name the samples", files)
     if {column.lower() for column in columns} >= BOX_HEADERS:
         what = "has boxes, which a table of labels cannot give"
-        raise DataError(what, where=where, allowed="one label for each file", hint="use the source `voc` or `coco`")
+        raise DataError(
+            what, where=where, allowed="one label for each file", hint="use the source `voc`, `coco` or `yolo`"
+        )
     rest = {column: cells for column, cells in columns.items() if found[column] != found[files[0]] and any(cells)}
     split_columns = [column for column, cells in rest.items() if _are_splits(cells)]
     if len(split_columns) > 1:

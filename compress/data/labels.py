@@ -140,6 +140,12 @@ def refuse_parts(names: Sequence[str], of: Sequence[Split | None], where: str) -
         raise DataError(what, where=where, allowed=", ".join(SPLIT_WORDS), hint=hint)
 
 
+def split_of_folders(name: str) -> Split | None:
+    """Return the split that a folder in the path of a file is named after, such as `val` or `val2017`."""
+    words = (re.sub(r"[\d_-]+$", "", part).lower() for part in name.split("/")[:-1])
+    return next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), None)
+
+
 def split_named(word: str, where: str) -> Split:
     """Return the split for a word.
 

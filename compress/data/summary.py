@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from compress.artifact import Facts
 from compress.data.splits import spread
 from compress.data.types import SPLITS, Objects, Split
+from deploy.contract.image_geometry import NO_CLASS
 
 LOOKED_AT = 256
 """Number of samples of each split whose shapes and ranges are summarized; other samples are only counted."""
@@ -18,6 +19,7 @@ MAX_DISTORTION = 2.0
 """Typical change of the aspect ratio of images from which there is a warning."""
 SHAPING_STEPS = frozenset({"resize", "crop", "pad"})
 """Preprocessing steps that change height and width of an image."""
+MOST_CLASSES_SHOWN = 10
 _ADJECTIVES = {"train": "training", "validation": "validation", "test": "test"}
 
 
@@ -87,13 +89,14 @@ def summary(data: Described) -> Facts:
         for sample in data.raw(split, spread(data.labels(split))[:LOOKED_AT])  # samples of every class
     ]
     corrupt = data.corrupt
+    masks = _about_masks(data)
     return {
         "samples": {split: len(data.labels(split)) for split in SPLITS},
         **_label_counts(data),
         **_seen(looked),
         "corrupt": {"count": len(corrupt), "first": corrupt[:MOST_CORRUPT]},
-        "notes": data.notes + _about_objects(data),
-        "warnings": data.warnings + _about_distortion(looked, data.preprocessing),
+        "notes": data.notes + _about_objects(data) + masks[0],
+        "warnings": data.warnings + _about_distortion(looked, data.preprocessing) + masks[1],
     }
 
 
@@ -142,6 +145,22 @@ def _about_objects(data: Described) -> list[str]:
     objects = [sample for split in SPLITS for sample in data.objects(split)]
     empty = sum(not len(sample.classes) for sample in objects)
     return [f"classes are counted by objects; {empty:,} of {len(objects):,} images have none"]
+
+
+def _about_masks(data: Described) -> tuple[list[str], list[str]]:
+    """Return notes and warnings on masks: the share of each class in the pixels of the training split."""
+    targets = data.targets("train") if data.has_targets else np.zeros(0)
+    if targets.dtype != np.uint8 or targets.ndim != 3:
+        return [], []
+    counts = np.bincount(targets.ravel(), minlength=NO_CLASS + 1)
+    total = max(int(counts[:NO_CLASS].sum()), 1)
+    present = [index for index in np.argsort(-counts[:NO_CLASS], kind="stable").tolist() if counts[index]]
+    shares = [f"{data.class_names[index]} {counts[index] / total:.1%}" for index in present[:MOST_CLASSES_SHOWN]]
+    note = f"pixels of the training masks: {', '.join(shares)}; {counts[NO_CLASS] / targets.size:.1%} do not count"
+    if len(present) > 1:
+        return [note], []
+    only = f"of the class {data.class_names[present[0]]!r}" if present else f"{NO_CLASS}, which does not count"
+    return [note], [f"every pixel of the training masks is {only}: check `classes`, `keep` and `ignore`"]
 
 
 def _about_distortion(samples: list[NDArray[Any]], steps: list[dict[str, Any]]) -> list[str]:

@@ -172,6 +172,13 @@ def _ssd(
         of_map = np.stack([next(left)[0] for _ in anchors], axis=1)  # [positions, anchors, 4]
         single.append({"anchors": of_map.reshape(-1, 4).tolist()})
         regular.append({"cells": list(sides), "boxes": np.median(of_map[..., 2:], axis=0).tolist()})
+    centres = [found[0][:, :2] for found in fits]
+    farthest = float(np.concatenate(centres).max())
+    if not 0.4 < farthest < 1.6:  # another unit: the anchors of a detector lie all over the image
+        return None
+    rows, columns = cells[0]
+    if rows > 1 and float(np.ptp(centres[0][:columns, 0])) > 0.5 / rows:  # y and x are exchanged: it grows in a row
+        return None
     on_grid = _judged(known, regular, samples, boxes)
     if on_grid is not None and on_grid.error < CLOSE:
         return on_grid

@@ -255,12 +255,16 @@ def _raw_scores(probe: MapProbe, values: list[Value], preset: Preset) -> list[Va
             columns = [value for value in ordered if value.anchor == anchor]
             start = preset.box_columns[0] % len(columns)
             boxes = range(start, start + preset.box_columns[1])
-            marked += [value if at in boxes else replace(value, kind=ValueKind.SIGMOID) for at, value in enumerate(columns)]
+            marked += [
+                value if at in boxes else replace(value, kind=ValueKind.SIGMOID) for at, value in enumerate(columns)
+            ]
         return marked
     box_tensor = _box_tensor(probe.head.widths)
     if box_tensor is None:
         return values
-    return [value if _tensor_of(probe, value) in box_tensor else replace(value, kind=ValueKind.SIGMOID) for value in ordered]
+    return [
+        value if _tensor_of(probe, value) in box_tensor else replace(value, kind=ValueKind.SIGMOID) for value in ordered
+    ]
 
 
 def _box_tensor(widths: Sequence[int]) -> list[int] | None:

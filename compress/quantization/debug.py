@@ -72,9 +72,10 @@ def errors(
         network: in canonical form.
         plan: what it is quantized by.
         samples: preprocessed samples [n, ...]; a few dozen are enough.
-        simulation: of the same network without a softmax at its end; None builds one.
+        simulation: of the plan's network (`export.restructured`) without a softmax at its end; None builds one.
     """
-    simulation = simulation or Simulation(quantizer_placement.without_softmax(network))
+    if simulation is None:
+        simulation = Simulation(quantizer_placement.without_softmax(export.restructured(network, plan)))
     scaled = equalization.applied(simulation.network, plan.factors)
     noise = _noise(simulation, scaled, plan, samples)
     total = sum(noise.values()) or 1.0

@@ -3,8 +3,8 @@
 Activations are quantized with one scale for a whole tensor, so a channel that is a hundred
 times smaller than its neighbour is lost in rounding. Where everything between two layers
 with weights is positively homogeneous (f(sx) = s f(x) for s > 0: ReLU, pooling, padding,
-additions of channels with the same scale), a channel can be divided by s in the layers
-that compute it and multiplied by s in the layers that use it. ReLU6 is homogeneous below 6:
+additions of channels with the same scale, products with a gate that is not scaled), a channel can be divided by s in
+the layers that compute it and multiplied by s in the layers that use it. ReLU6 is homogeneous below 6:
 through it, only those channels are scaled that stay below 6 on all calibration samples, before and after.
 
 Source: Nagel et al., Data-Free Quantization Through Weight Equalization and Bias
@@ -33,6 +33,8 @@ Factors = NDArray[np.float64]
 MAX_ROUNDS = 20
 LIMIT = 1e4
 """Largest factor: a channel that needs more is dead, not small."""
+BOUNDED = frozenset({"sigmoid", "tanh", "relu6"})
+"""Functions whose values are small: an operand of a product that they compute is its gate."""
 CEILING, HEADROOM = 6.0, 0.9
 """The upper end of ReLU6, and the part of it that a channel may reach on calibration samples if it is made larger."""
 
@@ -80,16 +82,28 @@ def _is_unbounded_relu(layer: Layer) -> bool:
 
 
 def _multiplied(layer: Layer, call: int, inputs: list[Layout], trace: ChannelTrace) -> Layout | None:
-    """Return the channels of a product: those of its larger operand; the other one, a gate or a constant, is pinned."""
+    """Return the channels of a product: those of the operand that is not its gate, which is pinned."""
     shapes = trace.network.shapes
     operands = layer.inputs(call)
     if len(inputs) == 1 and shapes[LayerOutput(layer.name, call)] == shapes[operands[0]]:
         return inputs[0]
-    sizes = [prod(side or 1 for side in shapes[tensor]) for tensor in operands]
-    if len(inputs) != 2 or len(inputs[0]) != len(inputs[1]) or sizes[0] == sizes[1]:
+    if len(inputs) != 2 or len(inputs[0]) != len(inputs[1]):
         return None
-    trace.pin(inputs[int(np.argmin(sizes))])
-    return inputs[int(np.argmax(sizes))]
+    gate = _gate(operands, trace.network)
+    if gate is None:
+        return None
+    trace.pin(inputs[gate])
+    return inputs[1 - gate]
+
+
+def _gate(operands: list[LayerOutput], network: Network) -> int | None:
+    """Return which operand of a product is its gate: the smaller one (it may be a constant), else the bounded one."""
+    sizes = [prod(side or 1 for side in network.shapes[tensor]) for tensor in operands]
+    if sizes[0] != sizes[1]:
+        return int(np.argmin(sizes))
+    functions = [spec_of(network.layers[tensor.layer]).activation(network.layers[tensor.layer]) for tensor in operands]
+    bounded = [number for number, function in enumerate(functions) if function in BOUNDED]
+    return bounded[0] if bounded else None
 
 
 def clipped(network: Network) -> list[LayerOutput]:

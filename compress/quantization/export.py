@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from compress.errors import ModelError, StageError
 from compress.ir.keras_graph import Layer, LayerOutput, Network, build
 from compress.ir.layer_specs import EMBEDDING, spec_of
+from compress.ir.passes import separate_gates
 from compress.ir.passes.decompose import reason_to_stay
 from compress.ir.tensorflow import split_inputs
 from compress.quantization import (
@@ -71,7 +72,7 @@ def convert(network: Network, plan: QuantizationPlan, io: InputType = "int8") ->
     """
     changed = gridded(edited(network, plan), plan)
     quantized = fake_quantization.fixed(fake_quantization.insert(changed, quantizer_placement.find(changed), plan))
-    return constant_biases.corrected(refuse_float(_quantized(build(quantized), io), network))
+    return constant_biases.corrected(refuse_float(_quantized(build(quantized), io), changed))
 
 
 def gridded(network: Network, plan: QuantizationPlan | None = None) -> Network:
@@ -80,9 +81,18 @@ def gridded(network: Network, plan: QuantizationPlan | None = None) -> Network:
     return network.edited({name: _on_grid(layer, rounding.get(name)) for name, layer in network.layers.items()}, {})
 
 
+def restructured(network: Network, plan: QuantizationPlan) -> Network:
+    """Return the network with the layers that a plan names: the same function, with some gates separated.
+
+    Raises:
+        StageError: the plan is for another network.
+    """
+    return separate_gates.separated(network, plan.separated_gates)
+
+
 def edited(network: Network, plan: QuantizationPlan) -> Network:
-    """Return the network with the weights and biases of a plan, not yet rounded."""
-    return bias_correction.shifted(equalization.applied(network, plan.factors), plan.bias_shifts)
+    """Return the network with the layers, weights and biases of a plan, not yet rounded."""
+    return bias_correction.shifted(equalization.applied(restructured(network, plan), plan.factors), plan.bias_shifts)
 
 
 def refuse_mismatch(network: Network, plan: QuantizationPlan) -> None:
@@ -92,10 +102,13 @@ def refuse_mismatch(network: Network, plan: QuantizationPlan) -> None:
         StageError: a range is missing, unknown or not the prescribed one, or an edit does not fit its layer or would
             have no effect.
     """
+    equal_layers = _equal_layers(network, plan)
+    network = restructured(network, plan)
     points_by_tensor = quantizer_placement.find(network)
     points = set(points_by_tensor.values())
     wrong = [f"no range for {name}" for name in sorted(points - plan.ranges.keys())]
     wrong += [f"a range for {name}, which is not rounded" for name in sorted(plan.ranges.keys() - points)]
+    wrong += [f"no factors for {name}, whose gate it separates" for name in equal_layers]
     wrong += _misplaced_edits(network, plan)
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
@@ -111,6 +124,13 @@ def refuse_mismatch(network: Network, plan: QuantizationPlan) -> None:
                 allowed=f"{prescribed[0]:g} to {prescribed[1]:g}, which TensorFlow Lite prescribes",
             )
     equalization.applied(network, plan.factors)
+
+
+def _equal_layers(network: Network, plan: QuantizationPlan) -> list[str]:
+    """Return the layers that a plan copies and does not change: the converter makes one layer of both."""
+    possible = separate_gates.find(network)
+    copied = [possible[name].source for name in plan.separated_gates if name in possible]
+    return [name for name in copied if name not in plan.factors]
 
 
 def _misplaced_edits(network: Network, plan: QuantizationPlan) -> list[str]:

@@ -33,7 +33,7 @@ FACTORS = (1e-6, 1e6)
 
 @dataclass(frozen=True)
 class QuantizationPlan:
-    """Ranges of activations, and changes of weights; in this order: factors, bias shifts, rounding.
+    """Ranges of activations, and changes of layers; in this order: separated gates, factors, bias shifts, rounding.
 
     Attributes:
         ranges: (lowest, highest) by point; a point is named after the layer call whose output it is, and further
@@ -46,6 +46,8 @@ class QuantizationPlan:
             the kernel, base64; weights of other layers are rounded to the nearest step.
         weights_digest: of the weights that it was made for (`weights_digest`); empty if unknown.
         trained_with_rounding: whether those weights are the result of QAT, and only in its .tflite file.
+        separated_gates: the activations whose gate is a layer of its own (`ir.passes.separate_gates`). The layer that
+            computes the first factor of such a product needs factors: equal layers become one in the .tflite file.
     """
 
     ranges: Mapping[str, tuple[float, float]]
@@ -55,6 +57,7 @@ class QuantizationPlan:
     rounding: Mapping[str, str] = field(default_factory=dict)
     weights_digest: str = ""
     trained_with_rounding: bool = False
+    separated_gates: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """Return the plan as text, for a file next to the model."""
@@ -62,6 +65,7 @@ class QuantizationPlan:
         for name in ("ranges", "factors", "bias_shifts"):
             content[name] = {key: list(values) for key, values in getattr(self, name).items()}
         content["rounding"] = dict(self.rounding)
+        content["separated_gates"] = list(self.separated_gates)
         content |= {"weights_digest": self.weights_digest, "trained_with_rounding": self.trained_with_rounding}
         return json.dumps(content, indent=1) + "\n"
 
@@ -77,6 +81,7 @@ class _File(Settings):
     rounding: dict[str, str] = {}
     weights_digest: str = ""
     trained_with_rounding: bool = False
+    separated_gates: tuple[str, ...] = ()
 
 
 def read(path: Path) -> QuantizationPlan:
@@ -99,8 +104,9 @@ def read(path: Path) -> QuantizationPlan:
         ) from errors
     _refuse_beyond(content, path)
     ranges = {point: nudged(*limits) for point, limits in content.ranges.items()}
-    about = (content.weights_digest, content.trained_with_rounding)
-    return QuantizationPlan(ranges, content.method, content.factors, content.bias_shifts, content.rounding, *about)
+    edits = (content.factors, content.bias_shifts, content.rounding)
+    origin = (content.weights_digest, content.trained_with_rounding)
+    return QuantizationPlan(ranges, content.method, *edits, *origin, content.separated_gates)
 
 
 def weights_digest(network: Network) -> str:

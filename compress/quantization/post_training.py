@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from compress.artifact import Facts
 from compress.ir import keras_graph, weight_sparsity
 from compress.ir.keras_graph import Network
-from compress.ir.passes import fold
+from compress.ir.passes import fold, separate_gates
 from compress.quantization import debug, diagnostics, export
 from compress.quantization.debug import LayerError
 from compress.quantization.export import FloatOperatorsError
@@ -73,12 +73,26 @@ class QuantizationResult:
         rounded = export.gridded(export.edited(self.network, self.plan), self.plan)
         return {
             **facts,
+            "separated_gates": separated_gates(self.network, self.plan),
             **self.training,
             "tried": [asdict(trial) for trial in self.trials],
             "not_tried": [asdict(skipped) for skipped in self.skipped],
             "layers": debug.to_json(list(self.layer_errors)),
             "zeros": round(weight_sparsity.zeros(weight_sparsity.by_layer(rounded)), 4),
         }
+
+
+def separated_gates(network: Network, plan: QuantizationPlan) -> list[dict[str, Any]]:
+    """Return the activations whose gates a plan separates, the layer that it copies for each, and its MACs."""
+    restructured = export.restructured(network, plan)
+    return [
+        {
+            "activation": name,
+            "copied": separate_gates.source_of(restructured, name),
+            "macs": separate_gates.added_macs(restructured, name),
+        }
+        for name in plan.separated_gates
+    ]
 
 
 def quantize(
@@ -161,6 +175,8 @@ def _by_plan(
             search = search.restarted(file_outputs)
             _search(search, network, settings, note)
             search.warnings.append(warning)
+    for gate in separated_gates(canonical, search.plan):
+        note(f"the gate of {gate['activation']} has its own copy of {gate['copied']}: {gate['macs']:,} more MACs")
     for warning in search.warnings:
         note(warning)
     result = QuantizationResult(
@@ -189,7 +205,7 @@ def described(
         network: in canonical form.
         plan: what the file was made by.
         held_out: preprocessed samples [m, ...].
-        simulation: of the same network without a softmax at its end; None builds one.
+        simulation: of the plan's network (`export.restructured`) without a softmax at its end; None builds one.
     """
     trained = result.method == "qat"
     plan = replace(plan, weights_digest=weights_digest(network), trained_with_rounding=trained)
@@ -210,6 +226,8 @@ def _search(search: Search, network: Network, settings: PostTrainingSettings, no
         # The best method for channels of very different sizes may not be the best one for equalized channels.
         if search.equalization():
             search.ranges(search.methods_left(methods))
+    if settings.equalize == "auto" and settings.separate_gates == "auto" and not clustered and search.gates():
+        search.ranges(search.methods_left(methods))
     if settings.correct_bias == "auto":
         search.bias()
     if settings.rounding == "adaround":

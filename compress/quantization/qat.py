@@ -65,7 +65,8 @@ def train(
         StageError: the loss is NaN or infinite.
     """
     how = how or RoundedTraining()
-    start, ranges = export.edited(network, plan), replace(plan, factors={}, bias_shifts={}, rounding={})
+    start = export.edited(network, plan)
+    ranges = replace(plan, factors={}, bias_shifts={}, rounding={})
     points, kept = quantizer_placement.find(start), sparsity_patterns.find(start)
     names = fake_quantization.layer_names(start, points)
     following = names.keys() - (names if how.ranges == "fixed" else quantizer_placement.fixed(start, points)).keys()

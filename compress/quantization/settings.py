@@ -29,6 +29,10 @@ class PostTrainingSettings(Settings):
     equalize: Literal["auto", "off"] = "auto"
     """auto: apply cross-layer equalization if it helps. It does not change the function of the model. It is not applied
     to clustered weights."""
+    separate_gates: Literal["auto", "off"] = "auto"
+    """auto: compute the gate of a SiLU or hard-swish (x * sigmoid(x)) with a copy of the layer in front of it, if that
+    helps: its large and small channels then get steps of their own. The copy costs its MACs again; the function stays
+    the same. It needs `equalize: auto`."""
     correct_bias: Literal["auto", "off"] = "auto"
     """auto: correct biases for the mean error that quantization causes in each layer, if it helps."""
     rounding: Literal["nearest", "adaround"] = "nearest"

@@ -49,6 +49,15 @@ class LayerErrorFacts:
 
 
 @dataclass(frozen=True)
+class SeparatedGateFacts:
+    """An activation whose gate is computed by a copy of the layer in front of it."""
+
+    activation: str
+    copied: str
+    macs: int
+
+
+@dataclass(frozen=True)
 class RewriteFacts:
     """A rewrite for the compiler of the target."""
 
@@ -73,6 +82,7 @@ class QuantizationFacts:
     not_tried: tuple[UntriedFacts, ...] = ()
     layers: tuple[LayerErrorFacts, ...] = ()
     rewritten: tuple[RewriteFacts, ...] = ()
+    separated_gates: tuple[SeparatedGateFacts, ...] = ()
 
 
 def sections(record: RunRecord) -> Iterator[Section]:
@@ -94,6 +104,11 @@ def _summary(facts: QuantizationFacts) -> Iterator[Block]:
         share = number(facts.agreement, "fraction")
         text += f" The file agrees with the float model on {share} of the held-out samples (measured)."
     yield Text(text)
+    for gate in facts.separated_gates:
+        yield Text(
+            f"The gate of {shorten(gate.activation, 80)} is computed by a copy of {shorten(gate.copied, 80)}, so that "
+            f"small channels have finer steps. The function is the same. The copy takes {gate.macs:,} more MACs."
+        )
     for warning in facts.warnings:
         yield Text(f"✕ {shorten(warning, MAX_PROSE)}", "bad")
 

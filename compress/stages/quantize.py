@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # a dry run reads settings only
     from compress.quantization.post_training import QuantizationResult
     from compress.training.loop import Loss
 
-SEARCHED = ("ranges", "equalize", "correct_bias", "rounding", "search")
+SEARCHED = ("ranges", "equalize", "separate_gates", "correct_bias", "rounding", "search")
 """Settings of the search, which have no effect with a plan."""
 BY_MODEL = ("hardness", "coverage")
 """Methods of sample selection that need the float model."""
@@ -45,7 +45,7 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
     """Quantize the model to 8-bit integers: weights, activations, inputs and outputs."""
 
     name: ClassVar[str] = "quantize"
-    version: ClassVar[int] = 6
+    version: ClassVar[int] = 7
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS, Kind.FLOAT_TFLITE})
     produces: ClassVar[Kind] = Kind.TFLITE
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "target"})

@@ -255,7 +255,7 @@ class Task(ABC):
         """
         detector = settings["model"].get("detector") if not self.reads_specification else None
         what = f"model.detector says where boxes are, and the data is for {self.models}"
-        return [(("model", "detector"), Refusal(what, "data with boxes: voc, coco"))] if detector else []
+        return [(("model", "detector"), Refusal(what, "data with boxes: voc, coco, yolo"))] if detector else []
 
     @abstractmethod
     def evaluate(self, models: Mapping[str, ModelOutputs], data: Data, split: Split, note: str) -> Facts:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from compress.tasks.base import Change, RandomChanges
-
-VISIBLE = 0.4
-"""Share of an object that must be visible in an augmented image."""
+from deploy.contract.image_geometry import VISIBLE
 
 
 def augmentation(augment: RandomChanges) -> Change:

@@ -49,9 +49,7 @@ class DetectionHead(Head):
         entries = self.detector.specification["tensors"]
         sizes = self.detector.output_sizes(self.columns)
         tensors = keras().tree.flatten(outputs)
-        for entry, size, output in zip(
-            entries, sizes, keras().tree.flatten(outputs), strict=False
-        ):  # features may follow
+        for entry, size, output in zip(entries, sizes, tensors, strict=False):  # features may follow
             values = ops.cast(output, "float32")
             if entry["part"] in ("scores", "objectness") and self.detector.specification["scores"] == "probabilities":
                 likely = ops.clip(values, 1e-6, 1 - 1e-6)

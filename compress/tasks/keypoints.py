@@ -14,8 +14,8 @@ from compress.errors import DataError, ModelError
 from compress.ir.tensorflow import keras
 from compress.measurement import Measurement, Metric, missing
 from compress.stage import Refusal, Use
-from compress.tasks.base import Rows, Specification, first_output
-from compress.tasks.measured import ByValue, MeasuredTask, ValuesHead, refuse_shape, spread_of
+from compress.tasks.base import Location, Rows, Specification, first_output
+from compress.tasks.measured import ByValue, MeasuredTask, ValuesHead, refuse_moving, refuse_shape
 from compress.tasks.regression import WITHOUT_CLASSES, mean_with_interval
 
 NEAR = 0.1
@@ -71,7 +71,11 @@ class Keypoints(MeasuredTask):
         count = points.shape[1]
         expected = [count, 2] if len(model.outputs[0].shape) == 3 else [2 * count]
         refuse_shape(model, data, expected, "x and y of each point")
-        return KeypointsHead(tuple(spread_of(points[..., :2]).tolist()))
+        return KeypointsHead(tuple(_spread(points).tolist()))
+
+    def refused_settings(self, settings: Mapping[str, Any]) -> list[tuple[Location, Refusal]]:
+        """Return also preprocessing that would move images away from points in arrays, which stay as they are."""
+        return [*super().refused_settings(settings), *refuse_moving(settings, "the points", ("coco", "yolo"))]
 
     def targets(self, data: Data, split: Split) -> NDArray[Any]:
         """Return x, y and visibility (0: not marked) of each point: float32 [n, points, 3]."""
@@ -116,6 +120,17 @@ class Keypoints(MeasuredTask):
         """Return the comparison by coordinates."""
         del specification, logits
         return ByValue()
+
+
+def _spread(points: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return the standard deviation of x and y of each point over the samples in which it is marked, flattened; 1 for a
+    constant one."""
+    marked = points[..., 2:] > 0
+    count = np.maximum(marked.sum(axis=0), 1)
+    coordinates = np.where(marked, points[..., :2], 0).astype(np.float64)
+    mean = coordinates.sum(axis=0) / count
+    deviation = np.sqrt((np.where(marked, coordinates - mean, 0) ** 2).sum(axis=0) / count).ravel()
+    return np.where(deviation > 0, deviation, 1.0)
 
 
 def _points(data: Data, split: Split) -> NDArray[np.float32]:

@@ -19,11 +19,13 @@ from compress.data.types import Data, Split
 from compress.errors import ModelError
 from compress.ir.tensorflow import keras
 from compress.measurement import Measurement, Metric, missing
+from compress.stage import Refusal
 from compress.tasks.base import (
     DistillationTerms,
     EvaluationMembers,
     Head,
     Judge,
+    Location,
     ModelOutputs,
     Quality,
     Rows,
@@ -35,6 +37,8 @@ from compress.tasks.base import (
 )
 from compress.tasks.degeneracy import Judgement
 from compress.tasks.findings import VerdictReason, against_constant
+from deploy.contract.image_geometry import moves_positions
+from deploy.contract.preprocessing import Preprocessing
 
 BLOCK = 256
 """Samples whose outputs are worked on at once."""
@@ -274,6 +278,28 @@ def spread_of(targets: NDArray[Any]) -> NDArray[np.float64]:
     """Return the standard deviation of each target over the samples [n, ...], flattened; 1 for a constant one."""
     deviation = np.asarray(targets, np.float64).reshape(len(targets), -1).std(axis=0)
     return np.where(deviation > 0, deviation, 1.0)
+
+
+def refuse_moving(settings: Mapping[str, Any], targets: str, sources: Sequence[str]) -> list[tuple[Location, Refusal]]:
+    """Return the preprocessing steps that move what is in the image, but not the targets.
+
+    Args:
+        settings: the content of the pipeline file.
+        targets: the name of the targets, in the plural.
+        sources: the data sources whose targets move with their images.
+    """
+    source = settings["data"]["source"]
+    if not isinstance(source, str) and any(name in source for name in sources):
+        return []
+    refused: list[tuple[Location, Refusal]] = []
+    for index, entry in enumerate(settings["data"].get("preprocess") or ()):
+        step = {entry: {}} if isinstance(entry, str) else entry
+        if not moves_positions(Preprocessing([step])):
+            continue
+        what = f"{next(iter(step))} changes positions in the image, but not in {targets} of arrays"
+        hint = f"store the samples at their final size, or use the source {' or '.join(sources)}"
+        refused.append((("data", "preprocess", index), Refusal(what, hint=hint)))
+    return refused
 
 
 def refuse_shape(model: Any, data: Data, expected: Sequence[int | None], meaning: str) -> None:

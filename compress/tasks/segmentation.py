@@ -15,12 +15,10 @@ from compress.ir.tensorflow import keras
 from compress.measurement import Measurement, Metric, missing
 from compress.stage import Refusal, Use
 from compress.tasks.base import DistillationTerms, Head, Judge, Location, Rows, Specification, first_output, snr_db
-from compress.tasks.measured import MeasuredTask, refuse_shape
+from compress.tasks.measured import MeasuredTask, refuse_moving, refuse_shape
 from compress.tasks.output_forms import OutputForm, activation_of
 from compress.tasks.regression import WITHOUT_CLASSES
-
-IGNORED = 255
-"""The class of pixels that do not count, as in Pascal VOC."""
+from deploy.contract.image_geometry import NO_CLASS
 
 
 @dataclass(frozen=True)
@@ -44,8 +42,8 @@ class SegmentationHead(Head):
         """Return the cross entropy, averaged over the positions that count: [n]."""
         ops = keras().ops
         labels = ops.cast(targets, "int32")
-        counted = ops.cast(ops.not_equal(labels, IGNORED), "float32")
-        chosen = ops.one_hot(ops.where(labels == IGNORED, 0, labels), self.output.shape[-1], dtype="float32")
+        counted = ops.cast(ops.not_equal(labels, NO_CLASS), "float32")
+        chosen = ops.one_hot(ops.where(labels == NO_CLASS, 0, labels), self.output.shape[-1], dtype="float32")
         entropy = -ops.sum(chosen * ops.log_softmax(self.logits(outputs)), axis=-1) * counted
         axes = tuple(range(1, len(self.output.shape)))
         return ops.sum(entropy, axis=axes) / ops.maximum(ops.sum(counted, axis=axes), 1)
@@ -118,25 +116,17 @@ class Segmentation(MeasuredTask):
         return SegmentationHead(form, probabilities)
 
     def refused_settings(self, settings: Mapping[str, Any]) -> list[tuple[Location, Refusal]]:
-        """Return also preprocessing that would move pixels away from their masks."""
-        found = super().refused_settings(settings)
-        for index, entry in enumerate(settings["data"].get("preprocess") or ()):
-            name = entry if isinstance(entry, str) else next(iter(entry))
-            if name in ("crop", "pad"):
-                what = f"{name} changes positions in the image, but not in the mask"
-                found.append(
-                    (("data", "preprocess", index), Refusal(what, hint="store the samples at their final size"))
-                )
-        return found
+        """Return also preprocessing that would move pixels away from masks in arrays, which stay as they are."""
+        return [*super().refused_settings(settings), *refuse_moving(settings, "the masks", ("masks",))]
 
     def targets(self, data: Data, split: Split) -> NDArray[Any]:
-        """Return the class of each pixel: [n, ...]; IGNORED does not count."""
+        """Return the class of each pixel: [n, ...]; NO_CLASS does not count."""
         return data.targets(split)
 
     def constant(self, data: Data) -> Rows:
         """Return the most frequent class everywhere."""
         masks = _masks(data)
-        counts = np.bincount(masks[masks != IGNORED].astype(np.int64).ravel(), minlength=len(data.class_names))
+        counts = np.bincount(masks[masks != NO_CLASS].astype(np.int64).ravel(), minlength=len(data.class_names))
         scores = np.zeros((*masks.shape[1:], len(data.class_names)))
         scores[..., counts.argmax()] = 1
         return scores.reshape(1, -1)
@@ -156,7 +146,7 @@ class Segmentation(MeasuredTask):
         truth = np.asarray(targets, np.int64).reshape(len(targets), -1)
         tables = np.zeros((len(rows), classes, classes), np.int64)
         for table, expected, actual in zip(tables, truth, predicted, strict=True):
-            counted = expected != IGNORED
+            counted = expected != NO_CLASS
             np.add.at(table, (expected[counted], actual[counted]), 1)
         return tables
 
@@ -191,11 +181,11 @@ def _masks(data: Data) -> NDArray[Any]:
     masks = data.targets("train")
     classes = len(data.class_names)
     valid = masks.ndim >= 2 and np.asarray(masks == np.floor(masks)).all()
-    if not valid or not (((masks >= 0) & (masks < classes)) | (masks == IGNORED)).all():
+    if not valid or not (((masks >= 0) & (masks < classes)) | (masks == NO_CLASS)).all():
         raise DataError(
             f"the masks are {masks.dtype} {list(masks.shape)} from {masks.min()} to {masks.max()}",
             where="data.source",
-            allowed=f"class indices from 0 to {classes - 1}, or {IGNORED} for pixels that do not count",
+            allowed=f"class indices from 0 to {classes - 1}, or {NO_CLASS} for pixels that do not count",
         )
     return masks
 

@@ -75,6 +75,8 @@ TASKS = (
 )
 ANSWERS = {"classification": "class", "multi_label": "labels", "detection": "objects"}
 """The answer of a model by its task; "arrays" for the other tasks."""
+WITH_POSITIONS = ("detection", "keypoints")
+"""The tasks whose answers are positions in the image."""
 BINARY = ("probability", "logit")
 MAX_TENSORS = 64
 """The largest number of inputs, and of outputs, of a model."""
@@ -291,6 +293,11 @@ class Bundle:
     def answers(self) -> str:
         """The answer of the models for a sample: "class", "labels", "objects" or "arrays"."""
         return ANSWERS.get(self.task, "arrays")
+
+    @property
+    def has_positions(self) -> bool:
+        """Whether the answers are positions in the image."""
+        return self.task in WITH_POSITIONS
 
     @property
     def labels(self) -> Any:

@@ -72,7 +72,14 @@ class Detections:
 
     def above(self, score: float) -> Detections:
         """Return the detections with at least this score."""
-        kept = self.scores >= score
+        return self.taken(self.scores >= score)
+
+    def taken(self, kept: Array) -> Detections:
+        """Return some of the detections.
+
+        Args:
+            kept: bool [k].
+        """
         points = None if self.keypoints is None else self.keypoints[kept]
         return Detections(self.boxes[kept], self.classes[kept], self.scores[kept], self.labels, points)
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Tuple
 import numpy as np
 
 from deploy.contract.preprocessing import Clip, Colour, Normalize, Preprocessing, Scale
-from deploy.contract.resizing import Crop, Pad, Placement, Resize
+from deploy.contract.resizing import Crop, ImagePlacement, Pad, Resize
 from deploy.contract.step import Array, PreprocessingError
 
 Pair = Tuple[float, float]
@@ -145,7 +145,7 @@ def _without_positions(step: Any, index: int) -> PreprocessingError:
     return PreprocessingError("after %s, positions in the image are not known; allowed: %s" % facts, index)
 
 
-def _step_map(placement: Placement, height: int, width: int) -> AffineMap:
+def _step_map(placement: ImagePlacement, height: int, width: int) -> AffineMap:
     """Return the map of one step: fractions of its input to fractions of its result."""
     rows = _axis_map(height, placement.source[0::2], placement.target[0::2], placement.size[0])
     columns = _axis_map(width, placement.source[1::2], placement.target[1::2], placement.size[1])

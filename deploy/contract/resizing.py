@@ -22,7 +22,7 @@ Area = Tuple[int, int, int, int]
 """Top, left, height and width, in pixels."""
 
 
-class Placement(NamedTuple):
+class ImagePlacement(NamedTuple):
     """The part of an image that a step uses, and the position of this part in the result.
 
     Attributes:
@@ -73,7 +73,7 @@ class Resize(Step):
         if self.antialias and self.filter not in _KERNELS:
             raise PreprocessingError("antialias is for the filters bilinear and bicubic, not for %r" % self.filter)
 
-    def placement(self, height: int, width: int) -> Placement:
+    def placement(self, height: int, width: int) -> ImagePlacement:
         """Return the part of an image of this height and width that is used, and its position in the result."""
         source = (0, 0, height, width)
         target = (0, 0) + self.size
@@ -85,7 +85,7 @@ class Resize(Step):
             target = _padded((height, width), self.size)
         elif self.fit == "letterbox":
             target = _letterbox((height, width), self.size, self.align)
-        return Placement(source, target, self.size)
+        return ImagePlacement(source, target, self.size)
 
     def __call__(self, sample: Array) -> Array:
         """Return the changed image."""
@@ -192,7 +192,7 @@ class Crop(Step):
         if (self.size is None) == (self.share is None):
             raise PreprocessingError("it needs one of the keys 'size' and 'share'")
 
-    def placement(self, height: int, width: int) -> Placement:
+    def placement(self, height: int, width: int) -> ImagePlacement:
         """Return the part of an image of this height and width that is kept.
 
         Raises:
@@ -206,7 +206,7 @@ class Crop(Step):
         if height < rows or width < columns:
             sizes = ([rows, columns], list(sides))
             raise PreprocessingError("crop to %r: the image has %r; resize or pad it before" % sizes)
-        return Placement(_middle(sides, (rows, columns)), (0, 0, rows, columns), (rows, columns))
+        return ImagePlacement(_middle(sides, (rows, columns)), (0, 0, rows, columns), (rows, columns))
 
     def __call__(self, sample: Array) -> Array:
         """Return the changed image."""
@@ -225,7 +225,7 @@ class Pad(Step):
     fill: Any = key(Fill(), 0.0)
     """The value of the border: one number, or one for each channel."""
 
-    def placement(self, height: int, width: int) -> Placement:
+    def placement(self, height: int, width: int) -> ImagePlacement:
         """Return the position of an image of this height and width in the result.
 
         Raises:
@@ -235,7 +235,7 @@ class Pad(Step):
             sizes = (list(self.size), [height, width])
             raise PreprocessingError("pad to %r: the image has %r; resize or crop it before" % sizes)
         target = ((self.size[0] - height) // 2, (self.size[1] - width) // 2, height, width)
-        return Placement((0, 0, height, width), target, self.size)
+        return ImagePlacement((0, 0, height, width), target, self.size)
 
     def __call__(self, sample: Array) -> Array:
         """Return the changed image."""
@@ -279,7 +279,7 @@ def _part(sample: Array, area: Area) -> Array:
     return sample[top : top + height, left : left + width]
 
 
-def _around(sample: Array, placement: Placement, fill: Tuple[float, ...], name: str) -> Array:
+def _around(sample: Array, placement: ImagePlacement, fill: Tuple[float, ...], name: str) -> Array:
     """Return a resized image with a border around it."""
     channels = sample.shape[2]
     if len(fill) not in (1, channels):

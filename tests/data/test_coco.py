@@ -55,7 +55,7 @@ def test_images_may_be_in_a_folder_of_their_own(tmp_path: Path) -> None:
     source = Coco(file="all.json", images="photos").with_paths_from(tmp_path)
     assert source.load().read(0).shape == (64, 64, 3)
     assert set(source.files()) == {"annotations of all", "all: a.png"}
-    assert set(source.fingerprint()) == {"channels", "orientation", "sha256"}
+    assert set(source.fingerprint()) == {"channels", "orientation", "keypoints", "sha256"}
 
 
 def test_crowds_are_left_out_and_images_without_objects_kept(tmp_path: Path) -> None:

@@ -219,7 +219,7 @@ def test_an_inference_that_never_comes_back(path: Path, tmp_path: Path) -> None:
     program = (
         "import os, sys, threading; from deploy import model, serve, __main__ as runner; "
         "serve.GRACE_S = 0.5; "
-        "model.Model.answer = lambda self, tensor: threading.Event().wait(); "
+        "model.Model.answer = lambda self, tensor, shape: threading.Event().wait(); "
         "sys.exit(runner.main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", program, "serve", str(path), "--port", "0", "--role", "int8"]

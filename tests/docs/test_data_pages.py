@@ -19,7 +19,7 @@ EXAMPLES = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_examples_are_read(tmp_path: Path, example: str) -> None:
     path = tmp_path / "pipeline.yaml"
-    builder = "ssd_small" if re.search(r"\b(voc|coco):", example) else "digits_cnn"
+    builder = "ssd_small" if re.search(r"\b(voc|coco|yolo):", example) else "digits_cnn"
     has_labels = "random:" not in example
     (tmp_path / "model.tflite").write_bytes(tiny.classifier(int8=False))
     model = f"{{builder: {builder}}}" if has_labels else "{file: model.tflite}"

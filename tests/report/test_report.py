@@ -269,9 +269,20 @@ def test_what_quantization_tried_and_where_it_lost() -> None:
         "layers": [layer],
         "rewritten": [change],
         "warnings": ["few"],
+        "separated_gates": [{"activation": "act", "copied": "stem", "macs": 12345}],
     }
     shown = html_of(with_stages({"id": "q", "stage": "quantize", "facts": facts}))
     advice = "wide. Setting to change: mse"
-    for text in ("35.2 dB", "&lt;b&gt;", "✓ kept", "conv0 (weights)", advice, "not done: far", "✕ few"):
+    for text in (
+        "35.2 dB",
+        "&lt;b&gt;",
+        "✓ kept",
+        "conv0 (weights)",
+        advice,
+        "not done: far",
+        "✕ few",
+        "by a copy of stem",
+        "12,345 more",
+    ):
         assert text in shown
     assert "Quantization error" not in html_of(with_stages())

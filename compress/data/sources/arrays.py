@@ -21,6 +21,7 @@ from compress.data.source import Samples, Stored
 from compress.data.splits import at_random, quantile_strata
 from compress.data.types import Split
 from compress.errors import DataError
+from deploy.contract.image_geometry import NO_CLASS
 
 _ERRORS = (
     zipfile.BadZipFile,
@@ -37,8 +38,6 @@ _ERRORS = (
 """Exceptions of zipfile and numpy for damaged files; numpy evaluates the header of an array."""
 SHAPES = "numbers [n, samples], [n, height, width] or [n, height, width, channels]"
 MAX_LABELS_BYTES = 4 << 30
-NO_CLASS = 255
-"""The value of a mask at pixels that have no class."""
 
 
 class Npz(Stored):

@@ -6,7 +6,7 @@ import math
 import os
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +32,10 @@ BEYOND = 1.0
 there."""
 
 
+Point = tuple[float, float, float]
+"""x, y and visibility: 0 not marked, 1 hidden, 2 visible."""
+
+
 @dataclass(frozen=True)
 class AnnotatedImage:
     """An image with the objects in its annotation.
@@ -40,6 +44,8 @@ class AnnotatedImage:
         path: the image.
         size: its width and height as the annotations have them; None where they do not.
         boxes: (xmin, ymin, xmax, ymax) in pixels, with the location of each in its file.
+        keypoints: x, y and visibility of each point of each box, in the unit of the boxes; empty without keypoints.
+        is_relative: whether boxes are fractions of the image as it is decoded, as those of YOLO, not pixels.
         names: the class of each box.
         split: the split that it belongs to, if the data says.
         where: the file, and the place in it, for messages.
@@ -53,6 +59,17 @@ class AnnotatedImage:
     split: Split | None
     where: str
     name: str
+    keypoints: tuple[tuple[Point, ...], ...] = ()
+    is_relative: bool = False
+
+    def scaled(self, frame: Frame) -> AnnotatedImage:
+        """Return the same with boxes and keypoints in pixels."""
+        if not self.is_relative:
+            return self
+        width, height = frame.size
+        boxes = (((a * width, b * height, c * width, d * height), where) for (a, b, c, d), where in self.boxes)
+        keypoints = (tuple((x * width, y * height, seen) for x, y, seen in points) for points in self.keypoints)
+        return replace(self, boxes=tuple(boxes), keypoints=tuple(keypoints), is_relative=False)
 
 
 def number(value: Any, where: str) -> float:
@@ -107,7 +124,7 @@ def pixels(path: Path, settings: DecodedImages, observed: Observed | None = None
         return settings.decoded(stream.read(), str(path), observed)
 
 
-def oriented(boxes: NDArray[np.float32], orientation: int) -> NDArray[np.float32]:
+def oriented(boxes: NDArray[Any], orientation: int) -> NDArray[Any]:
     """Return boxes [k, 4] (ymin, xmin, ymax, xmax) after the rotation and mirroring of their image by an EXIF
     orientation."""
     if orientation in exif.TRANSPOSED:
@@ -180,12 +197,11 @@ def samples(images: Sequence[AnnotatedImage], classes: Sequence[str], settings: 
     doubtful = []
     observed = Observed()
     for image in images:
-        frame = _frame(image, settings.orientation)
+        frame = frame_of(image, settings.orientation)
         doubtful += [image.path] * frame.doubtful
-        relative_boxes = [relative(box, frame.size, where) for box, where in image.boxes]
-        boxes = np.array(relative_boxes, np.float32).reshape(-1, 4)
+        boxes = _boxes(image.scaled(frame), frame)
         labels = np.array([place[name] for name in image.names], np.int64)
-        objects.append(Objects(oriented(boxes, frame.orientation), labels))
+        objects.append(Objects(boxes, labels))
         sizes.append(frame.shown_size)
     splits: dict[Split, NDArray[np.int64]] = {
         split: np.flatnonzero([image.split == split for image in images]) for split in SPLITS
@@ -196,11 +212,17 @@ def samples(images: Sequence[AnnotatedImage], classes: Sequence[str], settings: 
         lambda index: pixels(images[index].path, settings, observed),
         {split: indices for split, indices in splits.items() if len(indices)},
         lambda index: str(images[index].path),
-        notes=_about_turned(doubtful),
+        notes=about_turned(doubtful),
         objects=tuple(objects),
         sizes=np.array(sizes, np.int64),
         observed=observed.notes,
     )
+
+
+def _boxes(image: AnnotatedImage, frame: Frame) -> NDArray[np.float32]:
+    """Return the boxes of an image as fractions of the decoded image: [k, 4] (ymin, xmin, ymax, xmax)."""
+    fractions = [relative(box, frame.size, where) for box, where in image.boxes]
+    return oriented(np.array(fractions, np.float32).reshape(-1, 4), frame.orientation)
 
 
 class Frame(NamedTuple):
@@ -222,7 +244,7 @@ class Frame(NamedTuple):
         return self.size if self.orientation in exif.TRANSPOSED else self.size[::-1]
 
 
-def _frame(image: AnnotatedImage, setting: str) -> Frame:
+def frame_of(image: AnnotatedImage, setting: str) -> Frame:
     """Return the coordinates of an image's boxes: those of the stored pixels, or those of the rotated image if its
     annotated width and height say so.
 
@@ -232,6 +254,8 @@ def _frame(image: AnnotatedImage, setting: str) -> Frame:
     size, orientation = head_of(image.path, image.where)
     quarter_turn = orientation in exif.TRANSPOSED and size[0] != size[1]
     applied = orientation if setting == exif.EXIF else exif.UPRIGHT
+    if image.is_relative:
+        return Frame(size[::-1] if applied in exif.TRANSPOSED else size, exif.UPRIGHT, False)
     if image.size in (None, size):
         certain = orientation == exif.UPRIGHT or (quarter_turn and image.size is not None)
         return Frame(size, applied, not certain)
@@ -249,7 +273,8 @@ def _frame(image: AnnotatedImage, setting: str) -> Frame:
     )
 
 
-def _about_turned(images: Sequence[Path]) -> tuple[str, ...]:
+def about_turned(images: Sequence[Path]) -> tuple[str, ...]:
+    """Return a note on images whose boxes may be in other coordinates than those that are assumed."""
     if not images:
         return ()
     what = f"{len(images):,} images have an EXIF orientation, by which viewers rotate them (the first is {images[0]})"

@@ -15,9 +15,10 @@ from pydantic import model_validator
 from compress.data import files
 from compress.data.labels import MOST_CLASSES
 from compress.data.source import Samples, Stored
-from compress.data.sources import bounding_boxes
-from compress.data.sources.bounding_boxes import AnnotatedImage, number
+from compress.data.sources import bounding_boxes, object_crops
+from compress.data.sources.bounding_boxes import AnnotatedImage, Point, number
 from compress.data.sources.images import DecodedImages
+from compress.data.sources.object_crops import KeypointCrops
 from compress.data.types import SPLITS, Split
 from compress.errors import DataError
 
@@ -46,6 +47,9 @@ class Coco(DecodedImages, Stored):
     """Path of the test file; by default `data.split` takes a part of `train`."""
     images: str | None = None
     """Folder that the image names are relative to; by default the folder of the JSON file."""
+    keypoints: KeypointCrops | None = None
+    """The samples are objects with keypoints (`person_keypoints_*.json`), not images with boxes, for the task
+    keypoints."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -54,6 +58,10 @@ class Coco(DecodedImages, Stored):
         if self.file is not None and (self.validation or self.test):
             raise ValueError("validation and test go with `train`; `file` is for all images")
         return self
+
+    def task_name(self) -> str:
+        """Return "keypoints" if the samples are objects with keypoints."""
+        return self.task if self.keypoints is None else "keypoints"
 
     def files(self) -> dict[str, Path]:
         """Return the annotation files by split, and their images.
@@ -69,7 +77,29 @@ class Coco(DecodedImages, Stored):
     def load(self) -> Samples:
         """Read the annotations; images are decoded when they are used."""
         classes, images = self._read()
+        if self.keypoints is not None:
+            return object_crops.samples(images, self._keypoint_names(), self, self.keypoints)
         return bounding_boxes.samples(images, classes, self)
+
+    def _keypoint_names(self) -> list[str]:
+        """Return the names of the keypoints, which all categories with keypoints have in common."""
+        names: list[str] = []
+        for _, path in self._files():
+            for row, where in _rows(_content(path), "categories", path):
+                listed = row.get("keypoints")
+                if listed is None:
+                    continue
+                if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed) or not listed:
+                    raise DataError("keypoints is not a list of names", where=where, allowed="COCO's keypoints")
+                if names and listed != names:
+                    raise DataError(
+                        "has other keypoints than the category before", where=where, allowed=", ".join(names)
+                    )
+                names = listed
+        if not names:
+            what = "has no category with keypoints"
+            raise DataError(what, where=str(self.file or self.train), hint="use a file person_keypoints_*.json")
+        return names
 
     def _files(self) -> Iterator[tuple[Split | None, Path]]:
         if self.file is not None:
@@ -82,13 +112,15 @@ class Coco(DecodedImages, Stored):
         """Return the class names, and all images, file by file in the order of their ids."""
         known: dict[int, str] | None = None
         images: list[AnnotatedImage] = []
+        count = len(self._keypoint_names()) if self.keypoints is not None else 0
         for split, path in self._files():
             content = _content(path)
             categories = _categories(content, path)
             if known is not None and categories != known:
                 raise DataError("has other categories than the file before", where=str(path), allowed=str(known)[:200])
             known = categories
-            images += _images(content, path, Path(self.images) if self.images else path.parent, categories, split)
+            folder = Path(self.images) if self.images else path.parent
+            images += _images(content, path, folder, categories, split, count)
         if not images or not known:
             raise DataError("contains no images", where="data.source.coco", hint="check the file")
         return [known[key] for key in sorted(known)], images
@@ -150,9 +182,9 @@ def _categories(content: Plain, path: Path) -> dict[int, str]:
 
 
 def _images(
-    content: Plain, path: Path, folder: Path, categories: dict[int, str], split: Split | None
+    content: Plain, path: Path, folder: Path, categories: dict[int, str], split: Split | None, keypoint_count: int
 ) -> list[AnnotatedImage]:
-    """Return all images of a file with their boxes, in the order of the ids."""
+    """Return all images of a file with their boxes and keypoints, in the order of the ids."""
     rows: dict[int, tuple[Plain, str]] = {}
     for row, where in _rows(content, "images", path):
         key = _id(row, "id", where)
@@ -161,6 +193,7 @@ def _images(
         rows[key] = row, where
     boxes: dict[int, list[Any]] = {key: [] for key in rows}
     names: dict[int, list[str]] = {key: [] for key in rows}
+    keypoints: dict[int, list[tuple[Point, ...]]] = {key: [] for key in rows}
     for row, where in _rows(content, "annotations", path):
         key, category = _id(row, "image_id", where), _id(row, "category_id", where)
         if key not in rows:
@@ -172,6 +205,8 @@ def _images(
             continue
         boxes[key].append((_corners(row.get("bbox"), where), where))
         names[key].append(categories[category])
+        if keypoint_count:
+            keypoints[key].append(_points(row.get("keypoints"), keypoint_count, where))
     return [
         AnnotatedImage(
             _inside(folder, _name(row, "file_name", where), where),
@@ -181,6 +216,7 @@ def _images(
             split,
             where,
             _name(row, "file_name", where),
+            tuple(keypoints[key]),
         )
         for key, (row, where) in sorted(rows.items())
     ]
@@ -191,6 +227,17 @@ def _corners(value: Any, where: str) -> tuple[float, float, float, float]:
         raise DataError(f"bbox is {str(value)[:60]!r}", where=where, allowed="[x, y, width, height] in pixels")
     left, top, width, height = (number(coordinate, f"{where}.bbox") for coordinate in value)
     return left, top, left + width, top + height
+
+
+def _points(value: Any, count: int, where: str) -> tuple[Point, ...]:
+    """Return the keypoints of an object; an object without the key has none that are marked."""
+    if value is None:
+        return ((0.0, 0.0, 0.0),) * count
+    if not isinstance(value, list) or len(value) != 3 * count:
+        allowed = f"{3 * count} numbers: x, y and visibility of {count} points"
+        raise DataError(f"keypoints is {str(value)[:60]!r}", where=where, allowed=allowed)
+    numbers = [number(each, f"{where}.keypoints") for each in value]
+    return tuple((x, y, seen) for x, y, seen in zip(numbers[0::3], numbers[1::3], numbers[2::3], strict=True))
 
 
 def _size(row: Plain, where: str) -> tuple[int, int] | None:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import ModelError
+from compress.importers.onnx.selection import without_selection
 
 OPSETS = (7, 23)
 MINIMUM_IR_VERSION = 4
@@ -83,6 +84,7 @@ def _read(path: Path) -> tuple[Any, tuple[str, ...]]:
         import onnx.inliner
 
         model = onnx.inliner.inline_local_functions(model)
+    notes += without_selection(model)
     _drop_unused(model)
     return model, tuple(notes)
 

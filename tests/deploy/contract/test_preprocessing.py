@@ -175,7 +175,7 @@ def test_specification_survives_json(steps: list[Any]) -> None:
 def test_fields_are_the_keys_of_a_specification() -> None:
     found = {name: list(fields(STEPS[name])) for name in ("resize", "scale", "normalize", "colour")}
     assert found == {
-        "resize": ["size", "filter", "antialias", "levels", "fit", "fill"],
+        "resize": ["size", "filter", "antialias", "levels", "fit", "fill", "align"],
         "scale": ["from", "to"],
         "normalize": ["mean", "std"],
         "colour": ["to", "from"],
@@ -210,7 +210,10 @@ def test_specifications_of_the_first_bundles_keep_their_digest() -> None:
 
 
 CHANGES: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({"resize": {"size": [8, 8]}}, {"filter": "area", "antialias": True, "levels": True, "fit": "pad", "fill": 3}),
+    (
+        {"resize": {"size": [8, 8]}},
+        {"filter": "area", "antialias": True, "levels": True, "fit": "pad", "fill": 3, "align": "top_left"},
+    ),
     ({"crop": {"share": 0.5}}, {"share": 0.6}),
     ({"pad": {"size": [8, 8]}}, {"size": [8, 9], "fill": 1}),
     ({"colour": {"to": "grey"}}, {"to": "bgr", "from": "bgr"}),
@@ -251,7 +254,7 @@ def test_every_key_is_in_the_digest() -> None:
     for step, changes in CHANGES:
         ((name, settings),) = step.items()
         base: dict[str, Any] = {"bins": 5, "coefficients": 3} if name == "mfcc" else {}
-        bases = {"antialias": {"filter": "bicubic"}}
+        bases = {"antialias": {"filter": "bicubic"}, "align": {"fit": "letterbox"}}
         assert changes.keys() >= fields(STEPS[name]).keys() - {"size"}
         for key, value in changes.items():
             changed = {name: {**settings, **base, **bases.get(key, {}), key: value}}

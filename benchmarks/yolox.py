@@ -1,0 +1,353 @@
+"""A detector with SiLU in 8 bits, without labels: `python benchmarks/yolox.py [--resamples N] [--keep FOLDER]`.
+
+YOLOX-nano (416 x 416, COCO) is quantized by several tools from 100 training photos without their labels; our search
+also compares its candidates on the other 28. The head is cut in front of its decoding for all tools, so every output
+has a scale of its own. The result is COCO's mean average precision on the 128 validation photos of coco128, by
+pycocotools, with 95% intervals from a bootstrap over photos. All tools get the same resamples, so that differences have
+intervals too. Needs the shared files (CORALLINE_SHARED, or ../shared next to the project) and ai-edge-quantizer, which
+is left out if it is not installed. Writes benchmarks/results/yolox.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import repository
+
+import numpy as np
+from numpy.typing import NDArray
+from paths import SHARED
+from PIL import Image
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+from quantization_tools import converted
+
+import compress
+from compress.ir import keras_graph
+from compress.ir.keras_graph import LayerOutput
+from compress.ir.passes import fold
+from compress.quantization import export, post_training
+from compress.quantization.settings import PostTrainingSettings
+from compress.tasks.output_forms import OutputForm
+from compress.tasks.outputs import ByOutput
+from compress.tflite import graph, macs
+from compress.tflite.interpreter import LoadedModel
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+RESULTS = repository.RESULTS / "yolox.json"
+SIZE = 416
+CALIBRATION = 100
+STRIDES = (8, 16, 32)
+CLASSES = 80
+BORDER = 114
+"""Value around a photo, as in the training of YOLOX."""
+LEAST_SCORE, OVERLAP, MOST = 0.001, 0.65, 100
+"""Settings of YOLOX's own evaluation."""
+CANDIDATES = 3000
+CORALLINE, WITHOUT_GATES = "coralline", "coralline, separate_gates: off"
+CONVERTER, EDGE_QUANTIZER = "TFLiteConverter", "ai-edge-quantizer"
+Floats = NDArray[np.float32]
+Boxes = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Photos:
+    """The photos of a split.
+
+    Attributes:
+        inputs: BGR, 0 to 255, letterboxed [n, size, size, 3].
+        scales: the factor of each photo [n].
+        classes: the class of each object, by photo.
+        boxes: left, top, right and bottom of each object in pixels of the photo, by photo.
+    """
+
+    inputs: Floats
+    scales: NDArray[np.float64]
+    classes: Sequence[NDArray[np.int64]]
+    boxes: Sequence[Boxes]
+
+
+def photos(folder: Path, split: str) -> Photos:
+    """Read the photos of a split, with their objects."""
+    inputs, scales, classes, boxes = [], [], [], []
+    for path in sorted((folder / "images" / split).glob("*.jpg")):
+        image = Image.open(path).convert("RGB")
+        scale = min(SIZE / image.width, SIZE / image.height)
+        size = int(image.width * scale), int(image.height * scale)
+        canvas = np.full((SIZE, SIZE, 3), BORDER, np.float32)
+        canvas[: size[1], : size[0]] = np.asarray(image.resize(size, Image.Resampling.BILINEAR))[..., ::-1]
+        label = folder / "object_detection" / "labels" / split / f"{path.stem}.txt"
+        lines = label.read_text().split("\n") if label.exists() else []
+        rows = np.array([line.split() for line in lines if line.strip()], np.float64).reshape(-1, 5)
+        centres, sizes = (rows[:, part] * (image.width, image.height) for part in (slice(1, 3), slice(3, 5)))
+        inputs.append(canvas)
+        scales.append(scale)
+        classes.append(rows[:, 0].astype(np.int64))
+        boxes.append(np.concatenate([centres - sizes / 2, centres + sizes / 2], axis=1))
+    return Photos(np.stack(inputs), np.array(scales), classes, boxes)
+
+
+def without_decoding() -> Any:
+    """Return the shared YOLOX-nano as a Keras model with boxes, objectness and class logits of each stride apart.
+
+    This is the only place that knows the layers of the head.
+    """
+    model = compress.load_model(str(SHARED / "models" / "onnx" / "yolox_nano.onnx"))
+    network = fold.canonical(keras_graph.read(model))
+    ends = [LayerOutput(f"head_{kind}_preds_{scale}") for scale in range(3) for kind in ("reg", "obj", "cls")]
+    return keras_graph.build(keras_graph.subnetwork(network, ends))
+
+
+def judge_of(model: Any, samples: Floats) -> ByOutput:
+    """Return the comparison that the task `outputs` uses: errors of boxes, and of probabilities, output by output."""
+    forms = []
+    for tensor, values in zip(model.outputs, model.predict(samples, batch_size=8, verbose=0), strict=True):
+        shape = tuple(tensor.shape[1:])
+        forms.append(OutputForm(tensor.name, shape, "values" if shape[-1] == 4 else "sigmoid", float(values.std())))
+    return ByOutput(tuple(forms), as_logits=True)
+
+
+def ours(model: Any, samples: Floats, held_out: Floats, **settings: Any) -> tuple[bytes, Any]:
+    """Return our file with the default settings, or others, and the record of the search."""
+    chosen = PostTrainingSettings(**settings)
+    judge = judge_of(model, samples[:16])
+    result = post_training.quantize(model, samples, held_out, chosen, judge=judge, note=_note)
+    trials = [asdict(trial) for trial in result.trials]
+    gates = list(result.plan.separated_gates) if result.plan else []
+    return result.content, {"tried": trials, "separated_gates": gates, "warnings": list(result.warnings)}
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def edge_quantizer(model: Any, samples: Floats) -> bytes:
+    """Return the file of ai-edge-quantizer: static int8."""
+    import tensorflow
+    from ai_edge_quantizer import quantizer, recipe
+
+    with tempfile.TemporaryDirectory() as folder:
+        archive = _with_signature(model)
+        # The gradient of Keras' SiLU cannot be saved.
+        options = tensorflow.saved_model.SaveOptions(experimental_custom_gradients=False)
+        tensorflow.saved_model.save(archive, folder, archive.run.get_concrete_function(), options)
+        content = tensorflow.lite.TFLiteConverter.from_saved_model(folder).convert()
+    tool = quantizer.Quantizer(content, recipe.static_wi8_ai8())
+    feeds = [{"sample": sample[np.newaxis]} for sample in samples]
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        ranges = tool.calibrate({"serving_default": feeds}, num_threads=1)
+        quantized = tool.quantize(ranges, enable_progress_report=False).quantized_model
+    return bytes(quantized)
+
+
+def _with_signature(model: Any) -> Any:
+    """Return a TensorFlow module that computes the model by a signature with named outputs."""
+    import tensorflow
+    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
+    signature = [tensorflow.TensorSpec((1, *tensor.shape[1:]), tensor.dtype, "sample") for tensor in model.inputs]
+    function = tensorflow.function(lambda sample: model(sample, training=False), input_signature=signature)
+    frozen = convert_variables_to_constants_v2(function.get_concrete_function())
+    module = tensorflow.Module()
+
+    def run(sample: Any) -> dict[str, Any]:
+        return {f"output_{number}": value for number, value in enumerate(frozen(sample))}
+
+    module.run = tensorflow.function(run, input_signature=signature)
+    return module
+
+
+def file_outputs(content: bytes, inputs: Floats) -> dict[tuple[int, ...], Floats]:
+    """Return the outputs of a file by shape, which identifies each of them; tools order them differently."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.tflite"
+        path.write_bytes(content)
+        model = LoadedModel(path, reproducible=True)
+        rows = model.scores(inputs)
+    return {values.shape[1:]: values for values in model.output_layout.split(rows)}
+
+
+def decoded(outputs: dict[tuple[int, ...], Floats], photo: int) -> tuple[Boxes, Boxes]:
+    """Return boxes [n, 4] in pixels of the input, and scores [n, classes], of one photo."""
+    boxes, scores = [], []
+    for stride in STRIDES:
+        side = SIZE // stride
+        codes, objectness, logits = (
+            outputs[side, side, width][photo].reshape(side * side, width).astype(np.float64)
+            for width in (4, 1, CLASSES)
+        )
+        rows, columns = np.divmod(np.arange(side * side), side)
+        centres = (codes[:, :2] + np.stack([columns, rows], 1)) * stride
+        sizes = np.exp(np.minimum(codes[:, 2:], 20)) * stride
+        boxes.append(np.concatenate([centres - sizes / 2, centres + sizes / 2], axis=1))
+        scores.append(1 / (1 + np.exp(-objectness)) / (1 + np.exp(-logits)))
+    return np.concatenate(boxes), np.concatenate(scores)
+
+
+def detections(outputs: dict[tuple[int, ...], Floats], split: Photos) -> list[dict[str, Any]]:
+    """Return the objects that are found in all photos, as COCO has them."""
+    found = []
+    for photo, scale in enumerate(split.scales):
+        boxes, scores = decoded(outputs, photo)
+        anchors, labels = np.nonzero(scores > LEAST_SCORE)
+        chosen = np.argsort(-scores[anchors, labels], kind="stable")[:CANDIDATES]
+        boxes, values, labels = boxes[anchors[chosen]] / scale, scores[anchors, labels][chosen], labels[chosen]
+        for kept in _without_duplicates(boxes, values, labels):
+            box = _coco_box(boxes[kept])
+            entry = {"image_id": photo, "category_id": int(labels[kept]), "bbox": box, "score": float(values[kept])}
+            found.append(entry)
+    return found
+
+
+def _coco_box(box: Boxes) -> list[float]:
+    left, top, right, bottom = box.tolist()
+    return [left, top, right - left, bottom - top]
+
+
+def _without_duplicates(boxes: Boxes, scores: Boxes, labels: NDArray[np.int64]) -> list[int]:
+    """Return the boxes that non-maximum suppression keeps, class by class; boxes are in the order of their scores."""
+    boxes = boxes + labels[:, np.newaxis] * 1e5
+    areas = (boxes[:, 2:] - boxes[:, :2]).prod(axis=1)
+    waiting = np.arange(len(scores))
+    kept: list[int] = []
+    while len(waiting) and len(kept) < MOST:
+        best, waiting = int(waiting[0]), waiting[1:]
+        kept.append(best)
+        low = np.maximum(boxes[best, :2], boxes[waiting, :2])
+        high = np.minimum(boxes[best, 2:], boxes[waiting, 2:])
+        shared = np.maximum(high - low, 0).prod(axis=1)
+        waiting = waiting[shared / (areas[best] + areas[waiting] - shared) <= OVERLAP]
+    return kept
+
+
+class Evaluation:
+    """COCO's average precision of one tool, of all photos or of resampled ones."""
+
+    def __init__(self, found: list[dict[str, Any]], split: Photos) -> None:
+        annotations: list[dict[str, Any]] = []
+        for photo, (boxes, labels) in enumerate(zip(split.boxes, split.classes, strict=True)):
+            for box, label in zip(boxes, labels, strict=True):
+                coco_box = _coco_box(box)
+                entry = {"image_id": photo, "category_id": int(label), "bbox": coco_box, "iscrowd": 0}
+                annotations.append(entry | {"id": len(annotations) + 1, "area": coco_box[2] * coco_box[3]})
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints progress
+            truth = COCO()
+            truth.dataset = {
+                "images": [{"id": photo} for photo in range(len(split.inputs))],
+                "categories": [{"id": label} for label in range(CLASSES)],
+                "annotations": annotations,
+            }
+            truth.createIndex()
+            self._judge = COCOeval(truth, truth.loadRes(found), "bbox")
+            parameters = self._judge.params
+            parameters.areaRng, parameters.areaRngLbl, parameters.maxDets = [[0.0, 1e10]], ["all"], [MOST]
+            self._judge.evaluate()
+        self._by_photo = np.array(self._judge.evalImgs, object).reshape(CLASSES, -1)
+
+    def precision(self, chosen: NDArray[np.int64]) -> dict[str, float]:
+        """Return the mean average precision of some photos, of which some may occur several times."""
+        self._judge.evalImgs = self._by_photo[:, chosen].ravel().tolist()
+        with contextlib.redirect_stdout(io.StringIO()):
+            self._judge.accumulate()
+        precision = self._judge.eval["precision"]  # [overlaps, recalls, classes, areas, numbers]; -1: no objects
+        at_half = precision[:1]
+        return {"ap": float(precision[precision > -1].mean()), "ap50": float(at_half[at_half > -1].mean())}
+
+
+def measured(evaluations: dict[str, Evaluation], count: int, resamples: int) -> dict[str, Any]:
+    """Return by tool the average precision and its loss against the float model, with intervals."""
+    generator = np.random.default_rng(0)
+    draws = [generator.integers(0, count, count) for _ in range(resamples)]
+    exact = {name: evaluation.precision(np.arange(count)) for name, evaluation in evaluations.items()}
+    drawn = {name: [evaluation.precision(draw) for draw in draws] for name, evaluation in evaluations.items()}
+    summary: dict[str, Any] = {}
+    for name, values in exact.items():
+        summary[name] = {}
+        for metric, value in values.items():
+            sampled = np.array([draw[metric] for draw in drawn[name]])
+            lost = np.array([draw[metric] for draw in drawn["float"]]) - sampled
+            summary[name][metric] = {
+                "value": round(value, 4),
+                "interval": _interval(sampled),
+                "loss": round(exact["float"][metric] - value, 4),
+                "loss_interval": _interval(lost),
+            }
+    return summary
+
+
+def _interval(values: NDArray[np.float64]) -> list[float]:
+    return [round(float(value), 4) for value in np.percentile(values, (2.5, 97.5))]
+
+
+def files(model: Any, training: Floats) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """Return the int8 file of each tool, and facts about how it was made."""
+    samples, held_out = training[:CALIBRATION], training[CALIBRATION:]
+    contents: dict[str, bytes] = {}
+    facts: dict[str, Any] = {}
+    for name, settings in ((CORALLINE, {}), (WITHOUT_GATES, {"separate_gates": "off"})):
+        started = time.perf_counter()
+        contents[name], facts[name] = ours(model, samples, held_out, **settings)
+        facts[name]["seconds"] = round(time.perf_counter() - started)
+    started = time.perf_counter()
+    contents[CONVERTER] = converted(model, samples, dense_per_tensor=True)
+    facts[CONVERTER] = {"seconds": round(time.perf_counter() - started)}
+    try:
+        started = time.perf_counter()
+        contents[EDGE_QUANTIZER] = edge_quantizer(model, samples)
+        facts[EDGE_QUANTIZER] = {"seconds": round(time.perf_counter() - started)}
+    except ImportError:
+        _note("ai-edge-quantizer is not installed: left out")
+    for name, content in contents.items():
+        float_operators = sorted(set(export.float_operators(content).values()))
+        facts[name] |= {"size_bytes": len(content), "macs": macs.total_macs(graph.parse(content))}
+        facts[name] |= {"float_operators": float_operators}
+    return contents, facts
+
+
+def main() -> int:
+    """Make the files, measure them, and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--resamples", type=int, default=500)
+    parser.add_argument("--keep", type=Path, help="a folder for the .tflite files")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    if not SHARED.exists():
+        print(f"skipped: {SHARED} is not there; CORALLINE_SHARED names the folder of shared files")
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        with tarfile.open(SHARED / "data" / "coco128.tar") as archive:
+            archive.extractall(folder, filter="data")
+        training, validation = (photos(Path(folder), split) for split in ("train2017", "val2017"))
+    model = without_decoding()
+    contents, facts = files(model, training.inputs)
+    for name, content in contents.items() if options.keep else ():
+        options.keep.mkdir(parents=True, exist_ok=True)
+        (options.keep / f"{name.split(':')[0].replace(', ', '_')}.tflite").write_bytes(content)
+    floats = model.predict(validation.inputs, batch_size=8, verbose=0)
+    outputs = {"float": {values.shape[1:]: values for values in floats}}
+    outputs |= {name: file_outputs(content, validation.inputs) for name, content in contents.items()}
+    evaluations = {name: Evaluation(detections(each, validation), validation) for name, each in outputs.items()}
+    summary = measured(evaluations, len(validation.inputs), options.resamples)
+    result = {"size": SIZE, "calibration": CALIBRATION, "resamples": options.resamples, "ap": summary, "made": facts}
+    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    for name, values in summary.items():
+        cells = [f"{metric} {value['value']:.3f} {value['interval']}" for metric, value in values.items()]
+        print(f"{name:32} {'  '.join(cells)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

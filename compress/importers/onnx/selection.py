@@ -1,0 +1,77 @@
+"""Remove the selection of objects at the end of a detector: non-maximum suppression, and what chooses the best boxes.
+
+These operators have results of variable size, which no target runs and no layer computes. In front of them are the
+boxes and scores of all locations: these become the outputs of the model, and the device selects among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+SUPPRESSION = frozenset({"NonMaxSuppression", "EfficientNMS_TRT", "BatchedNMS_TRT", "BatchedNMSDynamic_TRT"})
+"""Operators that show that a model selects objects; those with TRT are plugins of TensorRT."""
+CHOOSING = SUPPRESSION | {"NonZero", "TopK", "ArgMax", "ReduceMax"}
+"""Operators that are part of the selection, in a model that has one."""
+
+
+def without_selection(model: Any) -> list[str]:
+    """Make the tensors in front of the selection the outputs of a model, and return notes; nothing without selection.
+
+    Args:
+        model: an onnx.ModelProto with sorted nodes; it is changed.
+    """
+    from onnx import TensorProto, helper
+
+    nodes = list(model.graph.node)
+    if not any(node.op_type in SUPPRESSION for node in nodes):
+        return []
+    selected: set[str] = set()
+    removed = []
+    for node in nodes:
+        if node.op_type in CHOOSING or any(name in selected for name in node.input):
+            selected.update(node.output)
+            removed.append(node)
+    computed = _after(model, _inputs(model))
+    frontier = {name for node in removed for name in node.input if name in computed and name not in selected}
+    after = _after(model, frontier)  # what is computed from another one of them adds nothing
+    kept = [name for name in computed if name in frontier and name not in after]
+    others = [output for output in model.graph.output if output.name not in selected]
+    del model.graph.output[:]
+    model.graph.output.extend(others)
+    known = {output.name for output in others}
+    model.graph.output.extend(
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in kept if name not in known
+    )
+    suppression = next(node for node in nodes if node.op_type in SUPPRESSION)
+    return [f"its {suppression.op_type}{_thresholds(model, suppression)} is taken off: the device selects the objects"]
+
+
+def _inputs(model: Any) -> set[str]:
+    """Return the names of the inputs, without constants, which old files list as inputs too."""
+    return {each.name for each in model.graph.input} - {tensor.name for tensor in model.graph.initializer}
+
+
+def _after(model: Any, sources: Collection[str]) -> dict[str, None]:
+    """Return the tensors that are computed from the values of some tensors, in their order."""
+    found: dict[str, None] = {}
+    for node in model.graph.node:
+        if node.op_type not in ("Shape", "Size") and any(name in sources or name in found for name in node.input):
+            found.update(dict.fromkeys(filter(None, node.output)))
+    return found
+
+
+def _thresholds(model: Any, node: Any) -> str:
+    """Return the thresholds of a NonMaxSuppression as text, if they are constants."""
+    from onnx import numpy_helper
+
+    constants: Mapping[str, Any] = {tensor.name: tensor for tensor in model.graph.initializer}
+    shown = []
+    for index, title in ((3, "overlap"), (4, "least score")):
+        name = node.input[index] if len(node.input) > index else ""
+        if name in constants:
+            value = np.asarray(numpy_helper.to_array(constants[name])).ravel()
+            shown += [f"{title} {value[0]:g}"] if len(value) == 1 else []
+    return f" ({', '.join(shown)})" if shown else ""

@@ -1,0 +1,363 @@
+"""Heads of detectors as their projects export them, built here with random weights: each is recognized by its numbers.
+
+Every case decodes in the graph (or not) as its family does. The decoding of the device must give the same boxes and
+scores from the model that is cut off at its last convolutions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deploy.contract.detection import Detector
+
+pytestmark = pytest.mark.tensorflow
+
+SIDE = 64
+CLASSES = 3
+GRIDS = ((8, 8), (4, 4))
+SIZES = (((10.0, 13.0), (30.0, 16.0)), ((40.0, 20.0), (25.0, 60.0)))
+"""Height and width of the anchors of each map, in pixels."""
+Arrays = list[np.ndarray]
+
+
+class Head:
+    """A small network with two feature maps, and the layers that heads are built from."""
+
+    def __init__(self, keras: Any) -> None:
+        self.keras, self.layers, self.ops = keras, keras.layers, keras.ops
+        keras.utils.set_random_seed(1)
+        self.image = keras.Input((SIDE, SIDE, 3), name="image")
+        fine = self.layers.Conv2D(8, 3, 8, padding="same", activation="relu", name="fine")(self.image)
+        coarse = self.layers.Conv2D(8, 3, 2, padding="same", activation="relu", name="coarse")(fine)
+        self.features = [fine, coarse]
+
+    def convolution(self, level: int, channels: int, name: str) -> Any:
+        spread = self.keras.initializers.RandomNormal(0, 0.5)
+        layer = self.layers.Conv2D(
+            channels, 1, kernel_initializer=spread, bias_initializer=spread, name=f"{name}_{level}"
+        )
+        return layer(self.features[level])
+
+    def rows(self, tensor: Any, width: int) -> Any:
+        return self.layers.Reshape((-1, width))(tensor)
+
+    def grid(self, level: int, anchors: int = 1) -> np.ndarray:
+        """Column and row of each location, in the order of rows."""
+        rows, columns = np.divmod(np.arange(GRIDS[level][0] * GRIDS[level][1]), GRIDS[level][1])
+        return np.repeat(np.stack([columns, rows], axis=1), anchors, axis=0).astype(np.float32)
+
+    def stride(self, level: int) -> float:
+        return SIDE / GRIDS[level][0]
+
+    def model(self, *outputs: Any) -> Any:
+        return self.keras.Model(self.image, list(outputs) if len(outputs) > 1 else outputs[0])
+
+
+def yolov8(head: Head, channels_first: bool = True, pixels: bool = True, corners: bool = False) -> Any:
+    """Distributions over distances, all maps joined, boxes as centre and size in pixels, classes as sigmoids."""
+    ops = head.ops
+    boxes, scores = [], []
+    for level in (0, 1):
+        raw = head.layers.Reshape((-1, 4, 16))(head.convolution(level, 64, "boxes"))
+        distances = ops.sum(ops.softmax(raw, axis=-1) * np.arange(16, dtype=np.float32), axis=-1)
+        points = head.grid(level) + 0.5
+        low, high = ops.subtract(points, distances[..., :2]), distances[..., 2:] + points
+        pair = (low, high) if corners else ((low + high) / 2, high - low)
+        boxes.append(ops.concatenate(pair, axis=-1) * (head.stride(level) / (1 if pixels else SIDE)))
+        scores.append(head.rows(head.convolution(level, CLASSES, "scores"), CLASSES))
+    joined = ops.concatenate([ops.concatenate(boxes, axis=1), ops.sigmoid(ops.concatenate(scores, axis=1))], axis=-1)
+    return head.model(head.layers.Permute((2, 1))(joined) if channels_first else joined)
+
+
+def yolov5(head: Head) -> Any:
+    """Two anchors for each cell in one convolution; the rows of all cells of an anchor come together."""
+    ops = head.ops
+    found = []
+    for level in (0, 1):
+        tensor = head.convolution(level, 2 * (5 + CLASSES), "head")
+        by_anchor = head.layers.Permute((3, 1, 2, 4))(head.layers.Reshape((*GRIDS[level], 2, 5 + CLASSES))(tensor))
+        likely = ops.sigmoid(by_anchor)
+        cells = head.grid(level).reshape(*GRIDS[level], 2)
+        sizes = np.array(SIZES[level], np.float32)[:, ::-1].reshape(2, 1, 1, 2)
+        centre = (likely[..., :2] * 2 - 0.5 + cells) * head.stride(level)
+        size = (likely[..., 2:4] * 2) ** 2 * sizes
+        found.append(head.rows(ops.concatenate([centre, size, likely[..., 4:]], axis=-1), 5 + CLASSES))
+    return head.model(ops.concatenate(found, axis=1))
+
+
+def yolov5_raw(head: Head) -> Any:
+    """The training form of YOLOv5: one tensor for each map, without decoding."""
+    return head.model(*(head.convolution(level, 3 * (5 + CLASSES), "head") for level in (0, 1)))
+
+
+def yolox(head: Head, decoded: bool = True) -> Any:
+    """Offsets from the corner of the cell and exponentials; objectness beside classes."""
+    ops = head.ops
+    found = []
+    for level in (0, 1):
+        raw = head.rows(head.convolution(level, 4, "boxes"), 4)
+        if decoded:
+            centre = (raw[..., :2] + head.grid(level)) * head.stride(level)
+            raw = ops.concatenate([centre, ops.exp(raw[..., 2:]) * head.stride(level)], axis=-1)
+        objectness = head.rows(ops.sigmoid(head.convolution(level, 1, "objectness")), 1)
+        scores = head.rows(ops.sigmoid(head.convolution(level, CLASSES, "scores")), CLASSES)
+        found.append(ops.concatenate([raw, objectness, scores], axis=-1))
+    return head.model(ops.concatenate(found, axis=1))
+
+
+def yunet(head: Head) -> Any:
+    """Classes, objectness, boxes and five keypoints in outputs of their own for each map."""
+    parts: dict[str, list[Any]] = {"classes": [], "objectness": [], "boxes": [], "keypoints": []}
+    for level in (0, 1):
+        for name, width in (("classes", 1), ("objectness", 1), ("boxes", 4), ("keypoints", 10)):
+            rows = head.rows(head.convolution(level, width, name), width)
+            parts[name].append(head.ops.sigmoid(rows) if width == 1 else rows)
+    return head.model(*(tensor for tensors in parts.values() for tensor in tensors))
+
+
+def nanodet(head: Head) -> Any:
+    """Classes and distributions of one convolution, not decoded."""
+    found = []
+    for level in (0, 1):
+        rows = head.rows(head.convolution(level, CLASSES + 32, "head"), CLASSES + 32)
+        found.append(head.ops.concatenate([head.ops.sigmoid(rows[..., :CLASSES]), rows[..., CLASSES:]], axis=-1))
+    return head.model(head.ops.concatenate(found, axis=1))
+
+
+def fcos(head: Head) -> Any:
+    """Exponentials of distances, scores as the root of class times centerness, boxes as corners."""
+    ops = head.ops
+    boxes, scores = [], []
+    for level in (0, 1):
+        distances = ops.exp(head.rows(head.convolution(level, 4, "boxes"), 4))
+        points = head.grid(level) + 0.5
+        sides = [ops.subtract(points, distances[..., :2]), distances[..., 2:] + points]
+        corners = ops.concatenate(sides, axis=-1)
+        boxes.append(corners * head.stride(level))
+        centerness = ops.sigmoid(head.rows(head.convolution(level, 1, "centerness"), 1))
+        likely = ops.sigmoid(head.rows(head.convolution(level, CLASSES, "scores"), CLASSES))
+        scores.append(ops.sqrt(likely * centerness))
+    return head.model(ops.concatenate(boxes, axis=1), ops.concatenate(scores, axis=1))
+
+
+def ssd(head: Head) -> Any:
+    """Anchors with variances, a softmax with the background in front, boxes as fractions (ymin, xmin, ymax, xmax)."""
+    ops = head.ops
+    boxes, scores = [], []
+    for level in (0, 1):
+        raw = head.rows(head.convolution(level, 8, "boxes"), 4)
+        centres = (head.grid(level, 2) + 0.5)[:, ::-1] / GRIDS[level][0]
+        sizes = np.tile(np.array(SIZES[level], np.float32) / SIDE, (len(centres) // 2, 1))
+        centre = raw[..., :2] * 0.1 * sizes + centres
+        size = ops.exp(raw[..., 2:] * 0.2) * sizes
+        boxes.append(ops.concatenate([centre - size / 2, centre + size / 2], axis=-1))
+        scores.append(head.rows(head.convolution(level, 2 * (CLASSES + 1), "scores"), CLASSES + 1))
+    return head.model(ops.concatenate(boxes, axis=1), ops.softmax(ops.concatenate(scores, axis=1), axis=-1))
+
+
+def pose(head: Head) -> Any:
+    """YOLOv8-pose: one class, and keypoints with their visibility."""
+    ops = head.ops
+    found = []
+    for level in (0, 1):
+        raw = head.layers.Reshape((-1, 4, 16))(head.convolution(level, 64, "boxes"))
+        distances = ops.sum(ops.softmax(raw, axis=-1) * np.arange(16, dtype=np.float32), axis=-1)
+        points = head.grid(level) + 0.5
+        low, high = ops.subtract(points, distances[..., :2]), distances[..., 2:] + points
+        box = ops.concatenate([(low + high) / 2, high - low], axis=-1) * head.stride(level)
+        score = ops.sigmoid(head.rows(head.convolution(level, 1, "scores"), 1))
+        raw_points = head.layers.Reshape((-1, 5, 3))(head.convolution(level, 15, "points"))
+        positions = (raw_points[..., :2] * 2 + (points - 0.5)[:, None]) * head.stride(level)
+        seen = ops.sigmoid(raw_points[..., 2:])
+        flat = head.layers.Reshape((-1, 15))(ops.concatenate([positions, seen], axis=-1))
+        found.append(ops.concatenate([box, score, flat], axis=-1))
+    return head.model(ops.concatenate(found, axis=1))
+
+
+def from_corners(boxes: np.ndarray, scale: float) -> np.ndarray:
+    """(x, y, x, y) as (y, x, y, x) in fractions."""
+    return boxes[..., [1, 0, 3, 2]] / scale
+
+
+def from_centres(boxes: np.ndarray, scale: float) -> np.ndarray:
+    """(x, y, width, height) as (ymin, xmin, ymax, xmax) in fractions."""
+    centre, half = boxes[..., 1::-1], boxes[..., :1:-1] / 2
+    return np.concatenate([centre - half, centre + half], axis=-1) / scale
+
+
+def by_yolov8(outputs: Arrays) -> tuple[np.ndarray, np.ndarray]:
+    rows = outputs[0].transpose(0, 2, 1)
+    return from_centres(rows[..., :4], SIDE), rows[..., 4:]
+
+
+CASES: dict[str, tuple[Callable[[Head], Any], dict[str, Any], Callable[[Arrays], Any]]] = {
+    "yolov8": (yolov8, {"code": "dfl", "bins": 16, "offset": 0.5}, by_yolov8),
+    "rows, fractions": (
+        lambda head: yolov8(head, channels_first=False, pixels=False),
+        {"code": "dfl"},
+        lambda outputs: (from_centres(outputs[0][..., :4], 1), outputs[0][..., 4:]),
+    ),
+    "corners": (
+        lambda head: yolov8(head, channels_first=False, corners=True),
+        {"code": "dfl"},
+        lambda outputs: (from_corners(outputs[0][..., :4], SIDE), outputs[0][..., 4:]),
+    ),
+    "yolox": (
+        yolox,
+        {"code": "yolox", "offset": 0.0},
+        lambda outputs: (from_centres(outputs[0][..., :4], SIDE), outputs[0][..., 5:] * outputs[0][..., 4:5]),
+    ),
+    "fcos": (
+        fcos,
+        {"code": "ltrb_exp", "objectness": "geometric_mean"},
+        lambda outputs: (from_corners(outputs[0], SIDE), outputs[1]),
+    ),
+    "ssd": (
+        ssd,
+        {"code": "ssd", "scores": "softmax", "background": "first"},
+        lambda outputs: (outputs[0], outputs[1][..., 1:]),
+    ),
+    "pose": (
+        pose,
+        {"code": "dfl"},
+        lambda outputs: (from_centres(outputs[0][..., :4], SIDE), outputs[0][..., 4:5]),
+    ),
+}
+
+
+def answers(model: Any, images: np.ndarray) -> Arrays:
+    outputs = model(images, training=False)
+    return [np.asarray(output) for output in (outputs if isinstance(outputs, list | tuple) else [outputs])]
+
+
+@pytest.fixture
+def images() -> np.ndarray:
+    return np.random.default_rng(0).uniform(0, 1, (4, SIDE, SIDE, 3)).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_decoding_of_the_device_gives_the_boxes_and_scores_of_the_file(
+    keras: Any, images: np.ndarray, name: str
+) -> None:
+    from compress.detectors.detector_model import detector_model
+
+    build, expected, read = CASES[name]
+    model = build(Head(keras))
+    found = detector_model(model)
+    assert found is not None
+    assert {key: found.specification[key] for key in expected} == expected
+    assert found.box_error is not None
+    assert found.box_error < 1e-5
+    detector = Detector(found.specification)
+    parts = detector.parts(answers(found.model, images))
+    boxes, scores = read(answers(model, images))
+    np.testing.assert_allclose(detector.corners(parts.boxes), boxes, atol=1e-4)
+    np.testing.assert_allclose(detector.probabilities(parts), scores, atol=1e-4)
+    # Boxes and scores are tensors of their own, at the end of convolutions.
+    assert len(found.model.outputs) == len(found.specification["tensors"])
+    assert all(output._keras_history.operation.kernel is not None for output in found.model.outputs)
+
+
+def test_the_rows_of_two_anchors_are_those_of_the_file(keras: Any, images: np.ndarray) -> None:
+    from compress.detectors.detector_model import detector_model
+
+    model = yolov5(Head(keras))
+    found = detector_model(model)
+    assert found is not None
+    assert found.specification["code"] == "yolov5"
+    np.testing.assert_allclose(
+        [entry["boxes"] for entry in found.specification["maps"]], np.array(SIZES) / SIDE, rtol=1e-4
+    )
+    detector = Detector(found.specification)
+    parts = detector.parts(answers(found.model, images))
+    rows = answers(model, images)[0]
+    order = []  # of the device: cell, then anchor; of the file: anchor, then cell
+    start = 0
+    for rows_count, columns in GRIDS:
+        cells = np.arange(rows_count * columns)
+        order += (start + cells[:, None] + np.array([0, len(cells)])).ravel().tolist()
+        start += 2 * len(cells)
+    np.testing.assert_allclose(detector.corners(parts.boxes), from_centres(rows[:, order, :4], SIDE), atol=1e-4)
+    likely = rows[:, order, 5:] * rows[:, order, 4:5]
+    np.testing.assert_allclose(detector.probabilities(parts), likely, atol=1e-4)
+
+
+def test_keypoints_of_a_pose_are_those_of_the_file(keras: Any, images: np.ndarray) -> None:
+    from compress.detectors.detector_model import detector_model
+
+    model = pose(Head(keras))
+    found = detector_model(model, {"family": "auto", "least_score": 1e-6, "overlap": 1.0})
+    assert found is not None
+    assert found.specification["keypoints"] == {
+        "count": 5,
+        "visibility": True,
+        "scale": 2.0,
+        "offset": 0.0,
+        "unit": "cell",
+    }
+    detections = Detector(found.specification)([output[0] for output in answers(found.model, images)])
+    row = answers(model, images)[0][0]
+    best = row[row[:, 4].argmax()]
+    assert detections.keypoints is not None
+    expected = best[5:].reshape(5, 3)[:, [1, 0, 2]] / [SIDE, SIDE, 1]
+    np.testing.assert_allclose(detections.keypoints[0], expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("build", "family", "expected"),
+    [
+        (lambda head: yolox(head, decoded=False), "auto", {"code": "yolox", "offset": 0.0}),
+        (yunet, "auto", {"code": "yolox", "objectness": "geometric_mean"}),
+        (nanodet, "auto", {"code": "dfl", "bins": 8, "offset": 0.5}),
+        (nanodet, "nanodet_plus", {"code": "dfl", "bins": 8, "offset": 0.0, "overlap": 0.6}),
+        (yolov5_raw, "yolov5", {"code": "yolov5", "scores": "logits"}),
+    ],
+)
+def test_files_that_do_not_decode_are_read_as_their_family_or_with_a_note(
+    keras: Any, build: Callable[[Head], Any], family: str, expected: dict[str, Any]
+) -> None:
+    from compress.detectors.detector_model import detector_model
+
+    found = detector_model(build(Head(keras)), family)
+    assert found is not None
+    assert {key: found.specification[key] for key in expected} == expected
+    assert found.box_error is None
+    assert "does not decode its boxes" in found.notes[0]
+    Detector(found.specification).parts(found.model(np.zeros((1, SIDE, SIDE, 3)), training=False), keras.ops)
+
+
+def test_classes_are_cut_from_the_scores(keras: Any, images: np.ndarray) -> None:
+    from compress.detectors.detector_model import detector_model
+    from compress.errors import ModelError
+
+    for build in (yolov8, yolov5, ssd):
+        model = build(Head(keras))
+        whole, kept = detector_model(model), detector_model(model, "auto", [2, 0])
+        assert whole is not None
+        assert kept is not None
+        likely = []
+        for found in (whole, kept):
+            detector = Detector(found.specification)
+            likely.append(detector.parts(answers(found.model, images)).scores)
+        background = [0] if whole.specification.get("background") == "first" else []
+        columns = [*background, *(number + len(background) for number in (2, 0))]
+        np.testing.assert_allclose(likely[1], likely[0][..., columns], atol=1e-5)
+        with pytest.raises(ModelError, match="it has 3 classes"):
+            detector_model(model, "auto", [3])
+
+
+def test_other_models_are_no_detectors(keras: Any) -> None:
+    from compress.detectors.detector_model import detector_model
+
+    head = Head(keras)
+    features = head.features[1]
+    pooled = head.layers.GlobalAveragePooling2D()(features)
+    classifier = head.model(head.layers.Dense(4, activation="softmax")(pooled))
+    segmentation = head.model(head.layers.Softmax()(head.convolution(0, 4, "masks")))
+    heads = head.model(head.convolution(1, 4, "values"), head.convolution(1, 3, "others"))
+    for model in (classifier, segmentation, heads):
+        assert detector_model(model) is None

@@ -1,0 +1,93 @@
+"""Models that select objects themselves: non-maximum suppression at the end of an .onnx file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx", reason="onnx is not installed")
+
+
+def detector(path: Path, end: str) -> Path:
+    """A convolution, its 6 channels as boxes [1, 16, 4] and scores [1, 2, 16], and a selection."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    random = np.random.default_rng(0)
+    constants = {
+        "kernel": random.normal(size=(6, 3, 2, 2)).astype(np.float32),
+        "joined": np.array([1, 6, 16]),
+        "most": np.array([10]),
+        "overlap": np.array([0.45], np.float32),
+        "least": np.array([0.25], np.float32),
+        "column": np.array([2]),
+    }
+    nodes = [
+        helper.make_node("Conv", ["image", "kernel"], ["map"], strides=[2, 2]),
+        helper.make_node("Reshape", ["map", "joined"], ["rows"]),
+        helper.make_node("Split", ["rows", "sizes"], ["box_columns", "logits"], axis=1),
+        helper.make_node("Transpose", ["box_columns"], ["boxes"], perm=[0, 2, 1]),
+        helper.make_node("Sigmoid", ["logits"], ["scores"]),
+    ]
+    constants["sizes"] = np.array([4, 2])
+    if end == "suppression":
+        nodes += [
+            helper.make_node("NonMaxSuppression", ["boxes", "scores", "most", "overlap", "least"], ["selected"]),
+            helper.make_node("Gather", ["selected", "column"], ["indices"], axis=1),
+            helper.make_node("Gather", ["boxes", "indices"], ["found"], axis=1),
+        ]
+    else:  # the best class of each location, as programs with one suppression for all classes have it
+        nodes += [
+            helper.make_node("ReduceMax", ["scores"], ["best"], axes=[1], keepdims=1),
+            helper.make_node("ArgMax", ["scores"], ["label"], axis=1, keepdims=1),
+            helper.make_node("NonMaxSuppression", ["boxes", "best", "most", "overlap"], ["selected"]),
+            helper.make_node("Gather", ["selected", "column"], ["indices"], axis=1),
+            helper.make_node("Gather", ["label", "indices"], ["found"], axis=2),
+        ]
+    graph = helper.make_graph(
+        nodes,
+        "detector",
+        [helper.make_tensor_value_info("image", TensorProto.FLOAT, [1, 3, 8, 8])],
+        [helper.make_tensor_value_info("found", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(values, name) for name, values in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("end", "shown"), [("suppression", "overlap 0.45, least score 0.25"), ("best", "overlap 0.45")]
+)
+def test_boxes_and_scores_in_front_of_the_selection_become_the_outputs(tmp_path: Path, end: str, shown: str) -> None:
+    from compress.importers.onnx import onnx_model
+
+    model, notes = onnx_model.read(detector(tmp_path / "detector.onnx", end))
+    assert [output.name for output in model.graph.output] == ["boxes", "scores"]
+    assert {node.op_type for node in model.graph.node} == {"Conv", "Reshape", "Split", "Transpose", "Sigmoid"}
+    assert notes == (f"its NonMaxSuppression ({shown}) is taken off: the device selects the objects",)
+
+
+@pytest.mark.tensorflow
+def test_the_rest_is_imported(tmp_path: Path, keras: Any) -> None:
+    from compress.importers import model_file
+
+    found = model_file.read(detector(tmp_path / "detector.onnx", "suppression"))
+    model = model_file.load(found).model
+    assert [tuple(output.shape[1:]) for output in model.outputs] == [(16, 4), (16, 2)]
+
+
+def test_models_without_suppression_keep_their_outputs(tmp_path: Path) -> None:
+    from compress.importers.onnx import onnx_model
+
+    path = detector(tmp_path / "detector.onnx", "best")
+    model = onnx.load(path)
+    del model.graph.node[7:]
+    del model.graph.output[:]
+    model.graph.output.append(onnx.helper.make_tensor_value_info("label", onnx.TensorProto.INT64, None))
+    path.write_bytes(model.SerializeToString())
+    read, notes = onnx_model.read(path)
+    assert [output.name for output in read.graph.output] == ["label"]
+    assert notes == ()
