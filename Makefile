@@ -23,8 +23,8 @@ check: $(READY)  ## style, types, import rules and tests of the architecture
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy benchmarks
-	$(BIN)/mypy --python-version 3.10 deploy
-	$(BIN)/vermin --no-tips --violations -t=3.7- deploy
+	$(BIN)/mypy --python-version 3.10 deploy coralline_pycoral
+	$(BIN)/vermin --no-tips --violations -t=3.7- deploy coralline_pycoral
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/architecture
 

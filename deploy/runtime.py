@@ -194,7 +194,7 @@ class InferenceSession:
         if delegate is None and options.device != "cpu":
             delegate = load_delegate(runtime, options)
         self._delegate = delegate
-        self.interpreter = _interpreter(runtime, content, options, self._delegate)
+        self.interpreter = allocated_interpreter(runtime, content, options, self._delegate)
         inputs = self.interpreter.get_input_details()
         self.inputs = TensorDescription.of(inputs)
         self.input_indices = [int(detail["index"]) for detail in inputs]
@@ -220,11 +220,11 @@ class InferenceSession:
 
     def arrange(self, inputs: Sequence[TensorDescription], outputs: Sequence[TensorDescription]) -> None:
         """Put inputs and outputs into the order of the manifest: compilers may change it."""
-        order = _order(self.inputs, inputs)
+        order = matching_order(self.inputs, inputs)
         self.inputs = [self.inputs[place] for place in order]
         self.input_indices = [self.input_indices[place] for place in order]
         self.views = [self.views[place] for place in order]
-        order = _order(self.outputs, outputs)
+        order = matching_order(self.outputs, outputs)
         self.outputs = [self.outputs[place] for place in order]
         self.output_indices = [self.output_indices[place] for place in order]
 
@@ -246,7 +246,7 @@ class InferenceSession:
         self.interpreter = self._delegate = None  # the delegate must be released last
 
 
-def _order(actual: Sequence[TensorDescription], expected: Sequence[TensorDescription]) -> Sequence[int]:
+def matching_order(actual: Sequence[TensorDescription], expected: Sequence[TensorDescription]) -> Sequence[int]:
     """Return the places of expected tensors: by their names in the file, or by everything else that describes them.
 
     Where neither is clear, the order of the model is kept.
@@ -266,7 +266,14 @@ def load_delegate(runtime: Runtime, options: RuntimeOptions) -> Any:
     return runtime.module.load_delegate(options.library, {"device": options.device} if options.device else {})
 
 
-def _interpreter(runtime: Runtime, content: bytes, options: RuntimeOptions, delegate: Any) -> Any:
+def allocated_interpreter(runtime: Runtime, content: bytes, options: RuntimeOptions, delegate: Any) -> Any:
+    """Return an interpreter with allocated tensors. Without a delegate (None) it runs on the CPU.
+
+    Raises:
+        LoadError: the runtime refuses the model.
+        EdgeTpuError: the model is compiled for the Edge TPU, and it has no delegate.
+        RuntimeLibraryError: the runtime does not work, or does not have these kernels.
+    """
     _check_numpy(runtime)
     arguments: Dict[str, Any] = {"model_content": content}
     if "num_threads" in runtime.arguments:

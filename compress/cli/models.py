@@ -11,6 +11,10 @@ from compress.cli.output import write, write_json
 from compress.cli.parser import add_command
 from compress.errors import EXIT_PARTLY, EXIT_REFUSED
 
+SIZES = tuple(range(160, 641, 32))
+"""The sizes of `check --sizes`: multiples of 32, as detectors with strides up to 32 need."""
+LARGEST_SIZE = 4096
+
 if TYPE_CHECKING:
     from compress.cli.parser import Parser, Subparsers
     from compress.targets.base import PlacementSummary
@@ -106,10 +110,20 @@ def _add_compiler(parser: Parser) -> None:
 def _add_check(subparsers: Subparsers) -> None:
     summary = "Predict which operators the Edge TPU compiler maps, and why"
     parser = add_command(subparsers, "check", summary, check)
-    parser.add_argument("model", type=Path, help="a full-integer .tflite file")
+    parser.add_argument("model", type=Path, help="a full-integer .tflite file; with --sizes any model file")
     parser.add_json()
     _add_target(parser)
     _add_compiler(parser)
+    parser.add_argument(
+        "--sizes",
+        nargs="?",
+        const=SIZES,
+        type=_sizes,
+        metavar="FROM:TO:STEP",
+        help="check a model of images that is not quantized yet at several sizes of its input (160:640:32)",
+    )
+    parser.add_argument("--detector", default="auto", metavar="FAMILY", help="with --sizes: the family of a detector")
+    parser.add_argument("--trust", action="store_true", help="with --sizes: allow the model to run its own code")
     parser.add_argument(
         "--all-subgraphs",
         action="store_true",
@@ -121,6 +135,8 @@ def check(options: argparse.Namespace) -> int:
     """`python -m compress check`."""
     from compress import api
 
+    if options.sizes is not None:
+        return _check_sizes(options)
     result = api.check(
         options.model, target=options.target, compiler=options.compiler, all_subgraphs=options.all_subgraphs
     )
@@ -129,6 +145,43 @@ def check(options: argparse.Namespace) -> int:
     else:
         write(result.describe().rstrip("\n"))
     return _placement_exit_code(result)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    """Read the sizes `from:to:step`, or one size."""
+    parts = text.split(":")
+    if not 1 <= len(parts) <= 3 or not all(part.isdecimal() and 0 < int(part) <= LARGEST_SIZE for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is not FROM:TO:STEP, such as 160:640:32")
+    numbers = [int(part) for part in parts]
+    step = numbers[2] if len(numbers) == 3 else 32
+    return tuple(range(numbers[0], numbers[min(len(numbers) - 1, 1)] + 1, step))
+
+
+def _check_sizes(options: argparse.Namespace) -> int:
+    """Check a model at several sizes, and show each result at once."""
+    from compress.api import input_sizes
+    from compress.cli.console import quiet
+
+    found = input_sizes.check_sizes(
+        options.model,
+        options.sizes,
+        target=options.target,
+        compiler=options.compiler,
+        detector=options.detector,
+        trust=options.trust,
+    )
+    results = []
+    for _ in options.sizes:
+        with open(os.devnull, "wb") as null, quiet(null.fileno()):  # TensorFlow's messages about missing GPUs
+            results.append(next(found))
+        if not options.json:
+            write(input_sizes.describe(results[-1]))
+    largest = max((each.size for each in results if each.is_whole), default=None)
+    if options.json:
+        write_json({"schema_version": 1, "sizes": [each.to_json() for each in results], "largest": largest})
+    else:
+        write(f"largest size that is mapped as a whole: {largest or 'none of these'}")
+    return 0 if largest is not None else EXIT_PARTLY
 
 
 def _placement_exit_code(placement: PlacementSummary) -> int:

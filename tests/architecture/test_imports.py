@@ -19,7 +19,9 @@ from tiny import Coralline, environment
 from compress.cli.main import main
 from compress.pipeline.schema import load
 
-CODE = [path for package in ("compress", "deploy") for path in sorted((ROOT / package).rglob("*.py"))]
+DEVICE_SIDE = ("coralline_pycoral", "deploy")
+PACKAGES = ("compress", *DEVICE_SIDE)
+CODE = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 LATE = ("tensorflow", "keras", "tf_keras", "tensorflow_model_optimization")
 TENSORFLOW_ROOMS = (
     *("ir", "tasks", "importers", "training", "pruning", "quantization", "distillation", "replacement", "engines"),
@@ -90,7 +92,7 @@ ALONE = """
 import sys
 known = set(sys.modules)
 for name in sys.argv[1:]:
-    for loaded in [module for module in sys.modules if module.partition(".")[0] in ("compress", "deploy")]:
+    for loaded in [module for module in sys.modules if module.partition(".")[0] in PACKAGES]:
         del sys.modules[loaded]
     try:
         __import__(name)
@@ -101,7 +103,7 @@ for name in sys.argv[1:]:
 
 
 def test_every_module_can_be_imported_first_and_imports_nothing_slow() -> None:
-    script = f"SLOW = {SLOW!r}\n{ALONE}"
+    script = f"SLOW = {SLOW!r}\nPACKAGES = {PACKAGES!r}\n{ALONE}"
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", script, *MODULES],
         cwd=ROOT,
@@ -164,13 +166,17 @@ def test_nothing_is_imported_by_way_of_a_string(path: Path) -> None:
             assert called not in ("import_module", "__import__"), f"{path}:{node.lineno}"
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "deploy").rglob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path",
+    [path for package in DEVICE_SIDE for path in sorted((ROOT / package).rglob("*.py"))],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
 def test_the_device_side_needs_numpy_alone(path: Path) -> None:
-    allowed = {*sys.stdlib_module_names, "numpy", "deploy", "tflite_runtime", "ai_edge_litert", "tensorflow"}
+    allowed = {*sys.stdlib_module_names, "numpy", *DEVICE_SIDE, "tflite_runtime", "ai_edge_litert", "tensorflow"}
     allowed |= {"PIL", "cv2", "pycoral", "cryptography"}  # used if they are there
     for name, line, late in imports(parsed(path)):
         assert name.partition(".")[0] in allowed, f"{path}:{line} imports {name}"
-        assert late or name.partition(".")[0] in {*sys.stdlib_module_names, "numpy", "deploy"}, f"{path}:{line}"
+        assert late or name.partition(".")[0] in {*sys.stdlib_module_names, "numpy", *DEVICE_SIDE}, f"{path}:{line}"
 
 
 CHIP = re.compile(r"edge_?tpu|coral(?!line)", re.IGNORECASE)

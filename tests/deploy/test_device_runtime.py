@@ -91,7 +91,7 @@ def test_old_runtimes_have_fewer_kernels(none: pytest.MonkeyPatch) -> None:
     found = runtime.find()
     assert (found.kernels(), found.keeps_tensors, runtime.reproducible(found)) == (("default",), False, "default")
     with pytest.raises(RuntimeLibraryError, match="has no reproducible kernels"):
-        runtime._interpreter(found, b"", RuntimeOptions(kernels="reproducible"), None)
+        runtime.allocated_interpreter(found, b"", RuntimeOptions(kernels="reproducible"), None)
 
 
 @pytest.mark.skipif(np.__version__ < "2", reason="numpy 1 is here")

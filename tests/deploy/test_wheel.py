@@ -16,6 +16,8 @@ import pytest
 from interpreters import executable, interpreters
 from paths import ROOT
 
+PACKAGES = ("coralline_pycoral", "deploy")
+
 
 def built(folder: Path, root: Path = ROOT) -> Path:
     pytest.importorskip("hatchling")
@@ -36,7 +38,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_holds_the_device_side_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
-        assert names == {path.relative_to(ROOT).as_posix() for path in (ROOT / "deploy").rglob("*.py")}
+        sources = [path for name in PACKAGES for path in (ROOT / name).rglob("*.py")]
+        assert names == {path.relative_to(ROOT).as_posix() for path in sources}
         (metadata,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
         lines = archive.read(metadata).decode().splitlines()
         assert any(name.endswith("LICENSE") for name in archive.namelist())
@@ -53,7 +56,7 @@ def test_the_versions_are_one() -> None:
 
 def test_equal_sources_are_equal_bytes(wheel: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
-    for name in ("deploy", "packaging"):
+    for name in (*PACKAGES, "packaging"):
         shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "LICENSE", copy)
     for path in copy.rglob("*"):
@@ -79,7 +82,7 @@ def test_every_python_takes_it(interpreter: str, wheel: Path, tmp_path: Path) ->
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     environment = {**kept, "PYTHONPATH": str(there), "HOME": "/nonexistent"}
     run: Any = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "check": False}
-    check = "import deploy, deploy.contract.signature; print(deploy.__file__); import compress"
+    check = "import deploy, deploy.contract.signature, coralline_pycoral; print(deploy.__file__); import compress"
     done = subprocess.run([interpreter, "-W", "error", "-c", check], **run)
     assert done.stdout.strip().startswith(str(there)), done.stderr
     assert "No module named 'compress'" in done.stderr

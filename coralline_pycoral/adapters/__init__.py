@@ -1,0 +1,1 @@
+"""Functions that write the input of a model and read its outputs."""

@@ -1,0 +1,158 @@
+"""PoseNet's .tflite files without their decoder.
+
+The vendor's files end with the custom operator PosenetDecoderOp. TFLite runtimes do not have it: it is in a library of
+the vendor, for few processors. `without_decoder` removes it from the bytes of a file and returns its settings. The
+outputs of the file are then heatmaps, short offsets and mid offsets.
+
+Layout of the bytes: FlatBuffers internals, FlexBuffers internals (google/flatbuffers) and TensorFlow Lite's schema.fbs.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Dict, List, Optional, Tuple, Union
+
+from coralline_pycoral.posenet import DecoderSettings
+from deploy.contract.errors import LoadError
+
+ByteString = Union[bytes, bytearray]
+DECODER = b"PosenetDecoderOp"
+# Places of the fields in the tables of schema.fbs.
+_MODEL_OPERATOR_CODES = 1
+_MODEL_SUBGRAPHS = 2
+_CODE_CUSTOM_CODE = 1
+_SUBGRAPH_OUTPUTS = 2
+_SUBGRAPH_OPERATORS = 3
+_OPERATOR_CODE = 0
+_OPERATOR_INPUTS = 1
+_OPERATOR_CUSTOM_OPTIONS = 5
+_FLEX_MAP = 9
+_FLEX_FORMATS = {
+    1: {1: "<b", 2: "<h", 4: "<i", 8: "<q"},
+    2: {1: "<B", 2: "<H", 4: "<I", 8: "<Q"},
+    3: {4: "<f", 8: "<d"},
+}
+"""Formats of signed, unsigned and floating-point numbers by their type in FlexBuffers and their width."""
+
+
+def without_decoder(content: bytes) -> Tuple[bytes, Optional[DecoderSettings]]:
+    """Return a .tflite file without the decoder, and the settings of the decoder; None: the file has no decoder.
+
+    Raises:
+        LoadError: the file is damaged, or its decoder has instance masks.
+    """
+    if DECODER not in content:
+        return content, None
+    try:
+        return _without_decoder(bytearray(content))
+    except (struct.error, IndexError, KeyError, ValueError) as error:
+        raise LoadError("the PoseNet file cannot be read: %s" % error)
+
+
+def _without_decoder(data: bytearray) -> Tuple[bytes, Optional[DecoderSettings]]:
+    model = _u32(data, 0)
+    codes = _tables(data, _vector(data, model, _MODEL_OPERATOR_CODES))
+    names = [_custom_code(data, code) for code in codes]
+    (subgraph,) = _tables(data, _vector(data, model, _MODEL_SUBGRAPHS))
+    operators = _vector(data, subgraph, _SUBGRAPH_OPERATORS)
+    for place, operator in enumerate(_tables(data, operators)):
+        code = _field(data, operator, _OPERATOR_CODE)
+        if names[_u32(data, code) if code else 0] == DECODER:
+            settings = _settings(data, operator)
+            _replace_outputs(data, subgraph, operator)
+            _remove(data, operators, place)
+            return bytes(data), settings
+    return bytes(data), None
+
+
+def _settings(data: bytearray, operator: int) -> DecoderSettings:
+    options = _vector(data, operator, _OPERATOR_CUSTOM_OPTIONS)
+    values = _flex_map(bytes(data[options + 4 : options + 4 + _u32(data, options)]))
+    return DecoderSettings(
+        max_detections=int(values["max_detections"]),
+        score_threshold=float(values["score_threshold"]),
+        stride=int(values["stride"]),
+        nms_radius=float(values["nms_radius"]),
+    )
+
+
+def _replace_outputs(data: bytearray, subgraph: int, operator: int) -> None:
+    """Make the inputs of the decoder the outputs of the file, in the place of its four outputs."""
+    inputs = _vector(data, operator, _OPERATOR_INPUTS)
+    outputs = _vector(data, subgraph, _SUBGRAPH_OUTPUTS)
+    if (_u32(data, inputs), _u32(data, outputs)) != (3, 4):
+        raise ValueError("a decoder with instance masks is not supported")
+    data[outputs : outputs + 16] = data[inputs : inputs + 16]
+
+
+def _remove(data: bytearray, vector: int, place: int) -> None:
+    """Remove a table from a vector of tables. An element is an offset from its own position."""
+    count = _u32(data, vector)
+    for index in range(place, count - 1):
+        position = vector + 4 + 4 * index
+        struct.pack_into("<I", data, position, _u32(data, position + 4) + 4)
+    struct.pack_into("<I", data, vector, count - 1)
+
+
+def _u32(data: ByteString, position: int) -> int:
+    (value,) = struct.unpack_from("<I", data, position)
+    return int(value)
+
+
+def _field(data: ByteString, table: int, number: int) -> int:
+    """Return the position of a field of a table; 0: the field has its default."""
+    vtable = table - struct.unpack_from("<i", data, table)[0]
+    (size,) = struct.unpack_from("<H", data, vtable)
+    if 4 + 2 * number >= size:
+        return 0
+    offset = struct.unpack_from("<H", data, vtable + 4 + 2 * number)[0]
+    return table + offset if offset else 0
+
+
+def _vector(data: ByteString, table: int, number: int) -> int:
+    """Return the position of a vector, which begins with its length."""
+    field = _field(data, table, number)
+    if not field:
+        raise ValueError("a table has no field %d" % number)
+    return field + _u32(data, field)
+
+
+def _tables(data: ByteString, vector: int) -> List[int]:
+    positions = range(vector + 4, vector + 4 + 4 * _u32(data, vector), 4)
+    return [position + _u32(data, position) for position in positions]
+
+
+def _custom_code(data: ByteString, code: int) -> bytes:
+    """Return the name of a custom operator; empty for other operators."""
+    if not _field(data, code, _CODE_CUSTOM_CODE):
+        return b""
+    text = _vector(data, code, _CODE_CUSTOM_CODE)
+    return bytes(data[text + 4 : text + 4 + _u32(data, text)])
+
+
+def _flex_map(data: bytes) -> Dict[str, Union[int, float]]:
+    """Return the numbers of a FlexBuffers map by key. Its last bytes are: position of the map, type, width of both."""
+    root_width = data[-1]
+    if data[-2] >> 2 != _FLEX_MAP:
+        raise ValueError("the settings of the decoder are not a map")
+    width = 1 << (data[-2] & 3)
+    root = len(data) - 2 - root_width
+    values = root - _flex_uint(data, root, root_width)
+    count = _flex_uint(data, values - width, width)
+    keys = values - 3 * width
+    keys -= _flex_uint(data, keys, width)
+    keys_width = _flex_uint(data, values - 2 * width, width)
+    numbers: Dict[str, Union[int, float]] = {}
+    for index in range(count):
+        key = keys + index * keys_width
+        key -= _flex_uint(data, key, keys_width)
+        name = data[key : data.index(b"\0", key)].decode("ascii")
+        kind = data[values + count * width + index] >> 2
+        if kind in _FLEX_FORMATS:
+            position = values + index * width
+            numbers[name] = struct.unpack_from(_FLEX_FORMATS[kind][width], data, position)[0]
+    return numbers
+
+
+def _flex_uint(data: ByteString, position: int, width: int) -> int:
+    return int.from_bytes(data[position : position + width], "little")

@@ -1,0 +1,1 @@
+"""Interpreters, Edge TPUs and label files."""

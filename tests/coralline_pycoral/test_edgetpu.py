@@ -1,0 +1,144 @@
+"""Interpreters from files, contents and bundles; raw inputs; the list of Edge TPUs."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import devices
+import numpy as np
+import one_op
+import pytest
+import tiny
+
+from coralline_pycoral.adapters import classify, common, detect
+from coralline_pycoral.utils import edgetpu
+from deploy.answers import decoder
+from deploy.contract import bundle
+from deploy.contract.bundle import BundleError
+from deploy.contract.errors import EdgeTpuError
+from deploy.model import Model
+
+
+def test_a_file_and_its_content_run_on_the_cpu(tmp_path: Path) -> None:
+    path = tmp_path / "model.tflite"
+    path.write_bytes(tiny.classifier())
+    values = np.arange(16, dtype=np.int8).reshape(4, 4, 1)
+    scores = []
+    for model in (str(path), path, path.read_bytes()):
+        interpreter = edgetpu.make_interpreter(model, device=":0")
+        interpreter.allocate_tensors()
+        common.set_input(interpreter, values)
+        interpreter.invoke()
+        scores.append(classify.get_scores(interpreter).tolist())
+        assert edgetpu.bundle_of(interpreter) is None
+    assert scores[0] == scores[1] == scores[2]
+    assert len(set(scores[0])) > 1
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"missing\.tflite"):
+        edgetpu.make_interpreter(str(tmp_path / "missing.tflite"))
+
+
+def test_a_compiled_model_is_refused_for_the_cpu() -> None:
+    with pytest.raises(EdgeTpuError, match="the device is cpu"):
+        edgetpu.make_interpreter(devices.models()["compiled"], "cpu")
+
+
+def test_a_bundle_without_an_edge_tpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CORALLINE_ROOT", str(tmp_path))
+    path = tmp_path / "shelf.coralline"
+    path.write_bytes(devices.packed())
+    interpreter = edgetpu.make_interpreter(str(path))
+    opened = edgetpu.bundle_of(interpreter)
+    assert opened is not None
+    assert opened.role == "int8"
+    model = Model(str(path))
+    for image in devices.images(4, seed=5):
+        pixels = image[:4, :4]
+        common.set_input(interpreter, pixels)
+        interpreter.invoke()
+        assert classify.get_scores(interpreter) == pytest.approx(np.asarray(model(pixels).scores))
+
+
+def test_a_changed_bundle_is_refused() -> None:
+    content = bytearray(devices.packed())
+    content[-200] ^= 1
+    with pytest.raises(BundleError):
+        edgetpu.make_interpreter(bytes(content))
+
+
+def detector() -> bytes:
+    """An int8 model whose input [1, 2, 4, 3] is the boxes [1, 4, 4] and scores [1, 4, 2] of four anchors."""
+    scale = {"scales": (0.05,)}
+    tensors = {
+        "image": one_op.Tensor((1, 2, 4, 3), **scale),
+        "rows": one_op.Tensor((1, 4, 6), **scale),
+        "shape": one_op.integers(1, 4, 6),
+        "sizes": one_op.integers(4, 2),
+        "axis": one_op.Tensor((), "INT32", 2, ()),
+        "boxes": one_op.Tensor((1, 4, 4), **scale),
+        "scores": one_op.Tensor((1, 4, 2), **scale),
+    }
+    operators = [
+        one_op.Op("RESHAPE", ["image", "shape"], ["rows"]),
+        one_op.Op("SPLIT_V", ["rows", "sizes", "axis"], ["boxes", "scores"], options={"numSplits": 2}),
+    ]
+    return one_op.content(tensors, operators, ["image"], ["boxes", "scores"])
+
+
+def test_objects_of_a_bundle_without_postprocess(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CORALLINE_ROOT", str(tmp_path))
+    specification = {"maps": [{"cells": [2, 2], "boxes": [[0.5, 0.5]]}], "scores": "logits"}
+    content = devices.packed(
+        {"int8": detector()},
+        samples=0,
+        size=(2, 4, 3),
+        task="detection",
+        labels=["cat", "dog"],
+        detection=specification,
+    )
+    interpreter = edgetpu.make_interpreter(content)
+    values = np.random.default_rng(3).integers(-60, 60, (2, 4, 3)).astype(np.int8)
+    common.set_input(interpreter, values)
+    interpreter.invoke()
+    opened = bundle.Bundle(content)
+    rows = values.reshape(1, 4, 6)
+    expected = decoder(opened, opened.models["int8"].outputs)([rows[..., :4], rows[..., 4:]]).above(0.5)
+    objects = detect.get_objects(interpreter, 0.5, (0.1, 0.1))
+    assert len(objects) == len(expected) > 0
+    for each, score, index, box in zip(objects, expected.scores, expected.classes, expected.boxes, strict=True):
+        ymin, xmin, ymax, xmax = box
+        assert (each.id, each.score) == (index, score)
+        assert each.bbox == pytest.approx((40 * xmin, 20 * ymin, 40 * xmax, 20 * ymax), abs=1)
+
+
+@pytest.mark.parametrize("kind", ["array", "bytes", "pointer"])
+def test_raw_inputs(kind: str) -> None:
+    interpreter = edgetpu.make_interpreter(tiny.classifier())
+    values = np.arange(20, dtype=np.int8)
+    memory = ctypes.create_string_buffer(values.tobytes())
+    pointer = (ctypes.cast(memory, ctypes.c_void_p), 20)
+    data: dict[str, Any] = {"array": values, "bytes": values.tobytes(), "pointer": pointer}
+    edgetpu.run_inference(interpreter, data[kind])
+    scores = classify.get_scores(interpreter)
+    common.set_input(interpreter, values[:16].reshape(4, 4, 1))
+    interpreter.invoke()
+    assert scores.tolist() == classify.get_scores(interpreter).tolist()
+
+
+def test_raw_inputs_that_are_refused() -> None:
+    interpreter = edgetpu.make_interpreter(tiny.classifier())
+    with pytest.raises(ValueError, match="input size=15, expected=16"):
+        edgetpu.run_inference(interpreter, bytes(15))
+    with pytest.raises(TypeError, match="not supported"):
+        edgetpu.run_inference(interpreter, [0] * 16)
+
+
+@pytest.mark.parametrize(("usb", "kind", "node"), [(True, "usb", "dev/bus/usb/002/007"), (False, "pci", "dev/apex_0")])
+def test_edge_tpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, usb: bool, kind: str, node: str) -> None:
+    root = devices.host(tmp_path, usb=usb)
+    monkeypatch.setenv("CORALLINE_ROOT", str(root))
+    assert edgetpu.list_edge_tpus() == [{"type": kind, "path": str(root / node)}]
