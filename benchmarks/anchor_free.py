@@ -5,7 +5,7 @@ then, from the trained file: quantizes it after training (PTQ), quantizes it wit
 model), and prunes channels until half of the predicted compute time is left, trains the rest with the original as its
 teacher, and quantizes that too. Every float model and every int8 file is measured on 67 other photos: COCO's average
 precision (`ap`) and that at IoU 0.5 (`ap50`).
-Trained models are kept in the folder --cache and reused.
+Trained models and the results of a seed are kept in the folder --cache and reused.
 Needs the shared files (CORALLINE_SHARED, or ../shared next to the project). Writes benchmarks/results/anchor_free.json.
 """
 
@@ -103,6 +103,10 @@ def stage_facts(report: dict[str, Any], name: str) -> dict[str, Any]:
 
 def measure(folder: Path, cache: Path, seed: int, epochs: int, pruning_epochs: int) -> dict[str, Any]:
     """Return the accuracy of all models of one seed."""
+    path = cache / f"{BUILDER}-{seed}-{epochs}-{pruning_epochs}.json"
+    if path.exists():
+        kept: dict[str, Any] = json.loads(path.read_text())
+        return kept
     model = trained(folder, cache, seed, epochs)
     prune = PRUNE.format(epochs=pruning_epochs, augment=AUGMENT)
     reports = {
@@ -113,7 +117,7 @@ def measure(folder: Path, cache: Path, seed: int, epochs: int, pruning_epochs: i
     }
     models = {"float": accuracy(reports["int8, PTQ"], "original")}
     models |= {name: accuracy(report, "result") for name, report in reports.items()}
-    return {
+    result = {
         "seed": seed,
         "models": {name: vars(each) for name, each in models.items()},
         "qat_kept": stage_facts(reports["int8, QAT"], "quantize")["method"] == "qat",
@@ -122,6 +126,8 @@ def measure(folder: Path, cache: Path, seed: int, epochs: int, pruning_epochs: i
             name: round(sum(stage["seconds"] for stage in report["stages"])) for name, report in reports.items()
         },
     }
+    path.write_text(json.dumps(result))
+    return result
 
 
 def summary(seeds: list[dict[str, Any]]) -> dict[str, Any]:
