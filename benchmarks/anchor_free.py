@@ -120,7 +120,7 @@ def measure(folder: Path, cache: Path, seed: int, epochs: int, pruning_epochs: i
     result = {
         "seed": seed,
         "models": {name: vars(each) for name, each in models.items()},
-        "qat_kept": stage_facts(reports["int8, QAT"], "quantize")["method"] == "qat",
+        "qat_kept": stage_facts(reports["int8, QAT"], "quantize")["kept"] == "qat",
         "pruning": stage_facts(reports["pruned"], "prune")["steps"][-1]["cost"],
         "seconds": {
             name: round(sum(stage["seconds"] for stage in report["stages"])) for name, report in reports.items()
