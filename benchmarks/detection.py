@@ -173,7 +173,7 @@ def one_tensor(path: Path, data: Data, method: str, scores: str, told: dict[str,
         file.write_bytes(content)
         rows = LoadedModel(file, reproducible=True).scores(data.inputs("test"))
     rows = rows.reshape(len(rows), len(detector.anchors), -1)
-    answers = [detector(row[:, :4], row[:, 4:]) for row in rows]
+    answers = [detector([row[:, :4], row[:, 4:]]) for row in rows]
     found = average_precision(answers, data.objects("test"), len(data.class_names))
     return {key: found[key] for key in ("ap", "ap50")}
 

@@ -50,8 +50,15 @@ def find(builder: str, folder: Path, *, trust: bool) -> tuple[Path, str]:
     return path, function if colon and function else FUNCTION
 
 
-def build(path: Path, function: str, input_shape: tuple[int, ...], classes: int) -> Any:
+def build(path: Path, function: str, input_shape: tuple[int, ...], classes: int, backbone: Any = None) -> Any:
     """Run a builder.
+
+    Args:
+        path: the file.
+        function: the function in the file.
+        input_shape: of a preprocessed sample.
+        classes: the number of classes.
+        backbone: a trained Keras model, for builders that take one as their third argument.
 
     Raises:
         ModelError: the file has no such function, fails, or gives no Keras model.
@@ -59,7 +66,8 @@ def build(path: Path, function: str, input_shape: tuple[int, ...], classes: int)
     from compress.ir.tensorflow import keras
 
     library = keras()
-    model = _called(path, function, (input_shape, classes))
+    arguments = (input_shape, classes) if backbone is None else (input_shape, classes, backbone)
+    model = _called(path, function, arguments)
     if not isinstance(model, library.Model):
         raise ModelError(f"gave a {type(model).__name__}", where=f"{path}:{function}", allowed="a Keras model")
     return model

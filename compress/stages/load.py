@@ -99,6 +99,31 @@ class Build(_Load):
 
     function: str
     """The function in the file."""
+    backbone: Path | None = None
+    """The file of a trained model, which the builder gets."""
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings, with the content of the backbone instead of its path."""
+        from compress.importers import model_file
+
+        settings = {name: value for name, value in super().identity().items() if name != "backbone"}
+        if self.backbone is None:
+            return settings
+        try:
+            return {**settings, "backbone": model_file.content_digest(self.backbone)}
+        except OSError as error:
+            where = str(self.backbone)
+            raise ModelError(f"cannot be read: {error.strerror}", where=where, hint="check model.backbone") from error
+
+    def _backbone(self, context: Context) -> Any:
+        """Return the trained model that the builder gets, without nested models; None if there is none."""
+        from compress.importers import model_file
+        from compress.ir import keras_graph
+
+        if self.backbone is None:
+            return None
+        model = model_file.load(model_file.read(self.backbone), trust=context.trust).model
+        return keras_graph.build(keras_graph.read(model))
 
     def run(self, artifact: Artifact, context: Context) -> Facts:
         """Run the builder for the data's shape and classes."""
@@ -108,7 +133,8 @@ class Build(_Load):
 
         keras(context.seed)
         shape = context.data.input_shape
-        model = builders.build(self.path, self.function, shape, len(context.data.class_names))
+        backbone = self._backbone(context)
+        model = builders.build(self.path, self.function, shape, len(context.data.class_names), backbone)
         detector = self.detector
         if detector is None and task_of(context.data).reads_specification:
             detector = builders.detector(self.path, shape)
@@ -350,6 +376,8 @@ class Origin(Settings):
 
     builder: str | None = None
     """A builder in models/, or your own as file.py:function, which needs `trust: true`."""
+    backbone: str | None = None
+    """For builders that take a trained model as the start of their own (anchor_free): its file, of any format."""
     file: str | None = None
     """A .keras, .h5, .hdf5, .onnx or .tflite file, or a SavedModel folder. The path is relative to the pipeline
     file."""
@@ -369,6 +397,8 @@ class Origin(Settings):
     def _one(self) -> Self:
         if (self.builder is None) == (self.file is None):
             raise ValueError("needs either the key 'builder' or the key 'file'")
+        if self.backbone is not None and self.builder is None:
+            raise ValueError("'backbone' belongs to 'builder'")
         if self.signature is not None and self.file is None:
             raise ValueError("'signature' belongs to 'file'")
         if self.shape is not None and self.file is None:
@@ -387,9 +417,10 @@ class Origin(Settings):
         """Return the settings with their path resolved from `folder`."""
         if self.file is not None:
             return self.model_copy(update={"file": str(folder / self.file)})
+        paths = {} if self.backbone is None else {"backbone": str(folder / self.backbone)}
         if self.builder is not None and ".py" in self.builder:
-            return self.model_copy(update={"builder": str(folder / self.builder)})
-        return self
+            paths["builder"] = str(folder / self.builder)
+        return self.model_copy(update=paths)
 
     def loader(self, folder: Path, *, trust: bool) -> Stage:
         """Return the stage that loads or builds the model.
@@ -406,4 +437,5 @@ class Origin(Settings):
             stage = stage_for(folder / self.file, self.signature, self.shape)
             return stage.model_copy(update={name: getattr(self, name) for name in OF_DETECTORS})
         path, function = builders.find(self.builder or "", folder, trust=trust)
-        return Build(path=path, function=function, detector=self.detector)
+        backbone = None if self.backbone is None else folder / self.backbone
+        return Build(path=path, function=function, detector=self.detector, backbone=backbone)

@@ -37,7 +37,7 @@ def _moved_images(images: Any, scale: Any, shift: Any) -> Any:
     offset = (sides - 1) / 2 * (1 - scale) + shift * sides
     zero = tensorflow.zeros_like(scale[:, 0])
     rows = [scale[:, 1], zero, offset[:, 1], zero, scale[:, 0], offset[:, 0], zero, zero]
-    return tensorflow.raw_ops.ImageProjectiveTransformV3(
+    moved = tensorflow.raw_ops.ImageProjectiveTransformV3(
         images=images,
         transforms=tensorflow.stack(rows, axis=1),
         output_shape=tensorflow.shape(images)[1:3],
@@ -45,6 +45,7 @@ def _moved_images(images: Any, scale: Any, shift: Any) -> Any:
         interpolation="BILINEAR",
         fill_mode="NEAREST",
     )
+    return tensorflow.ensure_shape(moved, images.shape)  # the operator forgets the size
 
 
 def _moved_objects(objects: Any, scale: Any, shift: Any) -> Any:

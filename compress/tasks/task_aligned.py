@@ -1,9 +1,11 @@
-"""The training loss of detectors without anchors of their own: locations are assigned to objects by what they find.
+"""The training loss of detectors without anchors: locations are assigned to objects by what they predict.
 
 Of the locations inside an object, those count whose score for its class and whose overlap with it are best, so that
-both learn to agree. Sources: Feng et al., TOOD: Task-aligned One-stage Object Detection, ICCV 2021 (assignment);
-Rezatofighi et al., Generalized Intersection over Union, CVPR 2019 (boxes); Li et al., Generalized Focal Loss, NeurIPS
-2020 (distributions over distances).
+both learn to agree. An untrained model must predict boxes that overlap objects: distances `ltrb` need a bias above 0.
+
+Sources: Feng et al., TOOD: Task-aligned One-stage Object Detection, ICCV 2021 (assignment); Rezatofighi et al.,
+Generalized Intersection over Union, CVPR 2019 (boxes); Li et al., Generalized Focal Loss, NeurIPS 2020 (distributions
+over distances).
 """
 
 from __future__ import annotations
@@ -52,16 +54,16 @@ def loss(detector: Detector, objects: Any, parts: DetectorParts) -> Any:
     assignment = assign(detector, objects, ops.stop_gradient(boxes), ops.stop_gradient(likely))
     weights = ops.sum(assignment.scores, axis=-1)
     count = ops.maximum(ops.sum(weights, axis=1), 1.0)
-    missed = _score_loss(detector, parts, assignment)
-    moved = ops.sum((1 - generalized_overlap(boxes, assignment.boxes)) * weights, axis=1)
-    total = SCORE_GAIN * missed + BOX_GAIN * moved
+    score_loss = _score_loss(detector, parts, assignment)
+    box_loss = ops.sum((1 - generalized_overlap(boxes, assignment.boxes)) * weights, axis=1)
+    total = SCORE_GAIN * score_loss + BOX_GAIN * box_loss
     if detector.specification["code"] == "dfl":
         total += BINS_GAIN * ops.sum(_bins_loss(detector, parts.boxes, assignment.boxes) * weights, axis=1)
     return total / count
 
 
 def _score_loss(detector: Detector, parts: DetectorParts, assignment: Assignment) -> Any:
-    """Return the cross-entropy of the scores with what each location should say: [n]."""
+    """Return the cross-entropy of the scores with their targets: [n]."""
     ops = keras().ops
     background = detector.specification["background"]
     logits = parts.scores
@@ -70,11 +72,11 @@ def _score_loss(detector: Detector, parts: DetectorParts, assignment: Assignment
     entropy = ops.softplus(logits) - assignment.scores * logits
     if parts.objectness is None:
         return ops.sum(entropy, axis=(1, 2))
-    there = ops.sum(assignment.scores, axis=-1, keepdims=True)
-    found = ops.sum(ops.softplus(parts.objectness) - there * parts.objectness, axis=(1, 2))
+    quality = ops.sum(assignment.scores, axis=-1, keepdims=True)
+    objectness_loss = ops.sum(ops.softplus(parts.objectness) - quality * parts.objectness, axis=(1, 2))
     classes = ops.cast(assignment.scores > 0, "float32")
-    named = (ops.softplus(logits) - classes * logits) * assignment.positive[..., None]
-    return found + ops.sum(named, axis=(1, 2))
+    class_entropy = (ops.softplus(logits) - classes * logits) * assignment.positive[..., None]
+    return objectness_loss + ops.sum(class_entropy, axis=(1, 2))
 
 
 def _bins_loss(detector: Detector, raw: Any, boxes: Any) -> Any:
@@ -105,34 +107,35 @@ def assign(detector: Detector, objects: Any, boxes: Any, likely: Any) -> Assignm
         likely: [n, locations, classes], probabilities.
     """
     ops = keras().ops
-    classes, wanted = objects[..., 0], objects[..., 1:]
-    there = ops.cast(classes >= 0, "float32")
-    shared = ops.maximum(overlap(wanted[:, :, None], boxes[:, None]), 0.0)  # [n, most, locations]
+    classes = objects[..., 0]
+    object_boxes = objects[..., 1:]
+    is_object = ops.cast(classes >= 0, "float32")
+    overlaps = ops.maximum(overlap(object_boxes[:, :, None], boxes[:, None]), 0.0)  # [n, most, locations]
     of_class = ops.one_hot(ops.cast(classes, "int32"), likely.shape[-1], dtype="float32")
     score = ops.einsum("noc,nlc->nol", of_class, likely)
-    inside = _inside(detector, wanted) * there[..., None]
-    aligned = (score + SMALL) ** SCORE_POWER * shared**OVERLAP_POWER * inside + SMALL * inside * shared
+    inside = _inside(detector, object_boxes) * is_object[..., None]
+    aligned = (score + SMALL) ** SCORE_POWER * overlaps**OVERLAP_POWER * inside + SMALL * inside * overlaps
     chosen = _best(aligned + SMALL * SMALL * inside, inside)
     # A location belongs to one object: the one that it overlaps most.
-    owner = ops.argmax(ops.where(chosen > 0, shared + 1.0, 0.0), axis=1)
+    owner = ops.argmax(ops.where(chosen > 0, overlaps + 1.0, 0.0), axis=1)
     positive = ops.cast(ops.max(chosen, axis=1) > 0, "float32")
     chosen = chosen * ops.transpose(ops.one_hot(owner, classes.shape[1], dtype="float32"), (0, 2, 1))
     aligned = aligned * chosen
     top = ops.max(aligned, axis=2, keepdims=True)
-    reached = ops.max(shared * chosen, axis=2, keepdims=True)
-    quality = ops.max(aligned / (top + SMALL * SMALL) * reached, axis=1)
-    own = ops.take_along_axis(objects, ops.repeat(owner[..., None], 5, axis=-1), axis=1)
-    labels = ops.one_hot(ops.cast(own[..., 0], "int32"), likely.shape[-1], dtype="float32")
+    best_overlap = ops.max(overlaps * chosen, axis=2, keepdims=True)
+    quality = ops.max(aligned / (top + SMALL * SMALL) * best_overlap, axis=1)
+    owners = ops.take_along_axis(objects, ops.repeat(owner[..., None], 5, axis=-1), axis=1)
+    labels = ops.one_hot(ops.cast(owners[..., 0], "int32"), likely.shape[-1], dtype="float32")
     scores = labels * (quality * positive)[..., None]
-    return Assignment(positive, own[..., 1:], scores)
+    return Assignment(positive, owners[..., 1:], scores)
 
 
-def _inside(detector: Detector, wanted: Any) -> Any:
+def _inside(detector: Detector, boxes: Any) -> Any:
     """Return 1 for locations in an object; for an object without any, for the nearest: [n, most, locations]."""
     ops = keras().ops
     points = (detector.at.cells + 0.5) * detector.at.steps
-    low = points - wanted[:, :, None, :2]
-    high = wanted[:, :, None, 2:] - points
+    low = points - boxes[:, :, None, :2]
+    high = boxes[:, :, None, 2:] - points
     nearest_side = ops.minimum(ops.min(low, axis=-1), ops.min(high, axis=-1))
     inside = ops.cast(nearest_side > 0, "float32")
     nearest = ops.one_hot(ops.argmax(nearest_side, axis=-1), len(points), dtype="float32")
@@ -155,11 +158,11 @@ def overlap(boxes: Any, others: Any) -> Any:
 def generalized_overlap(boxes: Any, others: Any) -> Any:
     """Return the generalized intersection over union of pairs of boxes: -1 to 1, [...]."""
     ops = keras().ops
-    share, union = _areas(boxes, others)
+    ratio, union = _areas(boxes, others)
     low = ops.minimum(boxes[..., :2], others[..., :2])
     high = ops.maximum(boxes[..., 2:], others[..., 2:])
-    around = ops.prod(ops.maximum(high - low, 0.0), axis=-1)
-    return share - (around - union) / ops.maximum(around, SMALL)
+    enclosing = ops.prod(ops.maximum(high - low, 0.0), axis=-1)
+    return ratio - (enclosing - union) / ops.maximum(enclosing, SMALL)
 
 
 def _areas(boxes: Any, others: Any) -> tuple[Any, Any]:
@@ -167,7 +170,7 @@ def _areas(boxes: Any, others: Any) -> tuple[Any, Any]:
     ops = keras().ops
     low = ops.maximum(boxes[..., :2], others[..., :2])
     high = ops.minimum(boxes[..., 2:], others[..., 2:])
-    shared = ops.prod(ops.maximum(high - low, 0.0), axis=-1)
+    intersection = ops.prod(ops.maximum(high - low, 0.0), axis=-1)
     sizes = [ops.prod(ops.maximum(each[..., 2:] - each[..., :2], 0.0), axis=-1) for each in (boxes, others)]
-    union = sizes[0] + sizes[1] - shared
-    return shared / ops.maximum(union, SMALL), union
+    union = sizes[0] + sizes[1] - intersection
+    return intersection / ops.maximum(union, SMALL), union

@@ -236,7 +236,7 @@ class Detector:
         """
         settings = self.specification
         if settings["code"] == "dfl":
-            raw = maths.reshape(raw, (*raw.shape[:-1], 4, settings["bins"]))
+            raw = maths.reshape(raw, (-1, *raw.shape[1:-1], 4, settings["bins"]))  # the first dimension may be unknown
         axis = -2 if settings["code"] == "dfl" else -1
         if settings["order"] == "xy":
             raw = _pairs_swapped(raw, axis, maths)
@@ -291,17 +291,20 @@ class Detector:
 
         Outputs of equal shape and dtype keep their order. Details that do not fit are returned as they are.
         """
-        sizes = [int(np.prod([int(side) for side in detail["shape"]])) for detail in details]
+        shapes = [[int(side) for side in detail["shape"]] for detail in details]
+        sizes = [int(np.prod(shape)) for shape in shapes]
         try:
-            expected = [count * width for count, width in self.output_sizes(self.classes_of(sum(sizes)))]
+            expected = self.output_sizes(self.classes_of(sum(sizes)))
         except DetectionError:
             return list(details)
-        if sorted(sizes) != sorted(expected):
+        if sorted(sizes) != sorted(count * width for count, width in expected):
             return list(details)
         left = list(range(len(sizes)))
         order = []
-        for size in expected:
-            first = next(index for index in left if sizes[index] == size)
+        for count, width in expected:
+            equal = [index for index in left if sizes[index] == count * width]
+            # 20 x 20 x 4 scores and 5 x 5 x 64 boxes have equal sizes: the last dimension decides.
+            first = next((index for index in equal if shapes[index][-1] == width), equal[0])
             left.remove(first)
             order.append(details[first])
         return order

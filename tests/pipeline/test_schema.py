@@ -24,7 +24,7 @@ from compress.pipeline.yaml_file import read
 from compress.stages.load import Build, LoadKeras, LoadTflite
 from compress.tflite import graph
 
-MODEL_KEYS = "builder, file, signature, shape, detector, trust"
+MODEL_KEYS = "builder, backbone, file, signature, shape, detector, keep_classes, classes, trust"
 
 
 def line_of(text: str) -> int:
@@ -557,10 +557,10 @@ def test_code_of_ones_own_needs_trust(
 @pytest.mark.parametrize(
     ("builder", "message"),
     [
-        ("digit_cnn", "model: unknown builder 'digit_cnn'; allowed: digits_cnn, ssd_small, or a path"),
-        ("''", "model: unknown builder ''; allowed: digits_cnn"),
-        ("digits_cnn:other", "model: unknown builder 'digits_cnn:other'; allowed: digits_cnn"),
-        ("../models/digits_cnn", "model: unknown builder '../models/digits_cnn'; allowed: digits_cnn"),
+        ("digit_cnn", "model: unknown builder 'digit_cnn'; allowed: anchor_free, digits_cnn, ssd_small, or a path"),
+        ("''", "model: unknown builder ''; allowed: anchor_free"),
+        ("digits_cnn:other", "model: unknown builder 'digits_cnn:other'; allowed: anchor_free"),
+        ("../models/digits_cnn", "model: unknown builder '../models/digits_cnn'; allowed: anchor_free"),
         ("gone.py", "model: the file {folder}/gone.py does not exist; check the path"),
         ("digits_cnn.py", "model: the file {folder}/digits_cnn.py does not exist; check the path"),
         (".py", "model: the file {folder}/.py does not exist; check the path"),

@@ -191,6 +191,20 @@ def test_augmentation_moves_boxes_with_what_is_in_them(keras: Any, augment: dict
     assert not np.array_equal(np.asarray(moved), images)
 
 
+def test_augmented_images_keep_their_size_in_graphs(keras: Any) -> None:
+    import tensorflow
+
+    from compress.tasks.detection import augmentation
+
+    change = augmentation(Augment(zoom=0.3))
+    signature = [tensorflow.TensorSpec((None, 40, 32, 1)), tensorflow.TensorSpec((None, 1, 5))]
+    graph = tensorflow.function(
+        lambda images, labels: change(images, {"labels": labels}, tensorflow.constant([1, 2]))[0],
+        input_signature=signature,
+    )
+    assert graph.get_concrete_function().output_shapes[1:] == (40, 32, 1)
+
+
 def test_what_is_moved_out_of_the_image_is_gone(keras: Any) -> None:
     import tensorflow
 

@@ -102,6 +102,15 @@ def test_the_boxes_of_a_runtime_come_first() -> None:
     assert detector.ordered([scores, scores]) == [scores, scores]
 
 
+def test_the_last_dimension_distinguishes_outputs_of_equal_size() -> None:
+    tensors = [{"part": part, "map": index} for index in (0, 1) for part in ("boxes", "scores")]
+    maps = [{"cells": [8, 8]}, {"cells": [2, 2]}]
+    detector = Detector({"maps": maps, "code": "dfl", "bins": 16, "tensors": tensors})
+    shapes = [[1, 8, 8, 64], [1, 8, 8, 4], [1, 2, 2, 64], [1, 2, 2, 4]]
+    details = [{"shape": np.array(shape)} for shape in shapes]
+    assert detector.ordered([details[index] for index in (2, 3, 1, 0)]) == details
+
+
 def test_suppression_keeps_the_first_of_those_that_share_much() -> None:
     boxes = np.array([[0, 0, 1, 1], [0, 0, 1, 0.9], [0, 0.5, 1, 1], [0, 0, 0, 0]], np.float32)
     same, other = np.zeros(4, int), np.array([0, 1, 0, 0])
