@@ -211,3 +211,32 @@ def test_distances_between_two_bins_are_shared_by_both(keras: Any) -> None:
     for side, distance in enumerate((0.75, 1.25, 1.25, 0.75)):
         same_mean[side, [0, 2]] = [1 - distance / 2, distance / 2]
     assert cost(probabilities) < cost(same_mean)
+
+
+@pytest.mark.parametrize("code", ["dfl", "ltrb"])
+def test_distillation_learns_scores_everywhere_and_boxes_where_the_teacher_sees_an_object(
+    keras: Any, code: str
+) -> None:
+    from compress.distillation.settings import DistillationSettings
+    from compress.tasks.detection_head import DetectionHead
+
+    head = DetectionHead(detector(code), CLASSES)
+    random = np.random.default_rng(0)
+    width = 4 * BINS if code == "dfl" else 4
+    boxes = random.normal(size=(1, LOCATIONS, width)).astype(np.float32)
+    scores = np.full((1, LOCATIONS, CLASSES), -SURE, np.float32)
+    scores[0, 7, 1] = SURE
+    teacher = head.logits([boxes, scores])
+
+    def cost(boxes: Any, scores: Any) -> float:
+        student = head.logits([boxes, scores])
+        return float(head.distillation_loss(student, teacher, None, DistillationSettings(temperature=1))[0])
+
+    assert cost(boxes, scores) == pytest.approx(0, abs=1e-4)
+    for place, least, most in ((7, 0.3, 30.0), (8, 0.0, 0.02)):
+        moved = boxes.copy()
+        moved[0, place] = np.roll(moved[0, place], 1)
+        assert least <= cost(moved, scores) < most
+        other = scores.copy()
+        other[0, place, 1] *= -1
+        assert cost(boxes, other) > 5
