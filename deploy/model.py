@@ -29,7 +29,6 @@ from deploy import host, probe, runtime
 from deploy.answers import decoder, in_image
 from deploy.contract import bundle, signature
 from deploy.contract.bundle import BundledModel
-from deploy.contract.detection import Detector
 from deploy.contract.errors import ArgumentError, EdgeTpuError, ImageError, LoadError
 from deploy.contract.image_geometry import AffineMap, input_map, moves_positions
 from deploy.contract.preprocessing import Array, PreprocessingError
@@ -87,7 +86,7 @@ class Model:
         self.trial = None if options.device == "cpu" else probe.check(self.content, options)
         self.session = _load(self.content, options)
         self.session.arrange(entry.inputs, entry.outputs)
-        _check_tensors(self.session, entry, self.bundle.detector)
+        _check_tensors(self.session, entry)
         self.session.outputs = list(entry.outputs)  # with their names for applications
         self.labels: List[str] = list(self.bundle.labels)
         self.decode = decoder(self.bundle, entry.outputs)
@@ -300,7 +299,7 @@ def _load(content: bytes, options: RuntimeOptions) -> InferenceSession:
         raise EdgeTpuError("another process opened the Edge TPU: %s" % runtime.first_line(error), "try again", "busy")
 
 
-def _check_tensors(session: InferenceSession, entry: BundledModel, detector: Optional[Detector]) -> None:
+def _check_tensors(session: InferenceSession, entry: BundledModel) -> None:
     """Check that shapes, dtypes and scales of the model are those of the manifest."""
     for end, actual, expected in (("input", session.inputs, entry.inputs), ("output", session.outputs, entry.outputs)):
         if len(actual) != len(expected):
@@ -310,8 +309,3 @@ def _check_tensors(session: InferenceSession, entry: BundledModel, detector: Opt
             if tensor.values != described.values:  # names may differ between runtimes
                 what = "the model's %s %s differs from the manifest" % (end, described.name)
                 raise LoadError(what, "package the model again")
-    if detector is not None:
-        shapes = [tensor.shape for tensor in session.outputs]
-        problem = detector.misfit(shapes)
-        if problem is not None:
-            raise LoadError("the model's outputs do not fit the manifest: %s" % problem, "package the model again")

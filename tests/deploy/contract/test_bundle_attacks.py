@@ -394,7 +394,7 @@ def test_tensors_that_cannot_be_used(tensors: Any, says: str) -> None:
         ({"task": []}, "has the task list"),
         ({"task": "detection"}, "a detector needs the entry detection"),
         ({"detection": {}}, "a detector needs the entry detection, and other models must not have it"),
-        ({"task": "detection", "detection": {}}, "outputs of the int8 model are not those of its detector"),
+        ({"task": "detection", "detection": {}}, "detection cannot be used: a detector's specification must be a map"),
         ({"binary": "maybe"}, "binary is not one of: probability, logit"),
         ({"binary": ["logit"]}, "binary is not one of"),
     ],
