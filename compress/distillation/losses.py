@@ -74,7 +74,6 @@ def loss_of(
     if schedule(settings) == ONCE:
         precomputed = precompute(head, teachers, distillation.temperature, context)
         teachers_in_steps = teachers[:1] if hints else []
-    labels_loss = label_loss(head)
 
     def loss(batch: Batch, outputs: Any) -> Any:
         student_outputs = outputs
@@ -85,17 +84,29 @@ def loss_of(
         targets = batch.soft_targets
         if not precomputed:
             targets = _combined(head, teachers, teacher_outputs, distillation.temperature)
-        total = distillation.weight * head.distillation_loss(
-            head.logits(student_outputs), targets, batch.labels, distillation
-        )
-        if distillation.weight < 1:
-            total += (1 - distillation.weight) * labels_loss.of(batch, student_outputs)
+        total = weighted(head, batch, student_outputs, targets, distillation)
         if hints:
             _, teacher_features = teacher_outputs[0]
             total += hints.loss(teacher_features, student_features)
         return total
 
     return Loss(loss, precomputed, head)
+
+
+def weighted(head: Head, batch: Batch, outputs: Any, soft_targets: Any, distillation: DistillationSettings) -> Any:
+    """Return the weighted sum of the distillation loss and the loss on the labels: [n].
+
+    Args:
+        head: the head of the student.
+        batch: the samples and labels.
+        outputs: of the student.
+        soft_targets: of the teachers (`Head.soft_targets`).
+        distillation: temperature and weights.
+    """
+    total = distillation.weight * head.distillation_loss(head.logits(outputs), soft_targets, batch.labels, distillation)
+    if distillation.weight < 1:
+        total += (1 - distillation.weight) * label_loss(head).of(batch, outputs)
+    return total
 
 
 def precompute(

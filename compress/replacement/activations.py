@@ -10,7 +10,7 @@ values of the function.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,6 +26,8 @@ MAX_OPERATORS = 12
 """Operators that one activation may be written with."""
 Call = tuple[str, int]
 """Name of a layer and number of a call of it."""
+Join = Callable[[str], Layer]
+"""Name -> a layer without calls that takes [activation, replacement]."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,9 @@ class Region:
     calls: frozenset[Call]
 
 
-def replace_by_relu(network: Network, kinds: Collection[Activation], by: str) -> tuple[Network, Replacements]:
+def replace_by_relu(
+    network: Network, kinds: Collection[Activation], by: str, join: Join | None = None
+) -> tuple[Network, Replacements]:
     """Replace activations by ReLU.
 
     A PReLU with a slope for every position, which the Edge TPU does not have, gets one slope for each channel: their
@@ -75,6 +79,8 @@ def replace_by_relu(network: Network, kinds: Collection[Activation], by: str) ->
         network: any network.
         kinds: the activations to replace.
         by: "relu" or "relu6".
+        join: keeps the activations, and returns the layer that joins each with its replacement; for activations that
+            are a layer or several operators.
     """
     regions = find_regions(network)
     in_regions = {call for region in regions for call in region.calls}
@@ -90,7 +96,7 @@ def replace_by_relu(network: Network, kinds: Collection[Activation], by: str) ->
             skipped[region.output.layer] = _output_reason(region.kind)
         else:
             replaced.setdefault(region.kind, []).append(region.output.layer)
-            edited = _replace_region(edited, region, by)
+            edited = _replace_region(edited, region, by, join)
     for name in order:
         layer = network.layers[name]
         if any((name, call) in in_regions for call in range(len(layer.calls))):
@@ -100,17 +106,36 @@ def replace_by_relu(network: Network, kinds: Collection[Activation], by: str) ->
         if reason is not None:
             skipped[name] = reason
         elif found:
-            edited = edited.edited({name: replace(candidate, calls=_calls(edited.layers[name], candidate))}, {})
+            candidate = replace(candidate, calls=_calls(edited.layers[name], candidate))
+            if join is None or spec_of(layer).kernels:
+                edited = edited.edited({name: candidate}, {})
+            else:
+                outputs_of = [LayerOutput(name, call) for call in range(len(layer.calls))]
+                edited = _joined(edited, candidate, by, outputs_of, join)
             replaced.setdefault(found[0], []).append(name)
     ordered = {kind: tuple(sorted(set(names), key=order.index)) for kind, names in replaced.items()}
     return without_unused_calls(edited), Replacements(ordered, skipped)
 
 
-def _replace_region(network: Network, region: Region, by: str) -> Network:
+def _replace_region(network: Network, region: Region, by: str, join: Join | None) -> Network:
     name = network.free_name(f"{region.output.layer}_{by}")
     layer = replace(_relu(name, by), calls=({"args": [region.input], "kwargs": {}},))
+    if join is not None:
+        return _joined(network, layer, by, [region.output], join)
     edited = network.edited({}, {region.output: LayerOutput(name)}).edited({name: layer}, {})
     return replace(edited, shapes={**edited.shapes, LayerOutput(name): network.shapes[region.output]})
+
+
+def _joined(network: Network, layer: Layer, by: str, outputs: Sequence[LayerOutput], join: Join) -> Network:
+    """Add a replacement, one call for each of the outputs, and a layer that joins both; it is read instead of them."""
+    name = network.free_name(layer.name if layer.name not in network.layers else f"{layer.name}_{by}")
+    both = network.free_name(f"{name}_joined")
+    calls = tuple({"args": [[output, LayerOutput(name, call)]], "kwargs": {}} for call, output in enumerate(outputs))
+    moved = {output: LayerOutput(both, call) for call, output in enumerate(outputs)}
+    shapes = {LayerOutput(new, call): network.shapes[each] for call, each in enumerate(outputs) for new in (name, both)}
+    layer = replace(layer.configured(name=name), name=name)
+    edited = network.edited({}, moved).edited({name: layer, both: replace(join(both), calls=calls)}, {})
+    return replace(edited, shapes={**edited.shapes, **shapes})
 
 
 def _output_reason(kind: str) -> str:

@@ -13,8 +13,9 @@ from compress.ir.activations import Activation
 from compress.ir.keras_graph import Network
 from compress.ir.tensorflow import sample_shape
 from compress.measurement import missing, proportion
-from compress.replacement import squeeze_excite
+from compress.replacement import gradual, squeeze_excite
 from compress.replacement.activations import Replacements, replace_by_relu
+from compress.replacement.gradual import GradualTraining, OutputLoss
 from compress.stage import Context
 from compress.tasks import task_of
 from compress.tasks.base import takes
@@ -22,9 +23,6 @@ from compress.training import healing, loop
 from compress.training.bn_recalibration import recalibrate_batch_norms
 from compress.training.loop import Loss, TrainingSettings
 from compress.training.validation import validation_quality
-
-DistillationLoss = Callable[[Any, Any, Context], Loss]
-"""(changed model, unchanged model as teacher, context) -> loss."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +33,23 @@ class ReplacementOptions:
     by: Literal["relu", "relu6"] = "relu"
     remove_gates: bool = False
     samples: int = 256
+
+
+@dataclass(frozen=True)
+class Training:
+    """The training of the changed model, with the unchanged model as teacher.
+
+    Attributes:
+        settings: of the training.
+        loss: (changed model, unchanged model, context) -> the loss.
+        output_loss: (unchanged model, context) -> the loss on given outputs of both.
+        gradual: the part of the training in which the activations are replaced; 0: before it.
+    """
+
+    settings: TrainingSettings
+    loss: Callable[[Any, Any, Context], Loss]
+    output_loss: Callable[[Any, Context], OutputLoss]
+    gradual: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -57,7 +72,7 @@ class ReplacementResult:
 def replace_activations(
     model: Any,
     options: ReplacementOptions,
-    training: tuple[TrainingSettings, DistillationLoss] | None,
+    training: Training | None,
     context: Context,
 ) -> ReplacementResult:
     """Replace activations, remove gates, and train the changed model.
@@ -65,39 +80,45 @@ def replace_activations(
     Args:
         model: a Keras model.
         options: what is replaced.
-        training: settings and loss of the training; None: no training.
+        training: the training; None: no training.
         context: data, seed and progress.
 
     Raises:
         ModelError: the model does not take the data's samples, or is not a classifier and would be trained.
     """
     _refuse_misfit(model, context, trains=training is not None)
-    network, replacements = _replaced(keras_graph.read(model), options, context)
+    original = keras_graph.read(model)
+    # Gates are removed first: they are measured with the activations that the model was trained with.
+    without_gates, gates = _without_gates(original, options, context)
+    network, activations = replace_by_relu(without_gates, options.activations, options.by)
+    replacements = gates | activations
     if not replacements.replaced:
         return ReplacementResult(None, replacements)
     changed = keras_graph.build(network)
     facts = _recalibrated(changed, context)
     accuracy = {"before": _accuracy(model, context), "replaced": _accuracy(changed, context)}
+    if training is not None and training.gradual and activations.replaced:
+        how = GradualTraining(options.activations, options.by, training.gradual, training.output_loss(model, context))
+        network, activations, facts = gradual.train(original, without_gates, how, training.settings, context)
+        changed, replacements = keras_graph.build(network), gates | activations
+    elif training is not None:
+        facts |= healing.heal(changed, training.loss(changed, model, context), training.settings, context)
     if training is not None:
-        settings, loss = training
-        facts |= healing.heal(changed, loss(changed, model, context), settings, context)
         accuracy["healed"] = _accuracy(changed, context)
     return ReplacementResult(changed, replacements, facts, accuracy)
 
 
-def _replaced(network: Network, options: ReplacementOptions, context: Context) -> tuple[Network, Replacements]:
-    """Remove gates first: they are measured with the activations that the model was trained with."""
-    replacements = Replacements()
-    if options.remove_gates:
-        gates, skipped = squeeze_excite.find(network)
-        replacements = Replacements(skipped=skipped)
-        if gates:
-            samples = loop.chosen_inputs(context.data, options.samples, context.seed)[0]
-            measured = squeeze_excite.measure(network, gates, samples)
-            network, removed = squeeze_excite.remove_gates(network, measured)
-            replacements |= removed
-    network, activations = replace_by_relu(network, options.activations, options.by)
-    return network, replacements | activations
+def _without_gates(network: Network, options: ReplacementOptions, context: Context) -> tuple[Network, Replacements]:
+    """Return the network without gates, if that is asked for."""
+    if not options.remove_gates:
+        return network, Replacements()
+    gates, skipped = squeeze_excite.find(network)
+    replacements = Replacements(skipped=skipped)
+    if gates:
+        samples = loop.chosen_inputs(context.data, options.samples, context.seed)[0]
+        network, removed = squeeze_excite.remove_gates(network, squeeze_excite.measure(network, gates, samples))
+        replacements |= removed
+    return network, replacements
 
 
 def _refuse_misfit(model: Any, context: Context, *, trains: bool) -> None:

@@ -202,7 +202,7 @@ class _Import(_Load):
         described = isinstance(self.detector, dict) and "maps" in self.detector
         if described or not task_of(context.data).reads_specification:
             return None
-        found = detector_model(model, self.detector or "auto", self._kept())
+        found = detector_model(model, self.detector or "auto", self._kept(), context.data.input_shape[:2])
         if found is None:
             shapes = ", ".join(str(list(each.shape[1:])) for each in model.outputs)
             raise ModelError(

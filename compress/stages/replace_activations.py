@@ -16,7 +16,8 @@ from compress.training.loop import TrainingSettings
 
 if TYPE_CHECKING:  # a dry run reads settings only
     from compress.replacement.activations import Replacements
-    from compress.training.loop import Loss
+    from compress.replacement.gradual import OutputLoss
+    from compress.training.loop import Batch, Loss
 
 GATES = "squeeze_and_excite"
 
@@ -25,7 +26,7 @@ class ReplaceActivations(Stage, TrainingSettings, DistillationSettings):
     """Replace activations by ReLUs, remove gates if asked to, then train with the unchanged model as teacher."""
 
     name: ClassVar[str] = "replace_activations"
-    version: ClassVar[int] = 5
+    version: ClassVar[int] = 6
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS})
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})
@@ -50,9 +51,20 @@ class ReplaceActivations(Stage, TrainingSettings, DistillationSettings):
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.002
     """Initial learning rate of Adam."""
 
+    gradual: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Part of the training in which each activation turns into its replacement step by step; 0: all of them before the
+    training. For deep networks whose answers are lost after the replacement, such as detectors: use 0.7 and 100 epochs
+    or more. It learns from the outputs of all convolutions, and sets each channel's mean and deviation to those of the
+    unchanged model in every step."""
+
     @model_validator(mode="after")
     def _refuse_contradictions(self) -> Self:
         self.check_training(self)
+        for name, set_to in (("early_stopping", self.early_stopping), ("subset", self.subset)):
+            if self.gradual and set_to is not None:
+                raise ValueError(f"gradual: {self.gradual} cannot be combined with {name}")
+        if self.gradual and not self.epochs:
+            raise ValueError(f"gradual: {self.gradual} is a part of the training, and `epochs: 0` has none")
         return self
 
     def uses(self) -> tuple[Use, ...]:
@@ -60,19 +72,19 @@ class ReplaceActivations(Stage, TrainingSettings, DistillationSettings):
         if not self.epochs:
             return ()
         decoupled: tuple[Use, ...] = ("decoupled",) if self.decoupled else ()
-        return ("healing by distillation", *decoupled, *self.training_uses())
+        return ("healing by distillation", *decoupled, *self.training_uses(self.weight < 1))
 
     def run(self, artifact: Artifact, context: Context) -> Facts:
         """Write the changed model; return the replacements, the skipped activations, and the accuracies."""
         from compress.ir.tensorflow import keras
-        from compress.replacement.retraining import ReplacementOptions, replace_activations
+        from compress.replacement.retraining import ReplacementOptions, Training, replace_activations
         from compress.stages import working_model
 
         keras(context.seed)
         kinds = get_args(Activation) if self.activations == "all" else self.activations
         options = ReplacementOptions(kinds, self.by, self.squeeze_and_excite == "remove", self.samples)
         model = working_model.read(artifact, context)
-        training = (self, self._loss) if self.epochs else None
+        training = Training(self, self._loss, self._output_loss, self.gradual) if self.epochs else None
         result = replace_activations(model, options, training, context)
         facts = self._facts(result.replacements, context)
         if result.model is None:
@@ -89,6 +101,18 @@ class ReplaceActivations(Stage, TrainingSettings, DistillationSettings):
         unchanged = teachers.of_model(teacher, context.data, "the unchanged model", context.specification)
         head = loop.head_of(student, context.data, context.specification)
         return losses.loss_of(head, [unchanged], self, self, context)
+
+    def _output_loss(self, model: Any, context: Context) -> OutputLoss:
+        from compress.distillation import losses
+        from compress.training import loop
+
+        head = loop.head_of(model, context.data, context.specification)
+
+        def loss(batch: Batch, outputs: Any, teacher_outputs: Any) -> Any:
+            soft_targets = head.soft_targets([head.logits(teacher_outputs)], [1.0], self.temperature)
+            return losses.weighted(head, batch, outputs, soft_targets, self)
+
+        return loss
 
     def _facts(self, replacements: Replacements, context: Context) -> Facts:
         """Return the replacements and the skipped activations as plain values, and show a summary."""

@@ -187,8 +187,8 @@ class OutputsTask(MeasuredTask):
         ),
         "augmentation": Refusal(
             "augment changes samples after the original's outputs for them were computed",
-            "distill, where the original runs on the changed samples",
-            "leave augment out",
+            "distill and replace_activations with `weight: 1`, where the original runs on the changed samples",
+            "set weight: 1, or leave augment out",
         ),
     }
     agreement_note: ClassVar[str] = "equal decisions, or values within 0.1 standard deviations, averaged over outputs"

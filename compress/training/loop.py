@@ -83,14 +83,18 @@ class TrainingSettings(EpochSettings):
     tensorboard: bool = False
     """Write losses and accuracies for TensorBoard to runs/NAME/tensorboard."""
 
-    def training_uses(self) -> tuple[Use, ...]:
-        """Return the methods that these settings use and that not every task has."""
+    def training_uses(self, labels: bool = True) -> tuple[Use, ...]:
+        """Return the methods that these settings use and that not every task has.
+
+        Args:
+            labels: whether the loss uses the labels.
+        """
         uses: list[Use] = []
         if self.class_weights != "none":
             uses.append("class weights")
         if self.subset is not None:
             uses.append("subset")
-        if self.augment != Augment():
+        if labels and self.augment != Augment():
             uses.append("augmentation")
         if self.augment.rotate:
             uses.append("rotation")
@@ -132,7 +136,14 @@ def label_loss(head: Head) -> Loss:
     return Loss(lambda batch, outputs: head.loss(batch.labels, outputs), head=head)
 
 
-def fit(model: Any, loss: Loss, settings: TrainingSettings, context: Context, callbacks: Sequence[Any] = ()) -> Facts:
+def fit(
+    model: Any,
+    loss: Loss,
+    settings: TrainingSettings,
+    context: Context,
+    callbacks: Sequence[Any] = (),
+    steps_of: Mapping[str, NDArray[np.float32]] | None = None,
+) -> Facts:
     """Train a model in place, then recalibrate its batch norms.
 
     Args:
@@ -142,6 +153,7 @@ def fit(model: Any, loss: Loss, settings: TrainingSettings, context: Context, ca
         settings: the training settings.
         context: data, seed, progress.
         callbacks: additional Keras callbacks.
+        steps_of: factors of the learning rate for each value of a weight, by the path of the weight; by default 1.
 
     Returns:
         `history`: one map for each epoch with loss, accuracy (of classifiers) and their validation values.
@@ -158,7 +170,7 @@ def fit(model: Any, loss: Loss, settings: TrainingSettings, context: Context, ca
     trainer = _trainer(library, worker, _weighted(loss, settings, context.data))
     targets = {split: _targets(context.data, loss, split) for split in ("train", "validation")}
     steps = settings.batches_per_epoch(len(targets["train"]["labels"]))
-    optimizer = _optimizer(library, settings, steps)
+    optimizer = _optimizer(library, settings, steps, steps_of or {})
     task = task_of(context.data)
     trainer.compile(optimizer, metrics=["accuracy"] if task.counts_right else None, jit_compile=False)
     stopping = _stopping(library, settings, "val_accuracy" if task.counts_right else "val_loss")
@@ -248,8 +260,10 @@ def _checkpoint(trainer: Any, optimizer: Any, stopping: Any, context: Context) -
     return Checkpoint(context.unfinished, [*trainer.variables, *optimizer.variables], stopping)
 
 
-def _optimizer(library: Any, settings: TrainingSettings, batches: int) -> Any:
-    """Return Adam with the learning rate schedule of the settings.
+def _optimizer(
+    library: Any, settings: TrainingSettings, batches: int, steps_of: Mapping[str, NDArray[np.float32]]
+) -> Any:
+    """Return Adam with the learning rate schedule of the settings, times the factors of some weights.
 
     With gradient accumulation, Keras still advances the schedule and averages the weights at every batch.
     """
@@ -265,7 +279,13 @@ def _optimizer(library: Any, settings: TrainingSettings, batches: int) -> Any:
     schedule = schedules.schedule(settings.schedule, settings.learning_rate, total, int(total * settings.warmup))
     averaged = {} if settings.ema is None else {"use_ema": True, "ema_momentum": settings.ema ** (1 / accumulated)}
     several = accumulated if accumulated > 1 else None
-    adam = library.optimizers.Adam(schedule, gradient_accumulation_steps=several, **averaged)
+
+    class Adam(library.optimizers.Adam):  # type: ignore[misc]
+        def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+            path = self._trainable_variables[self._get_variable_index(variable)].path
+            super().update_step(gradient, variable, learning_rate * steps_of.get(path, 1.0))
+
+    adam = Adam(schedule, gradient_accumulation_steps=several, **averaged)
     return library.optimizers.LossScaleOptimizer(adam) if settings.precision == "mixed_float16" else adam
 
 

@@ -7,6 +7,7 @@ scores from the model that is cut off at its last convolutions.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -348,6 +349,44 @@ def test_classes_are_cut_from_the_scores(keras: Any, images: np.ndarray) -> None
         np.testing.assert_allclose(likely[1], likely[0][..., columns], atol=1e-5)
         with pytest.raises(ModelError, match="it has 3 classes"):
             detector_model(model, "auto", [3])
+
+
+@pytest.mark.parametrize("build", [yolov8, yolov5, yolox])
+def test_the_input_gets_another_size_with_boxes_of_the_same_pixels(keras: Any, build: Callable[[Head], Any]) -> None:
+    from compress.detectors.detector_model import detector_model
+
+    model, size = build(Head(keras)), (2 * SIDE, 3 * SIDE)
+    small, large = detector_model(model), detector_model(model, size=size)
+    assert small is not None
+    assert large is not None
+    assert large.model.inputs[0].shape[1:] == (*size, 3)
+    assert f"the input is changed from {SIDE} x {SIDE} to {size[0]} x {size[1]}" in large.notes
+    corners = []
+    for found, sides in ((small, (SIDE, SIDE)), (large, size)):
+        detector = Detector(found.specification)
+        assert detector.misfit([(1, *output.shape[1:]) for output in found.model.outputs]) is None
+        width = 4 * found.specification.get("bins", 16) if found.specification["code"] == "dfl" else 4
+        raw = np.random.default_rng(0).normal(size=width).astype(np.float32)
+        boxes = detector.corners(np.tile(raw, (1, len(detector.anchors), 1)))[0] * [*sides, *sides]
+        counts = [np.prod(entry["cells"]) * len(entry.get("boxes", [1])) for entry in found.specification["maps"]]
+        corners.append(boxes[np.concatenate([[0], np.cumsum(counts)[:-1]])])  # the first location of each map
+    np.testing.assert_allclose(corners[1], corners[0], rtol=1e-4, atol=1e-3)
+
+
+def test_anchors_that_are_listed_one_by_one_have_one_size(keras: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from compress.detectors import detector_model as module
+    from compress.detectors import recognition
+    from compress.errors import ModelError
+
+    def listed(*given: Any) -> Any:
+        found = recognition.recognize(*given)
+        assert found is not None
+        anchors = Detector(found.specification).anchors.tolist()
+        return replace(found, specification={**found.specification, "maps": [{"anchors": anchors}]})
+
+    monkeypatch.setattr(module, "recognize", listed)
+    with pytest.raises(ModelError, match="cannot have an input of 96 x 96: its anchors are listed one by one"):
+        module.detector_model(ssd(Head(keras)), size=(96, 96))
 
 
 def test_other_models_are_no_detectors(keras: Any) -> None:

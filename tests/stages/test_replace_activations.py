@@ -244,3 +244,40 @@ def test_the_report_tells_it(keras: Any, tmp_path: Path) -> None:
         for text in ("silu", "squeeze and excite", "after training", "gelu", "of the energy of the product"):
             assert text in page
     assert "Activation replacement" not in rendered(with_stages())["report.html"].decode()
+
+
+def test_gradually_with_gates_removed(keras: Any, tmp_path: Path) -> None:
+    from compress.training import loop
+
+    data, model = Digits(), network(keras, lambda x: keras.layers.Activation("silu")(x), 10)
+    settings = loop.TrainingSettings(epochs=8, learning_rate=0.01)
+    loop.fit(model, loop.label_loss(loop.head_of(model, data)), settings, context(data, tmp_path))
+    stage = ReplaceActivations(squeeze_and_excite="remove", gradual=0.5, epochs=6, learning_rate=0.01)
+    facts, _ = replaced(model, tmp_path, stage, data)
+    accuracy = {when: each["value"] for when, each in facts["accuracy"].items()}
+    assert accuracy["healed"] > max(accuracy["before"] - 0.02, accuracy["replaced"])
+    assert {what: entry["count"] for what, entry in facts["replaced"].items()} == {"silu": 3, "squeeze_and_excite": 1}
+    assert len(facts["history"]) == 6
+    made = Artifact("", Kind.KERAS, tmp_path / "made", {MODEL_KERAS: ""}, {}, 0.0)
+    answers = np.asarray(working_model.read(made, context(data, tmp_path))(data.inputs("validation"))).argmax(axis=1)
+    assert float((answers == data.labels("validation")).mean()) == pytest.approx(accuracy["healed"])
+    assert set(operators((tmp_path / "made" / MODEL_TFLITE).read_bytes())) <= {
+        "CONV_2D",
+        "DEPTHWISE_CONV_2D",
+        "FULLY_CONNECTED",
+        "RESHAPE",
+        "SOFTMAX",
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "part"),
+    [
+        ({"epochs": 0}, "has none"),
+        ({"early_stopping": 2}, "cannot be combined with early_stopping"),
+        ({"subset": {"by": "random", "share": 0.5}}, "cannot be combined with subset"),
+    ],
+)
+def test_gradually_needs_a_whole_training(settings: dict[str, Any], part: str) -> None:
+    with pytest.raises(ValidationError, match=part):
+        ReplaceActivations(gradual=0.5, **settings)

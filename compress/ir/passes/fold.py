@@ -27,6 +27,11 @@ def unfolded(network: Network) -> Network:
     return _everywhere(_in_steps, split_activations(_everywhere(_split_separable, network)))
 
 
+def folded(network: Network) -> Network:
+    """Return the same function with batch norms folded where possible, and activations as separate layers."""
+    return _everywhere(_fold_batch_norms, split_activations(_everywhere(_split_separable, network)))
+
+
 def split_activations(network: Network) -> Network:
     """Return the same function with activations as separate layers."""
     return _everywhere(_split_activations, network)
