@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 
 def add_parsers(subparsers: Subparsers) -> None:
     """Add the commands."""
-    parser = add_command(subparsers, "frigate", "Write an SSD model for Frigate's edgetpu detector", frigate)
+    parser = add_command(subparsers, "frigate", "Write a detector for Frigate's edgetpu detector", frigate)
     parser.add_argument("model", type=Path, metavar="MODEL", help="a .tflite file, compiled or not, or a bundle")
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="FOLDER", help="folder for the files")
     labels = "class names, one per line; a bundle contains its own"
     parser.add_argument("--labels", type=Path, metavar="FILE", help=labels)
+    types = "how Frigate reads the outputs (default: the fastest that the model has)"
+    parser.add_argument("--model-type", choices=("ssd", "yolo-generic"), help=types)
     parser.add_json()
     parser = add_command(subparsers, "header", "Write a bundle as a C++ header for coralmicro", header)
     parser.add_argument("bundle", type=Path, help="a .coralline file")
@@ -35,7 +37,7 @@ def frigate(options: argparse.Namespace) -> int:
     """`python -m compress frigate`."""
     from compress.exporters import frigate
 
-    result = frigate.export(options.model, options.out, options.labels)
+    result = frigate.export(options.model, options.out, options.labels, options.model_type)
     if options.json:
         write_json(result.to_json())
     else:

@@ -68,16 +68,35 @@ class Edit:
         """Remove operators."""
         self.removed.update(operator.index for operator in operators)
 
-    def add(self, name: str, inputs: Sequence[int], outputs: Sequence[int], options: Any = None) -> None:
-        """Add an 8-bit operator; `options` is the schema's object, see `options()`."""
+    def add(
+        self, name: str, inputs: Sequence[int], outputs: Sequence[int], options: Any = None, version: int | None = None
+    ) -> None:
+        """Add an operator.
+
+        Args:
+            name: its name in the schema.
+            inputs: its input tensors.
+            outputs: its output tensors.
+            options: the schema's object, see `options()`.
+            version: its version; None for the first one that takes int8.
+        """
         operator = self._schema.OperatorT()
-        operator.opcodeIndex = self._code(name, EIGHT_BIT_VERSIONS.get(name, 2))
+        operator.opcodeIndex = self._code(name, version or EIGHT_BIT_VERSIONS.get(name, 2))
         operator.inputs = list(inputs)
         operator.outputs = list(outputs)
         if options is not None:
             table = type(options).__name__.removesuffix("T")
             operator.builtinOptionsType = getattr(self._schema.BuiltinOptions, table)
             operator.builtinOptions = options
+        self.added.append(operator)
+
+    def add_custom(self, name: str, inputs: Sequence[int], outputs: Sequence[int], options: bytes) -> None:
+        """Add a custom operator with its options as bytes."""
+        operator = self._schema.OperatorT()
+        operator.opcodeIndex = self._code("CUSTOM", 1, name)
+        operator.inputs = list(inputs)
+        operator.outputs = list(outputs)
+        operator.customOptions = np.frombuffer(options, np.uint8)
         self.added.append(operator)
 
     def change(
@@ -167,9 +186,11 @@ class Edit:
         return table_object
 
     def graph(self) -> Graph:
-        """Return the changed graph, with its operators in execution order."""
+        """Return the changed graph, with its operators in execution order.
+
+        Signatures are dropped if the number of inputs or outputs changes.
+        """
         first = min(self.removed, default=0)
-        ends = dict(zip((*self.before.inputs, *self.before.outputs), (*self.inputs, *self.outputs), strict=True))
         kept = [(i, operator) for i, operator in enumerate(self._main.operators) if i not in self.removed]
         placed = [*((i, 1, operator) for i, operator in kept), *((first, 0, operator) for operator in self.added)]
         main = copy.copy(self._main)
@@ -178,16 +199,22 @@ class Edit:
         main.outputs = list(self.outputs)
         source = copy.copy(self._source)
         source.subgraphs = [main, *self._source.subgraphs[1:]]
-        source.signatureDefs = _with_ends(source.signatureDefs, ends)
+        before, after = (*self.before.inputs, *self.before.outputs), (*self.inputs, *self.outputs)
+        same_number = len(self.inputs) == len(self.before.inputs) and len(before) == len(after)
+        ends = dict(zip(before, after, strict=False))
+        source.signatureDefs = _with_ends(source.signatureDefs, ends) if same_number else None
         return graphs.from_source(source)
 
-    def _code(self, name: str, version: int) -> int:
+    def _code(self, name: str, version: int, custom: str | None = None) -> int:
         codes = self._source.operatorCodes
         number = getattr(self._schema.BuiltinOperator, name)
+        custom_code = None if custom is None else custom.encode()
         for index, code in enumerate(codes):
-            if max(code.builtinCode, code.deprecatedBuiltinCode) == number and code.version == version:
+            same_kind = max(code.builtinCode, code.deprecatedBuiltinCode) == number and code.customCode == custom_code
+            if same_kind and code.version == version:
                 return index
         new_code = self._schema.OperatorCodeT()
+        new_code.customCode = custom_code
         new_code.builtinCode = number
         new_code.deprecatedBuiltinCode = min(number, 127)
         new_code.version = version

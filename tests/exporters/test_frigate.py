@@ -9,6 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import detector_files
+import frigate_stand_ins
 import numpy as np
 import one_op
 import packages
@@ -22,6 +24,9 @@ from compress.errors import ModelError, StoreError
 from compress.exporters import frigate
 from compress.pipeline.yaml_file import read
 from compress.tflite import graph
+from deploy.contract import preprocessing
+from deploy.contract.bundle import Bundle
+from deploy.contract.detection import Detector
 
 OUTPUTS = {
     "boxes": Tensor((1, 10, 4), "FLOAT32", scales=()),
@@ -178,3 +183,121 @@ def test_the_command(labels: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert "not compiled" in capsys.readouterr().out
     (tmp_path / "m.tflite").write_bytes(float_input())
     assert main(arguments) == 4
+
+
+# --- detectors in bundles ----------------------------------------------------------------
+
+SIDE = 64
+TO_1 = [{"resize": {"size": [SIDE, SIDE]}}, {"scale": {"from": [0, 255], "to": [0, 1]}}]
+FROM_MINUS_1 = [
+    {"resize": {"size": [SIDE, SIDE], "fit": "letterbox"}},
+    {"colour": {"to": "bgr"}},
+    {"scale": {"from": [0, 255], "to": [-1, 1]}},
+]
+INPUTS = {
+    "int8, 0 to 1": (TO_1, Tensor((1, SIDE, SIDE, 3), "INT8", scales=(1 / 255,), zero_point=-128)),
+    "uint8, 0 to 1": (TO_1, Tensor((1, SIDE, SIDE, 3), "UINT8", scales=(1 / 255,))),
+    "int8, -1 to 1": (FROM_MINUS_1, Tensor((1, SIDE, SIDE, 3), "INT8", scales=(2 / 255,), zero_point=-1)),
+    "calibrated": (TO_1, Tensor((1, SIDE, SIDE, 3), "INT8", scales=(0.9 / 255,), zero_point=-128)),
+}
+NAMES = ("person", "car", "cat")
+
+
+def bundled(tmp_path: Path, code: str, steps: Any = TO_1, given: Tensor = INPUTS["int8, 0 to 1"][1]) -> Bundle:
+    described = detector_files.specification(code, SIDE, overlap=1.0)  # boxes beyond the image: test_detection_outputs
+    content = graph.serialize(detector_files.from_image(described, len(NAMES), given))
+    (tmp_path / "d.coralline").write_bytes(detector_files.bundle_of(content, described, steps, NAMES))
+    return Bundle((tmp_path / "d.coralline").read_bytes())
+
+
+def photo(seed: int) -> np.ndarray:
+    """Coloured rectangles, so that cells differ."""
+    random = np.random.default_rng(seed)
+    return np.kron(random.integers(0, 256, (8, 8, 3)), np.ones((8, 8, 1))).astype(np.uint8)
+
+
+def our_answer(opened: Bundle, image: np.ndarray) -> Any:
+    """The objects that the bundle finds, as far as Frigate looks at them."""
+    model = opened.content("int8")
+    detail = opened.models["int8"].inputs[0]
+    stored = preprocessing.quantize(opened.preprocessing(image), detail.scale, detail.zero_point, detail.dtype)
+    values = stored[np.newaxis]
+    assert opened.detector is not None
+    settings = {**opened.detector.specification, "least_score": 0.4, "most": 20}
+    return Detector(settings)(detector_files.answers(model, [values]), NAMES)
+
+
+@pytest.mark.parametrize("form", list(INPUTS))
+def test_a_detector_gets_an_input_of_pixels_and_the_outputs_of_ssd(form: str, tmp_path: Path) -> None:
+    opened = bundled(tmp_path, "ltrb", *INPUTS[form])
+    found = frigate.export(tmp_path / "d.coralline", tmp_path / "out")
+    bgr = form == "int8, -1 to 1"
+    assert (found.model_type, found.pixel_format) == ("ssd", "bgr" if bgr else "rgb")
+    assert found.labels == dict(enumerate(NAMES))
+    model = read(tmp_path / "out" / "frigate.yml").value["model"]
+    assert (model["model_type"], model["input_pixel_format"]) == ("ssd", "bgr" if bgr else "rgb")
+    content = (tmp_path / "out" / "d.tflite").read_bytes()
+    parsed = graph.parse(content)
+    assert parsed.tensors[parsed.inputs[0]].dtype == "UINT8"  # all versions of Frigate have it
+    if form == "uint8, 0 to 1":
+        assert parsed.operators[0].inputs[0] == parsed.inputs[0]
+        assert sum(op.name == "QUANTIZE" for op in parsed.operators) == 1  # its own
+    image = photo(0)
+    expected = our_answer(opened, image)
+    boxes, classes, scores, count = detector_files.answers(content, [(image[..., ::-1] if bgr else image)[np.newaxis]])
+    assert len(expected) > 3
+    # -1 to 1 has no zero among the pixels: half a step of the input is lost
+    agree(np.column_stack([classes[0], scores[0], boxes[0]])[: int(count[0])], expected, 0.1 if bgr else 1e-4)
+
+
+def agree(rows: np.ndarray, expected: Any, tolerance: float) -> None:
+    """Compare rows of class, score and box with those that are expected, but for the last ones."""
+    assert len(rows) == len(expected)
+    assert_found(rows[rows[:, 1] > rows[-1, 1] + tolerance], expected, tolerance)
+
+
+def assert_found(rows: np.ndarray, expected: Any, tolerance: float) -> None:
+    """Each of the rows is among those that are expected."""
+    for number, score, *box in rows:
+        distances = np.abs(expected.boxes - np.clip(box, 0, 1)).max(axis=1)
+        distances += np.abs(expected.scores - score) + (expected.classes != number)
+        assert distances.min() < tolerance
+
+
+@pytest.mark.parametrize("form", ["int8, 0 to 1", "uint8, 0 to 1", "calibrated"])
+@pytest.mark.parametrize(("code", "model_type"), [("ltrb", None), ("dfl", "ssd"), ("dfl", None)])
+def test_frigates_own_program_finds_what_the_bundle_finds(
+    form: str, code: str, model_type: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = bundled(tmp_path, code, *INPUTS[form])
+    found = frigate.export(tmp_path / "d.coralline", tmp_path / "out", model_type=model_type)
+    assert found.model_type == ("yolo-generic" if (code, model_type) == ("dfl", None) else "ssd")
+    plugin = frigate_stand_ins.plugin(monkeypatch)
+    detect = frigate_stand_ins.detector(plugin, tmp_path / "out" / "d.tflite", found)
+    for seed in range(5):
+        image = photo(seed)
+        expected = our_answer(opened, image)
+        rows = detect(image[np.newaxis])
+        rows = rows[rows[:, 1] > 0]
+        assert len(rows) > 3
+        if found.model_type == "ssd":
+            agree(rows, expected, 1e-4)
+        else:  # it takes one class for each location, and joins boxes of all classes; its logits have one scale
+            assert_found(rows[:3], expected, 0.05)
+
+
+def test_preprocessing_that_frigate_does_not_have(tmp_path: Path) -> None:
+    steps = [TO_1[0], {"normalize": {"mean": [123.0, 116.0, 103.0], "std": [58.0, 57.0, 57.0]}}]
+    bundled(tmp_path, "ltrb", steps)
+    with pytest.raises(ModelError, match="Frigate does not preprocess"):
+        frigate.export(tmp_path / "d.coralline", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_type_that_a_detector_does_not_have(tmp_path: Path, labels: Path) -> None:
+    bundled(tmp_path, "ltrb")
+    with pytest.raises(ModelError, match="no form as yolo-generic: code is 'ltrb'"):
+        frigate.export(tmp_path / "d.coralline", tmp_path / "out", model_type="yolo-generic")
+    (tmp_path / "m.tflite").write_bytes(detector())
+    with pytest.raises(ModelError, match="says nothing about its outputs"):
+        frigate.export(tmp_path / "m.tflite", tmp_path / "out", labels, "yolo-generic")

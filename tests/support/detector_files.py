@@ -1,0 +1,136 @@
+"""Files of detectors put together by hand: outputs of any code, computed from inputs or from an image."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import devices
+import numpy as np
+import one_op
+from one_op import Op, Tensor
+
+from compress.tflite.edit import VALID
+from compress.tflite.graph import Graph
+from compress.tflite.interpreter import LoadedModel
+from deploy.contract import bundle
+from deploy.contract.detection import Detector
+from deploy.contract.preprocessing import VERSION, Preprocessing
+
+SCALES = {"boxes": 0.03, "scores": 0.05, "objectness": 0.04}
+"""Of 8-bit outputs; those of later maps are larger."""
+
+
+def specification(code: str, side: int = 64, **changes: Any) -> dict[str, Any]:
+    """A specification with maps of steps of 8, 16 and 32 pixels, and an output for each map and part."""
+    objectness = changes.pop("with_objectness", False)
+    parts = ["boxes", "scores", *(["objectness"] if objectness else [])]
+    maps: list[dict[str, Any]] = [{"cells": [side // stride, side // stride]} for stride in (8, 16, 32)]
+    if code == "ssd":
+        for number, entry in enumerate(maps):
+            entry["boxes"] = [[0.1 * 2**number, 0.2], [0.3, 0.1 * 2**number]]
+    tensors = [{"part": part, "map": number} for number in range(3) for part in parts]
+    return {"maps": maps, "code": code, "tensors": tensors, **changes}
+
+
+def outputs(described: Mapping[str, Any], classes: int, dtype: str = "INT8") -> dict[str, Tensor]:
+    """The outputs of a detector, [1, height, width, numbers]."""
+    detector = Detector(described)
+    columns = classes + (detector.specification["background"] is not None)
+    made = {}
+    for number, entry in enumerate(detector.specification["tensors"]):
+        grid = detector.specification["maps"][entry["map"]]
+        anchors = len(grid.get("boxes", ())) or 1
+        width = {"boxes": 4, "scores": columns, "objectness": 1}[entry["part"]] * anchors
+        if entry["part"] == "boxes" and detector.specification["code"] == "dfl":
+            width *= detector.specification["bins"]
+        scale = SCALES[entry["part"]] * (1 + 0.2 * entry["map"])
+        quantization: dict[str, Any] = {"scales": (scale,), "zero_point": 20} if dtype != "FLOAT32" else {"scales": ()}
+        if dtype != "FLOAT32" and detector.specification["scores"] == "probabilities" and entry["part"] != "boxes":
+            quantization = {"scales": (1 / 256,), "zero_point": -128 if dtype == "INT8" else 0}
+        elif dtype == "UINT8":
+            quantization["zero_point"] = 148
+        made[f"{entry['part']}{entry['map']}-{number}"] = Tensor((1, *grid["cells"], width), dtype, **quantization)
+    return made
+
+
+def from_inputs(described: Mapping[str, Any], classes: int, dtype: str = "INT8") -> Graph:
+    """A model whose outputs are its inputs, one by one."""
+    results = outputs(described, classes, dtype)
+    tensors, operators = dict(results), []
+    for name, tensor in results.items():
+        tensors[f"given-{name}"] = tensor
+        tensors[f"shape-{name}"] = one_op.integers(*tensor.shape)
+        operators.append(Op("RESHAPE", [f"given-{name}", f"shape-{name}"], [name]))
+    return one_op.read(tensors, operators, [f"given-{name}" for name in results], list(results))
+
+
+def from_image(described: Mapping[str, Any], classes: int, given: Tensor, seed: int = 0) -> Graph:
+    """A model that computes its outputs from an image: the mean of each cell, then a 1x1 convolution."""
+    random = np.random.default_rng(seed)
+    results = outputs(described, classes, "INT8")
+    tensors, operators = {"image": given, **results}, []
+    start = "image"
+    if given.dtype == "UINT8":
+        start = "signed"
+        tensors[start] = Tensor(given.shape, "INT8", None, given.scales, given.zero_point - 128)
+        operators.append(Op("QUANTIZE", ["image"], [start]))
+    signed = tensors[start]
+    middle = 0 if given.zero_point in (-1, 0) and given.dtype == "INT8" else 1  # of -1 to 1, or of 0 to 1
+    for name, tensor in results.items():
+        step = given.shape[1] // tensor.shape[1]
+        pooled = f"pooled-{name}"
+        tensors[pooled] = Tensor((1, *tensor.shape[1:3], 3), "INT8", None, signed.scales, signed.zero_point)
+        pool = {"filterHeight": step, "filterWidth": step, "strideH": step, "strideW": step, "padding": VALID}
+        operators.append(Op("AVERAGE_POOL_2D", [start], [pooled], 2, pool))
+        width = tensor.shape[3]
+        kernel = random.integers(-127, 128, (width, 1, 1, 3))
+        centre, deviation = {"boxes": (1.2, 0.3), "scores": (-1.5, 2.0), "objectness": (0.5, 1.0)}[
+            name.rstrip("-0123456789")
+        ]
+        value = deviation / 40  # of one step of the kernel: inputs have a deviation of about 0.3
+        tensors[f"kernel-{name}"] = Tensor(kernel.shape, "INT8", kernel, (value,) * width)
+        biases = np.round((centre / value - kernel.sum(axis=(1, 2, 3)) * 0.5 * middle) / given.scales[0])
+        tensors[f"bias-{name}"] = Tensor((width,), "INT32", biases, (value * given.scales[0],) * width)
+        convolution = {"strideH": 1, "strideW": 1, "padding": VALID}
+        operators.append(Op("CONV_2D", [pooled, f"kernel-{name}", f"bias-{name}"], [name], 3, convolution))
+    return one_op.read(tensors, operators, ["image"], list(results))
+
+
+def answers(content: bytes, given: Sequence[Any]) -> list[np.ndarray]:
+    """The outputs of a file as real numbers, in the file's order."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(model_content=content)
+    interpreter.allocate_tensors()
+    for detail, values in zip(interpreter.get_input_details(), given, strict=True):
+        interpreter.set_tensor(detail["index"], values)
+    interpreter.invoke()
+    found = []
+    for detail in interpreter.get_output_details():
+        values = interpreter.get_tensor(detail["index"])
+        scale, zero_point = detail["quantization"]
+        found.append((values.astype(np.float32) - zero_point) * scale if scale else values)
+    return found
+
+
+def bundle_of(content: bytes, described: Mapping[str, Any], steps: Sequence[Any], labels: Sequence[str]) -> bytes:
+    """A bundle of an 8-bit detector without golden outputs."""
+    preprocessing = Preprocessing(steps)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "m.tflite")
+        path.write_bytes(content)
+        entry = devices.described(LoadedModel(path, reproducible=True), "int8.tflite")
+    manifest = {
+        "name": "objects",
+        "coralline": "0.0",
+        "task": "detection",
+        "labels": list(labels),
+        "preprocessing": {"version": VERSION, "digest": preprocessing.digest, "steps": steps},
+        "models": {"int8": entry},
+        "golden": {"inputs": [], "outputs": {}},
+        "detection": dict(described),
+    }
+    return bundle.pack(manifest, {"int8.tflite": content})
