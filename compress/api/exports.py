@@ -14,6 +14,7 @@ from compress.api.files import FilePath
 from compress.api.pipelines import RunResult, SilentMonitor
 from compress.artifact import MODEL_KERAS
 from compress.data import class_names
+from compress.detectors.class_names import COCO_CLASSES
 from compress.errors import ModelError
 from compress.files import write_atomically
 from compress.pipeline.data_section import ModelInputs, data_for, inputs_of
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 PIPELINE = "pipeline.yaml"
 CALIBRATION_SAMPLES = 200
+BORDER = 114
+"""Value around letterboxed photos, as in the training of the YOLO families."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +91,8 @@ def export(
         found = _with_layers(read, folder, trust=trust)
         inputs = inputs_of(found, trust=trust)
         content = _pipeline(found.path, name, inputs, None if calibrate is None else Path(calibrate))
-        if not _is_detector(content, inputs, progress):
-            _add_labels(content, path, inputs, progress)
+        if not _is_detector(content, path, inputs, progress):
+            _add_labels(content, path, inputs.output_sizes, progress)
     if found is read:
         content["model"] |= _options(signature, shapes, trust=trust)
     content["target"] = target or content["target"]
@@ -130,36 +133,69 @@ def _with_layers(found: ModelFile, folder: Path, *, trust: bool) -> ModelFile:
     return model_file.read(folder / MODEL_KERAS)
 
 
-def _is_detector(content: dict[str, Any], inputs: ModelInputs, progress: Progress) -> bool:
+def _is_detector(content: dict[str, Any], path: Path, inputs: ModelInputs, progress: Progress) -> bool:
     """Return whether the model is a detector; its pipeline then ends in front of the decoding."""
     from compress.detectors.detector_model import detector_model
 
-    if inputs.model is None or not inputs.is_image:
+    if not inputs.is_image:
         return False
-    found = detector_model(inputs.model)
-    if found is None:
-        return False
+    if inputs.postprocess is not None:
+        classes, code = inputs.postprocess.classes, "ssd"
+    else:
+        found = None if inputs.model is None else detector_model(inputs.model)
+        if found is None:
+            return False
+        classes, code = found.classes, found.specification["code"]
     content["model"]["detector"] = "auto"
     content["data"]["task"] = UnlabelledDetection.name
-    what = f"a detector of {found.classes} classes, with boxes in the code {found.specification['code']}"
+    what = f"a detector of {classes} classes, with boxes in the code {code}"
     progress.note(f"the model is {what}: docs/detection.md")
+    _fit_photos(content["data"], code, inputs.shapes[0][-1], progress)
+    if classes == len(COCO_CLASSES):
+        progress.note(f"{classes} classes: their names are those of COCO")
+        _name_classes(content, COCO_CLASSES)
+    _add_labels(content, path, (classes,), progress)
     return True
 
 
-def _add_labels(content: dict[str, Any], path: Path, inputs: ModelInputs, progress: Progress) -> None:
-    """Name the classes as in the labels file in the folder of the model, if it has one name for each output value."""
+def _fit_photos(data: dict[str, Any], code: str, channels: int, progress: Progress) -> None:
+    """Resize photos as the families with a code of boxes do: a file does not say it."""
+    steps = data.get("preprocess", [])
+    if "folder" not in data["source"] or code == "ssd":  # SSD models stretch their photos
+        return
+    steps[0]["resize"] |= {"fit": "letterbox", "fill": BORDER}
+    assumed = "photos keep their proportions, with a border"
+    if code == "yolox" and channels == 3:
+        steps[0]["resize"]["align"] = "top_left"
+        steps.insert(1, {"colour": {"to": "bgr"}})
+        assumed += " at the right or below, and are BGR, as YOLOX takes them"
+    progress.note(f"assumed, because the file does not say it: {assumed}; otherwise change data.preprocess")
+
+
+def _name_classes(content: dict[str, Any], names: Sequence[str]) -> None:
+    for stage in content["stages"]:
+        if "package" in stage:
+            stage["package"]["labels"] = list(names)
+
+
+def _add_labels(content: dict[str, Any], path: Path, sizes: Sequence[int], progress: Progress) -> None:
+    """Name the classes as in the labels file in the folder of the model, if it has one name for each output value.
+
+    Args:
+        content: the pipeline.
+        path: the model.
+        sizes: the number of values of each output; of a detector the number of classes.
+        progress: receives a note about a file that does not fit.
+    """
     file = class_names.beside(path)
     if file is None:
         return
     names = class_names.listed(str(file), str(file)) or ()
-    sizes = inputs.output_sizes
     if len(sizes) != 1 or sizes[0] not in (len(names), 1 if len(names) == 2 else None):
         outputs = ", ".join(map(str, sizes))
         progress.note(f"{file.name} has {len(names)} names, and the outputs of the model {outputs} values: not used")
         return
-    for stage in content["stages"]:
-        if "package" in stage:
-            stage["package"]["labels"] = list(names)
+    _name_classes(content, names)
 
 
 def _options(signature: str | None, shapes: Mapping[str, Sequence[int]] | None, *, trust: bool) -> dict[str, Any]:

@@ -11,7 +11,6 @@ blakeblackshear/frigate, frigate/detectors/plugins/edgetpu_tfl.py and frigate/ut
 from __future__ import annotations
 
 import re
-import struct
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +21,7 @@ from compress.errors import ModelError
 from compress.exporters import detection_outputs
 from compress.files import explain, write_atomically
 from compress.targets.edgetpu.darwinn_package import OPERATOR
-from compress.tflite import graph
+from compress.tflite import detection_postprocess, graph
 from compress.tflite.detection_postprocess import NAME as POSTPROCESS
 from compress.tflite.detection_postprocess import OUTPUTS
 from compress.tflite.edit import Edit
@@ -35,7 +34,6 @@ ModelType = Literal["ssd", "yolo-generic"]
 PixelFormat = Literal["rgb", "bgr"]
 FOLDER = "/config/model_cache"
 """The folder of the files in Frigate's container; /config is its volume."""
-MAX_CLASSES = 100_000
 _NUMBERED = re.compile(r"(\d+)[\s:]+(\S.*)\Z")
 _UINT8 = "python -m compress legalize IN.tflite OUT.tflite --io uint8, then compile again"
 
@@ -281,25 +279,8 @@ def _postprocess(model: Graph, where: str) -> Operator:
 
 
 def _classes(model: Graph, operator: Operator | None, where: str) -> int | None:
-    """Return the number of classes: that of yolo-generic's scores, or an option of TFLite_Detection_PostProcess.
-
-    The options are a FlexBuffer map; None if they have no `num_classes`.
-    """
-    from flatbuffers import flexbuffers
-
+    """Return the number of classes: that of yolo-generic's scores, or an option of TFLite_Detection_PostProcess."""
     if operator is None:
         return model.tensors[model.outputs[1]].shape[2]
-    stored = model.source.subgraphs[0].operators[operator.index].customOptions
-    if stored is None or len(stored) == 0:
-        return None
-    try:
-        root = flexbuffers.GetRoot(bytes(bytearray(stored)))
-        value = root.AsMap["num_classes"] if root.IsMap else None
-        classes = int(value.AsInt) if value is not None and value.IsNumeric else None
-    except KeyError:
-        return None
-    except (struct.error, IndexError, ValueError, TypeError, RecursionError, OverflowError) as error:
-        raise ModelError(f"the options of its {POSTPROCESS} cannot be read: {error}", where=where) from error
-    if classes is not None and not 0 < classes <= MAX_CLASSES:
-        raise ModelError(f"its {POSTPROCESS} has {classes} classes", where=where, allowed=f"1 to {MAX_CLASSES:,}")
-    return classes
+    classes = detection_postprocess.options_of(model, operator, where).get("num_classes")
+    return None if classes is None else int(classes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -80,12 +80,15 @@ class ImportedModel:
     Attributes:
         model: Keras 3 model, not compiled.
         parity: comparison with the runtime of the file's format; None if Keras itself loaded the file.
-        file_is_float_tflite: whether the file can serve as the float .tflite file of the model: it has batch 1.
+        file_is_float_tflite: whether the file can serve as the float .tflite file of the model: it has batch 1, and
+            nothing was taken off.
+        detection: the thresholds of a TFLite_Detection_PostProcess that was taken off, as keys of a specification.
     """
 
     model: keras.Model
     parity: Parity | None
     file_is_float_tflite: bool = False
+    detection: Mapping[str, Any] = field(default_factory=dict)
 
 
 def detect(path: Path, signature: str | None = None, shapes: Shapes | None = None) -> Kind:
@@ -310,7 +313,9 @@ def _load_tflite(model_file: ModelFile, trust: bool, samples: Samples) -> Import
     if file.problems:
         raise unsupported(file.problems, str(model_file.path))
     tensorflow.keras()  # before TensorFlow itself is imported: it reads environment variables then
-    return ImportedModel(*tflite_file.load(file, samples), file_is_float_tflite=file.batch == 1)
+    taken = file.postprocess
+    whole = file.batch == 1 and taken is None
+    return ImportedModel(*tflite_file.load(file, samples), whole, {} if taken is None else taken.thresholds)
 
 
 def _load_saved_model(model_file: ModelFile, trust: bool, samples: Samples) -> ImportedModel:

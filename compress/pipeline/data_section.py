@@ -17,6 +17,7 @@ from compress.errors import DataError, ModelError
 
 if TYPE_CHECKING:
     from compress.importers.model_file import ModelFile
+    from compress.tflite.detection_postprocess import PostProcess
 
 IMAGES = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".webp")
 SOUNDS = (".wav", ".wave")
@@ -42,6 +43,7 @@ class ModelInputs:
         becomes: what the pipeline makes of the file (`compress.importers.model_file.Becomes`).
         model: the Keras model, if the file becomes one.
         limits: for a quantized file with one input, the lowest and highest value that the input can hold.
+        postprocess: the TFLite_Detection_PostProcess of a file that becomes no Keras model.
     """
 
     names: tuple[str, ...]
@@ -50,6 +52,7 @@ class ModelInputs:
     becomes: str
     model: Any = None
     limits: tuple[float, float] | None = None
+    postprocess: PostProcess | None = None
 
     @property
     def is_image(self) -> bool:
@@ -109,7 +112,8 @@ def _file_inputs(found: ModelFile) -> ModelInputs:
     names = tuple(tensor.name for tensor in tensors)
     shapes = tuple(tuple(tensor.shape[1:]) for tensor in tensors)
     sizes = tuple(_size(parsed.tensors[index].shape) for index in parsed.outputs)
-    return ModelInputs(names, shapes, sizes, found.becomes, limits=limits)
+    postprocess = found.content.postprocess if found.kind == "tflite" else None
+    return ModelInputs(names, shapes, sizes, found.becomes, limits=limits, postprocess=postprocess)
 
 
 def _size(shape: Sequence[int | None]) -> int:

@@ -6,6 +6,7 @@ Importers are imported late, because importing them takes as long as reading a p
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -14,7 +15,7 @@ from pydantic import PositiveInt, model_validator
 
 from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
 from compress.detectors.class_names import COCO_CLASSES
-from compress.detectors.families import PRESETS, family_of
+from compress.detectors.families import FAMILY, PRESETS, family_of
 from compress.errors import ModelError
 from compress.importers import builder as builders
 from compress.settings import Settings
@@ -76,17 +77,30 @@ class _Load(Stage):
         return {} if specification is None else {"specification": specification}
 
     def file_facts(self, context: Context) -> Facts:
-        """Return how the outputs of MODEL_TFLITE are read, for a file that is not rebuilt."""
+        """Return how the outputs of MODEL_TFLITE are read, for a file that is not rebuilt.
+
+        TFLite_Detection_PostProcess is taken off the file: it says how boxes and scores are decoded.
+        """
+        task, file = task_of(context.data), context.folder / MODEL_TFLITE
+        detector: Mapping[str, Any] | None = None
         if isinstance(self.detector, dict) and "maps" in self.detector:
-            return {"specification": Detector(self.detector).specification}
-        if task_of(context.data).reads_specification:
-            raise ModelError(
-                "the file is not rebuilt with layers, so its head cannot be recognized",
-                where=str(self.path),
-                hint="describe its outputs with `maps` under model.detector: docs/detection.md",
-            )
-        file = self.path if self.path.suffix == ".tflite" else context.folder / MODEL_TFLITE
-        specification = task_of(context.data).file_specification(file, context.data)
+            detector = Detector(self.detector).specification
+        elif task.reads_specification:
+            from compress.tflite import detection_postprocess, graph
+
+            parsed = graph.read(file)
+            found = detection_postprocess.read(parsed, str(self.path))
+            if found is None:
+                raise ModelError(
+                    "the file is not rebuilt with layers, so its head cannot be recognized",
+                    where=str(self.path),
+                    hint="describe its outputs with `maps` under model.detector: docs/detection.md",
+                )
+            context.progress.note(f"{self.path.name}: {found.note}")
+            file.write_bytes(graph.serialize(detection_postprocess.without(parsed, found)))
+            changes = {} if self.detector is None else family_of(self.detector)[1]
+            detector = Detector({**found.specification, **changes}).specification
+        specification = task.file_specification(file, context.data, detector)
         return {} if specification is None else {"specification": specification}
 
 
@@ -167,7 +181,7 @@ class _Import(_Load):
         found = model_file.read(self.path, shapes=self.shapes)
         imported = model_file.load(found, trust=context.trust, samples=samples)
         model = _with_fixed_input(imported.model, context)
-        detector = self._detector(model, context)
+        detector = self._detector(model, context, imported.detection)
         if detector is not None:
             model = detector.model
         specification = self.detector if detector is None else dict(detector.specification)
@@ -191,8 +205,13 @@ class _Import(_Load):
             context.progress.note(f"{self.path.name}: {note}")
         return facts | ({"parity": asdict(imported.parity)} if imported.parity else {})
 
-    def _detector(self, model: Any, context: Context) -> DetectorModel | None:
+    def _detector(self, model: Any, context: Context, known: Mapping[str, Any]) -> DetectorModel | None:
         """Return the model cut off in front of its decoding; None if it is no detector, or its outputs are described.
+
+        Args:
+            model: the Keras model.
+            context: the data.
+            known: keys of the specification that the file itself has.
 
         Raises:
             ModelError: the outputs are not those of a detector.
@@ -202,7 +221,8 @@ class _Import(_Load):
         described = isinstance(self.detector, dict) and "maps" in self.detector
         if described or not task_of(context.data).reads_specification:
             return None
-        found = detector_model(model, self.detector or "auto", self._kept(), context.data.input_shape[:2])
+        settings = self.detector if isinstance(self.detector, dict) else {FAMILY: self.detector or "auto"}
+        found = detector_model(model, {**known, **settings}, self._kept(), context.data.input_shape[:2])
         if found is None:
             shapes = ", ".join(str(list(each.shape[1:])) for each in model.outputs)
             raise ModelError(

@@ -213,10 +213,16 @@ class Task(ABC):
             ModelError: the model does not fit the data.
         """
 
-    def file_specification(self, file: Path, data: Data) -> Specification:
-        """Return how the outputs of a .tflite file are read that is not rebuilt; by default nothing."""
+    def file_specification(self, file: Path, data: Data, detector: Specification = None) -> Specification:
+        """Return how the outputs of a .tflite file are read that is not rebuilt.
+
+        Args:
+            file: the file.
+            data: the samples.
+            detector: the specification of a detector; None for other models.
+        """
         del file, data
-        return None
+        return detector
 
     @abstractmethod
     def targets(self, data: Data, split: Split) -> NDArray[Any]:

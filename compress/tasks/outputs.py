@@ -217,8 +217,9 @@ class OutputsTask(MeasuredTask):
             )
         return OutputsHead(outputs)
 
-    def file_specification(self, file: Path, data: Data) -> Specification:
+    def file_specification(self, file: Path, data: Data, detector: Specification = None) -> Specification:
         """Return the outputs of the file, with their forms by their values."""
+        del detector
         model = LoadedModel(file, reproducible=True)
         rows = model.scores(data.inputs("train")[:LOOKED_AT])
         return OutputsHead(forms_by_values(model.output_layout, rows)).specification

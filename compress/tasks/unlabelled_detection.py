@@ -87,10 +87,9 @@ class UnlabelledDetection(OutputsTask):
         """Return the outputs in the order of the specification: compilers may change it."""
         return _detector(specification).ordered(outputs)
 
-    def file_specification(self, file: Path, data: Data) -> Specification:
-        """Return nothing: the detector of a file that is not rebuilt is not known."""
-        del file, data
-        return None
+    def file_specification(self, file: Path, data: Data, detector: Specification = None) -> Specification:
+        """Return the outputs of the file, and how boxes and scores are read."""
+        return {**(super().file_specification(file, data) or {}), DETECTOR: detector}
 
     def fidelity(self, specification: Specification, *, logits: bool = False) -> Judge:
         """Return the comparison by scores, boxes and objects."""

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from deploy.contract.bundle import Bundle
 from deploy.contract.detection import Detector
 
 pytestmark = pytest.mark.tensorflow
@@ -400,3 +403,28 @@ def test_other_models_are_no_detectors(keras: Any) -> None:
     heads = head.model(head.convolution(1, 4, "values"), head.convolution(1, 3, "others"))
     for model in (classifier, segmentation, heads):
         assert detector_model(model) is None
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras, when it saves a model
+@pytest.mark.parametrize(("build", "bgr"), [(yolov8, False), (yolox, True)])
+def test_an_export_takes_photos_as_the_family_does(
+    keras: Any, tmp_path: Path, build: Callable[[Head], Any], bgr: bool
+) -> None:
+    import compress
+
+    build(Head(keras)).save(tmp_path / "model.keras")
+    (tmp_path / "photos").mkdir()
+    random = np.random.default_rng(0)
+    for number in range(12):
+        photo = random.integers(0, 256, (40, 60, 3)).astype(np.uint8)
+        Image.fromarray(photo).save(tmp_path / "photos" / f"{number}.png")
+    result = compress.export(
+        tmp_path / "model.keras", calibrate=tmp_path / "photos", out=tmp_path / "out", target="cpu"
+    )
+    resize, *others = result.facts["preprocess"]
+    assert resize["resize"]["fit"] == "letterbox"
+    assert (resize["resize"].get("align") == "top_left") is bgr
+    assert ({"colour": {"to": "bgr"}} in others) is bgr
+    opened = Bundle(next((tmp_path / "out").rglob("*.coralline")).read_bytes())
+    assert opened.detector is not None
+    assert opened.detector.specification["code"] == ("yolox" if bgr else "dfl")

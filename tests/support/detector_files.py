@@ -56,9 +56,22 @@ def outputs(described: Mapping[str, Any], classes: int, dtype: str = "INT8") -> 
     return made
 
 
-def from_inputs(described: Mapping[str, Any], classes: int, dtype: str = "INT8") -> Graph:
+def flat_outputs(described: Mapping[str, Any], classes: int, dtype: str = "INT8") -> dict[str, Tensor]:
+    """Boxes and scores of all locations, [1, n, numbers]."""
+    detector = Detector(described)
+    count, columns = len(detector.anchors), classes + (detector.specification["background"] is not None)
+    real = {"scales": ()}
+    return {
+        "boxes": Tensor(
+            (1, count, 4), dtype, **(real if dtype == "FLOAT32" else {"scales": (0.03,), "zero_point": 128})
+        ),
+        "scores": Tensor((1, count, columns), dtype, **(real if dtype == "FLOAT32" else {"scales": (1 / 256,)})),
+    }
+
+
+def from_inputs(described: Mapping[str, Any], classes: int, dtype: str = "INT8", *, flat: bool = False) -> Graph:
     """A model whose outputs are its inputs, one by one."""
-    results = outputs(described, classes, dtype)
+    results = flat_outputs(described, classes, dtype) if flat else outputs(described, classes, dtype)
     tensors, operators = dict(results), []
     for name, tensor in results.items():
         tensors[f"given-{name}"] = tensor

@@ -23,7 +23,8 @@ from compress.importers.tflite.network import TfliteNetwork, build_network
 from compress.importers.tflite.ops.layers import RULES
 from compress.ir import keras_graph as networks
 from compress.ir.keras_graph import LayerOutput, tensors_in
-from compress.tflite import comparison, dilation, float_graph, graph
+from compress.tflite import comparison, detection_postprocess, dilation, float_graph, graph
+from compress.tflite.detection_postprocess import PostProcess
 from compress.tflite.float_graph import Plain
 from compress.tflite.graph import Graph
 
@@ -40,12 +41,15 @@ class TfliteFile:
         graph: the parsed graph.
         plain: the float graph in its plain form, the reference for the rebuilt model; None if the file is not float.
         imported: the network made from `plain`; None if the file is not float.
+        postprocess: the TFLite_Detection_PostProcess at its end; None without one. In `plain`, operators decode the
+            boxes instead.
     """
 
     path: Path
     graph: Graph
     plain: Plain | None = None
     imported: TfliteNetwork | None = None
+    postprocess: PostProcess | None = None
 
     @property
     def problems(self) -> tuple[Refused, ...]:
@@ -55,7 +59,10 @@ class TfliteFile:
     @property
     def notes(self) -> tuple[str, ...]:
         """Differences between a float file and the network, as text."""
-        return self.imported.plain.notes if self.imported else ()
+        if self.imported is None:
+            return ()
+        taken = [self.postprocess.note] if self.postprocess else []
+        return (*taken, *self.imported.plain.notes)
 
     @property
     def batch(self) -> int:
@@ -70,11 +77,12 @@ def read(path: Path) -> TfliteFile:
         ModelError: the file is not a .tflite file, is damaged, or is invalid.
     """
     parsed = graph.read(path)
+    found = detection_postprocess.read(parsed, str(path))
     if not float_graph.is_float(parsed):
-        return TfliteFile(path, parsed)
+        return TfliteFile(path, parsed, postprocess=found)
     try:
-        plain = float_graph.plain(parsed)
-        return TfliteFile(path, parsed, plain, build_network(_with_dilated_convolutions(plain), RULES))
+        plain = float_graph.plain(parsed if found is None else detection_postprocess.decoded(parsed, found))
+        return TfliteFile(path, parsed, plain, build_network(_with_dilated_convolutions(plain), RULES), found)
     except ModelError as error:
         error.where = str(path)
         raise
