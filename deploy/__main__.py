@@ -20,7 +20,6 @@ from deploy.contract.errors import (
     DeviceError,
     DifferentError,
     EdgeTpuError,
-    ImageError,
 )
 
 Arguments = argparse.Namespace
@@ -63,31 +62,66 @@ def _library_option(parser: argparse.ArgumentParser) -> None:
 
 def _run_options(parser: argparse.ArgumentParser) -> None:
     _model_options(parser)
-    samples = ".npy arrays, images, .wav files, or .npz for several inputs (default: the golden inputs of the bundle)"
+    samples = (
+        "images, folders of images, .npy arrays, .wav files, .npz for several inputs; - for the frames of a video from "
+        "stdin, JPEG images one after the other (default: the golden inputs of the bundle)"
+    )
     parser.add_argument("images", nargs="*", metavar="SAMPLE", help=samples)
     parser.add_argument("--top", type=int, default=3, help="number of classes, objects or values to print (default: 3)")
+    draw = "draw the answer into the image; for several samples a folder"
+    parser.add_argument("--draw", metavar="FILE", help=draw)
+    least = "objects with a lower score are not drawn (default: 0.4)"
+    parser.add_argument("--least-score", type=float, default=0.4, metavar="SCORE", help=least)
+    raw = "the frames from stdin are raw RGB pixels of this size"
+    parser.add_argument("--frame-size", metavar="WIDTHxHEIGHT", help=raw)
 
 
 def _run(arguments: Arguments) -> Tuple[Result, str]:
+    from deploy import samples
     from deploy.answers import to_json
 
     if arguments.top < 1:
         raise ArgumentError("--top is %d, and must be at least 1" % arguments.top, "use --top 1 or more")
+    is_stream = samples.STDIN in arguments.images
+    rows: List[Result] = []
+    lines: List[str] = []
+    count = 0
     with _model(arguments) as model:
-        samples = [(path, _sample(path, model.bundle.decoding)) for path in arguments.images]
-        if not samples:
-            samples = [(name, model.bundle.array(name)) for name in model.bundle.manifest["golden"]["inputs"]]
-        if not samples:
-            raise ArgumentError("the bundle has no golden inputs", "name the files of samples after the bundle")
-        rows = []
-        lines = []
-        for name, sample in samples:
-            answer = to_json(model(sample), arguments.top)
-            rows.append(dict(answer, image=name))
-            parts = [_row_text(row, arguments.top) for row in next(iter(answer.values()))]
-            lines.append("%s: %s" % (name, ", ".join(parts) or "nothing"))
+        for name, sample in samples.named(arguments.images, model.bundle, arguments.frame_size):
+            found = model(sample)
+            answer = to_json(found, arguments.top)
+            row = dict(answer, image=name)
+            parts = [_row_text(each, arguments.top) for each in next(iter(answer.values()))]
+            line = "%s: %s" % (name, ", ".join(parts) or "nothing")
+            if arguments.draw:
+                row["drawn"] = _draw(arguments, name, sample, found, model.bundle)
+            count += 1
+            if is_stream:  # it may have no end
+                print(json.dumps(row, allow_nan=False) if arguments.json else line, flush=True)
+            else:
+                rows.append(row)
+                lines.append(line)
         result = {"bundle": _identity(model.bundle), "model": model.describe(), "answers": rows}
+    if is_stream:
+        return dict(result, frames=count, is_stream=True), "%d frames" % count
     return result, "\n".join(lines)
+
+
+def _draw(arguments: Arguments, name: str, sample: Any, answer: Any, opened: Any) -> str:
+    """Draw an answer into its image; return the path of the new image."""
+    from deploy import drawing
+
+    path = arguments.draw
+    stem, suffix = os.path.splitext(os.path.basename(name))
+    is_single = len(arguments.images) == 1 and not os.path.isdir(arguments.images[0]) and arguments.images[0] != "-"
+    if not is_single or os.path.isdir(path):
+        os.makedirs(path, exist_ok=True)
+        path = os.path.join(path, stem + (suffix if suffix.lower() in drawing.SUFFIXES else ".jpg"))
+    if os.path.exists(path) and os.path.exists(name) and os.path.samefile(path, name):
+        raise ArgumentError("--draw would overwrite the image %s" % name, "name another file or folder")
+    image = drawing.drawn(sample, answer, opened, arguments.least_score)
+    _write_atomically(path, drawing.encoded(image, os.path.splitext(path)[1]))
+    return str(path)
 
 
 def _row_text(row: Result, count: int) -> str:
@@ -196,30 +230,6 @@ def _identity(opened: Any) -> Result:
     }
 
 
-def _sample(path: str, decoding: Any) -> Any:
-    """Read a sample: .npy; .npz for several inputs; a .wav file; or an image if Pillow or OpenCV is installed.
-
-    Raises:
-        ImageError: the file cannot be decoded.
-        OSError: the file cannot be read.
-    """
-    import numpy as np
-
-    from deploy import images
-
-    if path.endswith(".npy"):
-        try:
-            return np.load(path, allow_pickle=False)
-        except (ValueError, EOFError) as error:
-            raise ImageError("%s is not an array: %s" % (path, error), "write it with numpy.save")
-    with open(path, "rb") as stream:
-        content = stream.read()
-    try:
-        return images.decode_file(content, decoding)
-    except ImageError as error:
-        raise ImageError("%s: %s" % (path, error.what), error.hint)
-
-
 def _opened(arguments: Arguments) -> Any:
     """Open and verify the bundle."""
     from deploy.contract import bundle, signature
@@ -247,11 +257,11 @@ def _progress(text: str) -> None:
     print("runner: %s" % text, file=sys.stderr, flush=True)
 
 
-def _write_atomically(path: str, content: str) -> None:
+def _write_atomically(path: str, content: bytes) -> None:
     folder = os.path.dirname(os.path.abspath(path))
     handle, name = tempfile.mkstemp(dir=folder, prefix=".results-")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+        with os.fdopen(handle, "wb") as stream:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
@@ -303,7 +313,9 @@ def _execute(arguments: Arguments) -> int:
     result = dict(result, schema_version=1, verb=arguments.verb)
     content = json.dumps(result, indent=1, sort_keys=True, allow_nan=False)
     if arguments.out:
-        _write_atomically(arguments.out, content + "\n")
+        _write_atomically(arguments.out, content.encode("utf-8") + b"\n")
+    if arguments.json and result.get("is_stream"):  # one line, as for each frame
+        content = json.dumps(result, sort_keys=True, allow_nan=False)
     print(content if arguments.json else text, flush=True)
     error: Optional[DeviceError] = None
     if result.get("blocked"):

@@ -73,7 +73,8 @@ class UnlabelledDetection(OutputsTask):
         known = dict(specification or {})
         detector = detector_of(known.pop(DETECTOR, None) or known or None)
         outputs = {"outputs": specification["outputs"]} if specification and DETECTOR in specification else None
-        problem = detector.misfit([(1, *each.shape[1:]) for each in model.outputs])
+        own = model.outputs[: len(detector.specification["tensors"])]  # features for distillation may follow
+        problem = detector.misfit([(1, *each.shape[1:]) for each in own])
         if problem is not None:
             raise ModelError(
                 f"the model's outputs are not those of its detector: {problem}",

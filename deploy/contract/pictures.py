@@ -92,10 +92,10 @@ def pixels(image: Any, channels: Optional[int] = None) -> Array:
     if as_grey and mode in ("1", "L", "LA"):
         return np.asarray(image.convert("L"))[..., np.newaxis]
     rgb = np.asarray(image if mode == "RGB" else image.convert("RGB"))
-    return _grey(rgb) if as_grey else rgb
+    return to_grey(rgb) if as_grey else rgb
 
 
-def _grey(rgb: Array) -> Array:
+def to_grey(rgb: Array) -> Array:
     """Convert RGB [height, width, 3] to grey levels (ITU-R BT.601), [height, width, 1].
 
     The result equals Pillow's since version 7. Older versions truncate, and OpenCV rounds in another way.
@@ -124,4 +124,4 @@ def _with_opencv(content: Union[bytes, bytearray], channels: Optional[int]) -> A
     if image.dtype != np.uint8:
         raise ImageError("the image cannot be decoded: %s" % DEEP, HINT)
     rgb = image[..., np.newaxis] if image.ndim == 2 else image[..., ::-1]  # OpenCV's channels are in the order BGR
-    return _grey(rgb) if channels == 1 else rgb
+    return to_grey(rgb) if channels == 1 else rgb
