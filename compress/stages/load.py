@@ -100,7 +100,11 @@ class _Load(Stage):
             file.write_bytes(graph.serialize(detection_postprocess.without(parsed, found)))
             changes = {} if self.detector is None else family_of(self.detector)[1]
             detector = Detector({**found.specification, **changes}).specification
-        specification = task.file_specification(file, context.data, detector)
+        try:
+            specification = task.file_specification(file, context.data, detector)
+        except ModelError as error:
+            error.where = str(self.path)  # the user does not know the copy
+            raise
         return {} if specification is None else {"specification": specification}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -142,7 +143,7 @@ def fit(
     settings: TrainingSettings,
     context: Context,
     callbacks: Sequence[Any] = (),
-    steps_of: Mapping[str, NDArray[np.float32]] | None = None,
+    rate_factors: Mapping[str, NDArray[np.float32]] = MappingProxyType({}),
 ) -> Facts:
     """Train a model in place, then recalibrate its batch norms.
 
@@ -153,7 +154,7 @@ def fit(
         settings: the training settings.
         context: data, seed, progress.
         callbacks: additional Keras callbacks.
-        steps_of: factors of the learning rate for each value of a weight, by the path of the weight; by default 1.
+        rate_factors: factors of the learning rate for each value of a weight, by the path of the weight; 1 for others.
 
     Returns:
         `history`: one map for each epoch with loss, accuracy (of classifiers) and their validation values.
@@ -170,7 +171,7 @@ def fit(
     trainer = _trainer(library, worker, _weighted(loss, settings, context.data))
     targets = {split: _targets(context.data, loss, split) for split in ("train", "validation")}
     steps = settings.batches_per_epoch(len(targets["train"]["labels"]))
-    optimizer = _optimizer(library, settings, steps, steps_of or {})
+    optimizer = _optimizer(library, settings, steps, rate_factors)
     task = task_of(context.data)
     trainer.compile(optimizer, metrics=["accuracy"] if task.counts_right else None, jit_compile=False)
     stopping = _stopping(library, settings, "val_accuracy" if task.counts_right else "val_loss")
@@ -261,7 +262,10 @@ def _checkpoint(trainer: Any, optimizer: Any, stopping: Any, context: Context) -
 
 
 def _optimizer(
-    library: Any, settings: TrainingSettings, batches: int, steps_of: Mapping[str, NDArray[np.float32]]
+    library: Any,
+    settings: TrainingSettings,
+    batches: int,
+    rate_factors: Mapping[str, NDArray[np.float32]] = MappingProxyType({}),
 ) -> Any:
     """Return Adam with the learning rate schedule of the settings, times the factors of some weights.
 
@@ -280,13 +284,21 @@ def _optimizer(
     averaged = {} if settings.ema is None else {"use_ema": True, "ema_momentum": settings.ema ** (1 / accumulated)}
     several = accumulated if accumulated > 1 else None
 
+    adam = _adam(library, rate_factors)(schedule, gradient_accumulation_steps=several, **averaged)
+    return library.optimizers.LossScaleOptimizer(adam) if settings.precision == "mixed_float16" else adam
+
+
+def _adam(library: Any, rate_factors: Mapping[str, NDArray[np.float32]]) -> Any:
+    """Return Keras' class Adam, or one that multiplies the learning rate of some weights."""
+    if not rate_factors:
+        return library.optimizers.Adam
+
     class Adam(library.optimizers.Adam):  # type: ignore[misc]
         def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
             path = self._trainable_variables[self._get_variable_index(variable)].path
-            super().update_step(gradient, variable, learning_rate * steps_of.get(path, 1.0))
+            super().update_step(gradient, variable, learning_rate * rate_factors.get(path, 1.0))
 
-    adam = Adam(schedule, gradient_accumulation_steps=several, **averaged)
-    return library.optimizers.LossScaleOptimizer(adam) if settings.precision == "mixed_float16" else adam
+    return Adam
 
 
 def _weighted(loss: Loss, settings: TrainingSettings, data: Data) -> Loss:
