@@ -1,11 +1,16 @@
-"""A detector with SiLU in 8 bits, without labels: `python benchmarks/yolox.py [--resamples N] [--keep FOLDER]`.
+"""A detector in 8 bits, without labels: `python benchmarks/yolox.py [--sizes 416,320] [--networks silu,relu]`.
 
-YOLOX-nano (416 x 416, COCO) is quantized by several tools from 100 training photos without their labels; our search
-also compares its candidates on the other 28. The head is cut in front of its decoding for all tools, so every output
-has a scale of its own. The result is COCO's mean average precision on the 128 validation photos of coco128, by
-pycocotools, with 95% intervals from a bootstrap over photos. All tools get the same resamples, so that differences have
-intervals too. Needs the shared files (CORALLINE_SHARED, or ../shared next to the project) and ai-edge-quantizer, which
-is left out if it is not installed. Writes benchmarks/results/yolox.json.
+YOLOX-nano (COCO) is read from its .onnx file with `detector: auto` and quantized by several tools from 100 training
+photos of coco128 without their labels; our search also compares its candidates on others of the 128. All tools get the
+model without its decoding, so every output has a scale of its own. "silu" is the network as it is. "relu" has ReLUs in
+place of SiLU: `replace_activations` trains it with the original as its teacher, on the same photos without labels. This
+takes an hour or more; the trained model is kept in the folder --cache and reused.
+
+The result is COCO's mean average precision on the 128 validation photos of coco128, by pycocotools, with 95% intervals
+from a bootstrap over photos. All tools get the same resamples, so that differences have intervals too. Photos are
+read, and boxes are decoded, by code of this file, not by Coralline's. Needs the shared files (CORALLINE_SHARED, or
+../shared next to the project) and ai-edge-quantizer, which is left out if it is not installed. Writes
+benchmarks/results/yolox.json.
 """
 
 from __future__ import annotations
@@ -15,12 +20,14 @@ import contextlib
 import io
 import json
 import os
+import shutil
+import subprocess
 import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,27 +35,24 @@ import repository
 
 import numpy as np
 from numpy.typing import NDArray
-from paths import SHARED
+from paths import ROOT, SHARED
 from PIL import Image
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from quantization_tools import converted
 
 import compress
-from compress.ir import keras_graph
-from compress.ir.keras_graph import LayerOutput
-from compress.ir.passes import fold
-from compress.quantization import export, post_training
-from compress.quantization.settings import PostTrainingSettings
-from compress.tasks.output_forms import OutputForm
-from compress.tasks.outputs import ByOutput
+from compress.artifact import MODEL_KERAS, MODEL_TFLITE
+from compress.detectors.detector_model import detector_model
+from compress.quantization import export
 from compress.tflite import graph, macs
 from compress.tflite.interpreter import LoadedModel
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 RESULTS = repository.RESULTS / "yolox.json"
-SIZE = 416
+FILE = SHARED / "models" / "onnx" / "yolox_nano.onnx"
+SIZES = (416, 320)
 CALIBRATION = 100
 STRIDES = (8, 16, 32)
 CLASSES = 80
@@ -57,8 +61,37 @@ BORDER = 114
 LEAST_SCORE, OVERLAP, MOST = 0.001, 0.65, 100
 """Settings of YOLOX's own evaluation."""
 CANDIDATES = 3000
+FLOAT = "float"
 CORALLINE, WITHOUT_GATES = "coralline", "coralline, separate_gates: off"
 CONVERTER, EDGE_QUANTIZER = "TFLiteConverter", "ai-edge-quantizer"
+SILU, RELU = "silu", "relu"
+EPOCHS = 200
+HEALING_SIZE = 224
+"""Size of the photos in the training with ReLUs; its result is used at all sizes."""
+HEAL = """replace_activations:
+      by: relu
+      gradual: 0.4
+      epochs: {epochs}
+      batch_size: 8
+      temperature: 1
+      weight: 1
+      augment: {{zoom: 0.5, shift: 0.2, flip: true}}"""
+QUANTIZE = "quantize: {{calibration_samples: {samples}, separate_gates: {gates}}}"
+PIPELINE = """schema_version: 1
+name: {name}
+seed: 0
+target: edgetpu
+model: {{file: {file}, detector: yolox}}
+data:
+  task: unlabelled_detection
+  source: {{folder: {{path: {photos}, labels: none}}}}
+  preprocess:
+    - resize: {{size: [{size}, {size}], fit: letterbox, align: top_left, fill: {border}}}
+    - colour: {{to: bgr}}
+stages:
+  - {stages}
+measure: {{latency: {{runs: 5}}}}
+"""
 Floats = NDArray[np.float32]
 Boxes = NDArray[np.float64]
 
@@ -80,14 +113,14 @@ class Photos:
     boxes: Sequence[Boxes]
 
 
-def photos(folder: Path, split: str) -> Photos:
-    """Read the photos of a split, with their objects."""
+def photos(folder: Path, split: str, side: int) -> Photos:
+    """Read the photos of a split, with their objects, for an input of `side` x `side` pixels."""
     inputs, scales, classes, boxes = [], [], [], []
     for path in sorted((folder / "images" / split).glob("*.jpg")):
         image = Image.open(path).convert("RGB")
-        scale = min(SIZE / image.width, SIZE / image.height)
+        scale = min(side / image.width, side / image.height)
         size = int(image.width * scale), int(image.height * scale)
-        canvas = np.full((SIZE, SIZE, 3), BORDER, np.float32)
+        canvas = np.full((side, side, 3), BORDER, np.float32)
         canvas[: size[1], : size[0]] = np.asarray(image.resize(size, Image.Resampling.BILINEAR))[..., ::-1]
         label = folder / "object_detection" / "labels" / split / f"{path.stem}.txt"
         lines = label.read_text().split("\n") if label.exists() else []
@@ -100,34 +133,51 @@ def photos(folder: Path, split: str) -> Photos:
     return Photos(np.stack(inputs), np.array(scales), classes, boxes)
 
 
-def without_decoding() -> Any:
-    """Return the shared YOLOX-nano as a Keras model with boxes, objectness and class logits of each stride apart.
-
-    This is the only place that knows the layers of the head.
-    """
-    model = compress.load_model(str(SHARED / "models" / "onnx" / "yolox_nano.onnx"))
-    network = fold.canonical(keras_graph.read(model))
-    ends = [LayerOutput(f"head_{kind}_preds_{scale}") for scale in range(3) for kind in ("reg", "obj", "cls")]
-    return keras_graph.build(keras_graph.subnetwork(network, ends))
-
-
-def judge_of(model: Any, samples: Floats) -> ByOutput:
-    """Return the comparison that the task `outputs` uses: errors of boxes, and of probabilities, output by output."""
-    forms = []
-    for tensor, values in zip(model.outputs, model.predict(samples, batch_size=8, verbose=0), strict=True):
-        shape = tuple(tensor.shape[1:])
-        forms.append(OutputForm(tensor.name, shape, "values" if shape[-1] == 4 else "sigmoid", float(values.std())))
-    return ByOutput(tuple(forms), as_logits=True)
+def split_photos(folder: Path) -> Path:
+    """Return a folder with the 128 training photos in the splits of a pipeline: 120, 4 and 4."""
+    target = folder / "photos"
+    for number, path in enumerate(sorted((folder / "images" / "train2017").glob("*.jpg"))):
+        split = {0: "validation", 16: "test"}.get(number % 32, "train")
+        (target / split).mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target / split / path.name)
+    return target
 
 
-def ours(model: Any, samples: Floats, held_out: Floats, **settings: Any) -> tuple[bytes, Any]:
-    """Return our file with the default settings, or others, and the record of the search."""
-    chosen = PostTrainingSettings(**settings)
-    judge = judge_of(model, samples[:16])
-    result = post_training.quantize(model, samples, held_out, chosen, judge=judge, note=_note)
-    trials = [asdict(trial) for trial in result.trials]
-    gates = list(result.plan.separated_gates) if result.plan else []
-    return result.content, {"tried": trials, "separated_gates": gates, "warnings": list(result.warnings)}
+def ran(folder: Path, name: str, file: Path, size: int, stage: str) -> Path:
+    """Run a pipeline of one stage as a user does; return the folder with its results."""
+    values = {"name": name, "file": json.dumps(str(file)), "photos": json.dumps(str(folder / "photos"))}
+    path = folder / f"{name}.yaml"
+    path.write_text(PIPELINE.format(**values, size=size, border=BORDER, stages=stage))
+    command = [sys.executable, "-m", "compress", str(path), "--out", str(folder / "runs")]
+    done = subprocess.run(command, cwd=ROOT, stdout=sys.stderr)
+    if done.returncode not in (0, 7):  # 7: not usable, in the verdict; the figures show it
+        raise SystemExit(f"{path}: exit code {done.returncode}")
+    return folder / "runs" / name
+
+
+def healed(folder: Path, cache: Path, epochs: int) -> Path:
+    """Return the file of the network with ReLUs, trained without labels."""
+    path = cache / f"yolox_nano_relu_{epochs}.keras"
+    if not path.exists():
+        output = ran(folder, f"heal-{epochs}", FILE, HEALING_SIZE, HEAL.format(epochs=epochs))
+        cache.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(output / MODEL_KERAS, path)
+    return path
+
+
+def without_decoding(file: Path, size: int) -> Any:
+    """Return a network as a Keras model with boxes, objectness and class logits of each stride as outputs."""
+    found = detector_model(compress.load_model(str(file)), "yolox", size=(size, size))
+    assert found is not None
+    return found.model
+
+
+def ours(folder: Path, name: str, file: Path, size: int, gates: str) -> tuple[bytes, dict[str, Any]]:
+    """Return our file, and the record of the search."""
+    output = ran(folder, name, file, size, QUANTIZE.format(samples=CALIBRATION, gates=gates))
+    report = json.loads((output / "report.json").read_text())
+    facts = next(stage["facts"] for stage in report["stages"] if stage["stage"] == "quantize")
+    return (output / MODEL_TFLITE).read_bytes(), {"facts": facts}
 
 
 def _note(text: str) -> None:
@@ -180,11 +230,11 @@ def file_outputs(content: bytes, inputs: Floats) -> dict[tuple[int, ...], Floats
     return {values.shape[1:]: values for values in model.output_layout.split(rows)}
 
 
-def decoded(outputs: dict[tuple[int, ...], Floats], photo: int) -> tuple[Boxes, Boxes]:
+def decoded(outputs: dict[tuple[int, ...], Floats], photo: int, size: int) -> tuple[Boxes, Boxes]:
     """Return boxes [n, 4] in pixels of the input, and scores [n, classes], of one photo."""
     boxes, scores = [], []
     for stride in STRIDES:
-        side = SIZE // stride
+        side = size // stride
         codes, objectness, logits = (
             outputs[side, side, width][photo].reshape(side * side, width).astype(np.float64)
             for width in (4, 1, CLASSES)
@@ -201,7 +251,7 @@ def detections(outputs: dict[tuple[int, ...], Floats], split: Photos) -> list[di
     """Return the objects that are found in all photos, as COCO has them."""
     found = []
     for photo, scale in enumerate(split.scales):
-        boxes, scores = decoded(outputs, photo)
+        boxes, scores = decoded(outputs, photo, split.inputs.shape[1])
         anchors, labels = np.nonzero(scores > LEAST_SCORE)
         chosen = np.argsort(-scores[anchors, labels], kind="stable")[:CANDIDATES]
         boxes, values, labels = boxes[anchors[chosen]] / scale, scores[anchors, labels][chosen], labels[chosen]
@@ -292,60 +342,86 @@ def _interval(values: NDArray[np.float64]) -> list[float]:
     return [round(float(value), 4) for value in np.percentile(values, (2.5, 97.5))]
 
 
-def files(model: Any, training: Floats) -> tuple[dict[str, bytes], dict[str, Any]]:
-    """Return the int8 file of each tool, and facts about how it was made."""
-    samples, held_out = training[:CALIBRATION], training[CALIBRATION:]
-    contents: dict[str, bytes] = {}
-    facts: dict[str, Any] = {}
-    for name, settings in ((CORALLINE, {}), (WITHOUT_GATES, {"separate_gates": "off"})):
-        started = time.perf_counter()
-        contents[name], facts[name] = ours(model, samples, held_out, **settings)
-        facts[name]["seconds"] = round(time.perf_counter() - started)
+def timed(make: Callable[[], tuple[bytes, dict[str, Any]]]) -> tuple[bytes, dict[str, Any]]:
+    """Return a file, and facts about it and how it was made."""
     started = time.perf_counter()
-    contents[CONVERTER] = converted(model, samples, dense_per_tensor=True)
-    facts[CONVERTER] = {"seconds": round(time.perf_counter() - started)}
+    content, facts = make()
+    seconds = round(time.perf_counter() - started)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.tflite"
+        path.write_bytes(content)
+        placed = compress.check(path).ops
+    return content, {
+        **facts,
+        "seconds": seconds,
+        "size_bytes": len(content),
+        "macs": macs.total_macs(graph.parse(content)),
+        "mapped": sum(each.on_tpu for each in placed),
+        "operators": len(placed),
+        "float_operators": sorted(set(export.float_operators(content).values())),
+    }
+
+
+def files(folder: Path, name: str, file: Path, size: int, samples: Floats) -> dict[str, tuple[bytes, dict[str, Any]]]:
+    """Return the int8 file of each tool, and facts about how it was made."""
+    model = without_decoding(file, size)
+    found = {CORALLINE: timed(lambda: ours(folder, f"{name}-{size}", file, size, "auto"))}
+    if name == SILU:
+        found[WITHOUT_GATES] = timed(lambda: ours(folder, f"{name}-{size}-joint", file, size, '"off"'))
+    found[CONVERTER] = timed(lambda: (converted(model, samples, dense_per_tensor=True), {}))
     try:
-        started = time.perf_counter()
-        contents[EDGE_QUANTIZER] = edge_quantizer(model, samples)
-        facts[EDGE_QUANTIZER] = {"seconds": round(time.perf_counter() - started)}
+        found[EDGE_QUANTIZER] = timed(lambda: (edge_quantizer(model, samples), {}))
     except ImportError:
         _note("ai-edge-quantizer is not installed: left out")
-    for name, content in contents.items():
-        float_operators = sorted(set(export.float_operators(content).values()))
-        facts[name] |= {"size_bytes": len(content), "macs": macs.total_macs(graph.parse(content))}
-        facts[name] |= {"float_operators": float_operators}
-    return contents, facts
+    return found
+
+
+def compared(folder: Path, name: str, file: Path, size: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the average precision of a network in float and as each tool's int8 file, and facts about the files."""
+    training, validation = (photos(folder, split, size) for split in ("train2017", "val2017"))
+    made = files(folder, name, file, size, training.inputs[:CALIBRATION])
+    if options.keep:
+        options.keep.mkdir(parents=True, exist_ok=True)
+        for tool, (content, _) in made.items():
+            label = tool.split(":")[0].replace(", ", "_")
+            (options.keep / f"{name}_{size}_{label}.tflite").write_bytes(content)
+    floats = without_decoding(file, size).predict(validation.inputs, batch_size=8, verbose=0)
+    outputs = {FLOAT: {values.shape[1:]: values for values in floats}}
+    outputs |= {tool: file_outputs(content, validation.inputs) for tool, (content, _) in made.items()}
+    evaluations = {tool: Evaluation(detections(each, validation), validation) for tool, each in outputs.items()}
+    summary = measured(evaluations, len(validation.inputs), options.resamples)
+    for tool, values in summary.items():
+        cells = [f"{metric} {value['value']:.3f} {value['interval']}" for metric, value in values.items()]
+        print(f"{name} {size} {tool:32} {'  '.join(cells)}", flush=True)
+    return {"ap": summary, "made": {tool: facts for tool, (_, facts) in made.items()}}
 
 
 def main() -> int:
     """Make the files, measure them, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
+    parser.add_argument("--networks", default=f"{SILU},{RELU}")
+    parser.add_argument("--epochs", type=int, default=EPOCHS, help="of the training with ReLUs")
     parser.add_argument("--resamples", type=int, default=500)
     parser.add_argument("--keep", type=Path, help="a folder for the .tflite files")
+    parser.add_argument("--cache", type=Path, help="a folder for the trained network")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     if not SHARED.exists():
-        print(f"skipped: {SHARED} is not there; CORALLINE_SHARED names the folder of shared files")
+        print(f"skipped: {SHARED} does not exist; CORALLINE_SHARED names the folder of shared files")
         return 0
-    with tempfile.TemporaryDirectory() as folder:
+    results = json.loads(options.out.read_text()) if options.out.exists() else {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         with tarfile.open(SHARED / "data" / "coco128.tar") as archive:
             archive.extractall(folder, filter="data")
-        training, validation = (photos(Path(folder), split) for split in ("train2017", "val2017"))
-    model = without_decoding()
-    contents, facts = files(model, training.inputs)
-    for name, content in contents.items() if options.keep else ():
-        options.keep.mkdir(parents=True, exist_ok=True)
-        (options.keep / f"{name.split(':')[0].replace(', ', '_')}.tflite").write_bytes(content)
-    floats = model.predict(validation.inputs, batch_size=8, verbose=0)
-    outputs = {"float": {values.shape[1:]: values for values in floats}}
-    outputs |= {name: file_outputs(content, validation.inputs) for name, content in contents.items()}
-    evaluations = {name: Evaluation(detections(each, validation), validation) for name, each in outputs.items()}
-    summary = measured(evaluations, len(validation.inputs), options.resamples)
-    result = {"size": SIZE, "calibration": CALIBRATION, "resamples": options.resamples, "ap": summary, "made": facts}
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
-    for name, values in summary.items():
-        cells = [f"{metric} {value['value']:.3f} {value['interval']}" for metric, value in values.items()]
-        print(f"{name:32} {'  '.join(cells)}")
+        split_photos(folder)
+        for network in options.networks.split(","):
+            file = FILE if network == SILU else healed(folder, options.cache or folder, options.epochs)
+            for size in map(int, options.sizes.split(",")):
+                key = f"{network}, {size} x {size}"
+                results[key] = compared(folder, network, file, size, options) | {"resamples": options.resamples}
+                options.out.write_text(json.dumps(results, indent=1) + "\n")
     return 0
 
 
