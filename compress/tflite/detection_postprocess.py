@@ -8,6 +8,7 @@ Source: tensorflow/lite/kernels/detection_postprocess.cc.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from numpy.typing import NDArray
 from compress.errors import ModelError
 from compress.tflite.edit import Edit
 from compress.tflite.graph import Graph, Operator, Tensor
+from deploy.contract.detection import Detector
+from deploy.contract.detector_specification import DetectionError
 
 NAME = "TFLite_Detection_PostProcess"
 OUTPUTS = ("boxes", "classes", "scores", "count")
@@ -27,6 +30,8 @@ PER_CLASS = 100
 OPTIONS = ("max_detections", "num_classes", "use_regular_nms", "nms_score_threshold", "nms_iou_threshold")
 SCALES = ("y_scale", "x_scale", "h_scale", "w_scale")
 MAX_CLASSES = 100_000
+MOST, LEAST = 1000, 1e-6
+"""Limits of a detector's specification: the number of objects, and a threshold that stands for 0."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +114,7 @@ def read(graph: Graph, where: str = "") -> PostProcess | None:
     values = anchors.array().astype(np.float64)
     if anchors.quantization is not None:
         values = (values - anchors.quantization.zero_point[0]) * anchors.quantization.scale[0]
-    count, classes = len(values), int(options.get("num_classes", 0))
+    count, classes = values.shape[0] if values.ndim else 0, int(options.get("num_classes", 0))
     fits = boxes.shape == (1, count, 4) and scores.shape[:2] == (1, count) and len(scores.shape) == 3
     if values.shape != (count, 4) or not fits or scores.shape[2] not in (classes, classes + 1):
         shapes = ", ".join(str(list(each.shape)) for each in tensors)
@@ -117,18 +122,24 @@ def read(graph: Graph, where: str = "") -> PostProcess | None:
     scales = tuple(float(options.get(name, 0)) for name in SCALES)
     if not all(0 < scale < np.inf for scale in scales) or not np.isfinite(values).all() or (values[:, 2:] <= 0).any():
         raise ModelError(f"its {NAME} has scales or anchors that are not above 0", where=where)
-    return PostProcess(
+    found = PostProcess(
         operator,
         boxes,
         scores,
         values.astype(np.float32),
         scales,
         classes,
-        most=max(int(options.get("max_detections", 100)), 1),
-        least_score=float(np.clip(options.get("nms_score_threshold", 0.01), 0, 1)),
-        overlap=float(np.clip(options.get("nms_iou_threshold", 0.5), 0, 1)),
+        most=int(np.clip(options.get("max_detections", 100), 1, MOST)),
+        # 0 or less is common: keep all boxes.
+        least_score=float(np.clip(options.get("nms_score_threshold", 0.01), LEAST, 1 - LEAST)),
+        overlap=float(np.clip(options.get("nms_iou_threshold", 0.5), LEAST, 1)),
         class_agnostic=not options.get("use_regular_nms", False),
     )
+    try:
+        Detector(found.specification)
+    except DetectionError as error:
+        raise ModelError(f"its {NAME} cannot be decoded: {error}", where=where) from error
+    return found
 
 
 def options_of(graph: Graph, operator: Operator, where: str = "") -> Mapping[str, float]:
@@ -153,8 +164,11 @@ def options_of(graph: Graph, operator: Operator, where: str = "") -> Mapping[str
                 continue
             if value.IsBool or value.IsNumeric:
                 found[name] = value.AsFloat if value.IsFloat else int(value.AsBool if value.IsBool else value.AsInt)
-    except (struct.error, IndexError, ValueError, TypeError, RecursionError, OverflowError) as error:
+    except (struct.error, LookupError, ValueError, TypeError, RecursionError, OverflowError) as error:
         raise ModelError(f"the options of its {NAME} cannot be read: {error}", where=where) from error
+    unclear = next((name for name, value in found.items() if math.isnan(value)), None)
+    if unclear is not None:
+        raise ModelError(f"the option {unclear} of its {NAME} is not a number", where=where)
     classes = found.get("num_classes", 1)
     if not 0 < classes <= MAX_CLASSES:
         raise ModelError(f"its {NAME} has {classes} classes", where=where, allowed=f"1 to {MAX_CLASSES:,}")

@@ -234,6 +234,7 @@ def test_boxes_up_to_a_pixel_outside_are_cut_off(tmp_path: Path) -> None:
         ("- a\n", "is not a map"),
         ("a: [", "is not YAML"),
         ("", "is not a map"),
+        (f"path: {5000 * 'a'}\ntrain: images/train\n{NAMES}", "path: 'a+' is not a folder"),
         ("train: images/train\nkpt_shape: [0, 3]\n" + NAMES, "line 2: kpt_shape"),
         ("train: images/train\nkpt_shape: [2000000000, 3]\n" + NAMES, "kpt_shape"),
         ("train: images/train\nkpt_shape: 17\n" + NAMES, "kpt_shape"),
@@ -254,14 +255,20 @@ def test_lists_that_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"train\.txt, line 1: names the file '\.\./"):
         source.load()
     (tmp_path / "train.txt").write_text("images/train/a.png\nimages/train/a.png\n")
-    with pytest.raises(DataError, match=r"is annotated in .* too"):
+    with pytest.raises(DataError, match=r"data\.yaml, line 1: train: the image 'images/train/a\.png' is listed twice"):
         source.load()
 
 
 def test_an_image_in_two_splits_is_refused(tmp_path: Path) -> None:
     source = one(tmp_path, described="train: images/train\nval: images/train\n" + NAMES)
-    with pytest.raises(DataError, match=r"is annotated in .* too"):
+    with pytest.raises(
+        DataError, match=r"line 2: val: the image 'images/train/a\.png' is in `train` too.*remove `val`"
+    ):
         source.load()
+
+
+def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
+    assert objects(one(tmp_path, "\ufeff" + ROW)) == objects(one(tmp_path / "plain"))
 
 
 def test_folders_of_which_only_some_are_splits_are_refused(tmp_path: Path) -> None:

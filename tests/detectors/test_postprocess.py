@@ -137,11 +137,39 @@ def test_the_decoded_model_has_the_boxes_of_our_decoding(columns: int) -> None:
         ({"table": np.ones((159, 4), np.float32)}, "inputs of the shapes"),
         ({"classes": 7}, "for 7 classes"),
         ({"classes": 0}, "has 0 classes"),
+        ({"table": np.float32(1)}, "inputs of the shapes"),
+        ({"table": np.full((160, 4), 1e7, np.float32)}, "cannot be decoded: anchors"),
+        ({"scales": (1e-9, 10, 5, 5)}, "cannot be decoded: variances"),
+        ({"least_score": float("nan")}, "the option nms_score_threshold .* is not a number"),
     ],
 )
 def test_operators_that_cannot_be_understood(changes: dict[str, Any], part: str) -> None:
     with pytest.raises(ModelError, match=part):
         detection_postprocess.read(ended(heads(), **changes), "x.tflite")
+
+
+def test_thresholds_of_0_and_less_keep_all_boxes() -> None:
+    for least_score in (0.0, -float("inf")):
+        found = detection_postprocess.read(ended(heads(), least_score=least_score, overlap=0.0))
+        assert found is not None
+        assert Detector(found.specification).specification["least_score"] == pytest.approx(1e-6)
+
+
+def test_damaged_options_are_refused_with_a_message() -> None:
+    whole = ended(heads())
+    (operator,) = whole.custom_operators(detection_postprocess.NAME)
+    stored = whole.source.subgraphs[0].operators[operator.index]
+    options = np.array(stored.customOptions, np.uint8)
+    random, refused = np.random.default_rng(0), 0
+    for _ in range(500):
+        damaged = options.copy()
+        damaged[random.integers(len(damaged), size=3)] = random.integers(256, size=3)
+        stored.customOptions = damaged
+        try:
+            detection_postprocess.read(whole)
+        except ModelError as error:
+            refused += detection_postprocess.NAME in str(error)
+    assert refused > 100
 
 
 def test_models_without_it() -> None:

@@ -6,11 +6,12 @@ Datasets Overview".
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import ClassVar, Self
+from typing import ClassVar, NoReturn, Self
 
 from pydantic import model_validator
 
@@ -175,13 +176,14 @@ class YoloFolder:
                 "path", what, "a folder inside it", "set data.source.yolo.root to the folder of the data"
             )
         folder = description.path.parent / value
-        if not folder.is_dir():
-            description.refuse("path", f"{value!r} is not a folder", hint="set data.source.yolo.root")
+        if not os.path.isdir(folder):  # Path.is_dir raises an error for a name that is too long
+            description.refuse("path", f"{value[:60]!r} is not a folder", hint="set data.source.yolo.root")
         return folder
 
     def _described(self, description: Description) -> list[tuple[str, Split | None]]:
         """Return the images of the splits in data.yaml."""
         images: list[tuple[str, Split | None]] = []
+        keys: dict[str, str] = {}
         if not description.content.get("train"):
             raise DataError("has no key 'train'", where=str(description.path), allowed="train, val, test, names")
         for key, split in KEYS:
@@ -190,6 +192,10 @@ class YoloFolder:
                 names = self._entry(description, key, entry)
                 if not names:
                     description.refuse(key, f"{entry!r} contains no images", allowed=", ".join(FORMATS))
+                for name in names:
+                    if name in keys:
+                        _refuse_repeated(description, key, keys[name], name)
+                    keys[name] = key
                 images += [(name, split) for name in names]
         return images
 
@@ -222,7 +228,7 @@ class YoloFolder:
 
     def _listed(self, name: str) -> Iterator[str]:
         """Yield the images of a text file with one path in each line: relative to the file, or to the data."""
-        text = self.tree.read(name, MAX_LIST_BYTES).decode("utf-8", errors="replace")
+        text = self.tree.read(name, MAX_LIST_BYTES).decode("utf-8-sig", errors="replace")
         folder = PurePosixPath(name).parent
         for line, entry in enumerate(map(str.strip, text.splitlines()), 1):
             if not entry:
@@ -339,10 +345,22 @@ class YoloFolder:
 
     def _rows(self, name: str, classes: int) -> list[LabelRow]:
         """Return the rows of a label file."""
-        text = self.tree.read(name, MAX_LABEL_BYTES).decode("utf-8", errors="replace")
+        text = self.tree.read(name, MAX_LABEL_BYTES).decode("utf-8-sig", errors="replace")
         lines = enumerate(text.splitlines(), 1)
         places = ((f"{self.tree.describe(name)}, line {line}", content.split()) for line, content in lines)
         return [_row(words, where, classes, self.keypoint_shape) for where, words in places if words]
+
+
+def _refuse_repeated(description: Description, key: str, other: str, image: str) -> NoReturn:
+    """Refuse an image that data.yaml names twice.
+
+    Raises:
+        DataError: always.
+    """
+    if key == other:
+        description.refuse(key, f"the image {image!r} is listed twice", hint="remove one of the two entries")
+    what = f"the image {image!r} is in `{other}` too"
+    description.refuse(key, what, "splits without common images", f"remove `{key}`, and set data.split")
 
 
 def _row(words: Sequence[str], where: str, classes: int, keypoint_shape: tuple[int, int]) -> LabelRow:
