@@ -91,11 +91,14 @@ def check_sizes(
         A result for each size.
 
     Raises:
-        ModelError: the file cannot be read, or does not take images.
+        ModelError: the file cannot be read, or does not take images; or there is no such family.
     """
     from compress.detectors.detector_model import detector_model
+    from compress.detectors.families import PRESETS
     from compress.importers import model_file
 
+    if detector not in PRESETS:
+        raise ModelError(f"{detector!r} is not a family of detectors", allowed=", ".join(PRESETS))
     loaded = model_file.load(model_file.read(Path(model)), trust=trust).model
     shape = tuple(loaded.inputs[0].shape[1:])
     if len(loaded.inputs) != 1 or len(shape) != 3:

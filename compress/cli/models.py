@@ -154,7 +154,10 @@ def _sizes(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(f"{text!r} is not FROM:TO:STEP, such as 160:640:32")
     numbers = [int(part) for part in parts]
     step = numbers[2] if len(numbers) == 3 else 32
-    return tuple(range(numbers[0], numbers[min(len(numbers) - 1, 1)] + 1, step))
+    sizes = tuple(range(numbers[0], numbers[min(len(numbers) - 1, 1)] + 1, step))
+    if not sizes:
+        raise argparse.ArgumentTypeError(f"{text!r} is not FROM:TO:STEP with TO of at least FROM")
+    return sizes
 
 
 def _check_sizes(options: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from compress.detectors.class_names import COCO_CLASSES
 from compress.detectors.cutting import cut
 from compress.detectors.families import family_of
 from compress.detectors.recognition import recognize
@@ -37,18 +38,21 @@ class DetectorModel:
 def detector_model(
     model: Any,
     settings: str | Mapping[str, Any] = "auto",
-    kept: Sequence[int] | None = None,
+    kept: Sequence[int | str] | None = None,
     size: Sequence[int] | None = None,
+    names: Sequence[str] | None = None,
 ) -> DetectorModel | None:
     """Return a model as a detector; None if its outputs are not those of a detector.
 
     Args:
         model: a Keras model with one input of a fixed size.
         settings: the name of a family, or a map of `family` and keys of the specification, such as `least_score`.
-        kept: the classes to keep, by number; None for all.
+        kept: the classes to keep, by number or name; None for all.
         size: height and width of the input that the result has; None for those of the model.
+        names: the names of the model's classes; None for those of COCO if it has as many.
 
     Raises:
+        ValueError: there is no such family, or a key of `settings` is invalid.
         ModelError: there is no such class, the head has a form that cannot be cut, or the model cannot have this size.
     """
     family, changes = family_of(settings)
@@ -56,16 +60,43 @@ def detector_model(
     found = recognize(network, family)
     if found is None:
         return None
-    if kept is not None and not all(0 <= number < found.classes for number in kept):
-        raise ModelError(f"keep_classes names a class that the model does not have: it has {found.classes} classes")
-    ending = keras_graph.build(cut(network, found, kept))
-    classes = found.classes if kept is None else len(kept)
+    numbers = None if kept is None else _numbers(kept, found.classes, names)
+    ending = keras_graph.build(cut(network, found, numbers))
+    classes = found.classes if numbers is None else len(numbers)
     specification, notes = {**found.specification, **changes}, found.notes
     before = ending.inputs[0].shape[1:3]
     if size is not None and tuple(size) != before:
         ending, specification = _resized(ending, specification, size)
         notes = (*notes, f"the input is changed from {before[0]} x {before[1]} to {size[0]} x {size[1]}")
     return DetectorModel(ending, specification, classes, found.box_error, notes)
+
+
+def _numbers(kept: Sequence[int | str], classes: int, names: Sequence[str] | None) -> list[int]:
+    """Return the numbers of the classes to keep.
+
+    Raises:
+        ModelError: one does not exist or is there twice, or the names of the classes are not known.
+    """
+    if names is not None and len(names) != classes:
+        raise ModelError(f"model.classes has {len(names)} names, and the model has {classes} classes")
+    if names is None and classes == len(COCO_CLASSES):
+        names = COCO_CLASSES
+    numbers: list[int] = []
+    for each in kept:
+        if isinstance(each, str) and names is None:
+            what = f"keep_classes: {each!r} is a name, and the names of the model's {classes} classes are not known"
+            raise ModelError(what, hint="set model.classes, or use numbers")
+        if isinstance(each, str) and each not in (names or ()):
+            what = f"keep_classes: {each!r} is not a class of the model"
+            raise ModelError(what, allowed=", ".join(names or ()), hint="set model.classes")
+        number = each if isinstance(each, int) else list(names or ()).index(each)
+        if not 0 <= number < classes:
+            what = f"keep_classes: the model has no class {number}: it has {classes} classes"
+            raise ModelError(what, allowed=f"0 to {classes - 1}")
+        if number in numbers:
+            raise ModelError(f"keep_classes: the class {each!r} is there twice", hint="remove one of the two")
+        numbers.append(number)
+    return numbers
 
 
 def _resized(model: Any, specification: dict[str, Any], size: Sequence[int]) -> tuple[Any, dict[str, Any]]:

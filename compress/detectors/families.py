@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from deploy.contract.detector_specification import checked
+
 FAMILY = "family"
 OWN_KEYS = ("least_score", "overlap", "most", "class_agnostic")
 """Keys of a specification that can be set together with the name of a family."""
@@ -101,7 +103,7 @@ def family_of(settings: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the name of the family in `model.detector`, and the keys that it changes.
 
     Raises:
-        ValueError: there is no such family or key.
+        ValueError: there is no such family or key, or a key has an invalid value.
     """
     changes = {} if isinstance(settings, str) else dict(settings)
     family = settings if isinstance(settings, str) else str(changes.pop(FAMILY, "auto"))
@@ -110,4 +112,5 @@ def family_of(settings: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     unknown = [key for key in changes if key not in OWN_KEYS]
     if unknown:
         raise ValueError(f"{unknown[0]!r} cannot be set together with a family; allowed: {', '.join(OWN_KEYS)}")
+    checked({"maps": [{"cells": [1, 1]}], "code": "yolox", **changes})
     return family, changes

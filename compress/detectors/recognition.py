@@ -84,10 +84,9 @@ def _described(
         if assumed is None:
             return None
         settings, grids, error = assumed[0], assumed[1], None
-        notes.append(
-            f"the file does not decode its boxes: the code {settings['code']} with offset {settings['offset']:g} "
-            "is assumed from the numbers of channels; name the family in model.detector if it is another one"
-        )
+        code = f"the file does not decode its boxes: the code {settings['code']} with offset {settings['offset']:g} is"
+        assumed_from = "assumed from the numbers of channels; name the family in model.detector if it is another one"
+        notes.append(f"{code} {assumed_from}" if preset is AUTO else f"{code} that of the family in model.detector")
     if left_out:
         notes.append("outputs that are no boxes, scores or keypoints (such as masks) are left out")
     keypoints = _keypoints(maps, settings)

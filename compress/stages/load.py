@@ -9,12 +9,11 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
-from pydantic import PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
-from compress.detectors.class_names import COCO_CLASSES
 from compress.detectors.families import FAMILY, PRESETS, family_of
 from compress.errors import ModelError
 from compress.importers import builder as builders
@@ -76,11 +75,23 @@ class _Load(Stage):
         specification = loop.head_of(model, context.data, described).specification
         return {} if specification is None else {"specification": specification}
 
+    def refuse_keep_classes(self) -> None:
+        """Refuse `keep_classes` for a model whose head is not cut.
+
+        Raises:
+            ModelError: it is set.
+        """
+        if self.keep_classes is not None:
+            what = "keep_classes cuts the head of a detector that is recognized, and this model is used as it is"
+            allowed = "a .keras, .h5, .onnx or float .tflite file with model.detector: auto, or a family"
+            raise ModelError(what, where=str(self.path), allowed=allowed, hint="remove model.keep_classes")
+
     def file_facts(self, context: Context) -> Facts:
         """Return how the outputs of MODEL_TFLITE are read, for a file that is not rebuilt.
 
         TFLite_Detection_PostProcess is taken off the file: it says how boxes and scores are decoded.
         """
+        self.refuse_keep_classes()
         task, file = task_of(context.data), context.folder / MODEL_TFLITE
         detector: Mapping[str, Any] | None = None
         if isinstance(self.detector, dict) and "maps" in self.detector:
@@ -224,9 +235,15 @@ class _Import(_Load):
 
         described = isinstance(self.detector, dict) and "maps" in self.detector
         if described or not task_of(context.data).reads_specification:
+            self.refuse_keep_classes()
             return None
         settings = self.detector if isinstance(self.detector, dict) else {FAMILY: self.detector or "auto"}
-        found = detector_model(model, {**known, **settings}, self._kept(), context.data.input_shape[:2])
+        size = context.data.input_shape[:2]
+        try:
+            found = detector_model(model, {**known, **settings}, self.keep_classes, size, self.classes)
+        except ModelError as error:
+            error.where = error.where or str(self.path)
+            raise
         if found is None:
             shapes = ", ".join(str(list(each.shape[1:])) for each in model.outputs)
             raise ModelError(
@@ -238,21 +255,6 @@ class _Import(_Load):
         for note in found.notes:
             context.progress.note(f"{self.path.name}: {note}")
         return found
-
-    def _kept(self) -> list[int] | None:
-        """Return the numbers of the classes to keep; None for all.
-
-        Raises:
-            ModelError: a name is unknown.
-        """
-        if self.keep_classes is None:
-            return None
-        names = list(self.classes or COCO_CLASSES)
-        for each in self.keep_classes:
-            if isinstance(each, str) and each not in names:
-                what = f"keep_classes: {each!r} is not a class of the model"
-                raise ModelError(what, where=str(self.path), allowed=", ".join(names), hint="set model.classes")
-        return [each if isinstance(each, int) else names.index(each) for each in self.keep_classes]
 
 
 def _with_fixed_input(model: Any, context: Context) -> Any:
@@ -412,10 +414,10 @@ class Origin(Settings):
     detector: dict[str, Any] | str | None = None
     """For detectors: `auto` or the name of a family, by which the head of the file is recognized; or a specification
     of its outputs (docs/detection.md). A builder may define it itself."""
-    keep_classes: tuple[int | str, ...] | None = None
+    keep_classes: Annotated[tuple[int | str, ...], Field(min_length=1)] | None = None
     """The classes of a detector to keep, by number or by name: the others are cut from the model."""
     classes: tuple[str, ...] | None = None
-    """The names of the model's classes, in its order; those of COCO by default."""
+    """The names of the model's classes, in its order; by default those of COCO if the model has 80 classes."""
 
     @model_validator(mode="after")
     def _one(self) -> Self:

@@ -331,6 +331,7 @@ def test_files_that_do_not_decode_are_read_as_their_family_or_with_a_note(
     assert {key: found.specification[key] for key in expected} == expected
     assert found.box_error is None
     assert "does not decode its boxes" in found.notes[0]
+    assert ("name the family" in found.notes[0]) == (family == "auto")
     Detector(found.specification).parts(found.model(np.zeros((1, SIDE, SIDE, 3)), training=False), keras.ops)
 
 
@@ -352,6 +353,27 @@ def test_classes_are_cut_from_the_scores(keras: Any, images: np.ndarray) -> None
         np.testing.assert_allclose(likely[1], likely[0][..., columns], atol=1e-5)
         with pytest.raises(ModelError, match="it has 3 classes"):
             detector_model(model, "auto", [3])
+    by_name = detector_model(model, "auto", ["c", 0], names=("a", "b", "c"))
+    assert by_name is not None
+    np.testing.assert_array_equal(answers(by_name.model, images)[1], answers(kept.model, images)[1])
+
+
+@pytest.mark.parametrize(
+    ("kept", "names", "message"),
+    [
+        (["person"], None, "'person' is a name, and the names of the model's 3 classes are not known"),
+        (["person"], ("a", "b", "c"), "'person' is not a class of the model"),
+        (["a"], ("a", "b"), "model.classes has 2 names, and the model has 3 classes"),
+        (["a", 0], ("a", "b", "c"), "the class 0 is there twice"),
+        ([-1], None, "no class -1"),
+    ],
+)
+def test_classes_to_keep_that_are_refused(keras: Any, kept: list[Any], names: Any, message: str) -> None:
+    from compress.detectors.detector_model import detector_model
+    from compress.errors import ModelError
+
+    with pytest.raises(ModelError, match=message):
+        detector_model(yolov8(Head(keras)), "auto", kept, names=names)
 
 
 @pytest.mark.parametrize("build", [yolov8, yolov5, yolox])

@@ -127,3 +127,19 @@ def test_what_is_for_boxes_is_refused_beside_classes(tmp_path: Path, keys: dict[
     message = refused(pipeline(tmp_path, **given))
     assert told in message
     assert "(the data is for classification)" in message
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        ({"detector": {"family": "yolov8", "least_score": 5}}, "least_score must be below 1"),
+        ({"detector": {"family": "auto", "most": 0}}, "most must be a whole number"),
+        ({"detector": "yolov0"}, "there is no family 'yolov0'"),
+        ({"detector": "auto", "keep_classes": []}, "keep_classes"),
+    ],
+)
+def test_families_and_their_thresholds_are_checked_before_the_model_is_read(
+    model: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    (tmp_path / "x.onnx").write_bytes(b"")
+    assert told in refused(pipeline(tmp_path, model={"file": "x.onnx", **model}))
