@@ -276,8 +276,11 @@ class Detector:
         batch = self.parts([np.asarray(output, np.float32)[np.newaxis] for output in outputs])
         objectness = None if batch.objectness is None else batch.objectness[0]
         which, classes, likely = self._candidates(batch.scores[0], objectness)
+        with np.errstate(over="ignore", invalid="ignore"):  # float models may give infinite numbers
+            boxes = self.corners(batch.boxes[0][which], self.at.taken(which))
+        sound = np.isfinite(boxes).all(axis=1)
+        which, classes, likely, boxes = which[sound], classes[sound], likely[sound], boxes[sound]
         at = self.at.taken(which)
-        boxes = self.corners(batch.boxes[0][which], at)
         groups = np.zeros_like(classes) if self.specification["class_agnostic"] else classes
         kept = suppressed(np.clip(boxes, 0, 1), groups, self.specification["overlap"], self.specification["most"])
         points = None

@@ -199,6 +199,7 @@ def test_damaged_masks_are_named(tmp_path: Path) -> None:
         ({"ignore": ["Dog"]}, "'dog' differs only in case"),
         ({"keep": {"a": [1], "b": ["person"]}}, "the value 1 is in two classes"),
         ({"keep": {"rest": [1]}}, "'rest' a second time"),
+        ({"keep": {"a": [1]}, "ignore": ["person"]}, "the value 1 is in `keep` and in `ignore`"),
         ({"masks": "../masks"}, "files inside, by relative paths"),
         ({"masks": "none"}, "contains no images with masks; allowed: images/NAME.jpg with none/NAME.png"),
         ({"images": "none"}, r"there is no image none/a\.\*"),

@@ -162,6 +162,9 @@ class Masks(DecodedImages, Stored):
             classes = (self.rest, *self.keep)
         table[[*ignored, NO_CLASS]] = NO_CLASS
         for value, index in self._kept_values(names).items():
+            if value in ignored:
+                what = f"the value {value} is in `keep` and in `ignore`"
+                raise DataError(what, where="data.source.masks", hint="leave it in one")
             table[value] = index
         return class_names.checked(classes, "data.source.masks"), table
 

@@ -67,6 +67,18 @@ def test_nothing_is_found_where_scores_are_low_or_no_numbers() -> None:
     assert len(Detector(SMALL)([np.zeros((13, 4)), scores])) == 0
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("code", ["ssd", "centernet", "corners", "dfl"])
+def test_boxes_that_are_no_numbers_are_left_out(code: str, value: float) -> None:
+    maps = SMALL["maps"] if code == "ssd" else [{"cells": [1, 13]}]
+    detector = Detector({"maps": maps, "code": code, "bins": 4, "overlap": 1.0})
+    boxes = np.zeros((13, 16 if code == "dfl" else 4), np.float32)
+    boxes[3] = value
+    found = detector([boxes, np.full((13, 1), 2.0)])
+    assert np.isfinite(found.boxes).all()
+    assert 12 <= len(found) <= 13
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
