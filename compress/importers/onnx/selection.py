@@ -14,11 +14,14 @@ import numpy as np
 SUPPRESSION = frozenset({"NonMaxSuppression", "EfficientNMS_TRT", "BatchedNMS_TRT", "BatchedNMSDynamic_TRT"})
 """Operators that show that a model selects objects; those with TRT are plugins of TensorRT."""
 CHOOSING = SUPPRESSION | {"NonZero", "TopK", "ArgMax", "ReduceMax"}
-"""Operators that are part of the selection, in a model that has one."""
+"""Operators that are part of the selection, in a model that has one, unless a convolution follows them."""
+CONVOLUTIONS = frozenset({"Conv", "ConvTranspose", "ConvInteger", "QLinearConv"})
 
 
 def without_selection(model: Any) -> list[str]:
-    """Make the tensors in front of the selection the outputs of a model, and return notes; nothing without selection.
+    """Make the tensors in front of the selection the outputs of a model, and return notes.
+
+    A model without a selection, or with nothing in front of it, stays as it is: no notes.
 
     Args:
         model: an onnx.ModelProto with sorted nodes; it is changed.
@@ -30,8 +33,10 @@ def without_selection(model: Any) -> list[str]:
         return []
     selected: set[str] = set()
     removed = []
+    inside = _before_convolutions(model)
     for node in nodes:
-        if node.op_type in CHOOSING or any(name in selected for name in node.input):
+        chooses = node.op_type in CHOOSING and (node.op_type in SUPPRESSION or not inside.intersection(node.output))
+        if chooses or any(name in selected for name in node.input):
             selected.update(node.output)
             removed.append(node)
     computed = _after(model, _inputs(model))
@@ -39,6 +44,8 @@ def without_selection(model: Any) -> list[str]:
     after = _after(model, frontier)  # what is computed from another one of them adds nothing
     kept = [name for name in computed if name in frontier and name not in after]
     others = [output for output in model.graph.output if output.name not in selected]
+    if not kept and not others:
+        return []
     del model.graph.output[:]
     model.graph.output.extend(others)
     known = {output.name for output in others}
@@ -52,6 +59,15 @@ def without_selection(model: Any) -> list[str]:
 def _inputs(model: Any) -> set[str]:
     """Return the names of the inputs, without constants, which old files list as inputs too."""
     return {each.name for each in model.graph.input} - {tensor.name for tensor in model.graph.initializer}
+
+
+def _before_convolutions(model: Any) -> set[str]:
+    """Return the tensors that a convolution is computed from, such as those of attention in the backbone."""
+    found: set[str] = set()
+    for node in reversed(model.graph.node):
+        if node.op_type in CONVOLUTIONS or found.intersection(node.output):
+            found.update(node.input)
+    return found
 
 
 def _after(model: Any, sources: Collection[str]) -> dict[str, None]:

@@ -91,3 +91,35 @@ def test_models_without_suppression_keep_their_outputs(tmp_path: Path) -> None:
     read, notes = onnx_model.read(path)
     assert [output.name for output in read.graph.output] == ["label"]
     assert notes == ()
+
+
+def test_the_largest_value_of_a_map_in_front_of_a_convolution_stays(tmp_path: Path) -> None:
+    from compress.importers.onnx import onnx_model
+
+    path = detector(tmp_path / "detector.onnx", "suppression")
+    model = onnx.load(path)
+    attention = [
+        onnx.helper.make_node("ReduceMax", ["image"], ["largest"], axes=[1], keepdims=1),
+        onnx.helper.make_node("Mul", ["image", "largest"], ["weighted"]),
+    ]
+    model.graph.node[0].input[0] = "weighted"
+    rest = [*model.graph.node]
+    del model.graph.node[:]
+    model.graph.node.extend([*attention, *rest])
+    path.write_bytes(model.SerializeToString())
+    read, _ = onnx_model.read(path)
+    assert [output.name for output in read.graph.output] == ["boxes", "scores"]
+    assert [node.op_type for node in read.graph.node][:3] == ["ReduceMax", "Mul", "Conv"]
+
+
+def test_a_suppression_of_the_inputs_stays(tmp_path: Path) -> None:
+    from onnx import TensorProto, helper
+
+    from compress.importers.onnx.selection import without_selection
+
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4, 4]) for name in ("boxes", "scores")]
+    outputs = [helper.make_tensor_value_info("found", TensorProto.INT64, None)]
+    node = helper.make_node("NonMaxSuppression", ["boxes", "scores"], ["found"])
+    model = helper.make_model(helper.make_graph([node], "selection", inputs, outputs))
+    assert without_selection(model) == []
+    assert [output.name for output in model.graph.output] == ["found"]
