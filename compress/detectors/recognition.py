@@ -10,13 +10,17 @@ import numpy as np
 
 from compress.detectors import box_fit
 from compress.detectors.families import AUTO, BY_ANCHORS, PRESETS, Preset, Sizes
-from compress.detectors.probing import probes, tail_of
+from compress.detectors.probing import Tail, probes, tail_of
 from compress.detectors.roles import MapRoles, roles_of
 from compress.ir.keras_graph import Network, tensors_in
 from deploy.contract.box_codes import WITH_ANCHORS
 from deploy.contract.detection import Detector
 
 SEED = 0
+MOST_CELLS = 1 << 16
+"""Cells of all maps. A detector with a stride of 4 has as many at 1024 x 1024."""
+LEAST_STRIDE = 2
+"""Pixels of the image for each cell. Maps that are finer belong to masks and images, and probing them takes long."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,10 @@ def recognize(network: Network, family: str = "auto") -> RecognizedDetector | No
     if len(sources) != 1 or len(size) != 2 or None in size:
         return None
     tail = tail_of(network)
-    found = None if tail is None else probes(tail, np.random.default_rng(SEED))
-    if tail is None or found is None:
+    if tail is None or not _has_cells_of_a_detector(tail, int(size[0] or 0)):
+        return None
+    found = probes(tail, np.random.default_rng(SEED))
+    if found is None:
         return None
     all_maps = [roles_of(tail, probe, preset) for probe in found]
     maps = [roles for roles in all_maps if roles is not None]
@@ -63,6 +69,12 @@ def recognize(network: Network, family: str = "auto") -> RecognizedDetector | No
     left_out = len(all_maps) - len(maps) + sum(each.unused > 0 for each in maps)
     height, width = int(size[0] or 0), int(size[1] or 0)
     return _described(maps, preset, (height, width), left_out)
+
+
+def _has_cells_of_a_detector(tail: Tail, rows: int) -> bool:
+    """Return whether the maps are as coarse as those of a detector for an image with these rows."""
+    finest = max(head.cells[0] for head in tail.maps)
+    return finest * LEAST_STRIDE <= rows and sum(head.positions for head in tail.maps) <= MOST_CELLS
 
 
 def _described(

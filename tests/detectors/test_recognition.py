@@ -427,6 +427,17 @@ def test_other_models_are_no_detectors(keras: Any) -> None:
         assert detector_model(model) is None
 
 
+def test_maps_as_fine_as_the_image_are_not_probed(keras: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from compress.detectors import recognition
+    from compress.detectors.detector_model import detector_model
+
+    monkeypatch.setattr(recognition, "probes", lambda *_: pytest.fail("it is probed"))
+    layers = keras.layers
+    for size, stride in ((512, 1), (2048, 4)):
+        image = keras.Input((size, size, 3))
+        assert detector_model(keras.Model(image, layers.Conv2D(21, 1, stride)(image))) is None
+
+
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras, when it saves a model
 @pytest.mark.parametrize(("build", "bgr"), [(yolov8, False), (yolox, True)])
 def test_an_export_takes_photos_as_the_family_does(
