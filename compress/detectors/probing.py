@@ -165,6 +165,8 @@ def probes(tail: Tail, random: np.random.Generator) -> list[MapProbe] | None:
         random: the source of the numbers.
     """
     base = [random.normal(0, 1, (1, head.positions, head.channels)).astype(np.float32) for head in tail.maps]
+    if _neighbours_share_values(tail, base):
+        return None
     locations = _locations(tail, base, random)
     raw = [random.normal(0, 1, (BATCH, *part.shape[1:])).astype(np.float32) for part in base]
     answers = _in_chunks(tail, raw)
@@ -180,6 +182,18 @@ def probes(tail: Tail, random: np.random.Generator) -> list[MapProbe] | None:
         depends = _dependence(tail, base, index, elements, random)
         found.append(MapProbe(head, elements, depends, raw[index], answers[:, elements]))
     return found
+
+
+def _neighbours_share_values(tail: Tail, base: list[Floats]) -> bool:
+    """Return whether a value depends on two neighbours on the finest map: a cheap test for masks that are enlarged."""
+    if min(tail.maps[0].cells) < 2:
+        return False
+    place = tail.maps[0].positions // 2  # the start of a row, or the middle of one
+    moved = [np.repeat(part, 3, axis=0) for part in base]
+    moved[0][1, place] += 0.7
+    moved[0][2, place + 1] += 0.7
+    first, second = _changes(_in_chunks(tail, moved))
+    return bool((first & second).any())
 
 
 def _locations(tail: Tail, base: list[Floats], random: np.random.Generator) -> NDArray[np.int64]:

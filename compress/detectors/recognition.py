@@ -19,8 +19,8 @@ from deploy.contract.detection import Detector
 SEED = 0
 MOST_CELLS = 1 << 16
 """Cells of all maps. A detector with a stride of 4 has as many at 1024 x 1024."""
-LEAST_STRIDE = 2
-"""Pixels of the image for each cell. Maps that are finer belong to masks and images, and probing them takes long."""
+LEAST_STRIDE = 3
+"""Rows of the image for each row of cells. Finer maps belong to masks and images, and probing them takes long."""
 
 
 @dataclass(frozen=True)

@@ -427,15 +427,18 @@ def test_other_models_are_no_detectors(keras: Any) -> None:
         assert detector_model(model) is None
 
 
-def test_maps_as_fine_as_the_image_are_not_probed(keras: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from compress.detectors import recognition
+def test_masks_are_not_probed_location_by_location(keras: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from compress.detectors import probing
     from compress.detectors.detector_model import detector_model
 
-    monkeypatch.setattr(recognition, "probes", lambda *_: pytest.fail("it is probed"))
+    monkeypatch.setattr(probing, "_locations", lambda *_: pytest.fail("it is probed"))
     layers = keras.layers
-    for size, stride in ((512, 1), (2048, 4)):
+    for size, stride in ((512, 1), (512, 2), (2048, 4)):
         image = keras.Input((size, size, 3))
         assert detector_model(keras.Model(image, layers.Conv2D(21, 1, stride)(image))) is None
+    image = keras.Input((128, 128, 3))
+    enlarged = layers.UpSampling2D(8, interpolation="bilinear")(layers.Conv2D(21, 1, 8)(image))
+    assert detector_model(keras.Model(image, enlarged)) is None
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras, when it saves a model
