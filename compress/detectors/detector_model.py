@@ -64,6 +64,8 @@ def detector_model(
     ending = keras_graph.build(cut(network, found, numbers))
     classes = found.classes if numbers is None else len(numbers)
     specification, notes = {**found.specification, **changes}, found.notes
+    if classes < found.classes and specification["scores"] == "softmax":
+        notes = (*notes, "the scores are a softmax: without the classes that are cut, the others have larger scores")
     before = ending.inputs[0].shape[1:3]
     if size is not None and tuple(size) != before:
         ending, specification = _resized(ending, specification, size)

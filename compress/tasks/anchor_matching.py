@@ -22,10 +22,11 @@ class AnchorTargets:
     """The training targets of the anchors for a batch of images: tensors [n, anchors].
 
     Attributes:
-        positive: 1 where an anchor answers for an object, otherwise 0.
-        counted: 1 where its scores count, 0 where it is too near to an object to deny it.
-        classes: its object's class, -1 for none.
-        boxes: [n, anchors, 4], the raw numbers that give its object's box.
+        positive: 1 where an anchor is assigned to an object, otherwise 0.
+        counted: 0 where the scores do not contribute to the loss, because the overlap is between UNMATCHED and MATCHED;
+            otherwise 1.
+        classes: the class of the assigned object, -1 for none.
+        boxes: [n, anchors, 4], the raw numbers that decode to the box of the assigned object.
     """
 
     positive: Any

@@ -351,6 +351,7 @@ def test_classes_are_cut_from_the_scores(keras: Any, images: np.ndarray) -> None
         background = [0] if whole.specification.get("background") == "first" else []
         columns = [*background, *(number + len(background) for number in (2, 0))]
         np.testing.assert_allclose(likely[1], likely[0][..., columns], atol=1e-5)
+        assert ("larger scores" in " ".join(kept.notes)) == (whole.specification["scores"] == "softmax")
         with pytest.raises(ModelError, match="it has 3 classes"):
             detector_model(model, "auto", [3])
     by_name = detector_model(model, "auto", ["c", 0], names=("a", "b", "c"))
