@@ -26,6 +26,8 @@ _SUBGRAPH_OPERATORS = 3
 _OPERATOR_CODE = 0
 _OPERATOR_INPUTS = 1
 _OPERATOR_CUSTOM_OPTIONS = 5
+_LIMITS = {"max_detections": 1000, "score_threshold": 0.999, "stride": 1024, "nms_radius": 10000}
+"""The largest value of each setting of the decoder."""
 _FLEX_MAP = 9
 _FLEX_FORMATS = {
     1: {1: "<b", 2: "<h", 4: "<i", 8: "<q"},
@@ -68,10 +70,13 @@ def _without_decoder(data: bytearray) -> Tuple[bytes, Optional[DecoderSettings]]
 def _settings(data: bytearray, operator: int) -> DecoderSettings:
     options = _vector(data, operator, _OPERATOR_CUSTOM_OPTIONS)
     values = _flex_map(bytes(data[options + 4 : options + 4 + _u32(data, options)]))
+    for name, most in _LIMITS.items():
+        if not 0 <= values[name] <= most:  # also refuses NaN
+            raise ValueError("its decoder has %s %r; allowed: 0 to %g" % (name, values[name], most))
     return DecoderSettings(
         max_detections=int(values["max_detections"]),
         score_threshold=float(values["score_threshold"]),
-        stride=int(values["stride"]),
+        stride=max(int(values["stride"]), 1),
         nms_radius=float(values["nms_radius"]),
     )
 

@@ -21,7 +21,7 @@ SETTINGS = DecoderSettings(max_detections=7, score_threshold=0.25, stride=8, nms
 PAIR = ROOT.parent / "shared/edgetpu/pairs/posenet_mobilenet_v1_075_353_481_16_quant_decoder/model.tflite"
 
 
-def with_decoder(*, masks: bool = False) -> bytes:
+def with_decoder(*, masks: bool = False, **changes: Any) -> bytes:
     """A file whose decoder is not its last operator."""
     heads = ["heatmaps", "short", "mid"]
     poses = ["keypoints", "keypoint scores", "scores", "number", *(["masks"] if masks else [])]
@@ -36,7 +36,7 @@ def with_decoder(*, masks: bool = False) -> bytes:
         "score_threshold": SETTINGS.score_threshold,
         "stride": SETTINGS.stride,
     }
-    model.subgraphs[0].operators[2].customOptions = np.frombuffer(flexbuffers.Dumps(facts), np.uint8)
+    model.subgraphs[0].operators[2].customOptions = np.frombuffer(flexbuffers.Dumps({**facts, **changes}), np.uint8)
     return graph.serialize(SimpleNamespace(source=model))  # type: ignore[arg-type]
 
 
@@ -55,6 +55,13 @@ def test_files_without_it_or_with_masks() -> None:
         without_decoder(with_decoder(masks=True))
     with pytest.raises(LoadError, match="cannot be read"):
         without_decoder(with_decoder()[:200] + b"PosenetDecoderOp")
+
+
+@pytest.mark.parametrize("name", ["max_detections", "score_threshold", "stride", "nms_radius"])
+@pytest.mark.parametrize("value", [-1, 2**40, float("nan"), float("inf")])
+def test_settings_of_the_decoder_that_cannot_be(name: str, value: float) -> None:
+    with pytest.raises(LoadError, match=f"its decoder has {name} "):
+        without_decoder(with_decoder(**{name: value}))
 
 
 def skeleton(left: float, top: float) -> Any:
