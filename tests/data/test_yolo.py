@@ -342,6 +342,14 @@ def test_objects_with_keypoints_are_cropped(tmp_path: Path) -> None:
         Yolo(file=str(tmp_path / "data.yaml"), keypoints={"fewest": 3}).load()  # type: ignore[arg-type]
 
 
+def test_a_keypoint_far_outside_is_not_marked(tmp_path: Path) -> None:
+    row = "0 0.5 0.5 0.5 0.5 0.5 0.5 2 1e308 1e308 2\n"
+    one(tmp_path, row, "train: images/train\nkpt_shape: [2, 3]\n" + NAMES)
+    points = Yolo(file=str(tmp_path / "data.yaml"), keypoints={"margin": 0}).load().points  # type: ignore[arg-type]
+    assert points is not None
+    assert points.tolist() == [[[0.5, 0.5, 2], [0, 0, 0]]]
+
+
 def test_the_data_command_reads_them(tmp_path: Path) -> None:
     as_yolo(tmp_path, {"train": 6, "val": 3, "test": 3})
     report, refused = examine(Dataset(Yolo(folder=str(tmp_path)), Preprocessing([]), None), SilentProgress())

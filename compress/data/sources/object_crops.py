@@ -126,5 +126,5 @@ def _crop(
     fractions = (shown[:, :2] * sides - low) / (high - low)
     marked = np.array([seen > 0 for *_, seen in keypoints]) & ((fractions >= 0) & (fractions <= 1)).all(axis=1)
     visibility = np.array([seen for *_, seen in keypoints])
-    points = np.column_stack([fractions[:, ::-1], visibility]) * marked[:, np.newaxis]
+    points = np.where(marked[:, np.newaxis], np.column_stack([fractions[:, ::-1], visibility]), 0)
     return _Crop(image, (int(low[0]), int(low[1]), int(high[0]), int(high[1])), points.astype(np.float32))
