@@ -350,6 +350,19 @@ def test_a_keypoint_far_outside_is_not_marked(tmp_path: Path) -> None:
     assert points.tolist() == [[[0.5, 0.5, 2], [0, 0, 0]]]
 
 
+def test_the_fingerprint_changes_with_class_names_and_lists(tmp_path: Path) -> None:
+    source = one(tmp_path, described="train: train.txt\nval: val.txt\n")
+    (tmp_path / "classes.txt").write_text("block\nring\n")
+    found = []
+    for train, validation, names in (("a.png", "b.jpg", "block"), ("b.jpg", "a.png", "block"), ("a.png", "b.jpg", "c")):
+        (tmp_path / "train.txt").write_text(f"images/train/{train}\n")
+        (tmp_path / "val.txt").write_text(f"images/train/{validation}\n")
+        (tmp_path / "classes.txt").write_text(f"{names}\nring\n")
+        assert source.load().class_names == (names, "ring")
+        found.append(source.fingerprint()["sha256"])
+    assert len(set(found)) == 3
+
+
 def test_the_data_command_reads_them(tmp_path: Path) -> None:
     as_yolo(tmp_path, {"train": 6, "val": 3, "test": 3})
     report, refused = examine(Dataset(Yolo(folder=str(tmp_path)), Preprocessing([]), None), SilentProgress())

@@ -106,7 +106,7 @@ class Yolo(DecodedImages, Stored):
         return self
 
     def files(self) -> dict[str, Path]:
-        """Return data.yaml, the label files and the images.
+        """Return data.yaml, the lists of images, the file with the class names, the label files and the images.
 
         Raises:
             DataError: the data is not there, or a label file cannot be read.
@@ -114,7 +114,8 @@ class Yolo(DecodedImages, Stored):
         opened = YoloFolder(self)
         images = [name for name, _ in opened.images]
         texts = [name for name in map(opened.label_file, images) if name in opened.names]
-        paths = {name: Path(opened.tree.where) / name for name in sorted({*images, *texts})}
+        names = {*images, *texts, *opened.lists, *([opened.class_file] if opened.class_file else [])}
+        paths = {name: Path(opened.tree.where) / name for name in sorted(names)}
         described = {"data.yaml": opened.description.path} if opened.description else {}
         return described | paths | class_names.files_of(self.classes)
 
@@ -143,6 +144,7 @@ class YoloFolder:
         tree: all files of the data.
         names: their names.
         images: name and split of each image.
+        lists: the text files that list images.
         notes: notes for the user.
 
     Raises:
@@ -152,6 +154,7 @@ class YoloFolder:
     def __init__(self, settings: Yolo) -> None:
         self._settings = settings
         self.notes: list[str] = []
+        self.lists: list[str] = []
         folder = Path(settings.folder or ".")
         path = Path(settings.file) if settings.file else folder / DATA_FILE
         self.description = Description(path) if settings.file or path.is_file() else None
@@ -205,6 +208,7 @@ class YoloFolder:
             description.refuse(key, f"{str(entry)[:60]!r} is not a path", allowed="a folder, or a .txt list of images")
         name = self._inside(entry, description, key)
         if name in self.names and name.endswith(".txt"):
+            self.lists.append(name)
             return [image for image in self._listed(name) if _is_image(image)]
         if name != "." and name not in self.tree.folders:
             what = f"{entry!r} is neither a folder nor a list in {self.tree.where}"
@@ -270,11 +274,19 @@ class YoloFolder:
             names = self.description.names()
         return names or self._names_in_folder() or tuple(map(str, range(self._largest + 1)))
 
-    def _names_in_folder(self) -> tuple[str, ...] | None:
-        """Return the class names of a file in the folder, if there is one."""
+    @cached_property
+    def class_file(self) -> str | None:
+        """The file in the folder that has the class names; None if they are elsewhere, or there is none."""
+        described = None if self.description is None else self.description.names()
+        if self._settings.classes is not None or described is not None:
+            return None
         folders = [PurePosixPath("."), PurePosixPath(self._labels_folder), *PurePosixPath(self._labels_folder).parents]
         candidates = (str(folder / name) for name in CLASS_FILES for folder in folders)
-        name = next((name for name in candidates if name in self.names), None)
+        return next((name for name in candidates if name in self.names), None)
+
+    def _names_in_folder(self) -> tuple[str, ...] | None:
+        """Return the class names of a file in the folder, if there is one."""
+        name = self.class_file
         if name is None:
             return None
         path = self.tree.describe(name)
