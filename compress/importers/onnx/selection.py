@@ -1,4 +1,4 @@
-"""Remove the selection of objects at the end of a detector: non-maximum suppression, and what chooses the best boxes.
+"""Remove the selection of objects at the end of a detector: non-maximum suppression, and what selects the best boxes.
 
 These operators have results of variable size, which no target runs and no layer computes. In front of them are the
 boxes and scores of all locations: these become the outputs of the model, and the device selects among them.
@@ -13,8 +13,12 @@ import numpy as np
 
 SUPPRESSION = frozenset({"NonMaxSuppression", "EfficientNMS_TRT", "BatchedNMS_TRT", "BatchedNMSDynamic_TRT"})
 """Operators that show that a model selects objects; those with TRT are plugins of TensorRT."""
-CHOOSING = SUPPRESSION | {"NonZero", "TopK", "ArgMax", "ReduceMax"}
+TOP_K = "TopK"
+CHOOSING = SUPPRESSION | {"NonZero", TOP_K, "ArgMax", "ReduceMax"}
 """Operators that are part of the selection, in a model that has one, unless a convolution follows them."""
+GATHERING = frozenset({"Gather", "GatherElements", "GatherND"})
+WEIGHTED = frozenset({"MatMul", "Gemm", "LayerNormalization"})
+"""Operators of a network: after them, the best values are not its answer (the queries of a transformer)."""
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose", "ConvInteger", "QLinearConv"})
 
 
@@ -29,7 +33,8 @@ def without_selection(model: Any) -> list[str]:
     from onnx import TensorProto, helper
 
     nodes = list(model.graph.node)
-    if not any(node.op_type in SUPPRESSION for node in nodes):
+    selection = next((node for node in nodes if node.op_type in SUPPRESSION), None) or _best_boxes(model)
+    if selection is None:
         return []
     selected: set[str] = set()
     removed = []
@@ -44,7 +49,7 @@ def without_selection(model: Any) -> list[str]:
     after = _after(model, frontier)  # what is computed from another one of them adds nothing
     kept = [name for name in computed if name in frontier and name not in after]
     others = [output for output in model.graph.output if output.name not in selected]
-    if not kept and not others:
+    if len(kept) < (2 if selection.op_type == TOP_K else 1) and not others:
         return []
     del model.graph.output[:]
     model.graph.output.extend(others)
@@ -52,8 +57,19 @@ def without_selection(model: Any) -> list[str]:
     model.graph.output.extend(
         helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in kept if name not in known
     )
-    suppression = next(node for node in nodes if node.op_type in SUPPRESSION)
-    return [f"its {suppression.op_type}{_thresholds(model, suppression)} is taken off: the device selects the objects"]
+    return [f"its {selection.op_type}{_thresholds(model, selection)} is taken off: the device selects the objects"]
+
+
+def _best_boxes(model: Any) -> Any:
+    """Return the TopK by which a detector without suppression selects its objects (YOLOv10, YOLO26); None without."""
+    for node in model.graph.node:
+        if node.op_type != TOP_K:
+            continue
+        after = _after(model, set(node.output))
+        kinds = {each.op_type for each in model.graph.node if any(name in after for name in each.output)}
+        if kinds & GATHERING and not kinds & (WEIGHTED | CONVOLUTIONS):
+            return node
+    return None
 
 
 def _inputs(model: Any) -> set[str]:
@@ -83,11 +99,13 @@ def _thresholds(model: Any, node: Any) -> str:
     """Return the thresholds of a NonMaxSuppression as text, if they are constants."""
     from onnx import numpy_helper
 
+    if node.op_type not in SUPPRESSION:
+        return ""
     constants: Mapping[str, Any] = {tensor.name: tensor for tensor in model.graph.initializer}
     shown = []
     for index, title in ((3, "overlap"), (4, "least score")):
         name = node.input[index] if len(node.input) > index else ""
         if name in constants:
             value = np.asarray(numpy_helper.to_array(constants[name])).ravel()
-            shown += [f"{title} {value[0]:g}"] if len(value) == 1 else []
+            shown += [f"{title} {value[0]:g}"] if len(value) == 1 and value.dtype.kind == "f" else []
     return f" ({', '.join(shown)})" if shown else ""

@@ -38,6 +38,22 @@ def detector(path: Path, end: str) -> Path:
             helper.make_node("Gather", ["selected", "column"], ["indices"], axis=1),
             helper.make_node("Gather", ["boxes", "indices"], ["found"], axis=1),
         ]
+    elif end == "top":  # YOLOv10 and YOLO26
+        constants |= {"five": np.array([5]), "flat": np.array([1, -1]), "two": np.array(2), "last": np.array([2])}
+        nodes += [
+            helper.make_node("Transpose", ["scores"], ["rows of scores"], perm=[0, 2, 1]),
+            helper.make_node("ReduceMax", ["rows of scores"], ["best"], axes=[2], keepdims=0),
+            helper.make_node("TopK", ["best", "five"], ["", "places"], axis=1),
+            helper.make_node("Unsqueeze", ["places", "last"], ["column of places"]),
+            helper.make_node("Concat", ["column of places"] * 4, ["places of boxes"], axis=2),
+            helper.make_node("Concat", ["column of places"] * 2, ["places of scores"], axis=2),
+            helper.make_node("GatherElements", ["boxes", "places of boxes"], ["five boxes"], axis=1),
+            helper.make_node("GatherElements", ["rows of scores", "places of scores"], ["five scores"], axis=1),
+            helper.make_node("Reshape", ["five scores", "flat"], ["joined scores"]),
+            helper.make_node("TopK", ["joined scores", "five"], ["top scores", "top places"], axis=1),
+            helper.make_node("Mod", ["top places", "two"], ["labels"]),
+            helper.make_node("Cast", ["labels"], ["found"], to=TensorProto.FLOAT),
+        ]
     else:  # the best class of each location, as programs with one suppression for all classes have it
         nodes += [
             helper.make_node("ReduceMax", ["scores"], ["best"], axes=[1], keepdims=1),
@@ -68,6 +84,42 @@ def test_boxes_and_scores_in_front_of_the_selection_become_the_outputs(tmp_path:
     assert [output.name for output in model.graph.output] == ["boxes", "scores"]
     assert {node.op_type for node in model.graph.node} == {"Conv", "Reshape", "Split", "Transpose", "Sigmoid"}
     assert notes == (f"its NonMaxSuppression ({shown}) is taken off: the device selects the objects",)
+
+
+def test_the_best_boxes_of_a_detector_without_suppression_are_left_to_the_device(tmp_path: Path) -> None:
+    from compress.importers.onnx import onnx_model
+
+    model, notes = onnx_model.read(detector(tmp_path / "detector.onnx", "top"))
+    assert [output.name for output in model.graph.output] == ["boxes", "rows of scores"]
+    assert {node.op_type for node in model.graph.node} == {"Conv", "Reshape", "Split", "Transpose", "Sigmoid"}
+    assert notes == ("its TopK is taken off: the device selects the objects",)
+
+
+def test_the_best_classes_and_the_queries_of_a_transformer_stay() -> None:
+    from onnx import TensorProto, helper
+
+    from compress.importers.onnx.selection import without_selection
+
+    classes = [
+        helper.make_node("Softmax", ["x"], ["scores"]),
+        helper.make_node("TopK", ["scores", "k"], ["values", "places"]),
+        helper.make_node("Gather", ["names", "places"], ["found"]),
+    ]
+    queries = [
+        helper.make_node("Split", ["x"], ["left", "right"], axis=1),
+        helper.make_node("TopK", ["left", "k"], ["values", "places"]),
+        helper.make_node("GatherElements", ["right", "places"], ["queries"], axis=1),
+        helper.make_node("MatMul", ["queries", "names"], ["found"]),
+    ]
+    for nodes in (classes, queries):
+        inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 8])]
+        outputs = [helper.make_tensor_value_info("found", TensorProto.FLOAT, None)]
+        constants = [
+            helper.make_tensor("k", TensorProto.INT64, [1], [2]),
+            helper.make_tensor("names", TensorProto.FLOAT, [8], range(8)),
+        ]
+        model = helper.make_model(helper.make_graph(nodes, "graph", inputs, outputs, constants))
+        assert without_selection(model) == []
 
 
 @pytest.mark.tensorflow
