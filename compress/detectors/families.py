@@ -32,6 +32,9 @@ class Preset:
         background: the position of the background among the scores: "first", "last" or None.
         overlap: of non-maximum suppression, as the family's own programs use it.
         root: whether a score is the root of the product of class and objectness.
+        size_first: whether the outputs are heatmap, size, offset, and perhaps keypoints, in this order.
+        order: whether the numbers of a box begin with y ("yx") or x ("xy").
+        keypoint_unit: the unit of keypoints that are not decoded, see the specification.
     """
 
     code: str | None = None
@@ -42,6 +45,9 @@ class Preset:
     background: str | None = None
     overlap: float | None = None
     root: bool | None = None
+    size_first: bool = False
+    order: str = "xy"
+    keypoint_unit: str = "cell"
 
     @property
     def anchors_per_cell(self) -> int:
@@ -87,13 +93,15 @@ PRESETS: Mapping[str, Preset] = {
     "nanodet": Preset("dfl", 0.5, box_columns=(-32, 32), objectness=False, overlap=0.6),
     "nanodet_plus": Preset("dfl", 0.0, box_columns=(-32, 32), objectness=False, overlap=0.6),
     "fcos": Preset("ltrb_exp", 0.5, objectness=True, overlap=0.6),
-    "centernet": Preset("centernet", 0.0, overlap=0.5),
-    "centerface": Preset("yolox", 0.5, overlap=0.3),
+    "centernet": Preset("centernet", 0.0, overlap=0.5, size_first=True),
+    "centerface": Preset("yolox", 0.5, overlap=0.3, size_first=True, order="yx", keypoint_unit="box"),
     "ultraface": Preset("ssd", sizes=_ULTRAFACE_SIZES, background="first", objectness=False, overlap=0.3),
     "retinaface": Preset("ssd", sizes=_RETINAFACE_SIZES, background="first", objectness=False, overlap=0.4),
     "ssd": Preset("ssd", objectness=False, overlap=0.6),
 }
 """Presets by the name of the family. Sizes: the configurations of these projects."""
+USUAL_BINS = (8, 16, 17, 32, 33)
+"""Bins of distributions that `auto` assumes. 36 channels are more likely the boxes of nine anchors (RetinaNet)."""
 BY_ANCHORS = {((3, 2, 2, 3), False): "ultraface", ((2, 2, 2), True): "retinaface"}
 """The families of detectors of faces with anchors that do not decode: by the anchors of each map, and whether there are
 keypoints."""

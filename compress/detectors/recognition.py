@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from compress.detectors import box_fit
-from compress.detectors.families import AUTO, BY_ANCHORS, PRESETS, Preset, Sizes
+from compress.detectors.families import AUTO, BY_ANCHORS, PRESETS, USUAL_BINS, Preset, Sizes
 from compress.detectors.probing import Tail, probes, tail_of
 from compress.detectors.roles import MapRoles, roles_of
 from compress.ir.keras_graph import Network, tensors_in
@@ -101,7 +101,7 @@ def _described(
         notes.append(f"{code} {assumed_from}" if preset is AUTO else f"{code} that of the family in model.detector")
     if left_out:
         notes.append("outputs that are no boxes, scores or keypoints (such as masks) are left out")
-    keypoints = _keypoints(maps, settings)
+    keypoints = _keypoints(maps, settings, preset)
     if keypoints is not None:
         settings["keypoints"] = keypoints
     settings |= _scores(maps, preset, keypoints)
@@ -122,13 +122,13 @@ def _assumed(
     code, offset = preset.code, preset.offset
     if code is None:
         code = "dfl" if width > 4 else "yolox" if maps[0].anchors[0].objectness is not None else "ltrb"
-    if (width > 4) != (code == "dfl"):
+    if (width > 4) != (code == "dfl") or (preset.code is None and width > 4 and width // 4 not in USUAL_BINS):
         return None
     if offset is None:
         # NanoDet-Plus has four maps and counts from the corners of the cells; other families from their centres.
         corner = code in ("yolox", "centernet") or (code == "dfl" and len(maps) == 4)
         offset = 0.0 if corner else 0.5
-    settings: dict[str, Any] = {"code": code, "order": "xy", "offset": offset}
+    settings: dict[str, Any] = {"code": code, "order": preset.order, "offset": offset}
     if code == "dfl":
         settings["bins"] = width // 4
     if preset.sizes is None:
@@ -156,7 +156,7 @@ def _grid(cells: tuple[int, int], stride: int, sizes: Sizes, input_size: tuple[i
     return {"anchors": anchors}
 
 
-def _keypoints(maps: Sequence[MapRoles], settings: Mapping[str, Any]) -> dict[str, Any] | None:
+def _keypoints(maps: Sequence[MapRoles], settings: Mapping[str, Any], preset: Preset) -> dict[str, Any] | None:
     """Return the settings of keypoints; None without keypoints."""
     roles = maps[0].anchors[0]
     if not roles.keypoints:
@@ -168,7 +168,7 @@ def _keypoints(maps: Sequence[MapRoles], settings: Mapping[str, Any]) -> dict[st
     if not decoded:
         if settings["code"] == "ssd":  # RetinaFace: as the centre of its box
             return {**found, "scale": 0.1, "offset": 0.5, "unit": "anchor"}
-        return {**found, "scale": 1.0, "offset": 0.0, "unit": "cell"}
+        return {**found, "scale": 1.0, "offset": 0.0, "unit": preset.keypoint_unit}
     probe = maps[0].probe
     channels = [channel for index, channel in enumerate(roles.keypoints) if not visibility or index % 3 < 2]
     raw = probe.raw[:, 0, channels[0]].astype(np.float64)

@@ -249,6 +249,9 @@ def _split_by_anchor(values: list[Value], anchors: int) -> list[Value]:
 def _raw_scores(probe: MapProbe, values: list[Value], preset: Preset) -> list[Value]:
     """Return values with those marked as sigmoids that must be scores, in a file that ends at its convolutions."""
     ordered = sorted(values, key=lambda value: (value.anchor, value.output, value.column))
+    if preset.size_first:
+        heatmap = ordered[0].output
+        return [replace(value, kind=ValueKind.SIGMOID) if value.output == heatmap else value for value in ordered]
     if preset.box_columns is not None:
         marked = []
         for anchor in {value.anchor for value in values}:
@@ -299,6 +302,9 @@ def _of_anchor(probe: MapProbe, values: Sequence[Value], preset: Preset) -> Anch
         boxes = (wide or others)[:4]
         keypoints = [value for value in others if value not in boxes]
         found = AnchorRoles(_channels(boxes), tuple(value.index for value in boxes), ())
+    elif preset.size_first:
+        boxes, keypoints = same[:4], same[4:]
+        found = AnchorRoles(tuple(value.channels[0] for value in (*boxes[2:], *boxes[:2])), (), ())
     else:
         boxes, keypoints = _raw_boxes(same)
         found = AnchorRoles(_channels(boxes), (), ())

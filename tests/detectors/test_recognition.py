@@ -335,6 +335,48 @@ def test_files_that_do_not_decode_are_read_as_their_family_or_with_a_note(
     Detector(found.specification).parts(found.model(np.zeros((1, SIDE, SIDE, 3)), training=False), keras.ops)
 
 
+@pytest.mark.parametrize("likely", [True, False])
+def test_the_parts_of_centernet_and_centerface_are_in_their_order(keras: Any, images: np.ndarray, likely: bool) -> None:
+    """Heatmap, size, offset, keypoints. CenterFace has y before x, and keypoints in units of the box."""
+    from compress.detectors.detector_model import detector_model
+
+    head = Head(keras)
+    maps = [
+        head.convolution(0, width, name) for name, width in (("size", 2), ("heat", 1), ("offset", 2), ("points", 4))
+    ]
+    size, heat, offset, points = maps
+    model = head.model(head.ops.sigmoid(heat) if likely else heat, size, offset, points)
+    _, sizes, offsets, keypoints = (output[0].reshape(-1, output.shape[-1]) for output in answers(model, images))
+    cells = np.stack(np.meshgrid(*(np.arange(side) for side in size.shape[1:3]), indexing="ij"), -1).reshape(-1, 2)
+    step = 1 / size.shape[1]
+    for family in ("centernet", "centerface"):
+        found = detector_model(model, {"family": family, "overlap": 1.0, "least_score": 1e-6})
+        assert found is not None
+        detector = Detector(found.specification)
+        outputs = answers(found.model, images)
+        boxes = detector.corners(detector.parts(outputs).boxes)[0]
+        if family == "centernet":
+            centre, extent = (cells + offsets[:, ::-1]) * step, sizes[:, ::-1] * step
+        else:
+            centre, extent = (cells + offsets + 0.5) * step, np.exp(sizes) * step
+        np.testing.assert_allclose(boxes, np.concatenate([centre - extent / 2, centre + extent / 2], 1), atol=1e-5)
+        if family == "centerface":
+            best = detector([output[0] for output in outputs])
+            place = int(np.argmax(answers(model, images)[0][0]))
+            top = centre[place] - extent[place] / 2
+            assert best.keypoints is not None
+            expected = top + keypoints[place].reshape(2, 2) * extent[place]
+            np.testing.assert_allclose(best.keypoints[0], expected, atol=1e-5)
+
+
+def test_boxes_of_nine_anchors_are_no_distributions(keras: Any) -> None:
+    from compress.detectors.detector_model import detector_model
+
+    head = Head(keras)
+    outputs = [head.convolution(level, width, name) for level in (0, 1) for name, width in (("b", 36), ("s", 54))]
+    assert detector_model(head.model(*outputs)) is None
+
+
 def test_classes_are_cut_from_the_scores(keras: Any, images: np.ndarray) -> None:
     from compress.detectors.detector_model import detector_model
     from compress.errors import ModelError
