@@ -6,8 +6,9 @@ there ends far from the original. Here the network leaves the original in small 
 - An activation is (1 - share) * original + share * replacement. The share rises from 0 to 1 along a line.
 - After each convolution, every channel gets the mean and the deviation that it has in the original for the same batch,
   times a trained gain, plus a trained offset. With a share of 0 this is exactly the original; a batch norm would not
-  be. At the end, statistics over the training samples take the place of those of a batch, and all of it is folded into
-  the convolutions.
+  be. In the last part of the training, statistics over the training samples take the place of those of a batch, as in
+  the result: those of the original's batches tell the network about its samples, and are not there on the device.
+  At the end, all of it is folded into the convolutions.
 - The outputs of convolutions are compared with the original's, besides the outputs of the network.
 - Adam's steps are relative to the size that makes a weight matter: the deviation of its output over the magnitude of
   its input. Folded kernels differ by orders of magnitude from channel to channel.
@@ -18,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 
 from compress.artifact import Facts
 from compress.data.rows import rows as rows_of
+from compress.errors import StageError
 from compress.ir.activations import Activation
 from compress.ir.keras_graph import Layer, LayerOutput, Network, build, map_tensors, subnetwork, tensors_in
 from compress.ir.layer_specs import ACTIVATION, spec_of
@@ -49,6 +51,8 @@ MEASURED = 512
 """Largest number of training samples for the final statistics."""
 SAMPLES = 32
 """Number of training samples for the sizes of steps."""
+MATCHED_PART = 0.6
+"""Part of the training in which the statistics are those of each batch."""
 OutputLoss = Callable[[Batch, Any, Any], Any]
 """(batch, outputs, outputs of the original) -> loss of each sample [n]."""
 
@@ -62,12 +66,15 @@ class GradualTraining:
         by: "relu" or "relu6".
         share: the part of the training after which all activations are replaced.
         loss: the loss on the outputs.
+        start: the result of an earlier replacement in the same network; its weights are trained further, with all
+            activations replaced and fixed statistics from the beginning. None: the original's weights.
     """
 
     kinds: Collection[Activation]
     by: str
     share: float
     loss: OutputLoss
+    start: Network | None = None
 
 
 def train(
@@ -87,12 +94,14 @@ def train(
         of `fit`.
 
     Raises:
-        StageError: the loss is not finite.
+        StageError: the loss is not finite, or `how.start` has other layers.
     """
     start, teacher = fold.folded(network), _frozen(fold.folded(original))
     joined, replacements = replace_by_relu(start, how.kinds, how.by, _joining)
     if not replacements.replaced:
         return network, replacements, {}
+    if how.start is not None:
+        joined = _with_weights_of(how.start, joined)
     layers()
     matched = [name for name in joined.layers if _matches(joined.layers[name], joined, teacher)]
     joint = _joint(joined, teacher, matched)
@@ -111,8 +120,11 @@ def train(
             total += FEATURES / len(variances) * ops.mean(error, axis=list(range(1, len(error.shape))))
         return total
 
-    facts = fit(model, Loss(loss), settings, context, [_rising(keras(), model, how.share)], steps)
-    _measure_statistics(model, context, settings.batch_size)
+    schedule = _Schedule(how.share, MATCHED_PART) if how.start is None else _Schedule(0.0, 0.0)
+    measure = partial(_measure_statistics, model, context, settings.batch_size, keep=how.start is not None)
+    facts = fit(model, Loss(loss), settings, context, [_changing(keras(), model, schedule, measure)], steps)
+    if not _are_fixed(_of_kind(model, MATCHED)):  # a training of one epoch
+        measure()
     facts.pop("batch_norms", None)
     plain, _ = replace_by_relu(start, how.kinds, how.by)
     live = {operation.name: operation for operation in model.operations}
@@ -203,6 +215,26 @@ def _trained(layer: Layer, live: Mapping[str, Any]) -> Layer:
     return replace(layer.configured(use_bias=True), weights=(folded.astype(np.float32), bias.astype(np.float32)))
 
 
+def _with_weights_of(trained: Network, network: Network) -> Network:
+    """Return the network with the weights of an earlier result.
+
+    Raises:
+        StageError: the result has no such layer, or one of another shape.
+    """
+    changed = {}
+    for name, layer in network.layers.items():
+        if not layer.weights:
+            continue
+        other = trained.layers.get(name)
+        if other is None or other.weights[0].shape != layer.weights[0].shape:
+            raise StageError(
+                f"start: the file has no layer {name} with a weight of the shape {list(layer.weights[0].shape)}",
+                allowed="the model.keras of an earlier `replace_activations` of the same model",
+            )
+        changed[name] = replace(layer.configured(use_bias=other.config.get("use_bias", True)), weights=other.weights)
+    return network.edited(changed, {})
+
+
 # --- the layers --------------------------------------------------------------------------
 
 
@@ -239,12 +271,14 @@ def layers() -> dict[str, Any]:
         """Gives each channel of [values, those of the original] the original's mean and deviation, gain and offset."""
 
         measuring = False
+        passes_on = False
         batches = 0
 
         def build(self, shapes: Any) -> None:
             channels = (shapes[0][-1],)
             self.gain = self.add_weight(name="gain", shape=channels, initializer="ones")
             self.offset = self.add_weight(name="offset", shape=channels, initializer="zeros")
+            self.fixed = self.add_weight(name="fixed", shape=(), initializer="zeros", trainable=False)
             self.statistics = [
                 self.add_weight(name=name, shape=channels, initializer=start, trainable=False)
                 for name, start in (
@@ -264,13 +298,27 @@ def layers() -> dict[str, Any]:
             if training or self.measuring:
                 axes = list(range(len(tensors[0].shape) - 1))
                 found = [moment for each in tensors for moment in ops.moments(ops.cast(each, "float32"), axes=axes)]
-                momentum = self.batches / (self.batches + 1) if self.measuring else MOMENTUM
+                momentum = self.batches / (self.batches + 1) if self.measuring else self._momentum()
                 self.batches += self.measuring
                 for kept, moment in zip(statistics, found, strict=True):
                     kept.assign(momentum * kept + (1 - momentum) * ops.stop_gradient(moment))
-                statistics = found
+                if self.passes_on:
+                    return tensors[0]
+                fixed = 0.0 if self.measuring else self.fixed
+                statistics = [moment + fixed * (kept - moment) for kept, moment in zip(statistics, found, strict=True)]
             factor, shift = _scale_and_shift(ops, statistics, self.gain, self.offset)
             return tensors[0] * ops.cast(factor, tensors[0].dtype) + ops.cast(shift, tensors[0].dtype)
+
+        def _momentum(self) -> Any:
+            """The part of the old statistics: all of them once they are fixed."""
+            return MOMENTUM + (1 - MOMENTUM) * self.fixed
+
+        def keep_values(self) -> None:
+            """Set gain and offset so that the layer changes nothing with the statistics that it holds."""
+            mean, variance, original_mean, original_variance = (np.asarray(each) for each in self.statistics)
+            deviation = np.sqrt(original_variance + EPSILON)
+            self.gain.assign(np.sqrt(variance + EPSILON) / deviation)
+            self.offset.assign((mean - original_mean) / deviation)
 
         def scale_and_shift(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
             """Return the layer as a factor and an offset for each channel, by the statistics that it holds."""
@@ -289,25 +337,48 @@ def _scale_and_shift(ops: Any, statistics: Sequence[Any], gain: Any, offset: Any
     return factor, original_mean + offset * deviation - factor * mean
 
 
-def _rising(library: Any, model: Any, share: float) -> Any:
-    """Return a Keras callback that sets the share of the replacements, by the number of the step."""
-    joined = [layer for layer in model.layers if isinstance(layer, layers()[JOINED])]
+@dataclass(frozen=True)
+class _Schedule:
+    """The parts of the training in which activations are being replaced, and in which statistics are matched."""
 
-    class Rising(library.callbacks.Callback):  # type: ignore[misc]
+    rising: float
+    matched: float
+
+
+def _changing(library: Any, model: Any, schedule: _Schedule, measure: Callable[[], None]) -> Any:
+    """Return a Keras callback that sets the share of the replacements in each step, and fixes the statistics."""
+    joined, matched = (_of_kind(model, kind) for kind in (JOINED, MATCHED))
+
+    class Changing(library.callbacks.Callback):  # type: ignore[misc]
         done = 0
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             del logs
             self.done = epoch * self.params["steps"]  # the first epoch is not 0 where an interrupted training goes on
+            is_last_part = epoch >= max(schedule.rising, schedule.matched) * self.params["epochs"]
+            if is_last_part and not _are_fixed(matched):
+                measure()
+                for layer in matched:
+                    layer.fixed.assign(1.0)
 
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
             del batch, logs
-            steps = share * self.params["steps"] * self.params["epochs"]
+            steps = schedule.rising * self.params["steps"] * self.params["epochs"]
+            share = min((self.done + 1) / steps, 1.0) if steps else 1.0
             for layer in joined:
-                layer.share.assign(min((self.done + 1) / steps, 1.0))
+                layer.share.assign(share)
             self.done += 1
 
-    return Rising()
+    return Changing()
+
+
+def _are_fixed(matched: Sequence[Any]) -> bool:
+    """Whether the statistics of the layers are fixed; all of them change at once."""
+    return all(float(np.asarray(layer.fixed)) == 1 for layer in matched)
+
+
+def _of_kind(model: Any, kind: str) -> list[Any]:
+    return [layer for layer in model.layers if isinstance(layer, layers()[kind])]
 
 
 # --- statistics --------------------------------------------------------------------------
@@ -357,22 +428,31 @@ def _kernel_steps(
     return np.asarray(kernel.times_inputs(whole, 1 / np.maximum(magnitude, least)))
 
 
-def _measure_statistics(model: Any, context: Context, batch: int) -> None:
-    """Set the statistics of all matched layers to their means over batches of training samples."""
+def _measure_statistics(model: Any, context: Context, batch: int, *, keep: bool) -> None:
+    """Set the statistics of all matched layers to their means over batches of training samples.
+
+    Args:
+        model: the network and its original.
+        context: the samples.
+        batch: the size of a batch.
+        keep: whether the network computes the same afterwards, instead of having the original's statistics.
+    """
     inputs = context.data.inputs("train")
     order = np.random.default_rng(context.seed).permutation(len(inputs))[:MEASURED]
-    with _measuring(model):
+    with _measuring(model, passes_on=keep):
         for indices in np.array_split(order, -(-len(order) // batch)):
             run(model, rows_of(inputs, indices))
+    for layer in _of_kind(model, MATCHED) if keep else ():
+        layer.keep_values()
 
 
 @contextmanager
-def _measuring(model: Any) -> Iterator[None]:
-    found = [layer for layer in model.layers if isinstance(layer, layers()[MATCHED])]
+def _measuring(model: Any, *, passes_on: bool) -> Iterator[None]:
+    found = _of_kind(model, MATCHED)
     for layer in found:
-        layer.measuring, layer.batches = True, 0
+        layer.measuring, layer.passes_on, layer.batches = True, passes_on, 0
     try:
         yield
     finally:
         for layer in found:
-            layer.measuring = False
+            layer.measuring = layer.passes_on = False
