@@ -16,12 +16,19 @@ def overlaps(boxes: Array, others: Array) -> Array:
     """Return the intersection over union of all pairs of boxes: float64 [k, m]; 0 for two empty boxes."""
     boxes = np.asarray(boxes, np.float64).reshape(-1, 4)
     others = np.asarray(others, np.float64).reshape(-1, 4)
-    low = np.maximum(boxes[:, None, :2], others[None, :, :2])
-    high = np.minimum(boxes[:, None, 2:], others[None, :, 2:])
-    shared = np.prod(np.maximum(high - low, 0), axis=2)
+    shared = intersections(boxes, others)
     areas = [np.prod(np.maximum(corners[:, 2:] - corners[:, :2], 0), axis=1) for corners in (boxes, others)]
     union = areas[0][:, None] + areas[1][None, :] - shared
     return np.where(union > 0, shared / np.where(union > 0, union, 1), 0.0)
+
+
+def intersections(boxes: Array, others: Array) -> Array:
+    """Return the areas that all pairs of boxes have in common: float64 [k, m]."""
+    boxes = np.asarray(boxes, np.float64).reshape(-1, 4)
+    others = np.asarray(others, np.float64).reshape(-1, 4)
+    low = np.maximum(boxes[:, None, :2], others[None, :, :2])
+    high = np.minimum(boxes[:, None, 2:], others[None, :, 2:])
+    return np.prod(np.maximum(high - low, 0), axis=2)
 
 
 def suppressed(boxes: Array, classes: Array, overlap: float, most: int) -> Array:
