@@ -8,11 +8,11 @@ A photo is resized to the input of the model, so that small objects lose the pix
 
 The photo as a whole is one of the tiles by default: it shows the objects that are larger than a tile.
 
-The edges of tiles cut objects. Neighbours overlap, so that an object that is smaller than the overlap is complete in one
-of them, but the other one still detects the part that it sees. Non-maximum suppression alone keeps this fragment: its
-intersection with the complete box, divided by their union, is small, because the union is as large as the complete box.
-Divided by the fragment's own area it is close to 1. So this ratio decides about boxes that end at the inner edge of a
-tile; all others are compared by their intersection over union, as within one image.
+The edges of tiles cut objects. Neighbours overlap, so that an object that is smaller than the overlap is complete in
+one of them, but the other one still detects the part that it sees. Non-maximum suppression alone keeps this fragment:
+its intersection with the complete box, divided by their union, is small, because the union is as large as the complete
+box. Divided by the fragment's own area it is close to 1. So this ratio decides about boxes that end at the inner edge
+of a tile; all others are compared by their intersection over union, as within one image.
 """
 
 from __future__ import annotations

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+import itertools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import detector_files
@@ -79,7 +76,7 @@ def test_tiles_cover_the_photo_and_overlap(length: int, count: int, overlap: flo
     assert rows[0][0] == 0
     assert rows[-1][1] == length
     assert len({area.height for area in areas}) == 1
-    for (start, end), (following, _) in zip(rows, rows[1:], strict=False):
+    for (start, end), (following, _) in itertools.pairwise(rows):
         assert following > start
         assert end - following >= overlap * (end - start) - 1
     assert len(areas) == count or areas[0].height == 32
@@ -278,6 +275,6 @@ def test_images_that_cannot_be_used() -> None:
 
 
 def test_other_models_are_refused() -> None:
-    with Model(bundle.Bundle(devices.packed()), device="cpu") as model:
-        with pytest.raises(ArgumentError, match="the task of this bundle is classification; allowed: detection"):
-            model.tiled(devices.images(1)[0], Tiles(2, 2))
+    message = "the task of this bundle is classification; allowed: detection"
+    with Model(bundle.Bundle(devices.packed()), device="cpu") as model, pytest.raises(ArgumentError, match=message):
+        model.tiled(devices.images(1)[0], Tiles(2, 2))
