@@ -13,7 +13,7 @@ import numpy as np
 from deploy import captions
 from deploy.answers import Answer, ChosenLabels
 from deploy.captions import Caption
-from deploy.contract.bundle import Bundle
+from deploy.contract.bundle import ARRAYS_IN_IMAGE, Bundle
 from deploy.contract.detection import Detections
 from deploy.contract.errors import ArgumentError, ImageError
 from deploy.contract.image_geometry import AffineMap, input_map
@@ -42,8 +42,6 @@ LINE_OF_BOX = 1 / 8
 """The largest width of the lines of a small box, as a fraction of its shorter dimension."""
 QUALITY = 92
 """Of JPEG files."""
-_TASKS = ("segmentation", "keypoints")
-"""The tasks whose named outputs can be drawn."""
 
 
 def check(opened: Bundle) -> None:
@@ -53,7 +51,7 @@ def check(opened: Bundle) -> None:
         ArgumentError: the bundle has another task.
         ImageError: neither Pillow nor OpenCV is installed.
     """
-    if opened.answers not in ("class", "labels", "objects") and opened.task not in _TASKS:
+    if opened.answers == "arrays" and opened.task not in ARRAYS_IN_IMAGE:
         what = "the answers of the task %s cannot be drawn" % opened.task
         raise ArgumentError(what, "leave out --draw: only classes, objects, masks and keypoints can be drawn")
     captions.check_library()
@@ -73,15 +71,16 @@ def drawn(image: Any, answer: Any, opened: Any, least_score: float = LEAST_SCORE
     """
     canvas = _canvas(image)
     texts: List[Caption] = []
+    arrays = ARRAYS_IN_IMAGE.get(opened.task)
     if isinstance(answer, Detections):
         texts = _objects(canvas, answer, least_score)
     elif isinstance(answer, Answer):
         texts = [Caption(0, 0, _title(answer.label, answer.index, answer.score), COLOURS[0])]
     elif isinstance(answer, ChosenLabels):
         texts = _labels(canvas, answer)
-    elif opened.task == "segmentation":
+    elif arrays == "mask":
         _blend(canvas, answer.first, _position(opened, canvas))
-    elif opened.task == "keypoints":
+    elif arrays == "points":
         _points(canvas, answer.first.reshape(-1, 2)[:, ::-1], COLOURS[0], _line(canvas))
     else:
         hint = "only classes, objects, masks and keypoints can be drawn"

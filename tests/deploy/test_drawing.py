@@ -345,8 +345,8 @@ def test_options_out_of_range(
 
 
 def test_answers_that_cannot_be_drawn_are_refused_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    opened = SimpleNamespace(answers="outputs", task="embedding")
-    with pytest.raises(ArgumentError, match="the answers of the task embedding cannot be drawn"):
+    opened = SimpleNamespace(answers="arrays", task="embeddings")
+    with pytest.raises(ArgumentError, match="the answers of the task embeddings cannot be drawn"):
         drawing.check(cast("Bundle", opened))
     bundle_path = tmp_path / "tiny.coralline"
     bundle_path.write_bytes(devices.packed(samples=0))
