@@ -126,9 +126,8 @@ def main() -> None:
         for count, pixels in SIZES:
             groups = [available[start : start + count**2] for start in range(0, len(available), count**2)]
             pairs = [image_of(group, count, pixels) for group in groups]
-            print(
-                f"\n{len(pairs)} images of {count * pixels} pixels, {sum(len(truth[0]) for _, truth in pairs)} objects\n"
-            )
+            objects = sum(len(boxes) for _, (boxes, _) in pairs)
+            print(f"\\n{len(pairs)} images of {count * pixels} pixels, {objects} objects\\n")
             table(model, pairs)
 
 
