@@ -127,7 +127,7 @@ def main() -> None:
             groups = [available[start : start + count**2] for start in range(0, len(available), count**2)]
             pairs = [image_of(group, count, pixels) for group in groups]
             objects = sum(len(boxes) for _, (boxes, _) in pairs)
-            print(f"\\n{len(pairs)} images of {count * pixels} pixels, {objects} objects\\n")
+            print(f"\n{len(pairs)} images of {count * pixels} pixels, {objects} objects\n")
             table(model, pairs)
 
 
