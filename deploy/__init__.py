@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from deploy.answers import Answer, NamedOutputs
     from deploy.model import Model
+    from deploy.tiles import Tiles
 
-__all__ = ["Answer", "Model", "NamedOutputs"]
+__all__ = ["Answer", "Model", "NamedOutputs", "Tiles"]
 
 
 def __getattr__(name: str) -> Any:
     """Import the classes on first use: the host side does not need them."""
     if name in __all__:
-        from deploy import answers, model
+        from deploy import answers, model, tiles
 
-        return getattr(model if name == "Model" else answers, name)
+        return getattr({"Model": model, "Tiles": tiles}.get(name, answers), name)
     raise AttributeError("module 'deploy' has no attribute %r" % name)

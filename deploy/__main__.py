@@ -9,14 +9,13 @@ import argparse
 import json
 import os
 import sys
-import tempfile
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from deploy.contract.errors import (
     EXIT_FILES,
     EXIT_INTERRUPTED,
+    EXIT_PIPE,
     EXIT_UNSOUND,
-    ArgumentError,
     DeviceError,
     DifferentError,
     EdgeTpuError,
@@ -68,78 +67,28 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("images", nargs="*", metavar="SAMPLE", help=samples)
     parser.add_argument("--top", type=int, default=3, help="number of classes, objects or values to print (default: 3)")
-    draw = "draw the answer into the image; for several samples a folder"
+    draw = "draw the answers into copies of the images: a file for one image, a folder for several"
     parser.add_argument("--draw", metavar="FILE", help=draw)
     least = "objects with a lower score are not drawn (default: 0.4)"
-    parser.add_argument("--least-score", type=float, default=0.4, metavar="SCORE", help=least)
+    parser.add_argument("--least-score", type=float, metavar="SCORE", help=least)
     raw = "the frames from stdin are raw RGB pixels of this size"
     parser.add_argument("--frame-size", metavar="WIDTHxHEIGHT", help=raw)
+    tiles = "find small objects: run the detector on overlapping tiles, and on the whole image"
+    parser.add_argument("--tiles", metavar="ROWSxCOLUMNS", help=tiles)
+    overlap = "the part of a tile that its neighbour has too (default: 0.2)"
+    parser.add_argument("--tile-overlap", type=float, metavar="FRACTION", help=overlap)
 
 
 def _run(arguments: Arguments) -> Tuple[Result, str]:
-    from deploy import samples
-    from deploy.answers import to_json
+    from deploy import predictions
 
-    if arguments.top < 1:
-        raise ArgumentError("--top is %d, and must be at least 1" % arguments.top, "use --top 1 or more")
-    is_stream = samples.STDIN in arguments.images
-    rows: List[Result] = []
-    lines: List[str] = []
-    count = 0
+    settings = predictions.parsed(arguments)
     with _model(arguments) as model:
-        for name, sample in samples.named(arguments.images, model.bundle, arguments.frame_size):
-            found = model(sample)
-            answer = to_json(found, arguments.top)
-            row = dict(answer, image=name)
-            parts = [_row_text(each, arguments.top) for each in next(iter(answer.values()))]
-            line = "%s: %s" % (name, ", ".join(parts) or "nothing")
-            if arguments.draw:
-                row["drawn"] = _draw(arguments, name, sample, found, model.bundle)
-            count += 1
-            if is_stream:  # it may have no end
-                print(json.dumps(row, allow_nan=False) if arguments.json else line, flush=True)
-            else:
-                rows.append(row)
-                lines.append(line)
-        result = {"bundle": _identity(model.bundle), "model": model.describe(), "answers": rows}
-    if is_stream:
-        return dict(result, frames=count, is_stream=True), "%d frames" % count
-    return result, "\n".join(lines)
-
-
-def _draw(arguments: Arguments, name: str, sample: Any, answer: Any, opened: Any) -> str:
-    """Draw an answer into its image; return the path of the new image."""
-    from deploy import drawing
-
-    path = arguments.draw
-    stem, suffix = os.path.splitext(os.path.basename(name))
-    is_single = len(arguments.images) == 1 and not os.path.isdir(arguments.images[0]) and arguments.images[0] != "-"
-    if not is_single or os.path.isdir(path):
-        os.makedirs(path, exist_ok=True)
-        path = os.path.join(path, stem + (suffix if suffix.lower() in drawing.SUFFIXES else ".jpg"))
-    if os.path.exists(path) and os.path.exists(name) and os.path.samefile(path, name):
-        raise ArgumentError("--draw would overwrite the image %s" % name, "name another file or folder")
-    image = drawing.drawn(sample, answer, opened, arguments.least_score)
-    _write_atomically(path, drawing.encoded(image, os.path.splitext(path)[1]))
-    return str(path)
-
-
-def _row_text(row: Result, count: int) -> str:
-    """Return a row of an answer as text: a class and its score, an object with its box, or an output."""
-    if "values" in row:
-        return "%s %r %s" % (row["name"], row["shape"], _values_text(row["values"], count))
-    text = "%s %s" % (row["label"], "not a number" if row["score"] is None else "%.4g" % row["score"])
-    return text + (" at [%.3f, %.3f, %.3f, %.3f]" % tuple(row["box"]) if "box" in row else "")
-
-
-def _values_text(values: Any, count: int) -> str:
-    """Return the first values of nested lists as text."""
-    while isinstance(values, list) and values and isinstance(values[0], list):
-        values = values[0]
-    if not isinstance(values, list):
-        values = [values]
-    shown = ["not a number" if value is None else "%.4g" % value for value in values[:count]]
-    return "[%s%s]" % (", ".join(shown), ", ..." if len(values) > count else "")
+        answers = predictions.run(model, settings, lambda line: print(line, flush=True))
+        result = dict(answers, bundle=_identity(model.bundle), model=model.describe())
+    if not settings.is_stream:
+        return result, ""
+    return result, "1 frame" if result["frames"] == 1 else "%d frames" % result["frames"]
 
 
 def _bench_options(parser: argparse.ArgumentParser) -> None:
@@ -257,21 +206,6 @@ def _progress(text: str) -> None:
     print("runner: %s" % text, file=sys.stderr, flush=True)
 
 
-def _write_atomically(path: str, content: bytes) -> None:
-    folder = os.path.dirname(os.path.abspath(path))
-    handle, name = tempfile.mkstemp(dir=folder, prefix=".results-")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="runner", description="Run, measure and verify bundles on a device.")
     commands = parser.add_subparsers(dest="verb", metavar="COMMAND")
@@ -288,14 +222,32 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _arguments(argv: Optional[List[str]]) -> Arguments:
+    """Parse the command line. Samples may be in front of options and after them, which argparse does not support."""
+    parser = _parser()
+    arguments, others = parser.parse_known_args(argv)
+    has_samples = hasattr(arguments, "images")
+    if others and (not has_samples or any(other.startswith("-") and other != "-" for other in others)):
+        parser.error("unrecognized arguments: %s" % " ".join(others))
+    if has_samples:
+        arguments.images += others
+    return arguments
+
+
 def main(argv: Optional[List[str]] = None) -> int:
     """Run one command; return its exit code."""
-    arguments = _parser().parse_args(argv)
+    arguments = _arguments(argv)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # names of files and labels may have characters that the terminal has not
+            stream.reconfigure(errors="backslashreplace")
     try:
         return _execute(arguments)
     except KeyboardInterrupt:
         _progress("interrupted")
         return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        _discard_stdout()
+        return EXIT_PIPE
     except OSError as error:
         return _fail(arguments, {"kind": "file", "what": str(error), "hint": "", "exit_code": EXIT_FILES}, str(error))
     except ValueError as error:  # a BundleError or KeyFileError has an exit code; any other is a bug
@@ -313,10 +265,14 @@ def _execute(arguments: Arguments) -> int:
     result = dict(result, schema_version=1, verb=arguments.verb)
     content = json.dumps(result, indent=1, sort_keys=True, allow_nan=False)
     if arguments.out:
-        _write_atomically(arguments.out, content.encode("utf-8") + b"\n")
+        from deploy.output_files import write_atomically
+
+        write_atomically(arguments.out, content.encode("utf-8") + b"\n")
     if arguments.json and result.get("is_stream"):  # one line, as for each frame
         content = json.dumps(result, sort_keys=True, allow_nan=False)
-    print(content if arguments.json else text, flush=True)
+    shown = content if arguments.json else text
+    if shown:
+        print(shown, flush=True)
     error: Optional[DeviceError] = None
     if result.get("blocked"):
         error = EdgeTpuError(*(result["blocked"][key] for key in ("what", "hint", "kind")))
@@ -327,6 +283,13 @@ def _execute(arguments: Arguments) -> int:
         return EXIT_UNSOUND if result.get("sound") is False else 0
     _progress(str(error))
     return error.exit_code
+
+
+def _discard_stdout() -> None:
+    """Let nothing be written to stdout any more: Python would report the closed pipe again at its end."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
 
 
 def _fail(arguments: Arguments, error: Result, text: str) -> int:

@@ -1,22 +1,26 @@
 """Answers drawn into photos: boxes with their labels, keypoints, masks, and the names of classes.
 
-The drawing itself needs numpy only; text and image files need Pillow or OpenCV, as decoding does.
+Shapes are drawn with numpy; text and image files need Pillow or OpenCV, as decoding does.
 """
 
 from __future__ import annotations
 
 import io
-from typing import Any, List, NamedTuple, Sequence, Tuple
+from typing import Any, List, Sequence, Tuple
 
 import numpy as np
 
-from deploy.answers import NamedOutputs
-from deploy.contract.bundle import Bundle
+from deploy import captions
+from deploy.answers import Answer, ChosenLabels
+from deploy.captions import Caption
+from deploy.contract.bundle import ARRAYS_IN_IMAGE, Bundle
 from deploy.contract.detection import Detections
-from deploy.contract.errors import ImageError
+from deploy.contract.errors import ArgumentError, ImageError
 from deploy.contract.image_geometry import AffineMap, input_map
-from deploy.contract.preprocessing import Array
+from deploy.contract.preprocessing import Array, PreprocessingError
+from deploy.output_files import IMAGE_SUFFIXES
 
+Colour = Tuple[int, int, int]
 COLOURS = (
     (230, 60, 60),
     (60, 140, 230),
@@ -30,69 +34,59 @@ COLOURS = (
 """The colours of classes, RGB, by number."""
 LEAST_SCORE = 0.4
 """Objects with a lower score are not drawn."""
-OPACITY = 0.5
-"""Of masks."""
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp")
+VISIBLE = 0.5
+"""Keypoints with a lower probability that they are visible are not drawn."""
+LINE = 1 / 250
+"""The width of lines, as a fraction of the shorter dimension of the image."""
+LINE_OF_BOX = 1 / 8
+"""The largest width of the lines of a small box, as a fraction of its shorter dimension."""
+QUALITY = 92
+"""Of JPEG files."""
 
 
-class Text(NamedTuple):
-    """A line of text.
+def check(opened: Bundle) -> None:
+    """Check that the answers of a bundle can be drawn on this host.
 
-    Attributes:
-        x, y: the position of its lower left corner, in pixels.
-        text: the text.
-        colour: of its background.
+    Raises:
+        ArgumentError: the bundle has another task.
+        ImageError: neither Pillow nor OpenCV is installed.
     """
+    if opened.answers == "arrays" and opened.task not in ARRAYS_IN_IMAGE:
+        what = "the answers of the task %s cannot be drawn" % opened.task
+        raise ArgumentError(what, "leave out --draw: only classes, objects, masks and keypoints can be drawn")
+    captions.check_library()
 
-    x: int
-    y: int
-    text: str
-    colour: Tuple[int, int, int]
 
-
-def drawn(image: Array, answer: Any, opened: Bundle, least_score: float = LEAST_SCORE) -> Array:
+def drawn(image: Any, answer: Any, opened: Any, least_score: float = LEAST_SCORE) -> Array:
     """Return a copy of an image with an answer drawn into it: uint8 [height, width, 3].
 
     Args:
-        image: the decoded image, [height, width, 1 or 3], from 0 to 255.
-        answer: of `Model` for this image.
-        opened: the bundle of the model.
+        image: the decoded image, [height, width, 1 or 3] or [height, width], from 0 to 255.
+        answer: the answer of `Model` for this image.
+        opened: the bundle of the model: its task and its preprocessing.
         least_score: objects with a lower score are left out.
 
     Raises:
-        ImageError: the sample is not an image.
+        ImageError: the sample is not an image, the answer cannot be drawn, or neither Pillow nor OpenCV is installed.
     """
-    if getattr(image, "ndim", 0) != 3 or image.shape[2] not in (1, 3):
-        raise ImageError("only images can be drawn into", "use --draw with image files")
-    canvas = np.ascontiguousarray(
-        np.broadcast_to(np.clip(image, 0, 255), (*image.shape[:2], 3)).astype(np.uint8)
-    ).copy()
-    line = max(round(min(canvas.shape[:2]) / 200), 1)
-    texts: List[Text] = []
+    canvas = _canvas(image)
+    texts: List[Caption] = []
+    arrays = ARRAYS_IN_IMAGE.get(opened.task)
     if isinstance(answer, Detections):
-        for index in np.flatnonzero(answer.scores >= least_score)[::-1]:  # the best one on top
-            colour = _colour(int(answer.classes[index]))
-            top, left, bottom, right = _pixels(answer.boxes[index], canvas)
-            _rectangle(canvas, (top, left, bottom, right), colour, line)
-            if answer.keypoints is not None:
-                _points(canvas, answer.keypoints[index], colour, line)
-            name = answer.labels[answer.classes[index]] if len(answer.labels) else str(answer.classes[index])
-            texts.append(Text(left, top, "%s %.2f" % (name, answer.scores[index]), colour))
-    elif not isinstance(answer, NamedOutputs):
-        texts.append(Text(0, 0, "%s %.2f" % (answer.label, answer.score), COLOURS[0]))
-    elif opened.task == "segmentation":
-        _blend(canvas, answer.first, input_map(opened.preprocessing, *image.shape[:2]))
-    elif opened.task == "keypoints":
-        places = answer.first.reshape(-1, 2)[:, ::-1]
-        _points(canvas, places, COLOURS[0], line)
-    elif hasattr(answer, "chosen"):
-        lines = ["%s %.2f" % pair for pair in answer.chosen()]
-        texts += [Text(0, 0, ", ".join(lines), COLOURS[0])] if lines else []
+        texts = _objects(canvas, answer, least_score)
+    elif isinstance(answer, Answer):
+        texts = [Caption(0, 0, _title(answer.label, answer.index, answer.score), COLOURS[0])]
+    elif isinstance(answer, ChosenLabels):
+        texts = _labels(canvas, answer)
+    elif arrays == "mask":
+        _blend(canvas, answer.first, _position(opened, canvas))
+    elif arrays == "points":
+        _points(canvas, answer.first.reshape(-1, 2)[:, ::-1], COLOURS[0], _line(canvas))
     else:
-        raise ImageError(
-            "the answer of this model cannot be drawn", "it is no class, no object, no mask and no keypoint"
-        )
-    return _with_texts(canvas, texts)
+        hint = "only classes, objects, masks and keypoints can be drawn"
+        raise ImageError("the answer of this model cannot be drawn", hint)
+    captions.write(canvas, texts)
+    return canvas
 
 
 def encoded(image: Array, suffix: str) -> bytes:
@@ -100,107 +94,154 @@ def encoded(image: Array, suffix: str) -> bytes:
 
     Args:
         image: uint8 [height, width, 3].
-        suffix: of the file, one of SUFFIXES.
+        suffix: the suffix of the file, one of `IMAGE_SUFFIXES`.
 
     Raises:
-        ImageError: neither Pillow nor OpenCV is installed, or there is no such format.
+        ImageError: the format is unknown or cannot hold the image, or neither Pillow nor OpenCV is installed.
     """
-    if suffix.lower() not in SUFFIXES:
-        raise ImageError(
-            "%s is not the suffix of an image" % (suffix or "nothing"), "use one of: " + ", ".join(SUFFIXES)
-        )
+    suffix = suffix.lower()
+    if suffix not in IMAGE_SUFFIXES:
+        raise ImageError("%r is not the suffix of an image" % suffix, "use one of %s" % ", ".join(IMAGE_SUFFIXES))
+    options = {"quality": QUALITY} if suffix in (".jpg", ".jpeg") else {}
     try:
         from PIL import Image
     except ImportError:
-        cv2 = _opencv()
-        return bytes(cv2.imencode(suffix, image[..., ::-1])[1].tobytes())
+        return bytes(captions.opencv().imencode(suffix, image[..., ::-1])[1].tobytes())
     content = io.BytesIO()
-    options = {"quality": 92} if suffix.lower() in (".jpg", ".jpeg") else {}
-    Image.fromarray(image).save(content, Image.registered_extensions()[suffix.lower()], **options)
+    try:
+        Image.fromarray(image).save(content, Image.registered_extensions()[suffix], **options)
+    except (OSError, ValueError) as error:  # JPEG has at most 65,500 pixels in a row
+        raise ImageError("the drawn image cannot be written as %s: %s" % (suffix, error), "use --draw with .png")
     return content.getvalue()
 
 
-def _colour(number: int) -> Tuple[int, int, int]:
+def _canvas(image: Any) -> Array:
+    """Return a copy of an image as RGB: uint8 [height, width, 3].
+
+    Raises:
+        ImageError: the sample is not an image.
+    """
+    shape = getattr(image, "shape", ())
+    if len(shape) == 2:
+        image = image[..., np.newaxis]
+    if len(shape) not in (2, 3) or image.shape[2] not in (1, 3) or image.dtype.kind not in "uifb":
+        raise ImageError("only images of 1 or 3 channels can be drawn into", "leave out --draw for this sample")
+    if image.dtype != np.uint8:
+        image = np.clip(np.nan_to_num(image.astype(np.float32)), 0, 255).astype(np.uint8)
+    return np.array(np.broadcast_to(image, image.shape[:2] + (3,)))
+
+
+def _line(canvas: Array) -> int:
+    shorter: int = min(canvas.shape[:2])
+    return max(round(shorter * LINE), 1)
+
+
+def _colour(number: int) -> Colour:
     return COLOURS[number % len(COLOURS)]
 
 
+def _title(label: str, number: int, score: float) -> str:
+    """Return the label with its score; for a label that the fonts do not have, the number of the class."""
+    return "%s %.2f" % (label if captions.is_printable(label) else "class %d" % number, score)
+
+
+def _objects(canvas: Array, answer: Detections, least_score: float) -> List[Caption]:
+    """Draw the boxes and keypoints of objects, the best on top; return their captions."""
+    texts = []
+    finite = np.isfinite(answer.boxes).all(axis=1)
+    for index in np.flatnonzero((answer.scores >= least_score) & finite)[::-1]:
+        number = int(answer.classes[index])
+        top, left, bottom, right = _pixels(answer.boxes[index], canvas)
+        line = min(_line(canvas), max(int(min(bottom - top, right - left) * LINE_OF_BOX), 1))
+        _rectangle(canvas, (top, left, bottom, right), _colour(number), line)
+        if answer.keypoints is not None:
+            _points(canvas, answer.keypoints[index], _colour(number), line)
+        title = _title(answer.label(number), number, float(answer.scores[index]))
+        texts.append(Caption(left, _caption_end(top, bottom, captions.line_height(canvas)), title, _colour(number)))
+    return texts
+
+
+def _caption_end(top: int, bottom: int, height: int) -> int:
+    """Return the lower end of the caption of a box: above it; at the top of the image in it, or below a small box."""
+    if top >= height:
+        return top
+    return top + height if bottom - top > 3 * height else bottom + height
+
+
+def _labels(canvas: Array, answer: ChosenLabels) -> List[Caption]:
+    """Return the captions of the chosen labels, one below the other."""
+    texts = []
+    height = captions.line_height(canvas) + 2
+    for row, (label, score) in enumerate(answer.chosen()):
+        number = answer.labels.index(label) if label in answer.labels else int(label)
+        texts.append(Caption(0, (row + 1) * height, _title(label, number, score), COLOURS[0]))
+    return texts
+
+
 def _pixels(box: Array, canvas: Array) -> Tuple[int, int, int, int]:
-    """Return a box of fractions as rows and columns of pixels."""
+    """Return a box of fractions as rows and columns of pixels; it has at least one pixel."""
     height, width = canvas.shape[:2]
-    places = np.clip(np.asarray(box, np.float64) * [height, width, height, width], 0, [height, width, height, width])
-    top, left, bottom, right = (round(value) for value in places.tolist())
-    return top, left, bottom, right
+    sizes = np.array([height, width, height, width])
+    top, left, bottom, right = (round(value) for value in np.clip(box * sizes, 0, sizes).tolist())
+    top = min(top, height - 1)
+    left = min(left, width - 1)
+    return top, left, max(bottom, top + 1), max(right, left + 1)
 
 
-def _rectangle(canvas: Array, box: Tuple[int, int, int, int], colour: Sequence[int], line: int) -> None:
+def _rectangle(canvas: Array, box: Tuple[int, int, int, int], colour: Colour, line: int) -> None:
     top, left, bottom, right = box
     canvas[top : top + line, left:right] = colour
-    canvas[max(bottom - line, 0) : bottom, left:right] = colour
+    canvas[max(bottom - line, top) : bottom, left:right] = colour
     canvas[top:bottom, left : left + line] = colour
-    canvas[top:bottom, max(right - line, 0) : right] = colour
+    canvas[top:bottom, max(right - line, left) : right] = colour
 
 
-def _points(canvas: Array, points: Array, colour: Sequence[int], line: int) -> None:
-    """Draw keypoints (y, x), or (y, x, probability that it is visible), as squares."""
-    height, width = canvas.shape[:2]
-    for point in points:
-        if len(point) > 2 and point[2] < 0.5:
+def _points(canvas: Array, points: Array, colour: Colour, line: int) -> None:
+    """Draw keypoints (y, x), or (y, x, probability that it is visible), as squares with a border."""
+    border = tuple(255 - value for value in colour)
+    for point in points[np.isfinite(points).all(axis=1)]:
+        if len(point) > 2 and point[2] < VISIBLE:
             continue
-        row, column = round(float(point[0]) * height), round(float(point[1]) * width)
-        rows, columns = (slice(max(place - line, 0), max(place + line + 1, 0)) for place in (row, column))
-        canvas[rows, columns] = 255 - np.array(colour)
-        rows, columns = (slice(max(place - line + 1, 0), max(place + line, 0)) for place in (row, column))
-        canvas[rows, columns] = colour
+        # Points far outside the image would be integers without limit.
+        row, column = (round(value) for value in (np.clip(point[:2], -1, 2) * canvas.shape[:2]).tolist())
+        _square(canvas, row, column, line + 1, border)
+        _square(canvas, row, column, line, colour)
+
+
+def _square(canvas: Array, row: int, column: int, radius: int, colour: Sequence[int]) -> None:
+    rows, columns = (slice(max(middle - radius, 0), max(middle + radius, 0)) for middle in (row, column))
+    canvas[rows, columns] = colour
+
+
+def _position(opened: Any, canvas: Array) -> AffineMap:
+    """Return the position of the image in the input of the model.
+
+    Raises:
+        ImageError: a step of preprocessing destroys positions.
+    """
+    try:
+        return input_map(opened.preprocessing, *canvas.shape[:2])
+    except PreprocessingError as error:
+        raise ImageError("the mask cannot be drawn: %s" % error, "leave out --draw")
 
 
 def _blend(canvas: Array, scores: Array, placed: AffineMap) -> None:
-    """Colour the pixels of each class but the first; one channel: where the score is above one half."""
+    """Mix the pixels of each class but the first with its colour. One channel: where the score is above one half.
+
+    Args:
+        canvas: the image, which is changed.
+        scores: the output of the model, [rows, columns, classes] or [rows, columns].
+        placed: the position of the image in the input of the model. Pixels that the model has not seen are kept.
+    """
     scores = scores if scores.ndim == 3 else scores[..., np.newaxis]
     classes = scores.argmax(axis=2) if scores.shape[2] > 1 else (scores[..., 0] > 0.5).astype(np.int64)
-    height, width = canvas.shape[:2]
-    places = []
-    for axis, count in enumerate((height, width)):
+    indices = []
+    seen = []
+    for axis, count in enumerate(canvas.shape[:2]):
         fractions = (np.arange(count) + 0.5) / count * placed.scale[axis] + placed.shift[axis]
-        places.append(np.clip((fractions * classes.shape[axis]).astype(np.int64), 0, classes.shape[axis] - 1))
-    of_pixels = classes[np.ix_(*places)]
-    table = np.array([(0, 0, 0), *(_colour(number - 1) for number in range(1, max(int(classes.max()), 1) + 1))])
-    mixed = canvas * (1 - OPACITY) + table[of_pixels] * OPACITY
-    canvas[of_pixels > 0] = mixed[of_pixels > 0].astype(np.uint8)
-
-
-def _with_texts(canvas: Array, texts: Sequence[Text]) -> Array:
-    """Return the image with texts; the image itself if there are none."""
-    if not texts:
-        return canvas
-    try:
-        from PIL import Image, ImageDraw
-    except ImportError:
-        return _with_opencv(canvas, texts)
-    picture = Image.fromarray(canvas)
-    draw = ImageDraw.Draw(picture)
-    for text in texts:
-        content = text.text.encode("latin-1", "replace").decode("latin-1")  # what the built-in font has
-        width, height = 6 * len(content) + 4, 12
-        left, top = max(min(text.x, canvas.shape[1] - width), 0), max(text.y - height, 0)
-        draw.rectangle([left, top, left + width, top + height], fill=text.colour)
-        draw.text((left + 2, top), content, fill=(255, 255, 255))
-    return np.asarray(picture)
-
-
-def _with_opencv(canvas: Array, texts: Sequence[Text]) -> Array:
-    cv2 = _opencv()
-    for text in texts:
-        content = text.text.encode("ascii", "replace").decode("ascii")
-        (width, height), _ = cv2.getTextSize(content, cv2.FONT_HERSHEY_SIMPLEX, 0.4, 1)
-        left, top = max(min(text.x, canvas.shape[1] - width), 0), max(text.y - height - 4, 0)
-        cv2.rectangle(canvas, (left, top), (left + width, top + height + 4), text.colour, -1)
-        cv2.putText(canvas, content, (left, top + height + 1), cv2.FONT_HERSHEY_SIMPLEX, 0.4, (255, 255, 255))
-    return canvas
-
-
-def _opencv() -> Any:
-    try:
-        import cv2
-    except ImportError:
-        raise ImageError("neither Pillow nor OpenCV is installed to write images", "python3 -m pip install pillow")
-    return cv2
+        seen.append((fractions >= 0) & (fractions < 1))
+        indices.append(np.clip((fractions * classes.shape[axis]).astype(np.int64), 0, classes.shape[axis] - 1))
+    of_pixels = classes[np.ix_(*indices)]
+    coloured = (of_pixels > 0) & seen[0][:, np.newaxis] & seen[1]
+    table = np.array(COLOURS, np.uint16)[(of_pixels[coloured] - 1) % len(COLOURS)]
+    canvas[coloured] = (canvas[coloured] + table) // 2

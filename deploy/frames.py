@@ -15,24 +15,31 @@ from deploy.contract.errors import ArgumentError, ImageError
 from deploy.contract.preprocessing import Array
 
 MAX_BYTES = 1 << 26
-"""The largest frame: 64 MB."""
+"""The largest JPEG image: 64 MB."""
+MAX_PIXELS = 1 << 25
+"""The largest frame of raw pixels: 33 million pixels, 100 MB."""
 CHUNK = 1 << 16
 _START, _END = b"\xff\xd8", 0xD9
 _SCAN = 0xDA
 _WITHOUT_LENGTH = (0x01, 0xD8, *range(0xD0, 0xD8))
 """Markers that no length follows (ITU T.81, B.1.1.3)."""
+_LOOK = "look at the messages of the program that writes the stream"
 
 
 def size_of(text: str) -> Tuple[int, int]:
     """Return width and height from WIDTHxHEIGHT.
 
     Raises:
-        ArgumentError: the text is something else.
+        ArgumentError: the text is something else, or a frame would have more than MAX_PIXELS.
     """
     match = re.match(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})\Z", text)
     if match is None:
         raise ArgumentError("--frame-size %s is not a size" % text[:40], "write it as 640x480: width, then height")
-    return int(match.group(1)), int(match.group(2))
+    width = int(match.group(1))
+    height = int(match.group(2))
+    if width * height > MAX_PIXELS:
+        raise ArgumentError("--frame-size %s has more than %d pixels" % (text, MAX_PIXELS), "send smaller frames")
+    return width, height
 
 
 def raw(stream: Any, width: int, height: int) -> Iterator[Array]:
@@ -49,7 +56,12 @@ def raw(stream: Any, width: int, height: int) -> Iterator[Array]:
     size = width * height * 3
     reader = _Reader(stream)
     while reader.more():
-        yield np.frombuffer(reader.take(size), np.uint8).reshape(height, width, 3)
+        try:
+            content = reader.take(size)
+        except EOFError:
+            what = "the stream ends after %d of its %d bytes" % (reader.waiting, size)
+            raise ImageError(what, "compare --frame-size with the size that ffmpeg prints")
+        yield np.frombuffer(content, np.uint8).reshape(height, width, 3)
 
 
 def jpegs(stream: Any) -> Iterator[bytes]:
@@ -63,35 +75,53 @@ def jpegs(stream: Any) -> Iterator[bytes]:
     """
     reader = _Reader(stream)
     while reader.more():
-        yield _jpeg(reader)
+        try:
+            yield _jpeg(reader)
+        except EOFError:
+            raise ImageError("the stream ends in the middle of a JPEG image", _LOOK)
 
 
 def _jpeg(reader: _Reader) -> bytes:
-    """Read one image, segment by segment: previews in its metadata are images too (ITU T.81, B.1)."""
+    """Read one image, segment by segment: previews in its metadata are images too (ITU T.81, B.1).
+
+    Raises:
+        EOFError: the stream ends before the image does.
+        ImageError: it is not a JPEG image, or too large.
+    """
     parts = [reader.take(2)]
     if parts[0] != _START:
         hint = "let ffmpeg write them: -f image2pipe -c:v mjpeg -; or give --frame-size for raw pixels"
         raise ImageError("the stream has no JPEG image where one must begin", hint)
     length = 2
     while True:
-        marker = reader.take(2)
-        if marker[0] != 0xFF:
-            raise ImageError("a JPEG image of the stream is damaged", "look at what writes the stream")
+        marker = _marker(reader)
         parts.append(marker)
-        length += 2
         if marker[1] == _END:
             return b"".join(parts)
         if marker[1] not in _WITHOUT_LENGTH:
             size = reader.take(2)
-            segment = reader.take(max(int.from_bytes(size, "big") - 2, 0))
-            parts += [size, segment]
-            length += 2 + len(segment)
+            parts += [size, reader.take(max(int.from_bytes(size, "big") - 2, 0))]
+            length += 4 + len(parts[-1])
         if marker[1] == _SCAN:
-            scan = reader.until_marker(MAX_BYTES - length)
-            parts.append(scan)
-            length += len(scan)
+            parts.append(reader.until_marker(MAX_BYTES - length))
+            length += len(parts[-1])
         if length > MAX_BYTES:
-            raise ImageError("a frame of the stream has more than %d bytes" % MAX_BYTES, "send smaller frames")
+            raise _too_large()
+
+
+def _marker(reader: _Reader) -> bytes:
+    """Return the next marker. Any number of bytes 0xFF may be in front of it (ITU T.81, B.1.1.2)."""
+    first = reader.take(1)
+    second = reader.take(1)
+    while second == b"\xff":
+        second = reader.take(1)
+    if first != b"\xff":
+        raise ImageError("the JPEG image is damaged", _LOOK)
+    return first + second
+
+
+def _too_large() -> ImageError:
+    return ImageError("the JPEG image has more than %d bytes" % MAX_BYTES, "send smaller frames")
 
 
 class _Reader:
@@ -99,29 +129,44 @@ class _Reader:
 
     def __init__(self, stream: Any) -> None:
         self._read = getattr(stream, "read1", stream.read)
-        self._buffer = b""
+        self._buffer = bytearray()
+
+    @property
+    def waiting(self) -> int:
+        """The number of bytes that were read and not yet taken."""
+        return len(self._buffer)
 
     def more(self) -> bool:
         """Return whether there are more bytes."""
         return bool(self._buffer) or self._fill()
 
     def take(self, count: int) -> bytes:
-        """Return the next bytes."""
+        """Return the next bytes.
+
+        Raises:
+            EOFError: there are fewer.
+        """
         while len(self._buffer) < count:
-            self._need(CHUNK)
-        taken, self._buffer = self._buffer[:count], self._buffer[count:]
+            self._need()
+        taken = bytes(self._buffer[:count])
+        del self._buffer[:count]
         return taken
 
     def until_marker(self, most: int) -> bytes:
-        """Return the bytes in front of the next marker that is not part of compressed data (ITU T.81, F.1.2.3)."""
+        """Return the bytes in front of the next marker that is not part of compressed data (ITU T.81, F.1.2.3).
+
+        Raises:
+            EOFError: the stream ends before.
+            ImageError: there are more than `most`.
+        """
         start = 0
         while True:
             place = self._buffer.find(b"\xff", start)
             if place < 0 or place + 1 >= len(self._buffer):
                 start = max(len(self._buffer) - 1, 0)
                 if start > most:
-                    raise ImageError("a frame of the stream has more than %d bytes" % MAX_BYTES, "send smaller frames")
-                self._need(CHUNK)
+                    raise _too_large()
+                self._need()
                 continue
             following = self._buffer[place + 1]
             if following == 0 or following == 0xFF or 0xD0 <= following < 0xD8:
@@ -129,11 +174,11 @@ class _Reader:
                 continue
             return self.take(place)
 
-    def _need(self, count: int) -> None:
-        if not self._fill(count):
-            raise ImageError("the stream ends in the middle of a frame", "look at what writes the stream")
+    def _need(self) -> None:
+        if not self._fill():
+            raise EOFError
 
-    def _fill(self, count: int = CHUNK) -> bool:
-        chunk = self._read(count)
+    def _fill(self) -> bool:
+        chunk = self._read(CHUNK)
         self._buffer += chunk
         return bool(chunk)

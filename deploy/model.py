@@ -25,10 +25,11 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optio
 
 import numpy as np
 
-from deploy import host, probe, runtime
+from deploy import host, probe, runtime, tiles
 from deploy.answers import decoder, in_image
 from deploy.contract import bundle, signature
 from deploy.contract.bundle import BundledModel
+from deploy.contract.detection import Detections
 from deploy.contract.errors import ArgumentError, EdgeTpuError, ImageError, LoadError
 from deploy.contract.image_geometry import AffineMap, input_map, moves_positions
 from deploy.contract.preprocessing import Array, PreprocessingError
@@ -110,6 +111,26 @@ class Model:
         """
         tensors = self.prepare(sample)
         return self.answer(tensors, np.shape(self._joined(sample)) if self._moves else ())
+
+    def tiled(self, image: Any, grid: tiles.Tiles) -> Detections:
+        """Return the detections of a large photo with small objects: the detector runs on each tile.
+
+        The answers of the tiles are merged by non-maximum suppression, as the bundle says: see `deploy.tiles`.
+
+        Args:
+            image: a decoded photo, see `__call__`.
+            grid: the tiles, for example `Tiles(rows=2, columns=3)`.
+
+        Raises:
+            ArgumentError: the bundle is not a detector.
+            ImageError: the image has the wrong shape or type.
+        """
+        tiles.refuse_others(self.bundle)
+        whole = self._joined(image)
+        specification = self.bundle.detector.specification  # type: ignore[union-attr]
+        if not self._moves:
+            return tiles.detect(self, whole, grid, specification)
+        return tiles.detect(self, whole, grid, specification, lambda height, width: self._placed((height, width)))
 
     def batch(self, images: Iterable[Array]) -> List[Any]:
         """Return the answers for several samples, in their order."""

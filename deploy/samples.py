@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, Iterator, Optional, Sequence, Tuple
+from typing import Any, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -15,16 +15,31 @@ from deploy.contract.decoding import Decoding
 from deploy.contract.errors import ArgumentError, ImageError
 
 STDIN = "-"
-IN_FOLDERS = (".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".webp", ".npy", ".wav")
+IN_FOLDERS = (".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".webp", ".tif", ".tiff", ".npy", ".npz", ".wav")
 """The suffixes of files that are samples in a folder."""
 
 
+def listed(paths: Sequence[str]) -> List[str]:
+    """Return the paths with the files of each folder instead of the folder, sorted by name.
+
+    Of a folder, the files with a suffix of a sample are taken. Hidden files are not: systems put files of their own
+    next to photos.
+
+    Raises:
+        ArgumentError: a folder has no samples.
+        OSError: a folder cannot be read.
+    """
+    files: List[str] = []
+    for path in paths:
+        files += _in_folder(path) if os.path.isdir(path) else [path]
+    return files
+
+
 def named(paths: Sequence[str], opened: Bundle, frame_size: Optional[str] = None) -> Iterator[Tuple[str, Any]]:
-    """Yield samples with their names.
+    """Yield samples with their names, one at a time: a video may have no end.
 
     Args:
-        paths: files; folders, of which the files with a suffix of a sample are taken, sorted by name; STDIN for the
-            frames of a video. Without any: the golden inputs of the bundle.
+        paths: files; or STDIN for the frames of a video. Without any: the golden inputs of the bundle.
         opened: the bundle.
         frame_size: WIDTHxHEIGHT of raw frames in STDIN; None: they are JPEG images.
 
@@ -47,32 +62,53 @@ def named(paths: Sequence[str], opened: Bundle, frame_size: Optional[str] = None
         for name in golden:
             yield name, opened.array(name)
     for path in paths:
-        for file in _files(path):
-            yield file, read(file, opened.decoding)
+        yield path, read(path, opened.decoding)
 
 
-def _files(path: str) -> Sequence[str]:
-    """Return a file, or the files of a folder."""
-    if not os.path.isdir(path):
-        return [path]
-    found = sorted(name for name in os.listdir(path) if os.path.splitext(name)[1].lower() in IN_FOLDERS)
-    if not found:
-        raise ArgumentError("the folder %s has no samples" % path, "it needs files " + ", ".join(IN_FOLDERS))
-    return [os.path.join(path, name) for name in found]
+def _in_folder(folder: str) -> List[str]:
+    files = []
+    for name in sorted(os.listdir(folder)):
+        path = os.path.join(folder, name)
+        if os.path.splitext(name)[1].lower() in IN_FOLDERS and not name.startswith(".") and os.path.isfile(path):
+            files.append(path)
+    if not files:
+        raise ArgumentError("the folder %s has no samples" % folder, "it needs files of %s" % ", ".join(IN_FOLDERS))
+    return files
 
 
 def _frames(decoding: Decoding, frame_size: Optional[str]) -> Iterator[Tuple[str, Any]]:
+    """Yield the frames of stdin, decoded. An error names the frame.
+
+    Raises:
+        ArgumentError: the size of frames is invalid, or stdin is closed.
+        ImageError: a frame is damaged, or there are no frames.
+    """
+    if sys.stdin is None:
+        raise ArgumentError("stdin is closed", "send the frames of a video to it")
     stream = sys.stdin.buffer
-    found: Iterator[Any] = frames.jpegs(stream)
+    encoded: Iterator[Any] = frames.jpegs(stream)
     if frame_size is not None:
-        found = frames.raw(stream, *frames.size_of(frame_size))
-    for number, frame in enumerate(found, 1):
-        decoded = frame
-        if frame_size is None:
-            decoded = pictures.decode(frame, decoding.image_channels, images.MAX_PIXELS, decoding.orientation)
-        elif decoding.image_channels == 1:
-            decoded = pictures.to_grey(frame)
+        encoded = frames.raw(stream, *frames.size_of(frame_size))
+    number = 0
+    while True:
+        try:
+            frame = next(encoded, None)
+            decoded = None if frame is None else _decoded(frame, decoding)
+        except ImageError as error:
+            raise ImageError("frame %d of stdin: %s" % (number + 1, error.what), error.hint)
+        if decoded is None:
+            break
+        number += 1
         yield "frame-%06d" % number, decoded
+    if number == 0:
+        raise ImageError("stdin has no frames", "look at the messages of the program that writes to it")
+
+
+def _decoded(frame: Any, decoding: Decoding) -> Any:
+    """Return a frame as an image: of the bytes of a JPEG image, or of raw pixels."""
+    if isinstance(frame, bytes):
+        return pictures.decode(frame, decoding.image_channels, images.MAX_PIXELS, decoding.orientation)
+    return pictures.to_grey(frame) if decoding.image_channels == 1 else frame
 
 
 def read(path: str, decoding: Decoding) -> Any:
@@ -82,14 +118,19 @@ def read(path: str, decoding: Decoding) -> Any:
         ImageError: the file cannot be decoded.
         OSError: the file cannot be read.
     """
-    if path.endswith(".npy"):
-        try:
-            return np.load(path, allow_pickle=False)
-        except (ValueError, EOFError) as error:
-            raise ImageError("%s is not an array: %s" % (path, error), "write it with numpy.save")
+    if path.lower().endswith(".npy"):
+        return _array(path)
     with open(path, "rb") as stream:
         content = stream.read()
     try:
         return images.decode_file(content, decoding)
     except ImageError as error:
         raise ImageError("%s: %s" % (path, error.what), error.hint)
+
+
+def _array(path: str) -> Any:
+    with open(path, "rb") as stream:
+        try:
+            return np.lib.format.read_array(stream, allow_pickle=False)
+        except (ValueError, EOFError, MemoryError) as error:
+            raise ImageError("%s is not an array: %s" % (path, error), "write it with numpy.save")

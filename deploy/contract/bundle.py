@@ -77,6 +77,8 @@ ANSWERS = {"classification": "class", "multi_label": "labels", "detection": "obj
 """The answer of a model by its task; "arrays" for the other tasks."""
 WITH_POSITIONS = ("detection", "keypoints")
 """The tasks whose answers are positions in the image."""
+ARRAYS_IN_IMAGE = {"segmentation": "mask", "keypoints": "points"}
+"""The meaning of the first array of a task for the image: the class of each pixel, or positions."""
 BINARY = ("probability", "logit")
 MAX_TENSORS = 64
 """The largest number of inputs, and of outputs, of a model."""

@@ -89,22 +89,26 @@ class Detections:
         for index in range(len(self) if count is None else min(count, len(self))):
             ymin, xmin, ymax, xmax = map(float, self.boxes[index])
             points = () if self.keypoints is None else tuple(map(tuple, self.keypoints[index].tolist()))
-            label = self._name(int(self.classes[index]))
+            label = self.label(int(self.classes[index]))
             found.append(Detected(label, float(self.scores[index]), (ymin, xmin, ymax, xmax), points))
         return found
 
     def rows(self, count: Optional[int] = None) -> List[Dict[str, Any]]:
-        """Return the same as plain maps of `label`, `score`, `box`, and `keypoints` if the detector has any."""
+        """Return the same as plain maps of `label`, `score`, `box`, and `keypoints` if the detector has any.
+
+        Numbers that are NaN or infinite are None.
+        """
         return [self._row(each) for each in self.top(count)]
 
     def _row(self, found: Detected) -> Dict[str, Any]:
         row: Dict[str, Any] = {"label": found.label, "score": found.score}
-        row["box"] = [round(value, 6) for value in found.box]
+        row["box"] = _plain(found.box)
         if self.keypoints is not None:
-            row["keypoints"] = [[round(value, 6) for value in point] for point in found.keypoints]
+            row["keypoints"] = [_plain(point) for point in found.keypoints]
         return row
 
-    def _name(self, index: int) -> str:
+    def label(self, index: int) -> str:
+        """Return the name of a class; its index if it has no name."""
         return self.labels[index] if index < len(self.labels) else str(index)
 
 
@@ -409,6 +413,10 @@ def _refound(sure: Detections, others: Detections) -> int:
             table[:, best] = 0
             count += 1
     return count
+
+
+def _plain(numbers: Sequence[float]) -> List[Optional[float]]:
+    return [round(number, 6) if math.isfinite(number) else None for number in numbers]
 
 
 def _joined(rows: List[Tuple[int, Any]], maths: Any) -> Any:

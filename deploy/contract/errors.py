@@ -14,6 +14,7 @@ The exit codes of `runner.pyz`::
     13   the outputs differ from the golden outputs
     14   `doctor` found an error on this host
     130  interrupted with Ctrl-C
+    141  the program that reads stdout closed it, as `head` does
 
 On the host side (`compress.errors`), the same codes have the same meaning.
 """
@@ -25,6 +26,7 @@ from typing import Any, Dict
 EXIT_FILES = 6
 EXIT_UNSOUND = 14
 EXIT_INTERRUPTED = 130
+EXIT_PIPE = 141
 
 
 class DeviceError(Exception):

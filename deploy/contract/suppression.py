@@ -16,12 +16,20 @@ def overlaps(boxes: Array, others: Array) -> Array:
     """Return the intersection over union of all pairs of boxes: float64 [k, m]; 0 for two empty boxes."""
     boxes = np.asarray(boxes, np.float64).reshape(-1, 4)
     others = np.asarray(others, np.float64).reshape(-1, 4)
-    low = np.maximum(boxes[:, None, :2], others[None, :, :2])
-    high = np.minimum(boxes[:, None, 2:], others[None, :, 2:])
-    shared = np.prod(np.maximum(high - low, 0), axis=2)
+    shared = intersections(boxes, others)
     areas = [np.prod(np.maximum(corners[:, 2:] - corners[:, :2], 0), axis=1) for corners in (boxes, others)]
     union = areas[0][:, None] + areas[1][None, :] - shared
     return np.where(union > 0, shared / np.where(union > 0, union, 1), 0.0)
+
+
+def intersections(boxes: Array, others: Array) -> Array:
+    """Return the areas that all pairs of boxes have in common: float64 [k, m]."""
+    boxes = np.asarray(boxes, np.float64).reshape(-1, 4)
+    others = np.asarray(others, np.float64).reshape(-1, 4)
+    columns, across = boxes.T[:, :, np.newaxis], others.T[:, np.newaxis, :]
+    height = np.minimum(columns[2], across[2]) - np.maximum(columns[0], across[0])
+    width = np.minimum(columns[3], across[3]) - np.maximum(columns[1], across[1])
+    return np.maximum(height, 0) * np.maximum(width, 0)
 
 
 def suppressed(boxes: Array, classes: Array, overlap: float, most: int) -> Array:
@@ -49,10 +57,8 @@ def _conflicts(rows: Array, others: Array, overlap: float) -> Array:
         others: float64 [m, 5].
         overlap: the intersection over union.
     """
+    shared = intersections(rows[:, :4], others[:, :4])
     columns, across = rows.T[:, :, np.newaxis], others.T[:, np.newaxis, :]
-    height = np.minimum(columns[2], across[2]) - np.maximum(columns[0], across[0])
-    width = np.minimum(columns[3], across[3]) - np.maximum(columns[1], across[1])
-    shared = np.maximum(height, 0) * np.maximum(width, 0)
     areas, other_areas = ((each[2] - each[0]) * (each[3] - each[1]) for each in (columns, across))
     return (shared > overlap * (areas + other_areas - shared)) & (columns[4] == across[4])
 

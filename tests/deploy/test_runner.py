@@ -17,6 +17,7 @@ import pytest
 from PIL import Image
 
 from deploy import __main__ as command
+from deploy import samples
 from deploy.contract import bundle, errors
 
 
@@ -82,7 +83,7 @@ def test_files_are_decoded_as_in_training(tmp_path: Path, capsys: pytest.Capture
     )
     Image.fromarray(grey[..., 0]).save(tmp_path / "grey.png")
     opened = bundle.Bundle(devices.packed(decoding={"image_channels": 3}))
-    assert command._sample(str(tmp_path / "grey.png"), opened.decoding).shape == (6, 5, 3)
+    assert samples.read(str(tmp_path / "grey.png"), opened.decoding).shape == (6, 5, 3)
 
 
 def test_without_images_the_golden_inputs_are_run(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,7 +141,7 @@ def test_the_table_of_exit_codes_is_complete() -> None:
     types = [each for each in vars(errors).values() if isinstance(each, type)]
     classes = [each for each in types if issubclass(each, errors.DeviceError)]
     codes = {each.exit_code for each in classes} | {bundle.BundleError.exit_code, errors.EXIT_FILES}
-    assert table == {0, *codes, errors.EXIT_UNSOUND, errors.EXIT_INTERRUPTED}
+    assert table == {0, *codes, errors.EXIT_UNSOUND, errors.EXIT_INTERRUPTED, errors.EXIT_PIPE}
 
 
 def test_models_that_answer_otherwise_are_13(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
