@@ -8,12 +8,13 @@ from math import prod
 from pathlib import Path
 from typing import Any, ClassVar
 
-from compress.data.types import Data
+from compress.data.types import Data, Split
 from compress.errors import ModelError, StageError
 from compress.stage import Refusal, Use
-from compress.tasks.base import DistillationTerms, Judge, Location, Specification
+from compress.tasks.base import DistillationTerms, Judge, Location, ModelOutputs, Specification
 from compress.tasks.detection import Detection, detector_of, moving_steps
 from compress.tasks.detection_head import DetectionHead
+from compress.tasks.illustrations import ObjectsIllustrator
 from compress.tasks.outputs import OutputsHead, OutputsTask
 from deploy.contract.detection import Detector
 
@@ -103,6 +104,14 @@ class UnlabelledDetection(OutputsTask):
             refusal = Refusal("a detector is needed", "model.detector: auto, the name of a family, or a specification")
             found.append((("model",), refusal))
         return found
+
+    def illustrator(self, models: Mapping[str, ModelOutputs], data: Data, split: Split) -> ObjectsIllustrator:
+        """Return how objects are drawn; their classes have numbers."""
+        del data, split
+        detectors = [_detector(model.specification) for model in models.values()]
+        rows = [model.rows for model in models.values()]
+        names = [f"class {number}" for number in range(detectors[0].classes_of(rows[0].shape[1]))]
+        return ObjectsIllustrator(detectors, rows, names, None)
 
     def manifest(self, specification: Specification, labels: Sequence[str] = ()) -> dict[str, Any]:
         """Return the task on the device: detection, with the names of classes if there are any.

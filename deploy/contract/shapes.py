@@ -51,7 +51,8 @@ def colour_of(number: int) -> Tuple[int, int, int]:
 
 def line_width(canvas: Array) -> int:
     """Return the width of lines in an image, in pixels."""
-    return max(round(min(canvas.shape[:2]) / 200), 1)
+    width: float = min(canvas.shape[:2]) / 200
+    return max(round(width), 1)
 
 
 def draw_objects(canvas: Array, found: Detections, line: int) -> List[Text]:

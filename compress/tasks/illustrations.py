@@ -1,0 +1,298 @@
+"""Answers drawn into the images that they are for, and how far the answers of two models to one image are apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.data.types import Objects
+from compress.tasks.base import Difference, Drawn, Illustrator, Image, Rows
+from deploy.contract import shapes
+from deploy.contract.detection import Detections, Detector
+from deploy.contract.image_geometry import NO_CLASS
+from deploy.contract.suppression import overlaps
+
+BLOCK = 64
+"""Samples whose outputs are worked on at once."""
+SCORES = (0.5, 0.3, 0.1)
+"""Smallest scores of objects that are drawn: the first at which the original finds something in a quarter of the
+samples."""
+ENOUGH = 0.25
+SAME_PLACE = 0.5
+"""Overlap at which boxes of two models are one object."""
+FEWER = 0.5
+"""Of the smallest score: an object of one model is also that of the other, if its score there is at least this."""
+NAMED = 8
+"""Objects or classes that are named below an image."""
+SMALLEST_NAMED = 0.002
+"""The share of an image above which the name of a class is drawn into it."""
+
+
+class ObjectsIllustrator(Illustrator):
+    """The objects of detectors.
+
+    Args:
+        detectors: of the original and of the result.
+        rows: their outputs.
+        names: the class names; a class without one is a number.
+        labels: the objects of each sample; None without labels.
+    """
+
+    def __init__(
+        self,
+        detectors: Sequence[Detector],
+        rows: Sequence[Rows],
+        names: Sequence[str],
+        labels: Sequence[Objects] | None,
+    ) -> None:
+        self._names = tuple(names)
+        self._labels = labels
+        found = [list(_found(*pair, self._names)) for pair in zip(detectors, rows, strict=True)]
+        self._found = list(zip(*found, strict=True))
+        self._least = _smallest_score([original for original, _ in self._found])
+        self.note = (
+            f"Boxes are drawn with the class and the score, if the score is {self._least:g} or more, or if the other "
+            f"model finds the same object with such a score. The same object: the same class, and the boxes overlap by "
+            f"{SAME_PLACE:g} or more."
+        )
+
+    def differences(self) -> list[Difference]:
+        """Return the number of objects that only one of the models finds, then how far the others moved."""
+        return [self._difference(*pair) for pair in self._found]
+
+    def _difference(self, original: Detections, result: Detections) -> Difference:
+        before, after = self._shown(original, result)
+        table = _overlap(before, after)
+        pairs = list(_pairs(table))
+        single = len(before) + len(after) - 2 * len(pairs)
+        moved = [
+            (1 - float(table[one, other])) / 2 + abs(float(before.scores[one] - after.scores[other])) / 2
+            for one, other in pairs
+        ]
+        text = f"{single} of {single + len(pairs)} objects are found by one model alone"
+        if not single:
+            text = f"both models find the same {len(pairs)} objects" if pairs else "neither model finds an object"
+        return Difference(single + (sum(moved) / len(moved) if moved else 0.0), text)
+
+    def is_empty(self, sample: int) -> bool:
+        """Whether no model finds an object, and none is labelled."""
+        labelled = self._labels is not None and len(self._labels[sample].classes)
+        return not labelled and not any(len(each) for each in self._shown(*self._found[sample]))
+
+    def label(self, image: Image, sample: int) -> Drawn | None:
+        """Return the image with the labelled objects."""
+        if self._labels is None:
+            return None
+        boxes, classes = self._labels[sample]
+        texts = [text._replace(text=text.text.rpartition(" ")[0]) for text in self._boxes(image, boxes, classes)]
+        return Drawn(shapes.with_texts(image, texts), _listed([text.text for text in texts], "no object"))
+
+    def answers(self, image: Image, sample: int) -> list[Drawn]:
+        """Return the images with the objects that the models find."""
+        return [self._drawn(image.copy(), found) for found in self._shown(*self._found[sample])]
+
+    def _boxes(self, image: Image, boxes: NDArray[np.float32], classes: NDArray[np.int64]) -> list[shapes.Text]:
+        found = Detections(boxes, classes, np.ones(len(classes), np.float32), self._names)
+        return shapes.draw_objects(image, found, shapes.line_width(image))[::-1]
+
+    def _drawn(self, image: Image, found: Detections) -> Drawn:
+        texts = shapes.draw_objects(image, found, shapes.line_width(image))
+        return Drawn(shapes.with_texts(image, texts), _listed([text.text for text in texts[::-1]], "no object"))
+
+    def _shown(self, *pair: Detections) -> list[Detections]:
+        """Return the objects of both models that are drawn: sure ones, and those that the other model is sure of."""
+        return [self._sure(*ordered) for ordered in (pair, pair[::-1])]
+
+    def _sure(self, one: Detections, other: Detections) -> Detections:
+        likely = one.above(FEWER * self._least)
+        kept = likely.scores >= self._least
+        for _, place in _pairs(_overlap(other.above(self._least), likely)):
+            kept[place] = True
+        return likely.taken(kept)
+
+
+def _found(detector: Detector, rows: Rows, names: tuple[str, ...]) -> Iterator[Detections]:
+    """Yield the objects of each sample, with finite numbers."""
+    for start in range(0, len(rows), BLOCK):
+        outputs = detector.split(np.asarray(rows[start : start + BLOCK], np.float32))
+        for sample in range(len(outputs[0])):
+            found = detector([output[sample] for output in outputs], names)
+            sound = np.isfinite(found.boxes).all(axis=1)
+            if found.keypoints is not None:
+                sound &= np.isfinite(found.keypoints).all(axis=(1, 2))
+            yield found.taken(sound & (found.scores >= FEWER * SCORES[-1]))
+
+
+def _smallest_score(found: Sequence[Detections]) -> float:
+    for score in SCORES[:-1]:
+        if sum(bool(len(each.above(score))) for each in found) >= ENOUGH * len(found):
+            return score
+    return SCORES[-1]
+
+
+def _overlap(one: Detections, other: Detections) -> NDArray[np.float64]:
+    """Return the overlap of the boxes of equal classes [k, l], 0 for others."""
+    return np.asarray(overlaps(one.boxes, other.boxes) * (one.classes[:, None] == other.classes[None, :]))
+
+
+def _pairs(table: NDArray[np.float64]) -> Iterator[tuple[int, int]]:
+    """Yield the objects of one model that are those of the other, the likeliest first; each counts once."""
+    free = table.copy()
+    for row in range(len(free)):
+        best = int(free[row].argmax()) if free.shape[1] else 0
+        if free.shape[1] and free[row, best] >= SAME_PLACE:
+            free[:, best] = 0
+            yield row, best
+
+
+class MasksIllustrator(Illustrator):
+    """The classes of pixels.
+
+    Args:
+        rows: the outputs of the original and of the result.
+        names: the class names.
+        labels: the masks: class indices [n, height, width].
+    """
+
+    def __init__(self, rows: Sequence[Rows], names: Sequence[str], labels: NDArray[Any]) -> None:
+        self._rows = rows
+        self._names = tuple(names)
+        self._labels = labels
+        first = f"{names[0]!r}" if names else "the first class"
+        self.note = (
+            f"The class of each pixel is drawn as a colour, with the share of the pixels next to its name; {first} and "
+            "pixels that do not count stay as they are."
+        )
+
+    def differences(self) -> list[Difference]:
+        """Return the share of the pixels to which the models give different classes."""
+        shares: list[float] = []
+        for start in range(0, len(self._labels), BLOCK):
+            before, after = (self._classes(rows[start : start + BLOCK]) for rows in self._rows)
+            shares += (before != after).mean(axis=(1, 2)).tolist()
+        return [Difference(share, f"{share:.3f} of the pixels have different classes") for share in shares]
+
+    def is_empty(self, sample: int) -> bool:
+        """Whether both models and the labels give every pixel the first class."""
+        answers = [self._classes(rows[sample : sample + 1]) for rows in self._rows]
+        masks = [*answers, self._labels[sample : sample + 1]]
+        return all(((mask == 0) | (mask == NO_CLASS)).all() for mask in masks)
+
+    def label(self, image: Image, sample: int) -> Drawn:
+        """Return the image with its mask."""
+        return self._drawn(image, np.asarray(self._labels[sample], np.int64))
+
+    def answers(self, image: Image, sample: int) -> list[Drawn]:
+        """Return the images with the classes that the models give."""
+        return [self._drawn(image.copy(), self._classes(rows[sample : sample + 1])[0]) for rows in self._rows]
+
+    def _classes(self, rows: Rows) -> NDArray[np.int64]:
+        grid = self._labels.shape[1:]
+        return np.asarray(np.asarray(rows).reshape(len(rows), *grid, -1).argmax(axis=-1), np.int64)
+
+    def _drawn(self, image: Image, mask: NDArray[np.int64]) -> Drawn:
+        counted = mask != NO_CLASS
+        mask = np.where(counted, mask, 0)
+        shapes.blend_classes(image, mask)
+        shares = {int(label): float(((mask == label) & counted).mean()) for label in np.unique(mask[counted])}
+        ordered = sorted(shares, key=lambda label: (-shares[label], label))
+        texts = [self._name(image, mask, label, shares[label]) for label in ordered if label]
+        drawn = [
+            text for text, label in zip(texts, filter(None, ordered), strict=True) if shares[label] > SMALLEST_NAMED
+        ]
+        return Drawn(shapes.with_texts(image, drawn), _listed([text.text for text in texts], "no class but the first"))
+
+    def _name(self, image: Image, mask: NDArray[np.int64], label: int, share: float) -> shapes.Text:
+        """Return the name of a class, at the middle one of its pixels."""
+        rows, columns = np.nonzero(mask == label)
+        middle = len(rows) // 2
+        height, width = image.shape[:2]
+        row, column = int(rows[middle] * height / mask.shape[0]), int(columns[middle] * width / mask.shape[1])
+        return shapes.Text(column, row, f"{_name(self._names, label)} {share:.2f}", shapes.colour_of(label - 1))
+
+
+@dataclass(frozen=True)
+class PointsIllustrator(Illustrator):
+    """The positions of points.
+
+    Attributes:
+        points: of the original and of the result, as fractions of the image: y and x: [n, points, 2].
+        labels: y, x and visibility [n, points, 3].
+        note: what is drawn.
+    """
+
+    points: tuple[NDArray[np.float64], NDArray[np.float64]]
+    labels: NDArray[np.float64]
+    note: str = "Each point has its own colour; labels are drawn where a point is marked."
+
+    @classmethod
+    def of(cls, rows: Sequence[Rows], labels: NDArray[np.float32], size: Sequence[int]) -> PointsIllustrator | None:
+        """Return the illustrator of outputs x and y; None if they are neither fractions nor pixels of the image.
+
+        Args:
+            rows: the outputs of the original and of the result.
+            labels: x, y and visibility of each point [n, points, 3].
+            size: height and width of the model's input.
+        """
+        marked = labels[..., :2][labels[..., 2] > 0]
+        largest = np.abs(marked).max(axis=0) if len(marked) else np.zeros(2)
+        unit = np.ones(2) if (largest <= 1.5).all() else np.array([size[1], size[0]], np.float64)
+        if (largest > 1.5 * unit).any() or (len(marked) and marked.min() < -0.5 * unit.max()):
+            return None
+        limit = 2.0  # points far outside of the image, and NaN
+        places = [
+            np.clip(np.nan_to_num(np.asarray(each, np.float64).reshape(len(each), -1, 2) / unit, nan=limit), -1, limit)
+            for each in rows
+        ]
+        truth = np.concatenate([labels[..., 1::-1] / unit[::-1], labels[..., 2:]], axis=2)
+        return cls((places[0][..., ::-1], places[1][..., ::-1]), truth)
+
+    def differences(self) -> list[Difference]:
+        """Return the mean distance of the points of both models."""
+        distances = np.sqrt(((self.points[0] - self.points[1]) ** 2).sum(axis=2)).mean(axis=1)
+        text = "the points of both models are {:.3f} of the image apart on average"
+        return [Difference(float(distance), text.format(distance)) for distance in distances]
+
+    def is_empty(self, sample: int) -> bool:
+        """Return False: there are always points."""
+        del sample
+        return False
+
+    def label(self, image: Image, sample: int) -> Drawn:
+        """Return the image with the marked points."""
+        marked = self.labels[sample, :, 2] > 0
+        _draw_points(image, self.labels[sample, :, :2], marked)
+        return Drawn(image, f"{int(marked.sum())} of {len(marked)} points are marked")
+
+    def answers(self, image: Image, sample: int) -> list[Drawn]:
+        """Return the images with the points of the models, and their mean distance from the marked ones."""
+        drawn = []
+        marked = self.labels[sample, :, 2] > 0
+        for points in self.points:
+            canvas = image.copy()
+            _draw_points(canvas, points[sample], np.ones(len(marked), np.bool_))
+            distance = np.sqrt(((points[sample] - self.labels[sample, :, :2]) ** 2).sum(axis=1))[marked]
+            text = f"{distance.mean():.3f} of the image from the labels on average" if marked.any() else "no labels"
+            drawn.append(Drawn(canvas, text))
+        return drawn
+
+
+def _draw_points(image: Image, points: NDArray[np.float64], drawn: NDArray[np.bool_]) -> None:
+    for number in np.flatnonzero(drawn):
+        shapes.draw_points(
+            image, points[number : number + 1], shapes.colour_of(int(number)), shapes.line_width(image) + 1
+        )
+
+
+def _name(names: Sequence[str], label: int) -> str:
+    return names[label] if label < len(names) else str(label)
+
+
+def _listed(texts: Sequence[str], nothing: str) -> str:
+    """Return what is drawn in one line; long lists end with the number of the rest."""
+    more = [f"and {len(texts) - NAMED} more"] if len(texts) > NAMED else []
+    return ", ".join([*texts[:NAMED], *more]) or nothing
