@@ -60,7 +60,8 @@ def examples(illustrator: Illustrator | None, data: Data, split: Split, folder: 
         drawn = dict(zip(("original", "result"), illustrator.answers(canvas, sample), strict=True))
         pictures = {"label": label} | drawn if label is not None else drawn
         written = [_written(folder / f"{number}-{shows}.jpg", shows, each) for shows, each in pictures.items()]
-        records.append(ExampleRecord(sample, kind, differences[sample].text, tuple(written)))
+        name = data.describe(split, sample)
+        records.append(ExampleRecord(sample, name, kind, differences[sample].text, tuple(written)))
     return asdict(ExamplesRecord(illustrator.note, len(differences), tuple(records)))
 
 

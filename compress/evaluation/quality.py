@@ -28,10 +28,12 @@ class Evaluation(Probe):
 
     split: Literal["validation", "test"]
     """The split that is measured on; `test` only for the final comparison."""
+    labels: tuple[str, ...] = ()
+    """Names of the classes for data without labels."""
 
     def run(self, subjects: Mapping[str, Artifact], context: Context) -> Facts:
         """Return the facts of `Task.evaluate`; and for two models `outputs`: how close each output is, `input_range` of
-        the first, and `examples`: samples whose pictures are in the folder."""
+        the first, `class_names`, and `examples`: samples whose pictures are in the folder."""
         task = task_of(context.data)
         samples = context.data.inputs(self.split)
         models, layouts, ranges = {}, [], []
@@ -53,6 +55,7 @@ class Evaluation(Probe):
             specification = next(iter(models.values())).specification
             facts["outputs"] = [asdict(row) for row in compare_outputs(layouts[0], expected, actual, specification)]
         if len(models) == 2:
-            illustrator = task.illustrator(models, context.data, self.split)
+            facts["class_names"] = list(self.labels)
+            illustrator = task.illustrator(models, context.data, self.split, self.labels)
             facts["examples"] = examples(illustrator, context.data, self.split, context.folder)
         return facts

@@ -51,6 +51,7 @@ from compress.report.record import (
 )
 from compress.stage import Context, Need, Probe, Stage, Work
 from compress.stages.batch_norm_statistics import BatchNormStatistics
+from compress.stages.package import Package
 from compress.stages.sensitivity import Sensitivity
 from compress.tasks import task_of
 from compress.tasks.findings import GAIN
@@ -357,7 +358,9 @@ def _probes(session: PipelineRun) -> None:
         return
     result = list(models)[-1]
     pair = {"original": models[session.original], "result": models[result]}
-    session.tested = session.obtain("accuracy on test", Evaluation(split="test"), pair, Kind.FINDINGS)[0]
+    packages = [entry.stage for entry in session.pipeline.steps if isinstance(entry.stage, Package)]
+    labels = packages[-1].labels if packages else ()
+    session.tested = session.obtain("accuracy on test", Evaluation(split="test", labels=labels), pair, Kind.FINDINGS)[0]
     findings.test = session.tested.facts
     _examine_original(session)
     findings.latency = _latency(session, pair)

@@ -7,13 +7,13 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from compress.report.blocks import Picture, Pictures, Section, Text
+from compress.report.blocks import Picture, Pictures, Section, Text, joined
 from compress.report.record import EXAMPLES, ExampleRecord, ExamplesRecord, PictureRecord, RunRecord
 from compress.report.wording import MAX_PROSE, sentence, shorten
 
 MAX_EXAMPLES = 12
-TITLES = {"label": "Label", "original": "Original (float)", "result": "Result"}
-REASONS = {"different": "one of the largest differences", "typical": "typical"}
+TITLES = {"label": "Label", "original": "Original", "result": "Result"}
+REASONS = {"different": "a large difference", "typical": "typical"}
 
 
 def files(record: RunRecord) -> list[str]:
@@ -48,21 +48,17 @@ def sections(record: RunRecord, contents: Mapping[str, bytes]) -> Iterator[Secti
 def _introduction(examples: ExamplesRecord) -> str:
     different = sum(example.kind == "different" for example in examples.examples)
     typical = len(examples.examples) - different
-    first = "Original and result give equal answers to all samples."
-    if different:
-        first = (
-            f"First the {different} with the largest difference between original and result"
-            if different > 1
-            else ("First the one with the largest difference between original and result")
-        )
-        first += f", then {typical} with a difference near the median." if typical else "."
-    chosen = f"{len(examples.examples)} of {examples.samples:,} test samples, counted from 0. {first}"
-    return f"{chosen} {shorten(examples.note, MAX_PROSE)}"
+    parts = [f"{different} with the largest difference between original and result"] if different else []
+    parts += [f"{typical} typical, with a difference near the median"] if typical else []
+    chosen = f"{len(examples.examples)} of {examples.samples:,} test samples: {', then '.join(parts)}."
+    equal = "" if different else "Original and result give equal answers to all samples."
+    return joined(" ", chosen, equal, shorten(examples.note, MAX_PROSE))
 
 
 def _example(example: ExampleRecord, contents: Mapping[str, bytes]) -> Pictures:
-    caption = f"Test sample {example.sample}, {REASONS[example.kind]}: {shorten(example.difference, MAX_PROSE)}"
-    return Pictures([_picture(picture, contents) for picture in example.pictures], sentence(caption))
+    name = f"{shorten(example.name, 100)} (test sample {example.sample})"
+    caption = f"{name}, {REASONS[example.kind]}: {sentence(shorten(example.difference, MAX_PROSE))}"
+    return Pictures([_picture(picture, contents) for picture in example.pictures], caption)
 
 
 def _picture(picture: PictureRecord, contents: Mapping[str, bytes]) -> Picture:

@@ -203,6 +203,21 @@ class ClassRecord:
 
 
 @dataclass(frozen=True)
+class FoundAgainRecord:
+    """The objects of one class that the original finds.
+
+    Attributes:
+        name: the class.
+        objects: the number of its objects in the test samples.
+        found: the number of those that the result finds too.
+    """
+
+    name: str
+    objects: int
+    found: int
+
+
+@dataclass(frozen=True)
 class ConfusionRecord:
     """Counts of test samples by true class (row) and predicted class (column), of both models."""
 
@@ -212,12 +227,21 @@ class ConfusionRecord:
 
 @dataclass(frozen=True)
 class ComparisonRecord:
-    """The comparison of result and original: drops, ratios, agreement; and classes, if the task has them."""
+    """The comparison of result and original.
+
+    Attributes:
+        measurements: drops, ratios, agreement.
+        per_class: the quality for each class, if the task has classes.
+        confusion: how often classes are taken for others.
+        outputs: how close each output is.
+        found_again: for detectors without labels: the objects of the original that the result finds, by class.
+    """
 
     measurements: Measurements
     per_class: tuple[ClassRecord, ...] = ()
     confusion: ConfusionRecord | None = None
     outputs: tuple[OutputComparisonRecord, ...] = ()
+    found_again: tuple[FoundAgainRecord, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -243,12 +267,14 @@ class ExampleRecord:
 
     Attributes:
         sample: its index in the test split.
+        name: its name, such as the path of its file.
         kind: why it was chosen: a large difference between both models, or one near the median.
         difference: the difference in words.
         pictures: the label, if there is one, then the answers.
     """
 
     sample: int
+    name: str
     kind: ExampleKind
     difference: str
     pictures: tuple[PictureRecord, ...]

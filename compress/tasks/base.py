@@ -368,15 +368,18 @@ class Task(ABC):
         del specification, labels
         return {}
 
-    def illustrator(self, models: Mapping[str, ModelOutputs], data: Data, split: Split) -> Illustrator | None:
+    def illustrator(
+        self, models: Mapping[str, ModelOutputs], data: Data, split: Split, labels: Sequence[str] = ()
+    ) -> Illustrator | None:
         """Return how the answers of two models are drawn into their images; None for answers that are not drawn.
 
         Args:
             models: the original and the result.
             data: the data.
             split: the split.
+            labels: names of the classes that do not come from the data.
         """
-        del models, data, split
+        del models, data, split, labels
         return None
 
     def why_not(self, uses: Iterable[Use]) -> Refusal | None:

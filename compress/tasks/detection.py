@@ -188,8 +188,11 @@ class Detection(Task):
         metrics = {f"{name}_{role}": facts[role][name] for role in rows for name in ("ap", "ap50")}
         return EvaluationMembers(_object_rows(expected), metrics | compared)
 
-    def illustrator(self, models: Mapping[str, ModelOutputs], data: Data, split: Split) -> ObjectsIllustrator:
+    def illustrator(
+        self, models: Mapping[str, ModelOutputs], data: Data, split: Split, labels: Sequence[str] = ()
+    ) -> ObjectsIllustrator:
         """Return how objects are drawn."""
+        del labels
         detectors = [detector_of(model.specification) for model in models.values()]
         rows = [model.rows for model in models.values()]
         return ObjectsIllustrator(detectors, rows, data.class_names, data.objects(split))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +39,7 @@ class ObjectsIllustrator(Illustrator):
     Args:
         detectors: of the original and of the result.
         rows: their outputs.
-        names: the class names; a class without one is a number.
+        names: the class names; a class without one has its number.
         labels: the objects of each sample; None without labels.
     """
 
@@ -49,7 +50,8 @@ class ObjectsIllustrator(Illustrator):
         names: Sequence[str],
         labels: Sequence[Objects] | None,
     ) -> None:
-        self._names = tuple(names)
+        classes = detectors[0].classes_of(rows[0].shape[1])
+        self._names = tuple(name_of(names, label) for label in range(max(classes, len(names))))
         self._labels = labels
         found = [list(_found(*pair, self._names)) for pair in zip(detectors, rows, strict=True)]
         self._found = list(zip(*found, strict=True))
@@ -69,14 +71,29 @@ class ObjectsIllustrator(Illustrator):
         table = _overlap(before, after)
         pairs = list(_pairs(table))
         single = len(before) + len(after) - 2 * len(pairs)
-        moved = [
-            (1 - float(table[one, other])) / 2 + abs(float(before.scores[one] - after.scores[other])) / 2
-            for one, other in pairs
+        overlap = np.mean([table[pair] for pair in pairs]) if pairs else 1.0
+        scores = np.mean([abs(before.scores[one] - after.scores[other]) for one, other in pairs]) if pairs else 0.0
+        if single:
+            text = f"{single} of {single + len(pairs)} objects found by one model alone"
+        elif pairs:
+            text = f"the same objects, {len(pairs)}: scores differ by {scores:.2f} on average, "
+            text += f"boxes overlap by {overlap:.2f}"
+        else:
+            text = "neither model finds an object"
+        return Difference(single + float(1 - overlap + scores) / 2, text)
+
+    def found_again(self) -> list[tuple[int, int]]:
+        """Return for each class the number of the original's objects, and how many of them the result finds."""
+        counts = [
+            [0, 0] for _ in range(1 + max((int(each.classes.max(initial=0)) for each, _ in self._found), default=0))
         ]
-        text = f"{single} of {single + len(pairs)} objects are found by one model alone"
-        if not single:
-            text = f"both models find the same {len(pairs)} objects" if pairs else "neither model finds an object"
-        return Difference(single + (sum(moved) / len(moved) if moved else 0.0), text)
+        for original, result in self._found:
+            sure = original.above(self._least)
+            for label in sure.classes:
+                counts[label][0] += 1
+            for one, _ in _pairs(_overlap(sure, result.above(FEWER * self._least))):
+                counts[sure.classes[one]][1] += 1
+        return [(objects, found) for objects, found in counts]
 
     def is_empty(self, sample: int) -> bool:
         """Whether no model finds an object, and none is labelled."""
@@ -89,7 +106,10 @@ class ObjectsIllustrator(Illustrator):
             return None
         boxes, classes = self._labels[sample]
         texts = [text._replace(text=text.text.rpartition(" ")[0]) for text in self._boxes(image, boxes, classes)]
-        return Drawn(shapes.with_texts(image, texts), _listed([text.text for text in texts], "no object"))
+        counts = Counter(text.text for text in texts).most_common()
+        return Drawn(
+            shapes.with_texts(image, texts), _listed([f"{count} {name}" for name, count in counts], "no object")
+        )
 
     def answers(self, image: Image, sample: int) -> list[Drawn]:
         """Return the images with the objects that the models find."""
@@ -212,7 +232,7 @@ class MasksIllustrator(Illustrator):
         middle = len(rows) // 2
         height, width = image.shape[:2]
         row, column = int(rows[middle] * height / mask.shape[0]), int(columns[middle] * width / mask.shape[1])
-        return shapes.Text(column, row, f"{_name(self._names, label)} {share:.2f}", shapes.colour_of(label - 1))
+        return shapes.Text(column, row, f"{name_of(self._names, label)} {share:.2f}", shapes.colour_of(label - 1))
 
 
 @dataclass(frozen=True)
@@ -288,8 +308,9 @@ def _draw_points(image: Image, points: NDArray[np.float64], drawn: NDArray[np.bo
         )
 
 
-def _name(names: Sequence[str], label: int) -> str:
-    return names[label] if label < len(names) else str(label)
+def name_of(names: Sequence[str], label: int) -> str:
+    """Return the name of a class, or its number if it has none."""
+    return names[label] if label < len(names) else f"class {label}"
 
 
 def _listed(texts: Sequence[str], nothing: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -122,8 +122,11 @@ class Keypoints(MeasuredTask):
         del specification, logits
         return ByValue()
 
-    def illustrator(self, models: Mapping[str, ModelOutputs], data: Data, split: Split) -> PointsIllustrator | None:
+    def illustrator(
+        self, models: Mapping[str, ModelOutputs], data: Data, split: Split, labels: Sequence[str] = ()
+    ) -> PointsIllustrator | None:
         """Return how points are drawn; None if their positions in the image are not known."""
+        del labels
         rows = [model.rows for model in models.values()]
         return PointsIllustrator.of(rows, self.targets(data, split), data.input_shape[:2])
 

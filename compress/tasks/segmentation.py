@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -182,8 +182,11 @@ class Segmentation(MeasuredTask):
         del logits
         return ByPixel((specification or {}).get("classes", 1))
 
-    def illustrator(self, models: Mapping[str, ModelOutputs], data: Data, split: Split) -> MasksIllustrator | None:
+    def illustrator(
+        self, models: Mapping[str, ModelOutputs], data: Data, split: Split, labels: Sequence[str] = ()
+    ) -> MasksIllustrator | None:
         """Return how masks are drawn; None for series."""
+        del labels
         masks = self.targets(data, split)
         if masks.ndim != 3:
             return None
