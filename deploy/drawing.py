@@ -1,6 +1,6 @@
 """Answers drawn into photos: boxes with their labels, keypoints, masks, and the names of classes.
 
-`deploy.contract.shapes` draws. Text and image files need Pillow or OpenCV, as decoding does.
+`deploy.contract.shapes` draws. TextLine and image files need Pillow or OpenCV, as decoding does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from deploy.contract.image_geometry import input_map
 from deploy.contract.preprocessing import Array
 from deploy.contract.shapes import (
     COLOURS,
-    Text,
+    TextLine,
     blend_classes,
     class_at,
     draw_objects,
@@ -53,11 +53,11 @@ def drawn(image: Array, answer: Any, opened: Bundle, least_score: float = LEAST_
         np.broadcast_to(np.clip(image, 0, 255), (*image.shape[:2], 3)).astype(np.uint8)
     ).copy()
     line = line_width(canvas)
-    texts: List[Text] = []
+    texts: List[TextLine] = []
     if isinstance(answer, Detections):
         texts += draw_objects(canvas, answer.above(least_score), line)
     elif not isinstance(answer, NamedOutputs):
-        texts.append(Text(0, 0, "%s %.2f" % (answer.label, answer.score), COLOURS[0]))
+        texts.append(TextLine(0, 0, "%s %.2f" % (answer.label, answer.score), COLOURS[0]))
     elif opened.task == "segmentation":
         blend_classes(canvas, class_at(answer.first), input_map(opened.preprocessing, *image.shape[:2]))
     elif opened.task == "keypoints":
@@ -65,7 +65,7 @@ def drawn(image: Array, answer: Any, opened: Bundle, least_score: float = LEAST_
         draw_points(canvas, places, COLOURS[0], line)
     elif hasattr(answer, "chosen"):
         lines = ["%s %.2f" % pair for pair in answer.chosen()]
-        texts += [Text(0, 0, ", ".join(lines), COLOURS[0])] if lines else []
+        texts += [TextLine(0, 0, ", ".join(lines), COLOURS[0])] if lines else []
     else:
         raise ImageError(
             "the answer of this model cannot be drawn", "it is no class, no object, no mask and no keypoint"

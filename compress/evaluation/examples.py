@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import numpy as np
 from PIL import Image
@@ -60,7 +60,7 @@ def examples(illustrator: Illustrator | None, data: Data, split: Split, folder: 
         drawn = dict(zip(("original", "result"), illustrator.answers(canvas, sample), strict=True))
         pictures = {"label": label} | drawn if label is not None else drawn
         written = [_written(folder / f"{number}-{shows}.jpg", shows, each) for shows, each in pictures.items()]
-        name = data.describe(split, sample)
+        name = _without_folder(data.describe(split, sample))
         records.append(ExampleRecord(sample, name, kind, differences[sample].text, tuple(written)))
     return asdict(ExamplesRecord(illustrator.note, len(differences), tuple(records)))
 
@@ -82,6 +82,11 @@ def choose(differences: Sequence[float], is_empty: Callable[[int], bool]) -> lis
             typical.append(sample)
     typical += [sample for sample in rest if sample not in typical][: TYPICAL - len(typical)]
     return [*((sample, "different") for sample in different), *((sample, "typical") for sample in typical)]
+
+
+def _without_folder(name: str) -> str:
+    """Return the name of a file outside of the data's folder without the folders of this machine."""
+    return PurePath(name).name if PurePath(name).is_absolute() else name
 
 
 def _thumbnail(image: Pixels) -> Pixels:

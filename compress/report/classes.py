@@ -51,7 +51,7 @@ def section(record: RunRecord) -> Section:
 
 def _found_again(rows: Sequence[FoundAgainRecord]) -> list[Block]:
     """Return the share of the original's objects that the result finds, the class with the smallest share first."""
-    ranked = sorted(rows, key=lambda row: row.found / max(row.objects, 1))
+    ranked = sorted(rows, key=lambda row: (row.found / max(row.objects, 1), -row.objects))
     caption = "Objects that the original finds in the test samples, and those of them that the result finds too."
     cells = [
         (shorten(row.name), f"{row.objects:,}", f"{row.found:,}", number(row.found / max(row.objects, 1), "fraction"))

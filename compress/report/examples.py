@@ -9,7 +9,7 @@ from pathlib import Path
 
 from compress.report.blocks import Picture, Pictures, Section, Text, joined
 from compress.report.record import EXAMPLES, ExampleRecord, ExamplesRecord, PictureRecord, RunRecord
-from compress.report.wording import MAX_PROSE, sentence, shorten
+from compress.report.wording import MAX_PROSE, shorten
 
 MAX_EXAMPLES = 12
 TITLES = {"label": "Label", "original": "Original", "result": "Result"}
@@ -57,7 +57,7 @@ def _introduction(examples: ExamplesRecord) -> str:
 
 def _example(example: ExampleRecord, contents: Mapping[str, bytes]) -> Pictures:
     name = f"{shorten(example.name, 100)} (test sample {example.sample})"
-    caption = f"{name}, {REASONS[example.kind]}: {sentence(shorten(example.difference, MAX_PROSE))}"
+    caption = f"{name}, {REASONS[example.kind]}: {shorten(example.difference, MAX_PROSE)}."
     return Pictures([_picture(picture, contents) for picture in example.pictures], caption)
 
 

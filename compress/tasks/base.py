@@ -193,7 +193,7 @@ class Drawn(NamedTuple):
     text: str
 
 
-class Difference(NamedTuple):
+class AnswerDifference(NamedTuple):
     """How far two answers to one sample are apart: larger is further, 0 is equal; and the same in words."""
 
     size: float
@@ -206,7 +206,7 @@ class Illustrator(Protocol):
     note: str
     """What is drawn, as sentences."""
 
-    def differences(self) -> list[Difference]:
+    def differences(self) -> list[AnswerDifference]:
         """Return the difference of the two models for each sample."""
 
     def is_empty(self, sample: int) -> bool:

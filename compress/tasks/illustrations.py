@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.data.types import Objects
-from compress.tasks.base import Difference, Drawn, Illustrator, Image, Rows
+from compress.tasks.base import AnswerDifference, Drawn, Illustrator, Image, Rows
 from deploy.contract import shapes
 from deploy.contract.detection import Detections, Detector
 from deploy.contract.image_geometry import NO_CLASS
@@ -62,11 +62,11 @@ class ObjectsIllustrator(Illustrator):
             f"{SAME_PLACE:g} or more."
         )
 
-    def differences(self) -> list[Difference]:
+    def differences(self) -> list[AnswerDifference]:
         """Return the number of objects that only one of the models finds, then how far the others moved."""
         return [self._difference(*pair) for pair in self._found]
 
-    def _difference(self, original: Detections, result: Detections) -> Difference:
+    def _difference(self, original: Detections, result: Detections) -> AnswerDifference:
         before, after = self._shown(original, result)
         table = _overlap(before, after)
         pairs = list(_pairs(table))
@@ -80,7 +80,7 @@ class ObjectsIllustrator(Illustrator):
             text += f"boxes overlap by {overlap:.2f}"
         else:
             text = "neither model finds an object"
-        return Difference(single + float(1 - overlap + scores) / 2, text)
+        return AnswerDifference(single + float(1 - overlap + scores) / 2, text)
 
     def found_again(self) -> list[tuple[int, int]]:
         """Return for each class the number of the original's objects, and how many of them the result finds."""
@@ -115,7 +115,7 @@ class ObjectsIllustrator(Illustrator):
         """Return the images with the objects that the models find."""
         return [self._drawn(image.copy(), found) for found in self._shown(*self._found[sample])]
 
-    def _boxes(self, image: Image, boxes: NDArray[np.float32], classes: NDArray[np.int64]) -> list[shapes.Text]:
+    def _boxes(self, image: Image, boxes: NDArray[np.float32], classes: NDArray[np.int64]) -> list[shapes.TextLine]:
         found = Detections(boxes, classes, np.ones(len(classes), np.float32), self._names)
         return shapes.draw_objects(image, found, shapes.line_width(image))[::-1]
 
@@ -188,13 +188,13 @@ class MasksIllustrator(Illustrator):
             "pixels that do not count stay as they are."
         )
 
-    def differences(self) -> list[Difference]:
+    def differences(self) -> list[AnswerDifference]:
         """Return the share of the pixels to which the models give different classes."""
         shares: list[float] = []
         for start in range(0, len(self._labels), BLOCK):
             before, after = (self._classes(rows[start : start + BLOCK]) for rows in self._rows)
             shares += (before != after).mean(axis=(1, 2)).tolist()
-        return [Difference(share, f"{share:.3f} of the pixels have different classes") for share in shares]
+        return [AnswerDifference(share, f"{share:.3f} of the pixels have different classes") for share in shares]
 
     def is_empty(self, sample: int) -> bool:
         """Whether both models and the labels give every pixel the first class."""
@@ -226,13 +226,14 @@ class MasksIllustrator(Illustrator):
         ]
         return Drawn(shapes.with_texts(image, drawn), _listed([text.text for text in texts], "no class but the first"))
 
-    def _name(self, image: Image, mask: NDArray[np.int64], label: int, share: float) -> shapes.Text:
-        """Return the name of a class, at the middle one of its pixels."""
+    def _name(self, image: Image, mask: NDArray[np.int64], label: int, share: float) -> shapes.TextLine:
+        """Return the name of a class, at the middle of its pixels in their middle row."""
         rows, columns = np.nonzero(mask == label)
-        middle = len(rows) // 2
-        height, width = image.shape[:2]
-        row, column = int(rows[middle] * height / mask.shape[0]), int(columns[middle] * width / mask.shape[1])
-        return shapes.Text(column, row, f"{name_of(self._names, label)} {share:.2f}", shapes.colour_of(label - 1))
+        row = rows[len(rows) // 2]
+        inside = columns[rows == row]
+        y = int((row + 0.5) * image.shape[0] / mask.shape[0])
+        x = int((inside[len(inside) // 2] + 0.5) * image.shape[1] / mask.shape[1])
+        return shapes.TextLine(x, y, f"{name_of(self._names, label)} {share:.2f}", shapes.colour_of(label - 1))
 
 
 @dataclass(frozen=True)
@@ -271,11 +272,11 @@ class PointsIllustrator(Illustrator):
         truth = np.concatenate([labels[..., 1::-1] / unit[::-1], labels[..., 2:]], axis=2)
         return cls((places[0][..., ::-1], places[1][..., ::-1]), truth)
 
-    def differences(self) -> list[Difference]:
+    def differences(self) -> list[AnswerDifference]:
         """Return the mean distance of the points of both models."""
         distances = np.sqrt(((self.points[0] - self.points[1]) ** 2).sum(axis=2)).mean(axis=1)
         text = "the points of both models are {:.3f} of the image apart on average"
-        return [Difference(float(distance), text.format(distance)) for distance in distances]
+        return [AnswerDifference(float(distance), text.format(distance)) for distance in distances]
 
     def is_empty(self, sample: int) -> bool:
         """Return False: there are always points."""
@@ -304,7 +305,7 @@ class PointsIllustrator(Illustrator):
 def _draw_points(image: Image, points: NDArray[np.float64], drawn: NDArray[np.bool_]) -> None:
     for number in np.flatnonzero(drawn):
         shapes.draw_points(
-            image, points[number : number + 1], shapes.colour_of(int(number)), shapes.line_width(image) + 1
+            image, points[number : number + 1], shapes.colour_of(int(number)), shapes.line_width(image) + 2
         )
 
 

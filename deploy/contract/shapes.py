@@ -29,7 +29,7 @@ OPACITY = 0.5
 """Of masks."""
 
 
-class Text(NamedTuple):
+class TextLine(NamedTuple):
     """A line of text.
 
     Attributes:
@@ -55,7 +55,7 @@ def line_width(canvas: Array) -> int:
     return max(round(width), 1)
 
 
-def draw_objects(canvas: Array, found: Detections, line: int) -> List[Text]:
+def draw_objects(canvas: Array, found: Detections, line: int) -> List[TextLine]:
     """Draw boxes and keypoints, the best on top, and return their labels.
 
     Args:
@@ -72,7 +72,7 @@ def draw_objects(canvas: Array, found: Detections, line: int) -> List[Text]:
         if found.keypoints is not None:
             draw_points(canvas, found.keypoints[index], colour, line)
         name = found.labels[label] if label < len(found.labels) else str(label)
-        texts.append(Text(left, top, "%s %.2f" % (name, found.scores[index]), colour))
+        texts.append(TextLine(left, top, "%s %.2f" % (name, found.scores[index]), colour))
     return texts
 
 
@@ -135,7 +135,7 @@ def blend_classes(canvas: Array, classes: Array, placed: AffineMap = IDENTITY) -
     canvas[of_pixels > 0] = mixed[of_pixels > 0].astype(np.uint8)
 
 
-def with_texts(canvas: Array, texts: Sequence[Text]) -> Array:
+def with_texts(canvas: Array, texts: Sequence[TextLine]) -> Array:
     """Return the image with texts; the image itself if there are none.
 
     Raises:
@@ -158,7 +158,7 @@ def with_texts(canvas: Array, texts: Sequence[Text]) -> Array:
     return np.asarray(picture)
 
 
-def _with_opencv(canvas: Array, texts: Sequence[Text]) -> Array:
+def _with_opencv(canvas: Array, texts: Sequence[TextLine]) -> Array:
     cv2 = opencv()
     for text in texts:
         content = text.text.encode("ascii", "replace").decode("ascii")

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from compress.evaluation.examples import LARGEST_BYTES, SIDE, choose, examples
-from compress.tasks.base import Difference, Drawn
+from compress.tasks.base import AnswerDifference, Drawn
 
 
 def test_the_largest_differences_and_those_near_the_median() -> None:
@@ -40,8 +40,8 @@ class Stripes:
         self.count = count
         self.labelled = labelled
 
-    def differences(self) -> list[Difference]:
-        return [Difference(float(sample), f"it is {sample}") for sample in range(self.count)]
+    def differences(self) -> list[AnswerDifference]:
+        return [AnswerDifference(float(sample), f"it is {sample}") for sample in range(self.count)]
 
     def is_empty(self, sample: int) -> bool:
         return False
@@ -100,6 +100,15 @@ def test_the_picture_is_the_sample(tmp_path: Path) -> None:
         pixels = np.asarray(image).astype(int)
     assert np.abs(pixels[300, 100] - [255, 0, 0]).max() < 8
     assert pixels[50, 100].max() < 8
+
+
+def test_names_do_not_show_folders_of_this_machine(tmp_path: Path) -> None:
+    samples = np.zeros((1, 8, 8, 1), np.float32)
+    stored = data(samples)
+    stored.describe = lambda split, index: f"/home/me/data.npz, sample {index}"
+    facts = examples(Stripes(1), stored, "test", tmp_path)
+    assert facts is not None
+    assert facts["examples"][0]["name"] == "data.npz, sample 0"
 
 
 def test_no_pictures_of_what_is_no_image(tmp_path: Path) -> None:
