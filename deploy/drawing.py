@@ -1,6 +1,6 @@
 """Answers drawn into photos: boxes with their labels, keypoints, masks, and the names of classes.
 
-`deploy.contract.shapes` draws. TextLine and image files need Pillow or OpenCV, as decoding does.
+`deploy.contract.shapes` draws. Text and image files need Pillow or OpenCV, as decoding does.
 """
 
 from __future__ import annotations
