@@ -90,10 +90,10 @@ def _without_folder(name: str) -> str:
 
 
 def _thumbnail(image: Pixels) -> Pixels:
-    """Return an image whose longest side is at most SIDE: reduced, or enlarged by a whole number."""
+    """Return an image whose longest side is SIDE, or of a small one, a little less: its pixels stay squares."""
     height, width = image.shape[:2]
     longest = max(height, width)
-    if longest <= SIDE:
+    if 2 * longest <= SIDE:
         return np.ascontiguousarray(image.repeat(SIDE // longest, axis=0).repeat(SIDE // longest, axis=1))
     size = (max(round(width * SIDE / longest), 1), max(round(height * SIDE / longest), 1))
     return np.array(Image.fromarray(image).resize(size, Resampling.BILINEAR))

@@ -64,7 +64,13 @@ def data(samples: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("shape", "shown"),
-    [((96, 64, 3), (288, 192)), ((640, 480, 3), (320, 240)), ((8, 8, 1), (320, 320)), ((1, 3000, 1), (1, 320))],
+    [
+        ((96, 64, 3), (288, 192)),
+        ((640, 480, 3), (320, 240)),
+        ((224, 112, 3), (320, 160)),
+        ((8, 8, 1), (320, 320)),
+        ((1, 3000, 1), (1, 320)),
+    ],
 )
 def test_pictures_are_files_that_the_record_names(shape: Any, shown: Any, tmp_path: Path) -> None:
     samples = np.random.default_rng(0).random((9, *shape), np.float32)
