@@ -379,6 +379,10 @@ class Dataset:
         decode(lambda place: self._read(self._samples, int(chosen[place])), len(chosen), put, hint=self._hint)
         return samples
 
+    def describe(self, split: Split, index: int) -> str:
+        """Return the name of a sample for people, such as the path of its file."""
+        return self._samples.describe(int(self._indices[split][index]))
+
     def inputs(self, split: Split) -> NDArray[np.float32]:
         """Return all preprocessed samples of a split: [n, height, width, channels]; a memory map if the split is large.
 

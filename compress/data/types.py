@@ -80,6 +80,9 @@ class Data(Protocol):
     def raw(self, split: Split, indices: NDArray[np.int64]) -> list[NDArray[Any]]:
         """Return some samples of a split before preprocessing, in the type and shape of the files."""
 
+    def describe(self, split: Split, index: int) -> str:
+        """Return the name of a sample for people, such as the path of its file."""
+
     def labels(self, split: Split) -> NDArray[np.int64]:
         """Return the labels of a split [n]; for tasks without classes, the groups that splits keep balanced."""
 

@@ -56,6 +56,10 @@ class TaughtByOriginal:
         """Return some samples of a split before preprocessing."""
         return self.full.raw(split, indices)
 
+    def describe(self, split: Split, index: int) -> str:
+        """Return the name of a sample for people."""
+        return self.full.describe(split, index)
+
     def labels(self, split: Split) -> Indices:
         """Return the groups that splits keep balanced."""
         return self.full.labels(split)

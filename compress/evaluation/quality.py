@@ -8,6 +8,7 @@ from functools import partial
 from typing import ClassVar, Literal
 
 from compress.artifact import MODEL_TFLITE, Artifact, Facts
+from compress.evaluation.examples import examples
 from compress.evaluation.input_range import input_range
 from compress.evaluation.original_outputs import output_rows
 from compress.evaluation.output_fidelity import compare_outputs
@@ -21,16 +22,18 @@ class Evaluation(Probe):
     """Run models on a split, and measure their outputs by the metrics of the task."""
 
     name: ClassVar[str] = "evaluation"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     needs: ClassVar[frozenset[Need]] = frozenset({"data"})
     tools: ClassVar[tuple[str, ...]] = ("ai-edge-litert", "pycocotools")
 
     split: Literal["validation", "test"]
     """The split that is measured on; `test` only for the final comparison."""
+    labels: tuple[str, ...] = ()
+    """Names of the classes for data without labels."""
 
     def run(self, subjects: Mapping[str, Artifact], context: Context) -> Facts:
-        """Return the facts of `Task.evaluate`; and for two models `outputs`: how close each output is, and
-        `input_range` of the first."""
+        """Return the facts of `Task.evaluate`; and for two models `outputs`: how close each output is, `input_range` of
+        the first, `class_names`, and `examples`: samples whose pictures are in the folder."""
         task = task_of(context.data)
         samples = context.data.inputs(self.split)
         models, layouts, ranges = {}, [], []
@@ -51,4 +54,8 @@ class Evaluation(Probe):
             expected, actual = (model.rows for model in models.values())
             specification = next(iter(models.values())).specification
             facts["outputs"] = [asdict(row) for row in compare_outputs(layouts[0], expected, actual, specification)]
+        if len(models) == 2:
+            facts["class_names"] = list(self.labels)
+            illustrator = task.illustrator(models, context.data, self.split, self.labels)
+            facts["examples"] = examples(illustrator, context.data, self.split, context.folder)
         return facts

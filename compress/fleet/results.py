@@ -13,7 +13,7 @@ from typing import Any
 from compress.errors import DataError, PipelineError
 from compress.files import explain, write_atomically
 from compress.pipeline import device_results
-from compress.report import render
+from compress.report import examples, render
 from compress.report.record import RunRecord
 
 _writing = Lock()
@@ -78,5 +78,6 @@ def _report(run: Path, bundle: bytes) -> None:
     except (FileNotFoundError, ValueError, TypeError):
         return
     devices = device_results.measured(run, bundle, record.metrics)
-    for name, content in render(replace(record, devices=devices)).items():
+    pictures = examples.read(run, record)
+    for name, content in render(replace(record, devices=devices), pictures).items():
         write_atomically(run / name, content)

@@ -28,6 +28,7 @@ from compress.report.record import (
     DeviceRecord,
     EnvironmentRecord,
     ErrorRecord,
+    ExamplesRecord,
     HostLatencyRecord,
     LatencyRecord,
     Measurements,
@@ -173,6 +174,7 @@ def build(
         outputs={name: OutputRecord(file_digest(path), path.stat().st_size) for name, path in results.outputs.items()},
         environment=_environment(),
         devices=results.devices,
+        examples=_examples(findings),
     )
 
 
@@ -312,6 +314,12 @@ def _data(pipeline: Pipeline, findings: Findings) -> DataRecord | None:
         return None
     source = pipeline.settings["data"]["source"]
     return decode(DataRecord, {"source": source if isinstance(source, str) else next(iter(source)), **findings.data})
+
+
+def _examples(findings: Findings) -> ExamplesRecord | None:
+    """Return the examples; None if they were not drawn."""
+    examples = findings.test.get("examples")
+    return None if examples is None else decode(ExamplesRecord, examples)
 
 
 def quantized_layers(folder: Path) -> list[dict[str, Any]]:

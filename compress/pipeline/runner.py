@@ -38,11 +38,20 @@ from compress.pipeline.record import Findings, RunResults
 from compress.pipeline.schema import Pipeline, StageEntry
 from compress.pipeline.store import Store
 from compress.progress import Progress
-from compress.report import render
+from compress.report import examples, render
 from compress.report.json_values import decode
-from compress.report.record import ErrorRecord, Measurements, RunRecord, SensitivityRecord, StageRecord, StageStatus
+from compress.report.record import (
+    EXAMPLES,
+    ErrorRecord,
+    Measurements,
+    RunRecord,
+    SensitivityRecord,
+    StageRecord,
+    StageStatus,
+)
 from compress.stage import Context, Need, Probe, Stage, Work
 from compress.stages.batch_norm_statistics import BatchNormStatistics
+from compress.stages.package import Package
 from compress.stages.sensitivity import Sensitivity
 from compress.tasks import task_of
 from compress.tasks.findings import GAIN
@@ -85,6 +94,7 @@ class PipelineRun:
         findings: the facts of the probes.
         artifacts: the artifact of each stage, by id.
         original: the id of the step whose model everything is compared with.
+        tested: the findings on the test split, with the pictures of examples.
         taught: the data set with the outputs of the original as targets, once they are needed.
     """
 
@@ -97,6 +107,7 @@ class PipelineRun:
     findings: Findings = field(default_factory=Findings)
     artifacts: dict[str, Artifact] = field(default_factory=dict)
     original: str | None = None
+    tested: Artifact = NOTHING
     taught: TaughtByOriginal | None = None
 
     def find_original(self, entry: StageEntry | None = None) -> None:
@@ -347,7 +358,10 @@ def _probes(session: PipelineRun) -> None:
         return
     result = list(models)[-1]
     pair = {"original": models[session.original], "result": models[result]}
-    findings.test = session.obtain("accuracy on test", Evaluation(split="test"), pair, Kind.FINDINGS)[0].facts
+    packages = [entry.stage for entry in session.pipeline.steps if isinstance(entry.stage, Package)]
+    labels = packages[-1].labels if packages else ()
+    session.tested = session.obtain("accuracy on test", Evaluation(split="test", labels=labels), pair, Kind.FINDINGS)[0]
+    findings.test = session.tested.facts
     _examine_original(session)
     findings.latency = _latency(session, pair)
     if session.pipeline.target.cost.hosts:
@@ -433,7 +447,10 @@ def _publish(session: PipelineRun, error: ErrorRecord | None, seconds: float) ->
         devices = device_results.measured(session.folder, contents[bundle], metrics) if bundle in contents else ()
         results = RunResults(outputs, devices)
         run_record = record.build(session.pipeline, session.stages, session.findings, results, error, seconds)
-        contents |= render(run_record)
+        pictures = {name: session.tested.file(name).read_bytes() for name in examples.files(run_record)}
+        contents |= render(run_record, pictures)
+        _remove_examples(session.folder / EXAMPLES, keep=bool(pictures))
+        contents |= {f"{EXAMPLES}/{name}": content for name, content in pictures.items()}
         with session.store.scratch() as scratch:
             for name, content in contents.items():
                 mode = 0o755 if name == RUNNER_FILE else 0o644
@@ -441,6 +458,16 @@ def _publish(session: PipelineRun, error: ErrorRecord | None, seconds: float) ->
     except OSError as problem:
         raise explain(problem, "the report cannot be written") from problem
     return run_record
+
+
+def _remove_examples(folder: Path, *, keep: bool) -> None:
+    """Remove the pictures of an earlier run; keep the folder, or create it, for those of this run."""
+    for path in folder.glob("[0-9]*-*.jpg"):
+        path.unlink()
+    if keep:
+        folder.mkdir(exist_ok=True)
+    elif folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
 
 
 def _outputs(session: PipelineRun) -> dict[str, Path]:

@@ -1,4 +1,4 @@
-"""The report of a run, computed from its record alone: report.html, report.json and report.md.
+"""The report of a run, computed from its record and the pictures that it names: report.html, report.json and report.md.
 
 The sections say what the record holds; `html` and `markdown` render them, and `charts` draws.
 """
@@ -6,7 +6,7 @@ The sections say what the record holds; `html` and `markdown` render them, and `
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,18 +14,19 @@ if TYPE_CHECKING:
     from compress.report.record import RunRecord
 
 
-def render(record: RunRecord) -> dict[str, bytes]:
+def render(record: RunRecord, pictures: Mapping[str, bytes] | None = None) -> dict[str, bytes]:
     """Return the report's files by name; the same record gives the same bytes.
 
     Args:
         record: the run record. Strings in it are not trusted.
+        pictures: the content of the pictures of its examples by name (`examples.read`).
 
     Returns:
         report.html (one file that needs nothing else), report.json (the record) and report.md.
     """
     from compress.report import html, markdown, verdict
 
-    overview, content = verdict.overview(record), sections(record)
+    overview, content = verdict.overview(record), sections(record, pictures or {})
     exact = json.dumps(record.to_json(), indent=2, allow_nan=False) + "\n"
     return {
         "report.html": html.page(overview, content).encode(),
@@ -34,12 +35,13 @@ def render(record: RunRecord) -> dict[str, bytes]:
     }
 
 
-def sections(record: RunRecord) -> Sequence[Section]:
+def sections(record: RunRecord, pictures: Mapping[str, bytes]) -> Sequence[Section]:
     """Return the sections of the report, in order."""
     from compress.report import (
         classes,
         comparison,
         devices,
+        examples,
         latency,
         next_steps,
         placement,
@@ -57,6 +59,7 @@ def sections(record: RunRecord) -> Sequence[Section]:
         comparison.costs(record),
         comparison.stages(record),
         classes.section(record),
+        *examples.sections(record, pictures),
         latency.section(record),
         *devices.sections(record),
         *pruning.sections(record),

@@ -125,6 +125,33 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class Picture:
+    """An image in a file.
+
+    Attributes:
+        title: what it is.
+        text: its content in words.
+        file: the path of the file, from the folder of the report.
+        source: the image as a data: URI; empty if there is no such file, or another one.
+    """
+
+    title: str
+    text: str
+    file: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Images next to each other; in Markdown the list of their files."""
+
+    kind: ClassVar[str] = "pictures"
+
+    pictures: Sequence[Picture]
+    caption: str
+
+
+@dataclass(frozen=True)
 class Details:
     """Blocks that the page shows on request, and that the Markdown leaves out."""
 
@@ -144,7 +171,7 @@ class Columns:
     columns: Sequence[Sequence[Block]]
 
 
-Block = Table | Text | Heading | Pairs | Preformatted | Figure | Details | Columns
+Block = Table | Text | Heading | Pairs | Preformatted | Figure | Pictures | Details | Columns
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from compress.report import svg
 from compress.report.labels import Box, placed_labels
 from compress.report.record import OperatorRecord
 from compress.report.svg import WIDTH
-from compress.report.wording import MINUS, noun, number
+from compress.report.wording import MINUS, count, noun, number
 
 LEFT = 58
 RIGHT = 468
@@ -172,8 +172,14 @@ def _moved_apart(positions: Sequence[tuple[float, float]]) -> list[tuple[float, 
     return result
 
 
-def class_changes(rows: Sequence[ClassChange]) -> str:
-    """Draw a line for each class from its accuracy before (ring) to its accuracy after (dot), in the order given."""
+def class_changes(rows: Sequence[ClassChange], quality: str = "Accuracy", counted: str = "sample") -> str:
+    """Draw a line for each class from its quality before (ring) to that after (dot), in the order given.
+
+    Args:
+        rows: the classes.
+        quality: the name of the metric.
+        counted: what each class has a number of, in the singular.
+    """
     values = [value for row in rows for value in (row.before, row.after)]
     x = svg.Axis(max(0.0, math.floor(min(values) * 10 - 0.5) / 10), 1, 164, 394)
     height = 44 + 17 * len(rows)
@@ -182,13 +188,15 @@ def class_changes(rows: Sequence[ClassChange]) -> str:
         at = x.at(tick)
         parts += [svg.line(at, 20, at, height - 20, "grid"), svg.text(at, 14, f"{tick:.3g}", "tick", "middle")]
     for i, row in enumerate(rows):
-        parts += _class_row(row, x, 32 + 17 * i)
-    parts.append(svg.text(279, height - 4, "Accuracy of the class", "name", "middle"))
+        parts += _class_row(row, x, 32 + 17 * i, counted)
+    parts.append(svg.text(279, height - 4, f"{quality} of the class", "name", "middle"))
     description = [f"{row.name}: {row.before:.3f} to {row.after:.3f}" for row in rows]
-    return svg.svg("classes", (WIDTH, height), "Accuracy of each class before and after", "; ".join(description), parts)
+    return svg.svg(
+        "classes", (WIDTH, height), f"{quality} of each class before and after", "; ".join(description), parts
+    )
 
 
-def _class_row(row: ClassChange, x: svg.Axis, y: float) -> list[str]:
+def _class_row(row: ClassChange, x: svg.Axis, y: float, counted: str) -> list[str]:
     change = row.after - row.before
     if change < -SAME:
         kind, text = "loss", f"▼ {MINUS}{-change:.3f}"
@@ -198,7 +206,7 @@ def _class_row(row: ClassChange, x: svg.Axis, y: float) -> list[str]:
         kind, text = "same", "= 0"
     before = x.at(row.before)
     after = x.at(row.after)
-    tip = svg.tip(f"{row.name}: {row.before:.3f} before, {row.after:.3f} after, {row.samples} samples")
+    tip = svg.tip(f"{row.name}: {row.before:.3f} before, {row.after:.3f} after, {count(row.samples, counted)}")
     interval = []
     if row.low is not None and row.high is not None:
         interval.append(svg.line(x.at(max(row.low, x.low)), y, x.at(row.high), y, "reach"))
@@ -241,9 +249,9 @@ def confusion_matrix(classes: Sequence[str], counts: Sequence[Sequence[int]]) ->
         else:
             parts.append(_turned(left + middle, top - 5, svg.text(0, 4, name, "label", "start", longest)))
     for i, row in enumerate(counts):
-        for j, count in enumerate(row):
-            tip = f"{classes[i]} predicted as {classes[j]}: {count}"
-            parts.append(_matrix_cell((left + cell * j, top + cell * i, float(cell)), count, sum(row), i == j, tip))
+        for j, samples in enumerate(row):
+            tip = f"{classes[i]} predicted as {classes[j]}: {samples}"
+            parts.append(_matrix_cell((left + cell * j, top + cell * i, float(cell)), samples, sum(row), i == j, tip))
     frequent = [f"{classes[i]} predicted as {classes[j]}: {samples}" for samples, i, j in confusions(counts)[:10]]
     description = f"Most frequent confusions: {'; '.join(frequent)}"
     if not frequent:

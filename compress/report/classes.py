@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from compress.measurement import Measurement, origin
 from compress.measurement import missing as missing_measurement
 from compress.report import charts
 from compress.report.blocks import Block, Cell, Columns, Details, Figure, Section, Table, Text, missing, table
-from compress.report.record import ClassRecord, ConfusionRecord, RunRecord
+from compress.report.record import ClassRecord, ConfusionRecord, FoundAgainRecord, RunRecord
 from compress.report.verdict import absence
-from compress.report.wording import noun, shorten, show
+from compress.report.wording import count, noun, number, shorten, show
 
 MAX_DRAWN = 40
 MAX_IN_MATRIX = 30
@@ -19,11 +20,14 @@ MAX_NEXT_TO_CHANGES = 12
 MAX_CONFUSIONS = 12
 MAX_LOSSES = 5
 HEADER = ("Class", "Original", "Result", "Change")
+AT_HALF = "At IoU 0.5"
 
 
 def section(record: RunRecord) -> Section:
     """Return the section."""
     comparison = record.comparison
+    if comparison is not None and comparison.found_again:
+        return Section("Classes", _found_again(comparison.found_again))
     if comparison is None or not comparison.per_class or record.data is None:
         return Section("Classes", [missing(absence(record))])
     classes = _distinct(record.data.classes)
@@ -40,9 +44,25 @@ def section(record: RunRecord) -> Section:
             Columns([column for column in ([changes], confusions[:1]) if column]),
             *confusions[1:],
             *_losses(ranked, rows, quality),
-            Details(f"All {len(rows)} classes as a table", [Table(HEADER, rows)]),
+            Details(f"All {len(rows)} classes as a table", [Table(_header(ranked), rows)]),
         ],
     )
+
+
+def _found_again(rows: Sequence[FoundAgainRecord]) -> list[Block]:
+    """Return the share of the original's objects that the result finds, the class with the smallest share first."""
+    ranked = sorted(rows, key=lambda row: (row.found / max(row.objects, 1), -row.objects))
+    caption = "Objects that the original finds in the test samples, and those of them that the result finds too."
+    cells = [
+        (shorten(row.name), f"{row.objects:,}", f"{row.found:,}", number(row.found / max(row.objects, 1), "fraction"))
+        for row in ranked
+    ]
+    header = ("Class", "Objects of the original", "Found by the result too", "Share")
+    return [Table(header, cells[:MAX_DRAWN], caption), *_rest(Table(header, cells[MAX_DRAWN:]))]
+
+
+def _rest(table: Table) -> list[Block]:
+    return [Details(f"{len(table.rows)} more classes", [table])] if table.rows else []
 
 
 def _confusions(confusion: ConfusionRecord | None, classes: Sequence[str]) -> list[Block]:
@@ -82,7 +102,30 @@ def _rank(change: Measurement) -> tuple[bool, float]:
 
 def _row(name: str, row: ClassRecord) -> tuple[Cell, ...]:
     change = show(_change(row), "accuracy_change")
-    return Cell(name, f"{row.samples:,} samples"), show(row.original), show(row.result), change
+    cells: tuple[Cell, ...] = (
+        Cell(name, count(row.samples, _thing(row))),
+        show(row.original),
+        show(row.result),
+        change,
+    )
+    return cells if row.ap50 is None else (*cells, Cell(_at_half(row.ap50)))
+
+
+def _thing(row: ClassRecord) -> str:
+    """Return what is counted: objects if there is an average precision."""
+    return "sample" if row.ap50 is None else "object"
+
+
+def _header(rows: Sequence[ClassRecord]) -> tuple[str, ...]:
+    return HEADER if rows[0].ap50 is None else (*HEADER, AT_HALF)
+
+
+def _at_half(ap50: Mapping[str, Any]) -> str:
+    """Return the average precision at IoU 0.5 of both models."""
+    before, after = (ap50.get(name) for name in ("original", "result"))
+    if not isinstance(before, int | float) or not isinstance(after, int | float):
+        return "no object"
+    return f"{number(before, 'fraction')} → {number(after, 'fraction')}"
 
 
 def _changes(ranked: Sequence[tuple[str, ClassRecord]], quality: str) -> Block:
@@ -97,7 +140,8 @@ def _changes(ranked: Sequence[tuple[str, ClassRecord]], quality: str) -> Block:
     if len(drawn) < len(ranked):
         caption += f" The {len(drawn)} worst of {len(ranked)} classes are drawn; all are in the table."
     title = f"Change of {noun(quality)} per class, worst first."
-    return Figure(charts.class_changes(drawn), title, caption)
+    what = "object" if any(row.ap50 is not None for _, row in ranked) else "sample"
+    return Figure(charts.class_changes(drawn, quality, what), title, caption)
 
 
 def _losses(ranked: Sequence[ClassRecord], rows: Sequence[tuple[Cell, ...]], quality: str) -> list[Block]:
@@ -105,7 +149,7 @@ def _losses(ranked: Sequence[ClassRecord], rows: Sequence[tuple[Cell, ...]], qua
     losses = sum((_change(row).value or 0) < 0 for row in ranked)
     caption = "Classes with the largest loss."
     no_loss = Text(f"None of {len(rows)} classes lost {noun(quality)}.")
-    return table(HEADER, rows[: min(losses, MAX_LOSSES)], caption) or [no_loss]
+    return table(_header(ranked), rows[: min(losses, MAX_LOSSES)], caption) or [no_loss]
 
 
 def _frequent(classes: Sequence[str], counts: Sequence[Sequence[int]]) -> Block:

@@ -25,7 +25,9 @@ def sections(record: RunRecord) -> Iterator[Section]:
     """Yield the section, if anything was measured on a device."""
     devices = record.devices[:MAX_DEVICES]
     if devices:
-        columns = {**COLUMNS, record.quality.name: record.quality.label}
+        measured = {name for device in devices for name in device.measurements}
+        shown = [metric for metric in record.metrics if metric.name in measured or metric == record.quality]
+        columns = {**COLUMNS, **{metric.name: metric.label for metric in shown}}
         rows = [_row(device, columns) for device in devices]
         table = Table(("Device", *columns.values(), "Golden outputs"), rows, CAPTION)
         yield Section("On the device", [table, *(doubt for device in devices for doubt in _doubts(device))])

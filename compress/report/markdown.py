@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from compress.report.blocks import Block, Cell, Columns, Heading, Pairs, Preformatted, Section, Table, Text
+from compress.report.blocks import Block, Cell, Columns, Heading, Pairs, Pictures, Preformatted, Section, Table, Text
 from compress.report.verdict import Overview
 from compress.report.wording import MAX_PROSE, clean, shorten
 
@@ -70,6 +70,9 @@ def _rendered(block: Block) -> list[str]:
         text = clean(block.text)
         fence = "``" + _fence(text)
         return [f"{fence}\n{text}\n{fence}"]
+    if isinstance(block, Pictures):
+        lines = [f"- {quote(each.title)}, {quote(each.file)}: {quote(each.text)}" for each in block.pictures]
+        return [quote(block.caption), "\n".join(lines)]
     if isinstance(block, Columns):
         return [text for column in block.columns for inner in column for text in _rendered(inner)]
     return []

@@ -14,6 +14,9 @@ _NO_MODELS = {"original": None, "result": None}
 """The models in report.json if the run did not get so far."""
 RunStatus = Literal["ok", "over budget", "not usable", "failed", "interrupted"]
 Level = Literal["usable", "usable with warnings", "not usable"]
+ExampleKind = Literal["different", "typical"]
+EXAMPLES = "examples"
+"""The folder of a run with the pictures of examples."""
 StageStatus = Literal["done", "cached", "skipped", "failed", "not run"]
 Measurements = Mapping[str, Measurement]
 """Measurements by the name of their metric."""
@@ -200,6 +203,21 @@ class ClassRecord:
 
 
 @dataclass(frozen=True)
+class FoundAgainRecord:
+    """The objects of one class that the original finds.
+
+    Attributes:
+        name: the class.
+        objects: the number of its objects in the test samples.
+        found: the number of those that the result finds too.
+    """
+
+    name: str
+    objects: int
+    found: int
+
+
+@dataclass(frozen=True)
 class ConfusionRecord:
     """Counts of test samples by true class (row) and predicted class (column), of both models."""
 
@@ -209,12 +227,72 @@ class ConfusionRecord:
 
 @dataclass(frozen=True)
 class ComparisonRecord:
-    """The comparison of result and original: drops, ratios, agreement; and classes, if the task has them."""
+    """The comparison of result and original.
+
+    Attributes:
+        measurements: drops, ratios, agreement.
+        per_class: the quality for each class, if the task has classes.
+        confusion: how often classes are taken for others.
+        outputs: how close each output is.
+        found_again: for detectors without labels: the objects of the original that the result finds, by class.
+    """
 
     measurements: Measurements
     per_class: tuple[ClassRecord, ...] = ()
     confusion: ConfusionRecord | None = None
     outputs: tuple[OutputComparisonRecord, ...] = ()
+    found_again: tuple[FoundAgainRecord, ...] = ()
+
+
+@dataclass(frozen=True)
+class PictureRecord:
+    """A picture of a sample with an answer drawn into it.
+
+    Attributes:
+        shows: the answer: "label", the correct one, "original" or "result".
+        file: the name of the file in the folder EXAMPLES of the run.
+        sha256: its digest.
+        text: the answer in words.
+    """
+
+    shows: str
+    file: str
+    sha256: str
+    text: str
+
+
+@dataclass(frozen=True)
+class ExampleRecord:
+    """A test sample with the answers of both models.
+
+    Attributes:
+        sample: its index in the test split.
+        name: its name, such as the path of its file.
+        kind: why it was chosen: a large difference between both models, or one near the median.
+        difference: the difference in words.
+        pictures: the label, if there is one, then the answers.
+    """
+
+    sample: int
+    name: str
+    kind: ExampleKind
+    difference: str
+    pictures: tuple[PictureRecord, ...]
+
+
+@dataclass(frozen=True)
+class ExamplesRecord:
+    """Test samples with the answers of original and result.
+
+    Attributes:
+        note: what is drawn.
+        samples: the number of test samples from which they were chosen.
+        examples: the largest difference first, then typical ones.
+    """
+
+    note: str
+    samples: int
+    examples: tuple[ExampleRecord, ...]
 
 
 @dataclass(frozen=True)
@@ -454,6 +532,7 @@ class RunRecord:
         outputs: the files for the user, by name.
         environment: the machine and the tools.
         devices: the measurements of devices.
+        examples: test samples with the answers of both models; None for tasks whose answers are not drawn.
     """
 
     name: str
@@ -480,6 +559,7 @@ class RunRecord:
     environment: EnvironmentRecord
     devices: tuple[DeviceRecord, ...] = ()
     verdict: VerdictRecord | None = None
+    examples: ExamplesRecord | None = None
 
     @property
     def quality(self) -> Metric:

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -182,6 +182,43 @@ class EvaluationMembers:
     metrics: dict[str, Any]
 
 
+Image = NDArray[np.uint8]
+"""RGB: [height, width, 3]."""
+
+
+class Drawn(NamedTuple):
+    """An image with an answer, and the answer in words."""
+
+    image: Image
+    text: str
+
+
+class AnswerDifference(NamedTuple):
+    """How far two answers to one sample are apart: larger is further, 0 is equal; and the same in words."""
+
+    size: float
+    text: str
+
+
+class Illustrator(Protocol):
+    """How answers of a task are drawn and compared, for one split."""
+
+    note: str
+    """What is drawn, as sentences."""
+
+    def differences(self) -> list[AnswerDifference]:
+        """Return the difference of the two models for each sample."""
+
+    def is_empty(self, sample: int) -> bool:
+        """Whether there is nothing to draw for a sample."""
+
+    def label(self, image: Image, sample: int) -> Drawn | None:
+        """Return an image with the correct answer; None for samples without labels."""
+
+    def answers(self, image: Image, sample: int) -> list[Drawn]:
+        """Return an image with the answer of the original, and one with that of the result."""
+
+
 class Task(ABC):
     """A task. Methods with a body are correct for most tasks."""
 
@@ -330,6 +367,20 @@ class Task(ABC):
         """
         del specification, labels
         return {}
+
+    def illustrator(
+        self, models: Mapping[str, ModelOutputs], data: Data, split: Split, labels: Sequence[str] = ()
+    ) -> Illustrator | None:
+        """Return how the answers of two models are drawn into their images; None for answers that are not drawn.
+
+        Args:
+            models: the original and the result.
+            data: the data.
+            split: the split.
+            labels: names of the classes that do not come from the data.
+        """
+        del models, data, split, labels
+        return None
 
     def why_not(self, uses: Iterable[Use]) -> Refusal | None:
         """Return why a stage cannot be used, or None."""

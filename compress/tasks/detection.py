@@ -32,6 +32,7 @@ from compress.tasks.degeneracy import Judgement
 from compress.tasks.detection_augmentation import augmentation
 from compress.tasks.detection_head import DetectionHead
 from compress.tasks.findings import VerdictReason, against_constant
+from compress.tasks.illustrations import ObjectsIllustrator
 from deploy.contract import image_geometry
 from deploy.contract.average_precision import average_precision as mean_average_precision
 from deploy.contract.detection import Detections, Detector, DetectorParts, agreement
@@ -186,6 +187,15 @@ class Detection(Task):
         compared = average_precision.compare(facts, names, "original", "int8")["measurements"]
         metrics = {f"{name}_{role}": facts[role][name] for role in rows for name in ("ap", "ap50")}
         return EvaluationMembers(_object_rows(expected), metrics | compared)
+
+    def illustrator(
+        self, models: Mapping[str, ModelOutputs], data: Data, split: Split, labels: Sequence[str] = ()
+    ) -> ObjectsIllustrator:
+        """Return how objects are drawn."""
+        del labels
+        detectors = [detector_of(model.specification) for model in models.values()]
+        rows = [model.rows for model in models.values()]
+        return ObjectsIllustrator(detectors, rows, data.class_names, data.objects(split))
 
     def manifest(self, specification: Specification, labels: Sequence[str] = ()) -> dict[str, Any]:
         """Return the anchors, and the encoding of boxes and scores."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,7 +14,8 @@ from compress.errors import DataError, ModelError
 from compress.ir.tensorflow import keras
 from compress.measurement import Measurement, Metric, missing
 from compress.stage import Refusal, Use
-from compress.tasks.base import Location, Rows, Specification, first_output
+from compress.tasks.base import Location, ModelOutputs, Rows, Specification, first_output
+from compress.tasks.illustrations import PointsIllustrator
 from compress.tasks.measured import ByValue, MeasuredTask, ValuesHead, refuse_moving, refuse_shape
 from compress.tasks.regression import WITHOUT_CLASSES, mean_with_interval
 
@@ -120,6 +121,14 @@ class Keypoints(MeasuredTask):
         """Return the comparison by coordinates."""
         del specification, logits
         return ByValue()
+
+    def illustrator(
+        self, models: Mapping[str, ModelOutputs], data: Data, split: Split, labels: Sequence[str] = ()
+    ) -> PointsIllustrator | None:
+        """Return how points are drawn; None if their positions in the image are not known."""
+        del labels
+        rows = [model.rows for model in models.values()]
+        return PointsIllustrator.of(rows, self.targets(data, split), data.input_shape[:2])
 
 
 def _spread(points: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,7 +14,18 @@ from compress.errors import DataError, ModelError
 from compress.ir.tensorflow import keras
 from compress.measurement import Measurement, Metric, missing
 from compress.stage import Refusal, Use
-from compress.tasks.base import DistillationTerms, Head, Judge, Location, Rows, Specification, first_output, snr_db
+from compress.tasks.base import (
+    DistillationTerms,
+    Head,
+    Judge,
+    Location,
+    ModelOutputs,
+    Rows,
+    Specification,
+    first_output,
+    snr_db,
+)
+from compress.tasks.illustrations import MasksIllustrator
 from compress.tasks.measured import MeasuredTask, refuse_moving, refuse_shape
 from compress.tasks.output_forms import OutputForm, activation_of
 from compress.tasks.regression import WITHOUT_CLASSES
@@ -170,6 +181,16 @@ class Segmentation(MeasuredTask):
         """Return the comparison by scores and pixels."""
         del logits
         return ByPixel((specification or {}).get("classes", 1))
+
+    def illustrator(
+        self, models: Mapping[str, ModelOutputs], data: Data, split: Split, labels: Sequence[str] = ()
+    ) -> MasksIllustrator | None:
+        """Return how masks are drawn; None for series."""
+        del labels
+        masks = self.targets(data, split)
+        if masks.ndim != 3:
+            return None
+        return MasksIllustrator([model.rows for model in models.values()], data.class_names, masks)
 
 
 def _masks(data: Data) -> NDArray[Any]:

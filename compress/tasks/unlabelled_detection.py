@@ -8,12 +8,14 @@ from math import prod
 from pathlib import Path
 from typing import Any, ClassVar
 
-from compress.data.types import Data
+from compress.artifact import Facts
+from compress.data.types import Data, Split
 from compress.errors import ModelError, StageError
 from compress.stage import Refusal, Use
-from compress.tasks.base import DistillationTerms, Judge, Location, Specification
+from compress.tasks.base import DistillationTerms, Judge, Location, ModelOutputs, Specification
 from compress.tasks.detection import Detection, detector_of, moving_steps
 from compress.tasks.detection_head import DetectionHead
+from compress.tasks.illustrations import ObjectsIllustrator, name_of
 from compress.tasks.outputs import OutputsHead, OutputsTask
 from deploy.contract.detection import Detector
 
@@ -103,6 +105,32 @@ class UnlabelledDetection(OutputsTask):
             refusal = Refusal("a detector is needed", "model.detector: auto, the name of a family, or a specification")
             found.append((("model",), refusal))
         return found
+
+    def evaluate(self, models: Mapping[str, ModelOutputs], data: Data, split: Split, note: str) -> Facts:
+        """Return also `found_again` for two models: by class, the objects of the original, and how many of them the
+        result finds."""
+        facts = super().evaluate(models, data, split, note)
+        if len(models) > 1:
+            facts["found_again"] = self.illustrator(models, data, split).found_again()
+        return facts
+
+    def compare(self, facts: Facts, names: Sequence[str], original: str, result: str) -> dict[str, Any]:
+        """Return also `found_again`, without classes of which the original finds nothing."""
+        labels = facts.get("class_names") or ()
+        rows = [
+            {"name": name_of(labels, label), "objects": objects, "found": found}
+            for label, (objects, found) in enumerate(facts["found_again"])
+            if objects
+        ]
+        return {**super().compare(facts, names, original, result), "found_again": rows}
+
+    def illustrator(
+        self, models: Mapping[str, ModelOutputs], data: Data, split: Split, labels: Sequence[str] = ()
+    ) -> ObjectsIllustrator:
+        """Return how objects are drawn; classes without names have numbers."""
+        del data, split
+        detectors = [_detector(model.specification) for model in models.values()]
+        return ObjectsIllustrator(detectors, [model.rows for model in models.values()], labels, None)
 
     def manifest(self, specification: Specification, labels: Sequence[str] = ()) -> dict[str, Any]:
         """Return the task on the device: detection, with the names of classes if there are any.

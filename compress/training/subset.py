@@ -93,6 +93,10 @@ class Part:
         samples = self.full.inputs(split)
         return rows(samples, self.indices) if split == "train" else samples
 
+    def describe(self, split: Split, index: int) -> str:
+        """Return the name of a sample for people."""
+        return self.full.describe(split, int(self.indices[index]) if split == "train" else index)
+
     def raw(self, split: Split, indices: Indices) -> list[NDArray[Any]]:
         """Return some samples of a split without preprocessing."""
         return self.full.raw(split, self.indices[indices] if split == "train" else indices)

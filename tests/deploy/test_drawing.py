@@ -16,8 +16,9 @@ from PIL import Image
 
 from compress.tflite import graph
 from deploy import __main__ as command
-from deploy import captions, drawing
+from deploy import drawing
 from deploy.answers import Answer, ChosenLabels, NamedOutputs
+from deploy.contract import captions, shapes
 from deploy.contract.bundle import Bundle
 from deploy.contract.detection import Detections
 from deploy.contract.errors import ArgumentError, ImageError
@@ -64,10 +65,10 @@ def test_a_box_is_drawn_where_it_is_and_nothing_else_changes() -> None:
     assert changed[:, 1].min() == 50  # the one with the low score is left out
     assert changed[:, 1].max() == 149
     assert changed[:, 0].max() == 89
-    assert tuple(result[70, 50]) == drawing.COLOURS[1]
+    assert tuple(result[70, 50]) == shapes.COLOURS[1]
     assert (result[60:80, 60:140] == 128).all()
     both = drawing.drawn(image, found, stand_in("detection"), 0.2)
-    assert tuple(both[99, 100]) == drawing.COLOURS[0]
+    assert tuple(both[99, 100]) == shapes.COLOURS[0]
 
 
 def test_keypoints_that_are_visible_are_drawn() -> None:
@@ -89,7 +90,7 @@ def test_a_mask_colours_the_part_of_the_photo_that_it_belongs_to() -> None:
     image = np.full((50, 100, 3), 200, np.uint8)
     result = drawing.drawn(image, NamedOutputs({"mask": scores}), stand_in("segmentation"))
     assert (result[:, 50:] == 200).all()
-    assert (result[:, :50] == ((200 + np.array(drawing.COLOURS[0])) / 2).astype(np.uint8)).all()
+    assert (result[:, :50] == ((200 + np.array(shapes.COLOURS[0])) / 2).astype(np.uint8)).all()
 
 
 def test_other_answers() -> None:
@@ -134,7 +135,7 @@ def test_names_in_other_scripts() -> None:
     assert captions.printable("caf\u00e9 \u00fc") == "cafe u"
     assert captions.is_printable("caf\u00e9")
     assert not captions.is_printable("\u732b")
-    assert drawing._title("\u732b", 3, 0.5) == "class 3 0.50"
+    assert shapes.title("\u732b", 3, 0.5).ascii_text == "class 3 0.50"
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 50), (50, 1), (3, 4)])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import run_records
 import tiny
 
 from compress.errors import DataError, PipelineError, StoreError
@@ -51,6 +54,20 @@ def test_found_by_its_name(run: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     run.rename(tmp_path / "runs" / "tiny")
     path = written(tmp_path, result(tmp_path / "runs" / "tiny"))
     assert results.take_in(path, None, None) == Path("runs/tiny/devices/board.json")
+
+
+def test_the_new_report_still_has_the_pictures(run: Path, tmp_path: Path) -> None:
+    picture = {"shows": "result", "file": "1-result.jpg", "sha256": hashlib.sha256(b"JPEG").hexdigest(), "text": "cup"}
+    example = {"sample": 1, "name": "1.jpg", "kind": "typical", "difference": "none", "pictures": [picture]}
+    record = run_records.full() | {"examples": {"note": "Boxes.", "samples": 9, "examples": [example]}}
+    (run / "report.json").write_text(json.dumps(record))
+    (run / "examples").mkdir()
+    (run / "examples" / "1-result.jpg").write_bytes(b"JPEG")
+    results.take_in(written(tmp_path, result(run)), run, None)
+    assert base64.b64encode(b"JPEG").decode() in (run / "report.html").read_text()
+    (run / "examples" / "1-result.jpg").unlink()
+    results.take_in(written(tmp_path, result(run)), run, None)
+    assert "The file examples/1-result.jpg is missing" in (run / "report.html").read_text()
 
 
 def test_of_another_bundle(run: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from run_records import (
     full,
     hostile,
     html_of,
+    m,
     markdown_of,
     regression,
     rendered,
@@ -286,3 +287,65 @@ def test_what_quantization_tried_and_where_it_lost() -> None:
     ):
         assert text in shown
     assert "Quantization error" not in html_of(with_stages())
+
+
+def detection() -> Record:
+    """A run of a detector: objects are counted, and each class has a second metric."""
+    record = full()
+    record["metrics"] = [
+        {"name": "ap", "label": "Average precision", "unit": "fraction", "change": "ap_drop", "limited": True},
+        {"name": "ap50", "label": "At half", "unit": "fraction", "change": "ap50_drop", "limited": False},
+    ]
+    for row in record["comparison"]["per_class"]:
+        row["ap50"] = {"original": 0.75, "result": 0.5}
+    record["comparison"]["per_class"][3] |= {"samples": 1, "ap50": {"original": None, "result": None}}
+    record["comparison"]["confusion"] = None
+    return record
+
+
+def test_classes_of_detectors_show_objects_and_both_precisions() -> None:
+    record = detection()
+    html, text = html_of(record), markdown_of(record)
+    assert "Average precision of the class" in html
+    assert "62 objects" in html
+    assert "1 object<" in html
+    assert "samples, " not in html.partition("Classes")[2].partition("<section")[0]
+    assert "| Class | Original | Result | Change | At IoU 0.5 |" in text
+    assert "0.750 → 0.500" in text
+    assert "Accuracy of the class" in html_of(full())
+    assert "62 samples" in html_of(full())
+    assert "At IoU 0.5" not in html_of(full())
+
+
+def test_both_metrics_of_a_detector_are_shown_for_devices() -> None:
+    record = detection()
+    device = {
+        "device": "coral-1",
+        "board": "Dev Board",
+        "python": "3.9",
+        "runtime": "tflite-runtime 2.5",
+        "model": "compiled on edgetpu",
+        "measurements": {"latency_ms": m(2.5, "ms"), "ap": m(0.31, "fraction"), "ap50": m(0.62, "fraction")},
+        "golden": {"int8": "identical"},
+        "doubts": [],
+    }
+    text = markdown_of(record | {"devices": [device]})
+    section = text.partition("## On the device")[2].partition("## ")[0]
+    assert "Average precision | At half |" in section
+    assert "**0.620**" in section
+
+
+def test_objects_found_again_by_class() -> None:
+    record = full()
+    record["comparison"] |= {
+        "per_class": [],
+        "confusion": None,
+        "found_again": [
+            {"name": "cup", "objects": 40, "found": 39},
+            {"name": "<dog>", "objects": 4, "found": 1},
+        ],
+    }
+    text, html = markdown_of(record), html_of(record)
+    rows = [line for line in text.splitlines() if line.startswith(("| cup", "| `<dog>`"))]
+    assert rows == ["| `<dog>` | 4 | 1 | 0.250 |", "| cup | 40 | 39 | 0.975 |"]
+    assert "<dog>" not in html

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,6 +91,25 @@ def test_objects_are_found_and_int8_finds_them_too(made: tuple[Path, dict[str, A
     assert compared["agreement"]["value"] > 0.7
     assert [row["name"] for row in record["comparison"]["per_class"]] == ["block", "ring"]
     assert "accuracy" not in record["models"]["result"]["measurements"]
+
+
+def test_the_report_shows_classes_and_examples(made: tuple[Path, dict[str, Any]]) -> None:
+    folder, record = made
+    examples = record["examples"]["examples"]
+    assert [example["kind"] for example in examples][-2:] == ["typical", "typical"]
+    assert record["examples"]["samples"] == 24
+    text = (folder / "report.md").read_text()
+    page = (folder / "report.html").read_text()
+    assert page.count("<img") == 3 * len(examples) == len(list((folder / "examples").iterdir()))
+    labels = {"block", "ring"}
+    for example in examples:
+        label, original, result = example["pictures"]
+        assert {each.split()[1] for each in label["text"].split(", ")} <= labels
+        found = (original["text"] + ", " + result["text"]).replace("no object", "").split(", ")
+        assert {each.split()[0] for each in found if each} <= labels
+        assert f"examples/{result['file']}" in text
+    assert "At IoU 0.5<" in page
+    assert re.search(r"\d+ objects", page)
 
 
 def test_the_plan_is_judged_by_objects_and_the_specification_goes_on(made: tuple[Path, dict[str, Any]]) -> None:

@@ -42,6 +42,9 @@ class Blobs:
     def objects(self, split: Split) -> list[Objects]:
         raise AssertionError(split)
 
+    def describe(self, split: Split, index: int) -> str:
+        return f"blob {index}"
+
     def raw(self, split: Split, indices: np.ndarray) -> list[np.ndarray]:
         return list(self.inputs(split)[indices])
 

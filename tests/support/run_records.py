@@ -86,7 +86,7 @@ ON_DEVICE = m(0.0823, "ms", "predicted", reach=0.02, note="on the device, from i
 UNTRAINED = {"accuracy": m(None, "fraction", "missing", note="untrained"), "macs": m(2_360_000, "MACs")}
 FULL: Record = {
     "schema_version": 1, "name": "digits", "status": "ok", "error": None,
-    "degeneracy": None, "sensitivity": None, "coralline": "0.1.0", "seed": 0,
+    "degeneracy": None, "sensitivity": None, "examples": None, "coralline": "0.1.0", "seed": 0,
     "seconds": 43.1, "finished": "2026-11-20T15:40:00+00:00",
     "target": {"name": "edgetpu", "summary": "Coral Edge TPU, 8 MiB of memory on the chip, full-integer models"},
     "metrics": [
@@ -120,7 +120,7 @@ FULL: Record = {
             "macs_ratio": m(0.48, "fraction"), "size_ratio": m(0.26, "fraction"),
             "latency_ratio": m(0.415, "fraction", "predicted"),
         },
-        "per_class": per_class(list("0123456789")), "confusion": confusion(10),
+        "per_class": per_class(list("0123456789")), "confusion": confusion(10), "found_again": [],
         "outputs": [
             {"name": "probabilities", "shape": [10], "sqnr_db": 31.4, "max_abs_error": 0.0625, "agreement": 0.9936},
             {"name": "map", "shape": [8, 8, 2], "sqnr_db": 28.0, "max_abs_error": 0.41, "agreement": None},

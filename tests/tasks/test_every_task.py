@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,6 +86,7 @@ class Case:
         labels: from images and sizes of bars to labels.
         least: what the first metric of the int8 file must reach.
         source: further settings of the data source.
+        drawn: whether the report has examples with drawn answers.
     """
 
     task: str
@@ -91,6 +94,7 @@ class Case:
     labels: Any
     least: float
     source: str = ""
+    drawn: bool = False
 
 
 def bars() -> tuple[np.ndarray, np.ndarray]:
@@ -106,13 +110,14 @@ def bars() -> tuple[np.ndarray, np.ndarray]:
 CASES = [
     Case("classification", "one_sigmoid", lambda images, sizes: (sizes[:, 0] > 4).astype(int), 0.9),
     Case("multi_label", "sigmoids", lambda images, sizes: (sizes > 4).astype(np.uint8), 0.9, ", classes: [high, wide]"),
-    Case("segmentation", "pixels", lambda images, sizes: (images[..., 0] > 0.5).astype(np.uint8), 0.9),
+    Case("segmentation", "pixels", lambda images, sizes: (images[..., 0] > 0.5).astype(np.uint8), 0.9, drawn=True),
     Case(
         "keypoints",
         "corners",
         lambda images, sizes: np.stack([np.zeros_like(sizes), sizes[:, ::-1]], axis=1).astype(np.float32),
         0.6,
         ", classes: [origin, corner]",
+        drawn=True,
     ),
     Case("reconstruction", "autoencoder", lambda images, sizes: images, -0.02, ", classes: [image]"),
     Case("embeddings", "vectors", lambda images, sizes: (sizes[:, 0] > 4) * 2 + (sizes[:, 1] > 4), 0.8),
@@ -135,4 +140,26 @@ def test_a_task_goes_from_training_to_an_int8_file(tmp_path: Path, case: Case) -
     assert sign * after > case.least, (before, after)
     assert record["comparison"]["measurements"]["agreement"]["value"] > 0.5
     assert record["comparison"]["measurements"][metric["change"]]["how"] == "measured"
-    assert metric["label"] in (tmp_path / "runs" / "any" / "report.md").read_text()
+    folder = tmp_path / "runs" / "any"
+    assert metric["label"] in (folder / "report.md").read_text()
+    assert (record["examples"] is not None) == case.drawn
+    if case.drawn:
+        _has_examples(record["examples"], folder)
+        (folder / "examples" / "9-result.jpg").write_bytes(b"of an earlier run")
+        (folder / "examples" / "notes.txt").write_text("of the user")
+        run(load(tmp_path / "p.yaml"), tmp_path / "runs", tiny.Notes())
+        assert not (folder / "examples" / "9-result.jpg").exists()
+        assert (folder / "examples" / "notes.txt").exists()
+        _has_examples(record["examples"], folder)
+
+
+def _has_examples(examples: dict[str, Any], folder: Path) -> None:
+    """Check that all pictures are files of the run and parts of its page."""
+    page = (folder / "report.html").read_text()
+    assert 2 <= len(examples["examples"]) <= 6
+    for example in examples["examples"]:
+        assert [picture["shows"] for picture in example["pictures"]] == ["label", "original", "result"]
+        for picture in example["pictures"]:
+            content = (folder / "examples" / picture["file"]).read_bytes()
+            assert hashlib.sha256(content).hexdigest() == picture["sha256"]
+            assert base64.b64encode(content).decode() in page

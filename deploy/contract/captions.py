@@ -30,12 +30,14 @@ class Caption(NamedTuple):
         y: the position of its lower end, in pixels. A caption that would leave the image is moved into it.
         text: the text.
         colour: its background, RGB.
+        ascii_text: what is drawn if the fonts do not have all characters of the text.
     """
 
     x: int
     y: int
     text: str
     colour: Tuple[int, int, int]
+    ascii_text: str = ""
 
 
 def check_library() -> None:
@@ -68,7 +70,8 @@ def write(canvas: Array, captions: Sequence[Caption]) -> None:
     """
     height = line_height(canvas)
     for caption in captions:
-        letters = np.pad(_letters(printable(caption.text), height), ((0, 0), (MARGIN, MARGIN)), "constant")
+        text = caption.text if is_printable(caption.text) else caption.ascii_text or caption.text
+        letters = np.pad(_letters(printable(text), height), ((0, 0), (MARGIN, MARGIN)), "constant")
         _stamp(canvas, letters, caption)
 
 

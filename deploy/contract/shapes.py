@@ -1,0 +1,157 @@
+"""Shapes in images: boxes with their captions, keypoints, masks. The device and the report of a run draw with them."""
+
+from __future__ import annotations
+
+from typing import List, Sequence, Tuple
+
+import numpy as np
+
+from deploy.contract import captions
+from deploy.contract.captions import Caption
+from deploy.contract.detection import Detections
+from deploy.contract.image_geometry import IDENTITY, AffineMap
+from deploy.contract.preprocessing import Array
+
+Colour = Tuple[int, int, int]
+COLOURS = (
+    (230, 60, 60),
+    (60, 140, 230),
+    (70, 180, 75),
+    (240, 160, 40),
+    (160, 80, 200),
+    (50, 190, 190),
+    (220, 90, 170),
+    (150, 150, 40),
+)
+"""The colours of classes, RGB, by number."""
+VISIBLE = 0.5
+"""Keypoints with a lower probability that they are visible are not drawn."""
+LINE = 1 / 250
+"""The width of lines, as a fraction of the shorter dimension of the image."""
+LINE_OF_BOX = 1 / 8
+"""The largest width of the lines of a small box, as a fraction of its shorter dimension."""
+
+
+def colour_of(number: int) -> Colour:
+    """Return the colour of a class."""
+    return COLOURS[number % len(COLOURS)]
+
+
+def line_width(canvas: Array) -> int:
+    """Return the width of lines in an image, in pixels."""
+    shorter: int = min(canvas.shape[:2])
+    return max(round(shorter * LINE), 1)
+
+
+def title(label: str, number: int, score: float, x: int = 0, y: int = 0) -> Caption:
+    """Return the caption of a class with its score; its number takes the place of a label that the fonts do not have.
+
+    Args:
+        label: the name of the class.
+        number: the index of the class, which chooses the colour too.
+        score: its score.
+        x: the position of the left end, in pixels.
+        y: the position of the lower end, in pixels.
+    """
+    return Caption(x, y, "%s %.2f" % (label, score), colour_of(number), "class %d %.2f" % (number, score))
+
+
+def draw_objects(canvas: Array, found: Detections) -> List[Caption]:
+    """Draw the boxes and keypoints of objects, the best on top, and return their captions in this order.
+
+    Args:
+        canvas: uint8 [height, width, 3], which is changed.
+        found: the objects, the best first; boxes that are not finite are left out.
+    """
+    texts = []
+    for index in np.flatnonzero(np.isfinite(found.boxes).all(axis=1))[::-1]:
+        number = int(found.classes[index])
+        top, left, bottom, right = _pixels(found.boxes[index], canvas)
+        line = min(line_width(canvas), max(int(min(bottom - top, right - left) * LINE_OF_BOX), 1))
+        _rectangle(canvas, (top, left, bottom, right), colour_of(number), line)
+        if found.keypoints is not None:
+            draw_points(canvas, found.keypoints[index], colour_of(number), line)
+        lower = _caption_end(top, bottom, captions.line_height(canvas))
+        texts.append(title(found.label(number), number, float(found.scores[index]), left, lower))
+    return texts
+
+
+def _caption_end(top: int, bottom: int, height: int) -> int:
+    """Return the lower end of the caption of a box: above it; at the top of the image in it, or below a small box."""
+    if top >= height:
+        return top
+    return top + height if bottom - top > 3 * height else bottom + height
+
+
+def _pixels(box: Array, canvas: Array) -> Tuple[int, int, int, int]:
+    """Return a box of fractions as rows and columns of pixels; it has at least one pixel."""
+    height, width = canvas.shape[:2]
+    sizes = np.array([height, width, height, width])
+    top, left, bottom, right = (round(value) for value in np.clip(box * sizes, 0, sizes).tolist())
+    top = min(top, height - 1)
+    left = min(left, width - 1)
+    return top, left, max(bottom, top + 1), max(right, left + 1)
+
+
+def _rectangle(canvas: Array, box: Tuple[int, int, int, int], colour: Colour, line: int) -> None:
+    top, left, bottom, right = box
+    canvas[top : top + line, left:right] = colour
+    canvas[max(bottom - line, top) : bottom, left:right] = colour
+    canvas[top:bottom, left : left + line] = colour
+    canvas[top:bottom, max(right - line, left) : right] = colour
+
+
+def draw_points(canvas: Array, points: Array, colour: Colour, line: int) -> None:
+    """Draw keypoints as squares with a border.
+
+    Args:
+        canvas: uint8 [height, width, 3], which is changed.
+        points: y and x as fractions of the image, optionally with the probability that the point is visible: [n, 2 or
+            3]; points that are not finite are left out.
+        colour: of the squares, RGB.
+        line: half the width of a square, in pixels.
+    """
+    border = tuple(255 - value for value in colour)
+    for point in points[np.isfinite(points).all(axis=1)]:
+        if len(point) > 2 and point[2] < VISIBLE:
+            continue
+        # Points far outside the image would be integers without limit.
+        row, column = (round(value) for value in (np.clip(point[:2], -1, 2) * canvas.shape[:2]).tolist())
+        _square(canvas, row, column, line + 1, border)
+        _square(canvas, row, column, line, colour)
+
+
+def _square(canvas: Array, row: int, column: int, radius: int, colour: Sequence[int]) -> None:
+    rows, columns = (slice(max(middle - radius, 0), max(middle + radius, 0)) for middle in (row, column))
+    canvas[rows, columns] = colour
+
+
+def class_at(scores: Array) -> Array:
+    """Return the class at each position: int64 [height, width]; of one channel: 1 where the score is above one half.
+
+    Args:
+        scores: [height, width, classes], or [height, width].
+    """
+    scores = scores if scores.ndim == 3 else scores[..., np.newaxis]
+    several = scores.shape[2] > 1
+    return np.asarray(scores.argmax(axis=2) if several else (scores[..., 0] > 0.5).astype(np.int64))
+
+
+def blend_classes(canvas: Array, classes: Array, placed: AffineMap = IDENTITY) -> None:
+    """Mix the pixels of each class but the first with its colour.
+
+    Args:
+        canvas: uint8 [height, width, 3], which is changed.
+        classes: the class at each position of the model's input: int [rows, columns].
+        placed: the position of the image in the input. Pixels that the model has not seen are kept.
+    """
+    indices = []
+    seen = []
+    for axis, count in enumerate(canvas.shape[:2]):
+        fractions = (np.arange(count) + 0.5) / count * placed.scale[axis] + placed.shift[axis]
+        seen.append((fractions >= 0) & (fractions < 1))
+        indices.append(np.clip((fractions * classes.shape[axis]).astype(np.int64), 0, classes.shape[axis] - 1))
+    of_pixels = classes[np.ix_(*indices)]
+    coloured = (of_pixels > 0) & seen[0][:, np.newaxis] & seen[1]
+    table = np.array(COLOURS, np.uint16)[(of_pixels[coloured] - 1) % len(COLOURS)]
+    canvas[coloured] = (canvas[coloured] + table) // 2
