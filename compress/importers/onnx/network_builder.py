@@ -33,6 +33,7 @@ class OnnxNetworkBuilder(NetworkBuilder[OnnxValue]):
         values: how the network holds each tensor of the graph, by name.
         holders: names of the graph's tensors that each tensor of the network holds.
         padded: input and (before, after) per dimension of each layer that only pads with zeros.
+        padded_below: the same of each layer that pads with -inf, for max poolings only.
         changed: tensors of the graph that the network no longer computes as they were.
     """
 
@@ -40,6 +41,7 @@ class OnnxNetworkBuilder(NetworkBuilder[OnnxValue]):
     values: dict[str, OnnxValue] = field(default_factory=dict)
     holders: dict[LayerOutput, list[str]] = field(default_factory=dict)
     padded: dict[LayerOutput, tuple[OnnxValue, list[tuple[int, int]]]] = field(default_factory=dict)
+    padded_below: dict[LayerOutput, tuple[OnnxValue, list[tuple[int, int]]]] = field(default_factory=dict)
     changed: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:

@@ -14,8 +14,9 @@ import numpy as np
 SUPPRESSION = frozenset({"NonMaxSuppression", "EfficientNMS_TRT", "BatchedNMS_TRT", "BatchedNMSDynamic_TRT"})
 """Operators that show that a model selects objects; those with TRT are plugins of TensorRT."""
 TOP_K = "TopK"
-CHOOSING = SUPPRESSION | {"NonZero", TOP_K, "ArgMax", "ReduceMax"}
-"""Operators that are part of the selection, in a model that has one, unless a convolution follows them."""
+CHOOSING = SUPPRESSION | {"NonZero", TOP_K, "ArgMax", "ReduceMax", "MaxPool"}
+"""Operators that are part of the selection, in a model that has one, unless a convolution follows them. A MaxPool
+finds the peaks of a map of scores."""
 GATHERING = frozenset({"Gather", "GatherElements", "GatherND"})
 WEIGHTED = frozenset({"MatMul", "Gemm", "LayerNormalization"})
 """Operators of a network: after them, the best values are not its answer (the queries of a transformer)."""

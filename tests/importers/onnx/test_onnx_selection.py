@@ -54,6 +54,19 @@ def detector(path: Path, end: str) -> Path:
             helper.make_node("Mod", ["top places", "two"], ["labels"]),
             helper.make_node("Cast", ["labels"], ["found"], to=TensorProto.FLOAT),
         ]
+    elif end == "peaks":  # CenterNet
+        constants |= {"as map": np.array([1, 2, 4, 4]), "flat": np.array([1, 32]), "cells": np.array([16])}
+        nodes += [
+            helper.make_node("Reshape", ["scores", "as map"], ["heat"]),
+            helper.make_node("MaxPool", ["heat"], ["highest"], kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+            helper.make_node("Equal", ["heat", "highest"], ["peaks"]),
+            helper.make_node("Cast", ["peaks"], ["kept"], to=TensorProto.FLOAT),
+            helper.make_node("Mul", ["heat", "kept"], ["filtered"]),
+            helper.make_node("Reshape", ["filtered", "flat"], ["likely"]),
+            helper.make_node("TopK", ["likely", "most"], ["", "places"], axis=1),
+            helper.make_node("Mod", ["places", "cells"], ["indices"]),
+            helper.make_node("Gather", ["boxes", "indices"], ["found"], axis=1),
+        ]
     else:  # the best class of each location, as programs with one suppression for all classes have it
         nodes += [
             helper.make_node("ReduceMax", ["scores"], ["best"], axes=[1], keepdims=1),
@@ -92,6 +105,14 @@ def test_the_best_boxes_of_a_detector_without_suppression_are_left_to_the_device
     model, notes = onnx_model.read(detector(tmp_path / "detector.onnx", "top"))
     assert [output.name for output in model.graph.output] == ["boxes", "rows of scores"]
     assert {node.op_type for node in model.graph.node} == {"Conv", "Reshape", "Split", "Transpose", "Sigmoid"}
+    assert notes == ("its TopK is taken off: the device selects the objects",)
+
+
+def test_the_search_for_the_peaks_of_a_map_is_part_of_the_selection(tmp_path: Path) -> None:
+    from compress.importers.onnx import onnx_model
+
+    model, notes = onnx_model.read(detector(tmp_path / "detector.onnx", "peaks"))
+    assert [output.name for output in model.graph.output] == ["boxes", "heat"]
     assert notes == ("its TopK is taken off: the device selects the objects",)
 
 

@@ -6,7 +6,7 @@ Source: ONNX' operator specification, opsets 7 to 23 (Conv, ConvTranspose, MaxPo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from math import prod
 from typing import Any
@@ -266,6 +266,7 @@ def pool(kind: str) -> Rule:
     def rule(call: OnnxCall) -> OnnxValue:
         source = image(call)
         sliding = window(call, source, call.integers("kernel_shape") or [])
+        source, sliding = _with_padding_before(call, source, sliding)
         result = call.output_shape()
         if max(sliding.dilation) > 1:
             raise NotImportedError(f"it has dilations {sliding.dilation}")
@@ -278,6 +279,22 @@ def pool(kind: str) -> Rule:
         return (_max_pool if kind == "Max" else _average_pool)(call, source, sliding, needed)
 
     return rule
+
+
+def _with_padding_before(call: OnnxCall, source: OnnxValue, sliding: SlidingWindow) -> tuple[OnnxValue, SlidingWindow]:
+    """Return the input and the window of a max pooling, merged with a padding by -inf before it."""
+    if source.tensor not in call.builder.padded_below:
+        return source, sliding
+    before, pads = call.builder.padded_below[source.tensor]
+    merged = [(a + c, b + d) for (a, b), (c, d) in zip(pads, sliding.pads, strict=True)]
+    return before, replace(sliding, pads=merged)
+
+
+def padded_below(call: OnnxCall, source: OnnxValue, pads: Pads) -> OnnxValue:
+    """Pad an image with -inf, for the max poolings after it, which are the only operators that read it."""
+    result = zero_padded(call, source, pads)
+    call.builder.padded_below[result.tensor] = call.builder.padded.pop(result.tensor)
+    return result
 
 
 def _pooled(call: OnnxCall, kind: str, source: OnnxValue, sliding: SlidingWindow, padding: str) -> OnnxValue:

@@ -46,7 +46,23 @@ def small(numbers: NDArray[Any], like: OnnxValue) -> Any:
     for axis in range(placed.ndim):
         first = placed.take([0], axis)
         placed = first if (placed == first).all() else placed
-    return placed if placed.size > 1 else placed.item()
+    return _unlike_bias(placed, like.sides) if placed.size > 1 else placed.item()
+
+
+def _unlike_bias(placed: NDArray[Any], sides: Sequence[int]) -> NDArray[Any]:
+    """Return a constant that Keras does not take for a bias of another axis than its own.
+
+    `keras.ops.add` with TensorFlow (3.15) adds a constant with one dimension above 1 to the last axis, or to the first
+    after the batch, if the size is the same, wherever that dimension is: in square maps these are different axes.
+    """
+    varying = [axis for axis, side in enumerate(placed.shape) if side > 1]
+    if len(varying) != 1:
+        return placed
+    size = placed.shape[varying[0]]
+    for axis in (len(sides), 1):
+        if sides[axis - 1] == size:
+            return placed if axis == varying[0] else np.repeat(placed, size, axis)
+    return placed
 
 
 def together(call: OnnxCall, operands: Sequence[Any], shape: tuple[int, ...]) -> tuple[list[Any], OnnxValue]:

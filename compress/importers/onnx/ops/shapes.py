@@ -18,7 +18,7 @@ from compress.importers.common.layer_calls import NN, NUMPY, NotImportedError
 from compress.importers.common.shape_rules import GLOBAL_POOLING, axis_of
 from compress.importers.onnx.layout import OnnxValue, channel_last, in_shape, laid, transposed
 from compress.importers.onnx.network_builder import OnnxCall, Rule, order_of
-from compress.importers.onnx.ops.convolution import globally, image, zero_padded
+from compress.importers.onnx.ops.convolution import globally, image, padded_below, zero_padded
 from compress.importers.onnx.ops.elementwise import NUMBERS, small
 
 
@@ -157,15 +157,23 @@ def pad(call: OnnxCall) -> OnnxValue:
         return value
     order = order_of(value)
     zeros = mode == "constant" and filler == 0 and not any(widths[0])
-    if zeros and rank in (3, 4) and not any(widths[1]) and order == channel_last(rank):
+    below = mode == "constant" and filler == -np.inf and not any(widths[0]) and _is_only_pooled(call)
+    if (zeros or below) and rank in (3, 4) and not any(widths[1]) and order == channel_last(rank):
         arranged = call.arranged(value, order)
         if len(arranged.sides) == rank - 1:
-            return zero_padded(call, arranged, widths[2:])
+            return (zero_padded if zeros else padded_below)(call, arranged, widths[2:])
     if mode == "edge" and max(map(max, widths)) <= 1:
         mode = "symmetric"
     if mode in ("edge", "wrap"):
         return _padded_by_indices(call, value, widths, mode)
     return shape_rules.pad_by_operation(call, value, widths, mode, filler)
+
+
+def _is_only_pooled(call: OnnxCall) -> bool:
+    """Return True if only max poolings read the result."""
+    name = call.node.outputs[0]
+    readers = [node.operator for node in call.builder.graph.nodes if name in node.inputs]
+    return set(readers) == {"MaxPool"} and call.builder.takers[name] == len(readers)
 
 
 def _padded_by_indices(call: OnnxCall, value: OnnxValue, pads: Sequence[tuple[int, int]], mode: str) -> OnnxValue:
