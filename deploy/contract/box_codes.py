@@ -11,6 +11,8 @@ of the image's height and width. `step` is the size of a cell, `cell` its row an
 | `yolox` | (cell + offset + raw) * step | exp(raw) * step | YOLOX, YuNet; with `offset` CenterFace |
 | `centernet` | (cell + offset + raw) * step | raw * step | Zhou et al., Objects as Points, 2019 |
 
+In `yolov3` a `centre_scale` above 1 multiplies the distance from the middle of the cell: YOLOv4, PP-YOLO.
+
 Codes of distances from the point (cell + offset) * step to the left, top, right and bottom of the box:
 
 | code | distances | source |
@@ -48,15 +50,17 @@ class Locations:
         anchors: float32 [locations, 4]: y and x of the centre, height, width; one cell, where there are no anchors.
         steps: float32 [locations, 2]: the height and width of a cell.
         cells: float32 [locations, 2]: the row and the column.
+        centre_scales: float32 [locations, 1]: of `yolov3`, the factor of a centre's distance from that of its cell.
     """
 
     anchors: Array
     steps: Array
     cells: Array
+    centre_scales: Array
 
     def taken(self, which: Any) -> Locations:
         """Return some of the locations."""
-        return Locations(self.anchors[which], self.steps[which], self.cells[which])
+        return Locations(self.anchors[which], self.steps[which], self.cells[which], self.centre_scales[which])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +104,7 @@ def _ssd(raw: Array, at: Locations, settings: BoxSettings, maths: Any) -> Tuple[
 
 
 def _yolov3(raw: Array, at: Locations, settings: BoxSettings, maths: Any) -> Tuple[Array, Array]:
-    centre = (at.cells + sigmoid(raw[..., :2], maths)) * at.steps
+    centre = (at.cells + 0.5 + at.centre_scales * (sigmoid(raw[..., :2], maths) - 0.5)) * at.steps
     return _around(centre, at.anchors[:, 2:] * maths.exp(maths.minimum(raw[..., 2:], LARGEST)))
 
 

@@ -435,7 +435,9 @@ def _locations(settings: Dict[str, Any]) -> Tuple[Locations, List[int]]:
     """Return the locations, and the number of those of each map."""
     parts = [_of_map(entry) for entry in settings["maps"]]
     anchors, steps, cells = (np.concatenate([part[index] for part in parts]).astype(np.float32) for index in range(3))
-    return Locations(anchors, steps, cells), [len(part[0]) for part in parts]
+    sizes = [len(part[0]) for part in parts]
+    scales = np.repeat([entry.get("centre_scale", 1.0) for entry in settings["maps"]], sizes).astype(np.float32)
+    return Locations(anchors, steps, cells, scales[:, np.newaxis]), sizes
 
 
 def _of_map(entry: Dict[str, Any]) -> Tuple[Array, Array, Array]:

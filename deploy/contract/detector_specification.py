@@ -74,7 +74,7 @@ def checked(specification: Any) -> Dict[str, Any]:
     settings["most"] = _whole(settings["most"], 1, 1000, "most")
     if not isinstance(settings["class_agnostic"], bool):
         raise DetectionError("class_agnostic must be true or false, not %r" % (settings["class_agnostic"],))
-    settings["maps"] = _maps(settings["maps"], settings["code"] in WITH_ANCHORS)
+    settings["maps"] = _maps(settings["maps"], settings["code"])
     settings["keypoints"] = _keypoints(settings["keypoints"])
     settings["tensors"] = _tensors(settings)
     return settings
@@ -95,25 +95,30 @@ def _offset(settings: Dict[str, Any]) -> float:
     return float(offset)
 
 
-def _maps(maps: Any, with_anchors: bool) -> List[Dict[str, Any]]:
+def _maps(maps: Any, code: str) -> List[Dict[str, Any]]:
     if not isinstance(maps, (list, tuple)) or not 1 <= len(maps) <= 64:
         raise DetectionError("maps must be a list of 1 to 64 maps with 'cells' and 'boxes'")
-    parsed = [_map(entry, with_anchors) for entry in maps]
+    parsed = [_map(entry, code) for entry in maps]
     total = sum(locations_of(entry) for entry in parsed)
     if total > MAX_ANCHORS:
         raise DetectionError("maps give %d anchors; allowed: 1 to %d" % (total, MAX_ANCHORS))
     return parsed
 
 
-def _map(entry: Any, with_anchors: bool) -> Dict[str, Any]:
+def _map(entry: Any, code: str) -> Dict[str, Any]:
     """Return a checked entry of `maps`: cells, with the sizes of anchors if the code has them, or single anchors."""
+    with_anchors = code in WITH_ANCHORS
     keys = {"cells", "boxes"} if with_anchors else {"cells"}
-    if not isinstance(entry, dict) or set(entry) not in (keys, {"anchors"}):
+    optional = {"centre_scale"} if code == "yolov3" else set()
+    if not isinstance(entry, dict) or set(entry) - optional not in (keys, {"anchors"}):
         shown = " and ".join(map(repr, sorted(keys, reverse=True)))
         raise DetectionError("each of maps must have the keys %s, or 'anchors', not %r" % (shown, entry))
+    scale = {"centre_scale": entry["centre_scale"]} if "centre_scale" in entry else {}
+    for value in scale.values():
+        _positive([value], 1, "centre_scale")
     if "anchors" in entry:
-        return {"anchors": _anchors(entry["anchors"])}
-    parsed: Dict[str, Any] = {"cells": _cells(entry["cells"], "cells")}
+        return dict(scale, anchors=_anchors(entry["anchors"]))
+    parsed: Dict[str, Any] = dict(scale, cells=_cells(entry["cells"], "cells"))
     if with_anchors:
         if not isinstance(entry["boxes"], (list, tuple)) or not entry["boxes"]:
             raise DetectionError("boxes must be a list of pairs of height and width")

@@ -16,6 +16,17 @@ from deploy.contract.suppression import overlaps, suppressed
 SMALL = {"maps": [{"cells": [2, 3], "boxes": [[0.4, 0.2], [0.2, 0.4]]}, {"cells": [1, 1], "boxes": [[0.8, 0.8]]}]}
 
 
+def test_centres_may_be_outside_their_cells_by_a_scale() -> None:
+    maps = [{"cells": [1, 2], "boxes": [[0.5, 0.5]], "centre_scale": 1.2}]
+    boxes = Detector({"maps": maps, "code": "yolov3"}).corners(np.full((2, 4), [80.0, -80.0, 0.0, 0.0], np.float32))
+    np.testing.assert_allclose(boxes[:, [1, 3]].mean(axis=1), [0.55, 1.05], atol=1e-6)
+    np.testing.assert_allclose(boxes[:, [0, 2]].mean(axis=1), [-0.1, -0.1], atol=1e-6)
+    with pytest.raises(DetectionError, match="centre_scale must be"):
+        Detector({"maps": [{**maps[0], "centre_scale": 0}], "code": "yolov3"})
+    with pytest.raises(DetectionError, match="must have the keys"):
+        Detector({"maps": maps, "code": "yolov5"})
+
+
 def test_anchors_come_map_by_map_row_by_row_column_by_column_size_by_size() -> None:
     anchors = Detector(SMALL).anchors
     assert anchors.shape == (13, 4)
