@@ -1,14 +1,15 @@
 """The box code of a detector that decodes its boxes: found by comparing its boxes with those of every code.
 
-What a code leaves open (the sizes of anchors, variances) follows from the numbers too. The decoder of the device
-decides: a code is the right one if it gives the same boxes.
+What a code leaves open (the sizes of anchors, variances) follows from the numbers too, and so does a scale that the
+model applies before its code: the last convolutions take it over. The decoder of the device decides: a code is the
+right one if it gives the same boxes.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ FORMS = ("xywh", "xyxy", "yxhw", "yxyx")
 """What the four numbers of a decoded box are: centre and size, or two corners."""
 CLOSE = 1e-3
 """Largest difference between boxes, as a fraction of the image or of the box, whichever is larger."""
+REPEATED = 2
+"""Boxes whose smallest or largest value is this often exactly the same are cut off at the border of the image."""
 OFFSETS = {
     "dfl": (0.5, 0.0),
     "yolox": (0.0, 0.5),
@@ -35,7 +38,31 @@ OFFSETS = {
     "ssd": (0.5,),
 }
 """The positions in a cell that are tried for each code."""
+FEWEST_SAMPLES = 4
+"""Boxes that a line needs."""
+NUMBERS: Mapping[str, Callable[[Doubles, Doubles, Doubles], Doubles]] = {
+    "yolox": lambda low, high, points: _pairs((low + high) / 2 - points, np.log(high - low)),
+    "centernet": lambda low, high, points: _pairs((low + high) / 2 - points, high - low),
+    "ltrb": lambda low, high, points: _pairs(points - low, high - points),
+    "ltrb_exp": lambda low, high, points: np.log(_pairs(points - low, high - points)),
+    "ltrb_relu": lambda low, high, points: _positive(_pairs(points - low, high - points)),
+}
+"""The numbers from which a code makes boxes: the inverse of `deploy.contract.box_codes`, from the corners of boxes and
+the points of locations, all in cells."""
 SIMPLE_CODES = ("yolox", "yolov5", "ltrb", "yolov3", "centernet", "ltrb_exp", "ltrb_relu", "ssd")
+
+
+@dataclass(frozen=True)
+class ChannelLines:
+    """The numbers of a code as linear functions of the channels of a box.
+
+    Attributes:
+        slopes: of each channel.
+        starts: of each channel.
+    """
+
+    slopes: Doubles
+    starts: Doubles
 
 
 @dataclass(frozen=True)
@@ -46,11 +73,23 @@ class BoxFit:
         settings: keys of the detector's specification.
         maps: its `maps`.
         error: the largest difference from the model's boxes, as a fraction of the image or of the box.
+        lines: for each map and anchor, what its channels become before the code; empty if nothing.
     """
 
     settings: Mapping[str, Any]
     maps: Sequence[Mapping[str, Any]]
     error: float
+    lines: Sequence[Sequence[ChannelLines]] = ()
+
+
+_Hypothesis = tuple[dict[str, Any], str, Doubles]
+"""Settings, the form of the boxes, and the unit of their numbers (y, x)."""
+_Grids = list[tuple[int, int]]
+_ByAnchor = list[list["_Samples"]]
+"""The samples of each map and anchor."""
+_Boxes = list[list[Doubles]]
+"""Boxes of each map and anchor as (ymin, xmin, ymax, xmax), fractions of the image."""
+_Solve = Callable[[dict[str, Any], _ByAnchor, _Boxes, _Grids], BoxFit | None]
 
 
 @dataclass(frozen=True)
@@ -59,11 +98,20 @@ class _Samples:
 
     Attributes:
         raw: [batch, positions, numbers], in the order of the channels.
-        boxes: [batch, positions, 4], as the model gives them.
+        boxes: [batch, positions, 4], as the model gives them; NaN where they are cut off at the border of the image.
     """
 
     raw: Doubles
     boxes: Doubles
+
+
+def _pairs(first: Doubles, second: Doubles) -> Doubles:
+    return np.concatenate([first, second], axis=-1)
+
+
+def _positive(distances: Doubles) -> Doubles:
+    """Return distances, but NaN for those of 0: the numbers below 0 are unknown."""
+    return np.where(distances > CLOSE, distances, np.nan)
 
 
 def fit(maps: Sequence[MapRoles], input_size: tuple[int, int]) -> BoxFit | None:
@@ -75,10 +123,21 @@ def fit(maps: Sequence[MapRoles], input_size: tuple[int, int]) -> BoxFit | None:
     """
     samples = [[_samples(roles, anchor) for anchor in range(len(roles.anchors))] for roles in maps]
     cells = [roles.probe.head.cells for roles in maps]
+    hypotheses = list(_hypotheses(samples[0][0].raw.shape[2], input_size))
+    for solve in (_solved, _solved_with_lines):
+        found = _best(solve, hypotheses, samples, cells)
+        if found is not None:
+            return found
+    return None
+
+
+def _best(solve: _Solve, hypotheses: Sequence[_Hypothesis], samples: _ByAnchor, cells: _Grids) -> BoxFit | None:
+    """Return the fit with the smallest error; None if all are far off."""
     best: BoxFit | None = None
-    for settings, form, unit in _hypotheses(samples[0][0].raw.shape[2], input_size):
-        boxes = [[_corners(each.boxes, form, unit) for each in anchors] for anchors in samples]
-        found = _solved(settings, samples, boxes, cells)
+    for settings, form, unit in hypotheses:
+        if len(samples) > 1 and _attempt(solve, settings, form, unit, samples[-1:], cells[-1:]) is None:
+            continue  # the coarsest map has few boxes
+        found = _attempt(solve, settings, form, unit, samples, cells)
         if found is not None and (best is None or found.error < best.error):
             best = found
         if best is not None and best.error < CLOSE / 10:
@@ -86,14 +145,27 @@ def fit(maps: Sequence[MapRoles], input_size: tuple[int, int]) -> BoxFit | None:
     return best if best is not None and best.error < CLOSE else None
 
 
+def _attempt(
+    solve: _Solve, settings: dict[str, Any], form: str, unit: Doubles, samples: _ByAnchor, cells: _Grids
+) -> BoxFit | None:
+    boxes = [[_corners(each.boxes, form, unit) for each in anchors] for anchors in samples]
+    return solve(settings, samples, boxes, cells)
+
+
 def _samples(roles: MapRoles, anchor: int) -> _Samples:
     each = roles.anchors[anchor]
     raw = roles.probe.raw[..., list(each.boxes)].astype(np.float64)
-    return _Samples(raw, roles.probe.answers[..., list(each.box_values)].astype(np.float64))
+    boxes = roles.probe.answers[..., list(each.box_values)].astype(np.float64)
+    for column in np.moveaxis(boxes, -1, 0):  # views
+        for border in (column.min(), column.max()):
+            at_border = column == border
+            if at_border.sum() >= REPEATED:
+                column[at_border] = np.nan
+    return _Samples(raw, boxes)
 
 
-def _hypotheses(width: int, input_size: tuple[int, int]) -> Iterator[tuple[dict[str, Any], str, Doubles]]:
-    """Yield settings, the form of the boxes, and the unit of their numbers (y, x)."""
+def _hypotheses(width: int, input_size: tuple[int, int]) -> Iterator[_Hypothesis]:
+    """Yield what is tried, the most frequent first."""
     codes = SIMPLE_CODES if width == 4 else ("dfl",)
     units = [np.array(input_size, np.float64), np.ones(2)]
     for code, order, unit, form in itertools.product(codes, ("xy", "yx"), units, FORMS):
@@ -103,28 +175,24 @@ def _hypotheses(width: int, input_size: tuple[int, int]) -> Iterator[tuple[dict[
 
 
 def _corners(boxes: Doubles, form: str, unit: Doubles) -> Doubles:
-    """Return boxes of a form as (ymin, xmin, ymax, xmax), fractions of the image."""
+    """Return boxes of a form as (ymin, xmin, ymax, xmax), fractions of the image; NaN at its border."""
     first, second = boxes[..., :2], boxes[..., 2:]
     if form[0] == "x":
         first, second = first[..., ::-1], second[..., ::-1]
     if form[2:] in ("wh", "hw"):
         first, second = first - second / 2, first + second / 2
-    return np.concatenate([first / unit, second / unit], axis=-1)
+    corners = np.concatenate([first / unit, second / unit], axis=-1)
+    return np.where((corners == 0) | (corners == 1), np.nan, corners)
 
 
-def _solved(
-    settings: dict[str, Any], samples: list[list[_Samples]], boxes: list[list[Doubles]], cells: list[tuple[int, int]]
-) -> BoxFit | None:
+def _solved(settings: dict[str, Any], samples: _ByAnchor, boxes: _Boxes, cells: _Grids) -> BoxFit | None:
     """Return the fit of one code, with the sizes of anchors and the variances that fit best; None if it cannot be."""
     code = settings["code"]
-    maps: list[dict[str, Any]] = []
     if code not in WITH_ANCHORS:
-        if any(len(anchors) > 1 for anchors in samples):
-            return None
-        maps = [{"cells": list(sides)} for sides in cells]
-        return _judged(settings, maps, samples, boxes)
+        return _judged(settings, _plain_maps(samples, cells), samples, boxes)
     if code == "ssd":
         return _ssd(settings, samples, boxes, cells)
+    maps: list[dict[str, Any]] = []
     for anchors, expected, sides in zip(samples, boxes, cells, strict=True):
         sizes = [
             _anchor_size(code, settings["order"], each.raw, box) for each, box in zip(anchors, expected, strict=True)
@@ -132,7 +200,82 @@ def _solved(
         if any(size is None for size in sizes):
             return None
         maps.append({"cells": list(sides), "boxes": sizes})
+        if code == "yolov3":
+            maps[-1] |= _centre_scale(settings["order"], anchors[0].raw, expected[0], sides)
     return _judged(settings, maps, samples, boxes)
+
+
+def _centre_scale(order: str, raw: Doubles, boxes: Doubles, cells: tuple[int, int]) -> dict[str, float]:
+    """Return the key `centre_scale` of a map; nothing if centres are in their cells."""
+    inputs = 1 / (1 + np.exp(-_rows_first(raw, order)[..., :2])) - 0.5
+    rows, columns = np.divmod(np.arange(cells[0] * cells[1]), cells[1])
+    middle = np.stack([rows, columns], axis=1) + 0.5
+    scales = ((boxes[..., :2] + boxes[..., 2:]) / 2 * cells - middle) / inputs
+    if np.isnan(scales).all():
+        return {}
+    scale = round(float(np.nanmedian(scales)), 5)
+    return {"centre_scale": scale} if scale > 0 and abs(scale - 1) > CLOSE else {}
+
+
+def _plain_maps(samples: _ByAnchor, cells: _Grids) -> list[dict[str, Any]]:
+    """Return the maps of a code without anchors; several boxes in a cell are listed one by one."""
+    maps: list[dict[str, Any]] = []
+    for anchors, sides in zip(samples, cells, strict=True):
+        if len(anchors) == 1:
+            maps.append({"cells": list(sides)})
+            continue
+        step = [1 / side for side in sides]
+        centres = [[(at + 0.5) * length for at, length in zip(cell, step, strict=True)] for cell in np.ndindex(sides)]
+        maps.append({"anchors": [[*centre, *step] for centre in centres for _ in anchors]})
+    return maps
+
+
+def _solved_with_lines(settings: dict[str, Any], samples: _ByAnchor, boxes: _Boxes, cells: _Grids) -> BoxFit | None:
+    """Return the fit of one code whose numbers are linear functions of the channels; None if it cannot be."""
+    if settings["code"] not in NUMBERS:
+        return None
+    lines: list[list[ChannelLines]] = []
+    scaled: _ByAnchor = []
+    for anchors, expected, sides in zip(samples, boxes, cells, strict=True):
+        of_map = []
+        for each, box in zip(anchors, expected, strict=True):
+            line = _line(each.raw, _numbers_of(settings, box, sides))
+            if line is None:
+                return None
+            of_map.append(line)
+        lines.append(of_map)
+        scaled.append(
+            [
+                replace(each, raw=each.raw * line.slopes + line.starts)
+                for each, line in zip(anchors, of_map, strict=True)
+            ]
+        )
+    found = _judged(settings, _plain_maps(samples, cells), scaled, boxes)
+    return None if found is None else replace(found, lines=lines)
+
+
+def _numbers_of(settings: Mapping[str, Any], boxes: Doubles, cells: tuple[int, int]) -> Doubles:
+    """Return the numbers that a code makes boxes [batch, positions, 4] of; NaN where that is unknown."""
+    rows, columns = np.divmod(np.arange(cells[0] * cells[1]), cells[1])
+    points = np.stack([rows, columns], axis=1) + settings["offset"]
+    low, high = boxes[..., :2] * cells, boxes[..., 2:] * cells
+    with np.errstate(invalid="ignore", divide="ignore"):
+        numbers = NUMBERS[settings["code"]](low, high, points)
+    numbers[~np.isfinite(numbers)] = np.nan
+    return _rows_first(numbers, settings["order"])  # exchanging two pairs is its own inverse
+
+
+def _line(raw: Doubles, numbers: Doubles) -> ChannelLines | None:
+    """Return the line that gives numbers; None if there is none."""
+    inputs = np.where(np.isnan(numbers), np.nan, raw).reshape(-1, 4)
+    outputs = numbers.reshape(-1, 4)
+    if (np.isfinite(outputs).sum(axis=0) < FEWEST_SAMPLES).any():
+        return None
+    slopes, starts = _regression(inputs, outputs)
+    difference = np.nanmax(np.abs(inputs * slopes + starts - outputs) / (1 + np.abs(outputs)), axis=0)
+    if (difference > 10 * CLOSE).any() or (np.abs(slopes) < CLOSE).any():
+        return None
+    return ChannelLines(slopes, starts)
 
 
 def _rows_first(raw: Doubles, order: str) -> Doubles:
@@ -144,15 +287,15 @@ def _anchor_size(code: str, order: str, raw: Doubles, boxes: Doubles) -> list[fl
     numbers = _rows_first(raw, order)[..., 2:]
     factor = (2 / (1 + np.exp(-numbers))) ** 2 if code == "yolov5" else np.exp(numbers)
     sizes = ((boxes[..., 2:] - boxes[..., :2]) / factor).reshape(-1, 2)
-    size = np.median(sizes, axis=0)
-    if (size <= 0).any() or np.percentile(np.abs(sizes / size - 1), 90) > 0.02:
+    if np.isnan(sizes).all(axis=0).any():
+        return None
+    size = np.nanmedian(sizes, axis=0)
+    if (size <= 0).any() or np.nanpercentile(np.abs(sizes / size - 1), 90) > 0.02:
         return None
     return [float(side) for side in size]
 
 
-def _ssd(
-    settings: dict[str, Any], samples: list[list[_Samples]], boxes: list[list[Doubles]], cells: list[tuple[int, int]]
-) -> BoxFit | None:
+def _ssd(settings: dict[str, Any], samples: _ByAnchor, boxes: _Boxes, cells: _Grids) -> BoxFit | None:
     """Return the fit of anchors and variances: lines through the numbers of each location."""
     fits = []
     for anchors, expected in zip(samples, boxes, strict=True):
@@ -161,7 +304,10 @@ def _ssd(
             if found is None:
                 return None
             fits.append(found)
-    variances = np.median(np.concatenate([variance for _, variance in fits]), axis=0)
+    measured = np.concatenate([variance for _, variance in fits])
+    if np.isnan(measured).all(axis=0).any():
+        return None
+    variances = np.nanmedian(measured, axis=0)
     if (variances <= 0).any():
         return None
     known = {**settings, "variances": [float(f"{value:.6g}") for value in variances]}
@@ -170,19 +316,39 @@ def _ssd(
     left = iter(fits)
     for anchors, sides in zip(samples, cells, strict=True):
         of_map = np.stack([next(left)[0] for _ in anchors], axis=1)  # [positions, anchors, 4]
-        single.append({"anchors": of_map.reshape(-1, 4).tolist()})
-        regular.append({"cells": list(sides), "boxes": np.median(of_map[..., 2:], axis=0).tolist()})
+        if np.isnan(of_map).all(axis=0).any():  # boxes that are always cut off
+            return None
+        single.append({"anchors": _completed(of_map, sides).reshape(-1, 4).tolist()})
+        regular.append({"cells": list(sides), "boxes": np.nanmedian(of_map[..., 2:], axis=0).tolist()})
     centres = [found[0][:, :2] for found in fits]
-    farthest = float(np.concatenate(centres).max())
+    farthest = float(np.nanmax(np.concatenate(centres)))
     if not 0.4 < farthest < 1.6:  # another unit: the anchors of a detector lie all over the image
         return None
     rows, columns = cells[0]
-    if rows > 1 and float(np.ptp(centres[0][:columns, 0])) > 0.5 / rows:  # y and x are exchanged: it grows in a row
+    if rows > 1 and _range(centres[0][:columns, 0]) > 0.5 / rows:  # y and x are exchanged: it grows in a row
         return None
     on_grid = _judged(known, regular, samples, boxes)
     if on_grid is not None and on_grid.error < CLOSE:
         return on_grid
     return _judged(known, single, samples, boxes)
+
+
+def _completed(anchors: Doubles, cells: tuple[int, int]) -> Doubles:
+    """Return anchors [positions, anchors, 4]: those whose boxes are always cut off continue the grid of the others, and
+    have their sizes."""
+    completed = anchors.copy()
+    for index, places in enumerate(np.divmod(np.arange(len(anchors)), cells[1])):
+        for centres in np.moveaxis(completed[..., index], -1, 0):  # views
+            known = np.isfinite(centres)
+            degree = 1 if len(set(places[known].tolist())) > 1 else 0
+            centres[~known] = np.polyval(np.polyfit(places[known], centres[known], degree), places[~known])
+    sizes = np.broadcast_to(np.nanmedian(anchors[..., 2:], axis=0), anchors[..., 2:].shape)
+    completed[..., 2:] = np.where(np.isnan(completed[..., 2:]), sizes, completed[..., 2:])
+    return completed
+
+
+def _range(values: Doubles) -> float:
+    return float(np.nanmax(values) - np.nanmin(values)) if np.isfinite(values).any() else 0.0
 
 
 def _lines(raw: Doubles, boxes: Doubles) -> tuple[Doubles, Doubles] | None:
@@ -198,28 +364,30 @@ def _lines(raw: Doubles, boxes: Doubles) -> tuple[Doubles, Doubles] | None:
 
 
 def _regression(inputs: Doubles, outputs: Doubles) -> tuple[Doubles, Doubles]:
-    """Return slope and start of the lines over the first axis."""
-    middle, mean = inputs.mean(axis=0), outputs.mean(axis=0)
-    spread = ((inputs - middle) ** 2).sum(axis=0)
-    slopes = ((inputs - middle) * (outputs - mean)).sum(axis=0) / np.maximum(spread, 1e-12)
+    """Return slope and start of the lines over the first axis; NaN with fewer than two points."""
+    known = np.isfinite(outputs)
+    count = np.where(known.sum(axis=0) > 1, known.sum(axis=0), np.nan)
+    middle = np.where(known, inputs, 0).sum(axis=0) / count
+    mean = np.where(known, outputs, 0).sum(axis=0) / count
+    around = np.where(known, inputs - middle, 0)
+    slopes = (around * np.where(known, outputs - mean, 0)).sum(axis=0) / np.maximum((around**2).sum(axis=0), 1e-12)
     return slopes, mean - slopes * middle
 
 
 def _judged(
     settings: Mapping[str, Any],
     maps: list[dict[str, Any]],
-    samples: list[list[_Samples]],
-    boxes: list[list[Doubles]],
+    samples: _ByAnchor,
+    boxes: _Boxes,
 ) -> BoxFit | None:
     """Return the fit with its largest error; None if it is far off."""
     detector = Detector({**settings, "maps": maps})
     raw = np.concatenate([_by_location([each.raw for each in anchors]) for anchors in samples], axis=1)
     expected = np.concatenate([_by_location(anchors) for anchors in boxes], axis=1)
     actual = np.asarray(detector.corners(raw), np.float64)
-    size = np.maximum(np.abs(expected[..., 2:] - expected[..., :2]).max(axis=-1, keepdims=True), 1.0)
+    size = np.fmax(np.abs(expected[..., 2:] - expected[..., :2]).max(axis=-1, keepdims=True), 1.0)
     difference = np.abs(actual - expected) / size
-    difference[(expected == 0) | (expected == 1)] = 0  # cut off at the border of the image
-    error = float(difference.max())
+    error = float(np.nanmax(difference)) if np.isfinite(difference).any() else np.inf
     return BoxFit(settings, maps, error) if error < 10 * CLOSE else None
 
 

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from compress.detectors.recognition import RecognizedDetector
-from compress.detectors.roles import AnchorRoles, MapRoles
+from compress.detectors.roles import UNCHANGED, AnchorRoles, MapRoles
 from compress.errors import ModelError
 from compress.ir.keras_graph import Layer, LayerOutput, Network, subnetwork
 from compress.ir.layer_specs import CONCATENATE, spec_of
@@ -73,9 +74,10 @@ def _selected(network: Network, roles: MapRoles, channels: Sequence[int], name: 
         runs[-1][1].append(channel - int(starts[tensor]))
     parts = []
     for index, (tensor, own) in enumerate(runs):
-        network, part = _of_convolution(
-            network, head.tensors[tensor], own, name if len(runs) == 1 else f"{name}_{index}"
-        )
+        free = name if len(runs) == 1 else f"{name}_{index}"
+        network, part = _of_convolution(network, head.tensors[tensor], own, free)
+        lines = [roles.lines.get(channel + int(starts[tensor]), UNCHANGED) for channel in own]
+        network = _with_lines(network, part, np.asarray(lines, np.float32))
         parts.append(part)
     if len(parts) == 1:
         return network, parts[0]
@@ -108,6 +110,28 @@ def _of_convolution(
     biases = [weights[index] for weights in layer.weights[len(spec.kernels) :]]
     single = replace(layer, name=free, calls=(layer.calls[tensor.call],), weights=(*kernels, *biases))
     return _with(network, single.configured(**renamed, **{spec.width_setting: len(index)}), shape)
+
+
+def _with_lines(network: Network, tensor: LayerOutput, lines: NDArray[np.float32]) -> Network:
+    """Return the network with a convolution that applies a line to each of its channels.
+
+    Args:
+        network: the network.
+        tensor: the output of the convolution.
+        lines: slope and start of each channel.
+    """
+    if (lines == UNCHANGED).all():
+        return network
+    layer = network.layers[tensor.layer]
+    spec = spec_of(layer)
+    slopes, starts = lines.T
+    *others, kernel = layer.weights[: len(spec.kernels)]
+    axis = spec.kernels[-1].out % kernel.ndim
+    scaled = kernel * slopes.reshape([-1 if each == axis else 1 for each in range(kernel.ndim)])
+    biases = layer.weights[len(spec.kernels) :]
+    bias = starts + (biases[0] * slopes if biases else 0)
+    changed = replace(layer, weights=(*others, scaled, bias)).configured(use_bias=True)
+    return network.edited({layer.name: changed}, {})
 
 
 def _with(network: Network, layer: Layer, shape: tuple[int | None, ...]) -> tuple[Network, LayerOutput]:

@@ -19,7 +19,20 @@ from compress.ir.layer_specs import INPUT, spec_of
 Floats = NDArray[np.float32]
 BATCH = 8
 """Samples of random numbers by which functions are told apart."""
+WIDE = 4.0
+"""Factor of the numbers for maps whose boxes are mostly cut off at the border of the image."""
+MORE = 4
+"""Times as many samples for a detector with such maps."""
+MANY = 0.05
+"""Fraction of the values of such maps that are mostly cut off."""
+LARGEST = 3.0
+"""Size of the numbers by which functions are told apart."""
 BYTES_AT_ONCE = 1 << 27
+SPREADS = (1.0, 1.0, 2.0, 4.0, 4.0, 8.0, 8.0, 8.0)
+"""Standard deviations of the numbers of each attempt to find locations. A box that is cut off at the border of the
+image does not move with small numbers."""
+PLACES = 64
+"""Positions at which dependence is measured."""
 CHANGED = 1e-5
 """Relative difference above which an output value has changed."""
 
@@ -57,8 +70,8 @@ class MapProbe:
         head: the map.
         elements: int [positions, values]: the index of each output value of a location among all output values.
         depends: bool [values, channels]: which channels of its location a value depends on.
-        raw: float32 [BATCH, positions, channels]: random numbers of the channels.
-        answers: float32 [BATCH, positions, values]: the output values that they give.
+        raw: float32 [samples, positions, channels]: random numbers of the channels.
+        answers: float32 [samples, positions, values]: the output values that they give.
     """
 
     head: HeadMap
@@ -164,22 +177,22 @@ def probes(tail: Tail, random: np.random.Generator) -> list[MapProbe] | None:
         tail: the tail.
         random: the source of the numbers.
     """
-    base = [random.normal(0, 1, (1, head.positions, head.channels)).astype(np.float32) for head in tail.maps]
-    if _neighbours_share_values(tail, base):
+    if _neighbours_share_values(tail, _numbers(tail, 1.0, random)):
         return None
-    locations = _locations(tail, base, random)
-    raw = [random.normal(0, 1, (BATCH, *part.shape[1:])).astype(np.float32) for part in base]
-    answers = _in_chunks(tail, raw)
+    locations = _locations(tail, random)
+    if locations is None:
+        return None
     starts = np.cumsum([0] + [head.positions for head in tail.maps])
+    raw, answers = _answers(tail, locations, random)
     order = np.argsort(locations, kind="stable")  # values of one location together, in the order of the outputs
     bounds = np.searchsorted(locations[order], np.arange(1, starts[-1] + 2))
     found = []
     for index, head in enumerate(tail.maps):
-        of_map = [order[bounds[at] : bounds[at + 1]] for at in range(starts[index], starts[index + 1])]
-        if len({len(values) for values in of_map}) != 1:
-            return None
-        elements = np.stack(of_map)
-        depends = _dependence(tail, base, index, elements, random)
+        elements = np.stack([order[bounds[at] : bounds[at + 1]] for at in range(starts[index], starts[index + 1])])
+        depends = _dependence(tail, 1.0, index, elements, random)
+        for spread in SPREADS[2:]:
+            if not depends.any(axis=1).all():
+                depends |= _dependence(tail, spread, index, elements, random)
         found.append(MapProbe(head, elements, depends, raw[index], answers[:, elements]))
     return found
 
@@ -196,39 +209,102 @@ def _neighbours_share_values(tail: Tail, base: list[Floats]) -> bool:
     return bool((first & second).any())
 
 
-def _locations(tail: Tail, base: list[Floats], random: np.random.Generator) -> NDArray[np.int64]:
-    """Return for each output value the number of its location over all maps, from 1; 0 if it is constant."""
-    count = sum(head.positions for head in tail.maps)
-    numbers = np.arange(1, count + 1)
-    bits = int(count).bit_length()
+def _answers(tail: Tail, locations: NDArray[np.int64], random: np.random.Generator) -> tuple[list[Floats], Floats]:
+    """Return random numbers for each map, and the output values that they give."""
+    shapes = [(BATCH, head.positions, head.channels) for head in tail.maps]
+    raw = [_within(random.normal(0, 1, shape)) for shape in shapes]
+    answers = _in_chunks(tail, raw)
+    ends = np.cumsum([shape[1] for shape in shapes])
+    of_map = [(locations > end - shape[1]) & (locations <= end) for end, shape in zip(ends, shapes, strict=True)]
+    factors = [WIDE if _is_mostly_cut_off(answers[:, mask]) else 1.0 for mask in of_map]
+    if max(factors) == 1:
+        return raw, answers
+    more = [(MORE * BATCH, *shape[1:]) for shape in shapes]
+    raw = [
+        np.float32(factor) * _within(random.normal(0, 1, shape)) for factor, shape in zip(factors, more, strict=True)
+    ]
+    return raw, _in_chunks(tail, raw)
+
+
+def _is_mostly_cut_off(answers: Floats) -> bool:
+    """Return True if most samples of some output value have the same smallest or largest value."""
+    at_border = (answers == answers.min(axis=0)) | (answers == answers.max(axis=0))
+    return bool((at_border.mean(axis=0) > 0.5).mean() > MANY)
+
+
+def _within(numbers: NDArray[np.float64]) -> Floats:
+    """Return numbers up to `LARGEST` in size: decoders cut off the exponents of outliers, each at its own limit."""
+    return np.clip(numbers, -LARGEST, LARGEST).astype(np.float32)
+
+
+def _numbers(tail: Tail, spread: float, random: np.random.Generator) -> list[Floats]:
+    """Return random numbers for each map: [1, positions, channels]."""
+    return [random.normal(0, spread, (1, head.positions, head.channels)).astype(np.float32) for head in tail.maps]
+
+
+def _locations(tail: Tail, random: np.random.Generator) -> NDArray[np.int64] | None:
+    """Return for each output value the number of its location over all maps, from 1; 0 if it is constant.
+
+    None if the locations of a map do not have equal numbers of values.
+    """
+    sizes = [head.positions for head in tail.maps]
+    numbers = np.arange(1, sum(sizes) + 1)
+    bits = len(numbers).bit_length()
     marks = (numbers[None, :] >> np.arange(bits)[:, None]) & 1
     changed = np.zeros((bits, 1), bool)
-    for _ in range(2):  # by chance, a value may be the same after one change
+    for attempt, spread in enumerate(SPREADS):
         moved, start = [], 0
-        for head, part in zip(tail.maps, base, strict=True):
-            step = random.uniform(0.4, 0.9, part.shape) * random.choice([-1, 1], part.shape)
-            here = marks[:, start : start + head.positions, np.newaxis]
+        for part in _numbers(tail, spread, random):
+            step = spread * random.uniform(0.4, 0.9, part.shape) * random.choice([-1, 1], part.shape)
+            here = marks[:, start : start + part.shape[1], np.newaxis]
             moved.append(np.concatenate([part, (part + here * step).astype(np.float32)]))
-            start += head.positions
+            start += part.shape[1]
         changed = changed | _changes(_in_chunks(tail, moved))
-    return np.asarray((changed.astype(np.int64) << np.arange(bits)[:, None]).sum(axis=0))
+        for known in (changed, _filled(changed, tail.shapes)):
+            locations = (known.astype(np.int64) << np.arange(bits)[:, None]).sum(axis=0)
+            if attempt > 0 and _are_even(locations, sizes):  # by chance, a value may be the same after one change
+                return np.asarray(locations)
+    return None
+
+
+def _filled(changed: NDArray[np.bool_], shapes: Sequence[tuple[int, ...]]) -> NDArray[np.bool_]:
+    """Return changes where each value also has those of the others of its location, in outputs where a dimension has
+    the values of one location: a coordinate that is cut off at the border changes less often than they do."""
+    filled = []
+    sizes = np.cumsum([int(np.prod(shape)) for shape in shapes])[:-1]
+    for part, shape in zip(np.split(changed, sizes, axis=1), shapes, strict=True):
+        known = part.reshape(-1, *shape)
+        for axis in range(1, known.ndim):
+            together = np.broadcast_to(known.any(axis=axis, keepdims=True), known.shape)
+            if (known == together).all(axis=0).mean() > 0.5:  # else several locations
+                known = together
+        filled.append(known.reshape(len(changed), -1))
+    return np.concatenate(filled, axis=1)
+
+
+def _are_even(locations: NDArray[np.int64], sizes: Sequence[int]) -> bool:
+    """Return True if the locations of each map have equal numbers of values."""
+    counts = np.bincount(locations, minlength=sum(sizes) + 1)
+    if len(counts) != sum(sizes) + 1:
+        return False
+    return all(len(set(of_map.tolist())) == 1 for of_map in np.split(counts[1:], np.cumsum(sizes)[:-1]))
 
 
 def _dependence(
-    tail: Tail, base: list[Floats], index: int, elements: NDArray[np.int64], random: np.random.Generator
+    tail: Tail, spread: float, index: int, elements: NDArray[np.int64], random: np.random.Generator
 ) -> NDArray[np.bool_]:
-    """Return which channels of a location each of its values depends on, measured at three positions."""
+    """Return which channels of a location each of its values depends on, at any of some positions."""
+    base = _numbers(tail, spread, random)
     head = tail.maps[index]
-    places = sorted({0, head.positions // 2, head.positions - 1})
+    places = np.unique(np.linspace(0, head.positions - 1, PLACES).astype(np.int64))
     depends = np.zeros((elements.shape[1], head.channels), bool)
     for first in range(0, head.channels, 64):
         channels = range(first, min(first + 64, head.channels))
         moved = [np.repeat(part, len(channels) + 1, axis=0) for part in base]
         for row, channel in enumerate(channels, 1):
-            moved[index][row, places, channel] += random.choice([-0.7, 0.7])
+            moved[index][row, places, channel] += spread * random.choice([-0.7, 0.7])
         changed = _changes(_in_chunks(tail, moved))
-        for place in places:
-            depends[:, list(channels)] |= changed[:, elements[place]].T
+        depends[:, list(channels)] = changed[:, elements[places]].any(axis=1).T
     return depends
 
 

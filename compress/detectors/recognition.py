@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -88,9 +88,10 @@ def _described(
         if fitted is None:
             return None
         settings, error = dict(fitted.settings), fitted.error
+        maps = _with_lines(maps, fitted)
         grids = [dict(entry) for entry in fitted.maps]
     else:
-        if preset is AUTO and len(maps) == 1:
+        if preset is AUTO and len(maps) == 1 and not first.in_pairs:
             return None  # too little to go by: other models have such outputs too
         assumed = _assumed(maps, preset, input_size)
         if assumed is None:
@@ -99,6 +100,10 @@ def _described(
         code = f"the file does not decode its boxes: the code {settings['code']} with offset {settings['offset']:g} is"
         assumed_from = "assumed from the numbers of channels; name the family in model.detector if it is another one"
         notes.append(f"{code} {assumed_from}" if preset is AUTO else f"{code} that of the family in model.detector")
+    if maps[0].assumed_sigmoid:
+        notes.append("the file gives scores as raw numbers: a sigmoid for each class is assumed")
+    if maps[0].assumed_background:
+        notes.append("the first of the softmax's classes is assumed to be the background")
     if left_out:
         notes.append("outputs that are no boxes, scores or keypoints (such as masks) are left out")
     keypoints = _keypoints(maps, settings, preset)
@@ -111,6 +116,20 @@ def _described(
     return RecognizedDetector(tuple(maps), specification, classes, error, tuple(notes))
 
 
+def _with_lines(maps: Sequence[MapRoles], fitted: box_fit.BoxFit) -> list[MapRoles]:
+    """Return the roles with the lines of the channels of boxes."""
+    if not fitted.lines:
+        return list(maps)
+    found = []
+    for roles, of_map in zip(maps, fitted.lines, strict=True):
+        lines = dict(roles.lines)
+        for anchor, line in zip(roles.anchors, of_map, strict=True):
+            pairs = zip(line.slopes.tolist(), line.starts.tolist(), strict=True)
+            lines.update(zip(anchor.boxes, pairs, strict=True))
+        found.append(replace(roles, lines=lines))
+    return found
+
+
 def _assumed(
     maps: Sequence[MapRoles], preset: Preset, input_size: tuple[int, int]
 ) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
@@ -121,7 +140,9 @@ def _assumed(
         preset = PRESETS[BY_ANCHORS.get((counts, bool(maps[0].anchors[0].keypoints)), "auto")]
     code, offset = preset.code, preset.offset
     if code is None:
-        code = "dfl" if width > 4 else "yolox" if maps[0].anchors[0].objectness is not None else "ltrb"
+        first = maps[0].anchors[0]
+        code = "dfl" if width > 4 else "yolox" if first.objectness is not None else "ltrb"
+        code = "centernet" if first.in_pairs else code
     if (width > 4) != (code == "dfl") or (preset.code is None and width > 4 and width // 4 not in USUAL_BINS):
         return None
     if offset is None:

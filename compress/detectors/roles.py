@@ -6,8 +6,8 @@ that the model decodes is something else; numbers that come out unchanged are bo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -19,6 +19,10 @@ from compress.detectors.probing import Floats, MapProbe, Tail
 
 EXACT = 1e-4
 """Largest difference between a value and a function of its channels, relative to 1 + the value."""
+UNCHANGED = (1.0, 0.0)
+"""Slope and start of a line that changes nothing."""
+MODERATE = 0.01
+"""Probabilities from here to 1 minus this tell the argument of a sigmoid precisely."""
 FEWEST_BINS, MOST_BINS = 5, 64
 """Bins of a distribution over distances."""
 
@@ -31,7 +35,12 @@ class ValueKind(Enum):
     PRODUCT = "product"
     ROOT = "root"
     SOFTMAX = "softmax"
+    WEIGHTED_SOFTMAX = "softmax times sigmoid"
     OTHER = "other"
+
+
+SCORES = frozenset(ValueKind) - {ValueKind.SAME, ValueKind.OTHER}
+"""The kinds that only scores have, and the visibility of keypoints."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,7 @@ class Value:
         column: the position in the output.
         kind: the function.
         channels: the channels that it depends on; for a score, the one of its class first.
+        line: of a sigmoid, slope and start of the line that is applied to its channel before.
     """
 
     index: int
@@ -53,6 +63,7 @@ class Value:
     column: int
     kind: ValueKind
     channels: tuple[int, ...]
+    line: tuple[float, float] = UNCHANGED
 
 
 @dataclass(frozen=True)
@@ -75,6 +86,11 @@ class AnchorRoles:
     keypoints: tuple[int, ...] = ()
     keypoint_values: tuple[int, ...] = ()
 
+    @property
+    def in_pairs(self) -> bool:
+        """Whether the position and the size of boxes are not next to each other, as in CenterNet."""
+        return len(self.boxes) == 4 and self.boxes != tuple(range(self.boxes[0], self.boxes[0] + 4))
+
 
 @dataclass(frozen=True)
 class MapRoles:
@@ -87,6 +103,10 @@ class MapRoles:
         background: the position of the background among the channels of scores: "first", "last" or None.
         root: whether the score is the root of the product of class and objectness.
         unused: output values without a role, such as the coefficients of masks.
+        lines: by channel, the slope and start of the line that the model applies to it before the code of boxes, or
+            before the sigmoid; none for unchanged channels. The cut convolutions take it over.
+        assumed_sigmoid: whether the scores come out as raw numbers, which are assumed to be for sigmoids.
+        assumed_background: whether the position of the background is assumed, because all scores come out.
     """
 
     probe: MapProbe
@@ -95,21 +115,36 @@ class MapRoles:
     background: str | None
     root: bool
     unused: int
+    lines: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+    assumed_sigmoid: bool = False
+    assumed_background: bool = False
 
 
 def values_of(tail: Tail, probe: MapProbe) -> list[Value]:
     """Return the output values of a map's locations, in the order of the outputs."""
     sizes = np.cumsum([0] + [int(np.prod(shape)) for shape in tail.shapes])
+    shapes = _in_rows(tail.shapes)
     outputs = np.searchsorted(sizes, probe.elements[0], side="right") - 1
     anchors, columns = np.zeros_like(outputs), np.zeros_like(outputs)
     for output in np.unique(outputs):
         rows = np.flatnonzero(outputs == output)
         flat = probe.elements[:, rows] - sizes[output]
-        anchors[rows], columns[rows] = _layout(flat, tail.shapes[output])
+        anchors[rows], columns[rows] = _layout(flat, shapes[output])
     kinds = _kinds(probe)
     return [
         Value(index, int(outputs[index]), int(anchors[index]), int(columns[index]), *kinds[index])
         for index in range(len(outputs))
+        if probe.depends[index].any()
+    ]
+
+
+def _in_rows(shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Return the shapes of outputs, where one that is flat has as many rows as the output of boxes."""
+    rows = [shape[0] for shape in shapes if len(shape) == 2 and shape[1] == 4]
+    if len(rows) != 1:
+        return list(shapes)
+    return [
+        (rows[0], shape[0] // rows[0]) if len(shape) == 1 and shape[0] % rows[0] == 0 else shape for shape in shapes
     ]
 
 
@@ -132,18 +167,16 @@ def _layout(flat: NDArray[np.int64], shape: tuple[int, ...]) -> tuple[NDArray[np
     return anchors, here[rest[0]] if rest else zeros
 
 
-def _kinds(probe: MapProbe) -> list[tuple[ValueKind, tuple[int, ...]]]:
+def _kinds(probe: MapProbe) -> list[tuple[ValueKind, tuple[int, ...], tuple[float, float]]]:
+    """Return the kind, the channels and the line of each value of a location."""
     likely = 1 / (1 + np.exp(-probe.raw))
-    found: list[tuple[ValueKind, tuple[int, ...]]] = []
+    found: list[tuple[ValueKind, tuple[int, ...], tuple[float, float]]] = []
     for index in range(probe.elements.shape[1]):
         channels = np.flatnonzero(probe.depends[index])
         answers = probe.answers[..., index]
-        kind = ValueKind.OTHER
+        kind, line = ValueKind.OTHER, UNCHANGED
         if len(channels) == 1:
-            if _equal(answers, probe.raw[..., channels[0]]):
-                kind = ValueKind.SAME
-            elif _equal(answers, likely[..., channels[0]]):
-                kind = ValueKind.SIGMOID
+            kind, line = _of_one(probe.raw[..., channels[0]], answers)
         elif len(channels) == 2 and _equal(answers, likely[..., channels].prod(axis=-1)):
             kind = ValueKind.PRODUCT
         elif len(channels) == 2 and _equal(answers, np.sqrt(likely[..., channels].prod(axis=-1))):
@@ -153,8 +186,52 @@ def _kinds(probe: MapProbe) -> list[tuple[ValueKind, tuple[int, ...]]]:
             if place is not None:
                 kind = ValueKind.SOFTMAX
                 channels = np.concatenate([channels[[place]], np.delete(channels, place)])
-        found.append((kind, tuple(int(channel) for channel in channels)))
-    return _with_class_first(found)
+        found.append((kind, tuple(int(channel) for channel in channels), line))
+    return _with_class_first(_weighted_softmaxes(probe, found))
+
+
+def _of_one(raw: Floats, answers: Floats) -> tuple[ValueKind, tuple[float, float]]:
+    """Return the kind of a value that depends on one channel, and the line in front of a sigmoid."""
+    if _equal(answers, raw):
+        return ValueKind.SAME, UNCHANGED
+    if not ((answers >= 0) & (answers <= 1)).all():
+        return ValueKind.OTHER, UNCHANGED
+    precise = (answers > MODERATE) & (answers < 1 - MODERATE)
+    if precise.sum() < 2:
+        return ValueKind.OTHER, UNCHANGED
+    likely = answers[precise].astype(np.float64)
+    slope, start = np.polyfit(raw[precise].astype(np.float64), np.log(likely / (1 - likely)), 1)
+    if not _equal(answers, 1 / (1 + np.exp(-(slope * raw + start)))):
+        return ValueKind.OTHER, UNCHANGED
+    if abs(slope - 1) < EXACT and abs(start) < EXACT:
+        return ValueKind.SIGMOID, UNCHANGED
+    return ValueKind.SIGMOID, (float(slope), float(start))
+
+
+def _weighted_softmaxes(
+    probe: MapProbe, found: list[tuple[ValueKind, tuple[int, ...], tuple[float, float]]]
+) -> list[tuple[ValueKind, tuple[int, ...], tuple[float, float]]]:
+    """Return values with those marked that are a softmax times a sigmoid: together they are this sigmoid."""
+    likely = 1 / (1 + np.exp(-probe.raw))
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for index, (kind, channels, _) in enumerate(found):
+        if kind is ValueKind.OTHER and len(channels) > 2:
+            groups.setdefault(channels, []).append(index)
+    marked = list(found)
+    for channels, members in groups.items():
+        if len(members) != len(channels) - 1:
+            continue
+        total = probe.answers[..., members].sum(axis=-1)
+        objectness = next((each for each in channels if _equal(total, likely[..., each])), None)
+        if objectness is None:
+            continue
+        classes = np.array([each for each in channels if each != objectness])
+        for index in members:
+            shares = (probe.answers[..., index] / likely[..., objectness]).astype(np.float32)
+            place = _softmax_place(probe.raw[..., classes], shares)
+            if place is not None:
+                marked[index] = (ValueKind.WEIGHTED_SOFTMAX, (int(classes[place]), objectness), UNCHANGED)
+    return marked
 
 
 def _softmax_place(raw: Floats, answers: Floats) -> int | None:
@@ -166,15 +243,17 @@ def _softmax_place(raw: Floats, answers: Floats) -> int | None:
     return place if differences[place] < EXACT else None
 
 
-def _with_class_first(found: list[tuple[ValueKind, tuple[int, ...]]]) -> list[tuple[ValueKind, tuple[int, ...]]]:
+def _with_class_first(
+    found: list[tuple[ValueKind, tuple[int, ...], tuple[float, float]]],
+) -> list[tuple[ValueKind, tuple[int, ...], tuple[float, float]]]:
     """Return products with the channel of the class first: the one that fewer values depend on."""
-    products = [channels for kind, channels in found if kind in (ValueKind.PRODUCT, ValueKind.ROOT)]
+    products = [channels for kind, channels, _ in found if kind in (ValueKind.PRODUCT, ValueKind.ROOT)]
     uses = {channel: sum(channel in each for each in products) for each in products for channel in each}
     return [
-        (kind, tuple(sorted(channels, key=lambda channel: (uses[channel], channel))))
+        (kind, tuple(sorted(channels, key=lambda channel: (uses[channel], channel))), line)
         if kind in (ValueKind.PRODUCT, ValueKind.ROOT)
-        else (kind, channels)
-        for kind, channels in found
+        else (kind, channels, line)
+        for kind, channels, line in found
     ]
 
 
@@ -203,16 +282,27 @@ def roles_of(tail: Tail, probe: MapProbe, preset: Preset) -> MapRoles | None:
     if len(known) != anchors:
         return None
     kinds = {value.kind for value in values}
-    softmax = ValueKind.SOFTMAX in kinds
+    softmax = bool(kinds & {ValueKind.SOFTMAX, ValueKind.WEIGHTED_SOFTMAX})
     used = sum(_used(roles) for roles in known)
     all_scores = [_softmax_channels(group) for group in groups]
-    missing = softmax and len(known[0].scores) < len(all_scores[0])
+    missing = ValueKind.SOFTMAX in kinds and len(known[0].scores) < len(all_scores[0])
     if missing:
         known = [replace(roles, scores=channels) for roles, channels in zip(known, all_scores, strict=True)]
     background = preset.background
-    if softmax and background is None:
+    measured = not softmax or background is not None or known[0].objectness is not None
+    if not measured:
         background = "first" if not missing else _removed_column(groups[0])
-    return MapRoles(probe, tuple(known), softmax, background, ValueKind.ROOT in kinds, len(values) - used)
+    return MapRoles(
+        probe,
+        tuple(known),
+        softmax,
+        background,
+        ValueKind.ROOT in kinds,
+        len(values) - used,
+        {value.channels[0]: value.line for value in values if value.line != UNCHANGED},
+        not kinds & SCORES,
+        not measured and not missing,
+    )
 
 
 def _softmax_channels(values: Sequence[Value]) -> tuple[int, ...]:
@@ -293,8 +383,10 @@ def _tensor_of(probe: MapProbe, value: Value) -> int:
 def _of_anchor(probe: MapProbe, values: Sequence[Value], preset: Preset) -> AnchorRoles | None:
     ordered = sorted(values, key=lambda value: (value.output, value.column))
     others = [value for value in ordered if value.kind is ValueKind.OTHER]
-    scores = [value for value in ordered if value.kind not in (ValueKind.OTHER, ValueKind.SAME)]
+    scores = [value for value in ordered if value.kind in SCORES]
     same = [value for value in ordered if value.kind is ValueKind.SAME]
+    if others and not scores:
+        scores = same
     if not scores:
         return None
     if others:
@@ -307,7 +399,7 @@ def _of_anchor(probe: MapProbe, values: Sequence[Value], preset: Preset) -> Anch
         found = AnchorRoles(tuple(value.channels[0] for value in (*boxes[2:], *boxes[:2])), (), ())
     else:
         boxes, keypoints = _raw_boxes(same)
-        found = AnchorRoles(_channels(boxes), (), ())
+        found = AnchorRoles(tuple(value.channels[0] for value in boxes), (), ())
     if len(boxes) < 4 or len(found.boxes) % 4:
         return None
     if keypoints:
@@ -329,6 +421,9 @@ def _raw_boxes(same: list[Value]) -> tuple[list[Value], list[Value]]:
     fours = [group for group in by_output if len(group) == 4]
     if len(by_output) > 1 and fours:
         return fours[0], [value for group in by_output if group is not fours[0] for value in group]
+    twos = [group for group in by_output if len(group) == 2]
+    if not fours and len(twos) == 2:  # CenterNet has the size before the position
+        return twos[1] + twos[0], [value for group in by_output if group not in twos for value in group]
     if len(same) > 4 and len(same) % 4 and len(same) % 2 == 0:
         return same[:4], same[4:]
     return same, []
@@ -338,23 +433,26 @@ def _with_scores(probe: MapProbe, roles: AnchorRoles, scores: list[Value], prese
     """Return the roles with scores and objectness."""
     if not scores:
         return None
-    if scores[0].kind in (ValueKind.PRODUCT, ValueKind.ROOT):
+    if scores[0].kind in (ValueKind.PRODUCT, ValueKind.ROOT, ValueKind.WEIGHTED_SOFTMAX):
         classes = tuple(value.channels[0] for value in scores)
         shared = {channel for value in scores for channel in value.channels[1:]}
         return replace(roles, scores=classes, objectness=shared.pop()) if len(shared) == 1 else None
-    if scores[0].kind is ValueKind.SOFTMAX:
-        return replace(roles, scores=tuple(value.channels[0] for value in scores))
+    shares = [value for value in scores if value.kind is ValueKind.SOFTMAX]
+    if shares:
+        single = [value.channels[0] for value in scores if value.kind is ValueKind.SIGMOID]
+        objectness = single[0] if len(single) == 1 else None
+        return replace(roles, scores=tuple(value.channels[0] for value in shares), objectness=objectness)
     tensors = [_tensor_of(probe, value) for value in scores]
     counts = {tensor: tensors.count(tensor) for tensor in dict.fromkeys(tensors)}
-    single = [tensor for tensor, count in counts.items() if count == 1]
+    alone = [tensor for tensor, count in counts.items() if count == 1]
     box_tensor = int(np.searchsorted(np.cumsum(probe.head.widths), roles.boxes[0], side="right"))
     # One convolution for all parts, with one box each: the first score of YOLOv3 to v7 is the objectness.
     joint = len(counts) == 1 and tensors[0] == box_tensor and len(roles.boxes) == 4 and len(scores) > 1
-    if len(counts) == 2 and single:
-        objectness = tensors.index(single[-1])
+    if len(counts) == 2 and alone:
+        place = tensors.index(alone[-1])
     elif joint and preset.objectness is not False:
-        objectness = 0
+        place = 0
     else:
         return replace(roles, scores=tuple(value.channels[0] for value in scores))
-    classes = tuple(value.channels[0] for at, value in enumerate(scores) if at != objectness)
-    return replace(roles, scores=classes, objectness=scores[objectness].channels[0])
+    classes = tuple(value.channels[0] for at, value in enumerate(scores) if at != place)
+    return replace(roles, scores=classes, objectness=scores[place].channels[0])

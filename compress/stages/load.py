@@ -250,7 +250,8 @@ class _Import(_Load):
                 f"its outputs {shapes} are not recognized as boxes and scores",
                 where=str(self.path),
                 allowed=f"model.detector: one of the families {', '.join(PRESETS)}, or a specification with `maps`",
-                hint="name the family if the file ends at its convolutions, or describe it: docs/detection.md",
+                hint="name the family if the file ends at its convolutions, or describe it: docs/detection.md; "
+                "rotated boxes and transformer decoders are not supported",
             )
         for note in found.notes:
             context.progress.note(f"{self.path.name}: {note}")

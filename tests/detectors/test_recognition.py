@@ -148,19 +148,61 @@ def fcos(head: Head) -> Any:
     return head.model(ops.concatenate(boxes, axis=1), ops.concatenate(scores, axis=1))
 
 
-def ssd(head: Head) -> Any:
+def ssd(head: Head, sizes: Any = SIZES) -> Any:
     """Anchors with variances, a softmax with the background in front, boxes as fractions (ymin, xmin, ymax, xmax)."""
     ops = head.ops
     boxes, scores = [], []
     for level in (0, 1):
         raw = head.rows(head.convolution(level, 8, "boxes"), 4)
         centres = (head.grid(level, 2) + 0.5)[:, ::-1] / GRIDS[level][0]
-        sizes = np.tile(np.array(SIZES[level], np.float32) / SIDE, (len(centres) // 2, 1))
-        centre = raw[..., :2] * 0.1 * sizes + centres
-        size = ops.exp(raw[..., 2:] * 0.2) * sizes
+        anchors = np.tile(np.array(sizes[level], np.float32) / SIDE, (len(centres) // 2, 1))
+        centre = raw[..., :2] * 0.1 * anchors + centres
+        size = ops.exp(raw[..., 2:] * 0.2) * anchors
         boxes.append(ops.concatenate([centre - size / 2, centre + size / 2], axis=-1))
         scores.append(head.rows(head.convolution(level, 2 * (CLASSES + 1), "scores"), CLASSES + 1))
     return head.model(ops.concatenate(boxes, axis=1), ops.softmax(ops.concatenate(scores, axis=1), axis=-1))
+
+
+def rtmdet(head: Head, cut_off: bool = False, logits: bool = False) -> Any:
+    """Distances with a learned scale for each map, in front of a ReLU; boxes perhaps only within the image."""
+    ops = head.ops
+    boxes, scores = [], []
+    for level, scale in enumerate((1.3, 0.7)):
+        distances = ops.relu(head.rows(head.convolution(level, 4, "boxes"), 4) * scale + 0.2)
+        points = head.grid(level) + 0.5
+        sides = [ops.subtract(points, distances[..., :2]), distances[..., 2:] + points]
+        corners = ops.concatenate(sides, axis=-1) * head.stride(level)
+        boxes.append(ops.clip(corners, 0, SIDE) if cut_off else corners)
+        raw = head.rows(head.convolution(level, CLASSES, "scores"), CLASSES)
+        scores.append(raw if logits else ops.sigmoid(raw * 2 - 1))
+    return head.model(ops.concatenate(boxes, axis=1), ops.concatenate(scores, axis=1))
+
+
+def ssd_within_the_image(head: Head, sizes: Any = SIZES) -> Any:
+    boxes, scores = ssd(head, sizes).outputs
+    return head.model(head.ops.clip(boxes, 0, 1), scores)
+
+
+def with_anchors(head: Head, scale: float = 1.0, softmax: bool = False) -> Any:
+    """YOLOv4 with centres beyond their cells, or YOLOv2 with a softmax over the classes; scores with objectness."""
+    ops = head.ops
+    found = []
+    for level in (0, 1):
+        tensor = head.convolution(level, 2 * (5 + CLASSES), "head")
+        raw = head.layers.Reshape((*GRIDS[level], 2, 5 + CLASSES))(tensor)
+        cells = head.grid(level).reshape(*GRIDS[level], 1, 2)
+        centre = (ops.sigmoid(raw[..., :2]) * scale - (scale - 1) / 2 + cells) * head.stride(level)
+        size = ops.exp(raw[..., 2:4]) * np.array(SIZES[level], np.float32)[:, ::-1]
+        classes = ops.softmax(raw[..., 5:], axis=-1) if softmax else ops.sigmoid(raw[..., 5:])
+        rows = ops.concatenate([centre, size, ops.sigmoid(raw[..., 4:5]) * classes], axis=-1)
+        found.append(head.rows(rows, 4 + CLASSES))
+    return head.model(ops.concatenate(found, axis=1))
+
+
+def centernet(head: Head) -> Any:
+    """Maps of scores, of the size and of the position of boxes."""
+    scores = head.ops.sigmoid(head.convolution(0, CLASSES, "scores"))
+    return head.model(scores, head.convolution(0, 2, "size"), head.convolution(0, 2, "position"))
 
 
 def pose(head: Head) -> Any:
@@ -198,6 +240,10 @@ def by_yolov8(outputs: Arrays) -> tuple[np.ndarray, np.ndarray]:
     return from_centres(rows[..., :4], SIDE), rows[..., 4:]
 
 
+def by_columns(outputs: Arrays) -> tuple[np.ndarray, np.ndarray]:
+    return from_centres(outputs[0][..., :4], SIDE), outputs[0][..., 4:]
+
+
 CASES: dict[str, tuple[Callable[[Head], Any], dict[str, Any], Callable[[Arrays], Any]]] = {
     "yolov8": (yolov8, {"code": "dfl", "bins": 16, "offset": 0.5}, by_yolov8),
     "rows, fractions": (
@@ -225,6 +271,13 @@ CASES: dict[str, tuple[Callable[[Head], Any], dict[str, Any], Callable[[Arrays],
         {"code": "ssd", "scores": "softmax", "background": "first"},
         lambda outputs: (outputs[0], outputs[1][..., 1:]),
     ),
+    "scales of maps": (
+        rtmdet,
+        {"code": "ltrb_relu", "scores": "logits"},
+        lambda outputs: (from_corners(outputs[0], SIDE), outputs[1]),
+    ),
+    "yolov4": (lambda head: with_anchors(head, scale=1.2), {"code": "yolov3"}, by_columns),
+    "yolov2": (lambda head: with_anchors(head, softmax=True), {"code": "yolov3", "scores": "softmax"}, by_columns),
     "pose": (
         pose,
         {"code": "dfl"},
@@ -264,6 +317,83 @@ def test_the_decoding_of_the_device_gives_the_boxes_and_scores_of_the_file(
     # Boxes and scores are tensors of their own, at the end of convolutions.
     assert len(found.model.outputs) == len(found.specification["tensors"])
     assert all(output._keras_history.operation.kernel is not None for output in found.model.outputs)
+
+
+@pytest.mark.parametrize(
+    ("build", "code"), [(lambda head: rtmdet(head, cut_off=True), "ltrb_relu"), (ssd_within_the_image, "ssd")]
+)
+def test_boxes_that_the_file_cuts_off_at_the_border(
+    keras: Any, images: np.ndarray, build: Callable[[Head], Any], code: str
+) -> None:
+    from compress.detectors.detector_model import detector_model
+
+    model = build(Head(keras))
+    found = detector_model(model)
+    assert found is not None
+    assert found.specification["code"] == code
+    detector = Detector(found.specification)
+    parts = detector.parts(answers(found.model, images))
+    boxes = answers(model, images)[0]
+    expected = boxes if code == "ssd" else from_corners(boxes, SIDE)
+    np.testing.assert_allclose(detector.corners(parts.boxes).clip(0, 1), expected, atol=1e-4)
+
+
+def test_a_softmax_times_objectness_has_no_background(keras: Any) -> None:
+    from compress.detectors.detector_model import detector_model
+
+    found = detector_model(with_anchors(Head(keras), softmax=True))
+    assert found is not None
+    assert found.classes == CLASSES
+    assert found.specification.get("background") is None
+
+
+def test_the_position_of_the_background_is_noted_if_it_is_assumed(keras: Any) -> None:
+    from compress.detectors.detector_model import detector_model
+
+    head = Head(keras)
+    boxes, scores = ssd(head).outputs
+    for model, notes in (
+        (head.model(boxes, scores), ("the first of the softmax's classes is assumed to be the background",)),
+        (head.model(boxes, scores[..., :-1]), ()),
+    ):
+        found = detector_model(model)
+        assert found is not None
+        assert found.notes == notes
+
+
+def test_boxes_that_are_mostly_cut_off_have_the_anchors_of_the_others(keras: Any, images: np.ndarray) -> None:
+    from compress.detectors.detector_model import detector_model
+
+    sizes = (((50.0, 60.0), (70.0, 30.0)), ((90.0, 80.0), (60.0, 60.0)))
+    model = ssd_within_the_image(Head(keras), sizes)
+    found = detector_model(model)
+    assert found is not None
+    detector = Detector(found.specification)
+    corners = detector.corners(detector.parts(answers(found.model, images)).boxes)
+    np.testing.assert_allclose(corners.clip(0, 1), answers(model, images)[0], atol=1e-4)
+
+
+def test_scores_as_raw_numbers_are_assumed_to_be_for_sigmoids(keras: Any, images: np.ndarray) -> None:
+    from compress.detectors.detector_model import detector_model
+
+    model = rtmdet(Head(keras), logits=True)
+    found = detector_model(model)
+    assert found is not None
+    assert found.notes == ("the file gives scores as raw numbers: a sigmoid for each class is assumed",)
+    detector = Detector(found.specification)
+    scores = detector.probabilities(detector.parts(answers(found.model, images)))
+    np.testing.assert_allclose(scores, 1 / (1 + np.exp(-answers(model, images)[1])), atol=1e-5)
+
+
+def test_outliers_of_exponents_do_not_hide_the_code(keras: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The decoder cuts exponents off at a limit that the file does not have; large files have such outliers."""
+    from compress.detectors import probing
+    from compress.detectors.detector_model import detector_model
+
+    monkeypatch.setattr(probing, "BATCH", 400)
+    found = detector_model(with_anchors(Head(keras)))
+    assert found is not None
+    assert found.specification["code"] == "yolov3"
 
 
 def test_the_rows_of_two_anchors_are_those_of_the_file(keras: Any, images: np.ndarray) -> None:
@@ -318,6 +448,8 @@ def test_keypoints_of_a_pose_are_those_of_the_file(keras: Any, images: np.ndarra
         (yunet, "auto", {"code": "yolox", "objectness": "geometric_mean"}),
         (nanodet, "auto", {"code": "dfl", "bins": 8, "offset": 0.5}),
         (nanodet, "nanodet_plus", {"code": "dfl", "bins": 8, "offset": 0.0, "overlap": 0.6}),
+        (centernet, "auto", {"code": "centernet", "offset": 0.0}),
+        (centernet, "centernet", {"code": "centernet", "offset": 0.0}),
         (yolov5_raw, "yolov5", {"code": "yolov5", "scores": "logits"}),
     ],
 )
