@@ -311,40 +311,54 @@ def _ssd(settings: dict[str, Any], samples: _ByAnchor, boxes: _Boxes, cells: _Gr
     if (variances <= 0).any():
         return None
     known = {**settings, "variances": [float(f"{value:.6g}") for value in variances]}
-    single: list[dict[str, Any]] = []
-    regular: list[dict[str, Any]] = []
-    left = iter(fits)
-    for anchors, sides in zip(samples, cells, strict=True):
-        of_map = np.stack([next(left)[0] for _ in anchors], axis=1)  # [positions, anchors, 4]
-        if np.isnan(of_map).all(axis=0).any():  # boxes that are always cut off
-            return None
-        single.append({"anchors": _completed(of_map, sides).reshape(-1, 4).tolist()})
-        regular.append({"cells": list(sides), "boxes": np.nanmedian(of_map[..., 2:], axis=0).tolist()})
-    centres = [found[0][:, :2] for found in fits]
+    if any(np.isnan(anchors).all(axis=0).any() for anchors, _ in fits):  # boxes that are always cut off
+        return None
+    centres = [anchors[:, :2] for anchors, _ in fits]
     farthest = float(np.nanmax(np.concatenate(centres)))
     if not 0.4 < farthest < 1.6:  # another unit: the anchors of a detector lie all over the image
         return None
     rows, columns = cells[0]
     if rows > 1 and _range(centres[0][:columns, 0]) > 0.5 / rows:  # y and x are exchanged: it grows in a row
         return None
-    on_grid = _judged(known, regular, samples, boxes)
-    if on_grid is not None and on_grid.error < CLOSE:
-        return on_grid
+    *forms, single = _forms(fits, samples, cells)
+    for maps in forms:
+        judged = _judged(known, maps, samples, boxes)
+        if judged is not None and judged.error < CLOSE:
+            return judged
     return _judged(known, single, samples, boxes)
 
 
-def _completed(anchors: Doubles, cells: tuple[int, int]) -> Doubles:
-    """Return anchors [positions, anchors, 4]: those whose boxes are always cut off continue the grid of the others, and
-    have their sizes."""
-    completed = anchors.copy()
+def _forms(
+    fits: Sequence[tuple[Doubles, Doubles]], samples: _ByAnchor, cells: _Grids
+) -> tuple[list[dict[str, Any]], ...]:
+    """Return the `maps` of measured anchors, the most regular first: on grids, on lattices, and single ones."""
+    regular: list[dict[str, Any]] = []
+    lattice: list[dict[str, Any]] = []
+    single: list[dict[str, Any]] = []
+    left = iter(fits)
+    for anchors, sides in zip(samples, cells, strict=True):
+        of_map = np.stack([next(left)[0] for _ in anchors], axis=1)  # [positions, anchors, 4]
+        on_lattice = _lattice(of_map, sides)
+        regular.append({"cells": list(sides), "boxes": np.nanmedian(of_map[..., 2:], axis=0).tolist()})
+        lattice.append({"anchors": on_lattice.reshape(-1, 4).tolist()})
+        single.append({"anchors": np.where(np.isnan(of_map), on_lattice, of_map).reshape(-1, 4).tolist()})
+    return regular, lattice, single
+
+
+def _lattice(anchors: Doubles, cells: tuple[int, int]) -> Doubles:
+    """Return anchors [positions, anchors, 4] as they are on a lattice: at equal distances, and of equal sizes.
+
+    Single anchors are measured less precisely, and not at all if their boxes are always cut off.
+    """
+    lattice = np.empty_like(anchors)
+    lattice[..., 2:] = np.nanmedian(anchors[..., 2:], axis=0)
     for index, places in enumerate(np.divmod(np.arange(len(anchors)), cells[1])):
-        for centres in np.moveaxis(completed[..., index], -1, 0):  # views
-            known = np.isfinite(centres)
-            degree = 1 if len(set(places[known].tolist())) > 1 else 0
-            centres[~known] = np.polyval(np.polyfit(places[known], centres[known], degree), places[~known])
-    sizes = np.broadcast_to(np.nanmedian(anchors[..., 2:], axis=0), anchors[..., 2:].shape)
-    completed[..., 2:] = np.where(np.isnan(completed[..., 2:]), sizes, completed[..., 2:])
-    return completed
+        for number in range(anchors.shape[1]):
+            centres = anchors[:, number, index]
+            known = [place for place in np.unique(places) if np.isfinite(centres[places == place]).any()]
+            medians = [np.nanmedian(centres[places == place]) for place in known]
+            lattice[:, number, index] = np.polyval(np.polyfit(known, medians, min(1, len(known) - 1)), places)
+    return lattice
 
 
 def _range(values: Doubles) -> float:

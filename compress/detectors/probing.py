@@ -6,6 +6,7 @@ a change at one position of one map changes exactly the output values of that lo
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,7 +33,8 @@ SPREADS = (1.0, 1.0, 2.0, 4.0, 4.0, 8.0, 8.0, 8.0)
 """Standard deviations of the numbers of each attempt to find locations. A box that is cut off at the border of the
 image does not move with small numbers."""
 PLACES = 64
-"""Positions at which dependence is measured."""
+"""Positions at which dependence is measured; maps with fewer are measured more often."""
+MOST_ATTEMPTS = 24
 CHANGED = 1e-5
 """Relative difference above which an output value has changed."""
 
@@ -189,10 +191,11 @@ def probes(tail: Tail, random: np.random.Generator) -> list[MapProbe] | None:
     found = []
     for index, head in enumerate(tail.maps):
         elements = np.stack([order[bounds[at] : bounds[at + 1]] for at in range(starts[index], starts[index + 1])])
-        depends = _dependence(tail, 1.0, index, elements, random)
-        for spread in SPREADS[2:]:
-            if not depends.any(axis=1).all():
-                depends |= _dependence(tail, spread, index, elements, random)
+        depends = np.zeros((elements.shape[1], head.channels), bool)
+        for attempt, spread in enumerate(itertools.islice(itertools.cycle(SPREADS), MOST_ATTEMPTS)):
+            if attempt * head.positions >= PLACES and depends.any(axis=1).all():
+                break
+            depends |= _dependence(tail, spread, index, elements, random)
         found.append(MapProbe(head, elements, depends, raw[index], answers[:, elements]))
     return found
 

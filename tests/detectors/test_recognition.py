@@ -373,6 +373,17 @@ def test_boxes_that_are_mostly_cut_off_have_the_anchors_of_the_others(keras: Any
     np.testing.assert_allclose(corners.clip(0, 1), answers(model, images)[0], atol=1e-4)
 
 
+def test_anchors_that_are_not_measured_are_on_the_lattice_of_the_others() -> None:
+    from compress.detectors.box_fit import _lattice
+
+    rows, columns = np.divmod(np.arange(12), 4)
+    centres = np.stack([0.11 + 0.27 * rows, 0.08 + 0.21 * columns], axis=1)
+    expected = np.concatenate([centres, np.full((12, 2), 0.7)], axis=1)[:, np.newaxis]
+    measured = expected.copy()
+    measured[:4] = measured[5, :, 1] = measured[8] = np.nan
+    np.testing.assert_allclose(_lattice(measured, (3, 4)), expected, atol=1e-9)
+
+
 def test_scores_as_raw_numbers_are_assumed_to_be_for_sigmoids(keras: Any, images: np.ndarray) -> None:
     from compress.detectors.detector_model import detector_model
 
