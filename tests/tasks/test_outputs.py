@@ -97,6 +97,18 @@ def test_random_samples_and_a_warning(keras: Any, tmp_path: Path) -> None:
     assert "random numbers" in " ".join(record["data"]["notes"])
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_features_are_distilled_without_labels(keras: Any, tmp_path: Path) -> None:
+    one_output(keras).save(tmp_path / "model.keras")
+    write(tmp_path, "{random: {shape: [8, 8, 1], count: 80}}")
+    path = tmp_path / "p.yaml"
+    path.write_text(path.read_text().replace("distill: {epochs: 2}", "distill: {epochs: 2, features: {}}"))
+    record = run(load(path), tmp_path / "runs", tiny.Notes()).to_json()
+    assert record["status"] == "ok"
+    (facts,) = [stage["facts"] for stage in record["stages"] if stage["stage"] == "distill"]
+    assert facts["features"]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
