@@ -68,6 +68,10 @@ class Arrays:
         """The samples of a split."""
         return self.splits[split][0]
 
+    def describe(self, split: Split, index: int) -> str:
+        """The name of a sample."""
+        return f"{split} {index}"
+
     def labels(self, split: Split) -> Labels:
         """The labels of a split."""
         return self.splits[split][1]

@@ -3,8 +3,8 @@
 YOLOX-nano (COCO) is read from its .onnx file with `detector: auto` and quantized by several tools from 100 training
 photos of coco128 without their labels; our search also compares its candidates on others of the 128. All tools get the
 model without its decoding, so every output has a scale of its own. "silu" is the network as it is. "relu" has ReLUs in
-place of SiLU: `replace_activations` trains it with the original as its teacher, on the same photos without labels. This
-takes an hour or more; the trained model is kept in the folder --cache and reused.
+place of SiLU: `replace_activations` trains it with the original as its teacher, on the same photos without labels, at
+224 x 224 and then at 320 x 320. This takes an hour or more; trained models are kept in the folder --cache and reused.
 
 The result is COCO's mean average precision on the 128 validation photos of coco128, by pycocotools, with 95% intervals
 from a bootstrap over photos. All tools get the same resamples, so that differences have intervals too. Photos are
@@ -65,14 +65,13 @@ FLOAT = "float"
 CORALLINE, WITHOUT_GATES = "coralline", "coralline, separate_gates: off"
 CONVERTER, EDGE_QUANTIZER = "TFLiteConverter", "ai-edge-quantizer"
 SILU, RELU = "silu", "relu"
-EPOCHS = 200
-HEALING_SIZE = 224
-"""Size of the photos in the training with ReLUs; its result is used at all sizes."""
+HEALING = ((224, 200, ""), (320, 150, "learning_rate: 0.001\n      warmup: 0.02\n      "))
+"""The trainings with ReLUs, one after the other: size of photos, epochs, settings. The result is used at all sizes."""
 HEAL = """replace_activations:
       by: relu
       gradual: 0.4
       epochs: {epochs}
-      batch_size: 8
+      {settings}batch_size: 8
       temperature: 1
       weight: 1
       augment: {{zoom: 0.5, shift: 0.2, flip: true}}"""
@@ -155,13 +154,17 @@ def ran(folder: Path, name: str, file: Path, size: int, stage: str) -> Path:
     return folder / "runs" / name
 
 
-def healed(folder: Path, cache: Path, epochs: int) -> Path:
+def healed(folder: Path) -> Path:
     """Return the file of the network with ReLUs, trained without labels."""
-    path = cache / f"yolox_nano_relu_{epochs}.keras"
-    if not path.exists():
-        output = ran(folder, f"heal-{epochs}", FILE, HEALING_SIZE, HEAL.format(epochs=epochs))
-        cache.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(output / MODEL_KERAS, path)
+    path = None
+    for size, epochs, settings in HEALING:
+        before, path = path, folder / f"yolox_nano_relu_{size}.keras"
+        if path.exists():
+            continue
+        start = "" if before is None else f"start: {json.dumps(str(before))}\n      "
+        stage = HEAL.format(epochs=epochs, settings=start + settings)
+        shutil.copyfile(ran(folder, f"heal-{size}", FILE, size, stage) / MODEL_KERAS, path)
+    assert path is not None
     return path
 
 
@@ -350,13 +353,13 @@ def timed(make: Callable[[], tuple[bytes, dict[str, Any]]]) -> tuple[bytes, dict
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.tflite"
         path.write_bytes(content)
-        placed = compress.check(path).ops
+        placed = compress.check(path).to_json()["ops"]
     return content, {
         **facts,
         "seconds": seconds,
         "size_bytes": len(content),
         "macs": macs.total_macs(graph.parse(content)),
-        "mapped": sum(each.on_tpu for each in placed),
+        "mapped": sum(each["placement"] == "tpu" for each in placed),
         "operators": len(placed),
         "float_operators": sorted(set(export.float_operators(content).values())),
     }
@@ -401,10 +404,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
     parser.add_argument("--networks", default=f"{SILU},{RELU}")
-    parser.add_argument("--epochs", type=int, default=EPOCHS, help="of the training with ReLUs")
     parser.add_argument("--resamples", type=int, default=500)
     parser.add_argument("--keep", type=Path, help="a folder for the .tflite files")
-    parser.add_argument("--cache", type=Path, help="a folder for the trained network")
+    parser.add_argument("--cache", type=Path, help="a folder for results of stages, which are reused")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     if not SHARED.exists():
@@ -412,12 +414,13 @@ def main() -> int:
         return 0
     results = json.loads(options.out.read_text()) if options.out.exists() else {}
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+        folder = (options.cache or Path(name)).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
         with tarfile.open(SHARED / "data" / "coco128.tar") as archive:
             archive.extractall(folder, filter="data")
         split_photos(folder)
         for network in options.networks.split(","):
-            file = FILE if network == SILU else healed(folder, options.cache or folder, options.epochs)
+            file = FILE if network == SILU else healed(folder)
             for size in map(int, options.sizes.split(",")):
                 key = f"{network}, {size} x {size}"
                 results[key] = compared(folder, network, file, size, options) | {"resamples": options.resamples}
