@@ -18,10 +18,8 @@ import detector_files
 import devices
 import numpy as np
 import pytest
-from one_op import Tensor
 from PIL import Image
 
-from compress.tflite import graph
 from deploy import __main__ as command
 from deploy import frames
 from deploy.contract.errors import EXIT_INTERRUPTED, EXIT_PIPE, ArgumentError, ImageError
@@ -33,12 +31,7 @@ STEPS = [{"resize": {"size": [SIDE, SIDE]}}, {"scale": {"from": [0, 255], "to": 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A detector of three classes."""
-    described = detector_files.specification("ltrb", SIDE)
-    given = Tensor((1, SIDE, SIDE, 3), "INT8", scales=(1 / 255,), zero_point=-128)
-    content = graph.serialize(detector_files.from_image(described, 3, given))
-    path = tmp_path_factory.mktemp("bundle") / "d.coralline"
-    path.write_bytes(detector_files.bundle_of(content, described, STEPS, ["a", "b", "c"]))
-    return path
+    return detector_files.small_bundle(tmp_path_factory.mktemp("bundle"), SIDE, STEPS)
 
 
 def photo(seed: int, height: int = 120, width: int = 160) -> np.ndarray:

@@ -12,6 +12,7 @@ import numpy as np
 import one_op
 from one_op import Op, Tensor
 
+from compress.tflite import graph
 from compress.tflite.edit import VALID
 from compress.tflite.graph import Graph
 from compress.tflite.interpreter import LoadedModel
@@ -147,3 +148,12 @@ def bundle_of(content: bytes, described: Mapping[str, Any], steps: Sequence[Any]
         "detection": dict(described),
     }
     return bundle.pack(manifest, {"int8.tflite": content})
+
+
+def small_bundle(folder: Path, side: int, steps: Sequence[Any]) -> Path:
+    """A bundle of a detector of three classes, for images of side x side pixels with values from 0 to 1."""
+    described = specification("ltrb", side)
+    image = Tensor((1, side, side, 3), "INT8", scales=(1 / 255,), zero_point=-128)
+    path = folder / "d.coralline"
+    path.write_bytes(bundle_of(graph.serialize(from_image(described, 3, image)), described, steps, ["a", "b", "c"]))
+    return path
