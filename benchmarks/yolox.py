@@ -369,7 +369,7 @@ def files(folder: Path, name: str, file: Path, size: int, samples: Floats) -> di
     """Return the int8 file of each tool, and facts about how it was made."""
     model = without_decoding(file, size)
     found = {CORALLINE: timed(lambda: ours(folder, f"{name}-{size}", file, size, "auto"))}
-    if name == SILU:
+    if name == SILU and size == SIZES[0]:
         found[WITHOUT_GATES] = timed(lambda: ours(folder, f"{name}-{size}-joint", file, size, '"off"'))
     found[CONVERTER] = timed(lambda: (converted(model, samples, dense_per_tensor=True), {}))
     try:

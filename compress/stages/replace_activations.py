@@ -58,7 +58,7 @@ class ReplaceActivations(Stage, TrainingSettings, DistillationSettings):
     """Part of the training in which each activation turns into its replacement step by step; 0: all of them before the
     training. For deep networks whose answers are lost after the replacement, such as detectors: use 0.4 and 200 epochs
     or more. The network also learns the outputs of all convolutions, and its channels have the mean and the deviation
-    that they have in the unchanged model: in the first part of the training for the same batch, then on average."""
+    that they have in the unchanged model for the same batch."""
     start: Path | None = None
     """With `gradual`: the model.keras of an earlier run of this stage with the same model, for example at a smaller
     input size, which is faster. Its weights are trained further; all activations are replaced from the beginning."""

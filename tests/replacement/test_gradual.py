@@ -70,7 +70,7 @@ def test_it_starts_at_the_original_and_the_result_is_what_was_trained(
     data, before = Blobs(), keras_graph.read(model)
     first: list[Any] = []
     monkeypatch.setattr(
-        gradual, "_changing", lambda library, joint, *rest: first.append(joint) or library.callbacks.Callback()
+        gradual, "_rising", lambda library, joint, share: first.append(joint) or library.callbacks.Callback()
     )
     seen = observed(monkeypatch)
     changed, replacements, facts = gradual.train(
@@ -134,12 +134,9 @@ def test_an_earlier_result_is_trained_further(keras: Any, tmp_path: Path, monkey
     assert len(replacements.replaced["silu"]) == 5
     samples = data.inputs("validation")
     one, other = (np.asarray(keras_graph.build(each)(samples)) for each in (first, second))
-    np.testing.assert_allclose(one, other, atol=1e-4)
-    for layer in seen[0].layers:
-        if hasattr(layer, "share"):
-            assert float(np.asarray(layer.share)) == 1
-        if hasattr(layer, "fixed"):
-            assert float(np.asarray(layer.fixed)) == 1
+    np.testing.assert_allclose(one, other, atol=0.02)  # the statistics are measured again
+    shares = [float(np.asarray(layer.share)) for layer in seen[0].layers if hasattr(layer, "share")]
+    assert shares == [1] * 5
 
 
 def test_a_start_of_another_network_is_refused(keras: Any, tmp_path: Path) -> None:
@@ -149,21 +146,6 @@ def test_a_start_of_another_network_is_refused(keras: Any, tmp_path: Path) -> No
     start = keras_graph.read(keras.Model(image, other))
     with pytest.raises(StageError, match="start: the file has no layer"):
         gradual.train(before, before, replace(how(network(keras)), start=start), settings(), context(Blobs(), tmp_path))
-
-
-def test_fixed_statistics_do_not_change_in_training(keras: Any) -> None:
-    layer = gradual.layers()[gradual.MATCHED]()
-    random = np.random.default_rng(0)
-    pair = [random.normal(size=(4, 3, 3, 2)).astype(np.float32) for _ in range(2)]
-    free = np.asarray(layer(pair, training=True))
-    np.testing.assert_allclose(free.mean((0, 1, 2)), pair[1].mean((0, 1, 2)), atol=1e-5)
-    before = [np.asarray(each) for each in layer.statistics]
-    layer.fixed.assign(1.0)
-    fixed = np.asarray(layer(pair, training=True))
-    for one, each in zip(before, layer.statistics, strict=True):
-        np.testing.assert_array_equal(one, np.asarray(each))
-    np.testing.assert_allclose(fixed, layer(pair, training=False), atol=1e-5)
-    assert np.abs(fixed - free).max() > 0.1
 
 
 def test_a_network_without_such_activations_is_not_trained(keras: Any, tmp_path: Path) -> None:
