@@ -4,7 +4,7 @@ YOLOX-nano (COCO) is read from its .onnx file with `detector: auto` and quantize
 photos of coco128 without their labels; our search also compares its candidates on others of the 128. All tools get the
 model without its decoding, so every output has a scale of its own. "silu" is the network as it is. "relu" has ReLUs in
 place of SiLU: `replace_activations` trains it with the original as its teacher, on the same photos without labels, at
-224 x 224 and then at 320 x 320. This takes an hour or more; trained models are kept in the folder --cache and reused.
+224 x 224. This takes 20 minutes or more; the trained model is kept in the folder --cache and reused.
 
 The result is COCO's mean average precision on the 128 validation photos of coco128, by pycocotools, with 95% intervals
 from a bootstrap over photos. All tools get the same resamples, so that differences have intervals too. Photos are
@@ -65,16 +65,16 @@ FLOAT = "float"
 CORALLINE, WITHOUT_GATES = "coralline", "coralline, separate_gates: off"
 CONVERTER, EDGE_QUANTIZER = "TFLiteConverter", "ai-edge-quantizer"
 SILU, RELU = "silu", "relu"
-HEALING = ((224, 200, ""), (320, 150, "learning_rate: 0.001\n      warmup: 0.02\n      "))
-"""The trainings with ReLUs, one after the other: size of photos, epochs, settings. The result is used at all sizes."""
+HEALING_SIZE = 224
+"""Size of the photos in the training with ReLUs; its result is used at all sizes."""
 HEAL = """replace_activations:
       by: relu
       gradual: 0.4
-      epochs: {epochs}
-      {settings}batch_size: 8
+      epochs: 200
+      batch_size: 8
       temperature: 1
       weight: 1
-      augment: {{zoom: 0.5, shift: 0.2, flip: true}}"""
+      augment: {zoom: 0.5, shift: 0.2, flip: true}"""
 QUANTIZE = "quantize: {{calibration_samples: {samples}, separate_gates: {gates}}}"
 PIPELINE = """schema_version: 1
 name: {name}
@@ -156,15 +156,9 @@ def ran(folder: Path, name: str, file: Path, size: int, stage: str) -> Path:
 
 def healed(folder: Path) -> Path:
     """Return the file of the network with ReLUs, trained without labels."""
-    path = None
-    for size, epochs, settings in HEALING:
-        before, path = path, folder / f"yolox_nano_relu_{size}.keras"
-        if path.exists():
-            continue
-        start = "" if before is None else f"start: {json.dumps(str(before))}\n      "
-        stage = HEAL.format(epochs=epochs, settings=start + settings)
-        shutil.copyfile(ran(folder, f"heal-{size}", FILE, size, stage) / MODEL_KERAS, path)
-    assert path is not None
+    path = folder / f"yolox_nano_relu_{HEALING_SIZE}.keras"
+    if not path.exists():
+        shutil.copyfile(ran(folder, "heal", FILE, HEALING_SIZE, HEAL) / MODEL_KERAS, path)
     return path
 
 

@@ -44,14 +44,12 @@ class Training:
         loss: (changed model, unchanged model, context) -> the loss.
         output_loss: (unchanged model, context) -> the loss on given outputs of both.
         gradual: the part of the training in which the activations are replaced; 0: before it.
-        start: the result of an earlier gradual replacement, which is trained further.
     """
 
     settings: TrainingSettings
     loss: Callable[[Any, Any, Context], Loss]
     output_loss: Callable[[Any, Context], OutputLoss]
     gradual: float = 0.0
-    start: Network | None = None
 
 
 @dataclass(frozen=True)
@@ -100,8 +98,7 @@ def replace_activations(
     facts = _recalibrated(changed, context)
     accuracy = {"before": _accuracy(model, context), "replaced": _accuracy(changed, context)}
     if training is not None and training.gradual and activations.replaced:
-        loss = training.output_loss(model, context)
-        how = GradualTraining(options.activations, options.by, training.gradual, loss, training.start)
+        how = GradualTraining(options.activations, options.by, training.gradual, training.output_loss(model, context))
         network, activations, facts = gradual.train(original, without_gates, how, training.settings, context)
         changed, replacements = keras_graph.build(network), gates | activations
     elif training is not None:

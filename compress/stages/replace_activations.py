@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
 from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
 from compress.distillation.settings import DistillationSettings
-from compress.errors import ModelError
 from compress.ir.activations import Activation
 from compress.stage import Context, Need, Stage, Use
 from compress.training.loop import TrainingSettings
 
 if TYPE_CHECKING:  # a dry run reads settings only
-    from compress.ir.keras_graph import Network
     from compress.replacement.activations import Replacements
     from compress.replacement.gradual import OutputLoss
     from compress.training.loop import Batch, Loss
@@ -29,7 +26,7 @@ class ReplaceActivations(Stage, TrainingSettings, DistillationSettings):
     """Replace activations by ReLUs, remove gates if asked to, then train with the unchanged model as teacher."""
 
     name: ClassVar[str] = "replace_activations"
-    version: ClassVar[int] = 7
+    version: ClassVar[int] = 6
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS})
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})
@@ -57,11 +54,8 @@ class ReplaceActivations(Stage, TrainingSettings, DistillationSettings):
     gradual: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Part of the training in which each activation turns into its replacement step by step; 0: all of them before the
     training. For deep networks whose answers are lost after the replacement, such as detectors: use 0.4 and 200 epochs
-    or more. The network also learns the outputs of all convolutions, and its channels have the mean and the deviation
-    that they have in the unchanged model for the same batch."""
-    start: Path | None = None
-    """With `gradual`: the model.keras of an earlier run of this stage with the same model, for example at a smaller
-    input size, which is faster. Its weights are trained further; all activations are replaced from the beginning."""
+    or more. It learns from the outputs of all convolutions, and sets each channel's mean and deviation to those of the
+    unchanged model in every step."""
 
     @model_validator(mode="after")
     def _refuse_contradictions(self) -> Self:
@@ -71,8 +65,6 @@ class ReplaceActivations(Stage, TrainingSettings, DistillationSettings):
                 raise ValueError(f"gradual: {self.gradual} cannot be combined with {name}")
         if self.gradual and not self.epochs:
             raise ValueError(f"gradual: {self.gradual} is a part of the training, and `epochs: 0` has none")
-        if self.start is not None and not self.gradual:
-            raise ValueError("start belongs to `gradual`, which is 0")
         return self
 
     def uses(self) -> tuple[Use, ...]:
@@ -81,23 +73,6 @@ class ReplaceActivations(Stage, TrainingSettings, DistillationSettings):
             return ()
         decoupled: tuple[Use, ...] = ("decoupled",) if self.decoupled else ()
         return ("healing by distillation", *decoupled, *self.training_uses(self.weight < 1))
-
-    def with_paths_from(self, folder: Path) -> Self:
-        """Return the stage with the path of `start` relative to `folder`."""
-        return self if self.start is None else self.model_copy(update={"start": folder / self.start})
-
-    def identity(self) -> dict[str, Any]:
-        """Return the settings with the digest of `start` instead of its path."""
-        from compress.importers import model_file
-
-        settings = {name: value for name, value in super().identity().items() if name != "start"}
-        if self.start is None:
-            return settings
-        try:
-            return {**settings, "start": model_file.content_digest(self.start)}
-        except OSError as error:
-            what = f"cannot be read: {error.strerror}"
-            raise ModelError(what, where=str(self.start), hint="check replace_activations.start") from error
 
     def run(self, artifact: Artifact, context: Context) -> Facts:
         """Write the changed model; return the replacements, the skipped activations, and the accuracies."""
@@ -109,9 +84,7 @@ class ReplaceActivations(Stage, TrainingSettings, DistillationSettings):
         kinds = get_args(Activation) if self.activations == "all" else self.activations
         options = ReplacementOptions(kinds, self.by, self.squeeze_and_excite == "remove", self.samples)
         model = working_model.read(artifact, context)
-        training = None
-        if self.epochs:
-            training = Training(self, self._loss, self._output_loss, self.gradual, self._start(context))
+        training = Training(self, self._loss, self._output_loss, self.gradual) if self.epochs else None
         result = replace_activations(model, options, training, context)
         facts = self._facts(result.replacements, context)
         if result.model is None:
@@ -120,15 +93,6 @@ class ReplaceActivations(Stage, TrainingSettings, DistillationSettings):
             return facts
         working_model.write(result.model, context.folder)
         return {**facts, **result.training, "accuracy": result.accuracy}
-
-    def _start(self, context: Context) -> Network | None:
-        """Return the network of `start`."""
-        from compress.importers.keras import keras_file
-        from compress.ir import keras_graph
-
-        if self.start is None:
-            return None
-        return keras_graph.read(keras_file.load(self.start, trust=context.trust))
 
     def _loss(self, student: Any, teacher: Any, context: Context) -> Loss:
         from compress.distillation import losses, teachers

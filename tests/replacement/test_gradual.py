@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 from blobs import Blobs, context
 
-from compress.errors import StageError
 from compress.ir import keras_graph
 from compress.replacement import gradual
 from compress.training import loop
@@ -120,32 +118,6 @@ def test_the_trained_network_answers_as_the_original(keras: Any, tmp_path: Path)
     assert error(gradually) < error(at_once) / 4
     losses = [row["loss"] for row in facts["history"]]
     assert losses[0] < max(losses) / 4  # it begins near the original
-
-
-def test_an_earlier_result_is_trained_further(keras: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, data = network(keras), Blobs()
-    before = keras_graph.read(model)
-    first, _, _ = gradual.train(before, before, how(model), settings(), context(data, tmp_path / "first"))
-    seen = observed(monkeypatch)
-    further = replace(how(model), start=first)
-    second, replacements, _ = gradual.train(
-        before, before, further, settings(learning_rate=1e-9), context(data, tmp_path / "second")
-    )
-    assert len(replacements.replaced["silu"]) == 5
-    samples = data.inputs("validation")
-    one, other = (np.asarray(keras_graph.build(each)(samples)) for each in (first, second))
-    np.testing.assert_allclose(one, other, atol=0.02)  # the statistics are measured again
-    shares = [float(np.asarray(layer.share)) for layer in seen[0].layers if hasattr(layer, "share")]
-    assert shares == [1] * 5
-
-
-def test_a_start_of_another_network_is_refused(keras: Any, tmp_path: Path) -> None:
-    before = keras_graph.read(network(keras))
-    image = keras.Input((8, 8, 1))
-    other = keras.layers.Dense(2, name="other")(keras.layers.Flatten()(image))
-    start = keras_graph.read(keras.Model(image, other))
-    with pytest.raises(StageError, match="start: the file has no layer"):
-        gradual.train(before, before, replace(how(network(keras)), start=start), settings(), context(Blobs(), tmp_path))
 
 
 def test_a_network_without_such_activations_is_not_trained(keras: Any, tmp_path: Path) -> None:

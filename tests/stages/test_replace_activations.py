@@ -281,37 +281,3 @@ def test_gradually_with_gates_removed(keras: Any, tmp_path: Path) -> None:
 def test_gradually_needs_a_whole_training(settings: dict[str, Any], part: str) -> None:
     with pytest.raises(ValidationError, match=part):
         ReplaceActivations(gradual=0.5, **settings)
-
-
-def answers(folder: Path, samples: Any) -> Any:
-    made = Artifact("", Kind.KERAS, folder, {MODEL_KERAS: ""}, {}, 0.0)
-    return np.asarray(working_model.read(made, context(Digits(), folder))(samples))
-
-
-def test_a_result_is_trained_further(keras: Any, tmp_path: Path) -> None:
-    data, model = Digits(), network(keras, lambda x: keras.layers.Activation("silu")(x), 10)
-    settings: dict[str, Any] = {"gradual": 0.5, "epochs": 2, "learning_rate": 1e-4}
-    for folder in (tmp_path / "first", tmp_path / "second"):
-        folder.mkdir()
-    replaced(model, tmp_path / "first", ReplaceActivations(**settings), data)
-    start = tmp_path / "first" / "made" / MODEL_KERAS
-    stage = ReplaceActivations(start=Path(start.name), **settings).with_paths_from(start.parent)
-    assert stage.start == start
-    facts, _ = replaced(model, tmp_path / "second", stage, data)
-    assert facts["replaced"]["silu"]["count"] == 3
-    samples = data.inputs("validation")[:50]
-    one, other = (answers(tmp_path / name / "made", samples) for name in ("first", "second"))
-    assert 0 < np.abs(one - other).mean() < 0.1
-
-
-def test_the_key_of_the_stage_has_the_content_of_its_start(tmp_path: Path) -> None:
-    stage = ReplaceActivations(gradual=0.5, start=Path("a.keras")).with_paths_from(tmp_path)
-    with pytest.raises(ModelError, match=r"a\.keras"):
-        stage.identity()
-    (tmp_path / "a.keras").write_bytes(b"one")
-    before = stage.identity()
-    (tmp_path / "a.keras").write_bytes(b"two")
-    assert stage.identity() != before
-    assert "start" not in ReplaceActivations(gradual=0.5).identity()
-    with pytest.raises(ValidationError, match="start belongs to `gradual`"):
-        ReplaceActivations(start=Path("a.keras"))
