@@ -15,6 +15,7 @@ from compress.api.pipelines import RunResult, SilentMonitor
 from compress.artifact import MODEL_KERAS
 from compress.data import class_names
 from compress.detectors.class_names import COCO_CLASSES
+from compress.detectors.families import refuse_unknown
 from compress.errors import ModelError
 from compress.files import write_atomically
 from compress.pipeline.data_section import ModelInputs, data_for, inputs_of
@@ -53,6 +54,7 @@ def export(
     target: str | None = None,
     signature: str | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    detector: str | None = None,
     trust: bool = False,
     monitor: Monitor | None = None,
 ) -> ExportResult:
@@ -68,6 +70,8 @@ def export(
         target: the name of a target; None for the Edge TPU.
         signature: the signature of a SavedModel that has several.
         shapes: the shapes of the dynamic inputs of an .onnx file, by name.
+        detector: the family of a detector whose file does not decode its boxes, such as "yolov5"; None to recognize
+            detectors by their heads.
         trust: allow the model to run code that it contains.
         monitor: receives the progress of the run.
 
@@ -75,13 +79,15 @@ def export(
         The run, and the summary.
 
     Raises:
-        ModelError: the model cannot be read.
+        ModelError: the model cannot be read, or is not a detector of this family.
         DataError: the samples cannot be read, or do not fit the model.
         CorallineError: a stage failed.
     """
     from compress.importers import model_file
     from compress.pipeline import runner, schema
 
+    if detector is not None:
+        refuse_unknown(detector)
     path = Path(model)
     name = run_name(path)
     folder = export_folder(path, out)
@@ -91,7 +97,7 @@ def export(
         found = _with_layers(read, folder, trust=trust)
         inputs = inputs_of(found, trust=trust)
         content = _pipeline(found.path, name, inputs, None if calibrate is None else Path(calibrate))
-        if not _is_detector(content, path, inputs, progress):
+        if not _is_detector(content, path, inputs, detector, progress):
             _add_labels(content, path, inputs.output_sizes, progress)
     if found is read:
         content["model"] |= _options(signature, shapes, trust=trust)
@@ -133,20 +139,26 @@ def _with_layers(found: ModelFile, folder: Path, *, trust: bool) -> ModelFile:
     return model_file.read(folder / MODEL_KERAS)
 
 
-def _is_detector(content: dict[str, Any], path: Path, inputs: ModelInputs, progress: Progress) -> bool:
-    """Return whether the model is a detector; its pipeline then ends in front of the decoding."""
-    from compress.detectors.detector_model import detector_model
+def _is_detector(
+    content: dict[str, Any], path: Path, inputs: ModelInputs, family: str | None, progress: Progress
+) -> bool:
+    """Return whether the model is a detector; its pipeline then ends in front of the decoding.
 
-    if not inputs.is_image:
+    Raises:
+        ModelError: a family is named, and the model is not a detector of it.
+    """
+    form = _classes_and_code(inputs, family)
+    if form is None and family is not None:
+        raise ModelError(
+            f"it is not recognized as a detector of the family {family}",
+            where=str(path),
+            allowed="models of one image whose outputs are boxes and scores",
+            hint="leave --detector out to see how it is read, or describe its outputs in a pipeline: docs/detection.md",
+        )
+    if form is None:
         return False
-    if inputs.postprocess is not None:
-        classes, code = inputs.postprocess.classes, "ssd"
-    else:
-        found = None if inputs.model is None else detector_model(inputs.model)
-        if found is None:
-            return False
-        classes, code = found.classes, found.specification["code"]
-    content["model"]["detector"] = "auto"
+    classes, code = form
+    content["model"]["detector"] = family or "auto"
     content["data"]["task"] = UnlabelledDetection.name
     what = f"a detector of {classes} classes, with boxes in the code {code}"
     progress.note(f"the model is {what}: docs/detection.md")
@@ -156,6 +168,18 @@ def _is_detector(content: dict[str, Any], path: Path, inputs: ModelInputs, progr
         _name_classes(content, COCO_CLASSES)
     _add_labels(content, path, (classes,), progress)
     return True
+
+
+def _classes_and_code(inputs: ModelInputs, family: str | None) -> tuple[int, str] | None:
+    """Return the number of classes of a detector and the code of its boxes; None if the model is not a detector."""
+    from compress.detectors.detector_model import detector_model
+
+    if not inputs.is_image:
+        return None
+    if inputs.postprocess is not None:
+        return inputs.postprocess.classes, "ssd"
+    found = None if inputs.model is None else detector_model(inputs.model, family or "auto")
+    return None if found is None else (found.classes, found.specification["code"])
 
 
 def _fit_photos(data: dict[str, Any], code: str, channels: int, progress: Progress) -> None:

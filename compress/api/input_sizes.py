@@ -94,11 +94,10 @@ def check_sizes(
         ModelError: the file cannot be read, or does not take images; or there is no such family.
     """
     from compress.detectors.detector_model import detector_model
-    from compress.detectors.families import PRESETS
+    from compress.detectors.families import refuse_unknown
     from compress.importers import model_file
 
-    if detector not in PRESETS:
-        raise ModelError(f"{detector!r} is not a family of detectors", allowed=", ".join(PRESETS))
+    refuse_unknown(detector)
     loaded = model_file.load(model_file.read(Path(model)), trust=trust).model
     shape = tuple(loaded.inputs[0].shape[1:])
     if len(loaded.inputs) != 1 or len(shape) != 3:

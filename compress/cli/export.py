@@ -29,6 +29,11 @@ def add_parsers(subparsers: Subparsers) -> None:
     )
     parser.add_argument("-o", "--out", type=Path, metavar="FOLDER", help="folder for the results (MODEL-export)")
     parser.add_argument("--target", metavar="NAME", help="edgetpu (default) or cpu")
+    parser.add_argument(
+        "--detector",
+        metavar="FAMILY",
+        help="the family of a detector whose file does not decode its boxes, such as yolov5 (default: recognized)",
+    )
     add_reading_options(parser)
     parser.add_json()
 
@@ -51,6 +56,7 @@ def export(options: argparse.Namespace) -> int:
             target=options.target,
             signature=options.signature,
             shapes=dict(options.shape),
+            detector=options.detector,
             trust=options.trust,
             monitor=console,
         )

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from compress.errors import ModelError
 from deploy.contract.detector_specification import checked
 
 FAMILY = "family"
@@ -105,6 +106,16 @@ USUAL_BINS = (8, 16, 17, 32, 33)
 BY_ANCHORS = {((3, 2, 2, 3), False): "ultraface", ((2, 2, 2), True): "retinaface"}
 """The families of detectors of faces with anchors that do not decode: by the anchors of each map, and whether there are
 keypoints."""
+
+
+def refuse_unknown(family: str) -> None:
+    """Refuse a name that is not that of a family.
+
+    Raises:
+        ModelError: there is no such family.
+    """
+    if family not in PRESETS:
+        raise ModelError(f"{family!r} is not a family of detectors", allowed=", ".join(PRESETS))
 
 
 def family_of(settings: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from compress.errors import ModelError
 from deploy.contract.bundle import Bundle
 from deploy.contract.detection import Detector
 
@@ -522,7 +523,6 @@ def test_boxes_of_nine_anchors_are_no_distributions(keras: Any) -> None:
 
 def test_classes_are_cut_from_the_scores(keras: Any, images: np.ndarray) -> None:
     from compress.detectors.detector_model import detector_model
-    from compress.errors import ModelError
 
     for build in (yolov8, yolov5, ssd):
         model = build(Head(keras))
@@ -556,7 +556,6 @@ def test_classes_are_cut_from_the_scores(keras: Any, images: np.ndarray) -> None
 )
 def test_classes_to_keep_that_are_refused(keras: Any, kept: list[Any], names: Any, message: str) -> None:
     from compress.detectors.detector_model import detector_model
-    from compress.errors import ModelError
 
     with pytest.raises(ModelError, match=message):
         detector_model(yolov8(Head(keras)), "auto", kept, names=names)
@@ -587,7 +586,6 @@ def test_the_input_gets_another_size_with_boxes_of_the_same_pixels(keras: Any, b
 def test_anchors_that_are_listed_one_by_one_have_one_size(keras: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from compress.detectors import detector_model as module
     from compress.detectors import recognition
-    from compress.errors import ModelError
 
     def listed(*given: Any) -> Any:
         found = recognition.recognize(*given)
@@ -650,3 +648,22 @@ def test_an_export_takes_photos_as_the_family_does(
     opened = Bundle(next((tmp_path / "out").rglob("*.coralline")).read_bytes())
     assert opened.detector is not None
     assert opened.detector.specification["code"] == ("yolox" if bgr else "dfl")
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras, when it saves a model
+def test_an_export_with_a_family(keras: Any, tmp_path: Path) -> None:
+    import compress
+
+    yolov5_raw(Head(keras)).save(tmp_path / "raw.keras")
+    result = compress.export(tmp_path / "raw.keras", out=tmp_path / "out", target="cpu", detector="yolov5")
+    opened = Bundle(next((tmp_path / "out").rglob("*.coralline")).read_bytes())
+    assert opened.detector is not None
+    assert opened.detector.specification["code"] == "yolov5"
+    assert 'detector": "yolov5"' in (tmp_path / "out" / "pipeline.yaml").read_text()
+    assert result.run.folder.exists()
+    image = keras.Input((32, 32, 3))
+    keras.Model(image, keras.layers.Dense(3)(keras.layers.Flatten()(image))).save(tmp_path / "other.keras")
+    with pytest.raises(ModelError, match="not recognized as a detector of the family yolov5"):
+        compress.export(tmp_path / "other.keras", out=tmp_path / "other", target="cpu", detector="yolov5")
+    with pytest.raises(ModelError, match="'yolov99' is not a family of detectors"):
+        compress.export(tmp_path / "raw.keras", out=tmp_path / "other", detector="yolov99")
