@@ -174,7 +174,8 @@ def ours(folder: Path, name: str, file: Path, size: int, gates: str) -> tuple[by
     output = ran(folder, name, file, size, QUANTIZE.format(samples=CALIBRATION, gates=gates))
     report = json.loads((output / "report.json").read_text())
     facts = next(stage["facts"] for stage in report["stages"] if stage["stage"] == "quantize")
-    return (output / MODEL_TFLITE).read_bytes(), {"facts": facts}
+    kept = ("ranges", "tried", "separated_gates", "warnings")
+    return (output / MODEL_TFLITE).read_bytes(), {name: facts[name] for name in kept}
 
 
 def _note(text: str) -> None:
