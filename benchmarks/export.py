@@ -72,7 +72,8 @@ def _row(path: Path, photos: Path, work: Path) -> dict[str, Any]:
     try:
         result = export(path, calibrate=calibrate, out=out)
     except Exception as error:  # noqa: BLE001 - the table lists it
-        return {"model": path.name, "error": f"{type(error).__name__}: {error}"}
+        text = str(error).replace(str(path), path.name)  # the folder is that of one machine
+        return {"model": path.name, "error": f"{type(error).__name__}: {text}"}
     facts = result.facts
     row = {
         "model": path.name,

@@ -135,7 +135,7 @@ class Subject:
 
 
 def asked(parser: argparse.ArgumentParser) -> argparse.Namespace | None:
-    """What is asked of a benchmark on these data: all take seeds, cache and show. None, told why, without data."""
+    """Return the options of all benchmarks on these data: seeds, cache and show; None, with a message, without data."""
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--cache", type=Path, default=Path("runs") / "benchmark_networks")
     parser.add_argument("--show", action="store_true", help="only print what was measured before")

@@ -2,7 +2,7 @@
 
 YOLOX-nano (COCO) is read from its .onnx file with `detector: auto` and quantized by several tools from 100 training
 photos of coco128 without their labels; our search also compares its candidates on others of the 128. All tools get the
-model without its decoding, so every output has a scale of its own. "silu" is the network as it is. "relu" has ReLUs in
+model without its decoding, so every output has its own scale. "silu" is the network as it is. "relu" has ReLUs in
 place of SiLU: `replace_activations` trains it with the original as its teacher, on the same photos without labels, at
 224 x 224. This takes 20 minutes or more; the trained model is kept in the folder --cache and reused.
 

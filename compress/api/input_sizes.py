@@ -91,7 +91,7 @@ def check_sizes(
         A result for each size.
 
     Raises:
-        ModelError: the file cannot be read, or does not take images; or there is no such family.
+        ModelError: the file cannot be read, or does not take images; or the family is unknown.
     """
     from compress.detectors.detector_model import detector_model
     from compress.detectors.families import refuse_unknown

@@ -1,6 +1,6 @@
 """The model of a detector that ends at its last convolutions: one output for each part of each map.
 
-Parts that one convolution computes become several convolutions, so that each part has a scale of its own in 8 bits. The
+Parts that one convolution computes become several convolutions, so that each part has its own scale in 8 bits. The
 transpositions, joins and functions after them are gone: numpy on the device does their work.
 """
 

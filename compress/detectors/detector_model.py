@@ -52,8 +52,8 @@ def detector_model(
         names: the names of the model's classes; None for those of COCO if it has as many.
 
     Raises:
-        ValueError: there is no such family, or a key of `settings` is invalid.
-        ModelError: there is no such class, the head has a form that cannot be cut, or the model cannot have this size.
+        ValueError: the family is unknown, or a key of `settings` is invalid.
+        ModelError: a class does not exist, the head has a form that cannot be cut, or the model cannot have this size.
     """
     family, changes = family_of(settings)
     network = unfolded(keras_graph.read(model))

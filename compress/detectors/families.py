@@ -112,7 +112,7 @@ def refuse_unknown(family: str) -> None:
     """Refuse a name that is not that of a family.
 
     Raises:
-        ModelError: there is no such family.
+        ModelError: the family is unknown.
     """
     if family not in PRESETS:
         raise ModelError(f"{family!r} is not a family of detectors", allowed=", ".join(PRESETS))
@@ -122,7 +122,7 @@ def family_of(settings: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the name of the family in `model.detector`, and the keys that it changes.
 
     Raises:
-        ValueError: there is no such family or key, or a key has an invalid value.
+        ValueError: the family or a key is unknown, or a key has an invalid value.
     """
     changes = {} if isinstance(settings, str) else dict(settings)
     family = settings if isinstance(settings, str) else str(changes.pop(FAMILY, "auto"))

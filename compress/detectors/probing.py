@@ -19,7 +19,7 @@ from compress.ir.layer_specs import INPUT, spec_of
 
 Floats = NDArray[np.float32]
 BATCH = 8
-"""Samples of random numbers by which functions are told apart."""
+"""Number of random samples that distinguish functions from each other."""
 WIDE = 4.0
 """Factor of the numbers for maps whose boxes are mostly cut off at the border of the image."""
 MORE = 4
@@ -27,7 +27,7 @@ MORE = 4
 MANY = 0.05
 """Fraction of the values of such maps that are mostly cut off."""
 LARGEST = 3.0
-"""Size of the numbers by which functions are told apart."""
+"""Largest absolute value of the random numbers that distinguish functions from each other."""
 BYTES_AT_ONCE = 1 << 27
 SPREADS = (1.0, 1.0, 2.0, 4.0, 4.0, 8.0, 8.0, 8.0)
 """Standard deviations of the numbers of each attempt to find locations. A box that is cut off at the border of the

@@ -124,7 +124,7 @@ def train(
 
 
 def _frozen(network: Network) -> Network:
-    """Return the network with names of its own, as it is in inference: not trained, nothing random."""
+    """Return the network with renamed layers, as it is in inference: not trained, nothing random."""
     entrances = {tensor.layer for tensor in tensors_in(network.inputs)}
     names = {name: name if name in entrances else f"{ORIGINAL}{name}" for name in network.layers}
 

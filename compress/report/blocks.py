@@ -132,7 +132,7 @@ class Picture:
         title: what it is.
         text: its content in words.
         file: the path of the file, from the folder of the report.
-        source: the image as a data: URI; empty if there is no such file, or another one.
+        source: the image as a data: URI; empty if the file is missing or was changed.
     """
 
     title: str

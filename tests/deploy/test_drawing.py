@@ -11,6 +11,7 @@ import detector_files
 import devices
 import numpy as np
 import pytest
+from detector_files import photo
 from PIL import Image
 
 from deploy import __main__ as command
@@ -32,11 +33,6 @@ STEPS = [
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A detector of three classes."""
     return detector_files.small_bundle(tmp_path_factory.mktemp("bundle"), SIDE, STEPS)
-
-
-def photo(seed: int, height: int = 120, width: int = 160) -> np.ndarray:
-    random = np.random.default_rng(seed)
-    return np.kron(random.integers(0, 256, (height // 20, width // 20, 3)), np.ones((20, 20, 1))).astype(np.uint8)
 
 
 def stand_in(task: str) -> Any:
@@ -366,7 +362,7 @@ def test_options_may_be_in_front_of_samples(path: Path, tmp_path: Path, capsys: 
 
 @pytest.mark.parametrize("python", devices.pythons())
 def test_drawing_on_every_interpreter(path: Path, python: str, tmp_path: Path) -> None:
-    """Without Pillow: what is missing is said."""
+    """Without Pillow: the error names the missing library."""
     np.save(tmp_path / "photo.npy", photo(0))
     done = devices.runner("run", path, tmp_path / "photo.npy", "--draw", tmp_path / "out.png", python=python)
     assert done.returncode == 0 or "neither Pillow nor OpenCV" in done.stderr, done.stderr

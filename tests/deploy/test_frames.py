@@ -18,6 +18,7 @@ import detector_files
 import devices
 import numpy as np
 import pytest
+from detector_files import photo
 from PIL import Image
 
 from deploy import __main__ as command
@@ -34,17 +35,12 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return detector_files.small_bundle(tmp_path_factory.mktemp("bundle"), SIDE, STEPS)
 
 
-def photo(seed: int, height: int = 120, width: int = 160) -> np.ndarray:
-    random = np.random.default_rng(seed)
-    return np.kron(random.integers(0, 256, (height // 20, width // 20, 3)), np.ones((20, 20, 1))).astype(np.uint8)
-
-
 def jpegs(count: int) -> list[bytes]:
     found = []
     for number in range(count):
         content = io.BytesIO()
         preview = io.BytesIO()
-        Image.fromarray(photo(9)).save(preview, "JPEG")  # metadata may hold an image of its own
+        Image.fromarray(photo(9)).save(preview, "JPEG")  # metadata may contain a preview image
         Image.fromarray(photo(number)).save(
             content, "JPEG", progressive=number % 2, exif=b"Exif\0\0" + preview.getvalue()[:9000]
         )

@@ -157,7 +157,7 @@ def test_a_fragment_is_removed_whatever_its_score_unless_the_other_box_is_unsure
     fragment = (0.9, 0.1, 0.1, 0.3, 0.3)
     both = found(complete, fragment)
     assert merged(both, np.array([False, True]), 0.5, 100).scores.tolist() == [np.float32(0.6)]
-    assert len(merged(both, np.array([False, False]), 0.5, 100)) == 2  # an object of its own
+    assert len(merged(both, np.array([False, False]), 0.5, 100)) == 2  # a separate object
     unsure = found((0.3, *complete[1:]), fragment)
     assert len(merged(unsure, np.array([False, True]), 0.5, 100)) == 2
     other = found(complete, fragment, classes=(0, 1))

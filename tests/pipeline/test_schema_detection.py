@@ -130,7 +130,7 @@ def test_what_is_for_boxes_is_refused_beside_classes(tmp_path: Path, keys: dict[
 
 
 @pytest.mark.parametrize(
-    ("model", "told"),
+    ("model", "message"),
     [
         ({"detector": {"family": "yolov8", "least_score": 5}}, "least_score must be below 1"),
         ({"detector": {"family": "auto", "most": 0}}, "most must be a whole number"),
@@ -139,7 +139,7 @@ def test_what_is_for_boxes_is_refused_beside_classes(tmp_path: Path, keys: dict[
     ],
 )
 def test_families_and_their_thresholds_are_checked_before_the_model_is_read(
-    model: dict[str, Any], told: str, tmp_path: Path
+    model: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     (tmp_path / "x.onnx").write_bytes(b"")
-    assert told in refused(pipeline(tmp_path, model={"file": "x.onnx", **model}))
+    assert message in refused(pipeline(tmp_path, model={"file": "x.onnx", **model}))

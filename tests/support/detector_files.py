@@ -157,3 +157,9 @@ def small_bundle(folder: Path, side: int, steps: Sequence[Any]) -> Path:
     path = folder / "d.coralline"
     path.write_bytes(bundle_of(graph.serialize(from_image(described, 3, image)), described, steps, ["a", "b", "c"]))
     return path
+
+
+def photo(seed: int, height: int = 120, width: int = 160) -> np.ndarray:
+    """Random squares of 20 x 20 pixels: uint8 [height, width, 3]."""
+    random = np.random.default_rng(seed)
+    return np.kron(random.integers(0, 256, (height // 20, width // 20, 3)), np.ones((20, 20, 1))).astype(np.uint8)
