@@ -17,6 +17,7 @@ from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
 from compress.detectors.families import FAMILY, PRESETS, family_of
 from compress.errors import ModelError
 from compress.importers import builder as builders
+from compress.progress import Phase
 from compress.settings import Settings
 from compress.stage import Context, Need, Stage
 from compress.tasks import task_of
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 OF_DETECTORS = ("detector", "keep_classes", "classes")
 """Settings of detectors; they do not belong to the key of other models."""
+READING = Phase("reading the file")
+BUILDING = Phase("layers and their check", 4.0)
 SAMPLES = 8
 """Number of training samples on which a rebuilt model is compared with the file."""
 
@@ -192,9 +195,12 @@ class _Import(_Load):
         from compress.importers import model_file
         from compress.stages import working_model
 
+        context.progress.plan(READING, BUILDING, working_model.WRITING)
         samples = context.data.inputs("train")[:SAMPLES]
-        found = model_file.read(self.path, shapes=self.shapes)
-        imported = model_file.load(found, trust=context.trust, samples=samples)
+        with context.progress.phase(READING):
+            found = model_file.read(self.path, shapes=self.shapes)
+        with context.progress.phase(BUILDING):
+            imported = model_file.load(found, trust=context.trust, samples=samples)
         model = _with_fixed_input(imported.model, context)
         detector = self._detector(model, context, imported.detection)
         if detector is not None:
@@ -206,7 +212,7 @@ class _Import(_Load):
             working_model.write_keras(model, context.folder)
             shutil.copyfile(self.path, context.folder / MODEL_TFLITE)
         else:
-            working_model.write(model, context.folder)
+            working_model.write(model, context.folder, context.progress)
         facts: Facts = {"file": self.path.name, "parameters": model.count_params(), **fitted}
         if detector is not None:
             facts["detector"] = {

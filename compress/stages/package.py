@@ -12,7 +12,7 @@ from pydantic import Field
 from compress.artifact import BUNDLE_FILE, MODEL_COMPILED, MODEL_TFLITE, RUNNER_FILE, SEGMENTS, Artifact, Facts, Kind
 from compress.errors import StageError
 from compress.exporters import runner_pyz
-from compress.exporters.packing import Packing, pack
+from compress.exporters.packing import Packing, outputs_phase, pack
 from compress.stage import Context, Need, Stage, Use
 from compress.targets.base import Target
 from compress.tasks import task_of
@@ -74,6 +74,7 @@ class Package(Stage):
             evaluation=self.evaluation,
             labels=self.labels,
         )
+        context.progress.plan(*(outputs_phase(role) for role in files))
         content = pack(packing)
         (context.folder / BUNDLE_FILE).write_bytes(content)
         (context.folder / RUNNER_FILE).write_bytes(runner_pyz.content())

@@ -38,11 +38,14 @@ class Train(Stage, TrainingSettings):
         """Write the trained model; return its history."""
         from compress.ir.tensorflow import keras
         from compress.stages import working_model
-        from compress.training import healing, loop
+        from compress.training import healing, loop, phases
 
         keras(context.seed)
         model = working_model.read(artifact, context)
         train = loop.fit if artifact.kind is Kind.UNTRAINED else healing.heal
-        facts = train(model, loop.own_loss(model, context), self, context)
-        working_model.write(model, context.folder)
+        training = phases.training(context.data, self)
+        context.progress.plan(training, working_model.WRITING)
+        with context.progress.phase(training):
+            facts = train(model, loop.own_loss(model, context), self, context)
+        working_model.write(model, context.folder, context.progress)
         return facts

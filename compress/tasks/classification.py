@@ -23,6 +23,7 @@ from compress.tasks.base import (
     ModelOutputs,
     Quality,
     Rows,
+    Shapes,
     Specification,
     Task,
     first_output,
@@ -38,6 +39,8 @@ SUM_ERROR = 0.1
 """Difference of the sum of probabilities from 1, in 8 bits: half a step of 1/256 for each of some tens of classes."""
 MAJORITY = 0.5
 """Share of the most frequent class from which accuracy alone does not show that a model is useless."""
+SMALLEST_FREQUENCY = 1e-6
+"""Lower limit of the frequency of a class before the logarithm."""
 MOST_NAMED = 6
 """Number of classes that a message names."""
 
@@ -51,6 +54,8 @@ class ClassificationHead(Head):
         is_binary: whether the model has one output for two classes: the probability of the second class, or its logit.
     """
 
+    loss_name: ClassVar[str] = "cross-entropy in nats"
+
     scores: Activation
     is_binary: bool = False
 
@@ -60,6 +65,17 @@ class ClassificationHead(Head):
         if not self.is_binary:
             return None
         return {"binary": "probability" if self.scores == "sigmoid" else "logit"}
+
+    def constant_outputs(self, targets: NDArray[Any], shapes: Shapes) -> list[NDArray[np.float32]] | None:
+        """Return the frequencies of the classes, in the form of the model's output."""
+        labels = np.asarray(targets).reshape(-1).astype(np.int64)
+        counts = np.bincount(labels, minlength=2 if self.is_binary else shapes[0][-1])
+        likely = np.clip(counts / max(len(labels), 1), SMALLEST_FREQUENCY, 1 - SMALLEST_FREQUENCY)
+        if self.is_binary:
+            likely = likely[1:]
+        if self.scores == "logits":
+            likely = np.log(likely / (1 - likely)) if self.is_binary else np.log(likely)
+        return [likely[np.newaxis].astype(np.float32)]
 
     def logits(self, outputs: Any) -> Any:
         """Return outputs as logits [n, classes] (up to a constant, where they are probabilities that sum to 1).

@@ -24,7 +24,7 @@ from paths import ROOT
 
 from compress.artifact import MODEL_TFLITE, Artifact, Facts, Kind
 from compress.errors import StageError
-from compress.progress import Progress
+from compress.progress import Job, Progress, SilentProgress
 from compress.stage import Context, Need, Stage
 from compress.stages import STAGES as SHIPPED
 from compress.tflite import graph
@@ -335,7 +335,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PATH": "", "PYTHONPATH": str(ROOT)}
 
 
-class Notes:
+class Notes(SilentProgress):
     """A `compress.pipeline.runner.Monitor`, and a `Progress`, that remembers."""
 
     def __init__(self) -> None:
@@ -345,8 +345,8 @@ class Notes:
         self.logged: list[str] = []
 
     @contextmanager
-    def working(self, title: str) -> Iterator[Progress]:
-        self.worked.append(title)
+    def working(self, job: Job) -> Iterator[Progress]:
+        self.worked.append(job.title)
         yield self
 
     def done(self, title: str, status: str, seconds: float | None, remark: str = "") -> None:
