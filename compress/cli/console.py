@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Protocol, Self
@@ -29,6 +29,8 @@ STARTED_S = 2.0
 """Time after which a plain line says that a stage has started."""
 PLAIN_INTERVALS_S = ((60.0, 10.0), (600.0, 30.0), (float("inf"), 60.0))
 """Time between two plain lines, by the time that the stage has taken so far."""
+LOGGED_S = 1.0
+"""Seconds from which the end of a phase is in the log."""
 LOG_INTERVAL_S = 60.0
 """Time between two lines of progress in the log."""
 MEMORY_INTERVAL_S = 5.0
@@ -89,8 +91,8 @@ class Console:
     def working(self, job: Job) -> Iterator[Progress]:
         """Show progress; all other output goes to the log."""
         self._log.stage = job.title
-        position = f", stage {job.number} of {job.count}" if job.number else ""
-        self.log(f"started{position}")
+        if job.number:
+            self.log(f"stage {job.number} of {job.count}")
         display: _Display = _Line(self._err) if self._overwrites else _Lines(self.show, job)
 
         def note(text: str) -> None:
@@ -107,11 +109,15 @@ class Console:
         """Seconds since the run began."""
         return self._log.elapsed
 
-    def _phase_logged(self, phase: Phase, seconds: float | None) -> None:
-        if seconds is None:
-            self.log(f"{phase.name}: {phase.note}" if phase.note else phase.name)
-        elif seconds >= 1:
-            self.log(f"{phase.name}: {seconds:.1f} s")
+    def _phase_logged(self, phases: Sequence[Phase], seconds: float | None) -> None:
+        """Log the beginning of outer phases, and the end of those that took long."""
+        name = next((phase.name for phase in reversed(phases) if phase.name), "")
+        if seconds is None and phases[-1].note:
+            self.log(f"{name}: {phases[-1].note}" if name else phases[-1].note)
+        elif seconds is None and len(phases) == 1 and phases[-1].name:
+            self.log(name)
+        elif seconds is not None and seconds >= LOGGED_S and phases[-1].name:
+            self.log(f"{name}: {seconds:.1f} s")
 
     def memory_note(self, job: Job) -> str | None:
         """Return a note if memory is short; once for each stage."""

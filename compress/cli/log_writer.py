@@ -16,6 +16,7 @@ import select
 import sys
 import time
 from collections import deque
+from contextlib import suppress
 from typing import Any
 
 OWN, END = b"\x1e", b"\x04"
@@ -97,10 +98,8 @@ class LogLines:
         if self._bytes > MAX_BYTES:
             return
         self._bytes += len(line) + 1
-        try:
+        with suppress(OSError):  # a full disk does not end a run
             self.log.write(line + b"\n")
-        except OSError:  # a full disk does not end a run
-            pass
 
 
 def stamp() -> str:
@@ -148,10 +147,8 @@ def main() -> None:
     report = crash_report(lines, path, killed)
     if os.isatty(2):
         report = "\r\x1b[K\x1b[?25h" + report  # the line of progress, and the cursor
-    try:
+    with suppress(OSError):
         os.write(2, report.encode("utf-8", "backslashreplace"))
-    except OSError:
-        pass
     lines.write(f"{stamp()} the process ended without a message".encode())
 
 

@@ -31,8 +31,7 @@ def parts(job: Job, reading: Reading, run_elapsed: float) -> list[Part]:
         run_elapsed: seconds since the run began.
     """
     found = [Part(5, f"[{job.number}/{job.count}]" if job.number else ""), Part(0, job.title)]
-    if reading.phases:
-        found.append(Part(3, reading.phases[-1].name))
+    found.append(Part(3, reading.phase_name))
     found.append(Part(4, steps(reading)))
     if reading.fraction is not None:
         found.append(Part(1, percent(reading.fraction)))
@@ -91,7 +90,7 @@ def left(reading: Reading) -> str:
     if reading.left is not None:
         return f"{about(reading.left)} left"
     if reading.left_of_phase is not None and reading.phases:
-        return f"{about(reading.left_of_phase)} left of {reading.phases[-1].name}"
+        return f"{about(reading.left_of_phase)} left of {reading.phase_name or 'this phase'}"
     return ""
 
 

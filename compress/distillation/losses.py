@@ -99,7 +99,7 @@ def loss_of(
             total += hints.loss(teacher_features, student_features)
         return total
 
-    name = f"{distillation.weight:g} x distance from the teachers"
+    name = f"{distillation.weight:g} x divergence from the teachers"
     if distillation.weight < 1:
         name += f" + {1 - distillation.weight:g} x {head.loss_name}"
     return Loss(loss, precomputed, head, name + (" + distance of features" if hints else ""))

@@ -6,6 +6,8 @@ after a failed or interrupted run too.
 
 from __future__ import annotations
 
+import importlib
+import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,11 +36,12 @@ from compress.evaluation import DataSummary, Evaluation, InputAlternatives, Late
 from compress.evaluation.latency import predict, unmeasured
 from compress.evaluation.original_outputs import TaughtByOriginal
 from compress.files import digest_of, explain, write_atomically
+from compress.ir.tensorflow import keras
 from compress.pipeline import device_results, record
 from compress.pipeline.record import Findings, RunResults
 from compress.pipeline.schema import Pipeline, StageEntry
 from compress.pipeline.store import Store
-from compress.progress import Job, Progress
+from compress.progress import Job, Phase, Progress
 from compress.report import examples, render
 from compress.report.json_values import decode
 from compress.report.record import (
@@ -263,6 +266,7 @@ class PipelineRun:
             subject = inputs.get("given") or next(iter(inputs.values()), NOTHING)
             specification = subject.facts.get("specification")
             context = replace(context, folder=folder, specification=specification)
+            _start_tensorflow(work, context.progress)
             if isinstance(work, Probe):
                 facts = work.run(inputs, context)
             else:
@@ -287,6 +291,14 @@ class PipelineRun:
             self.store.unfinished(key),
             self.folder / "tensorboard" / title,
         )
+
+
+def _start_tensorflow(work: Work, progress: Progress) -> None:
+    """Import TensorFlow for work that needs it, as a phase of its own: it takes some seconds."""
+    if "tensorflow" in work.tools and "tensorflow" not in sys.modules:
+        with progress.phase(Phase("starting TensorFlow")):
+            keras()
+            importlib.import_module("tensorflow")
 
 
 def _memory_error(title: str, settings: Sequence[str]) -> StageError:

@@ -7,7 +7,7 @@ Reports come from the thread that works, often, and only store values. Another t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -15,8 +15,8 @@ from compress.progress import Phase
 from compress.progress.time_left import StepTimes
 
 Clock = Callable[[], float]
-Listener = Callable[[Phase, float | None], None]
-"""Called when a phase begins, with None, and when it ends, with its seconds."""
+Listener = Callable[[Sequence[Phase], float | None], None]
+"""Called with the open phases, from the outermost, when the last one begins (None) and ends (its seconds)."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,11 @@ class Reading:
     left: float | None
     left_of_phase: float | None
     metrics: Mapping[str, float]
+
+    @property
+    def phase_name(self) -> str:
+        """The name of the innermost phase that has one; empty if none has."""
+        return next((phase.name for phase in reversed(self.phases) if phase.name), "")
 
 
 @dataclass(slots=True)
@@ -123,7 +128,7 @@ class Tracker:
     def __init__(
         self,
         note: Callable[[str], None],
-        listener: Listener = lambda phase, seconds: None,
+        listener: Listener = lambda phases, seconds: None,
         clock: Clock = time.monotonic,
     ) -> None:
         self._note = note
@@ -143,7 +148,8 @@ class Tracker:
         """Open a phase."""
         outer, level = self._levels[-1], _Level(phase, self._clock())
         self._levels = [*self._levels, level]  # not changed in place: another thread reads it
-        self._listener(phase, None)
+        phases = _phases(self._levels)
+        self._listener(phases, None)
         try:
             yield
         finally:
@@ -151,7 +157,7 @@ class Tracker:
         seconds = self._clock() - level.began
         if phase.name in outer.plan:
             outer.finished = {**outer.finished, phase.name: seconds}
-        self._listener(phase, seconds)
+        self._listener(phases, seconds)
 
     def update(self, done: int, total: int, **metrics: float) -> None:
         """Store a report."""
@@ -175,7 +181,7 @@ class Tracker:
         if fraction is not None:
             self._largest = fraction = max(self._largest, min(fraction, 1.0))
         return Reading(
-            phases=tuple(level.phase for level in levels if level.phase is not None),
+            phases=_phases(levels),
             done=innermost.steps.done,
             total=innermost.steps.total,
             fraction=fraction,
@@ -184,3 +190,7 @@ class Tracker:
             left_of_phase=left_of_phase,
             metrics=innermost.metrics,
         )
+
+
+def _phases(levels: Sequence[_Level]) -> tuple[Phase, ...]:
+    return tuple(level.phase for level in levels if level.phase is not None)

@@ -37,5 +37,5 @@ class Compile(Stage, CompilerSettings):
         """Return the placement; write the compiled model if there is a compiler or a cached result."""
         content = artifact.file(MODEL_TFLITE).read_bytes()
         (context.folder / MODEL_TFLITE).write_bytes(content)
-        with context.progress.phase(Phase(context.target.compiler_name or "check")):
+        with context.progress.phase(Phase("check and compilation")):
             return context.target.compile(content, self, context.folder, context.progress.note)

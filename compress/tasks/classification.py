@@ -123,7 +123,7 @@ class ClassificationHead(Head):
         return ops.logsumexp(ops.stack(log_probabilities) + np.log(shares / shares.sum())[:, None, None], axis=0)
 
     def distillation_loss(self, logits: Any, soft_targets: Any, labels: Any, terms: DistillationTerms) -> Any:
-        """Return the cross entropy of a student's softened scores with the soft targets, for each sample [n].
+        """Return the divergence of a student's softened scores from the soft targets, for each sample [n].
 
         Source: Hinton et al., 2015: soft targets at `temperature`, their gradient scaled by its square. With
         `decoupled`, the target class and the other classes have separate weights: Zhao et al., Decoupled Knowledge
@@ -138,14 +138,12 @@ class ClassificationHead(Head):
         expected = keras().ops.stop_gradient(soft_targets)
         scores = logits / terms.temperature
         if terms.decoupled is None:
-            return _cross_entropy(expected, scores) * terms.temperature**2
+            return _divergence(expected, scores) * terms.temperature**2
         return _decoupled(expected, scores, labels, terms.decoupled) * terms.temperature**2
 
     def divergence(self, expected: Any, actual: Any) -> Any:
         """Return the Kullback-Leibler divergence of the probabilities: [n]."""
-        ops = keras().ops
-        gap = ops.log_softmax(expected) - ops.log_softmax(actual)
-        return ops.sum(ops.softmax(expected) * gap, axis=-1)
+        return _divergence(expected, actual)
 
     def sample_errors(self, targets: Any, outputs: Any) -> Any:
         """Return the norm of (probabilities - one-hot label), 0 to sqrt(2): [n].
@@ -170,13 +168,16 @@ def class_scores(rows: Rows, specification: Specification) -> Rows:
     return np.concatenate([1 - likely, likely], axis=1)
 
 
-def _cross_entropy(expected: Any, scores: Any) -> Any:
+def _divergence(expected: Any, scores: Any) -> Any:
+    """Return the Kullback-Leibler divergence of two softmaxes [n]. Its gradient is that of the cross entropy, but it is
+    0 where both are equal."""
     ops = keras().ops
-    return -ops.sum(ops.softmax(expected) * ops.log_softmax(scores), axis=-1)
+    gap = ops.log_softmax(expected) - ops.log_softmax(scores)
+    return ops.sum(ops.softmax(expected) * gap, axis=-1)
 
 
 def _decoupled(expected: Any, scores: Any, labels: Any, weights: Any) -> Any:
-    """Return the cross entropy of the target class against the others, plus the one among the others.
+    """Return the divergence of the target class against the others, plus the one among the others.
 
     Both arguments are logits [n, classes].
     """
@@ -187,7 +188,7 @@ def _decoupled(expected: Any, scores: Any, labels: Any, weights: Any) -> Any:
         others = ops.logsumexp(ops.where(of_target > 0, -1e9, logits), axis=-1)
         pairs.append(ops.stack([ops.sum(logits * of_target, axis=-1), others], axis=-1))
     among_others = [ops.where(of_target > 0, -1e9, logits) for logits in (expected, scores)]
-    return weights.right * _cross_entropy(*pairs) + weights.wrong * _cross_entropy(*among_others)
+    return weights.right * _divergence(*pairs) + weights.wrong * _divergence(*among_others)
 
 
 @dataclass(frozen=True)

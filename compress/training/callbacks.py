@@ -39,7 +39,9 @@ def reporting(library: Any, progress: Progress, steps: int, epochs: int, first: 
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             self.done += 1
-            shown = {name: float(value) for name, value in (logs or {}).items()}
+            logs = logs or {}
+            names = [*(name for name in logs if name == "loss"), *(name for name in logs if name != "loss")]
+            shown = {name: float(logs[name]) for name in names}
             if not np.isfinite(shown.get("loss", 0.0)):
                 raise StageError(
                     f"training diverged: the loss is {shown['loss']} in epoch {(self.done - 1) // steps + 1}",

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from compress import memory
 from compress.artifact import Facts
 from compress.data.rows import rows as rows_of
 from compress.data.types import Data, Split
@@ -22,7 +23,7 @@ from compress.stage import Context, Use
 from compress.tasks import task_of
 from compress.tasks.base import Head, Specification
 from compress.training import callbacks as monitoring
-from compress.training import schedules, subset_selection
+from compress.training import memory_estimate, schedules, subset_selection
 from compress.training.batches import Augment, EpochSettings, batches, held_out
 from compress.training.bn_recalibration import recalibrate_batch_norms
 from compress.training.checkpoint import Checkpoint
@@ -190,6 +191,9 @@ def fit(
     stopping = _stopping(library, settings, "val_accuracy" if task.counts_right else "val_loss")
     checkpoint = _checkpoint(trainer, optimizer, stopping, context)
     first = checkpoint.read() if checkpoint else 0
+    note = memory_estimate.estimate(model, context.data.inputs("train")).note(settings.batch_size, memory.memory())
+    if note is not None:
+        context.progress.note(note)
     scale = loss_scale(model, weighted, context.data.inputs("train"), targets["train"], context.seed)
     if task.counts_right:
         scale = scale.with_accuracy(targets["train"]["labels"])

@@ -271,7 +271,7 @@ class Fail(_Light):
 
     name: ClassVar[str] = "fail"
     how: str = "stage"
-    """stage, library, interrupt, disk, swallow or noise."""
+    """stage, library, interrupt, disk, memory, swallow or noise."""
     unless: str = "/nonexistent"
     """The file that makes it work."""
 
@@ -287,6 +287,7 @@ class Fail(_Light):
                 "stage": StageError("there is nothing to do it with", allowed="something", hint="get something"),
                 "library": ValueError("the first line\nthe second line"),
                 "interrupt": KeyboardInterrupt(),
+                "memory": MemoryError("Unable to allocate 9.00 TiB"),
                 "disk": OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/somewhere"),
             }[self.how]
         (context.folder / "half.tflite").unlink()
@@ -341,12 +342,14 @@ class Notes(SilentProgress):
     def __init__(self) -> None:
         self.statuses: dict[str, str] = {}
         self.worked: list[str] = []
+        self.jobs: list[Job] = []
         self.noted: list[str] = []
         self.logged: list[str] = []
 
     @contextmanager
     def working(self, job: Job) -> Iterator[Progress]:
         self.worked.append(job.title)
+        self.jobs.append(job)
         yield self
 
     def done(self, title: str, status: str, seconds: float | None, remark: str = "") -> None:
