@@ -29,6 +29,8 @@ LAST_LINES = 12
 """Number of lines that are shown after a crash."""
 POLL_S = 1.0
 UNPRINTABLE = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]")
+HEADER = re.compile(rb"^([IWEF]?[0-9]{4}|[0-9]{4}-[0-9]{2}-[0-9]{2}) [0-9:.,]+:?\s+([0-9]+\s+)?")
+"""Time and process number at the beginning of a line of absl or TensorFlow; the rest may be a repetition."""
 VMSTAT = "/proc/vmstat"
 """Linux counts there the processes that it killed because memory was short."""
 
@@ -82,7 +84,7 @@ class LogLines:
         if not text:
             return
         self.last.append(text)
-        key = re.sub(rb"[0-9]+", b"0", text)
+        key = HEADER.sub(b"", text)
         if key in self._seen:
             self._repeated += 1
             return

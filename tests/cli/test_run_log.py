@@ -64,9 +64,18 @@ def test_the_output_of_libraries_is_marked_and_in_order(tmp_path: Path) -> None:
     ]
 
 
-def test_repeated_lines_are_counted_even_if_their_numbers_differ() -> None:
-    lines, _ = lines_of(b"W0000 12:01 slow\nW0000 12:02 slow\nother\n", b"W0000 12:03 slow\n")
-    assert lines == ["T | W0000 12:01 slow", "T | other", "T | left out of the output of libraries: 2 repeated lines"]
+def test_repeated_lines_are_counted_even_if_their_times_differ() -> None:
+    header = "W0000 00:00:1795519533.40780{}    8290 "
+    lines, _ = lines_of(
+        *(f"{header.format(second)}node.cc:31] slow\n".encode() for second in range(3)),
+        b"2026-11-24 11:25:39.783992: W graph\n2026-11-24 11:25:41.1: W graph\n",
+        b"step 1\nstep 2\n",  # what a user's function prints
+    )
+    assert lines == [
+        f"T | {header.format(0)}node.cc:31] slow",
+        *("T | 2026-11-24 11:25:39.783992: W graph", "T | step 1", "T | step 2"),
+        "T | left out of the output of libraries: 3 repeated lines",
+    ]
 
 
 def test_own_lines_are_never_left_out() -> None:
