@@ -10,7 +10,7 @@ from pathlib import Path
 
 from compress.artifact import MODEL_TFLITE
 from compress.measurement import Measurement
-from compress.progress import SILENT, Job, Progress
+from compress.progress import SILENT, Progress, RunStep
 from compress.report.record import RunRecord
 
 FilePath = str | PathLike[str]
@@ -102,7 +102,7 @@ class SilentMonitor:
         self.path = path
 
     @contextmanager
-    def working(self, job: Job) -> Iterator[Progress]:
+    def working(self, job: RunStep) -> Iterator[Progress]:
         """Yield a progress that shows nothing."""
         del job
         yield SILENT

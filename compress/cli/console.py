@@ -18,7 +18,7 @@ from compress import memory
 from compress.cli import progress_line
 from compress.cli.output import discard
 from compress.cli.run_log import RunLog
-from compress.progress import Job, Phase, Progress
+from compress.progress import Phase, Progress, RunStep
 from compress.progress.tracker import Reading, Tracker
 
 REFRESH_S = 0.25
@@ -88,7 +88,7 @@ class Console:
         self.line(f"{title:<20} {status:<8} {taken:>9}  {remark}".rstrip())
 
     @contextmanager
-    def working(self, job: Job) -> Iterator[Progress]:
+    def working(self, job: RunStep) -> Iterator[Progress]:
         """Show progress; all other output goes to the log."""
         self._log.stage = job.title
         if job.number:
@@ -119,7 +119,7 @@ class Console:
         elif seconds is not None and seconds >= LOGGED_S and phases[-1].name:
             self.log(f"{name}: {seconds:.1f} s")
 
-    def memory_note(self, job: Job) -> str | None:
+    def memory_note(self, job: RunStep) -> str | None:
         """Return a note if memory is short; once for each stage."""
         found = memory.memory()
         if found is None or not found.is_short or job.title in self._memory_noted:
@@ -155,7 +155,7 @@ class _Ticker:
     """A thread that shows the progress of one stage while it runs, and looks at the memory."""
 
     def __init__(
-        self, console: Console, job: Job, tracker: Tracker, display: _Display, note: Callable[[str], None]
+        self, console: Console, job: RunStep, tracker: Tracker, display: _Display, note: Callable[[str], None]
     ) -> None:
         self._console, self._job, self._tracker, self._display, self._note = console, job, tracker, display, note
         self._stop = threading.Event()
@@ -176,8 +176,7 @@ class _Ticker:
             self._display.refresh(self._job, reading, self._console.elapsed)
             if reading.elapsed >= self._next_log:
                 self._next_log = reading.elapsed + LOG_INTERVAL_S
-                text = progress_line.plain(self._job, reading, self._console.elapsed)
-                self._console.log(text)
+                self._console.log(progress_line.state(self._job, reading))
             if reading.elapsed >= self._next_memory:
                 self._next_memory = reading.elapsed + MEMORY_INTERVAL_S
                 if (text_of_memory := self._console.memory_note(self._job)) is not None:
@@ -191,7 +190,7 @@ class _Display(Protocol):
 
     def __exit__(self, *error: object) -> None: ...
 
-    def refresh(self, job: Job, reading: Reading, run_elapsed: float) -> None:
+    def refresh(self, job: RunStep, reading: Reading, run_elapsed: float) -> None:
         """Show the present state."""
 
     def note(self, text: str) -> None:
@@ -201,7 +200,7 @@ class _Display(Protocol):
 class _Lines:
     """Progress as lines of text."""
 
-    def __init__(self, show: Callable[[str], None], job: Job) -> None:
+    def __init__(self, show: Callable[[str], None], job: RunStep) -> None:
         self._show, self._job = show, job
         self._next = STARTED_S if job.number else PLAIN_INTERVALS_S[0][1]
 
@@ -211,7 +210,7 @@ class _Lines:
     def __exit__(self, *error: object) -> None:
         pass
 
-    def refresh(self, job: Job, reading: Reading, run_elapsed: float) -> None:
+    def refresh(self, job: RunStep, reading: Reading, run_elapsed: float) -> None:
         if reading.elapsed < self._next:
             return
         if self._next == STARTED_S:
@@ -220,7 +219,7 @@ class _Lines:
             return
         interval = next(seconds for limit, seconds in PLAIN_INTERVALS_S if reading.elapsed < limit)
         self._next = reading.elapsed + interval
-        self._show(f"{_clock()} {progress_line.plain(job, reading, run_elapsed)}")
+        self._show(f"{_clock()} {progress_line.plain(job, reading)}")
 
     def note(self, text: str) -> None:
         self._show(text)
@@ -263,7 +262,7 @@ class _Line:
             self._text = ""
             self._live.stop()
 
-    def refresh(self, job: Job, reading: Reading, run_elapsed: float) -> None:
+    def refresh(self, job: RunStep, reading: Reading, run_elapsed: float) -> None:
         if reading.elapsed < APPEARS_S:
             return
         with self._lock, suppress(OSError):
@@ -277,7 +276,7 @@ class _Line:
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _styled(job: Job, reading: Reading, run_elapsed: float, console: Any) -> Any:
+def _styled(job: RunStep, reading: Reading, run_elapsed: float, console: Any) -> Any:
     """Return the line for a terminal, with a bar where there is space for it."""
     from rich.text import Text
 

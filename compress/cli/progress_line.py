@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from compress.progress import Job, Phase
+from compress.progress import Phase, RunStep
 from compress.progress.tracker import Reading
 
 SEPARATOR = "  "
@@ -15,14 +15,14 @@ MIN_ELAPSED_S = 4.0
 """Seconds of work before a time left is shown: the first estimates jump."""
 
 
-class Part(NamedTuple):
+class LinePart(NamedTuple):
     """A part of the line; parts with a higher `rank` are left out first where the line is too long."""
 
     rank: int
     text: str
 
 
-def parts(job: Job, reading: Reading, run_elapsed: float) -> list[Part]:
+def parts(job: RunStep, reading: Reading, run_elapsed: float) -> list[LinePart]:
     """Return the parts of the line in order.
 
     Args:
@@ -30,21 +30,21 @@ def parts(job: Job, reading: Reading, run_elapsed: float) -> list[Part]:
         reading: its state.
         run_elapsed: seconds since the run began.
     """
-    found = [Part(5, f"[{job.number}/{job.count}]" if job.number else ""), Part(0, job.title)]
-    found.append(Part(3, reading.phase_name))
-    found.append(Part(4, steps(reading)))
+    found = [LinePart(5, f"[{job.number}/{job.count}]" if job.number else ""), LinePart(0, job.title)]
+    found.append(LinePart(3, reading.phase_name))
+    found.append(LinePart(4, steps(reading)))
     if reading.fraction is not None:
-        found.append(Part(1, percent(reading.fraction)))
-    found.append(Part(6, clock(reading.elapsed)))
-    found.append(Part(2, left(reading)))
+        found.append(LinePart(1, percent(reading.fraction)))
+    found.append(LinePart(6, clock(reading.elapsed)))
+    found.append(LinePart(2, left(reading)))
     references = reading.phases[-1].references if reading.phases else {}
-    found += [Part(7, metric(name, value, references)) for name, value in reading.metrics.items()]
+    found += [LinePart(7, metric(name, value, references)) for name, value in reading.metrics.items()]
     if job.number > 1:
-        found.append(Part(8, f"run {clock(run_elapsed)}"))
+        found.append(LinePart(8, f"run {clock(run_elapsed)}"))
     return [part for part in found if part.text]
 
 
-def fitted(found: Sequence[Part], width: int) -> list[str]:
+def fitted(found: Sequence[LinePart], width: int) -> list[str]:
     """Return the texts that fit into a width; the first of them is cut if even it does not fit."""
     kept = list(found)
     while len(kept) > 1 and len(SEPARATOR.join(part.text for part in kept)) > width:
@@ -64,11 +64,9 @@ def steps(reading: Reading) -> str:
     if phase.rounds:
         per_round = max(reading.total // phase.rounds, 1)
         current = min(max(reading.done - 1, 0) // per_round + 1, phase.rounds)
-        text = f"{phase.round_unit} {current:,} of {phase.rounds:,}"
-        if phase.rounds > 1 or not phase.unit:
-            return text
-        return f"{phase.unit} {reading.done:,} of {reading.total:,}"
-    return f"{phase.unit} {min(reading.done, reading.total):,} of {reading.total:,}"
+        if phase.rounds > 1:
+            return f"{phase.round_unit} {current:,} of {phase.rounds:,}"
+    return f"{phase.unit} {min(max(reading.done, 1), reading.total):,} of {reading.total:,}"
 
 
 def percent(fraction: float) -> str:
@@ -122,9 +120,12 @@ def bar(fraction: float | None, width: int, *, filled: str, empty: str) -> tuple
     return filled * count, empty * (width - count)
 
 
-def plain(job: Job, reading: Reading, run_elapsed: float) -> str:
-    """Return the line without a limit of its width, for a file: `train: epoch 3 of 40, 8%, …`."""
-    found = [part.text for part in parts(job, reading, run_elapsed) if part.rank != 8]
-    position = [found.pop(0)] if job.number else []
-    title, *rest = found
-    return " ".join([*position, f"{title}:", ", ".join(rest)])
+def state(job: RunStep, reading: Reading) -> str:
+    """Return the parts after the title, for a line of the log."""
+    return ", ".join(part.text for part in parts(job, reading, 0.0) if part.rank not in (0, 5, 8))
+
+
+def plain(job: RunStep, reading: Reading) -> str:
+    """Return the line without a limit of its width, for a file: `[2/7] train: epoch 3 of 40, 8%, …`."""
+    position = f"[{job.number}/{job.count}] " if job.number else ""
+    return f"{position}{job.title}: {state(job, reading)}"

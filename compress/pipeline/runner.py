@@ -6,7 +6,6 @@ after a failed or interrupted run too.
 
 from __future__ import annotations
 
-import importlib
 import sys
 import time
 import traceback
@@ -41,7 +40,7 @@ from compress.pipeline import device_results, record
 from compress.pipeline.record import Findings, RunResults
 from compress.pipeline.schema import Pipeline, StageEntry
 from compress.pipeline.store import Store
-from compress.progress import Job, Phase, Progress
+from compress.progress import Phase, Progress, RunStep
 from compress.report import examples, render
 from compress.report.json_values import decode
 from compress.report.record import (
@@ -76,7 +75,7 @@ NOTHING = Artifact("", Kind.UNTRAINED, Path(), {}, {}, 0.0)
 class Monitor(Protocol):
     """The receiver of reports about a run."""
 
-    def working(self, job: Job) -> AbstractContextManager[Progress]:
+    def working(self, job: RunStep) -> AbstractContextManager[Progress]:
         """Show the progress of one piece of work, and send the output of libraries to the log."""
 
     def done(self, title: str, status: str, seconds: float | None, remark: str = "") -> None:
@@ -212,12 +211,12 @@ class PipelineRun:
         self._report(title, work, status, time.monotonic() - started)
         return artifact, status
 
-    def _job(self, title: str, work: Work) -> Job:
+    def _job(self, title: str, work: Work) -> RunStep:
         """Return what is shown of a stage or probe."""
         stages = [entry.id for entry in self.pipeline.steps if not entry.skip]
         number = stages.index(title) + 1 if isinstance(work, Stage) and title in stages else 0
         settings = tuple(name for name in MEMORY_SETTINGS if name in type(work).model_fields)
-        return Job(title, number, len(stages), settings)
+        return RunStep(title, number, len(stages), settings)
 
     @contextmanager
     def _explained(self, title: str, settings: Sequence[str] = ()) -> Iterator[None]:
@@ -295,10 +294,9 @@ class PipelineRun:
 
 def _start_tensorflow(work: Work, progress: Progress) -> None:
     """Import TensorFlow for work that needs it, as a phase of its own: it takes some seconds."""
-    if "tensorflow" in work.tools and "tensorflow" not in sys.modules:
+    if work.imports_tensorflow and "tensorflow" not in sys.modules:
         with progress.phase(Phase("starting TensorFlow")):
             keras()
-            importlib.import_module("tensorflow")
 
 
 def _memory_error(title: str, settings: Sequence[str]) -> StageError:

@@ -14,7 +14,7 @@ from typing import Protocol
 
 
 @dataclass(frozen=True)
-class Job:
+class RunStep:
     """A stage or a probe of a run, for the display.
 
     Attributes:

@@ -1,7 +1,8 @@
 """The time that the steps of one phase will still take, from the steps that are done.
 
-The first step is left out: it traces TensorFlow functions, and often takes a hundred times as long as the others. The
-rate is that of the later half of the steps, so that it follows a change of speed, and one slow step changes little.
+The time until the second report is left out: the first step traces TensorFlow functions, and often takes a hundred
+times as long as the others. The rate is that of the later half of the steps, so that it follows a change of speed, and
+one slow step changes little.
 """
 
 from __future__ import annotations
@@ -31,13 +32,16 @@ class StepTimes:
     time: float = 0.0
     _marks: list[tuple[int, float]] = field(default_factory=list)
     _next: int = 0
+    _is_first: bool = True
 
     def record(self, done: int, total: int, time: float) -> None:
         """Record a report. Fewer steps, or another total, begin a new series."""
         if done < self.done or total != self.total:
-            self._marks = []
+            self._marks, self._is_first = [], True
         self.done, self.total, self.time = done, total, time
-        if not self._marks or done >= self._next:
+        if self._is_first:
+            self._is_first = False
+        elif not self._marks or done >= self._next:
             self._marks.append((done, time))
             self._next = done + max(total // MARKS, 1)
 

@@ -33,6 +33,7 @@ class Distill(Stage, TrainingSettings, DistillationSettings):
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "original"})
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "tf-keras", "ai-edge-litert")
+    imports_tensorflow: ClassVar[bool] = True
 
     epochs: Annotated[int, Field(ge=1, le=10_000)] = 6
     """Number of passes over the training split."""

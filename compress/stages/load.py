@@ -128,6 +128,7 @@ class Build(_Load):
     produces: ClassVar[Kind] = Kind.UNTRAINED
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras")
+    imports_tensorflow: ClassVar[bool] = True
 
     function: str
     """The function in the file."""
@@ -182,6 +183,7 @@ class _Import(_Load):
 
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data"})
+    imports_tensorflow: ClassVar[bool] = True
 
     shapes: dict[str, list[int]] = {}
     """Shapes of the dynamic inputs of an .onnx file, by name."""

@@ -28,6 +28,7 @@ class Prune(Stage, TrainingSettings):
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "original", "target"})
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras")
+    imports_tensorflow: ClassVar[bool] = True
 
     objective: Literal["macs", "parameters", "size", "compute", "latency", "cache"] = "macs"
     """The cost to reduce. macs, parameters; size: bytes of the 8-bit file; compute: time of the Edge TPU's arithmetic

@@ -91,6 +91,7 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
         *("tensorflow", "keras", "ai-edge-litert"),
         *("tf-keras", "tensorflow-model-optimization"),
     )
+    imports_tensorflow: ClassVar[bool] = True
 
     method: Literal["ptq", "qat"] = "ptq"
     """ptq: post-training quantization. qat: quantization-aware training, kept only if it is better on the validation

@@ -31,6 +31,7 @@ class ReplaceActivations(Stage, TrainingSettings, DistillationSettings):
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras")
+    imports_tensorflow: ClassVar[bool] = True
 
     activations: Literal["all"] | list[Activation] = "all"
     """Activations to replace, also where they are written as several operators. On the Edge TPU silu becomes two

@@ -20,6 +20,7 @@ class Sensitivity(Probe):
     version: ClassVar[int] = 3
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "target"})
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras")
+    imports_tensorflow: ClassVar[bool] = True
 
     samples: Annotated[int, Field(ge=1, le=1_000_000)] = 512
     """Number of training samples for importance and sensitivity."""

@@ -22,6 +22,7 @@ class Train(Stage, TrainingSettings):
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras")
+    imports_tensorflow: ClassVar[bool] = True
 
     epochs: Annotated[int, Field(ge=1, le=10_000)] = 30
     """Number of passes over the training split."""

@@ -36,6 +36,7 @@ def reporting(library: Any, progress: Progress, steps: int, epochs: int, first: 
 
         def on_train_begin(self, logs: Any = None) -> None:
             self.validation = {}
+            progress.update(self.done, steps * epochs)
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             self.done += 1

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from compress.cli import progress_line
-from compress.progress import Job, Phase
+from compress.progress import Phase, RunStep
 from compress.progress.tracker import Reading
 
-JOB = Job("prune", 3, 7)
+JOB = RunStep("prune", 3, 7)
 TUNING = Phase("fine-tuning")
 EPOCHS = Phase("", rounds=40, references={"loss": 2.3026})
 
@@ -29,7 +29,7 @@ def reading(**changes: Any) -> Reading:
     return Reading(**(values | changes))
 
 
-def texts(width: int, job: Job = JOB, **changes: Any) -> list[str]:
+def texts(width: int, job: RunStep = JOB, **changes: Any) -> list[str]:
     return progress_line.fitted(progress_line.parts(job, reading(**changes), 123.0), width)
 
 
@@ -41,8 +41,13 @@ def test_everything_where_there_is_space() -> None:
 
 
 def test_a_probe_has_no_number_and_the_first_stage_no_time_of_the_run() -> None:
-    assert texts(200, Job("latency"), phases=(), total=0, metrics={}) == ["latency", "43%", "0:31", "about 40 s left"]
-    assert "run 2:03" not in texts(200, Job("model", 1, 7))
+    assert texts(200, RunStep("latency"), phases=(), total=0, metrics={}) == [
+        "latency",
+        "43%",
+        "0:31",
+        "about 40 s left",
+    ]
+    assert "run 2:03" not in texts(200, RunStep("model", 1, 7))
 
 
 @pytest.mark.parametrize("width", range(1, 160))
@@ -68,6 +73,7 @@ def test_percentage_and_time_left_stay_longest() -> None:
         (Phase("x", rounds=4), 40, 40, "epoch 4 of 4"),
         (Phase("x", rounds=4, round_unit="turn"), 3, 2, "turn 3 of 4"),
         (Phase("x", rounds=1), 7, 40, "step 7 of 40"),
+        (Phase("x"), 0, 5, "step 1 of 5"),
         (Phase("x", unit="layer"), 9, 8, "layer 8 of 8"),
     ],
 )
@@ -107,10 +113,8 @@ def test_no_time_left_in_the_first_seconds_and_that_of_the_phase_where_the_stage
 def test_a_plain_line() -> None:
     line = "[3/7] prune: fine-tuning, epoch 3 of 40, 43%, 0:31, about 40 s left, "
     line += "loss 0.213 (guessing 2.30), accuracy 0.930"
-    assert progress_line.plain(JOB, reading(), 123.0) == line
-    assert progress_line.plain(Job("latency"), reading(phases=(), total=0, metrics={}), 1.0).startswith(
-        "latency: 43%, "
-    )
+    assert progress_line.plain(JOB, reading()) == line
+    assert progress_line.plain(RunStep("latency"), reading(phases=(), total=0, metrics={})).startswith("latency: 43%, ")
 
 
 def test_large_and_small_metrics() -> None:

@@ -149,8 +149,8 @@ CRASH = """
 import os, sys
 from pathlib import Path
 from compress.cli.console import Console
-from compress.progress import Job
-with Console(Path(sys.argv[1])) as console, console.working(Job("train", 1, 2)) as progress:
+from compress.progress import RunStep
+with Console(Path(sys.argv[1])) as console, console.working(RunStep("train", 1, 2)) as progress:
     progress.note("on the way")
     os.write(2, b"F0000 check failed: rank\\n")
     {end}

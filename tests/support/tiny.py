@@ -24,7 +24,7 @@ from paths import ROOT
 
 from compress.artifact import MODEL_TFLITE, Artifact, Facts, Kind
 from compress.errors import StageError
-from compress.progress import Job, Progress, SilentProgress
+from compress.progress import Progress, RunStep, SilentProgress
 from compress.stage import Context, Need, Stage
 from compress.stages import STAGES as SHIPPED
 from compress.tflite import graph
@@ -342,12 +342,12 @@ class Notes(SilentProgress):
     def __init__(self) -> None:
         self.statuses: dict[str, str] = {}
         self.worked: list[str] = []
-        self.jobs: list[Job] = []
+        self.jobs: list[RunStep] = []
         self.noted: list[str] = []
         self.logged: list[str] = []
 
     @contextmanager
-    def working(self, job: Job) -> Iterator[Progress]:
+    def working(self, job: RunStep) -> Iterator[Progress]:
         self.worked.append(job.title)
         self.jobs.append(job)
         yield self
