@@ -64,8 +64,8 @@ class Measure(Settings):
     """Settings of the measurements."""
 
     host: str | None = None
-    """The host whose latency is reported and limited: for the target edgetpu usb3 (the default), usb2, pcie or
-    devboard."""
+    """The host whose latency is reported and limited: for the target edgetpu usb3 (the default), usb2, pcie,
+    devboard, pi4-usb3, pi5-usb3 or pi5-pcie."""
     latency: LatencySettings = LatencySettings()
     """Time on this machine's CPU."""
     sensitivity: SensitivitySettings | None = None
