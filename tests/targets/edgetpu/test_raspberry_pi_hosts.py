@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections import Counter
-from types import ModuleType
 
 import one_op
 import published_latency
 import pytest
+import raspberry_pi_latency
 import tiny
 from one_op import Op, Tensor
-from paths import EDGETPU, ROOT
+from paths import EDGETPU
 
 from compress.targets import load
 from compress.targets.edgetpu.estimate import estimate
@@ -25,44 +24,36 @@ PI_HOSTS = ("pi4-usb3", "pi5-usb3", "pi5-pcie")
 shared = pytest.mark.skipif(not EDGETPU.exists(), reason=f"{EDGETPU} is not there; see CORALLINE_SHARED")
 
 
-@pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
-    import latency_raspberry_pi
-
-    return latency_raspberry_pi
-
-
 @shared
-def test_the_constants_are_those_of_the_benchmark(benchmark: ModuleType) -> None:
+def test_the_constants_are_those_of_the_benchmark() -> None:
     """After a change: `python benchmarks/latency_raspberry_pi.py --write`."""
-    for host, constants in benchmark.constants().items():
+    for host, constants in raspberry_pi_latency.constants().items():
         shipped = {name: HOSTS[host][name] for name in constants}
         assert shipped == pytest.approx(constants, rel=0.01)
 
 
 @shared
-def test_the_published_measurements_are_in_the_intervals(benchmark: ModuleType) -> None:
+def test_the_published_measurements_are_in_the_intervals() -> None:
     sources = {"pi4-usb3": "pi4-usb3", "cm4-pcie": "pi5-pcie"}
-    rows = [(row, HOSTS[host]) for source, host in sources.items() for row in benchmark.measurements(source)]
+    rows = [(row, HOSTS[host]) for source, host in sources.items() for row in raspberry_pi_latency.measurements(source)]
     known = [(row, host) for row, host in rows if row["table"]]
     assert len(known) == 6
     for row, host in known:
-        told = benchmark.predicted(row["table"], host, row["clock"])
+        told = raspberry_pi_latency.predicted(row["table"], host, row["clock"])
         assert told.low <= float(row["ms"]) <= told.high, row
 
 
 @shared
 @pytest.mark.parametrize("neighbour", ["pcie", "devboard"])
-def test_the_interval_on_pcie_holds_both_neighbours(benchmark: ModuleType, neighbour: str) -> None:
-    for table in json.loads(benchmark.TABLES.read_text()):
-        told = benchmark.predicted(table, HOSTS["pi5-pcie"])
-        assert told.low * 0.99 <= benchmark.predicted(table, HOSTS[neighbour]).total <= told.high * 1.01
+def test_the_interval_on_pcie_holds_both_neighbours(neighbour: str) -> None:
+    for table in json.loads(raspberry_pi_latency.TABLES.read_text()):
+        told = raspberry_pi_latency.predicted(table, HOSTS["pi5-pcie"])
+        assert told.low * 0.99 <= raspberry_pi_latency.predicted(table, HOSTS[neighbour]).total <= told.high * 1.01
 
 
-def test_half_the_clock_leaves_what_does_not_depend_on_it(benchmark: ModuleType) -> None:
+def test_half_the_clock_leaves_what_does_not_depend_on_it() -> None:
     """Pi 4: 2 * 26.7 - 32.2 ms; Pi 5: 2 * 16.7 - 22.2 ms, for YOLOv8n at 320 pixels."""
-    ratios = benchmark.transfer_ratios()
+    ratios = raspberry_pi_latency.transfer_ratios()
     assert len(ratios) == 4
     assert ratios[0] == pytest.approx((2 * 16.7 - 22.2) / (2 * 26.7 - 32.2))
     assert all(0.5 < ratio < 0.8 for ratio in ratios)
@@ -75,10 +66,10 @@ def test_thin_data_have_wide_intervals() -> None:
 
 
 @shared
-def test_the_counted_measurements_are_those_of_the_fits(benchmark: ModuleType) -> None:
+def test_the_counted_measurements_are_those_of_the_fits() -> None:
     given = published_latency.rows(EDGETPU / "latency.csv", EDGETPU / "layer_tables.json")
     counts = Counter(row.host for row in given)
-    counts.update({"pi4-usb3": len([row for row in benchmark.measurements("pi4-usb3") if row["table"]])})
+    counts.update({"pi4-usb3": len([row for row in raspberry_pi_latency.measurements("pi4-usb3") if row["table"]])})
     assert {name: host["measurements"] for name, host in HOSTS.items()} == {
         **counts, "pi5-usb3": 0, "pi5-pcie": 0,
     }  # fmt: skip
