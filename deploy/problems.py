@@ -350,7 +350,7 @@ _VIRTUAL = {
         "the stick still has the id 1a6e:089a; at first use it loads its firmware, disconnects, and comes back as "
         "18d1:9302 with another device file, which must be passed on too",
         "{fix}",
-        (_FRIGATE, "https://github.com/google-coral/edgetpu/issues/906", _EDGETPU + "872"),
+        (_FRIGATE, _EDGETPU + "906", _EDGETPU + "872"),
     ),
     "no_device_container": Problem(
         "no_device",

@@ -38,8 +38,8 @@ class Prune(Stage, TrainingSettings):
     keep_macs: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Short form of `objective: macs` with `keep`."""
     host: str | None = None
-    """Host that latency is predicted for: usb3 (default), usb2, pcie, devboard, pi4-usb3, pi5-usb3 or pi5-pcie for an Edge
-    TPU; see `estimate`."""
+    """Host that latency is predicted for: usb3 (default), usb2, pcie, devboard, pi4-usb3, pi5-usb3 or pi5-pcie for an
+    Edge TPU; see `estimate`."""
     clock: str | None = None
     """Clock of an Edge TPU on USB: max (libedgetpu1-max, default) or std (libedgetpu1-std)."""
     importance: Literal["taylor", "batch_norm", "l2", "l1"] = "taylor"
