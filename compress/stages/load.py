@@ -9,14 +9,17 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
+import numpy as np
 from pydantic import Field, PositiveInt, model_validator
 
 from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
+from compress.data.rows import rows as rows_of
 from compress.detectors.families import FAMILY, PRESETS, family_of
 from compress.errors import ModelError
 from compress.importers import builder as builders
+from compress.ir.keras_graph import tensors_in
 from compress.settings import Settings
 from compress.stage import Context, Need, Stage
 from compress.tasks import task_of
@@ -25,10 +28,16 @@ from deploy.contract.detection import Detector
 
 if TYPE_CHECKING:
     from compress.detectors.detector_model import DetectorModel
+    from compress.importers.model_file import ImportedModel, ModelFile
     from compress.importers.onnx.onnx_inputs import Shapes
+    from compress.importers.tflite.tflite_file import Rounding
 
 OF_DETECTORS = ("detector", "keep_classes", "classes")
 """Settings of detectors; they do not belong to the key of other models."""
+LEAST_COVERED = 0.6
+"""Share of the range of a quantized input that training samples usually cover."""
+MOST_OUTSIDE = 0.1
+"""How far training samples may leave the range of a quantized input, as a fraction of the range."""
 SAMPLES = 8
 """Number of training samples on which a rebuilt model is compared with the file."""
 
@@ -193,7 +202,7 @@ class _Import(_Load):
         from compress.stages import working_model
 
         samples = context.data.inputs("train")[:SAMPLES]
-        found = model_file.read(self.path, shapes=self.shapes)
+        found = model_file.in_float(model_file.read(self.path, shapes=self.shapes))
         imported = model_file.load(found, trust=context.trust, samples=samples)
         model = _with_fixed_input(imported.model, context)
         detector = self._detector(model, context, imported.detection)
@@ -207,18 +216,14 @@ class _Import(_Load):
             shutil.copyfile(self.path, context.folder / MODEL_TFLITE)
         else:
             working_model.write(model, context.folder)
-        facts: Facts = {"file": self.path.name, "parameters": model.count_params(), **fitted}
+        facts = {**_import_facts(found, imported, context), "parameters": model.count_params(), **fitted}
         if detector is not None:
             facts["detector"] = {
                 "classes": detector.classes,
                 "box_error": detector.box_error,
                 "notes": list(detector.notes),
             }
-        if found.operators is not None:
-            facts |= {"operators": found.operators, "notes": list(found.notes)}
-        for note in found.notes:
-            context.progress.note(f"{self.path.name}: {note}")
-        return facts | ({"parity": asdict(imported.parity)} if imported.parity else {})
+        return facts
 
     def _detector(self, model: Any, context: Context, known: Mapping[str, Any]) -> DetectorModel | None:
         """Return the model cut off in front of its decoding; None if it is no detector, or its outputs are described.
@@ -258,6 +263,41 @@ class _Import(_Load):
         return found
 
 
+def _import_facts(found: ModelFile, imported: ImportedModel, context: Context) -> Facts:
+    """Return the facts about an imported file; its notes are reported."""
+    facts: Facts = {"file": found.path.name}
+    notes = [*found.notes]
+    if imported.rounding is not None:
+        facts["rounding"] = asdict(imported.rounding)
+        notes += _rounding_notes(imported.rounding, context)
+    if found.operators is not None:
+        facts |= {"operators": found.operators, "notes": notes}
+    for note in notes:
+        context.progress.note(f"{found.path.name}: {note}")
+    return facts | ({"parity": asdict(imported.parity)} if imported.parity else {})
+
+
+def _rounding_notes(rounding: Rounding, context: Context) -> list[str]:
+    """Return what the user must know of a file that was quantized: its rounding, and samples of another range."""
+    notes = [
+        f"its weights become float: each of its {rounding.operators} operators differs from the file by at most "
+        f"{rounding.largest_steps:.2g} steps of its output, which is the rounding of the file"
+    ]
+    if len(rounding.inputs) != 1:
+        return notes
+    expected = rounding.inputs[0]
+    samples = rows_of(context.data.inputs("train"), np.arange(SAMPLES))
+    low, high = float(np.min(samples)), float(np.max(samples))
+    covered = (min(high, expected.high) - max(low, expected.low)) / (expected.high - expected.low)
+    outside = max(expected.low - low, high - expected.high) / (expected.high - expected.low)
+    if covered < LEAST_COVERED or outside > MOST_OUTSIDE:
+        notes.append(
+            f"its input has values from {expected.low:.3g} to {expected.high:.3g}, and the first training samples from "
+            f"{low:.3g} to {high:.3g}: if the model was trained on photos, scale them to its range in data.preprocess"
+        )
+    return notes
+
+
 def _with_fixed_input(model: Any, context: Context) -> Any:
     """Return the model with the shape of the samples in place of open dimensions: the Edge TPU compiles for one size.
 
@@ -282,6 +322,60 @@ def _with_fixed_input(model: Any, context: Context) -> Any:
     return with_input_shape(model, sample)
 
 
+class HeadSettings(Settings):
+    """A new head on the features of a trained model."""
+
+    after: str | None = None
+    """The layer whose output is the features: an earlier one makes a smaller and faster model. By default the last
+    feature map (`python -m compress import MODEL` shows the layers)."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    """Fraction of the features that the training sets to 0."""
+
+
+class NewHead(_Load):
+    """Load a trained model of any format, cut off its head, and add an untrained one for the classes of the data."""
+
+    produces: ClassVar[Kind] = Kind.UNTRAINED
+    needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})
+    tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "tf-keras", "onnx", "ai-edge-litert")
+
+    head: HeadSettings = HeadSettings()
+    """The head."""
+    signature: str | None = None
+    """The signature of a SavedModel that has several."""
+    shapes: dict[str, list[int]] = {}
+    """Shapes of the dynamic inputs of an .onnx file, by name."""
+
+    def run(self, artifact: Artifact, context: Context) -> Facts:
+        """Import the file, replace its head, and write the working model."""
+        from compress.importers import model_file
+        from compress.ir import keras_graph
+        from compress.ir.passes import cut_head
+        from compress.ir.tensorflow import keras
+        from compress.stages import working_model
+
+        library = keras(context.seed)
+        self.refuse_keep_classes()
+        found = model_file.in_float(model_file.read(self.path, self.signature, self.shapes))
+        imported = model_file.load(found, trust=context.trust, samples=context.data.inputs("train")[:SAMPLES])
+        try:
+            features = cut_head.without_head(keras_graph.read(imported.model), self.head.after)
+            backbone = keras_graph.build(keras_graph.with_input_size(features, context.data.input_shape))
+        except ModelError as error:
+            error.where = error.where or str(self.path)
+            raise
+        task = task_of(context.data)
+        outputs = task.new_head(backbone.outputs[0], context.data, self.head.dropout)
+        model = library.Model(backbone.inputs, outputs, name="model")
+        fitted = self.fitted(model, context)
+        working_model.write_keras(model, context.folder)
+        (last,) = tensors_in(features.outputs)
+        shape = list(backbone.outputs[0].shape[1:])
+        context.progress.note(f"{self.path.name}: the new head reads the output of the layer {last.layer!r}, {shape}")
+        facts = _import_facts(found, imported, context)
+        return {**facts, "parameters": model.count_params(), "features": last.layer, **fitted}
+
+
 class LoadKeras(_Import):
     """Load a Keras file, or the Keras model of a SavedModel folder."""
 
@@ -298,6 +392,12 @@ class ImportOnnx(_Import):
     """Rebuild an .onnx file with Keras layers."""
 
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "onnx", "onnxruntime", "ai-edge-litert")
+
+
+class DequantizeTflite(_Import):
+    """Rebuild a quantized .tflite file with Keras layers and the real values of its weights."""
+
+    tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "ai-edge-litert")
 
 
 class LoadFloatTflite(_Load):
@@ -368,13 +468,32 @@ class LoadTflite(_Load):
         return {"file": self.path.name, **self.file_facts(context)}
 
 
-def stage_for(file: Path, signature: str | None = None, shapes: Shapes | None = None) -> Stage:
+def check_importable(file: Path, signature: str | None = None, shapes: Shapes | None = None) -> None:
+    """Check that a model file can become a Keras model, as far as that is fast to see.
+
+    Raises:
+        ModelError: it does not exist, is damaged, has an unsupported format, or operators without Keras layers.
+    """
+    from compress.importers import model_file
+    from compress.importers.common.unsupported import unsupported
+
+    if model_file.detect(file, signature, shapes) != "tflite":
+        return  # read when it is loaded: importing h5py and onnx takes long
+    found = model_file.in_float(model_file.read(file))
+    if found.refused:
+        raise unsupported(found.refused, str(file))
+
+
+def stage_for(
+    file: Path, signature: str | None = None, shapes: Shapes | None = None, *, dequantize: bool = False
+) -> Stage:
     """Return the stage that loads a model file or folder, by its format.
 
     Args:
         file: the file, or the folder.
         signature: the signature to use, of a SavedModel with several.
         shapes: the shapes of the dynamic inputs of an .onnx file, by name.
+        dequantize: whether a quantized .tflite file is rebuilt as a float Keras model.
 
     Raises:
         ModelError: the file does not exist, is damaged, or has an unsupported format.
@@ -388,6 +507,8 @@ def stage_for(file: Path, signature: str | None = None, shapes: Shapes | None = 
         named = {name: list(sizes) for name, sizes in (shapes or {}).items()}
         return ImportOnnx(path=file, shapes=named)  # likewise, for onnx
     found = model_file.read(file, signature)
+    if dequantize:
+        return _dequantizing(found)
     if found.becomes == "tflite":
         return LoadTflite(path=file)
     if found.becomes == "keras":
@@ -396,6 +517,25 @@ def stage_for(file: Path, signature: str | None = None, shapes: Shapes | None = 
         return LoadFloatTflite(path=file, problems=tuple(map(str, found.refused)))
     model_file.check_runnable(found)
     return ConvertSavedModel(path=file, signature=found.signature or "")
+
+
+def _dequantizing(found: ModelFile) -> Stage:
+    """Return the stage that rebuilds a quantized .tflite file with layers.
+
+    Raises:
+        ModelError: the file is not a quantized .tflite file, or has unsupported operators.
+    """
+    from compress.importers import model_file
+    from compress.importers.common.unsupported import unsupported
+
+    if found.becomes != "tflite":
+        raise ModelError(
+            f"{found.path.name} is not quantized", allowed="a quantized .tflite file", hint="remove model.dequantize"
+        )
+    rebuilt = model_file.in_float(found)
+    if rebuilt.refused:
+        raise unsupported(rebuilt.refused, str(found.path))
+    return DequantizeTflite(path=found.path)
 
 
 class Origin(Settings):
@@ -408,6 +548,12 @@ class Origin(Settings):
     file: str | None = None
     """A .keras, .h5, .hdf5, .onnx or .tflite file, or a SavedModel folder. The path is relative to the pipeline
     file."""
+    head: Literal["new"] | HeadSettings | None = None
+    """new: cut off the last layers of the file, and add an untrained head for the classes or targets of the data, which
+    `train` trains (transfer learning). A map has settings of the head."""
+    dequantize: bool = False
+    """Rebuild a quantized .tflite file as a float Keras model, which can be trained, pruned and quantized again.
+    `head` does it, too."""
     signature: str | None = None
     """The signature of a SavedModel that has several."""
     shape: dict[str, list[PositiveInt]] | None = None
@@ -426,6 +572,10 @@ class Origin(Settings):
             raise ValueError("needs either the key 'builder' or the key 'file'")
         if self.backbone is not None and self.builder is None:
             raise ValueError("'backbone' belongs to 'builder'")
+        if self.head is not None and self.file is None:
+            raise ValueError("'head' belongs to 'file': a builder makes the head itself")
+        if self.dequantize and self.file is None:
+            raise ValueError("'dequantize' belongs to 'file'")
         if self.signature is not None and self.file is None:
             raise ValueError("'signature' belongs to 'file'")
         if self.shape is not None and self.file is None:
@@ -460,8 +610,14 @@ class Origin(Settings):
             UntrustedError: a custom builder without trust.
             ModelError: the file or the builder does not exist.
         """
+        if self.head is not None:
+            head = HeadSettings() if self.head == "new" else self.head
+            shapes = {name: list(sizes) for name, sizes in (self.shape or {}).items()}
+            file = folder / (self.file or "")
+            check_importable(file, self.signature, self.shape)
+            return NewHead(path=file, head=head, signature=self.signature, shapes=shapes, detector=self.detector)
         if self.file is not None:
-            stage = stage_for(folder / self.file, self.signature, self.shape)
+            stage = stage_for(folder / self.file, self.signature, self.shape, dequantize=self.dequantize)
             return stage.model_copy(update={name: getattr(self, name) for name in OF_DETECTORS})
         path, function = builders.find(self.builder or "", folder, trust=trust)
         backbone = None if self.backbone is None else folder / self.backbone
