@@ -19,7 +19,7 @@ from compress.data.rows import rows as rows_of
 from compress.detectors.families import FAMILY, PRESETS, family_of
 from compress.errors import ModelError
 from compress.importers import builder as builders
-from compress.ir.keras_graph import tensors_in
+from compress.ir.keras_graph import Network, tensors_in
 from compress.settings import Settings
 from compress.stage import Context, Need, Stage
 from compress.tasks import task_of
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from compress.importers.onnx.onnx_inputs import Shapes
     from compress.importers.tflite.tflite_file import Rounding
 
+Argument = bool | int | float | str | tuple[int | float, ...]
+"""An argument of a builder's function."""
 OF_DETECTORS = ("detector", "keep_classes", "classes")
 """Settings of detectors; they do not belong to the key of other models."""
 LEAST_COVERED = 0.6
@@ -137,31 +139,64 @@ class Build(_Load):
 
     function: str
     """The function in the file."""
+    arguments: dict[str, Argument] = {}
+    """Further arguments of the function."""
     backbone: Path | None = None
     """The file of a trained model, which the builder gets."""
+    weights: Path | None = None
+    """The file of a trained model, whose weights are copied."""
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings, with the content of the backbone instead of its path."""
+        """Return the settings, with the content of files instead of their paths."""
         from compress.importers import model_file
 
-        settings = {name: value for name, value in super().identity().items() if name != "backbone"}
-        if self.backbone is None:
-            return settings
-        try:
-            return {**settings, "backbone": model_file.content_digest(self.backbone)}
-        except OSError as error:
-            where = str(self.backbone)
-            raise ModelError(f"cannot be read: {error.strerror}", where=where, hint="check model.backbone") from error
+        settings = super().identity()
+        if not self.arguments:
+            del settings["arguments"]
+        for name in ("backbone", "weights"):
+            path = getattr(self, name)
+            del settings[name]
+            if path is None:
+                continue
+            try:
+                settings[name] = model_file.content_digest(path)
+            except OSError as error:
+                what = f"cannot be read: {error.strerror}"
+                raise ModelError(what, where=str(path), hint=f"check model.{name}") from error
+        return settings
 
-    def _backbone(self, context: Context) -> Any:
-        """Return the trained model that the builder gets, without nested models; None if there is none."""
+    def _trained(self, path: Path | None, context: Context) -> Any:
+        """Return a trained model, without nested models; None if there is none."""
         from compress.importers import model_file
         from compress.ir import keras_graph
 
-        if self.backbone is None:
+        if path is None:
             return None
-        model = model_file.load(model_file.read(self.backbone), trust=context.trust).model
+        model = model_file.load(model_file.read(path), trust=context.trust).model
         return keras_graph.build(keras_graph.read(model))
+
+    def _with_weights(self, model: Any, context: Context) -> tuple[Any, Facts]:
+        """Return the model with the weights of `weights`, and facts about them."""
+        from compress.ir import keras_graph
+        from compress.ir.passes.copy_weights import copy_weights
+        from compress.training.restored_norms import with_measured_statistics
+
+        if self.weights is None:
+            return model, {}
+        trained = keras_graph.read(self._trained(self.weights, context))
+        try:
+            result = copy_weights(keras_graph.read(model), trained)
+        except ModelError as error:
+            error.where = error.where or str(self.weights)
+            raise
+        network = with_measured_statistics(result.network, result.norms, context)
+        others = f"; new: {', '.join(result.others)}" if result.others else ""
+        total = len(result.copied) + len(result.others)
+        context.progress.note(
+            f"{self.weights.name}: the weights of {len(result.copied)} of {total} layers are copied{others}"
+        )
+        facts = {"weights": self.weights.name, "copied_layers": list(result.copied), "new_layers": list(result.others)}
+        return keras_graph.build(network), facts
 
     def run(self, artifact: Artifact, context: Context) -> Facts:
         """Run the builder for the data's shape and classes."""
@@ -171,8 +206,10 @@ class Build(_Load):
 
         keras(context.seed)
         shape = context.data.input_shape
-        backbone = self._backbone(context)
-        model = builders.build(self.path, self.function, shape, len(context.data.class_names), backbone)
+        backbone = self._trained(self.backbone, context)
+        classes = len(context.data.class_names)
+        model = builders.build(self.path, self.function, shape, classes, backbone, self.arguments)
+        model, copied = self._with_weights(model, context)
         detector = self.detector
         if detector is None and task_of(context.data).reads_specification:
             detector = builders.detector(self.path, shape)
@@ -180,7 +217,7 @@ class Build(_Load):
         working_model.write_keras(model, context.folder)
         # Every later stage reads the model from its file: a model that cannot be read fails here.
         keras_file.load(context.folder / MODEL_KERAS, trust=context.trust)
-        return {"file": self.path.name, "parameters": model.count_params(), **fitted}
+        return {"file": self.path.name, "parameters": model.count_params(), **copied, **fitted}
 
 
 class _Import(_Load):
@@ -330,6 +367,9 @@ class HeadSettings(Settings):
     feature map (`python -m compress import MODEL` shows the layers)."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.2
     """Fraction of the features that the training sets to 0."""
+    restore_batch_norms: bool = True
+    """If the file has no batch norms, because they were folded, put one after each convolution: the model stays the
+    same, and learns much better."""
 
 
 class NewHead(_Load):
@@ -360,7 +400,7 @@ class NewHead(_Load):
         imported = model_file.load(found, trust=context.trust, samples=context.data.inputs("train")[:SAMPLES])
         try:
             features = cut_head.without_head(keras_graph.read(imported.model), self.head.after)
-            backbone = keras_graph.build(keras_graph.with_input_size(features, context.data.input_shape))
+            backbone = self._backbone(features, context)
         except ModelError as error:
             error.where = error.where or str(self.path)
             raise
@@ -374,6 +414,21 @@ class NewHead(_Load):
         context.progress.note(f"{self.path.name}: the new head reads the output of the layer {last.layer!r}, {shape}")
         facts = _import_facts(found, imported, context)
         return {**facts, "parameters": model.count_params(), "features": last.layer, **fitted}
+
+    def _backbone(self, features: Network, context: Context) -> Any:
+        """Return the features as a Keras model for samples of the data's shape, with batch norms if it should."""
+        from compress.ir import keras_graph
+        from compress.ir.passes import restore_norms
+        from compress.training.restored_norms import with_measured_statistics
+
+        model = keras_graph.build(keras_graph.with_input_size(features, context.data.input_shape))
+        if not self.head.restore_batch_norms:
+            return model
+        network, norms = restore_norms.restored(keras_graph.read(model))
+        if not norms:
+            return model
+        context.progress.note(f"{self.path.name}: {len(norms)} batch norms are restored for the training")
+        return keras_graph.build(with_measured_statistics(network, norms, context))
 
 
 class LoadKeras(_Import):
@@ -543,6 +598,11 @@ class Origin(Settings):
 
     builder: str | None = None
     """A builder in models/, or your own as file.py:function, which needs `trust: true`."""
+    arguments: dict[str, Argument] = {}
+    """Further arguments of the builder's function, such as `width: 0.5`."""
+    weights: str | None = None
+    """A trained model of the same structure, of any format, even a quantized .tflite file: its weights are copied into
+    the builder's model, layer by layer, as long as their shapes are equal."""
     backbone: str | None = None
     """For builders that take a trained model as the start of their own (anchor_free): its file, of any format."""
     file: str | None = None
@@ -570,8 +630,9 @@ class Origin(Settings):
     def _one(self) -> Self:
         if (self.builder is None) == (self.file is None):
             raise ValueError("needs either the key 'builder' or the key 'file'")
-        if self.backbone is not None and self.builder is None:
-            raise ValueError("'backbone' belongs to 'builder'")
+        for name in ("arguments", "weights", "backbone"):
+            if getattr(self, name) and self.builder is None:
+                raise ValueError(f"'{name}' belongs to 'builder'")
         if self.head is not None and self.file is None:
             raise ValueError("'head' belongs to 'file': a builder makes the head itself")
         if self.dequantize and self.file is None:
@@ -594,7 +655,8 @@ class Origin(Settings):
         """Return the settings with their path resolved from `folder`."""
         if self.file is not None:
             return self.model_copy(update={"file": str(folder / self.file)})
-        paths = {} if self.backbone is None else {"backbone": str(folder / self.backbone)}
+        files = {"backbone": self.backbone, "weights": self.weights}
+        paths = {name: str(folder / file) for name, file in files.items() if file is not None}
         if self.builder is not None and ".py" in self.builder:
             paths["builder"] = str(folder / self.builder)
         return self.model_copy(update=paths)
@@ -621,4 +683,13 @@ class Origin(Settings):
             return stage.model_copy(update={name: getattr(self, name) for name in OF_DETECTORS})
         path, function = builders.find(self.builder or "", folder, trust=trust)
         backbone = None if self.backbone is None else folder / self.backbone
-        return Build(path=path, function=function, detector=self.detector, backbone=backbone)
+        weights = None if self.weights is None else folder / self.weights
+        builders.check_arguments(path, function, self.arguments)
+        return Build(
+            path=path,
+            function=function,
+            detector=self.detector,
+            backbone=backbone,
+            weights=weights,
+            arguments=self.arguments,
+        )
