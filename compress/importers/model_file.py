@@ -109,7 +109,9 @@ def detect(path: Path, signature: str | None = None, shapes: Shapes | None = Non
         raise ModelError(f"{path.name} has an unsupported format", allowed=FORMATS)
     kind: Kind = "saved_model" if path.is_dir() else KINDS[suffix]
     if shapes and kind != "onnx":
-        raise ModelError("its inputs are given no shapes", where=str(path), allowed="those of an .onnx file")
+        raise ModelError(
+            "'shape' cannot be used with this format", where=str(path), allowed="'shape' with an .onnx file"
+        )
     if signature is not None and kind != "saved_model":
         raise ModelError("has no signatures", where=str(path), allowed="a SavedModel folder")
     return kind
@@ -309,7 +311,9 @@ def _load_tflite(model_file: ModelFile, trust: bool, samples: Samples) -> Import
         hint = (
             "take a float model to train or prune; this one can be checked, legalized, compiled, packaged and measured"
         )
-        raise ModelError("is quantized already: it becomes no Keras model", where=str(model_file.path), hint=hint)
+        raise ModelError(
+            "is quantized already, and cannot be converted to a Keras model", where=str(model_file.path), hint=hint
+        )
     if file.problems:
         raise unsupported(file.problems, str(model_file.path))
     tensorflow.keras()  # before TensorFlow itself is imported: it reads environment variables then

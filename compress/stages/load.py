@@ -315,7 +315,7 @@ class LoadFloatTflite(_Load):
 
         more = len(self.problems) - MOST_LISTED
         listed = "; ".join([*self.problems[:MOST_LISTED], *([f"and {more} more"] if more > 0 else [])])
-        return f"{self.path.name} can only be quantized as it is, since {count} cannot become layers of Keras: {listed}"
+        return f"{self.path.name} can only be quantized as it is, since {count} cannot be converted to Keras layers: {listed}"
 
     def run(self, artifact: Artifact, context: Context) -> Facts:
         """Copy the file, and report why it has no layers."""
@@ -425,11 +425,11 @@ class Origin(Settings):
         if (self.builder is None) == (self.file is None):
             raise ValueError("needs either the key 'builder' or the key 'file'")
         if self.backbone is not None and self.builder is None:
-            raise ValueError("'backbone' belongs to 'builder'")
+            raise ValueError("'backbone' can be used only with 'builder'")
         if self.signature is not None and self.file is None:
-            raise ValueError("'signature' belongs to 'file'")
+            raise ValueError("'signature' can be used only with 'file'")
         if self.shape is not None and self.file is None:
-            raise ValueError("'shape' belongs to 'file'")
+            raise ValueError("'shape' can be used only with 'file'")
         if isinstance(self.detector, dict) and "maps" in self.detector:
             Detector(self.detector)
         elif self.detector is not None:
@@ -437,7 +437,7 @@ class Origin(Settings):
             if self.file is None:
                 raise ValueError("a family of detectors belongs to 'file'; the builder of a detector describes it")
         if self.keep_classes is not None and self.file is None:
-            raise ValueError("'keep_classes' belongs to 'file'")
+            raise ValueError("'keep_classes' can be used only with 'file'")
         return self
 
     def with_paths_from(self, folder: Path) -> Self:

@@ -159,7 +159,10 @@ def page(name: str, stage: type[Stage]) -> str:
     """The page of one stage."""
     title, place = METHODS[name]
     lines = [f"# `{name}`", "", GENERATED, "", purpose(stage), ""]
-    lines += [f"It takes {article(takes(stage))}, and makes {article(proper(stage.produces))}.", *INPUT_NOTES.get(name, ())]
+    lines += [
+        f"It takes {article(takes(stage))}, and makes {article(proper(stage.produces))}.",
+        *INPUT_NOTES.get(name, ()),
+    ]
     lines += [f"How it works: [{title}](../../{place}).", "", "## Example", ""]
     lines += ["```yaml", EXAMPLES[name].rstrip("\n"), "```"]
     lines += ["", "## Tasks", "", *_refusals(stage)]
@@ -240,4 +243,3 @@ def _flow(value: Any) -> str:
 def probed() -> set[Use]:
     """All methods that the pages cover; tests compare them with `Use`."""
     return {use for stage in STAGES.values() for settings in ({}, *PROBES) for use in uses(stage, settings)}
-

@@ -126,7 +126,9 @@ def steps() -> str:
     lines += [f"| [`{name}`](#{name}) | {cell(purpose(step))} |" for name, step in preprocessing.STEPS.items()]
     for name, step in preprocessing.STEPS.items():
         lines += ["", f"## {name}", "", purpose(step), ""]
-        properties = {key: {**schema, **_default(step, key)} for key, schema in manual._step(step)["properties"].items()}
+        properties = {
+            key: {**schema, **_default(step, key)} for key, schema in manual._step(step)["properties"].items()
+        }
         needed = preprocessing.needed(step)
         lines += table(properties, needed) if properties else ["It has no settings."]
     return "\n".join(lines) + "\n"
@@ -247,7 +249,7 @@ def exit_codes() -> str:
         "| exit code | where | meaning |",
         "|---|---|---|",
     )
-    where = {code: "host" for code in codes_of(errors, errors.CorallineError)}
+    where = dict.fromkeys(codes_of(errors, errors.CorallineError), "host")
     for code in codes_of(device_errors, device_errors.DeviceError) | {*PACKAGED}:
         where[code] = "host, device" if code in where else "device"
     where[0] = "host, device"
