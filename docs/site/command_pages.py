@@ -65,8 +65,8 @@ def runner_commands() -> str:
     """The page of `runner.pyz`."""
     lines = ["# Commands on the device", "", GENERATED, ""]
     lines += [
-        "`runner.pyz` is one file, which `package` writes next to the bundle. It needs Python 3.7 or newer, numpy and a",
-        "TFLite runtime. [The device](../device.md) explains its use.",
+        "`runner.pyz` is one file, which `package` writes next to the bundle. It needs Python 3.7 or newer, numpy and",
+        "a TFLite runtime. [The device](../device.md) explains its use.",
     ]
     return _page([*lines, ""], RUNNER, runner._parser(), {})
 

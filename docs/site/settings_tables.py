@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -45,7 +46,7 @@ def sections(kind: type[Settings], level: str = "##", first: str = "Settings") -
 
 def _owner(kind: type[Settings], name: str) -> str:
     """The name of the class that defines a setting, the most derived one first."""
-    return next(base.__name__ for base in kind.__mro__ if name in base.__dict__.get("__annotations__", {}))
+    return next(base.__name__ for base in kind.__mro__ if name in inspect.get_annotations(base))
 
 
 def _nested(properties: Mapping[str, Schema], definitions: Schema, level: str, seen: set[str]) -> list[str]:

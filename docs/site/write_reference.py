@@ -1,7 +1,7 @@
 """Write the reference pages from the code: `python docs/site/write_reference.py`.
 
-The pages are committed, so that they can be read without building the site. tests/docs/test_reference.py fails if a page
-is not the one that the code gives.
+The pages are committed, so that they can be read without building the site. tests/docs/test_reference.py fails if a
+page is not the one that the code gives.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ def pipeline() -> str:
     """The page of the keys of a pipeline file."""
     lines = _page(
         "The pipeline file",
-        "A pipeline file is YAML 1.2. Unknown keys, duplicate keys and values of a wrong type are refused with the line.",
-        "Relative paths start at the folder of the file. Editors complete and check the file with the schema",
+        "A pipeline file is YAML 1.2. Unknown keys, duplicate keys and values of a wrong type are refused, with the",
+        "line. Relative paths start at the folder of the file. Editors complete and check the file with the schema",
         "`docs/pipeline.schema.json`, which `python -m compress schema` prints.",
         "",
         "| key | meaning | more |",
         "|---|---|---|",
         "| `model` | the model to start from; required | [below](#model) |",
-        "| `data` | samples, labels, splits and preprocessing; not needed for a quantized `.tflite` file | [below](#data) |",
+        "| `data` | samples, labels, splits, preprocessing; not needed for a quantized `.tflite` file | [below](#data) |",
         "| `stages` | the ordered list of stages; required | [stages](stages/index.md) |",
         "| `measure` | what is measured, and how | [below](#measure) |",
         "| `budget` | limits of the result | [below](#budget) |",
@@ -98,8 +98,8 @@ def sources() -> str:
     """The page of the data sources."""
     lines = _page(
         "Data sources",
-        "One of these is `data.source` in a pipeline file. [Data](../data.md) has an example of each, and explains labels,",
-        "splits and class names.",
+        "One of these is `data.source` in a pipeline file. [Data](../data.md) has an example of each. It also explains",
+        "labels, splits and class names.",
         "",
         "| source | samples |",
         "|---|---|",
@@ -117,8 +117,8 @@ def steps() -> str:
     """The page of the preprocessing steps."""
     lines = _page(
         "Preprocessing steps",
-        "The items of the list `data.preprocess`. Training, calibration, evaluation and the device run the same steps with",
-        "the same code. [Preprocessing](../preprocessing.md) has examples with the shapes of the results.",
+        "The items of the list `data.preprocess`. Training, calibration, evaluation and the device run the same steps,",
+        "with the same code. [Preprocessing](../preprocessing.md) has examples with the shapes of the results.",
         "",
         "| step | what it does |",
         "|---|---|",
@@ -166,8 +166,8 @@ def tasks() -> str:
     """The page of the tasks."""
     lines = _page(
         "Tasks",
-        "A task says what a model is for. The data source decides it, or `data.task`: [tasks](../tasks.md) has the labels",
-        "and outputs of each task.",
+        "A task says what a model is for. The data source decides it, or `data.task`. [Tasks](../tasks.md) explains the",
+        "labels and the outputs of each task.",
     )
     for name, task in TASKS.items():
         lines += ["", f"## {name}", "", f"For {task.models}."]
@@ -219,13 +219,13 @@ MEANINGS = {
     1: "An error inside the program. Please report it with the whole output.",
     2: "The pipeline file, the arguments or a key file are wrong.",
     3: "The data is missing, empty or wrong. On the device: a sample cannot be used.",
-    4: "The model cannot be used, or it needs `trust: true` because it contains code. On the device: the runtime refuses "
-    "the model.",
+    4: "The model cannot be used, or it needs `trust: true` because it contains code. On the device: the "
+    "runtime refuses the model.",
     5: "A stage failed.",
     6: "A file cannot be read or written: disk full, no permission, or a damaged result in the store.",
     7: "Everything ran, but the result is over the budget or not usable. The report is complete.",
-    8: "A bundle cannot be signed, or a key cannot be used. On the device: the file is not a bundle, it was changed, or "
-    "its signature is refused.",
+    8: "A bundle cannot be signed, or a key cannot be used. On the device: the file is not a bundle, it was changed, "
+    "or its signature is refused.",
     9: "`check`, `legalize`: some operators run on the CPU.",
     10: "`check`, `legalize`: the compiler will reject the model.",
     11: "The TFLite runtime is missing, or it does not work.",
@@ -243,8 +243,8 @@ def exit_codes() -> str:
     lines = _page(
         "Exit codes",
         "Every error is one message on stderr: where the problem is, what it is, what is allowed, and what to do. With",
-        "`--json`, the message is in the JSON document too. The host (`python -m compress`) and the device (`runner.pyz`)",
-        "use the same codes. [Troubleshooting](../troubleshooting.md) explains the messages of each code.",
+        "`--json`, the message is in the JSON document too. The host (`python -m compress`) and the device",
+        "(`runner.pyz`) use the same codes. [Troubleshooting](../troubleshooting.md) explains the messages of each code.",
         "",
         "| exit code | where | meaning |",
         "|---|---|---|",

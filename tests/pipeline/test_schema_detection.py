@@ -121,7 +121,7 @@ def test_steps_after_which_positions_are_not_known_are_refused(tmp_path: Path, s
         ({"budget": {"ap_drop": 0.1}}, "budget.ap_drop: ap_drop limits detectors"),
         (
             {"model": {"builder": "digits_cnn", "detector": ANCHORS}},
-            "model.detector: model.detector describes the boxes",
+            "model.detector: model.detector describes",
         ),
     ],
 )

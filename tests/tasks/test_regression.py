@@ -196,7 +196,7 @@ def test_a_pipeline_from_training_to_int8(tmp_path: Path) -> None:
         (
             "mae_increase: 3",
             "accuracy_drop: 0.1",
-            "accuracy_drop limits classifiers, but regression models are judged by",
+            "accuracy_drop limits classifiers, but regression models are",
         ),
         ("distill: {epochs: 3", "package: {}\n  - distill: {epochs: 3", "would be given"),
         ("early_stopping: 8", "class_weights: balanced", "class_weights: the data has no single class"),

@@ -201,7 +201,8 @@ def build_model(network: Network) -> keras.Model:
     for tensor, shape in network.shapes.items():
         if shapes.get(tensor, shape) != shape:
             raise ModelError(
-                f"layer {tensor.layer!r} has the output shape {list(shapes[tensor])} in Keras, but {list(shape)} in the file"
+                f"layer {tensor.layer!r} has the output shape {list(shapes[tensor])} in Keras, but {list(shape)} in "
+                "the file"
             )
     return model
 
