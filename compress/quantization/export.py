@@ -172,8 +172,8 @@ def refuse_float(content: bytes, network: Network | None = None) -> bytes:
         if any(spec_of(layer) == EMBEDDING for layer in layers):
             raise StageError(
                 f"the lookup{inside} takes indices, which cannot be quantized to 8 bits",
-                hint="remove the lookup from the model: look up the vectors in your program, and give them to the model "
-                "as its input",
+                hint="remove the lookup from the model: look up the vectors in your program, and give them to the "
+                "model as its input",
             )
         shown = "; ".join(f"{kind} ({name})" for name, kind in list(left.items())[:5])
         raise FloatOperatorsError(

@@ -315,7 +315,10 @@ class LoadFloatTflite(_Load):
 
         more = len(self.problems) - MOST_LISTED
         listed = "; ".join([*self.problems[:MOST_LISTED], *([f"and {more} more"] if more > 0 else [])])
-        return f"{self.path.name} can only be quantized as it is, since {count} cannot be converted to Keras layers: {listed}"
+        return (
+            f"{self.path.name} can only be quantized as it is, since {count} cannot be converted to Keras layers: "
+            f"{listed}"
+        )
 
     def run(self, artifact: Artifact, context: Context) -> Facts:
         """Copy the file, and report why it has no layers."""

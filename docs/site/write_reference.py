@@ -62,7 +62,7 @@ def pipeline() -> str:
         "| key | meaning | more |",
         "|---|---|---|",
         "| `model` | the model to start from; required | [below](#model) |",
-        "| `data` | samples, labels, splits, preprocessing; not needed for a quantized `.tflite` file | [below](#data) |",
+        "| `data` | samples, labels, splits, preprocessing; not needed for a quantized `.tflite` | [below](#data) |",
         "| `stages` | the ordered list of stages; required | [stages](stages/index.md) |",
         "| `measure` | what is measured, and how | [below](#measure) |",
         "| `budget` | limits of the result | [below](#budget) |",
@@ -166,8 +166,8 @@ def tasks() -> str:
     """The page of the tasks."""
     lines = _page(
         "Tasks",
-        "A task says what a model is for. The data source decides it, or `data.task`. [Tasks](../tasks.md) explains the",
-        "labels and the outputs of each task.",
+        "A task says what a model is for. The data source decides it, or `data.task`. [Tasks](../tasks.md) explains",
+        "the labels and the outputs of each task.",
     )
     for name, task in TASKS.items():
         lines += ["", f"## {name}", "", f"For {task.models}."]
@@ -244,7 +244,7 @@ def exit_codes() -> str:
         "Exit codes",
         "Every error is one message on stderr: where the problem is, what it is, what is allowed, and what to do. With",
         "`--json`, the message is in the JSON document too. The host (`python -m compress`) and the device",
-        "(`runner.pyz`) use the same codes. [Troubleshooting](../troubleshooting.md) explains the messages of each code.",
+        "(`runner.pyz`) use the same codes. [Troubleshooting](../troubleshooting.md) explains the messages of each.",
         "",
         "| exit code | where | meaning |",
         "|---|---|---|",
