@@ -52,7 +52,7 @@ def pages() -> dict[str, str]:
 def host_commands() -> str:
     """The page of `python -m compress`."""
     parser, _ = main.build_parser()
-    lines = ["# Commands on the host", "", GENERATED, ""]
+    lines = [GENERATED, "", "# Commands on the host", ""]
     lines += [
         "`python -m compress PIPELINE` runs a pipeline file. `python -m compress COMMAND` does one thing.",
         "After an installation, `coralline` is the same as `python -m compress`. `python -m compress COMMAND --help`",
@@ -63,7 +63,7 @@ def host_commands() -> str:
 
 def runner_commands() -> str:
     """The page of `runner.pyz`."""
-    lines = ["# Commands on the device", "", GENERATED, ""]
+    lines = [GENERATED, "", "# Commands on the device", ""]
     lines += [
         "`runner.pyz` is one file, which `package` writes next to the bundle. It needs Python 3.7 or newer, numpy and",
         "a TFLite runtime. [The device](../device.md) explains its use.",

@@ -14,7 +14,7 @@ from compress.stage import Refusal, Stage, Use
 from compress.stages import STAGES
 from compress.tasks import TASKS
 
-GENERATED = "Generated from the code by `python docs/site/write_reference.py`; do not edit."
+GENERATED = "<!-- Generated from the code by `python docs/site/write_reference.py`; do not edit. -->"
 INDEX = "docs/reference/stages/index.md"
 
 EXAMPLES = {
@@ -23,15 +23,15 @@ stages:
   - train:
       epochs: 40
       learning_rate: 0.003
-      augment: {shift: 0.1, rotate: 10}   # small random changes of the training images
-      early_stopping: 8                   # stop after 8 epochs without a better result
+      augment: {shift: 0.1, rotate: 10}  # small random changes of the training images
+      early_stopping: 8  # stop after 8 epochs without a better result
 """,
     "prune": """\
 stages:
   - train: {epochs: 40}
   - prune:
-      keep_macs: 0.5                      # half of the multiply-accumulates may remain
-      epochs: 6                           # training after the removal
+      keep_macs: 0.5  # half of the multiply-accumulates may remain
+      epochs: 6  # training after the removal
 """,
     "replace_activations": """\
 stages:
@@ -48,7 +48,7 @@ stages:
   - distill:
       epochs: 6
       temperature: 4
-      weight: 0.9                         # 0.9 for the teacher, 0.1 for the labels
+      weight: 0.9  # 0.9 for the teacher, 0.1 for the labels
 """,
     "sparsify": """\
 stages:
@@ -75,7 +75,7 @@ stages:
   - train: {epochs: 40}
   - quantize: {}
   - compile:
-      docker: our/edgetpu-compiler        # an image with the vendor's compiler
+      docker: our/edgetpu-compiler  # an image with the vendor's compiler
       timeout_s: 600
 """,
     "package": """\
@@ -141,7 +141,7 @@ def pages() -> dict[str, str]:
 
 def index() -> str:
     """The list of the stages."""
-    lines = ["# Stages", "", GENERATED, ""]
+    lines = [GENERATED, "", "# Stages", ""]
     lines += [
         "A stage is an item of the list `stages:` in a pipeline file. It takes the result of the stage before it, and",
         "makes the input of the next one. The order of the list is the order of the work. A wrong order is refused",
@@ -158,15 +158,14 @@ def index() -> str:
 def page(name: str, stage: type[Stage]) -> str:
     """The page of one stage."""
     title, place = METHODS[name]
-    lines = [f"# `{name}`", "", GENERATED, "", purpose(stage), ""]
+    lines = [GENERATED, "", f"# `{name}`", "", purpose(stage), ""]
     lines += [
         f"It takes {article(takes(stage))}, and makes {article(proper(stage.produces))}.",
         *INPUT_NOTES.get(name, ()),
     ]
     lines += [f"How it works: [{title}](../../{place}).", "", "## Example", ""]
     lines += ["```yaml", EXAMPLES[name].rstrip("\n"), "```"]
-    lines += ["", "## Tasks", "", *_refusals(stage)]
-    return "\n".join([*lines, *sections(stage)]) + "\n"
+    return "\n".join([*lines, *sections(stage), "", "## Tasks", "", *_refusals(stage)]) + "\n"
 
 
 def purpose(kind: type[Any]) -> str:

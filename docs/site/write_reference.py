@@ -48,7 +48,7 @@ def pages() -> dict[str, str]:
 
 
 def _page(title: str, *introduction: str) -> list[str]:
-    return [f"# {title}", "", GENERATED, "", *introduction]
+    return [GENERATED, "", f"# {title}", "", *introduction]
 
 
 def pipeline() -> str:
