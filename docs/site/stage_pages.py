@@ -159,11 +159,14 @@ def page(name: str, stage: type[Stage]) -> str:
     """The page of one stage."""
     title, place = METHODS[name]
     lines = [GENERATED, "", f"# `{name}`", "", purpose(stage), ""]
+    lines += [f"- Input: {takes(stage)}.", *(f"  {line}" for line in INPUT_NOTES.get(name, ()))]
     lines += [
-        f"It takes {article(takes(stage))}, and makes {article(proper(stage.produces))}.",
-        *INPUT_NOTES.get(name, ()),
+        f"- Output: {proper(stage.produces)}.",
+        f"- How it works: [{title}](../../{place}).",
+        "",
+        "## Example",
+        "",
     ]
-    lines += [f"How it works: [{title}](../../{place}).", "", "## Example", ""]
     lines += ["```yaml", EXAMPLES[name].rstrip("\n"), "```"]
     return "\n".join([*lines, *sections(stage), "", "## Tasks", "", *_refusals(stage)]) + "\n"
 
@@ -181,11 +184,6 @@ def takes(stage: type[Stage]) -> str:
 def proper(kind: Kind) -> str:
     """The name of a kind of artifacts, with the spelling of proper names."""
     return kind.replace("keras", "Keras").replace("tflite", "TFLite")
-
-
-def article(words: str) -> str:
-    """A noun with its indefinite article."""
-    return f"an {words}" if words[0] in "aeiou" else f"a {words}"
 
 
 def _refusals(stage: type[Stage]) -> list[str]:
