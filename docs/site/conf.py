@@ -1,7 +1,7 @@
 """Sphinx builds the manuals as a site from the Markdown files that are also read in the repository: `make docs`.
 
 The source folder is the repository, so relative links between all pages are valid in both places. The lists of links in
-docs/index.md are the navigation: `_navigation` makes a table of contents of each.
+docs/index.md are the navigation; so are the links of an index.md in another folder to the pages next to it.
 """
 
 from __future__ import annotations
@@ -29,15 +29,14 @@ html_show_sphinx = False
 html_theme_options = {"top_of_page_buttons": []}
 
 ITEM = re.compile(r"^- \[[^]]+\]\(([^)#]+)\.md\)", re.MULTILINE)
-ROW = re.compile(r"^\| \[`\w+`\]\((\w+)\.md\)", re.MULTILINE)
+SIBLING = re.compile(r"\]\((\w+)\.md\)")
 SECTION = re.compile(r"^## (.+)\n((?:(?!## ).*\n?)*)", re.MULTILINE)
-STAGES = "docs/reference/stages/index"
 
 
 def _navigation(app: Any, docname: str, source: list[str]) -> None:
-    """Add a hidden table of contents for each section of the front page, and for the table of stages."""
-    if docname == STAGES:
-        source[0] += _contents("", ROW.findall(source[0]))
+    """Add a hidden table of contents for each section of the front page, and for the index of a folder."""
+    if docname != root_doc and docname.endswith("/index"):
+        source[0] += _contents("", [*dict.fromkeys(SIBLING.findall(source[0]))])
     elif docname == root_doc:
         for caption, text in SECTION.findall(source[0]):
             source[0] += _contents(f":caption: {caption}\n", ITEM.findall(text))
