@@ -7,18 +7,19 @@ docs/index.md are the navigation; so are the links of an index.md in another fol
 from __future__ import annotations
 
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
-from pygments.lexers.special import TextLexer
-from sphinx.highlighting import lexers
+sys.path.insert(0, str(Path(__file__).parent))
+from flowchart import Flowchart  # noqa: E402
 
 project = "Coralline"
 extensions = ["myst_parser"]
 root_doc = "docs/index"
 include_patterns = ["docs/**.md", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"]
 myst_heading_anchors = 4
-suppress_warnings: list[str] = []
-lexers["mermaid"] = TextLexer()
+myst_fence_as_directive = ["mermaid"]
 
 html_theme = "furo"
 html_title = "Coralline"
@@ -48,5 +49,6 @@ def _contents(options: str, pages: list[str]) -> str:
 
 
 def setup(app: Any) -> None:
-    """Connect the navigation."""
+    """Connect the navigation, and register the directive of flowcharts."""
+    app.add_directive("mermaid", Flowchart)
     app.connect("source-read", _navigation)
