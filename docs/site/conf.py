@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from flowchart import Flowchart  # noqa: E402
+from flowchart import Flowchart
 
 project = "Coralline"
 extensions = ["myst_parser"]

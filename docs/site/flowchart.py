@@ -1,14 +1,13 @@
 """Draw the flowcharts of the manuals as SVG, so that a page needs no script to show them.
 
-GitHub draws a block ```mermaid by itself. Here the directive `mermaid` draws the same lines `a --> b`: nodes in rows, each
-below all nodes that point to it.
+GitHub draws a block ```mermaid by itself. Here the directive `mermaid` draws the same lines `a --> b`: nodes in rows,
+each below all nodes that point to it.
 """
 
 from __future__ import annotations
 
 import re
 from html import escape
-from typing import Any
 
 from docutils import nodes
 from docutils.parsers.rst import Directive
@@ -110,5 +109,6 @@ def _box(name: str, x: float, y: float) -> str:
     return (
         f'<rect x="{x - width / 2:.0f}" y="{y - HEIGHT / 2:.0f}" width="{width:.0f}" height="{HEIGHT}" rx="4" '
         'fill="var(--color-background-secondary)" stroke="currentColor" stroke-opacity="0.6"/>'
-        f'<text x="{x:.0f}" y="{y + 4:.0f}" text-anchor="middle" font-size="12" fill="currentColor">{escape(name)}</text>'
+        f'<text x="{x:.0f}" y="{y + 4:.0f}" text-anchor="middle" font-size="12" fill="currentColor">'
+        f"{escape(name)}</text>"
     )

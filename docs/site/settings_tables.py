@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -78,9 +79,34 @@ def table(properties: Mapping[str, Schema], required: Iterable[str]) -> list[str
     lines = ["| setting | default | allowed | meaning |", "|---|---|---|---|"]
     for name, setting in properties.items():
         default = "required" if name in required else _default(setting)
-        text = " ".join(setting.get("description", "").split())
-        lines.append(f"| `{name}` | {default} | {cell(allowed(setting))} | {cell(text)} |")
+        lines.append(f"| `{name}` | {default} | {cell(allowed(setting))} | {cell(_meaning(setting))} |")
     return lines
+
+
+def _meaning(setting: Schema) -> str:
+    """The description of a setting, with each of its words that is explained on a line of its own."""
+    text = " ".join(setting.get("description", "").split())
+    words = "|".join(re.escape(str(word)) for word in _words(setting))
+    explained = re.compile(rf"(^|[.:;] )((?:{words})(?:, (?:{words}))*): ")
+    if not words or not explained.search(text):
+        return text
+    return explained.sub(_on_a_line, text)
+
+
+def _on_a_line(match: re.Match[str]) -> str:
+    """Words as code, on a new line unless they are the first ones."""
+    words = ", ".join(f"`{word}`" for word in match[2].split(", "))
+    return f"{match[1].rstrip()}<br>{words}: " if match[1] else f"{words}: "
+
+
+def _words(setting: Schema) -> list[Any]:
+    """The allowed words of a setting, also of the items of a list."""
+    options = (setting, setting.get("items", {}), *setting.get("anyOf", ()))
+    return [
+        word
+        for option in options
+        for word in (*option.get("enum", ()), *([option["const"]] if "const" in option else []))
+    ]
 
 
 def _default(setting: Schema) -> str:
@@ -105,7 +131,7 @@ def allowed(setting: Schema) -> str:
     if "const" in setting:
         return f"`{setting['const']}`"
     if "$ref" in setting:
-        return "a map, see below"
+        return "a map (see below)"
     kind = setting.get("type")
     if kind in ("integer", "number"):
         return f"{kind}{_range(setting)}"
@@ -123,9 +149,11 @@ def _list(setting: Schema) -> str:
     """A list and its length in words."""
     items = allowed(setting.get("items", {}))
     length = setting.get("minItems")
-    if length is not None and length == setting.get("maxItems"):
-        return f"list of {length} {PLURALS.get(items, items)}"
-    return f"list of {PLURALS.get(items, items)}"
+    count = f"{length} " if length is not None and length == setting.get("maxItems") else ""
+    kind, comma, limits = items.partition(",")
+    if kind in PLURALS:
+        return f"a list of {count}{PLURALS[kind]}" + (f", each{limits}" if comma else "")
+    return f"a list of {count}{items}"
 
 
 def _range(setting: Schema) -> str:
