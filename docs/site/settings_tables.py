@@ -101,12 +101,11 @@ def _on_a_line(match: re.Match[str]) -> str:
 
 def _words(setting: Schema) -> list[Any]:
     """The allowed words of a setting, also of the items of a list."""
-    options = (setting, setting.get("items", {}), *setting.get("anyOf", ()))
-    return [
-        word
-        for option in options
-        for word in (*option.get("enum", ()), *([option["const"]] if "const" in option else []))
-    ]
+    words = []
+    for option in (setting, setting.get("items", {}), *setting.get("anyOf", ())):
+        words += option.get("enum", ())
+        words += [option["const"]] if "const" in option else []
+    return words
 
 
 def _default(setting: Schema) -> str:
