@@ -20,6 +20,7 @@ RUNNER = "python3 runner.pyz"
 
 MANUALS = {
     "run": "[the tutorial](../tutorial.md)",
+    "init": "[the tutorial](../tutorial.md#3-the-pipeline-file)",
     "export": "[tasks](../tasks.md#one-command-without-a-pipeline-file)",
     "import": "[models](../models.md)",
     "check": "[operators](../operators.md)",

@@ -115,6 +115,8 @@ PROBES: tuple[dict[str, Any], ...] = (
     {"class_weights": "balanced"},
     {"augment": {"shift": 0.1}},
     {"augment": {"rotate": 10}},
+    {"augment": {"mixup": 0.2}},
+    {"label_smoothing": 0.1},
     {"subset": {"by": "random", "share": 0.5}},
     {"subset": {"by": "stratified", "share": 0.5}},
     {"subset": {"by": "hardness", "share": 0.5}},

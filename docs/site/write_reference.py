@@ -153,6 +153,8 @@ METHODS: dict[Use, str] = {
     "subset": "`subset`",
     "augmentation": "`augment`",
     "rotation": "`augment.rotate`",
+    "mixup": "`augment.mixup`",
+    "label smoothing": "`label_smoothing`",
     "labels": "[train](stages/train.md)",
     "selection by classes": "`calibration.select: hardness` or `coverage`",
     "tfmot": "[sparsify](stages/sparsify.md), [cluster](stages/cluster.md)",
@@ -189,7 +191,7 @@ def _refused(task: Task) -> list[str]:
         return ["", "It refuses no stage and no setting."]
     merged: dict[Refusal, list[str]] = {}
     for use, refusal in task.refused.items():
-        merged.setdefault(refusal, []).append(METHODS[use])
+        merged.setdefault(refusal, []).append(METHODS.get(use, f"`{use}`"))
     lines = ["", "| refused | reason | instead |", "|---|---|---|"]
     for refusal, methods in merged.items():
         instead = "; ".join(filter(None, (refusal.allowed, refusal.hint)))
