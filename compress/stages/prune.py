@@ -58,7 +58,7 @@ class Prune(Stage, TrainingSettings):
     epochs: Annotated[int, Field(ge=0, le=10_000)] = 4
     """Epochs of training after the last step; 0: no training."""
     epochs_between: Annotated[int, Field(ge=0, le=10_000)] = 1
-    """Epochs of training after each of the other steps."""
+    """Epochs of training after each step before the last one."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.002
     """Initial learning rate of Adam; low, because most weights are already trained."""
     distill: DistillationSettings | None = None

@@ -245,7 +245,7 @@ class Compiler:
         absent = [name for name in self.options.intermediate_tensors if name not in names]
         if absent:
             raise StageError(
-                f"no operator makes a tensor {absent[0]!r}",
+                f"no operator computes a tensor {absent[0]!r}",
                 where="compile.intermediate_tensors",
                 hint="`check --json` lists the outputs of all operators",
             )
