@@ -206,6 +206,7 @@ class Classification(Task):
     """One class for each sample, by the highest score; the metric is the accuracy."""
 
     name: ClassVar[str] = "classification"
+    one_vector: ClassVar[bool] = True
     models: ClassVar[str] = "classifiers"
     score_name: ClassVar[str] = "validation_accuracy"
     metrics: ClassVar[tuple[Metric, ...]] = (Metric("accuracy", "Accuracy", "fraction", "accuracy_drop", limited=True),)

@@ -79,6 +79,7 @@ class Embeddings(MeasuredTask):
     """Vectors; the metric is the share of samples whose nearest neighbour has the same class."""
 
     name: ClassVar[str] = "embeddings"
+    one_vector: ClassVar[bool] = True
     instead_of: ClassVar[frozenset[str]] = frozenset({"classification"})
     needs_every_class: ClassVar[bool] = False
     models: ClassVar[str] = "embedding models"

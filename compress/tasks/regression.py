@@ -34,6 +34,7 @@ class Regression(MeasuredTask):
     """Values for each sample; the metrics are R² and the mean absolute error over all targets."""
 
     name: ClassVar[str] = "regression"
+    one_vector: ClassVar[bool] = True
     models: ClassVar[str] = "regression models"
     score_name: ClassVar[str] = "validation_score"
     metrics: ClassVar[tuple[Metric, ...]] = (
