@@ -241,6 +241,9 @@ class Task(ABC):
     """Whether a class without training samples is a mistake."""
     counts_right: ClassVar[bool] = False
     """Whether training shows an accuracy, and early stopping uses it; otherwise the loss."""
+    recognition: ClassVar[Literal["", "scores", "embedding"]] = ""
+    """The first output, from which the device computes a calibrated confidence and learns new classes: the scores of
+    classes, or an embedding. Empty: it does neither."""
 
     @abstractmethod
     def head(self, model: Any, data: Data, specification: Specification = None) -> Head:
