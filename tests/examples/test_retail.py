@@ -286,6 +286,8 @@ def test_the_pipeline_of_the_manual(tmp_path: Path) -> None:
     from compress.pipeline.schema import load
 
     text = (SHOP.parent / "README.md").read_text()
+    (tmp_path / "shop.keras").touch()
+    (tmp_path / "photos").mkdir()
     (tmp_path / "pipeline.yaml").write_text(text.partition("```yaml\n")[2].partition("```")[0])
     stages = [entry.stage.name for entry in load(tmp_path / "pipeline.yaml").steps[1:]]
     assert stages == ["quantize", "expose_embedding", "compile", "package"]
