@@ -53,7 +53,7 @@ class LearnSettings(NamedTuple):
     loss: float = 0.01
 
 
-class NewHead(NamedTuple):
+class LearntHead(NamedTuple):
     """The logits of new classes.
 
     Attributes:
@@ -85,7 +85,7 @@ def check(settings: LearnSettings) -> None:
 
 def new_head(
     photos: Sequence[Array], old: Optional[Head], references: Dict[str, References], settings: LearnSettings
-) -> NewHead:
+) -> LearntHead:
     """Return the logits of new classes.
 
     Args:
@@ -106,19 +106,19 @@ def new_head(
         directions = unit(np.concatenate([some, everything]) - centre)
         classes = np.concatenate([np.zeros(len(some), np.int64), labels + 1])
         weights, biases = _softmax_regression(directions, classes)
-    head = NewHead(centre.astype(np.float32), weights, biases)
+    head = LearntHead(centre.astype(np.float32), weights, biases)
     held_out = references.get("validation") or known
     return head if old is None or held_out is None else _placed(head, old, held_out, settings.loss)
 
 
-def losses(head: NewHead, old: Head, references: References) -> int:
+def losses(head: LearntHead, old: Head, references: References) -> int:
     """Return how many reference embeddings go from the right old class to a new one."""
     logits = old.logits(references.embeddings)
     right = logits.argmax(axis=1) == references.labels
     return int((right & (head.logits(references.embeddings).max(axis=1) > logits.max(axis=1))).sum())
 
 
-def _placed(head: NewHead, old: Head, references: References, loss: float) -> NewHead:
+def _placed(head: LearntHead, old: Head, references: References, loss: float) -> LearntHead:
     """Return the head with the scale and the bias of each class that the old logits need.
 
     A logit has `SPREAD` times the spread of the largest old logit. Its bias is as large as possible: it takes at most
@@ -137,7 +137,7 @@ def _placed(head: NewHead, old: Head, references: References, loss: float) -> Ne
     allowed = min(int(loss * len(references.labels)), len(ordered) - 1)
     weights = head.weights * scales[:, np.newaxis]
     biases = head.biases * scales - ordered[allowed] - ROUNDING * spread
-    return NewHead(head.centre, _float32(weights), _float32(biases))
+    return LearntHead(head.centre, _float32(weights), _float32(biases))
 
 
 def _softmax_regression(directions: Array, classes: Array) -> Tuple[Array, Array]:

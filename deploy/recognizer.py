@@ -26,7 +26,7 @@ from deploy.contract.class_heads import Head, imprinted
 from deploy.contract.embedding import References
 from deploy.contract.errors import ArgumentError
 from deploy.contract.preprocessing import Array
-from deploy.learning import LearnSettings, NewHead
+from deploy.learning import LearnSettings, LearntHead
 from deploy.learnt_file import Change, LearntClass, LearntState
 from deploy.model import Model
 
@@ -323,7 +323,7 @@ class _Parts(NamedTuple):
     old: Optional[Head]
     references: Dict[str, References]
 
-    def recognition(self, outputs: Sequence[Array], head: Optional[NewHead], labels: List[str]) -> Recognition:
+    def recognition(self, outputs: Sequence[Array], head: Optional[LearntHead], labels: List[str]) -> Recognition:
         """Return the answer for the outputs of a sample."""
         if self.values:
             return self.of_embedding(self.embedding(outputs), head, labels)
@@ -333,7 +333,7 @@ class _Parts(NamedTuple):
         logits = confidence.logits_of(scores[np.newaxis], self.calibration.form, self.calibration.step)
         return self._calibrated(logits, labels)
 
-    def of_embedding(self, embedding: Array, head: Optional[NewHead], labels: List[str]) -> Recognition:
+    def of_embedding(self, embedding: Array, head: Optional[LearntHead], labels: List[str]) -> Recognition:
         """Return the answer for an embedding [1, values]."""
         logits = np.zeros((1, 0), np.float32) if self.old is None else self.old.logits(embedding)
         if head is not None:
@@ -389,7 +389,7 @@ def _parts(model: Model) -> _Parts:
     )
 
 
-def _new_head(parts: _Parts, state: LearntState, settings: LearnSettings) -> Optional[NewHead]:
+def _new_head(parts: _Parts, state: LearntState, settings: LearnSettings) -> Optional[LearntHead]:
     """Return the head of the learnt classes; None: there are none."""
     classes = state.classes()
     if not classes:
