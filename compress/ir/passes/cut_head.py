@@ -37,8 +37,8 @@ def feature_map(network: Network, last: str | None = None) -> LayerOutput:
         if last not in network.layers:
             raise ModelError(
                 f"the model has no layer {last!r}",
-                allowed="the name of a layer: `python -m compress import MODEL --layers` lists them",
-                hint=nearest(last, network.layers),
+                allowed="the name of a layer",
+                hint=nearest(last, network.layers) or "`python -m compress import MODEL --layers` lists them",
             )
         return LayerOutput(last, max(len(network.layers[last].calls) - 1, 0))
     crossed = _crossed_by_all_paths(network)
