@@ -44,7 +44,7 @@ class QatSettings(RoundedTraining):
 
 
 @dataclass(frozen=True)
-class _Parts:
+class _QuantizePhases:
     """The phases of the stage.
 
     Attributes:
@@ -62,7 +62,7 @@ class _Parts:
     check: Phase
 
     @classmethod
-    def of(cls, stage: Quantize, data: Data) -> _Parts:
+    def of(cls, stage: Quantize, data: Data) -> _QuantizePhases:
         """Return the phases of a stage with these settings."""
         from compress.quantization.post_training import search_cost
         from compress.training.phases import BUILD, training
@@ -179,7 +179,7 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
 
         keras(context.seed)
         model = working_model.read(artifact, context) if artifact.kind is Kind.KERAS else None
-        parts, progress = _Parts.of(self, context.data), context.progress
+        parts, progress = _QuantizePhases.of(self, context.data), context.progress
         progress.plan(parts.samples, parts.search, *parts.qat, parts.writing, parts.check)
         with progress.phase(parts.samples):
             samples = self._split(model, context)
@@ -225,13 +225,15 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
         from compress.quantization import float_tflite
 
         context.progress.note("quantize: the converter chooses the ranges, since the file has no Keras layers")
-        with context.progress.phase(_Parts.of(self, context.data).search):
+        with context.progress.phase(_QuantizePhases.of(self, context.data).search):
             result = float_tflite.quantize(artifact.file(MODEL_TFLITE).read_bytes(), samples.calibration, self.io)
         for warning in result.warnings:
             context.progress.note(f"quantize: {warning}")
         return result
 
-    def _run(self, model: Any, samples: CalibrationSplit, context: Context, parts: _Parts) -> QuantizationResult:
+    def _run(
+        self, model: Any, samples: CalibrationSplit, context: Context, parts: _QuantizePhases
+    ) -> QuantizationResult:
         """Quantize a Keras model; with `method: qat` train it too, and keep the better result."""
         from compress.quantization import plan, post_training
 
