@@ -17,6 +17,8 @@ Level = Literal["usable", "usable with warnings", "not usable"]
 ExampleKind = Literal["different", "typical"]
 EXAMPLES = "examples"
 """The folder of a run with the pictures of examples."""
+PROCESSORS = {"tpu": "Edge TPU", "cpu": "CPU"}
+"""The processors by their names in the placement of operators."""
 StageStatus = Literal["done", "cached", "skipped", "failed", "not run"]
 Measurements = Mapping[str, Measurement]
 """Measurements by the name of their metric."""
@@ -366,7 +368,7 @@ class OperatorRecord:
     @property
     def processor(self) -> str:
         """The processor that runs it."""
-        return "Edge TPU" if self.on_tpu else "CPU"
+        return PROCESSORS.get(self.placement, "unknown")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from compress.report.blocks import (
 )
 from compress.report.json_values import decode
 from compress.report.record import DataRecord, RunRecord, StageRecord
-from compress.report.verdict import absence
+from compress.report.absence import absence
 from compress.report.wording import MAX_PROSE, TIMES, first, outline, scalar, seconds, shorten
 
 MAX_CLASSES = 24
