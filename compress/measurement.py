@@ -123,7 +123,7 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
 
 
 def drop(original: NDArray[np.bool_], result: NDArray[np.bool_]) -> Measurement:
-    """Return the loss of accuracy from `original` to `result`, which say for the same samples if the answer is right."""
+    """Return the loss of accuracy from `original` to `result`: for the same samples, whether the answer is right."""
     both, first = int((original & result).sum()), int((original & ~result).sum())
     second, neither = int((~original & result).sum()), int((~original & ~result).sum())
     return paired_drop(both, first, second, neither)
@@ -173,6 +173,6 @@ def mcnemar(first: int, second: int) -> float:
     changed = first + second
     if changed > MOST_EXACT:
         z = max(0.0, abs(first - second) - 1) / sqrt(changed)  # with Edwards' continuity correction
-        return erfc(z / sqrt(2))
+        return float(erfc(z / sqrt(2)))
     tail = sum(comb(changed, count) for count in range(min(first, second) + 1))
-    return min(1.0, 2 * tail / 2**changed)
+    return float(min(1.0, 2 * tail / 2**changed))

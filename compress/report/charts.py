@@ -346,8 +346,8 @@ def latency_notes(curves: Sequence[LatencyCurve]) -> list[str]:
         if slower:
             slowest = number(max(curve.values), "ms")
             notes.append(
-                f"The axis ends at {number(end, 'ms')}: {count(slower, 'slower run')} of the {curve.name.lower()}, up to "
-                f"{slowest}, {'is' if slower == 1 else 'are'} not drawn."
+                f"The axis ends at {number(end, 'ms')}: {count(slower, 'slower run')} of the {curve.name.lower()}, up "
+                f"to {slowest}, {'is' if slower == 1 else 'are'} not drawn."
             )
     return notes
 

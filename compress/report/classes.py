@@ -8,9 +8,9 @@ from typing import Any
 from compress.measurement import Measurement, origin
 from compress.measurement import missing as missing_measurement
 from compress.report import charts
+from compress.report.absence import absence
 from compress.report.blocks import Block, Cell, Columns, Details, Figure, Section, Table, Text, missing, table
 from compress.report.record import ClassRecord, ConfusionRecord, FoundAgainRecord, RunRecord
-from compress.report.absence import absence
 from compress.report.wording import count, noun, number, shorten, show
 
 MAX_DRAWN = 40
@@ -97,7 +97,9 @@ def _counts(classes: Sequence[str], counts: Sequence[Sequence[int]]) -> Table:
         if samples
     ]
     empty = ("no class", "no class", "0")
-    return Table(("True class", "Predicted class", "Samples"), rows or [empty], "Pairs of classes without samples are left out.")
+    return Table(
+        ("True class", "Predicted class", "Samples"), rows or [empty], "Pairs of classes without samples are left out."
+    )
 
 
 def _distinct(classes: Sequence[str]) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from compress.measurement import Measurement, Metric, origin, ratio
 from compress.report import charts, training
+from compress.report.absence import absence
 from compress.report.blocks import (
     Block,
     Cell,
@@ -22,7 +23,6 @@ from compress.report.blocks import (
     table,
 )
 from compress.report.record import RunRecord, StageRecord
-from compress.report.absence import absence
 from compress.report.verdict import limited
 from compress.report.wording import MAX_PROSE, metric, names, noun, number, seconds, shorten, show
 

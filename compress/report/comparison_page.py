@@ -16,9 +16,10 @@ from compress.report.run_comparison import (
     in_words,
     summary,
 )
-from compress.report.wording import MAX_PROSE, seconds, sentence, shorten, show
+from compress.report.wording import MAX_PROSE, moment, seconds, sentence, shorten, show
 from compress.version import __version__
 
+Row = tuple[Cell | str, ...]
 STYLES: dict[bool, Style] = {True: "good", False: "bad"}
 """The style of a change for the better, and of one for the worse."""
 
@@ -64,24 +65,23 @@ def _runs(runs: Sequence[ComparedRun]) -> Table:
         (
             Cell(_title(run), shorten(run.path, 120)),
             Cell(run.status, run.verdict),
-            seconds(run.seconds),
-            Cell(shorten(run.finished, 40), f"Coralline {shorten(run.coralline)}"),
+            Cell(moment(run.finished), f"Coralline {shorten(run.coralline)}"),
         )
         for run in runs
     ]
-    return Table(("Run", "Status", "Time", "Finished"), rows, "Every difference is that from A.")
+    return Table(("Run", "Status", "Finished"), rows, "Every difference is that from A.")
 
 
 def _values(head: str, heads: tuple[str, ...], rows: Sequence[ComparedValues], caption: str = "") -> list[Block]:
     """Return the table of quantities: the value of A, then each other value with its difference."""
-    cells = [(row.label, show(row.values[0], row.name), *_others(row)) for row in rows]
+    cells: list[Row] = [(row.label, show(row.values[0], row.name), *_others(row)) for row in rows]
     return list(or_missing(table((head, *heads), cells, caption), "nothing can be compared"))
 
 
-def _others(row: ComparedValues) -> Iterator[Cell]:
-    for value, difference in zip(row.values[1:], row.differences, strict=True):
+def _others(row: ComparedValues, *, with_reason: bool = True) -> Iterator[Cell]:
+    for place, (value, difference) in enumerate(zip(row.values[1:], row.differences, strict=True)):
         shown = show(value, row.name)
-        remark = in_words(difference, row.unit)
+        remark = in_words(row, place, with_reason=with_reason)
         if shown.style == "missing":
             yield shown
         else:
@@ -108,19 +108,24 @@ def _settings(comparison: RunComparison, heads: tuple[str, ...]) -> Iterator[Blo
 
 def _stages(comparison: RunComparison, heads: tuple[str, ...]) -> Iterator[Block]:
     """Yield a table for each quantity: stages, and its value in each run."""
-    caption = "The quality is that of the validation split."
+    caption = "The quality is that of the validation split; differences are judged by their 95% intervals."
     names = dict.fromkeys(row.label for stage in comparison.stages for row in stage.values)
     for place, label in enumerate(names):
-        rows = [(shorten(stage.id), *_stage_cells(stage.values[place])) for stage in comparison.stages]
-        yield Table((label, *heads), rows, caption if place == 0 else "")
-    times = [(shorten(stage.id), *_times(stage)) for stage in comparison.stages]
+        measured = [
+            stage for stage in comparison.stages if any(v.value is not None for v in stage.values[place].values)
+        ]
+        rows: list[Row] = [(shorten(stage.id), *_stage_cells(stage.values[place])) for stage in measured]
+        yield from table((label, *heads), rows, caption if place == 0 else "")
+    times: list[Row] = [(shorten(stage.id), *_times(stage)) for stage in comparison.stages]
+    totals = [sum(filter(None, column)) for column in zip(*(stage.seconds for stage in comparison.stages), strict=True)]
+    times.append(("all stages", *(Cell(seconds(total)) for total in totals)))
     yield from table(("Time", *heads), times, "The time of a stage is that of the run that made it.")
 
 
 def _stage_cells(row: ComparedValues) -> Iterator[Cell]:
     first = show(row.values[0], row.name)
     yield first if first.style == "missing" else Cell(first.text)
-    yield from _others(row)
+    yield from _others(row, with_reason=False)
 
 
 def _times(stage: ComparedStage) -> Iterator[Cell]:
@@ -169,4 +174,3 @@ def _placement(run: ComparedRun, placement: ComparedPlacement) -> Iterator[Block
     for name, operators in (("A", placement.only_first), (run.letter, placement.only_this)):
         if operators:
             yield Text(f"Only in {name}: {shorten(', '.join(operators), MAX_PROSE)}.")
-

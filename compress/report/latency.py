@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from compress.measurement import LATENCIES
 from compress.report import charts
+from compress.report.absence import absence
 from compress.report.blocks import Block, Cell, Columns, Figure, Heading, Pairs, Section, Table, missing
 from compress.report.record import LatencyRecord, ModelRecord, RunRecord
-from compress.report.absence import absence
 from compress.report.wording import count, number, scalar, shorten, show
 
 FEW_RUNS = 100
@@ -62,7 +62,9 @@ def _figure(curves: list[charts.LatencyCurve]) -> Block:
     if min(len(curve.values) for curve in curves) < FEW_RUNS:
         caption += f" With fewer than {FEW_RUNS} runs, p99 is the slowest run."
     caption = " ".join([caption, *charts.latency_notes(curves)])
-    return Figure(charts.latency_curves(curves), "Cumulative distribution of the latency.", caption, data=_drawn(curves))
+    return Figure(
+        charts.latency_curves(curves), "Cumulative distribution of the latency.", caption, data=_drawn(curves)
+    )
 
 
 def _drawn(curves: Sequence[charts.LatencyCurve]) -> Table:

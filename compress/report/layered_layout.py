@@ -88,7 +88,9 @@ def layout(sizes: Sequence[tuple[float, float]], edges: Sequence[Edge]) -> Layou
     width = max((x[node] + layers.sizes[node][0] / 2 for node in range(len(x))), default=0.0)
     centres = tuple((x[node], y[node]) for node in range(layers.nodes))
     routes = {edge: _route(edge, chain, layers, x, y, heights) for edge, chain in layers.chains.items()}
-    return Layout(centres, routes, width, max((y[n] + layers.sizes[n][1] / 2 for n in range(layers.nodes)), default=0.0))
+    return Layout(
+        centres, routes, width, max((y[n] + layers.sizes[n][1] / 2 for n in range(layers.nodes)), default=0.0)
+    )
 
 
 def _in_layers(sizes: Sequence[tuple[float, float]], edges: Sequence[Edge]) -> _Layers:

@@ -5,7 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from compress.report.blocks import Block, Cell, Columns, FileLink, Heading, Pairs, Pictures, Preformatted, Section, Table, Text
+from compress.report.blocks import (
+    Block,
+    Cell,
+    Columns,
+    FileLink,
+    Heading,
+    Pairs,
+    Pictures,
+    Preformatted,
+    Section,
+    Table,
+    Text,
+)
 from compress.report.verdict import Overview
 from compress.report.wording import MAX_PROSE, clean, shorten
 

@@ -49,7 +49,9 @@ def _use(record: RunRecord) -> Iterator[Step]:
     bundle = f"{record.name}.coralline"
     yield from _on_the_cpu(record)
     if is_uncompiled(record):
-        again = ", then run the pipeline again, so that the bundle has the compiled model" if _has(record, bundle) else ""
+        again = (
+            ", then run the pipeline again, so that the bundle has the compiled model" if _has(record, bundle) else ""
+        )
         text = f"Compile the model, on x86-64 Linux with the vendor's compiler{again}. See docs/compiling.md."
         yield Step(text, f"edgetpu_compiler -s {MODEL_TFLITE}")
     if _has(record, bundle):

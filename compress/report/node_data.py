@@ -1,7 +1,7 @@
 """The placement of operators for Model Explorer, which colours the nodes of a .tflite file with it.
 
-The format is that of custom node data in ai-edge-model-explorer 0.1.34: a node is found by the name of one of its output
-tensors, or by its identifier, which is the index of the operator in its reader of .tflite files.
+The format is that of custom node data in ai-edge-model-explorer 0.1.34: a node is found by the name of one of its
+output tensors, or by its identifier, which is the index of the operator in its reader of .tflite files.
 """
 
 from __future__ import annotations

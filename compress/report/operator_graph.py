@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from compress.report import html, svg
-from compress.report.blocks import Block, Cell, Section, Table, Text
+from compress.report.blocks import Block, Cell, Section, Table, Text, joined
 from compress.report.layered_layout import Edge, Layout, Point, layout
 from compress.report.record import OperatorRecord
-from compress.report.wording import MAX_PROSE, TIMES, count, joined, number, sentence, shorten
+from compress.report.wording import MAX_PROSE, TIMES, count, number, sentence, shorten
 from compress.tflite.graph import NONE, Graph, Tensor
 
 GRAPH_FILE = "graph.html"
@@ -139,13 +139,16 @@ def draw(graph: Graph, operators: Sequence[OperatorRecord], subject: GraphSubjec
         "</g>",
     ]
     description = f"{subject.summary}. The tables below have every operator with its placement and the reason."
-    return svg.svg("operators", size, "The operators of the model, from its inputs to its outputs", description, parts), size[0]
+    return svg.svg(
+        "operators", size, "The operators of the model, from its inputs to its outputs", description, parts
+    ), size[0]
 
 
 def _nodes_and_edges(graph: Graph, operators: Sequence[OperatorRecord]) -> tuple[list[_Node], list[Edge]]:
     """Return the operators, then inputs and outputs of the model; and the pairs that share a tensor."""
     nodes = [
-        _operator(operator, graph.output_tensors(source)) for operator, source in zip(operators, graph.operators, strict=True)
+        _operator(operator, graph.output_tensors(source))
+        for operator, source in zip(operators, graph.operators, strict=True)
     ]
     made_by = {tensor: operator.index for tensor, operator in graph.producer.items()}
     for tensor in dict.fromkeys(graph.inputs[:MOST_ENDS]):
@@ -176,7 +179,13 @@ def _operator(operator: OperatorRecord, outputs: Sequence[Tensor]) -> _Node:
         shape += f" and {len(outputs) - 1} more"
     kind = KINDS.get(operator.placement, "unknown")
     reason = joined(" ", operator.status, operator.reason, operator.advice)
-    tip = joined("; ", f"{operator.index} {operator.op}: {operator.processor}", reason, f"{operator.macs:,} MACs", operator.output)
+    tip = joined(
+        "; ",
+        f"{operator.index} {operator.op}: {operator.processor}",
+        reason,
+        f"{operator.macs:,} MACs",
+        operator.output,
+    )
     return _Node((f"{operator.index} {operator.op}", shape), kind, tip, f"op-{operator.index}", operator.processor)
 
 

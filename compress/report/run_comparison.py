@@ -1,4 +1,4 @@
-"""The comparison of runs as values: settings, results, stages, latency, memory, and placement, each against the first run.
+"""The comparison of runs as values, each run against the first one.
 
 Every difference says whether it is certain. Two runs with the same test samples are compared sample by sample where
 their records say which samples are answered correctly; otherwise their intervals are compared.
@@ -15,11 +15,13 @@ from typing import Any, Literal
 from compress.measurement import LATENCIES, SIZES, Measurement, Metric, mcnemar, missing, paired_drop
 from compress.report.json_values import encode
 from compress.report.record import PlacementRecord, RightAnswersRecord, RunRecord
-from compress.report.wording import MINUS, count, number
+from compress.report.wording import MINUS, count, noun, number
 
 Certain = Literal["yes", "no", "unknown", "exact"]
 SIGNIFICANT = 0.05
 """Probability of a chance result below which a difference is certain."""
+ALIKE = 0.002
+"""Costs that differ by a smaller fraction are nearly the same."""
 MOST_MOVED = 200
 MOST_ALIGNED = 2000
 """Operators of a model of which placements are compared one by one."""
@@ -146,7 +148,6 @@ class ComparedRun:
         verdict: the level of the verdict; "" without one.
         finished: when it ended.
         coralline: the version.
-        seconds: the time of the run.
     """
 
     letter: str
@@ -156,7 +157,6 @@ class ComparedRun:
     verdict: str
     finished: str
     coralline: str
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -212,9 +212,8 @@ def compare(records: Sequence[RunRecord], paths: Sequence[str]) -> RunComparison
 
 def _run(record: RunRecord, path: str, index: int) -> ComparedRun:
     verdict = "" if record.verdict is None else record.verdict.level
-    return ComparedRun(
-        chr(ord("A") + index), path, record.name, record.status, verdict, record.finished, record.coralline, record.seconds
-    )
+    letter = chr(ord("A") + index)
+    return ComparedRun(letter, path, record.name, record.status, verdict, record.finished, record.coralline)
 
 
 def _letters(records: Sequence[RunRecord], kept: Iterable[bool]) -> str:
@@ -242,7 +241,7 @@ def _limits(records: Sequence[RunRecord]) -> Iterator[str]:
         )
     other_target = [record.target.name != first.target.name for record in records]
     if any(other_target):
-        yield f"{_letters(records, other_target)} has another target than A: placement and latency differ for this reason."
+        yield f"{_letters(records, other_target)} has another target than A, so placement and latency differ."
     if any(_machine(record) != _machine(first) for record in records):
         yield "The runs were on different machines: their times, and latencies on the CPU, cannot be compared."
 
@@ -398,7 +397,7 @@ def _stages(records: Sequence[RunRecord]) -> Iterator[ComparedStage]:
     """Yield the stages of all runs by id, in the order of the first run that has them."""
     maps = [{stage.id: stage for stage in record.stages} for record in records]
     same_task = all(_quality_names(record) == _quality_names(records[0]) for record in records)
-    metrics = [*records[0].metrics[: 1 if same_task else 0], *SIZES]
+    metrics = [*records[0].metrics[: 1 if same_task else 0], *(each for each in SIZES if each.name in _HEADLINE)]
     for ident in dict.fromkeys(ident for stages in maps for ident in stages):
         found = [stages.get(ident) for stages in maps]
         rows = []
@@ -409,8 +408,8 @@ def _stages(records: Sequence[RunRecord]) -> Iterator[ComparedStage]:
             rows.append(_compared(metric, values, [compare(values[0], value) for value in values[1:]]))
         yield ComparedStage(
             ident,
-            tuple(stage and stage.status for stage in found),
-            tuple(stage and stage.seconds for stage in found),
+            tuple(None if stage is None else stage.status for stage in found),
+            tuple(None if stage is None else stage.seconds for stage in found),
             tuple(rows),
         )
 
@@ -474,14 +473,16 @@ def _placement(first: RunRecord, second: RunRecord) -> ComparedPlacement | None:
 
 def _aligned(before: PlacementRecord, after: PlacementRecord, summary: tuple[str, str]) -> ComparedPlacement:
     """Compare two sequences of operators; their names have no meaning across runs, but their order has."""
-    names = [[operator.op for operator in placement.ops] for placement in (before, after)]
+    names = [operator.op for operator in before.ops]
+    other_names = [operator.op for operator in after.ops]
     moved: list[MovedOperator] = []
     removed: list[str] = []
     added: list[str] = []
-    for tag, start, end, other_start, other_end in SequenceMatcher(None, *names, autojunk=False).get_opcodes():
+    matcher = SequenceMatcher(None, names, other_names, autojunk=False)
+    for tag, start, end, other_start, other_end in matcher.get_opcodes():
         if tag != "equal":
-            removed += names[0][start:end]
-            added += names[1][other_start:other_end]
+            removed += names[start:end]
+            added += other_names[other_start:other_end]
             continue
         for one, two in zip(before.ops[start:end], after.ops[other_start:other_end], strict=True):
             if one.placement != two.placement:
@@ -497,24 +498,36 @@ def _counted(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{number:,} {name}" for name, number in sorted(counts.items(), key=lambda pair: -pair[1]))
 
 
-def in_words(difference: Difference, unit: str) -> str:
-    """Return a difference with its sign, and whether it is certain."""
+def in_words(row: ComparedValues, place: int, *, with_reason: bool = True) -> str:
+    """Return a difference with its sign, and whether it is certain.
+
+    Args:
+        row: the quantity.
+        place: the index of the difference.
+        with_reason: whether to add how that was decided.
+    """
+    difference, unit = row.differences[place], row.unit
     if difference.value is None:
         return difference.reason
+    base = row.values[0].value or 0.0
+    if difference.value == 0 and difference.low is None:
+        return "no difference"
+    if difference.low is None and unit != "fraction" and abs(difference.value) < ALIKE * abs(base):
+        return "nearly the same"
     text = signed(difference.value, unit)
     if difference.low is not None and difference.high is not None:
         text += f" [{signed(difference.low, unit)}, {signed(difference.high, unit)}]"
+    if difference.certain in ("yes", "exact") and difference.value:
+        text += ", better" if (difference.value > 0) == row.higher_is_better else ", worse"
     verdicts = {"yes": ", certain", "no": ", not certain", "unknown": "", "exact": ""}
     text += verdicts[difference.certain]
-    return text if difference.certain == "exact" else f"{text}: {difference.reason}"
+    return f"{text}: {difference.reason}" if with_reason and difference.certain != "exact" else text
 
 
 def signed(value: float, unit: str) -> str:
     """Return a number with its sign."""
     text = number(abs(value), unit)
-    if value == 0:
-        return "no difference" if unit != "fraction" else text
-    return f"{'+' if value > 0 else MINUS}{text}"
+    return text if value == 0 else f"{'+' if value > 0 else MINUS}{text}"
 
 
 def summary(comparison: RunComparison) -> list[str]:
@@ -524,9 +537,9 @@ def summary(comparison: RunComparison) -> list[str]:
         parts = []
         for row in comparison.results:
             difference = row.differences[place]
-            if difference.value is None or row.name not in _HEADLINE and row is not comparison.results[0]:
+            if difference.value is None or (row.name not in _HEADLINE and row is not comparison.results[0]):
                 continue
-            parts.append(f"{row.label} {signed(difference.value, row.unit)}{_doubt(difference)}")
+            parts.append(f"{noun(row.label)} {signed(difference.value, row.unit)}{_doubt(difference)}")
         moved = comparison.placement[place]
         if moved is not None and moved.moved:
             parts.append(f"{count(len(moved.moved), 'operator')} placed differently")
@@ -535,7 +548,9 @@ def summary(comparison: RunComparison) -> list[str]:
 
 
 def _doubt(difference: Difference) -> str:
-    return {"no": " (not certain)", "yes": " (certain)", "unknown": " (uncertain: no interval)", "exact": ""}[difference.certain]
+    return {"no": " (not certain)", "yes": " (certain)", "unknown": " (uncertain: no interval)", "exact": ""}[
+        difference.certain
+    ]
 
 
 _HEADLINE = ("size_bytes", "macs")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from compress.report import headline, next_steps
+from compress.report.absence import in_stage
 from compress.report.blocks import Cell, joined
 from compress.report.headline import KeyFigure
 from compress.report.next_steps import Step
-from compress.report.absence import in_stage
 from compress.report.record import HostLatencyRecord, ModelsRecord, RunRecord
 from compress.report.wording import (
     MAX_PROSE,
@@ -17,6 +16,7 @@ from compress.report.wording import (
     first,
     interval,
     metric,
+    moment,
     noun,
     number,
     seconds,
@@ -98,7 +98,7 @@ def overview(record: RunRecord) -> Overview:
         name=shorten(record.name, 100),
         status=record.status,
         mark=MARKS.get(record.status, "?"),
-        finished=re.sub(r"^([\d-]+)T(\d\d:\d\d)[\d:.]*(Z|\+00:00)$", r"\1 \2 UTC", shorten(record.finished, 40)),
+        finished=moment(record.finished),
         target=shorten(joined(": ", record.target.name, record.target.summary), MAX_PROSE),
         coralline=shorten(record.coralline),
         style=style,
@@ -126,9 +126,11 @@ def _fits(record: RunRecord) -> bool:
 
 def _level(record: RunRecord) -> tuple[str, str]:
     """Return the style of the verdict, and its title."""
+    if record.status in EARLY:
+        return EARLY[record.status]
     if record.verdict is not None:
         return LEVELS[record.verdict.level]
-    return EARLY.get(record.status, ("unsure", f"{MARKS[record.status]} {record.status.capitalize()}"))
+    return ("unsure", f"{MARKS[record.status]} {record.status.capitalize()}")
 
 
 def _reasons(record: RunRecord) -> tuple[str, ...]:
@@ -140,7 +142,9 @@ def _reasons(record: RunRecord) -> tuple[str, ...]:
 def verdict(record: RunRecord) -> str:
     """Return the verdict and the outcome in one or two sentences."""
     text = sentence(outcome(record))
-    return text if record.verdict is None else f"{record.verdict.level.capitalize()}. {text}"
+    if record.verdict is None or record.status in EARLY:
+        return text
+    return f"{record.verdict.level.capitalize()}. {text}"
 
 
 def outcome(record: RunRecord) -> str:

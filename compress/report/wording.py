@@ -56,6 +56,11 @@ def sentence(text: str) -> str:
     return text if text.endswith(("?", ".")) else f"{text}."
 
 
+def moment(text: str) -> str:
+    """Return an ISO 8601 time in UTC without its seconds; other text unchanged."""
+    return re.sub(r"^([\d-]+)T(\d\d:\d\d)[\d:.]*(Z|\+00:00)$", r"\1 \2 UTC", shorten(text, 40))
+
+
 def noun(label: str) -> str:
     """Return a label for the middle of a sentence: accuracy, MACs, R²."""
     return label[:1].lower() + label[1:] if label[1:2].islower() else label
