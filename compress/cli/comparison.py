@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compress.cli.output import note, write, write_json
+from compress.cli.output import note, write, write_file, write_json
 from compress.cli.parser import add_command
 from compress.errors import PipelineError
 
@@ -27,7 +27,6 @@ def add_parsers(subparsers: Subparsers) -> None:
 
 def compare(options: argparse.Namespace) -> int:
     """`python -m compress compare`."""
-    from compress.files import explain, write_atomically
     from compress.report import comparison_page, run_comparison
     from compress.report.stored_record import read_record
 
@@ -36,10 +35,7 @@ def compare(options: argparse.Namespace) -> int:
     records = [read_record(path) for path in options.runs]
     comparison = run_comparison.compare(records, [str(path) for path in options.runs])
     if options.out is not None:
-        try:
-            write_atomically(options.out, comparison_page.page(comparison).encode())
-        except OSError as error:
-            raise explain(error, "the comparison cannot be written", options.out) from error
+        write_file(options.out, comparison_page.page(comparison), "the comparison cannot be written")
     if options.json:
         write_json(comparison.to_json())
     else:

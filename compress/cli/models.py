@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compress.cli.output import write, write_json
+from compress.cli.output import write, write_file, write_json
 from compress.cli.parser import add_command
 from compress.errors import EXIT_PARTLY, EXIT_REFUSED, PipelineError
 
@@ -160,7 +160,6 @@ def _write_graph(options: argparse.Namespace, result: CheckResult) -> None:
         return
     from compress import targets
     from compress.evaluation import operator_graph
-    from compress.files import explain, write_atomically
     from compress.tflite import graph
 
     model = graph.read(options.model)
@@ -172,12 +171,8 @@ def _write_graph(options: argparse.Namespace, result: CheckResult) -> None:
         options.node_data: operator_graph.graph_node_data(model, placement),
     }
     for path, content in contents.items():
-        if path is None:
-            continue
-        try:
-            write_atomically(path, content.encode())
-        except OSError as error:
-            raise explain(error, "the graph cannot be written", path) from error
+        if path is not None:
+            write_file(path, content, "the graph cannot be written")
 
 
 def _sizes(text: str) -> tuple[int, ...]:

@@ -11,8 +11,8 @@ from compress.report.run_comparison import (
     ComparedRun,
     ComparedStage,
     ComparedValues,
-    Difference,
     RunComparison,
+    RunDifference,
     in_words,
     summary,
 )
@@ -88,7 +88,7 @@ def _others(row: ComparedValues, *, with_reason: bool = True) -> Iterator[Cell]:
             yield Cell(shown.text, remark, _style(row, difference))
 
 
-def _style(row: ComparedValues, difference: Difference) -> Style:
+def _style(row: ComparedValues, difference: RunDifference) -> Style:
     """Return the colour of a difference that is certain."""
     if not difference.value or difference.certain not in ("yes", "exact"):
         return ""

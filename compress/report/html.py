@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 UNITS = "ms|s|min|h|bytes|KiB|MiB|GiB|MACs|dB|MHz|GHz|k|M|G"
 _NUMBER_AND_UNIT = re.compile(rf"(?<=\d) (?=(?:{UNITS})\b)|(?<=\d\W[kMG]) (?=MACs\b)|(?<=\bEdge) (?=TPU\b)")
+_DATE = re.compile(r"\b\d{4}-\d\d-\d\d\b")
+_WHOLE = r'<span class="whole">\g<0></span>'
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
@@ -38,14 +40,14 @@ def unbroken(text: str) -> str:
 
 
 def prose(text: str) -> Markup:
-    """Return a text for the page: `code` between backticks, numbers and their units on one line."""
+    """Return a text for the page: `code` between backticks; numbers with their units, and dates, on one line."""
     from markupsafe import Markup
 
     parts = clean(text).split("`")
     if len(parts) % 2 == 0:  # a backtick without its partner
         parts = [clean(text)]
     marked = [
-        f"<code>{escape(part)}</code>" if index % 2 and part else escape(unbroken(part))
+        f"<code>{escape(part)}</code>" if index % 2 and part else _DATE.sub(_WHOLE, escape(unbroken(part)))
         for index, part in enumerate(parts)
     ]
     return Markup("".join(marked))  # noqa: S704 - every part is escaped

@@ -13,36 +13,36 @@ COMPARE = "python -m compress compare . ../OTHER-RUN -o compare.html"
 
 
 @dataclass(frozen=True)
-class Step:
+class NextStep:
     """A step: what it is for, and its command, for the folder of the report; "" if it is not a command."""
 
     text: str
     command: str = ""
 
 
-def steps(record: RunRecord) -> list[Step]:
+def steps(record: RunRecord) -> list[NextStep]:
     """Return the next steps, in order."""
     if record.status in ("failed", "interrupted"):
         text = "Correct the cause above, then run" if record.status == "failed" else "Run"
-        return [Step(f"{text} the same command again: stages that were completed are not run again.")]
+        return [NextStep(f"{text} the same command again: stages that were completed are not run again.")]
     if record.status == "not usable":
         return [
-            Step("Find the cause: the message above names the probable one."),
+            NextStep("Find the cause: the message above names the probable one."),
             *_debugging(record),
-            Step("Change the pipeline file and run it again: stages that do not change are not run again."),
+            NextStep("Change the pipeline file and run it again: stages that do not change are not run again."),
         ]
-    return [*_use(record), Step("Compare this run with another one, for example with other settings.", COMPARE)]
+    return [*_use(record), NextStep("Compare this run with another one, for example with other settings.", COMPARE)]
 
 
-def _debugging(record: RunRecord) -> Iterator[Step]:
+def _debugging(record: RunRecord) -> Iterator[NextStep]:
     if any("layers" in stage.facts for stage in record.stages):
-        yield Step("List the layers that quantization changed most.", "python -m compress debug .")
+        yield NextStep("List the layers that quantization changed most.", "python -m compress debug .")
 
 
-def _use(record: RunRecord) -> Iterator[Step]:
+def _use(record: RunRecord) -> Iterator[NextStep]:
     """Yield the steps of a usable result: keep the budget, compile, copy to a device."""
     if any(row.holds is False for row in record.budget):
-        yield Step(
+        yield NextStep(
             "The budget is not kept: change the pipeline file, or the limit under `budget`, and run it again. "
             "Stages that do not change are not run again."
         )
@@ -53,23 +53,23 @@ def _use(record: RunRecord) -> Iterator[Step]:
             ", then run the pipeline again, so that the bundle has the compiled model" if _has(record, bundle) else ""
         )
         text = f"Compile the model, on x86-64 Linux with the vendor's compiler{again}. See docs/compiling.md."
-        yield Step(text, f"edgetpu_compiler -s {MODEL_TFLITE}")
+        yield NextStep(text, f"edgetpu_compiler -s {MODEL_TFLITE}")
     if _has(record, bundle):
-        yield Step(
+        yield NextStep(
             "Copy the bundle to the device, and measure it there.",
             f"python -m compress deploy {bundle} --to ssh://USER@HOST/FOLDER --bench",
         )
     elif _has(record, MODEL_TFLITE):
-        yield Step(f"Add `package` to the stages for a bundle with its runner, or load {MODEL_TFLITE} yourself.")
+        yield NextStep(f"Add `package` to the stages for a bundle with its runner, or load {MODEL_TFLITE} yourself.")
 
 
-def _on_the_cpu(record: RunRecord) -> Iterator[Step]:
+def _on_the_cpu(record: RunRecord) -> Iterator[NextStep]:
     """Yield the advice to use no accelerator, if the CPU alone is predicted to be faster on the chosen host."""
     if record.placement is None or record.latency is None:
         return
     host = record.placement.expected_latency.get(record.latency.host)
     if host is not None and host.cpu_alone_ms < host.latency_ms:
-        yield Step(
+        yield NextStep(
             f"Decide if you need the Edge TPU: the CPU of {record.latency.host} alone is predicted to take "
             f"{number(host.cpu_alone_ms, 'ms')}, and the Edge TPU {number(host.latency_ms, 'ms')}. The steps below are "
             "for the Edge TPU."

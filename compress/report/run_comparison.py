@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from math import isfinite
 from typing import Any, Literal
 
 from compress.measurement import LATENCIES, SIZES, Measurement, Metric, mcnemar, missing, paired_drop
@@ -36,7 +37,7 @@ DEPTH = 8
 
 
 @dataclass(frozen=True)
-class Difference:
+class RunDifference:
     """The difference of a value from that of the first run.
 
     Attributes:
@@ -72,7 +73,7 @@ class ComparedValues:
     unit: str
     higher_is_better: bool
     values: tuple[Measurement, ...]
-    differences: tuple[Difference, ...]
+    differences: tuple[RunDifference, ...]
 
 
 @dataclass(frozen=True)
@@ -319,7 +320,7 @@ def _results(records: Sequence[RunRecord]) -> Iterator[ComparedValues]:
         yield _compared(metric, values, [_exact(values[0], value) for value in values[1:]])
 
 
-def _compared(metric: Metric, values: Sequence[Measurement], differences: Sequence[Difference]) -> ComparedValues:
+def _compared(metric: Metric, values: Sequence[Measurement], differences: Sequence[RunDifference]) -> ComparedValues:
     better = metric.higher_is_better
     return ComparedValues(metric.name, metric.label, metric.unit, better, tuple(values), tuple(differences))
 
@@ -327,17 +328,27 @@ def _compared(metric: Metric, values: Sequence[Measurement], differences: Sequen
 def _result(record: RunRecord, metric: Metric) -> Measurement:
     if record.models is None:
         return missing(metric.unit, "the run ended before the models were compared")
-    return record.models.result.measurements.get(metric.name) or missing(metric.unit, "not recorded")
+    return _finite(record.models.result.measurements.get(metric.name), metric, "not recorded")
 
 
-def _exact(first: Measurement, second: Measurement) -> Difference:
+def _finite(measurement: Measurement | None, metric: Metric, absent: str) -> Measurement:
+    """Return a measurement if its value can be compared, otherwise a missing one with the reason."""
+    if measurement is None:
+        return missing(metric.unit, absent)
+    ends = (measurement.value, measurement.low, measurement.high)
+    if any(end is not None and not isfinite(end) for end in ends):
+        return missing(metric.unit, "no finite value was recorded")
+    return measurement
+
+
+def _exact(first: Measurement, second: Measurement) -> RunDifference:
     """Return the difference of values that do not vary by chance."""
     if first.value is None or second.value is None:
-        return Difference(None, "unknown", "a value is missing")
-    return Difference(second.value - first.value, "exact", "counted")
+        return RunDifference(None, "unknown", "a value is missing")
+    return RunDifference(second.value - first.value, "exact", "counted")
 
 
-def _quality_difference(first: RunRecord, second: RunRecord, metric: Metric) -> Difference:
+def _quality_difference(first: RunRecord, second: RunRecord, metric: Metric) -> RunDifference:
     """Return the difference of a quality of the results, by samples if that is possible."""
     values = [_result(record, metric) for record in (first, second)]
     if _same_samples(first, second) and metric == first.quality and metric.unit == "fraction":
@@ -362,7 +373,7 @@ def _is_complete(answers: RightAnswersRecord) -> bool:
     return digits and answers.samples > 0 and len(answers.result) == 2 * -(-answers.samples // 8)
 
 
-def _paired(first: int, second: int, samples: int) -> Difference:
+def _paired(first: int, second: int, samples: int) -> RunDifference:
     """Compare two models sample by sample: McNemar's test, and Newcombe's interval."""
     lost = (first & ~second).bit_count()
     gained = (second & ~first).bit_count()
@@ -376,21 +387,21 @@ def _paired(first: int, second: int, samples: int) -> Difference:
     low = None if drop.high is None else -drop.high
     high = None if drop.low is None else -drop.low
     certain: Certain = "yes" if probability < SIGNIFICANT else "no"
-    return Difference(-(drop.value or 0.0) or 0.0, certain, reason, low, high)
+    return RunDifference(-(drop.value or 0.0) or 0.0, certain, reason, low, high)
 
 
-def _by_intervals(first: Measurement, second: Measurement) -> Difference:
+def _by_intervals(first: Measurement, second: Measurement) -> RunDifference:
     """Compare two measurements by their 95% intervals."""
     if first.value is None or second.value is None:
-        return Difference(None, "unknown", "a value is missing")
+        return RunDifference(None, "unknown", "a value is missing")
     difference = second.value - first.value
     ends = (first.low, first.high, second.low, second.high)
     if any(end is None for end in ends):
-        return Difference(difference, "unknown", "without intervals it is not known whether this is chance")
+        return RunDifference(difference, "unknown", "without intervals it is not known whether this is chance")
     low, high, other_low, other_high = (float(end) for end in ends if end is not None)
     if other_low > high or other_high < low:
-        return Difference(difference, "yes", "the 95% intervals do not overlap")
-    return Difference(difference, "no", "the 95% intervals overlap")
+        return RunDifference(difference, "yes", "the 95% intervals do not overlap")
+    return RunDifference(difference, "no", "the 95% intervals overlap")
 
 
 def _stages(records: Sequence[RunRecord]) -> Iterator[ComparedStage]:
@@ -402,8 +413,9 @@ def _stages(records: Sequence[RunRecord]) -> Iterator[ComparedStage]:
         found = [stages.get(ident) for stages in maps]
         rows = []
         for metric in metrics:
-            nothing = missing(metric.unit, "the run has no such stage")
-            values = [nothing if stage is None else stage.measurements.get(metric.name) or nothing for stage in found]
+            absent = "the run has no such stage"
+            measured = [None if stage is None else stage.measurements.get(metric.name) for stage in found]
+            values = [_finite(measurement, metric, absent) for measurement in measured]
             compare = _exact if metric in SIZES else _by_intervals
             rows.append(_compared(metric, values, [compare(values[0], value) for value in values[1:]]))
         yield ComparedStage(
@@ -436,10 +448,10 @@ def _cpu_latency(records: Sequence[RunRecord]) -> Iterator[ComparedValues]:
         differences = []
         for record, value in zip(records[1:], values[1:], strict=True):
             if _machine(record) != _machine(records[0]):
-                differences.append(Difference(None, "unknown", "measured on another machine"))
+                differences.append(RunDifference(None, "unknown", "measured on another machine"))
             else:
                 exact = _exact(values[0], value)
-                differences.append(Difference(exact.value, "unknown", "measured at another time"))
+                differences.append(RunDifference(exact.value, "unknown", "measured at another time"))
         label = metric.label.replace("Latency", "Time on the CPU of the machine")
         yield ComparedValues(metric.name, label, "ms", False, tuple(values), tuple(differences))
 
@@ -547,7 +559,7 @@ def summary(comparison: RunComparison) -> list[str]:
     return lines
 
 
-def _doubt(difference: Difference) -> str:
+def _doubt(difference: RunDifference) -> str:
     return {"no": " (not certain)", "yes": " (certain)", "unknown": " (uncertain: no interval)", "exact": ""}[
         difference.certain
     ]

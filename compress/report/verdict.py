@@ -8,7 +8,7 @@ from compress.report import headline, next_steps
 from compress.report.absence import in_stage
 from compress.report.blocks import Cell, joined
 from compress.report.headline import KeyFigure
-from compress.report.next_steps import Step
+from compress.report.next_steps import NextStep
 from compress.report.record import HostLatencyRecord, ModelsRecord, RunRecord
 from compress.report.wording import (
     MAX_PROSE,
@@ -88,7 +88,7 @@ class Overview:
     reasons: tuple[str, ...] = ()
     headline: str = ""
     figures: tuple[KeyFigure, ...] = ()
-    steps: tuple[Step, ...] = ()
+    steps: tuple[NextStep, ...] = ()
 
 
 def overview(record: RunRecord) -> Overview:
