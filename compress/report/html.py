@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cache
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,13 +40,13 @@ def unbroken(text: str) -> str:
 
 def prose(text: str) -> Markup:
     """Return a text for the page: `code` between backticks; numbers with their units, and dates, on one line."""
-    from markupsafe import Markup
+    from markupsafe import Markup, escape
 
     parts = clean(text).split("`")
     if len(parts) % 2 == 0:  # a backtick without its partner
         parts = [clean(text)]
     marked = [
-        f"<code>{escape(part)}</code>" if index % 2 and part else _DATE.sub(_WHOLE, escape(unbroken(part)))
+        f"<code>{escape(part)}</code>" if index % 2 and part else _DATE.sub(_WHOLE, str(escape(unbroken(part))))
         for index, part in enumerate(parts)
     ]
     return Markup("".join(marked))  # noqa: S704 - every part is escaped
