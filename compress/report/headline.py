@@ -32,7 +32,8 @@ def headline(record: RunRecord) -> str:
 def _sentences(record: RunRecord) -> Iterator[str]:
     if record.placement is not None:
         yield from _placement(record.placement)
-    if record.latency is not None:
+    rejected = record.placement is not None and bool(record.placement.failure)
+    if record.latency is not None and not (rejected and record.latency.provenance == "predicted"):
         yield _latency(record.latency, record)
     if record.placement is not None:
         yield from _parameters(record.placement)

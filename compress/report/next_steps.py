@@ -47,6 +47,12 @@ def _use(record: RunRecord) -> Iterator[NextStep]:
             "Stages that do not change are not run again."
         )
     bundle = f"{record.name}.coralline"
+    if record.placement is not None and record.placement.failure:
+        text = (
+            "The compiler rejects the model: change the model as the section “Where operators run” says, and check it."
+        )
+        yield NextStep(text, f"python -m compress check {MODEL_TFLITE}")
+        return
     yield from _on_the_cpu(record)
     if is_uncompiled(record):
         again = (
@@ -88,5 +94,6 @@ def commands(record: RunRecord) -> list[str]:
 
 def is_uncompiled(record: RunRecord) -> bool:
     """Whether the run has a model for a target with a compiler that is not compiled."""
-    compiles = record.placement is not None and bool(record.placement.how_to_compile)
+    placement = record.placement
+    compiles = placement is not None and bool(placement.how_to_compile) and not placement.failure
     return compiles and MODEL_TFLITE in record.outputs and MODEL_COMPILED not in record.outputs

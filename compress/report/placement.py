@@ -14,7 +14,6 @@ from compress.report.blocks import (
     Figure,
     FileLink,
     Heading,
-    Preformatted,
     Section,
     Table,
     Text,
@@ -105,7 +104,8 @@ def _compilation(placement: PlacementRecord) -> Iterator[Block]:
         yield Text("It is not known if the model compiles.")
     if placement.how_to_compile:
         yield Heading("How to compile")
-        yield Preformatted(cut(placement.how_to_compile))
+        lines = cut(placement.how_to_compile).splitlines()
+        yield from (Text(line) for line in lines if line.strip())
 
 
 def _expected(prediction: ExpectedLatency) -> tuple[str, ...]:

@@ -329,6 +329,20 @@ def test_durations(value: float | None, text: str) -> None:
     assert wording.seconds(value) == text
 
 
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("not compiled", "Not compiled."),
+        ("Why?", "Why?"),
+        ("", "."),
+        ("edgetpu_compiler is missing", "edgetpu_compiler is missing."),
+        ("model.tflite is small", "model.tflite is small."),
+    ],
+)
+def test_sentences(text: str, sentence: str) -> None:
+    assert wording.sentence(text) == sentence
+
+
 RUN = {"comparison": None, "models": {"original": None, "result": None}}
 
 

@@ -124,6 +124,11 @@ def test_a_model_that_is_faster_on_the_cpu_is_advised_against() -> None:
     assert "Compile the model" in next_steps.steps(record(placement=slower))[0].text
 
 
+def test_a_model_that_the_compiler_rejects_is_not_compiled() -> None:
+    steps = next_steps.steps(record(placement=placement(failure="CONV_2D is too new", compiles=False)))
+    assert [step.command for step in steps] == ["python -m compress check model.tflite", next_steps.COMPARE]
+
+
 def test_a_budget_that_is_not_kept_comes_first() -> None:
     assert next_steps.steps(RunRecord.from_json(crowded()))[0].text.startswith("The budget is not kept")
 
