@@ -49,8 +49,9 @@ class OperatorGraph(Probe):
         """Write GRAPH_FILE and NODE_DATA_FILE. A compiled model has its actual placement, others the predicted one."""
         (model,) = subjects.values()
         graph = read(model.file(MODEL_TFLITE))
-        facts = model.facts if "placement" in model.facts else context.target.check(graph).to_json()
-        placement = placement_of(facts)
+        placement = placement_of(model.facts) if "placement" in model.facts else None
+        if placement is None or [each.op for each in placement.ops] != [each.name for each in graph.operators]:
+            placement = placement_of(context.target.check(graph).to_json())
         page = graph_page(graph, placement, context.name, context.target.name)
         (context.folder / GRAPH_FILE).write_text(page, encoding="utf-8")
         (context.folder / NODE_DATA_FILE).write_text(graph_node_data(graph, placement), encoding="utf-8")
