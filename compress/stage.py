@@ -33,6 +33,8 @@ Use = Literal[
     "subset",
     "augmentation",
     "rotation",
+    "mixup",
+    "label smoothing",
     "labels",
     "selection by classes",
     "tfmot",

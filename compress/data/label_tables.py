@@ -17,6 +17,7 @@ from compress.data.labels import SPLIT_WORDS
 from compress.data.types import Split
 from compress.errors import DataError
 from compress.settings import Settings
+from compress.suggestions import nearest
 
 TABLE_SUFFIXES = (".csv", ".tsv")
 MAX_FOLDERS = 1
@@ -158,7 +159,7 @@ def read(tree: Tree, table: LabelTable, names: FileNames) -> list[Listed]:
             if len(listed) == tables.MAX_NAMES:
                 raise DataError("lists too many files", where=where, allowed=f"{tables.MAX_NAMES:,}")
             if name in listed:
-                raise DataError(f"lists {name!r} a second time", where=line, hint="remove one of the rows")
+                raise DataError(f"lists {name!r} twice", where=line, hint="remove one of the rows")
             cells = [text.strip() for text in more]
             count = len(table.label_columns)
             label, marks = _label(cells[:count], table, line)
@@ -206,16 +207,20 @@ def _split_column(tree: Tree, table: str, delimiter: str) -> str | None:
     return "split" if "split" in candidates else next(iter(candidates), None)
 
 
-def recognize(tree: Tree, suffixes: tuple[str, ...], ignored: str | None) -> tuple[LabelTable, ...]:
+def recognize(
+    tree: Tree, suffixes: tuple[str, ...], ignored: str | None, label: str | None = None
+) -> tuple[LabelTable, ...]:
     """Return the tables whose rows name the samples: one, or one for each split. Empty if there are none.
 
     Args:
         tree: the files.
         suffixes: the suffixes of samples.
         ignored: a table that is something else.
+        label: the column with the labels; None to recognize it, too.
 
     Raises:
-        DataError: the meaning of columns or tables is ambiguous; with the columns that there are.
+        DataError: the meaning of columns or tables is ambiguous, or no table has the column `label`; with the columns
+            that there are.
     """
     candidates = [
         name
@@ -233,7 +238,7 @@ def recognize(tree: Tree, suffixes: tuple[str, ...], ignored: str | None) -> tup
         except DataError as error:  # a table of something else may be of any form
             unreadable.append(error)
             continue
-        if table := _recognized(tree, name, columns, names):
+        if table := _recognized(tree, name, columns, names, label):
             recognized.append(table)
     if not recognized and unreadable:
         raise unreadable[0]
@@ -249,7 +254,9 @@ def recognize(tree: Tree, suffixes: tuple[str, ...], ignored: str | None) -> tup
     return tuple(recognized)
 
 
-def _recognized(tree: Tree, name: str, columns: dict[str, list[str]], names: FileNames) -> LabelTable | None:
+def _recognized(
+    tree: Tree, name: str, columns: dict[str, list[str]], names: FileNames, label: str | None
+) -> LabelTable | None:
     """Return a table with its columns recognized; None if its rows do not name samples, or it has no labels."""
     where = tree.describe(name)
     path = PurePosixPath(name)
@@ -274,6 +281,11 @@ def _recognized(tree: Tree, name: str, columns: dict[str, list[str]], names: Fil
     if len(split_columns) > 1:
         raise _ambiguous(table, where, "several columns have names of splits", split_columns)
     rest = {column: cells for column, cells in rest.items() if column not in split_columns and column.strip()}
+    if label is not None:
+        if label not in rest:
+            what = f"has no column of labels {label!r}"
+            raise DataError(what, where=where, allowed=", ".join(rest), hint=nearest(label, rest))
+        return _with_labels(table, files[0], split_columns, {label: rest[label]}, where)
     repeating = {column: cells for column, cells in rest.items() if len(set(cells)) < len(cells)}
     return _with_labels(table, files[0], split_columns, repeating or rest, where) if rest else None
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from compress.errors import ModelError, UntrustedError
@@ -46,11 +49,45 @@ def find(builder: str, folder: Path, *, trust: bool) -> tuple[Path, str]:
     if not path.is_file():
         raise ModelError(f"the file {path} does not exist", hint="check the path")
     if not trust:
-        raise UntrustedError(f"the builder {path} is a program that would be run", hint="set `trust: true` under model")
+        raise UntrustedError(
+            f"loading would run the builder {path}, which is a program", hint="set `trust: true` under model"
+        )
     return path, function if colon and function else FUNCTION
 
 
-def build(path: Path, function: str, input_shape: tuple[int, ...], classes: int, backbone: Any = None) -> Any:
+def check_arguments(path: Path, function: str, arguments: Mapping[str, Any]) -> None:
+    """Check that a builder's function has these arguments; the file is read, and not run.
+
+    Raises:
+        ModelError: it has not.
+    """
+    if not arguments:
+        return
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError) as error:
+        raise ModelError(f"cannot be read: {error}", where=str(path)) from error
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == function and node.args.kwarg is None:
+            known = [each.arg for each in (*node.args.args[2:], *node.args.kwonlyargs) if each.arg != "trained"]
+            for name in arguments:
+                if name not in known:
+                    raise ModelError(
+                        f"unknown argument {name!r}",
+                        where=f"{path}:{function}",
+                        allowed=listing(known),
+                        hint=nearest(name, known),
+                    )
+
+
+def build(
+    path: Path,
+    function: str,
+    input_shape: tuple[int, ...],
+    classes: int,
+    backbone: Any = None,
+    arguments: Mapping[str, Any] = MappingProxyType({}),
+) -> Any:
     """Run a builder.
 
     Args:
@@ -59,6 +96,7 @@ def build(path: Path, function: str, input_shape: tuple[int, ...], classes: int,
         input_shape: of a preprocessed sample.
         classes: the number of classes.
         backbone: a trained Keras model, for builders that take one as their third argument.
+        arguments: further arguments, by name.
 
     Raises:
         ModelError: the file has no such function, fails, or gives no Keras model.
@@ -66,10 +104,10 @@ def build(path: Path, function: str, input_shape: tuple[int, ...], classes: int,
     from compress.ir.tensorflow import keras
 
     library = keras()
-    arguments = (input_shape, classes) if backbone is None else (input_shape, classes, backbone)
-    model = _called(path, function, arguments)
+    first = (input_shape, classes) if backbone is None else (input_shape, classes, backbone)
+    model = _called(path, function, first, arguments)
     if not isinstance(model, library.Model):
-        raise ModelError(f"gave a {type(model).__name__}", where=f"{path}:{function}", allowed="a Keras model")
+        raise ModelError(f"returned a {type(model).__name__}", where=f"{path}:{function}", allowed="a Keras model")
     return model
 
 
@@ -82,7 +120,9 @@ def detector(path: Path, input_shape: tuple[int, ...]) -> Any:
     return _called(path, DETECTOR, (input_shape,))
 
 
-def _called(path: Path, function: str, arguments: tuple[Any, ...]) -> Any:
+def _called(
+    path: Path, function: str, arguments: tuple[Any, ...], named: Mapping[str, Any] = MappingProxyType({})
+) -> Any:
     where = f"{path}:{function}"
     spec = importlib.util.spec_from_file_location(f"coralline_builder_{path.stem}", path)
     assert spec is not None  # a path that ends in .py always has a loader
@@ -93,7 +133,7 @@ def _called(path: Path, function: str, arguments: tuple[Any, ...]) -> Any:
         if not callable(getattr(module, function, None)):
             hint = "data for detection needs one: see docs/detection.md" if function == DETECTOR else ""
             raise ModelError(f"unknown function {function!r}", where=str(path), hint=hint)
-        return getattr(module, function)(*arguments)
+        return getattr(module, function)(*arguments, **named)
     except ModelError:
         raise
     except Exception as error:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from compress.importers.onnx.onnx_inputs import Shapes
     from compress.importers.saved_model.conversion import Converted
     from compress.importers.saved_model.saved_model_folder import Content
-    from compress.importers.tflite.tflite_file import TfliteFile
+    from compress.importers.tflite.tflite_file import Rounding
 
 FORMATS = f"{', '.join(SUFFIXES)}, or a SavedModel folder"
 Kind = Literal["keras", "onnx", "tflite", "saved_model"]
@@ -83,12 +83,15 @@ class ImportedModel:
         file_is_float_tflite: whether the file can serve as the float .tflite file of the model: it has batch 1, and
             nothing was taken off.
         detection: the thresholds of a TFLite_Detection_PostProcess that was taken off, as keys of a specification.
+        rounding: comparison of a quantized file with its float form, operator by operator; None for other files.
+            `parity` is then the comparison with the float form.
     """
 
     model: keras.Model
     parity: Parity | None
     file_is_float_tflite: bool = False
     detection: Mapping[str, Any] = field(default_factory=dict)
+    rounding: Rounding | None = None
 
 
 def detect(path: Path, signature: str | None = None, shapes: Shapes | None = None) -> Kind:
@@ -109,7 +112,9 @@ def detect(path: Path, signature: str | None = None, shapes: Shapes | None = Non
         raise ModelError(f"{path.name} has an unsupported format", allowed=FORMATS)
     kind: Kind = "saved_model" if path.is_dir() else KINDS[suffix]
     if shapes and kind != "onnx":
-        raise ModelError("its inputs are given no shapes", where=str(path), allowed="those of an .onnx file")
+        raise ModelError(
+            "'shape' cannot be used with this format", where=str(path), allowed="'shape' with an .onnx file"
+        )
     if signature is not None and kind != "saved_model":
         raise ModelError("has no signatures", where=str(path), allowed="a SavedModel folder")
     return kind
@@ -137,6 +142,8 @@ def read(path: Path, signature: str | None = None, shapes: Shapes | None = None)
 def load(file: ModelFile, *, trust: bool = False, samples: Samples = None) -> ImportedModel:
     """Import a file as a Keras model, and compare it with the runtime of the file's format.
 
+    A quantized .tflite file becomes a float model with the real values of its weights.
+
     Args:
         file: result of `read`.
         trust: whether code in the file may run.
@@ -144,9 +151,26 @@ def load(file: ModelFile, *, trust: bool = False, samples: Samples = None) -> Im
 
     Raises:
         UntrustedError: it would run code, and `trust` is not set.
-        ModelError: it is quantized, has an unsupported operator, or the outputs differ.
+        ModelError: it has an unsupported operator, or the outputs differ.
     """
     return LOADERS[file.kind](file, trust, samples)
+
+
+def in_float(file: ModelFile) -> ModelFile:
+    """Return a quantized .tflite file as one that becomes a float Keras model; other files stay as they are.
+
+    Raises:
+        ModelError: a constant or its scales are invalid.
+    """
+    if file.becomes != "tflite":
+        return file
+    from compress.importers.tflite import tflite_file
+
+    content = tflite_file.in_float(file.content)
+    operators = len(content.graph.operators)
+    return replace(
+        file, becomes="keras", content=content, refused=content.problems, notes=content.notes, operators=operators
+    )
 
 
 def to_float_tflite(file: ModelFile) -> Converted:
@@ -304,18 +328,16 @@ def _load_tflite(model_file: ModelFile, trust: bool, samples: Samples) -> Import
     from compress.importers.tflite import tflite_file
     from compress.ir import tensorflow
 
-    file: TfliteFile = model_file.content
-    if file.plain is None:
-        hint = (
-            "take a float model to train or prune; this one can be checked, legalized, compiled, packaged and measured"
-        )
-        raise ModelError("is quantized already: it becomes no Keras model", where=str(model_file.path), hint=hint)
+    file = tflite_file.in_float(model_file.content)
     if file.problems:
         raise unsupported(file.problems, str(model_file.path))
     tensorflow.keras()  # before TensorFlow itself is imported: it reads environment variables then
     taken = file.postprocess
-    whole = file.batch == 1 and taken is None
-    return ImportedModel(*tflite_file.load(file, samples), whole, {} if taken is None else taken.thresholds)
+    thresholds = {} if taken is None else taken.thresholds
+    if file.dequantized is not None:
+        rounding = tflite_file.rounding(file, samples)
+        return ImportedModel(*tflite_file.load(file, samples), detection=thresholds, rounding=rounding)
+    return ImportedModel(*tflite_file.load(file, samples), file.batch == 1 and taken is None, thresholds)
 
 
 def _load_saved_model(model_file: ModelFile, trust: bool, samples: Samples) -> ImportedModel:

@@ -353,11 +353,24 @@ def with_input_shape(model: Any, shape: Sequence[int]) -> Any:
     Raises:
         ModelError: the layers cannot be built for this shape.
     """
-    network = read(model)
-    entrance = network.layers[next(tensors_in(network.inputs)).layer]
+    return build(with_input_size(read(model), shape))
+
+
+def with_input_size(network: Network, shape: Sequence[int]) -> Network:
+    """Return a network with one input for samples of another shape, without the batch; `build` makes its tensors.
+
+    The shapes of the network are not changed.
+
+    Raises:
+        ModelError: the network has several inputs.
+    """
+    inputs = list(tensors_in(network.inputs))
+    if len(inputs) != 1:
+        raise ModelError(f"the model has {len(inputs)} inputs", allowed="one input")
+    entrance = network.layers[inputs[0].layer]
     config = {**entrance.config, "batch_shape": [None, *shape]}
     fixed = replace(entrance, entry={**entrance.entry, "config": config})
-    return build(replace(network, layers={**network.layers, entrance.name: fixed}))
+    return replace(network, layers={**network.layers, entrance.name: fixed})
 
 
 def _connected(network: Network) -> Any:

@@ -139,7 +139,7 @@ def _random(inputs: ModelInputs) -> dict[str, Any]:
         settings["shape"] = list(inputs.shapes[0])
         generator = np.random.default_rng(0)
         samples = generator.random((LOOKED_AT, *inputs.shapes[0]), np.float32)
-        settings["low"], settings["high"] = _range(inputs, samples)
+        settings["low"], settings["high"] = value_range(inputs, samples)
     return {"source": {"random": settings}, **_unchanged(inputs)}
 
 
@@ -180,7 +180,7 @@ def _photos(path: Path, inputs: ModelInputs) -> dict[str, Any]:
     height, width, channels = inputs.shapes[0]
     source = {"folder": {"path": str(path.resolve()), "labels": "none", "channels": channels, "corrupt": "skip"}}
     steps: list[dict[str, Any]] = [{"resize": {"size": [height, width], "filter": "bilinear"}}]
-    low, high = _range(inputs, _some_photos(path, inputs))
+    low, high = value_range(inputs, _some_photos(path, inputs))
     if (low, high) != (0.0, 255.0):
         steps.append({"scale": {"from": [0, 255], "to": [low, high]}})
     return {"source": source, "preprocess": steps}
@@ -207,7 +207,7 @@ def _some_photos(path: Path, inputs: ModelInputs) -> NDArray[np.float32]:
     return np.stack(samples).astype(np.float32)
 
 
-def _range(inputs: ModelInputs, samples: NDArray[np.float32]) -> tuple[float, float]:
+def value_range(inputs: ModelInputs, samples: NDArray[np.float32]) -> tuple[float, float]:
     """Return the range that samples from 0 to 1 must be scaled to.
 
     By the scale of a quantized input, or by the model's first layers; otherwise 0 to 1.

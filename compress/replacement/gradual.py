@@ -33,7 +33,7 @@ from compress.ir.passes import fold
 from compress.ir.tensorflow import keras, run
 from compress.replacement.activations import Replacements, replace_by_relu
 from compress.stage import Context
-from compress.training.loop import Batch, Loss, TrainingSettings, fit
+from compress.training.loop import Batch, Loss, Rate, TrainingSettings, fit
 
 PACKAGE = "coralline"
 JOINED, MATCHED = "JoinedActivations", "MatchedStatistics"
@@ -111,7 +111,8 @@ def train(
             total += FEATURES / len(variances) * ops.mean(error, axis=list(range(1, len(error.shape))))
         return total
 
-    facts = fit(model, Loss(loss), settings, context, [_rising(keras(), model, how.share)], steps)
+    rates = {path: Rate(factor) for path, factor in steps.items()}
+    facts = fit(model, Loss(loss), settings, context, [_rising(keras(), model, how.share)], rates)
     _measure_statistics(model, context, settings.batch_size)
     facts.pop("batch_norms", None)
     plain, _ = replace_by_relu(start, how.kinds, how.by)

@@ -9,14 +9,17 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
+import numpy as np
 from pydantic import Field, PositiveInt, model_validator
 
 from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
+from compress.data.rows import rows as rows_of
 from compress.detectors.families import FAMILY, PRESETS, family_of
 from compress.errors import ModelError
 from compress.importers import builder as builders
+from compress.ir.keras_graph import Network, tensors_in
 from compress.settings import Settings
 from compress.stage import Context, Need, Stage
 from compress.tasks import task_of
@@ -25,10 +28,18 @@ from deploy.contract.detection import Detector
 
 if TYPE_CHECKING:
     from compress.detectors.detector_model import DetectorModel
+    from compress.importers.model_file import ImportedModel, ModelFile
     from compress.importers.onnx.onnx_inputs import Shapes
+    from compress.importers.tflite.tflite_file import Rounding
 
+Argument = bool | int | float | str | tuple[int | float, ...]
+"""An argument of a builder's function."""
 OF_DETECTORS = ("detector", "keep_classes", "classes")
 """Settings of detectors; they do not belong to the key of other models."""
+LEAST_COVERED = 0.6
+"""Share of the range of a quantized input that training samples usually cover."""
+MOST_OUTSIDE = 0.1
+"""How far training samples may leave the range of a quantized input, as a fraction of the range."""
 SAMPLES = 8
 """Number of training samples on which a rebuilt model is compared with the file."""
 
@@ -128,31 +139,64 @@ class Build(_Load):
 
     function: str
     """The function in the file."""
+    arguments: dict[str, Argument] = {}
+    """Further arguments of the function."""
     backbone: Path | None = None
     """The file of a trained model, which the builder gets."""
+    weights: Path | None = None
+    """The file of a trained model, whose weights are copied."""
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings, with the content of the backbone instead of its path."""
+        """Return the settings, with the content of files instead of their paths."""
         from compress.importers import model_file
 
-        settings = {name: value for name, value in super().identity().items() if name != "backbone"}
-        if self.backbone is None:
-            return settings
-        try:
-            return {**settings, "backbone": model_file.content_digest(self.backbone)}
-        except OSError as error:
-            where = str(self.backbone)
-            raise ModelError(f"cannot be read: {error.strerror}", where=where, hint="check model.backbone") from error
+        settings = super().identity()
+        if not self.arguments:
+            del settings["arguments"]
+        for name in ("backbone", "weights"):
+            path = getattr(self, name)
+            del settings[name]
+            if path is None:
+                continue
+            try:
+                settings[name] = model_file.content_digest(path)
+            except OSError as error:
+                what = f"cannot be read: {error.strerror}"
+                raise ModelError(what, where=str(path), hint=f"check model.{name}") from error
+        return settings
 
-    def _backbone(self, context: Context) -> Any:
-        """Return the trained model that the builder gets, without nested models; None if there is none."""
+    def _trained(self, path: Path | None, context: Context) -> Any:
+        """Return a trained model, without nested models; None if there is none."""
         from compress.importers import model_file
         from compress.ir import keras_graph
 
-        if self.backbone is None:
+        if path is None:
             return None
-        model = model_file.load(model_file.read(self.backbone), trust=context.trust).model
+        model = model_file.load(model_file.read(path), trust=context.trust).model
         return keras_graph.build(keras_graph.read(model))
+
+    def _with_weights(self, model: Any, context: Context) -> tuple[Any, Facts]:
+        """Return the model with the weights of `weights`, and facts about them."""
+        from compress.ir import keras_graph
+        from compress.ir.passes.copy_weights import copy_weights
+        from compress.training.restored_norms import with_measured_statistics
+
+        if self.weights is None:
+            return model, {}
+        trained = keras_graph.read(self._trained(self.weights, context))
+        try:
+            result = copy_weights(keras_graph.read(model), trained)
+        except ModelError as error:
+            error.where = error.where or str(self.weights)
+            raise
+        network = with_measured_statistics(result.network, result.norms, context)
+        others = f"; new: {', '.join(result.others)}" if result.others else ""
+        total = len(result.copied) + len(result.others)
+        context.progress.note(
+            f"{self.weights.name}: the weights of {len(result.copied)} of {total} layers are copied{others}"
+        )
+        facts = {"weights": self.weights.name, "copied_layers": list(result.copied), "new_layers": list(result.others)}
+        return keras_graph.build(network), facts
 
     def run(self, artifact: Artifact, context: Context) -> Facts:
         """Run the builder for the data's shape and classes."""
@@ -162,8 +206,10 @@ class Build(_Load):
 
         keras(context.seed)
         shape = context.data.input_shape
-        backbone = self._backbone(context)
-        model = builders.build(self.path, self.function, shape, len(context.data.class_names), backbone)
+        backbone = self._trained(self.backbone, context)
+        classes = len(context.data.class_names)
+        model = builders.build(self.path, self.function, shape, classes, backbone, self.arguments)
+        model, copied = self._with_weights(model, context)
         detector = self.detector
         if detector is None and task_of(context.data).reads_specification:
             detector = builders.detector(self.path, shape)
@@ -171,7 +217,7 @@ class Build(_Load):
         working_model.write_keras(model, context.folder)
         # Every later stage reads the model from its file: a model that cannot be read fails here.
         keras_file.load(context.folder / MODEL_KERAS, trust=context.trust)
-        return {"file": self.path.name, "parameters": model.count_params(), **fitted}
+        return {"file": self.path.name, "parameters": model.count_params(), **copied, **fitted}
 
 
 class _Import(_Load):
@@ -193,7 +239,7 @@ class _Import(_Load):
         from compress.stages import working_model
 
         samples = context.data.inputs("train")[:SAMPLES]
-        found = model_file.read(self.path, shapes=self.shapes)
+        found = model_file.in_float(model_file.read(self.path, shapes=self.shapes))
         imported = model_file.load(found, trust=context.trust, samples=samples)
         model = _with_fixed_input(imported.model, context)
         detector = self._detector(model, context, imported.detection)
@@ -207,18 +253,14 @@ class _Import(_Load):
             shutil.copyfile(self.path, context.folder / MODEL_TFLITE)
         else:
             working_model.write(model, context.folder)
-        facts: Facts = {"file": self.path.name, "parameters": model.count_params(), **fitted}
+        facts = {**_import_facts(found, imported, context), "parameters": model.count_params(), **fitted}
         if detector is not None:
             facts["detector"] = {
                 "classes": detector.classes,
                 "box_error": detector.box_error,
                 "notes": list(detector.notes),
             }
-        if found.operators is not None:
-            facts |= {"operators": found.operators, "notes": list(found.notes)}
-        for note in found.notes:
-            context.progress.note(f"{self.path.name}: {note}")
-        return facts | ({"parity": asdict(imported.parity)} if imported.parity else {})
+        return facts
 
     def _detector(self, model: Any, context: Context, known: Mapping[str, Any]) -> DetectorModel | None:
         """Return the model cut off in front of its decoding; None if it is no detector, or its outputs are described.
@@ -258,6 +300,41 @@ class _Import(_Load):
         return found
 
 
+def _import_facts(found: ModelFile, imported: ImportedModel, context: Context) -> Facts:
+    """Return the facts about an imported file; its notes are reported."""
+    facts: Facts = {"file": found.path.name}
+    notes = [*found.notes]
+    if imported.rounding is not None:
+        facts["rounding"] = asdict(imported.rounding)
+        notes += _rounding_notes(imported.rounding, context)
+    if found.operators is not None:
+        facts |= {"operators": found.operators, "notes": notes}
+    for note in notes:
+        context.progress.note(f"{found.path.name}: {note}")
+    return facts | ({"parity": asdict(imported.parity)} if imported.parity else {})
+
+
+def _rounding_notes(rounding: Rounding, context: Context) -> list[str]:
+    """Return what the user must know of a file that was quantized: its rounding, and samples of another range."""
+    notes = [
+        f"its weights become float: each of its {rounding.operators} operators differs from the file by at most "
+        f"{rounding.largest_steps:.2g} steps of its output, which is the rounding of the file"
+    ]
+    if len(rounding.inputs) != 1:
+        return notes
+    expected = rounding.inputs[0]
+    samples = rows_of(context.data.inputs("train"), np.arange(SAMPLES))
+    low, high = float(np.min(samples)), float(np.max(samples))
+    covered = (min(high, expected.high) - max(low, expected.low)) / (expected.high - expected.low)
+    outside = max(expected.low - low, high - expected.high) / (expected.high - expected.low)
+    if covered < LEAST_COVERED or outside > MOST_OUTSIDE:
+        notes.append(
+            f"its input has values from {expected.low:.3g} to {expected.high:.3g}, and the first training samples from "
+            f"{low:.3g} to {high:.3g}: if the model was trained on photos, scale them to its range in data.preprocess"
+        )
+    return notes
+
+
 def _with_fixed_input(model: Any, context: Context) -> Any:
     """Return the model with the shape of the samples in place of open dimensions: the Edge TPU compiles for one size.
 
@@ -282,6 +359,78 @@ def _with_fixed_input(model: Any, context: Context) -> Any:
     return with_input_shape(model, sample)
 
 
+class HeadSettings(Settings):
+    """A new head on the features of a trained model."""
+
+    after: str | None = None
+    """The layer whose output is the features: an earlier one makes a smaller and faster model. By default the last
+    feature map (`python -m compress import MODEL` shows the layers)."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    """Fraction of the features that the training sets to 0."""
+    restore_batch_norms: bool = True
+    """If the file has no batch norms, because they were folded, put one after each convolution: the model stays the
+    same, and learns much better."""
+
+
+class NewHead(_Load):
+    """Load a trained model of any format, cut off its head, and add an untrained one for the classes of the data."""
+
+    produces: ClassVar[Kind] = Kind.UNTRAINED
+    needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})
+    tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "tf-keras", "onnx", "ai-edge-litert")
+
+    head: HeadSettings = HeadSettings()
+    """The head."""
+    signature: str | None = None
+    """The signature of a SavedModel that has several."""
+    shapes: dict[str, list[int]] = {}
+    """Shapes of the dynamic inputs of an .onnx file, by name."""
+
+    def run(self, artifact: Artifact, context: Context) -> Facts:
+        """Import the file, replace its head, and write the working model."""
+        from compress.importers import model_file
+        from compress.ir import keras_graph
+        from compress.ir.passes import cut_head
+        from compress.ir.tensorflow import keras
+        from compress.stages import working_model
+
+        library = keras(context.seed)
+        self.refuse_keep_classes()
+        found = model_file.in_float(model_file.read(self.path, self.signature, self.shapes))
+        imported = model_file.load(found, trust=context.trust, samples=context.data.inputs("train")[:SAMPLES])
+        try:
+            features = cut_head.without_head(keras_graph.read(imported.model), self.head.after)
+            backbone = self._backbone(features, context)
+        except ModelError as error:
+            error.where = error.where or str(self.path)
+            raise
+        task = task_of(context.data)
+        outputs = task.new_head(backbone.outputs[0], context.data, self.head.dropout)
+        model = library.Model(backbone.inputs, outputs, name="model")
+        fitted = self.fitted(model, context)
+        working_model.write_keras(model, context.folder)
+        (last,) = tensors_in(features.outputs)
+        shape = list(backbone.outputs[0].shape[1:])
+        context.progress.note(f"{self.path.name}: the new head reads the output of the layer {last.layer!r}, {shape}")
+        facts = _import_facts(found, imported, context)
+        return {**facts, "parameters": model.count_params(), "features": last.layer, **fitted}
+
+    def _backbone(self, features: Network, context: Context) -> Any:
+        """Return the features as a Keras model for samples of the data's shape, with batch norms if it should."""
+        from compress.ir import keras_graph
+        from compress.ir.passes import restore_norms
+        from compress.training.restored_norms import with_measured_statistics
+
+        model = keras_graph.build(keras_graph.with_input_size(features, context.data.input_shape))
+        if not self.head.restore_batch_norms:
+            return model
+        network, norms = restore_norms.restored(keras_graph.read(model))
+        if not norms:
+            return model
+        context.progress.note(f"{self.path.name}: {len(norms)} batch norms are restored for the training")
+        return keras_graph.build(with_measured_statistics(network, norms, context))
+
+
 class LoadKeras(_Import):
     """Load a Keras file, or the Keras model of a SavedModel folder."""
 
@@ -300,6 +449,12 @@ class ImportOnnx(_Import):
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "onnx", "onnxruntime", "ai-edge-litert")
 
 
+class DequantizeTflite(_Import):
+    """Rebuild a quantized .tflite file with Keras layers and the real values of its weights."""
+
+    tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "ai-edge-litert")
+
+
 class LoadFloatTflite(_Load):
     """Load a float .tflite file with operators that have no Keras layers; only `quantize` can use it."""
 
@@ -315,7 +470,10 @@ class LoadFloatTflite(_Load):
 
         more = len(self.problems) - MOST_LISTED
         listed = "; ".join([*self.problems[:MOST_LISTED], *([f"and {more} more"] if more > 0 else [])])
-        return f"{self.path.name} can only be quantized as it is, since {count} cannot become layers of Keras: {listed}"
+        return (
+            f"{self.path.name} can only be quantized as it is, since {count} cannot be converted to Keras layers: "
+            f"{listed}"
+        )
 
     def run(self, artifact: Artifact, context: Context) -> Facts:
         """Copy the file, and report why it has no layers."""
@@ -368,13 +526,32 @@ class LoadTflite(_Load):
         return {"file": self.path.name, **self.file_facts(context)}
 
 
-def stage_for(file: Path, signature: str | None = None, shapes: Shapes | None = None) -> Stage:
+def check_importable(file: Path, signature: str | None = None, shapes: Shapes | None = None) -> None:
+    """Check that a model file can become a Keras model, as far as that is fast to see.
+
+    Raises:
+        ModelError: it does not exist, is damaged, has an unsupported format, or operators without Keras layers.
+    """
+    from compress.importers import model_file
+    from compress.importers.common.unsupported import unsupported
+
+    if model_file.detect(file, signature, shapes) != "tflite":
+        return  # read when it is loaded: importing h5py and onnx takes long
+    found = model_file.in_float(model_file.read(file))
+    if found.refused:
+        raise unsupported(found.refused, str(file))
+
+
+def stage_for(
+    file: Path, signature: str | None = None, shapes: Shapes | None = None, *, dequantize: bool = False
+) -> Stage:
     """Return the stage that loads a model file or folder, by its format.
 
     Args:
         file: the file, or the folder.
         signature: the signature to use, of a SavedModel with several.
         shapes: the shapes of the dynamic inputs of an .onnx file, by name.
+        dequantize: whether a quantized .tflite file is rebuilt as a float Keras model.
 
     Raises:
         ModelError: the file does not exist, is damaged, or has an unsupported format.
@@ -388,6 +565,8 @@ def stage_for(file: Path, signature: str | None = None, shapes: Shapes | None = 
         named = {name: list(sizes) for name, sizes in (shapes or {}).items()}
         return ImportOnnx(path=file, shapes=named)  # likewise, for onnx
     found = model_file.read(file, signature)
+    if dequantize:
+        return _dequantizing(found)
     if found.becomes == "tflite":
         return LoadTflite(path=file)
     if found.becomes == "keras":
@@ -398,16 +577,46 @@ def stage_for(file: Path, signature: str | None = None, shapes: Shapes | None = 
     return ConvertSavedModel(path=file, signature=found.signature or "")
 
 
+def _dequantizing(found: ModelFile) -> Stage:
+    """Return the stage that rebuilds a quantized .tflite file with layers.
+
+    Raises:
+        ModelError: the file is not a quantized .tflite file, or has unsupported operators.
+    """
+    from compress.importers import model_file
+    from compress.importers.common.unsupported import unsupported
+
+    if found.becomes != "tflite":
+        raise ModelError(
+            f"{found.path.name} is not quantized", allowed="a quantized .tflite file", hint="remove model.dequantize"
+        )
+    rebuilt = model_file.in_float(found)
+    if rebuilt.refused:
+        raise unsupported(rebuilt.refused, str(found.path))
+    return DequantizeTflite(path=found.path)
+
+
 class Origin(Settings):
     """The model to start from: a builder or a file."""
 
     builder: str | None = None
     """A builder in models/, or your own as file.py:function, which needs `trust: true`."""
+    arguments: dict[str, Argument] = {}
+    """Further arguments of the builder's function, such as `width: 0.5`."""
+    weights: str | None = None
+    """A trained model of the same structure, of any format, even a quantized .tflite file: its weights are copied into
+    the builder's model, layer by layer, as long as their shapes are equal."""
     backbone: str | None = None
     """For builders that take a trained model as the start of their own (anchor_free): its file, of any format."""
     file: str | None = None
     """A .keras, .h5, .hdf5, .onnx or .tflite file, or a SavedModel folder. The path is relative to the pipeline
     file."""
+    head: Literal["new"] | HeadSettings | None = None
+    """new: cut off the last layers of the file, and add an untrained head for the classes or targets of the data, which
+    `train` trains (transfer learning). A map has settings of the head."""
+    dequantize: bool = False
+    """Rebuild a quantized .tflite file as a float Keras model, which can be trained, pruned and quantized again.
+    `head` does it, too."""
     signature: str | None = None
     """The signature of a SavedModel that has several."""
     shape: dict[str, list[PositiveInt]] | None = None
@@ -424,12 +633,17 @@ class Origin(Settings):
     def _one(self) -> Self:
         if (self.builder is None) == (self.file is None):
             raise ValueError("needs either the key 'builder' or the key 'file'")
-        if self.backbone is not None and self.builder is None:
-            raise ValueError("'backbone' belongs to 'builder'")
+        for name in ("arguments", "weights", "backbone"):
+            if getattr(self, name) and self.builder is None:
+                raise ValueError(f"'{name}' can be used only with 'builder'")
+        if self.head is not None and self.file is None:
+            raise ValueError("'head' can be used only with 'file': a builder makes the head itself")
+        if self.dequantize and self.file is None:
+            raise ValueError("'dequantize' can be used only with 'file'")
         if self.signature is not None and self.file is None:
-            raise ValueError("'signature' belongs to 'file'")
+            raise ValueError("'signature' can be used only with 'file'")
         if self.shape is not None and self.file is None:
-            raise ValueError("'shape' belongs to 'file'")
+            raise ValueError("'shape' can be used only with 'file'")
         if isinstance(self.detector, dict) and "maps" in self.detector:
             Detector(self.detector)
         elif self.detector is not None:
@@ -437,14 +651,15 @@ class Origin(Settings):
             if self.file is None:
                 raise ValueError("a family of detectors belongs to 'file'; the builder of a detector describes it")
         if self.keep_classes is not None and self.file is None:
-            raise ValueError("'keep_classes' belongs to 'file'")
+            raise ValueError("'keep_classes' can be used only with 'file'")
         return self
 
     def with_paths_from(self, folder: Path) -> Self:
         """Return the settings with their path resolved from `folder`."""
         if self.file is not None:
             return self.model_copy(update={"file": str(folder / self.file)})
-        paths = {} if self.backbone is None else {"backbone": str(folder / self.backbone)}
+        files = {"backbone": self.backbone, "weights": self.weights}
+        paths = {name: str(folder / file) for name, file in files.items() if file is not None}
         if self.builder is not None and ".py" in self.builder:
             paths["builder"] = str(folder / self.builder)
         return self.model_copy(update=paths)
@@ -460,9 +675,24 @@ class Origin(Settings):
             UntrustedError: a custom builder without trust.
             ModelError: the file or the builder does not exist.
         """
+        if self.head is not None:
+            head = HeadSettings() if self.head == "new" else self.head
+            shapes = {name: list(sizes) for name, sizes in (self.shape or {}).items()}
+            file = folder / (self.file or "")
+            check_importable(file, self.signature, self.shape)
+            return NewHead(path=file, head=head, signature=self.signature, shapes=shapes, detector=self.detector)
         if self.file is not None:
-            stage = stage_for(folder / self.file, self.signature, self.shape)
+            stage = stage_for(folder / self.file, self.signature, self.shape, dequantize=self.dequantize)
             return stage.model_copy(update={name: getattr(self, name) for name in OF_DETECTORS})
         path, function = builders.find(self.builder or "", folder, trust=trust)
         backbone = None if self.backbone is None else folder / self.backbone
-        return Build(path=path, function=function, detector=self.detector, backbone=backbone)
+        weights = None if self.weights is None else folder / self.weights
+        builders.check_arguments(path, function, self.arguments)
+        return Build(
+            path=path,
+            function=function,
+            detector=self.detector,
+            backbone=backbone,
+            weights=weights,
+            arguments=self.arguments,
+        )

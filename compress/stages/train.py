@@ -1,4 +1,4 @@
-"""`train`: train the model on the labels."""
+"""`train`: train the model on the labels, or only its head, or its layers one after another."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from compress.artifact import Artifact, Facts, Kind
 from compress.stage import Context, Need, Stage, Use
 from compress.targets.base import Target
 from compress.training.loop import TrainingSettings
+from compress.training.transfer import TransferSettings
 
 
-class Train(Stage, TrainingSettings):
-    """Train the model on the training split. A model that was loaded from a file is trained already, and is left as it
-    is."""
+class Train(Stage, TrainingSettings, TransferSettings):
+    """Train the model on the training split. A model from a file is trained already, and is left as it is, unless it
+    gets a new head (`model: {head: new}`) or `fine_tune` is set."""
 
     name: ClassVar[str] = "train"
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 5
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.UNTRAINED, Kind.KERAS})
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})
@@ -25,24 +26,34 @@ class Train(Stage, TrainingSettings):
 
     epochs: Annotated[int, Field(ge=1, le=10_000)] = 30
     """Number of passes over the training split."""
+    fine_tune: bool = False
+    """Train a model from a file further; its weights from before the training are kept if validation is worse."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the label that is spread over all classes. Source: Szegedy et al., Rethinking the Inception Architecture
+    for Computer Vision, 2016."""
 
     def skip(self, kind: Kind, *, from_file: bool, target: Target) -> str | None:
         """Return why a model from a file is not trained; None for an untrained model."""
-        return "the model came trained, from a file" if from_file else None
+        if not from_file or self.fine_tune:
+            return None
+        return "the model came trained, from a file; `fine_tune: true` trains it further"
 
     def uses(self) -> tuple[Use, ...]:
         """Return the methods of the training."""
-        return ("labels", *self.training_uses())
+        smoothing: tuple[Use, ...] = ("label smoothing",) if self.label_smoothing else ()
+        return ("labels", *smoothing, *self.training_uses())
 
     def run(self, artifact: Artifact, context: Context) -> Facts:
         """Write the trained model; return its history."""
         from compress.ir.tensorflow import keras
         from compress.stages import working_model
-        from compress.training import healing, loop
+        from compress.training import healing, loop, transfer
 
         keras(context.seed)
         model = working_model.read(artifact, context)
+        loss = loop.smoothed_loss(loop.own_loss(model, context), self.label_smoothing)
         train = loop.fit if artifact.kind is Kind.UNTRAINED else healing.heal
-        facts = train(model, loop.own_loss(model, context), self, context)
+        with transfer.frozen(model, self) as count:
+            facts = train(model, loss, self, context, rates=transfer.rates(model, self))
         working_model.write(model, context.folder)
-        return facts
+        return {**facts, "frozen_layers": count} if count else facts

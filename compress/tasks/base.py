@@ -103,6 +103,10 @@ class Head(ABC):
     def loss(self, targets: Any, outputs: Any) -> Any:
         """Return the loss of each sample [n] from training targets and a Keras model's outputs."""
 
+    def smoothing_loss(self, outputs: Any) -> Any:
+        """Return the loss with all classes as labels in equal shares, for label smoothing: [n]."""
+        raise NotImplementedError
+
     def importance(self, targets: Any, outputs: Any) -> Any:
         """Return the value whose derivative shows how much a channel matters: [n]; by default the loss."""
         return self.loss(targets, outputs)
@@ -265,6 +269,25 @@ class Task(ABC):
     def targets(self, data: Data, split: Split) -> NDArray[Any]:
         """Return the training targets of every sample for `Head.loss`: [n, ...]."""
 
+    def new_head(self, features: Any, data: Data, dropout: float) -> Any:
+        """Return the output of an untrained head on the features of a trained model: a Keras tensor.
+
+        Args:
+            features: the last feature map, a Keras tensor [n, ..., channels].
+            data: the data; it defines the number of outputs.
+            dropout: fraction of the features that the training sets to 0.
+
+        Raises:
+            ModelError: the task has no such head.
+        """
+        del features, data, dropout
+        raise ModelError(
+            f"{self.models} get no new head: one dense layer does not make their outputs",
+            where="model.head",
+            allowed="data for classification, multi-label, regression or embeddings",
+            hint="use a builder that takes a trained model: `model: {builder: …, backbone: FILE}`",
+        )
+
     def validation(
         self, model: Any, data: Data, specification: Specification, batches: Iterator[tuple[slice, Any]]
     ) -> Quality:
@@ -297,7 +320,7 @@ class Task(ABC):
             settings: the pipeline file's content, checked.
         """
         detector = settings["model"].get("detector") if not self.reads_specification else None
-        what = f"model.detector says where boxes are, and the data is for {self.models}"
+        what = f"model.detector describes the boxes of a detector, but the data is for {self.models}"
         return [(("model", "detector"), Refusal(what, "data with boxes: voc, coco, yolo"))] if detector else []
 
     @abstractmethod

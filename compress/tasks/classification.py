@@ -30,6 +30,7 @@ from compress.tasks.base import (
     snr_db,
 )
 from compress.tasks.findings import VerdictReason, against_constant, class_order, ties
+from compress.tasks.new_head import pooled_dense
 from compress.tasks.output_forms import Activation, activation_of
 
 LOOKED_AT = 16
@@ -91,6 +92,11 @@ class ClassificationHead(Head):
             return library.ops.sum(library.ops.softplus(logits) - expected * logits, axis=-1)
         from_logits = self.scores == "logits"
         return library.losses.sparse_categorical_crossentropy(targets, outputs, from_logits=from_logits)
+
+    def smoothing_loss(self, outputs: Any) -> Any:
+        """Return the mean over all classes of the loss with that class as label: [n]."""
+        ops = keras().ops
+        return -ops.mean(ops.log_softmax(self.logits(outputs)), axis=-1)
 
     def soft_targets(self, logits: Sequence[Any], weights: Sequence[float], temperature: float) -> Any:
         """Return the logarithm of the teachers' softened probabilities, averaged by weight; logits [n, classes] each.
@@ -222,6 +228,10 @@ class Classification(Task):
         if shape != (len(data.class_names),):
             raise _other_classes(f"the model's output has the shape {list(shape)}", shape[-1], data)
         return ClassificationHead(activation_of(model.outputs[0]) or _by_values(model, data))
+
+    def new_head(self, features: Any, data: Data, dropout: float) -> Any:
+        """Return the probability of each class."""
+        return pooled_dense(features, len(data.class_names), "softmax", dropout)
 
     def targets(self, data: Data, split: Split) -> NDArray[Any]:
         """Return the labels: int64 [n]."""

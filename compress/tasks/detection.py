@@ -92,6 +92,8 @@ class Detection(Task):
             "augment.rotate: the box around a rotated object is not the rotated box",
             "augment.shift, zoom and flip, which change boxes too",
         ),
+        "mixup": Refusal("augment.mixup: an image has several objects", "mixup: 0", "leave it out"),
+        "label smoothing": Refusal("label_smoothing: an image has several objects", "label_smoothing: 0"),
         "decoupled": Refusal("decoupled: an image has several objects", "distillation without `decoupled`"),
         "tfmot": Refusal("it trains with tfmot, which is set up for classifiers only", hint="leave it out"),
         "tfmot qat": Refusal("engine: tfmot trains classifiers only", "engine: coralline"),
@@ -241,7 +243,7 @@ def refuse_other_outputs(model: Any, detector: Detector, columns: int) -> None:
     last = model.outputs[scores]._keras_history.operation
     sigmoid = "sigmoid" in (getattr(getattr(last, "activation", None), "__name__", ""), type(last).__name__.lower())
     if sigmoid and detector.specification["scores"] == "logits":
-        raise ModelError("the model's scores are probabilities", hint="say scores: probabilities in its detector")
+        raise ModelError("the model's scores are probabilities", hint="set `scores: probabilities` in model.detector")
 
 
 def _detections(detector: Detector, rows: Rows) -> list[Detections]:

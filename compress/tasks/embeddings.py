@@ -15,10 +15,13 @@ from compress.measurement import Measurement, Metric, missing, proportion
 from compress.stage import Refusal, Use
 from compress.tasks.base import DistillationTerms, Head, Judge, Rows, Specification, first_output, refuse_misfit, snr_db
 from compress.tasks.measured import MeasuredTask
+from compress.tasks.new_head import pooled_dense
 from compress.tasks.regression import WITHOUT_CLASSES
 
 SHARPNESS = 10.0
 """Factor of cosines before the softmax of the supervised contrastive loss: the inverse of its temperature 0.1."""
+NEW_SIZE = 128
+"""Length of the vectors of a new head."""
 ALIKE = 0.99
 """Two vectors of a sample agree if their cosine is at least this."""
 
@@ -95,6 +98,10 @@ class Embeddings(MeasuredTask):
         del specification
         refuse_misfit(model, data)
         return EmbeddingHead()
+
+    def new_head(self, features: Any, data: Data, dropout: float) -> Any:
+        """Return a vector for each sample."""
+        return pooled_dense(features, NEW_SIZE, None, dropout)
 
     def targets(self, data: Data, split: Split) -> NDArray[Any]:
         """Return the labels: int64 [n]."""

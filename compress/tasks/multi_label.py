@@ -16,6 +16,7 @@ from compress.measurement import Measurement, Metric, missing
 from compress.stage import Refusal, Use
 from compress.tasks.base import DistillationTerms, Head, Judge, Rows, Specification, first_output, snr_db
 from compress.tasks.measured import MeasuredTask, refuse_shape
+from compress.tasks.new_head import pooled_dense
 from compress.tasks.output_forms import OutputForm, activation_of
 from compress.tasks.regression import WITHOUT_CLASSES, mean_with_interval
 
@@ -109,6 +110,10 @@ class MultiLabel(MeasuredTask):
             raise ModelError(what, allowed="a sigmoid, or no activation", hint="use another last layer")
         form = OutputForm(model.outputs[0].name, (classes,), "sigmoid", 1.0)
         return MultiLabelHead(form, activation == "sigmoid")
+
+    def new_head(self, features: Any, data: Data, dropout: float) -> Any:
+        """Return the probability of each class."""
+        return pooled_dense(features, len(data.class_names), "sigmoid", dropout)
 
     def targets(self, data: Data, split: Split) -> NDArray[Any]:
         """Return 1 for each label of a sample, otherwise 0: [n, classes]."""

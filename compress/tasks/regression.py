@@ -14,6 +14,7 @@ from compress.measurement import Z95, Measurement, Metric, missing
 from compress.stage import Refusal, Use
 from compress.tasks.base import Rows, Specification
 from compress.tasks.measured import ByValue, MeasuredTask, ValuesHead, refuse_shape, spread_of
+from compress.tasks.new_head import pooled_dense
 
 SAME = 0.1
 """Two predictions agree if they differ by at most this fraction of the standard deviation of the predictions."""
@@ -21,6 +22,8 @@ NO_CLASSES = "the data has numbers as targets, not classes"
 WITHOUT_CLASSES: Mapping[Use, Refusal] = {
     "class weights": Refusal("class_weights: the data has no single class for each sample", "class_weights: none"),
     "decoupled": Refusal("decoupled: the data has no single class for each sample", "distillation without `decoupled`"),
+    "mixup": Refusal("augment.mixup: the data has no single class for each sample", "mixup: 0", "leave it out"),
+    "label smoothing": Refusal("label_smoothing: the data has no single class for each sample", "label_smoothing: 0"),
     "tfmot": Refusal("it trains with tfmot, which is set up for classifiers only", hint="leave it out"),
     "tfmot qat": Refusal("engine: tfmot trains classifiers only", "engine: coralline"),
 }
@@ -49,6 +52,10 @@ class Regression(MeasuredTask):
         del specification
         refuse_shape(model, data, [len(data.class_names)], "one value for each target")
         return ValuesHead(tuple(spread_of(data.targets("train")).tolist()))
+
+    def new_head(self, features: Any, data: Data, dropout: float) -> Any:
+        """Return one value for each target."""
+        return pooled_dense(features, len(data.class_names), None, dropout)
 
     def targets(self, data: Data, split: Split) -> NDArray[Any]:
         """Return the targets: float32 [n, targets]."""

@@ -172,6 +172,15 @@ class Edit:
         tensor.buffer = self._buffer(values)
         self._main.tensors[index] = tensor
 
+    def to_float(self, index: int, values: NDArray[Any] | None = None) -> None:
+        """Make a tensor float32 without quantization; a constant gets these real values."""
+        tensor = copy.copy(self._main.tensors[index])
+        tensor.type = self._schema.TensorType.FLOAT32
+        tensor.quantization = None
+        if values is not None:
+            tensor.buffer = self._buffer(np.asarray(values, np.float32))
+        self._main.tensors[index] = tensor
+
     def _buffer(self, values: NDArray[Any]) -> int:
         """Add a buffer, and return its index."""
         buffer = self._schema.BufferT()

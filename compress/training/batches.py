@@ -19,6 +19,7 @@ from compress.errors import StageError
 from compress.ir.tensorflow import keras
 from compress.settings import Settings
 from compress.tasks.base import Change
+from compress.training import image_values, mixup
 
 VALIDATION_BATCH = 32
 """Batch size of Keras' validation on arrays."""
@@ -27,7 +28,7 @@ READ_AHEAD = 8
 
 
 class Augment(Settings):
-    """Settings of the augmentation of training images."""
+    """Settings of the augmentation: random changes of the training samples."""
 
     shift: Annotated[float, Field(ge=0, le=0.5)] = 0.0
     """Largest shift in each direction, as a fraction of the image's size."""
@@ -37,6 +38,30 @@ class Augment(Settings):
     """Largest change of scale, as a fraction."""
     flip: bool = False
     """Flip images horizontally at random."""
+    brightness: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Largest value that is added to an image, as a fraction of the range of the training samples."""
+    contrast: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Largest change of the contrast, as a fraction: differences from the mean of the image are multiplied by 1 - c to
+    1 + c."""
+    saturation: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Largest change of the saturation of colour images, as a fraction: differences from grey are multiplied by 1 - s
+    to 1 + s."""
+    erase: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    """Largest part of the image that a rectangle covers with the mean of the image, as a fraction of its area. Source:
+    Zhong et al., Random Erasing Data Augmentation, 2017."""
+    mixup: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """Mix pairs of samples and their losses in random shares, from the distribution Beta(mixup, mixup); 0.2 is usual.
+    Source: Zhang et al., mixup: Beyond Empirical Risk Minimization, 2018."""
+
+    @property
+    def moves_pixels(self) -> bool:
+        """Whether it moves parts of an image to another position."""
+        return bool(self.shift or self.rotate or self.zoom or self.flip)
+
+    @property
+    def changes_values(self) -> bool:
+        """Whether it changes the values of pixels in their place."""
+        return bool(self.brightness or self.contrast or self.saturation or self.erase)
 
 
 class EpochSettings(Settings):
@@ -80,11 +105,20 @@ def batches(
     import tensorflow as tf
 
     samples_at = _from_file(inputs, targets) if rows.mapped(inputs) else _from_memory(inputs, targets)
-    change = task_change or _augmentation(settings.augment, inputs.shape[1:])
+    augment = settings.augment
+    _refuse_other_samples(augment, inputs.shape[1:])
+    changes: list[Change | None] = [
+        task_change or _moving(augment),
+        image_values.change(augment, image_values.value_range(inputs)) if augment.changes_values else None,
+        mixup.change(augment.mixup) if augment.mixup else None,
+    ]
 
     def augmented(indices: Any, seeds: Any) -> Any:
-        images, batch_targets = samples_at(indices)
-        return change(images, batch_targets, seeds)
+        samples, batch_targets = samples_at(indices)
+        for number, change in enumerate(changes):
+            if change is not None:
+                samples, batch_targets = change(samples, batch_targets, seeds + number)
+        return samples, batch_targets
 
     per_epoch = settings.batches_per_epoch(len(inputs))
 
@@ -152,8 +186,22 @@ def _order(
         yield order[start : start + settings.batch_size], random.integers(2**31, size=2, dtype=np.int32)
 
 
-def _augmentation(augment: Augment, shape: tuple[int, ...]) -> Callable[[Any, Any, Any], tuple[Any, Any]]:
-    """Return a function: (images, targets, two seeds) -> randomly changed images, unchanged targets."""
+def _refuse_other_samples(augment: Augment, shape: tuple[int, ...]) -> None:
+    """Refuse augmentation of images for samples of another form.
+
+    Raises:
+        StageError: the samples are not images.
+    """
+    if (augment.moves_pixels or augment.changes_values) and len(shape) != 3:
+        raise StageError(
+            f"augment changes images, and the samples are {list(shape)}",
+            allowed="[height, width, channels]; mixup for any samples",
+            hint="remove augment",
+        )
+
+
+def _moving(augment: Augment) -> Change | None:
+    """Return a function: (images, targets, two seeds) -> randomly moved images, unchanged targets; None without one."""
     layers = keras().layers
     changes = []
     if augment.flip:
@@ -165,20 +213,13 @@ def _augmentation(augment: Augment, shape: tuple[int, ...]) -> Callable[[Any, An
     if augment.zoom:
         changes.append(layers.RandomZoom((-augment.zoom, augment.zoom), fill_mode="nearest"))
 
-    if changes and len(shape) != 3:
-        raise StageError(
-            f"augment changes images, and the samples are {list(shape)}",
-            allowed="[height, width, channels]",
-            hint="remove augment",
-        )
-
     def change(images: Any, targets: Any, seeds: Any) -> tuple[Any, Any]:
         generator = _seed_generator(seeds)
         for layer in changes:
             images = layer.transform_images(images, layer.get_random_transformation(images, seed=generator))
         return images, targets
 
-    return change
+    return change if changes else None
 
 
 def _seed_generator(seeds: Any) -> Any:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from compress.artifact import Facts
 from compress.ir.tensorflow import set_weights
 from compress.stage import Context
-from compress.training.loop import Loss, TrainingSettings, fit
+from compress.training.loop import Loss, Rate, TrainingSettings, fit
 from compress.training.validation import comparison, validation_quality
 
 
-def heal(model: Any, loss: Loss, settings: TrainingSettings, context: Context) -> Facts:
+def heal(
+    model: Any,
+    loss: Loss,
+    settings: TrainingSettings,
+    context: Context,
+    rates: Mapping[str, Rate] = MappingProxyType({}),
+) -> Facts:
     """Train a trained model in place; restore its weights if validation is worse afterwards.
 
     After an interruption, call it with the model as it was at the first start; `fit` continues from its checkpoint.
@@ -21,6 +29,7 @@ def heal(model: Any, loss: Loss, settings: TrainingSettings, context: Context) -
         loss: the value to minimize.
         settings: the training settings.
         context: data, seed, progress.
+        rates: the learning rates of weights that differ from the others, as for `fit`.
 
     Returns:
         The facts of `fit`, and `healing`: whether the training is kept (`kept`), and the validation result before and
@@ -31,7 +40,7 @@ def heal(model: Any, loss: Loss, settings: TrainingSettings, context: Context) -
     """
     weights = model.get_weights()
     before = validation_quality(model, context)
-    facts = fit(model, loss, settings, context)
+    facts = fit(model, loss, settings, context, rates=rates)
     after = validation_quality(model, context)
     compared = comparison(before, after)
     kept = not after.is_worse_than(before)

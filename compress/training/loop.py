@@ -36,11 +36,15 @@ class Batch:
         inputs: the samples that the model received, after augmentation.
         labels: the training targets of the task (`Task.targets`): for classification int64 [n].
         soft_targets: the outputs of teachers for these samples; None if they were not computed before the training.
+        partner_labels: the training targets of the samples that these are mixed with; None if they are not mixed.
+        share: the share of the samples in the mixture: [n].
     """
 
     inputs: Any
     labels: Any
     soft_targets: Any = None
+    partner_labels: Any = None
+    share: Any = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,19 @@ class Loss:
     of: Callable[[Batch, Any], Any]
     soft_targets: Mapping[Split, NDArray[np.float32]] = field(default_factory=dict)
     head: Head | None = None
+
+
+@dataclass(frozen=True)
+class Rate:
+    """The learning rate of a weight, compared with the others.
+
+    Attributes:
+        factor: factor of the learning rate, for the weight or for each of its values.
+        start: fraction of the training before which the weight does not change.
+    """
+
+    factor: float | NDArray[np.float32]
+    start: float = 0.0
 
 
 class TrainingSettings(EpochSettings):
@@ -79,6 +96,9 @@ class TrainingSettings(EpochSettings):
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = "float32"
     """mixed_bfloat16, mixed_float16: compute in 16 bits where the result stays accurate, which is faster on hardware
     with 16-bit units. The weights and the resulting model are float32."""
+    weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Reduce the kernels in every step by this fraction times the learning rate. Source: Loshchilov and Hutter,
+    Decoupled Weight Decay Regularization, 2019."""
     subset: Subset | None = None
     """Train on a part of the training split; by default on all of it."""
     tensorboard: bool = False
@@ -99,6 +119,8 @@ class TrainingSettings(EpochSettings):
             uses.append("augmentation")
         if self.augment.rotate:
             uses.append("rotation")
+        if self.augment.mixup:
+            uses.append("mixup")
         return tuple(uses)
 
 
@@ -137,13 +159,26 @@ def label_loss(head: Head) -> Loss:
     return Loss(lambda batch, outputs: head.loss(batch.labels, outputs), head=head)
 
 
+def smoothed_loss(loss: Loss, amount: float) -> Loss:
+    """Return a loss on labels of which a part is spread over all classes (label smoothing)."""
+    if not amount:
+        return loss
+    head = loss.head
+    assert head is not None
+
+    def smoothed(batch: Batch, outputs: Any) -> Any:
+        return (1 - amount) * loss.of(batch, outputs) + amount * head.smoothing_loss(outputs)
+
+    return replace(loss, of=smoothed)
+
+
 def fit(
     model: Any,
     loss: Loss,
     settings: TrainingSettings,
     context: Context,
     callbacks: Sequence[Any] = (),
-    rate_factors: Mapping[str, NDArray[np.float32]] = MappingProxyType({}),
+    rates: Mapping[str, Rate] = MappingProxyType({}),
 ) -> Facts:
     """Train a model in place, then recalibrate its batch norms.
 
@@ -154,7 +189,7 @@ def fit(
         settings: the training settings.
         context: data, seed, progress.
         callbacks: additional Keras callbacks.
-        rate_factors: factors of the learning rate for each value of a weight, by the path of the weight; 1 for others.
+        rates: the learning rates of weights that differ from the others, by the path of the weight.
 
     Returns:
         `history`: one map for each epoch with loss, accuracy (of classifiers) and their validation values.
@@ -168,10 +203,10 @@ def fit(
     loss, context, subset_facts = _on_subset(model, loss, settings, context)
     library = keras(context.seed)
     worker = precision.lowered(model, settings.precision)
-    trainer = _trainer(library, worker, _weighted(loss, settings, context.data))
+    trainer = _trainer(library, worker, _mixed(_weighted(loss, settings, context.data), settings))
     targets = {split: _targets(context.data, loss, split) for split in ("train", "validation")}
     steps = settings.batches_per_epoch(len(targets["train"]["labels"]))
-    optimizer = _optimizer(library, settings, steps, rate_factors)
+    optimizer = _optimizer(library, settings, steps, rates)
     task = task_of(context.data)
     trainer.compile(optimizer, metrics=["accuracy"] if task.counts_right else None, jit_compile=False)
     stopping = _stopping(library, settings, "val_accuracy" if task.counts_right else "val_loss")
@@ -265,9 +300,9 @@ def _optimizer(
     library: Any,
     settings: TrainingSettings,
     batches: int,
-    rate_factors: Mapping[str, NDArray[np.float32]] = MappingProxyType({}),
+    rates: Mapping[str, Rate] = MappingProxyType({}),
 ) -> Any:
-    """Return Adam with the learning rate schedule of the settings, times the factors of some weights.
+    """Return Adam with the learning rate schedule and the weight decay of the settings, and the rates of some weights.
 
     With gradient accumulation, Keras still advances the schedule and averages the weights at every batch.
     """
@@ -275,8 +310,8 @@ def _optimizer(
     accumulated = settings.gradient_accumulation
     if total < accumulated:
         raise StageError(
-            f"gradient_accumulation: {accumulated} batches make one step, but the whole training "
-            f"has {total}, so that no weight would change",
+            f"gradient_accumulation: {accumulated} batches make one update, but the whole training "
+            f"has only {total} batches: no weight would change",
             allowed=f"up to {total}",
             hint="lower it, or train for more epochs",
         )
@@ -284,21 +319,48 @@ def _optimizer(
     averaged = {} if settings.ema is None else {"use_ema": True, "ema_momentum": settings.ema ** (1 / accumulated)}
     several = accumulated if accumulated > 1 else None
 
-    adam = _adam(library, rate_factors)(schedule, gradient_accumulation_steps=several, **averaged)
+    adam = _adam(library, rates, settings.weight_decay, total)(
+        schedule, gradient_accumulation_steps=several, **averaged
+    )
     return library.optimizers.LossScaleOptimizer(adam) if settings.precision == "mixed_float16" else adam
 
 
-def _adam(library: Any, rate_factors: Mapping[str, NDArray[np.float32]]) -> Any:
-    """Return Keras' class Adam, or one that multiplies the learning rate of some weights."""
-    if not rate_factors:
+def _adam(library: Any, rates: Mapping[str, Rate], decay: float, steps: int) -> Any:
+    """Return Keras' class Adam, or one with other learning rates for some weights, and with decoupled weight decay.
+
+    The decay of a weight is multiplied by its learning rate, which Keras' own `weight_decay` does not do.
+    """
+    if not rates and not decay:
         return library.optimizers.Adam
+    ops = library.ops
 
     class Adam(library.optimizers.Adam):  # type: ignore[misc]
         def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
             path = self._trainable_variables[self._get_variable_index(variable)].path
-            super().update_step(gradient, variable, learning_rate * rate_factors.get(path, 1.0))
+            rate = rates.get(path)
+            if rate is not None:
+                started = self.iterations >= int(rate.start * steps)
+                learning_rate = learning_rate * ops.where(started, rate.factor, 0.0)
+            if decay and path.rsplit("/", 1)[-1].endswith("kernel"):
+                factor = ops.cast(learning_rate * decay, variable.dtype)
+                self.assign_sub(variable, ops.multiply(variable, factor))
+            super().update_step(gradient, variable, learning_rate)
 
     return Adam
+
+
+def _mixed(loss: Loss, settings: TrainingSettings) -> Loss:
+    """Return the loss for samples that are mixed with others: the losses of both, in the shares of the mixture."""
+    if not settings.augment.mixup:
+        return loss
+
+    def mixed(batch: Batch, outputs: Any) -> Any:
+        if batch.partner_labels is None:  # validation
+            return loss.of(batch, outputs)
+        partner = replace(batch, labels=batch.partner_labels)
+        return batch.share * loss.of(batch, outputs) + (1 - batch.share) * loss.of(partner, outputs)
+
+    return replace(loss, of=mixed)
 
 
 def _weighted(loss: Loss, settings: TrainingSettings, data: Data) -> Loss:

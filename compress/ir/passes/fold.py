@@ -83,7 +83,7 @@ def _shapes(network: Network, new: str, like: LayerOutput, calls: int) -> Networ
     return replace(network, shapes={**network.shapes, **added})
 
 
-def _appended(network: Network, layer: Layer, spec: LayerSpec, config: dict[str, Any], weights: Any = ()) -> Network:
+def appended(network: Network, layer: Layer, spec: LayerSpec, config: dict[str, Any], weights: Any = ()) -> Network:
     """Replace `layer`, and append a new layer after each of its calls; all readers read the new layer instead."""
     name = config["name"]
     calls = tuple({"args": [LayerOutput(layer.name, call)], "kwargs": {}} for call in range(len(layer.calls)))
@@ -100,7 +100,7 @@ def _split_activations(network: Network, name: str) -> Network:
         return network
     new = network.free_name(f"{name}_activation")
     config = {"name": new, "activation": activation}
-    return _appended(network, layer.configured(activation="linear"), ACTIVATION, config)
+    return appended(network, layer.configured(activation="linear"), ACTIVATION, config)
 
 
 def _split_separable(network: Network, name: str) -> Network:
@@ -122,7 +122,7 @@ def _split_separable(network: Network, name: str) -> Network:
         "use_bias": config["use_bias"],
         "activation": config["activation"],
     }
-    network = _appended(network, first, second_spec, second, (pointwise, *bias))
+    network = appended(network, first, second_spec, second, (pointwise, *bias))
     middle = {
         LayerOutput(name, call): (*network.shapes[LayerOutput(name, call)][:-1], prod(depthwise.shape[-2:]))
         for call in range(len(layer.calls))

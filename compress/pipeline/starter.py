@@ -1,0 +1,504 @@
+"""A first pipeline file for a data set, and a trained model if there is one: `python -m compress init`.
+
+The data is recognized by its files, and some samples are read; then every choice (task, size, stages, number of epochs)
+follows from numbers, and the file says which. No stage is run here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compress.data.dataset import Dataset
+from compress.data.label_tables import TABLE_SUFFIXES, recognize
+from compress.data.sources import SOURCES
+from compress.data.types import SPLITS
+from compress.errors import DataError
+from compress.importers import model_file
+from compress.ir.keras_graph import LayerOutput, Network
+from compress.ir.keras_graph import read as read_network
+from compress.ir.layer_specs import spec_of
+from compress.pipeline.data_section import IMAGES, SOUNDS, ModelInputs, inputs_of, value_range
+from deploy.contract.preprocessing import Preprocessing
+
+LOOKED_AT = 64
+"""Number of samples whose shapes and values are read."""
+SMALLEST, LARGEST = 32, 224
+"""Sides of images that are suggested, in pixels, without a model that says it."""
+GRAIN = 32
+"""Sides are multiples of this: five halvings of the image leave whole numbers."""
+ENLARGED = 5 / 3
+"""Photos that are smaller than those a model was trained with are enlarged by up to this factor: its features are of
+larger objects. Measured on grocery96: 0.713, 0.740, 0.771 with 96, 128, 160 pixels from photos of 96."""
+TINY_SIDE = 40
+"""Images up to this size get the small builder of the shipped example."""
+OF_ONE_VECTOR = ("classification", "multi_label", "regression", "embeddings")
+"""Tasks whose models put out one vector for each sample."""
+STEPS_NEW, STEPS_HEAD = 4000, 1500
+"""Number of steps (batches) of a training from random weights, and of one that starts from a trained model."""
+EPOCHS_NEW, EPOCHS_HEAD = (20, 150), (8, 40)
+"""Limits of the number of epochs."""
+BATCHES = (32, 64)
+"""Batch size below and from LARGE_SPLIT training samples."""
+LARGE_SPLIT = 4000
+WORTH_PRUNING_MACS = 50_000_000
+"""Multiply-accumulates above which pruning is suggested: below, the time of one inference is mostly transfer."""
+MEL_BINS, MEL_FRAME_S, MEL_STEP_S = 40, 0.032, 0.016
+"""Log-mel features of sounds: 40 bins, frames of 32 ms every 16 ms."""
+
+
+@dataclass(frozen=True)
+class Starter:
+    """A first pipeline.
+
+    Attributes:
+        text: the content of the file: YAML with comments.
+        found: what was recognized, as sentences for the user.
+    """
+
+    text: str
+    found: tuple[str, ...]
+
+
+@dataclass
+class _Draft:
+    """The parts of the file, each with its comments.
+
+    Attributes:
+        model: the section `model`.
+        data: the section `data`.
+        stages: the stages, with the reason for each; a stage of None is only a comment.
+        comments: a comment for each part, by name.
+        found: sentences for the user.
+    """
+
+    model: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+    stages: list[tuple[dict[str, Any] | None, str]] = field(default_factory=list)
+    comments: dict[str, str] = field(default_factory=dict)
+    found: list[str] = field(default_factory=list)
+
+
+def starter(
+    data: Path, model: Path | None, folder: Path, name: str, *, label: str | None = None, trust: bool = False
+) -> Starter:
+    """Return a first pipeline for data and, if there is one, a trained model.
+
+    Args:
+        data: a file or folder of samples.
+        model: a model file or SavedModel folder; None to train a new model.
+        folder: the folder of the pipeline file: paths in it are relative to this one where possible.
+        name: the name of the run.
+        label: the column of a table that has the labels; None to recognize it.
+        trust: whether code in the model may run.
+
+    Raises:
+        DataError: the data is not recognized, or cannot be read.
+        ModelError: the model cannot be read.
+    """
+    draft = _Draft()
+    source = recognized(data, folder, label)
+    dataset = Dataset(_resolved(source, folder), Preprocessing([]), None)
+    inputs = None if model is None else inputs_of(model_file.in_float(model_file.read(model)), trust=trust)
+    draft.data["source"] = source
+    draft.found.append(_about(dataset, source))
+    if model is None:
+        _new_model(draft, dataset)
+    else:
+        assert inputs is not None
+        _given_model(draft, dataset, inputs, model, folder, trust=trust)
+    return Starter(_yaml(draft, name, data, model), tuple(draft.found))
+
+
+# --- the data ----------------------------------------------------------------------------
+
+
+def recognized(path: Path, folder: Path, label: str | None = None) -> dict[str, Any]:
+    """Return the section `data.source` for a file or folder of samples.
+
+    Every source that could fit is tried; the first one that opens is taken.
+
+    Raises:
+        DataError: none fits; the message has the reason of each.
+    """
+    if not path.exists():
+        raise DataError("does not exist", where=str(path), hint="check the path")
+    shown = _relative(path, folder)
+    reasons = []
+    for source in _candidates(path, shown, label):
+        try:
+            _resolved(source, folder).load()
+            return source
+        except DataError as error:
+            reasons.append(f"as {next(iter(source))}: {error}")
+    raise DataError(
+        "contains no samples that are recognized" + (f" ({'; '.join(reasons)})" if reasons else ""),
+        where=str(path),
+        allowed="class folders of photos or WAV files, photos with a table of labels, VOC, COCO or YOLO annotations, "
+        "images with masks, .npz, or the same in a .tar archive",
+        hint="other data needs a pipeline file written by hand: docs/data.md",
+    )
+
+
+def _candidates(path: Path, shown: str, label: str | None) -> Iterator[dict[str, Any]]:
+    """Yield the sources that could fit, the most specific first."""
+    suffix = path.suffix.lower()
+    if suffix == ".npz":
+        yield {"npz": {"file": shown, **_npz_arrays(path)}}
+    elif suffix == ".json":
+        yield {"coco": {"file": shown}}
+    elif suffix in (".yaml", ".yml"):
+        yield {"yolo": {"file": shown}}
+    else:
+        yield from _folder_candidates(path, shown, label)
+
+
+def _folder_candidates(path: Path, shown: str, label: str | None) -> Iterator[dict[str, Any]]:
+    names = _names(path)
+    if any(name.endswith(".xml") for name in names):
+        yield {"voc": {"path": shown}}
+    if any(name.endswith("data.yaml") or "labels/" in name for name in names):
+        yield {"yolo": {"file": f"{shown}/data.yaml"} if (path / "data.yaml").is_file() else {"folder": shown}}
+    if any("masks/" in name for name in names):
+        yield {"masks": {"path": shown}}
+    for kind, suffixes in (("wav", SOUNDS), ("folder", IMAGES)):
+        if not any(name.endswith(suffixes) for name in names):
+            continue
+        settings = {"path": shown, **(_wav_settings(path) if kind == "wav" else {})}
+        labels = {} if label is None else {"labels": _labels(path, suffixes, label)}
+        yield {kind: {**settings, **labels}}
+        # Samples in several folders, or with a table, have labels: what is wrong with them must be said.
+        is_flat = len({name.rpartition("/")[0] for name in names if name.endswith(suffixes)}) == 1
+        if is_flat and not any(name.endswith(TABLE_SUFFIXES) for name in names):
+            yield {kind: {**settings, "labels": "none"}}
+
+
+def _labels(path: Path, suffixes: tuple[str, ...], label: str) -> dict[str, str]:
+    """Return the settings of the table that has a column with labels."""
+    from compress.data.file_tree import tree
+
+    tables = recognize(tree(path), suffixes, None, label)
+    if len(tables) != 1:
+        raise DataError(f"{len(tables)} tables have labels for the samples", where=str(path), allowed="one table")
+    settings = tables[0].settings
+    return {"table": settings.table, "file": settings.file, "label": label}
+
+
+def _names(path: Path) -> list[str]:
+    """Return the names of all files of a folder or archive, in lower case, relative to it."""
+    from compress.data.file_tree import tree
+
+    return [name.lower() for name in tree(path).names]
+
+
+def _npz_arrays(path: Path) -> dict[str, str]:
+    """Return the names of samples and labels in an .npz file, if they are not the usual x and y."""
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            shapes = {name: (stored[name].shape, stored[name].dtype.kind) for name in stored.files}
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"cannot be read: {error}", where=str(path), allowed="an .npz file without pickles") from error
+    if "x" in shapes:
+        return {} if "y" in shapes else {"y": ""}
+    samples = [name for name, (shape, kind) in shapes.items() if len(shape) >= 2 and kind in "fiu"]
+    if not samples:
+        return {}
+    x = max(samples, key=lambda name: np.prod(shapes[name][0]))
+    labels = [name for name, (shape, _) in shapes.items() if shape == shapes[x][0][:1]]
+    return {"x": x, **({"y": labels[0]} if labels else {})}
+
+
+def _wav_settings(path: Path) -> dict[str, Any]:
+    """Return sample rate and length of recordings: the most frequent rate, and the length that most of them reach."""
+    from compress.data.file_tree import tree
+    from compress.data.sources import wav
+
+    files = tree(path)
+    names = [name for name in files.names if name.lower().endswith(SOUNDS)]
+    rates, seconds = [], []
+    for name in names[:: max(len(names) // LOOKED_AT, 1)]:
+        try:
+            with files.open(name) as stream:
+                sound = wav.opened(stream, name)
+        except DataError:
+            continue
+        rates.append(sound.rate)
+        seconds.append(sound.frames / sound.rate)
+    if not rates:
+        raise DataError("contains no readable WAV file", where=str(path))
+    rate = max(set(rates), key=rates.count)
+    several = {"resample": True} if len(set(rates)) > 1 else {}
+    return {"rate": rate, "seconds": round(float(np.quantile(seconds, 0.9)), 2), **several}
+
+
+def _resolved(source: Mapping[str, Any], folder: Path) -> Any:
+    """Return the source with its settings checked, and its paths resolved."""
+    ((name, settings),) = source.items()
+    return SOURCES[name].model_validate_json(json.dumps(settings), strict=True).with_paths_from(folder)
+
+
+def _relative(path: Path, folder: Path) -> str:
+    """Return a path relative to a folder if it is inside of it, otherwise the absolute path."""
+    try:
+        return path.resolve().relative_to(folder.resolve()).as_posix()
+    except ValueError:
+        return str(path.resolve())
+
+
+def _about(data: Dataset, source: Mapping[str, Any]) -> str:
+    """Return what the data is, in a sentence."""
+    counts = {split: len(data.labels(split)) for split in SPLITS}
+    (name,) = source
+    parts = ", ".join(f"{count:,} for {split}" for split, count in counts.items())
+    classes = f"{len(data.class_names)} classes" if data.class_names else "no labels"
+    return f"data: the source {name}, task {data.task}, {classes}; samples: {parts}"
+
+
+# --- choices -----------------------------------------------------------------------------
+
+
+def _raw_shapes(data: Dataset) -> list[tuple[int, ...]]:
+    count = len(data.labels("train"))
+    places = np.unique(np.linspace(0, count - 1, min(count, LOOKED_AT)).astype(np.int64))
+    return [tuple(sample.shape) for sample in data.raw("train", places)]
+
+
+def _side(shapes: Sequence[tuple[int, ...]]) -> int:
+    """Return the side of square images for photos: their usual short side, rounded up, within limits."""
+    short = float(np.median([min(shape[:2]) for shape in shapes]))
+    return int(np.clip(np.ceil(short / GRAIN) * GRAIN, SMALLEST, LARGEST))
+
+
+def _new_model(draft: _Draft, data: Dataset) -> None:
+    """Choose a builder and the stages for a training from random weights.
+
+    Raises:
+        DataError: the samples have no labels to train with, or no builder fits them.
+    """
+    shapes = _raw_shapes(data)
+    rank, task = len(shapes[0]), data.task
+    if task == "outputs":
+        raise DataError(
+            "the samples have no labels, so there is nothing to train",
+            allowed="samples without labels together with a trained model: --model FILE",
+            hint="put the photos of each class into a folder with its name, or give a model",
+        )
+    if task == "detection":
+        side = 320
+        draft.model = {"builder": "anchor_free"}
+        draft.comments["model"] = "an anchor-free detector of full convolutions, which the Edge TPU runs best"
+        _resize(draft, side, (-1, 1), letterbox=True)
+    elif (
+        rank == 3 and shapes[0][-1] in (1, 3) and task in ("classification", "multi_label", "regression", "embeddings")
+    ):
+        side = _side(shapes)
+        tiny = side <= TINY_SIDE
+        draft.model = (
+            {"builder": "digits_cnn"} if tiny else {"builder": "fused_bottleneck", "arguments": {"width": 1.0}}
+        )
+        draft.comments["model"] = (
+            "a small network; with a trained model (init --model FILE), a few photos give much better results"
+        )
+        _resize(draft, side, (-1, 1))
+    elif rank in (1, 2) and task == "classification":
+        draft.model = {"builder": "conv_1d"}
+        draft.comments["model"] = "1-D convolutions over time, for sound and motion"
+        _series(draft, data, shapes)
+    else:
+        raise DataError(
+            f"no builder is suggested for samples {list(shapes[0])} and the task {task}",
+            allowed="images or series with classes, images with boxes",
+            hint="give a trained model with --model, or write a builder: docs/models.md",
+        )
+    _training(draft, data, STEPS_NEW, EPOCHS_NEW, {"learning_rate": 0.003})
+    draft.stages.append(({"quantize": {"method": "ptq"}}, "8-bit integers, by post-training quantization"))
+    _closing_stages(draft)
+
+
+def _given_model(draft: _Draft, data: Dataset, inputs: ModelInputs, path: Path, folder: Path, *, trust: bool) -> None:
+    """Choose what to do with a trained model: use it as it is if it fits the data, otherwise give it a new head."""
+    draft.model = {"file": _relative(path, folder), **({"trust": True} if trust else {})}
+    was_quantized = model_file.read(path).becomes == "tflite"
+    classes = len(data.class_names)
+    fits = data.task == "outputs" or inputs.output_sizes[:1] in ((classes,), (1,) if classes == 2 else (classes,))
+    if data.task == "detection":
+        draft.model["detector"] = "auto"
+    shape = inputs.shapes[0]
+    if inputs.is_image:
+        side = shape[0] if fits else _side_for_features(shape[0], _raw_shapes(data))
+        size = [shape[0], shape[1]] if fits else [side, side]
+        if shape[-1] == 1:
+            ((_, settings),) = draft.data["source"].items()
+            settings["channels"] = 1
+        _resize(draft, size, value_range(inputs, _photos(data, inputs)))
+    if fits or data.task == "detection":
+        draft.found.append(f"model: {path.name} fits the data; it is not trained further")
+        draft.comments["model"] = (
+            "a trained model that fits the data; `train: {fine_tune: true}` would train it further"
+        )
+        if not was_quantized:
+            _worth_pruning(draft, inputs)
+            draft.stages.append(({"quantize": {"method": "ptq"}}, "8-bit integers, by post-training quantization"))
+    else:
+        draft.model["head"] = "new"
+        was = ", ".join(map(str, inputs.output_sizes))
+        draft.found.append(
+            f"model: {path.name} has {was} outputs, and the data {classes} classes: it gets a new head, "
+            "and its features are trained further (transfer learning)"
+        )
+        draft.comments["model"] = f"{was} outputs, and the data has {classes} classes: the last layers are replaced"
+        _training(draft, data, STEPS_HEAD, EPOCHS_HEAD, {"learning_rate": 0.001, "warmup": 0.05, "backbone_rate": 0.5})
+        _worth_pruning(draft, inputs)
+        draft.stages.append(({"quantize": {"method": "ptq"}}, "8-bit integers, by post-training quantization"))
+    _closing_stages(draft)
+
+
+def _side_for_features(side: int, shapes: Sequence[tuple[int, ...]]) -> int:
+    """Return the side of images for a model with a new head: that of the model, or less if the photos are small."""
+    short = float(np.median([min(shape[:2]) for shape in shapes]))
+    enlarged = int(np.ceil(short * ENLARGED / GRAIN)) * GRAIN
+    return max(SMALLEST, min(side, enlarged))
+
+
+def _photos(data: Dataset, inputs: ModelInputs) -> Any:
+    """Return some photos with the size of the model's input, and values from 0 to 1."""
+    height, width, channels = inputs.shapes[0]
+    resize = Preprocessing([{"resize": {"size": [height, width], "filter": "bilinear"}}])
+    count = len(data.labels("train"))
+    places = np.unique(np.linspace(0, count - 1, min(count, LOOKED_AT)).astype(np.int64))
+    photos = np.stack([resize(sample) for sample in data.raw("train", places)]) / np.float32(255)
+    return photos[..., :channels].astype(np.float32)
+
+
+def _resize(draft: _Draft, size: Any, limits: tuple[float, float], *, letterbox: bool = False) -> None:
+    size = [size, size] if isinstance(size, int) else list(size)
+    settings = {"size": size, "filter": "bilinear", **({"fit": "letterbox"} if letterbox else {})}
+    steps: list[dict[str, Any]] = [{"resize": settings}]
+    if tuple(limits) != (0.0, 255.0):
+        steps.append({"scale": {"from": [0, 255], "to": [_plain(limit) for limit in limits]}})
+    draft.data["preprocess"] = steps
+
+
+def _plain(value: float) -> float | int:
+    return int(value) if float(value).is_integer() else value
+
+
+def _series(draft: _Draft, data: Dataset, shapes: Sequence[tuple[int, ...]]) -> None:
+    ((name, settings),) = draft.data["source"].items()
+    if name == "wav":
+        rate, seconds = settings["rate"], settings["seconds"]
+        mel = {
+            "rate": rate,
+            "frame": round(rate * MEL_FRAME_S),
+            "step": round(rate * MEL_STEP_S),
+            "bins": MEL_BINS,
+        }
+        draft.data["preprocess"] = [{"length": {"samples": round(rate * seconds)}}, {"log_mel": mel}]
+    else:
+        samples = np.stack(data.raw("train", np.arange(min(len(data.labels("train")), LOOKED_AT))))
+        axes = tuple(range(samples.ndim - 1)) if samples.ndim > 2 else None
+        mean, deviation = np.mean(samples, axis=axes), np.std(samples, axis=axes) + 1e-6
+        draft.data["preprocess"] = [{"normalize": {"mean": _numbers(mean), "std": _numbers(deviation)}}]
+
+
+def _numbers(values: Any) -> Any:
+    rounded = [float(f"{value:.4g}") for value in np.atleast_1d(values)]
+    return rounded if len(rounded) > 1 else rounded[0]
+
+
+def _training(draft: _Draft, data: Dataset, steps: int, limits: tuple[int, int], settings: Mapping[str, Any]) -> None:
+    """Add the stage `train` with enough epochs for a number of steps."""
+    count = len(data.labels("train"))
+    batch = BATCHES[count >= LARGE_SPLIT]
+    epochs = int(np.clip(round(steps * batch / count), *limits))
+    train: dict[str, Any] = {"epochs": epochs, "batch_size": batch, **settings}
+    if len(_raw_shapes(data)[0]) == 3:
+        train["augment"] = _augmentation(data.task)
+    if data.task == "classification":
+        train["label_smoothing"] = 0.1
+    draft.stages.append(({"train": train}, f"about {epochs * -(-count // batch):,} steps for {count:,} samples"))
+
+
+def _augmentation(task: str) -> dict[str, Any]:
+    moves = {"flip": True, "shift": 0.1, "zoom": 0.2}
+    colours = {"brightness": 0.1, "contrast": 0.2, "saturation": 0.2}
+    return {**moves, **colours, **({"erase": 0.2, "mixup": 0.2} if task == "classification" else {})}
+
+
+def _worth_pruning(draft: _Draft, inputs: ModelInputs) -> None:
+    """Add a comment about pruning, if the model is large enough for it to pay."""
+    if inputs.model is None:
+        return
+    count = _macs(read_network(inputs.model))
+    if count >= WORTH_PRUNING_MACS:
+        text = f"removes channels; it pays for models like this one, of {count / 1e6:,.0f} million multiply-accumulates"
+        draft.stages.append((None, f"- prune: {{keep_macs: 0.5}}  # {text}"))
+
+
+def _macs(network: Network) -> int:
+    """Return the multiply-accumulates of the layers with one kernel, for one sample."""
+    total = 0
+    for layer, call in network.in_order():
+        if spec_of(layer).kernel is not None:
+            positions = network.shapes[LayerOutput(layer.name, call)][:-1]
+            total += layer.weights[0].size * int(np.prod([size or 1 for size in positions]))
+    return total
+
+
+def _closing_stages(draft: _Draft) -> None:
+    draft.stages.append(({"compile": {}}, "with the vendor's compiler if it is installed; otherwise a static check"))
+    draft.stages.append(({"package": {}}, "the bundle for the device, with labels, preprocessing and test vectors"))
+
+
+# --- the file ----------------------------------------------------------------------------
+
+
+def _yaml(draft: _Draft, name: str, data: Path, model: Path | None) -> str:
+    """Return the file's text."""
+    command = f"python -m compress init {data}" + (f" --model {model}" if model is not None else "")
+    lines = [
+        f"# Written by `{command}`. Edit it: every choice is a suggestion.",
+        "# All settings of a stage: `python -m compress stages`. Check the file: `--dry-run`.",
+        "schema_version: 1",
+        f"name: {name}",
+        "seed: 0",
+        "target: edgetpu  # or cpu",
+        *_commented(draft.comments.get("model", "")),
+        f"model: {_flow(draft.model)}",
+        "data:",
+        f"  source: {_flow(draft.data['source'])}",
+    ]
+    if draft.data.get("preprocess"):
+        lines += ["  # the same steps in training, calibration, evaluation and on the device", "  preprocess:"]
+        lines += [f"    - {_bare(step)}" for step in draft.data["preprocess"]]
+    lines.append("stages:")
+    for stage, reason in draft.stages:
+        lines += [f"  # {reason}"] + ([] if stage is None else [f"  - {_bare(stage)}"])
+    lines += ["# exit code 7 if the result loses more than this:", "# budget: {accuracy_drop: 0.02}"]
+    return "\n".join(lines) + "\n"
+
+
+def _commented(text: str) -> list[str]:
+    return [f"# {text}"] if text else []
+
+
+def _bare(entry: Mapping[str, Any]) -> str:
+    ((name, settings),) = entry.items()
+    return f"{name}: {_flow(settings)}"
+
+
+def _flow(value: Any) -> str:
+    """Return a value as YAML in flow style; texts are quoted where YAML would read something else."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_flow(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_flow, value)) + "]"
+    if isinstance(value, str):
+        is_plain = value.replace("_", "").replace("-", "").replace(".", "").isalnum() and value[0].isalpha()
+        return value if is_plain and value not in ("null", "true", "false") else json.dumps(value)
+    return json.dumps(value)
