@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import chromium
 import pytest
+from browser import Browser, browser
 from operator_pages import example_page
 from run_records import RECORDS, full, rendered
 
 from compress.report import comparison_page, run_comparison
 from compress.report.record import RunRecord
-
-pytestmark = pytest.mark.skipif(chromium.PROGRAM is None, reason="Chromium is not installed")
 
 WIDER = """
 [...document.querySelectorAll('body *')].filter(element => {
@@ -53,9 +52,17 @@ UNREACHABLE = """
 
 
 @pytest.fixture(scope="module")
-def tab() -> Iterator[chromium.Tab]:
-    with chromium.tab() as page:
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("browser")) as page:
         yield page
+
+
+def load(tab: Browser, page: Path, *, width: int, dark: bool = False) -> None:
+    """Open a page in a window of a width."""
+    tab.call("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=True)
+    scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+    tab.call("Emulation.setEmulatedMedia", media="", features=[scheme])
+    tab.open(page.resolve().as_uri())
 
 
 def compared() -> str:
@@ -81,8 +88,8 @@ def page(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("width", [360, 768])
-def test_nothing_leaves_the_window_and_no_number_is_broken(tab: chromium.Tab, page: Path, width: int) -> None:
-    tab.open(page, width=width, dark=True)
+def test_nothing_leaves_the_window_and_no_number_is_broken(tab: Browser, page: Path, width: int) -> None:
+    load(tab, page, width=width, dark=True)
     for details in (False, True):
         tab.value(f"document.querySelectorAll('details').forEach(each => each.open = {str(details).lower()})")
         assert tab.value(WIDER) == []
@@ -92,41 +99,42 @@ def test_nothing_leaves_the_window_and_no_number_is_broken(tab: chromium.Tab, pa
             assert tab.value(UNREACHABLE) == []
 
 
-def test_the_page_follows_the_colour_scheme(tab: chromium.Tab, tmp_path: Path) -> None:
+def test_the_page_follows_the_colour_scheme(tab: Browser, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     path.write_bytes(rendered(full())["report.html"])
     colour = "getComputedStyle(document.documentElement).backgroundColor"
-    tab.open(path, width=800)
+    load(tab, path, width=800)
     assert tab.value(colour) == "rgb(255, 255, 255)"
-    tab.open(path, width=800, dark=True)
+    load(tab, path, width=800, dark=True)
     assert tab.value(colour) == "rgb(20, 24, 28)"
 
 
-def test_links_of_the_contents_lead_to_their_sections(tab: chromium.Tab, tmp_path: Path) -> None:
+def test_links_of_the_contents_lead_to_their_sections(tab: Browser, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     path.write_bytes(rendered(full())["report.html"])
-    tab.open(path, width=800)
+    load(tab, path, width=800)
     tab.value("[...document.querySelectorAll('nav a')].at(-3).click()")
     assert tab.value("Math.abs(document.querySelector(':target').getBoundingClientRect().top) < 30")
 
 
-def test_printed_details_are_open(tab: chromium.Tab, tmp_path: Path) -> None:
+def test_printed_details_are_open(tab: Browser, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     path.write_bytes(rendered(full())["report.html"])
-    tab.open(path, width=800)
+    load(tab, path, width=800)
     hidden = """document.body.offsetHeight && [...document.querySelectorAll('details')]
         .filter(each => !each.lastElementChild.offsetHeight || !each.lastElementChild.checkVisibility()).length"""
     assert tab.value(hidden) > 3
-    tab.media("print")
+    tab.call("Emulation.setEmulatedMedia", media="print")
     assert tab.value(hidden) == 0
     assert tab.value("[...document.querySelectorAll('.up')].every(each => !each.checkVisibility())")
-    assert tab.pdf().startswith(b"%PDF")
+    printed = base64.b64decode(tab.call("Page.printToPDF", preferCSSPageSize=True)["data"])
+    assert printed.startswith(b"%PDF")
 
 
-def test_the_graph_is_scaled_without_a_script(tab: chromium.Tab, tmp_path: Path) -> None:
+def test_the_graph_is_scaled_without_a_script(tab: Browser, tmp_path: Path) -> None:
     path = tmp_path / "graph.html"
     path.write_text(example_page(), encoding="utf-8")
-    tab.open(path, width=800)
+    load(tab, path, width=800)
     width = "document.querySelector('.canvas svg').getBoundingClientRect().width"
     full_size = tab.value(width)
     tab.value("document.querySelector('label[for=zoom-50]').click()")
