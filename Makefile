@@ -4,10 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
+SITE := $(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --builder html --conf-dir docs/site . build/site
+
 TF25 := .venv-tf25
 PYTHON38 ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.8.*/bin/python) $(shell command -v python3.8))
 
-.PHONY: demo test tf25 check bench wheel clean
+.PHONY: demo test tf25 check docs bench wheel clean
 
 demo: $(READY)  ## train, prune, distil, quantize, check, package and measure a real model; then open runs/digits/report.html
 	$(BIN)/python -m compress pipeline.yaml
@@ -18,7 +20,7 @@ test: $(READY)  ## all tests that need no device and no compiler
 tf25: $(READY) $(TF25)/ready  ## run our .tflite files in TensorFlow 2.5, as old as the compiler; needs Python 3.8
 	$(BIN)/python -m pytest -m tf25
 
-check: $(READY)  ## style, types, import rules and tests of the architecture
+check: $(READY)  ## style, types, import rules, tests of the architecture, links of the manuals
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -27,6 +29,10 @@ check: $(READY)  ## style, types, import rules and tests of the architecture
 	$(BIN)/vermin --no-tips --violations -t=3.7- deploy coralline_pycoral
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/architecture
+	$(SITE)
+
+docs: $(READY)  ## build the manuals as a site in build/site; a broken link is an error
+	$(SITE)
 
 bench: $(READY)  ## measure the figures in the README
 	$(BIN)/python benchmarks/main_job.py

@@ -16,32 +16,13 @@ import shutil
 import sys
 import sysconfig
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from deploy import child_process, host
+from deploy.problems import SEVERITIES, Finding
 
-SEVERITIES = ("error", "warning", "note")
 TIMEOUT_S = 60.0
 _INSTALLED = re.compile(r"([A-Za-z0-9._]+)-([0-9][^-]*)(-py[0-9.]+)?\.(dist|egg)-info\Z")
-
-
-class Finding(NamedTuple):
-    """A finding about this host.
-
-    Attributes:
-        severity: `error`: the Edge TPU or the runner does not work. `warning`: it may fail, or be slow.
-            `note`: information.
-        kind: an identifier for programs, stable across versions.
-        what: the problem.
-        why: its effect.
-        hint: the command that fixes it; empty for some notes.
-    """
-
-    severity: str
-    kind: str
-    what: str
-    why: str
-    hint: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +98,8 @@ def describe(rows: List[Finding]) -> str:
         lines.append("         why: %s" % row.why)
         if row.hint:
             lines.append("         do:  %s" % row.hint)
+        if row.page and row.severity != "note":
+            lines.append("         see: %s" % row.page)
     errors = sum(row.severity == "error" for row in rows)
     warnings = sum(row.severity == "warning" for row in rows)
     return "\n".join(lines + ["errors: %d, warnings: %d" % (errors, warnings)])

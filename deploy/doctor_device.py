@@ -7,12 +7,10 @@ import os
 import time
 from typing import Any, Callable, Dict, List, Tuple
 
-from deploy import host
-from deploy.doctor import Facts, Finding
+from deploy import doctor_pcie, host, raspberry_pi
+from deploy.doctor import Facts
+from deploy.problems import PROBLEMS, Finding
 
-RULES = "/etc/udev/rules.d/99-coral.rules"
-USB_RULE = 'SUBSYSTEM=="usb", ATTRS{idVendor}=="1a6e|18d1", MODE="0660", GROUP="plugdev"'
-PCI_RULE = 'SUBSYSTEM=="apex", MODE="0660", GROUP="apex"'
 HOT_C, DEAD_C = 85.0, 0.0
 """The apex driver throttles the Edge TPU from 85 degrees on. Source: coral.ai, M.2 datasheet."""
 HOT_CPU_C = 80.0
@@ -30,7 +28,7 @@ _THROTTLED = (
 def findings(facts: Facts) -> List[Finding]:
     """Return all findings on the Edge TPU and the host."""
     tpus = host.edge_tpus(facts.root)
-    result = [] if tpus else [_absent(facts)]
+    result = [] if tpus else _absent(facts)
     for tpu in tpus:
         result += _usb(facts, tpu) if tpu["device"].startswith("usb") else _pci(facts, tpu)
         result += _busy(facts, tpu)
@@ -40,13 +38,21 @@ def findings(facts: Facts) -> List[Finding]:
     return result
 
 
-def _absent(facts: Facts) -> Finding:
+def _absent(facts: Facts) -> List[Finding]:
+    """Return findings for a host without an Edge TPU."""
     nodes = glob.glob(os.path.join(facts.root, "dev/apex_*"))
     if nodes:
         what = "%s exists, but no Edge TPU is on PCIe" % ", ".join(sorted(nodes))
-        return Finding("error", "no_device", what, "heat or low power made the device disappear", "sudo reboot")
+        return [PROBLEMS["lost"].finding("error", what)]
     what = "no Edge TPU is on USB (1a6e:089a, 18d1:9302) or PCIe (1ac1:089a)"
-    return Finding("warning", "no_device", what, "the int8 model runs on the CPU instead", "lsusb; lspci -n")
+    machine, kind = host.machine(facts.root), host.container(facts.root)
+    if machine == "wsl":
+        return [PROBLEMS["no_device_wsl"].finding("warning", what + " of this WSL")]
+    if kind is not None:
+        return [PROBLEMS["no_device_container"].finding("warning", what + " of this container (%s)" % kind)]
+    if machine is not None:
+        return [PROBLEMS["no_device_machine"].finding("warning", what + " of this virtual machine (%s)" % machine)]
+    return [PROBLEMS["no_device"].finding("warning", what), *doctor_pcie.turned_off(facts)]
 
 
 # --- USB and PCIe ---------------------------------------------------------------------
@@ -56,21 +62,65 @@ def _usb(facts: Facts, tpu: Dict[str, Any]) -> List[Finding]:
     result = [Finding("note", "device", "%s: %s" % (tpu["device"], tpu["id"]), "an Edge TPU on USB")]
     if tpu["node"] is None or not os.path.exists(tpu["node"]):
         what = "%s is on the bus, but its device file %s is missing" % (tpu["device"], tpu["node"])
-        hint = "docker run --device /dev/bus/usb …  # in a container; otherwise: sudo udevadm trigger"
-        result.append(Finding("error", "no_node", what, "libedgetpu opens that file", hint))
+        fix = "docker run --device /dev/bus/usb …  # in a container; otherwise: sudo udevadm trigger"
+        result.append(PROBLEMS["no_node"].finding("error", what, fix=_passing(facts) or fix))
     elif not tpu["accessible"]:
-        result.append(_forbidden(facts, tpu, "plugdev", USB_RULE))
-    vendors = [vendor for vendor in ("1a6e", "18d1") if not _has_rule(facts.root, vendor)]
-    if vendors and facts.user != "root" and tpu["accessible"]:
-        what = "no udev rule allows the USB vendor %s" % " and ".join(vendors)
-        why = "the id changes from 1a6e:089a to 18d1:9302 at first use, and both must be allowed"
-        result.append(Finding("warning", "udev", what, why, _rule(USB_RULE)))
-    speed = tpu["speed_mbps"]
-    if speed is not None and speed < host.USB3_MBPS:
-        what = "%s is connected with %g Mbit/s, not with USB 3" % (tpu["device"], speed)
-        why = "transfers take 3 to 10 times as long"
-        result.append(Finding("warning", "usb_2", what, why, "lsusb -t  # then use a blue port and a USB 3 cable"))
+        result.append(_forbidden(facts, tpu))
+    result += _half_a_rule(facts, tpu) + _firmware(facts, tpu) + _usb_speed(facts, tpu)
+    if raspberry_pi.is_model_5(facts.root) and raspberry_pi.usb_limited(facts.root):
+        what = "%s: the USB ports are limited to 600 mA in total" % raspberry_pi.model(facts.root)
+        result.append(PROBLEMS["usb_current"].finding("warning", what, config=raspberry_pi.config(facts.root)))
     return result + _hub(facts, tpu)
+
+
+def _half_a_rule(facts: Facts, tpu: Dict[str, Any]) -> List[Finding]:
+    vendors = [vendor for vendor in ("1a6e", "18d1") if not _has_rule(facts.root, vendor)]
+    if not vendors or facts.user == "root" or not tpu["accessible"] or host.container(facts.root) is not None:
+        return []
+    what = "no udev rule allows the USB vendor %s" % " and ".join(vendors)
+    return [PROBLEMS["udev_usb_half"].finding("warning", what)]
+
+
+def _passing(facts: Facts) -> str:
+    """Return how a USB device is passed to this container or virtual machine; empty on real hardware."""
+    kind = host.container(facts.root)
+    if kind == "lxc":
+        return (
+            "printf 'lxc.cgroup2.devices.allow: c 189:* rwm\\nlxc.mount.entry: /dev/bus/usb dev/bus/usb none "
+            "bind,optional,create=dir\\n' >> /etc/pve/lxc/ID.conf  # on the host"
+        )
+    if kind is not None:
+        return "docker run --device-cgroup-rule 'c 189:* rmw' -v /dev/bus/usb:/dev/bus/usb …"
+    machine = host.machine(facts.root)
+    if machine == "wsl":
+        return "usbipd attach --wsl --busid BUSID --auto-attach  # on Windows"
+    if machine is not None:
+        return "qm set ID -usb0 host=BUS-PORT,usb3=1  # on the host (Proxmox): pass the port, not one id"
+    return ""
+
+
+def _firmware(facts: Facts, tpu: Dict[str, Any]) -> List[Finding]:
+    """Return a finding for a stick without firmware in a container or virtual machine: it will disconnect once."""
+    fix = _passing(facts)
+    if not fix or not tpu["id"].startswith("1a6e"):
+        return []
+    place = host.container(facts.root) or host.machine(facts.root)
+    what = "%s has not loaded its firmware yet, and this is a container or virtual machine (%s)" % (
+        tpu["device"],
+        place,
+    )
+    return [PROBLEMS["firmware"].finding("warning", what, fix=fix)]
+
+
+def _usb_speed(facts: Facts, tpu: Dict[str, Any]) -> List[Finding]:
+    speed = tpu["speed_mbps"]
+    if speed is None or speed >= host.USB3_MBPS:
+        return []
+    what = "%s is connected with %g Mbit/s, not with USB 3" % (tpu["device"], speed)
+    board = _read(facts.root, "proc/device-tree/model")
+    if "Coral" in board and "Mini" in board:
+        return [PROBLEMS["mini"].finding("note", what)]
+    return [PROBLEMS["usb_2"].finding("warning", what)]
 
 
 def _hub(facts: Facts, tpu: Dict[str, Any]) -> List[Finding]:
@@ -79,44 +129,31 @@ def _hub(facts: Facts, tpu: Dict[str, Any]) -> List[Finding]:
         ids = (_read(folder, "idVendor"), _read(folder, "idProduct"))
         if ids in host.USB_IDS and "." in os.path.basename(folder):
             what = "%s is behind a hub (%s)" % (tpu["device"], os.path.basename(folder))
-            why = "it needs up to 900 mA; with less it disconnects during an inference"
-            hint = "lsusb -t  # then use a port of the board, or a powered hub"
-            return [Finding("note", "hub", what, why, hint)]
+            return [PROBLEMS["hub"].finding("note", what)]
     return []
 
 
 def _pci(facts: Facts, tpu: Dict[str, Any]) -> List[Finding]:
     if tpu["node"] is None or not os.path.exists(tpu["node"]):
-        modules = _read(facts.root, "proc/modules")
-        loaded = [name for name in ("gasket", "apex") if "\n%s " % name in "\n" + modules]
-        what = "%s is on PCIe, but /dev/apex_* is missing; loaded of the modules gasket and apex: %s"
-        what %= (tpu["device"], " and ".join(loaded) or "none")
-        hint = "sudo apt-get install gasket-dkms && sudo modprobe apex"
-        if len(loaded) == 2:
-            hint = "sudo dmesg | grep -i apex  # the driver is loaded and refuses the device"
-        return [Finding("error", "no_driver", what, "libedgetpu needs the kernel driver to reach it", hint)]
+        return [doctor_pcie.without_node(facts, tpu)]
     result = [Finding("note", "device", "%s: %s" % (tpu["device"], tpu["node"]), "an Edge TPU on PCIe")]
     if not tpu["accessible"]:
-        result.append(_forbidden(facts, tpu, "apex", PCI_RULE))
+        result.append(_forbidden(facts, tpu))
     return result
 
 
-def _forbidden(facts: Facts, tpu: Dict[str, Any], group: str, rule: str) -> Finding:
+def _forbidden(facts: Facts, tpu: Dict[str, Any]) -> Finding:
     """Return the missing step: the udev rule, the group, or applying the rule."""
+    pci = tpu["device"].startswith("pci")
+    group, ending, patterns = ("apex", "_pci", ("apex",)) if pci else ("plugdev", "_usb", ("18d1", "1a6e"))
     what = "%s may not open %s" % (facts.user, tpu["node"])
-    why = "libedgetpu then finds no device, and gives no reason"
-    patterns = ("apex",) if group == "apex" else ("18d1", "1a6e")
     if not all(_has_rule(facts.root, pattern) for pattern in patterns):
-        return Finding("error", "udev", what + ": no udev rule allows it", why, _rule(rule))
+        return PROBLEMS["udev" + ending].finding("error", what + ": no udev rule allows it")
+    problem = PROBLEMS["permission" + ending]
     if group not in facts.groups:
-        hint = "sudo usermod -aG %s %s  # and log in again" % (group, facts.user)
-        return Finding("error", "permission", "%s: not in the group %s" % (what, group), why, hint)
-    hint = "sudo udevadm control --reload-rules && sudo udevadm trigger"
-    return Finding("error", "permission", what + ", although the udev rule and the group are correct", why, hint)
-
-
-def _rule(rule: str) -> str:
-    return "echo '%s' | sudo tee -a %s && sudo udevadm control --reload-rules && sudo udevadm trigger" % (rule, RULES)
+        return problem.finding("error", "%s: not in the group %s" % (what, group), user=facts.user)
+    row = problem.finding("error", what + ", although the udev rule and the group are correct")
+    return row._replace(hint="sudo udevadm control --reload-rules && sudo udevadm trigger")
 
 
 def _has_rule(root: str, pattern: str) -> bool:
@@ -137,8 +174,7 @@ def _busy(facts: Facts, tpu: Dict[str, Any]) -> List[Finding]:
         tpu["device"],
         ", ".join("%(name)s (process %(pid)d)" % holder for holder in holders),
     )
-    why = "only one process at a time can use an Edge TPU"
-    return [Finding("warning", "busy", what, why, "kill %d" % holders[0]["pid"])]
+    return [PROBLEMS["busy"].finding("warning", what, pid=holders[0]["pid"])]
 
 
 # --- the host -------------------------------------------------------------------------
@@ -149,14 +185,10 @@ def _heat(facts: Facts) -> List[Finding]:
     for name, celsius in host.temperatures(facts.root).items():
         apex = name.startswith("apex")
         if apex and celsius < DEAD_C:
-            what = "%s reports %g degrees" % (name, celsius)
-            why = "a negative temperature means that the Edge TPU no longer responds"
-            result.append(Finding("error", "dead", what, why, "sudo reboot"))
+            result.append(PROBLEMS["dead"].finding("error", "%s reports %g degrees" % (name, celsius)))
         elif celsius >= (HOT_C if apex else HOT_CPU_C):
-            what = "%s has %.0f degrees" % (name, celsius)
-            why = "it is throttled, so benchmarks are not comparable"
-            hint = "watch cat /sys/class/thermal/thermal_zone*/temp  # cool it"
-            result.append(Finding("warning", "hot", what, why, hint))
+            row = PROBLEMS["hot"].finding("warning", "%s has %.0f degrees" % (name, celsius))
+            result.append(row if apex else row._replace(page=""))
     return result
 
 
@@ -165,10 +197,8 @@ def _power(facts: Facts) -> List[Finding]:
     result: Dict[str, Finding] = {}
     for bit, kind, what in _THROTTLED:
         if bits >> bit & 1 and kind not in result:
-            why = "an Edge TPU on USB needs up to 900 mA and disconnects if the voltage drops; benchmarks vary"
             severity = "error" if kind == "under_voltage" and bit < 16 else "warning"
-            hint = "vcgencmd get_throttled  # must print 0x0: use a stronger supply, and cool the board"
-            result[kind] = Finding(severity, kind, what, why, hint)
+            result[kind] = PROBLEMS["under_voltage"].finding(severity, what)._replace(kind=kind)
     return list(result.values())
 
 
@@ -178,15 +208,11 @@ def _pages(facts: Facts) -> List[Finding]:
         return []
     board = _read(facts.root, "proc/device-tree/model").strip("\0\n ") or "this host"
     what = "%s has memory pages of %d KiB" % (board, facts.page_bytes // 1024)
-    why = "the driver gasket, and libraries built for pages of 4 KiB, fail or do not load"
-    hint = "getconf PAGESIZE  # boot a kernel with pages of 4 KiB"
-    if "Raspberry Pi" in board:
-        config = "/boot/firmware/config.txt"
-        if not os.path.exists(os.path.join(facts.root, config[1:])):
-            config = "/boot/config.txt"
-        hint = "echo kernel=kernel8.img | sudo tee -a %s && sudo reboot" % config
+    fix = "getconf PAGESIZE  # boot a kernel with pages of 4 KiB"
+    if raspberry_pi.model(facts.root):
+        fix = "echo kernel=kernel8.img | sudo tee -a %s && sudo reboot" % raspberry_pi.config(facts.root)
     pci = any(tpu["device"].startswith("pci") for tpu in host.edge_tpus(facts.root))
-    return [Finding("error" if pci else "warning", "pages", what, why, hint)]
+    return [PROBLEMS["pages"].finding("error" if pci else "warning", what, fix=fix)]
 
 
 def _free_space(facts: Facts) -> List[Finding]:
@@ -207,8 +233,7 @@ def _clock(facts: Facts) -> List[Finding]:
     if facts.now >= EARLIEST:
         return []
     what = "the clock is set to %s" % time.strftime("%Y-%m-%d", time.gmtime(facts.now))
-    why = "certificates are not valid yet, so downloads fail; logs have wrong times"
-    return [Finding("warning", "clock", what, why, "sudo timedatectl set-ntp true")]
+    return [PROBLEMS["clock"].finding("warning", what)]
 
 
 def _governor(facts: Facts) -> List[Finding]:

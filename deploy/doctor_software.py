@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from typing import Callable, List, Optional, Tuple
 
-from deploy.doctor import Facts, Finding
-from deploy.host import edge_tpus, version_numbers
+from deploy.doctor import Facts
+from deploy.host import edge_tpus, text_of, version_numbers
+from deploy.problems import PROBLEMS, Finding
 
 RUNTIMES = ("ai-edge-litert", "tflite-runtime", "tensorflow")
 _VENV = "sudo apt-get install python3-venv && python3 -m venv --system-site-packages ~/coralline"
@@ -15,7 +17,16 @@ _VENV = "sudo apt-get install python3-venv && python3 -m venv --system-site-pack
 
 def findings(facts: Facts) -> List[Finding]:
     """Return all findings on software."""
-    checks: Tuple[Callable[[Facts], List[Finding]], ...] = (_runtime, _crashed, _library, _too_new, _traps, _shadows)
+    checks: Tuple[Callable[[Facts], List[Finding]], ...] = (
+        _musl,
+        _runtime,
+        _crashed,
+        _library,
+        _too_new,
+        _other_version,
+        _traps,
+        _shadows,
+    )
     return [finding for check in checks for finding in check(facts)]
 
 
@@ -37,6 +48,15 @@ def _pip(facts: Facts, what: str) -> str:
     if what.startswith("uninstall"):
         return "python3 -m pip %s --break-system-packages" % what
     return "%s && ~/coralline/bin/python -m pip %s  # then use ~/coralline/bin/python" % (_VENV, what)
+
+
+def _musl(facts: Facts) -> List[Finding]:
+    """Return a finding for a system without glibc, such as Alpine Linux."""
+    libraries = glob.glob(os.path.join(facts.root, "lib/ld-musl-*"))
+    if not libraries or glob.glob(os.path.join(facts.root, "lib*/ld-linux*")):
+        return []
+    what = "this system has the C library musl (%s)" % os.path.basename(libraries[0])
+    return [PROBLEMS["musl"].finding("error", what)]
 
 
 def _runtime(facts: Facts) -> List[Finding]:
@@ -92,7 +112,8 @@ def _library(facts: Facts) -> List[Finding]:
         return [Finding("error", "libusb_missing", "libedgetpu needs libusb: %s" % text, why, _apt("libusb-1.0-0"))]
     if "cannot open shared object file" in text:
         severity = "error" if edge_tpus(facts.root) else "note"
-        return [Finding(severity, "library_missing", "libedgetpu is not installed", why, _apt("libedgetpu1-std"))]
+        what = "libedgetpu is not installed"
+        return [PROBLEMS["library_missing"].finding(severity, what, install=_install_library(facts))]
     what = "libedgetpu does not load: %s" % text
     return [Finding("error", "library_broken", what, why, _apt("--reinstall libedgetpu1-std"))]
 
@@ -107,12 +128,45 @@ def _too_new(facts: Facts) -> List[Finding]:
         return []  # the version of a rebuilt package names its TFLite: 16.0tf2.17.1-1
     library = "Google's libedgetpu %s" % packaged if packaged else "a libedgetpu without a Debian package"
     what = "%s is installed together with %s %s" % (library, runtime["name"], runtime["version"])
-    why = "with TFLite newer than 2.11.1, Google's libedgetpu 16.0 can crash the process"
-    hint = _pip(facts, "install 'tflite-runtime<2.12' 'numpy<2'")
-    if facts.python >= (3, 10):
-        hint = "git clone https://github.com/google-coral/libedgetpu && make -C libedgetpu  # for this TFLite"
     severity = "error" if packaged and edge_tpus(facts.root) else "warning"
-    return [Finding(severity, "too_new", what, why, hint)]
+    finding = PROBLEMS["too_new"].finding(severity, what)
+    if facts.python < (3, 10):
+        finding = finding._replace(hint=_pip(facts, "install 'tflite-runtime<2.12' 'numpy<2'"))
+    return [finding]
+
+
+def _other_version(facts: Facts) -> List[Finding]:
+    """Return a note if a rebuilt libedgetpu names another TFLite than the runtime: 16.0tf2.17.1-1 and 2.14.0.
+
+    The versions of ai_edge_litert are not those of TFLite, so nothing is said about them.
+    """
+    runtime = facts.reported.get("runtime")
+    packaged = debian_version(facts.root, r"libedgetpu1-(std|max)") or ""
+    built = re.search(r"tf(\d+\.\d+[.\d]*)", packaged)
+    if runtime is None or built is None or runtime["name"] == "ai_edge_litert":
+        return []
+    if version_numbers(built.group(1))[:2] == version_numbers(runtime["version"])[:2]:
+        return []
+    what = "libedgetpu %s was built with TFLite %s; %s %s is used" % (
+        packaged,
+        built.group(1).rstrip("."),
+        runtime["name"],
+        runtime["version"],
+    )
+    return [PROBLEMS["library_version"].finding("note", what)]
+
+
+def _install_library(facts: Facts) -> str:
+    """Return the command that installs a libedgetpu for this runtime."""
+    runtime = facts.reported.get("runtime")
+    if runtime is not None and runtime.get("too_new"):
+        return PROBLEMS["too_new"].hint
+    command = _apt("libedgetpu1-std")
+    lists = glob.glob(os.path.join(facts.root, "etc/apt/sources.list*"))
+    lists += glob.glob(os.path.join(facts.root, "etc/apt/sources.list.d/*"))
+    if any("coral-edgetpu-stable" in (text_of(path) or "") for path in lists):
+        return command
+    return command + "  # after adding Google's archive to apt"
 
 
 def _traps(facts: Facts) -> List[Finding]:

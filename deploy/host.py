@@ -28,6 +28,14 @@ ARM_PARTS = {
     "0xd0b": "A76",
 }
 """Cortex cores by the part number in /proc/cpuinfo. Source: Linux, arch/arm64/include/asm/cputype.h."""
+_HYPERVISORS = (
+    ("vmware", "VMware"),
+    ("virtualbox", "VirtualBox"),
+    ("hyperv", "Microsoft Corporation Virtual Machine"),
+    ("kvm", "QEMU"),
+    ("kvm", "KVM"),
+)
+"""What hypervisors write into /sys/class/dmi/id (sys_vendor and product_name)."""
 HostFacts = Dict[str, Any]
 
 
@@ -42,7 +50,8 @@ def default_root() -> str:
     return os.environ.get("CORALLINE_ROOT", "/")
 
 
-def _text(*parts: str) -> Optional[str]:
+def text_of(*parts: str) -> Optional[str]:
+    """Return the first 64 KiB of a file without NUL bytes and spaces at its ends; None if it cannot be read."""
     try:
         with open(os.path.join(*parts), "rb") as stream:
             return stream.read(65536).decode("utf-8", "replace").strip("\0 \n")
@@ -51,7 +60,7 @@ def _text(*parts: str) -> Optional[str]:
 
 
 def _number(*parts: str) -> Optional[float]:
-    text = _text(*parts)
+    text = text_of(*parts)
     try:
         return None if text is None else float(text.split()[0])
     except (ValueError, IndexError):
@@ -71,7 +80,7 @@ def edge_tpus(root: Optional[str] = None) -> List[HostFacts]:
 def _usb(root: str) -> List[HostFacts]:
     tpus: List[HostFacts] = []
     for folder in sorted(glob.glob(os.path.join(root, "sys/bus/usb/devices/*"))):
-        identity = (_text(folder, "idVendor"), _text(folder, "idProduct"))
+        identity = (text_of(folder, "idVendor"), text_of(folder, "idProduct"))
         if identity not in USB_IDS:
             continue
         bus = _number(folder, "busnum")
@@ -101,17 +110,47 @@ def _pci(root: str) -> List[HostFacts]:
     links = sorted(glob.glob(os.path.join(root, "sys/class/apex/apex_*")))
     apexes = {os.path.basename(os.path.realpath(os.path.join(link, "device"))): link for link in links}
     for folder in sorted(glob.glob(os.path.join(root, "sys/bus/pci/devices/*"))):
-        if (_text(folder, "vendor"), _text(folder, "device")) != PCI_ID:
+        if (text_of(folder, "vendor"), text_of(folder, "device")) != PCI_ID:
             continue
         apex = apexes.get(os.path.basename(folder))
         node = os.path.join(root, "dev", os.path.basename(apex)) if apex else None
         tpu = _edge_tpu("pci:%d" % len(tpus), "1ac1:089a", node)
-        tpu["link"] = _text(folder, "current_link_speed")
+        tpu["link"] = text_of(folder, "current_link_speed")
         celsius = _number(apex, "temp") if apex else None
         if celsius is not None:
             tpu["temperature_c"] = celsius / 1000
         tpus.append(tpu)
     return tpus
+
+
+def container(root: Optional[str] = None) -> Optional[str]:
+    """Return the kind of container that this is, such as docker, podman or lxc; None outside of containers.
+
+    Source: systemd, "The Container Interface"; .dockerenv and .containerenv are files of Docker and Podman.
+    """
+    root = default_root() if root is None else root
+    named = text_of(root, "run/systemd/container")
+    for variable in (text_of(root, "proc/1/environ") or "").split("\0"):
+        if variable.startswith("container="):
+            named = variable[len("container=") :] or "other"
+    if named:
+        return named
+    if os.path.exists(os.path.join(root, ".dockerenv")):
+        return "docker"
+    return "podman" if os.path.exists(os.path.join(root, "run/.containerenv")) else None
+
+
+def machine(root: Optional[str] = None) -> Optional[str]:
+    """Return the hypervisor of this virtual machine: wsl, vmware, virtualbox, hyperv or kvm; None on real hardware."""
+    root = default_root() if root is None else root
+    if "microsoft" in (text_of(root, "proc/sys/kernel/osrelease") or "").lower():
+        return "wsl"
+    folder = os.path.join(root, "sys/class/dmi/id")
+    product = " ".join(text_of(folder, name) or "" for name in ("sys_vendor", "product_name"))
+    for name, sign in _HYPERVISORS:
+        if sign in product:
+            return name
+    return None
 
 
 def holders(node: str, root: Optional[str] = None) -> List[HostFacts]:
@@ -125,7 +164,7 @@ def holders(node: str, root: Optional[str] = None) -> List[HostFacts]:
             continue
         pid = int(link.split(os.sep)[-3])
         if same and pid != os.getpid():
-            processes[pid] = {"pid": pid, "name": _text(root, "proc", str(pid), "comm") or "?"}
+            processes[pid] = {"pid": pid, "name": text_of(root, "proc", str(pid), "comm") or "?"}
     return [processes[pid] for pid in sorted(processes)]
 
 
@@ -136,7 +175,7 @@ def temperatures(root: Optional[str] = None) -> Dict[str, float]:
     for folder in sorted(glob.glob(os.path.join(root, "sys/class/thermal/thermal_zone*"))):
         value = _number(folder, "temp")
         if value is not None:
-            celsius["%s (%s)" % (_text(folder, "type") or "zone", os.path.basename(folder))] = value / 1000
+            celsius["%s (%s)" % (text_of(folder, "type") or "zone", os.path.basename(folder))] = value / 1000
     for folder in sorted(glob.glob(os.path.join(root, "sys/class/apex/apex_*"))):
         value = _number(folder, "temp")
         if value is not None:
@@ -152,7 +191,7 @@ def throttled(root: Optional[str] = None) -> Optional[int]:
     """
     root = default_root() if root is None else root
     for path in glob.glob(os.path.join(root, "sys/devices/platform/soc*/soc*:firmware/get_throttled")):
-        text = _text(path)
+        text = text_of(path)
         try:
             return None if text is None else int(text, 16)
         except ValueError:
@@ -181,12 +220,12 @@ def energy_counters(root: Optional[str] = None) -> Dict[str, Dict[str, float]]:
         value = _number(folder, "energy_uj")
         span = _number(folder, "max_energy_range_uj")
         if value is not None and span is not None and os.path.basename(folder).count(":") == 1:
-            counters[_text(folder, "name") or os.path.basename(folder)] = {"uj": value, "range_uj": span}
+            counters[text_of(folder, "name") or os.path.basename(folder)] = {"uj": value, "range_uj": span}
     return counters
 
 
 def _memory_bytes(root: str) -> Optional[int]:
-    for line in (_text(root, "proc/meminfo") or "").splitlines():
+    for line in (text_of(root, "proc/meminfo") or "").splitlines():
         if line.startswith("MemTotal:"):
             return int(line.split()[1]) * 1024
     return None
@@ -195,7 +234,7 @@ def _memory_bytes(root: str) -> Optional[int]:
 def _cpu_name(root: str) -> Optional[str]:
     """Return the name of the processor; on arm64, where the kernel only has part numbers, the types of its cores."""
     parts = set()
-    for line in (_text(root, "proc/cpuinfo") or "").splitlines():
+    for line in (text_of(root, "proc/cpuinfo") or "").splitlines():
         key, _, value = (part.strip() for part in line.partition(":"))
         if key.lower() in ("model name", "hardware"):
             return value
@@ -217,10 +256,12 @@ def facts(root: Optional[str] = None) -> HostFacts:
     """Return all facts as a plain map."""
     root = default_root() if root is None else root
     cpus = os.path.join(root, "sys/devices/system/cpu")
-    governors = {_text(path) for path in glob.glob(os.path.join(cpus, "cpu[0-9]*/cpufreq/scaling_governor"))}
+    governors = {text_of(path) for path in glob.glob(os.path.join(cpus, "cpu[0-9]*/cpufreq/scaling_governor"))}
     max_khz = _number(cpus, "cpu0/cpufreq/cpuinfo_max_freq")
     return {
-        "board": _text(root, "proc/device-tree/model"),
+        "board": text_of(root, "proc/device-tree/model"),
+        "container": container(root),
+        "machine": machine(root),
         "architecture": platform.machine(),
         "system": "%s %s" % (platform.system(), platform.release()),
         "python": platform.python_version(),
@@ -230,7 +271,7 @@ def facts(root: Optional[str] = None) -> HostFacts:
         "governor": "/".join(sorted(name for name in governors if name)) or None,
         "clock_mhz": clock_mhz(root),
         "clock_max_mhz": None if max_khz is None else max_khz / 1000,
-        "clock_source": _text(root, "sys/devices/system/clocksource/clocksource0/current_clocksource"),
+        "clock_source": text_of(root, "sys/devices/system/clocksource/clocksource0/current_clocksource"),
         "clock_resolution_ns": time.get_clock_info("perf_counter").resolution * 1e9,
         "memory_bytes": _memory_bytes(root),
         "page_bytes": os.sysconf("SC_PAGE_SIZE"),

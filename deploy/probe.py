@@ -18,6 +18,7 @@ from typing import Any, Dict, List, Optional
 from deploy import child_process, host, runtime
 from deploy.child_process import ChildResult, Report
 from deploy.contract.errors import ArgumentError, DeviceError, EdgeTpuError, LoadError, RuntimeLibraryError
+from deploy.problems import LIBRARY_RELEASES
 from deploy.runtime import INSTALL, RuntimeOptions
 
 TIMEOUT_S = 60.0
@@ -32,7 +33,7 @@ _WORDS = {
     "inference": "the first inference ran",
 }
 _INSTALL_OLDER = "python3 -m pip install 'tflite-runtime<2.12' 'numpy<2'"
-_BUILD = "build libedgetpu for this TFLite (github.com/google-coral/libedgetpu), or use Python 3.9 or older"
+_BUILD = "install a libedgetpu that was built for this TFLite (%s), or use Python 3.9 or older" % LIBRARY_RELEASES
 _REINSTALL = "sudo apt-get install --reinstall libedgetpu1-std"
 _REPLUG = "unplug the Edge TPU and plug it in again (on a board: sudo reboot)"
 

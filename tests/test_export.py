@@ -156,7 +156,7 @@ def test_the_labels_beside_a_model(
         assert answer.label in ("cat", "dog", "bird", "nothing")
     else:
         assert isinstance(answer, NamedOutputs)
-        assert "labels.txt has 2 names, and the outputs of the model 4 values: not used" in told.out + told.err
+        assert "labels.txt is not used: it has 2 names, but the outputs of the model have 4" in told.out + told.err
 
 
 @pytest.mark.parametrize(

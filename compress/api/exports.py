@@ -217,7 +217,9 @@ def _add_labels(content: dict[str, Any], path: Path, sizes: Sequence[int], progr
     names = class_names.listed(str(file), str(file)) or ()
     if len(sizes) != 1 or sizes[0] not in (len(names), 1 if len(names) == 2 else None):
         outputs = ", ".join(map(str, sizes))
-        progress.note(f"{file.name} has {len(names)} names, and the outputs of the model {outputs} values: not used")
+        progress.note(
+            f"{file.name} is not used: it has {len(names)} names, but the outputs of the model have {outputs} values"
+        )
         return
     _name_classes(content, names)
 

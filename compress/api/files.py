@@ -52,7 +52,7 @@ def estimate(
 
     Args:
         model: a full-integer .tflite file, not compiled.
-        host: "usb3", "usb2", "pcie" or "devboard"; None for the target's default.
+        host: "usb3", "usb2", "pcie", "devboard", "pi4-usb3", "pi5-usb3" or "pi5-pcie"; None for the target's default.
         target: the name of a target; None for the Edge TPU. No latency is predicted for "cpu".
         clock: "max", or "std" for half of it; None for the maximum.
         compiled: the same model, compiled by edgetpu_compiler: its real sizes replace the predicted ones.

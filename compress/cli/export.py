@@ -27,7 +27,9 @@ def add_parsers(subparsers: Subparsers) -> None:
         metavar="DATA",
         help="samples without labels: a folder of photos or WAV files, .npz or .npy (default: random samples)",
     )
-    parser.add_argument("-o", "--out", type=Path, metavar="FOLDER", help="folder for the results (MODEL-export)")
+    parser.add_argument(
+        "-o", "--out", type=Path, metavar="FOLDER", help="folder for the results (default: MODEL-export)"
+    )
     parser.add_argument("--target", metavar="NAME", help="edgetpu (default) or cpu")
     parser.add_argument(
         "--detector",

@@ -199,7 +199,7 @@ def _add_estimate(subparsers: Subparsers) -> None:
     parser = add_command(subparsers, "estimate", summary, estimate)
     parser.add_argument("model", type=Path, help="a full-integer .tflite file, not compiled")
     _add_target(parser)
-    parser.add_argument("--host", required=True, help="usb3, usb2, pcie or devboard")
+    parser.add_argument("--host", required=True, help="usb3, usb2, pcie, devboard, pi4-usb3, pi5-usb3 or pi5-pcie")
     parser.add_argument("--clock", help="clock of the Edge TPU: max (default), or std, which is half of it")
     parser.add_argument("--compiled", type=Path, metavar="FILE", help="the compiled model, for exact sizes")
     parser.add_json()

@@ -41,9 +41,9 @@ def measure(path: Path, samples: int, out: Path) -> tuple[dict[str, Any], Path]:
         raise PipelineError(what, where=str(path), allowed="data with one class for each sample")
     if not pipeline.unpruned:
         raise PipelineError(
-            "there is no model with layers before any stage: channels cannot be removed from it",
+            "the model has no Keras layers, so no channel can be removed",
             where=str(path),
-            allowed="a model that is, or is rebuilt as, a Keras model",
+            allowed="a Keras model, or a file that can be rebuilt as one",
         )
     measured = pipeline.head.measure.model_copy(update={"sensitivity": SensitivitySettings(samples=samples)})
     name = pipeline.head.name[: 64 - len(SUFFIX)] + SUFFIX

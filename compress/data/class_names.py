@@ -129,9 +129,7 @@ def _check_names(names: Iterable[tuple[int, str]], place: labels.Place) -> None:
     for number, name in names:
         labels.check(name, place(number))
         if name in known:
-            raise DataError(
-                f"has the class {name!r} a second time", where=place(number), hint="give each class one name"
-            )
+            raise DataError(f"lists the class {name!r} twice", where=place(number), hint="give each class one name")
         known.add(name)
 
 

@@ -159,7 +159,7 @@ def read(tree: Tree, table: LabelTable, names: FileNames) -> list[Listed]:
             if len(listed) == tables.MAX_NAMES:
                 raise DataError("lists too many files", where=where, allowed=f"{tables.MAX_NAMES:,}")
             if name in listed:
-                raise DataError(f"lists {name!r} a second time", where=line, hint="remove one of the rows")
+                raise DataError(f"lists {name!r} twice", where=line, hint="remove one of the rows")
             cells = [text.strip() for text in more]
             count = len(table.label_columns)
             label, marks = _label(cells[:count], table, line)

@@ -14,7 +14,7 @@ class Decoupled(Settings):
     """Decoupled knowledge distillation (Zhao et al., 2022)."""
 
     right: Annotated[float, Field(ge=0, le=1000)] = 1.0
-    """Weight of the part for the target class: how confident the teacher is."""
+    """Weight of the part for the target class, which shows how confident the teacher is."""
     wrong: Annotated[float, Field(ge=0, le=1000)] = 8.0
     """Weight of the part for the other classes; the paper uses 8 for small images."""
 

@@ -1,1 +1,1 @@
-"""Other libraries as engines for what the other packages do themselves."""
+"""Other libraries that can do the work of the other packages: tensorflow-model-optimization."""

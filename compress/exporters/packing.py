@@ -91,7 +91,7 @@ def pack(packing: Packing) -> bytes:
     models = packing.models
     _refuse_float(models["int8"])
     if packing.labels and packing.data and packing.data.class_names:
-        raise StageError("package.labels is given, and the data has class names too", hint="remove package.labels")
+        raise StageError("package.labels is set, but the data has class names already", hint="remove package.labels")
     members = {f"{role}.tflite": path.read_bytes() for role, path in packing.files.items()}
     entries = {role: _described(packing, role) for role in models}
     if "compiled" in packing.files:

@@ -91,7 +91,7 @@ class Access:
 
     def __post_init__(self) -> None:
         if not self.python or self.python.startswith("-") or not self.python.isprintable():
-            raise PipelineError(f"--python {self.python!r} is no program", allowed="a name or a path")
+            raise PipelineError(f"--python {self.python!r} is not a program", allowed="a name or a path")
 
     def command(self, address: DeviceAddress) -> list[str]:
         """Return the command that starts the agent; for a folder on this machine, with this Python."""

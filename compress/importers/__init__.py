@@ -1,4 +1,4 @@
-"""From what users have to the working model: Keras files, builders, .tflite files."""
+"""Convert model files (Keras, SavedModel, ONNX, TFLite) and builders to the working Keras model."""
 
 KERAS_SUFFIXES = (".keras", ".h5", ".hdf5")
 SUFFIXES = (*KERAS_SUFFIXES, ".onnx", ".tflite")

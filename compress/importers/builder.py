@@ -49,7 +49,9 @@ def find(builder: str, folder: Path, *, trust: bool) -> tuple[Path, str]:
     if not path.is_file():
         raise ModelError(f"the file {path} does not exist", hint="check the path")
     if not trust:
-        raise UntrustedError(f"the builder {path} is a program that would be run", hint="set `trust: true` under model")
+        raise UntrustedError(
+            f"loading would run the builder {path}, which is a program", hint="set `trust: true` under model"
+        )
     return path, function if colon and function else FUNCTION
 
 
@@ -105,7 +107,7 @@ def build(
     first = (input_shape, classes) if backbone is None else (input_shape, classes, backbone)
     model = _called(path, function, first, arguments)
     if not isinstance(model, library.Model):
-        raise ModelError(f"gave a {type(model).__name__}", where=f"{path}:{function}", allowed="a Keras model")
+        raise ModelError(f"returned a {type(model).__name__}", where=f"{path}:{function}", allowed="a Keras model")
     return model
 
 

@@ -112,7 +112,9 @@ def detect(path: Path, signature: str | None = None, shapes: Shapes | None = Non
         raise ModelError(f"{path.name} has an unsupported format", allowed=FORMATS)
     kind: Kind = "saved_model" if path.is_dir() else KINDS[suffix]
     if shapes and kind != "onnx":
-        raise ModelError("its inputs are given no shapes", where=str(path), allowed="those of an .onnx file")
+        raise ModelError(
+            "'shape' cannot be used with this format", where=str(path), allowed="'shape' with an .onnx file"
+        )
     if signature is not None and kind != "saved_model":
         raise ModelError("has no signatures", where=str(path), allowed="a SavedModel folder")
     return kind

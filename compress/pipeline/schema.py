@@ -64,8 +64,8 @@ class Measure(Settings):
     """Settings of the measurements."""
 
     host: str | None = None
-    """The host whose latency is reported and limited: for the target edgetpu usb3 (the default), usb2, pcie or
-    devboard."""
+    """The host whose latency is reported and limited: for the target edgetpu usb3 (the default), usb2, pcie,
+    devboard, pi4-usb3, pi5-usb3 or pi5-pcie."""
     latency: LatencySettings = LatencySettings()
     """Time on this machine's CPU."""
     sensitivity: SensitivitySettings | None = None
@@ -292,7 +292,11 @@ def _random_data(loader: Stage, root: DocumentNode) -> dict[str, Any]:
     """
     if not isinstance(loader, LoadTflite):
         hint = "data: {source: {folder: {path: photos, labels: none}}} are photos without labels"
-        raise root.error("the key 'data' is missing", allowed="no data for a quantized .tflite file only", hint=hint)
+        raise root.error(
+            "the key 'data' is missing",
+            allowed="a pipeline without data, if the model is a quantized .tflite file",
+            hint=hint,
+        )
     from compress.importers import model_file
 
     inputs = data_section.inputs_of(model_file.read(loader.path), trust=False)

@@ -119,7 +119,7 @@ def refuse_constant(model: Any, inputs: NDArray[np.float32]) -> None:
             return
     if len(inputs) > 1:
         what = f"the model gives the same answer for all of {len(inputs)} training samples: no channel matters to it"
-        raise StageError(what, hint="train it first (`train` before `prune`), and look at data.preprocess")
+        raise StageError(what, hint="train it first (`train` before `prune`), and check data.preprocess")
 
 
 def taylor_scores(network: Network, channels: ChannelGroups, samples: ImportanceSamples) -> Scores:

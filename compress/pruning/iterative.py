@@ -132,8 +132,8 @@ def _refuse_idle_training(retraining: Retraining, context: Context) -> None:
     if 0 < batches < settings.gradient_accumulation:
         raise StageError(
             f"epochs_between: {retraining.epochs_between} has {batches} batches, and gradient_accumulation: "
-            f"{settings.gradient_accumulation} needs more for one update of the weights: nothing would be learned "
-            "between steps",
+            f"{settings.gradient_accumulation} needs more batches than that for one update: no weight would change "
+            "between the steps",
             hint="raise epochs_between, or lower gradient_accumulation, or set epochs_between: 0",
         )
 

@@ -237,7 +237,7 @@ class Objective:
             hint = f"choose another objective: removing channels hardly lowers {self.name}"
         least = f"with at least {MIN_WIDTH} channels in every layer, {self.describe(nearest)} remain"
         return StageError(
-            f"{self.name}: {limit} is out of reach: {least}, of {self.describe(initial)} at first", hint=hint
+            f"{self.name}: {limit} cannot be reached: {least}, of {self.describe(initial)} now", hint=hint
         )
 
 

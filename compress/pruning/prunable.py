@@ -103,7 +103,9 @@ def prepare(
         method = "batch_norm"
         scores = importance_scores(network, channels, method, samples)
     if not np.isfinite(scores).all():
-        raise StageError("importance is not a number", hint="look at the model's weights and at data.preprocess")
+        raise StageError(
+            "the importance of some channels is NaN or infinite", hint="check the model's weights and data.preprocess"
+        )
     groups = layer_groups(network, channels, scores)
     return PrunableNetwork(network, channels, groups, scores, method, Costs(network, channels, groups, target))
 

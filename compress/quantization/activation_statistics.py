@@ -295,7 +295,7 @@ def _refuse_infinite(network: Network, tensors: list[LayerOutput], extremes: lis
         name = "input" if is_input else f"output of layer {tensor.layer!r}"
         raise StageError(
             f"the {name} is not finite for calibration sample {first + int(np.argmin(finite))}",
-            hint="look at the data's range, and at the training",
+            hint="check the range of the data and the training",
         )
 
 

@@ -121,7 +121,7 @@ def refuse_mismatch(network: Network, plan: QuantizationPlan) -> None:
             low, high = plan.ranges[name]
             raise StageError(
                 f"the plan has the range {low:g} to {high:g} for {name}",
-                allowed=f"{prescribed[0]:g} to {prescribed[1]:g}, which TensorFlow Lite prescribes",
+                allowed=f"{prescribed[0]:g} to {prescribed[1]:g}, which TensorFlow Lite requires",
             )
     equalization.applied(network, plan.factors)
 
@@ -166,13 +166,14 @@ def refuse_float(content: bytes, network: Network | None = None) -> bytes:
         inside = f" in {', '.join(_described(layer, network) for layer in layers)}" if network and layers else ""
         if loops:
             raise StageError(
-                f"{LOOP}{inside} has no 8-bit form",
+                f"{LOOP}{inside} is a loop, which cannot be quantized to 8 bits",
                 hint="save the model without masks and with at most 256 time steps, or replace the layers with a loop",
             )
         if any(spec_of(layer) == EMBEDDING for layer in layers):
             raise StageError(
-                f"the lookup{inside} takes whole numbers, which have no 8-bit form",
-                hint="let the model begin with the vectors, and look them up in the table before each call",
+                f"the lookup{inside} takes indices, which cannot be quantized to 8 bits",
+                hint="remove the lookup from the model: look up the vectors in your program, and give them to the "
+                "model as its input",
             )
         shown = "; ".join(f"{kind} ({name})" for name, kind in list(left.items())[:5])
         raise FloatOperatorsError(

@@ -470,7 +470,10 @@ class LoadFloatTflite(_Load):
 
         more = len(self.problems) - MOST_LISTED
         listed = "; ".join([*self.problems[:MOST_LISTED], *([f"and {more} more"] if more > 0 else [])])
-        return f"{self.path.name} can only be quantized as it is, since {count} cannot become layers of Keras: {listed}"
+        return (
+            f"{self.path.name} can only be quantized as it is, since {count} cannot be converted to Keras layers: "
+            f"{listed}"
+        )
 
     def run(self, artifact: Artifact, context: Context) -> Facts:
         """Copy the file, and report why it has no layers."""
@@ -632,15 +635,15 @@ class Origin(Settings):
             raise ValueError("needs either the key 'builder' or the key 'file'")
         for name in ("arguments", "weights", "backbone"):
             if getattr(self, name) and self.builder is None:
-                raise ValueError(f"'{name}' belongs to 'builder'")
+                raise ValueError(f"'{name}' can be used only with 'builder'")
         if self.head is not None and self.file is None:
-            raise ValueError("'head' belongs to 'file': a builder makes the head itself")
+            raise ValueError("'head' can be used only with 'file': a builder makes the head itself")
         if self.dequantize and self.file is None:
-            raise ValueError("'dequantize' belongs to 'file'")
+            raise ValueError("'dequantize' can be used only with 'file'")
         if self.signature is not None and self.file is None:
-            raise ValueError("'signature' belongs to 'file'")
+            raise ValueError("'signature' can be used only with 'file'")
         if self.shape is not None and self.file is None:
-            raise ValueError("'shape' belongs to 'file'")
+            raise ValueError("'shape' can be used only with 'file'")
         if isinstance(self.detector, dict) and "maps" in self.detector:
             Detector(self.detector)
         elif self.detector is not None:
@@ -648,7 +651,7 @@ class Origin(Settings):
             if self.file is None:
                 raise ValueError("a family of detectors belongs to 'file'; the builder of a detector describes it")
         if self.keep_classes is not None and self.file is None:
-            raise ValueError("'keep_classes' belongs to 'file'")
+            raise ValueError("'keep_classes' can be used only with 'file'")
         return self
 
     def with_paths_from(self, folder: Path) -> Self:

@@ -38,7 +38,8 @@ class Prune(Stage, TrainingSettings):
     keep_macs: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Short form of `objective: macs` with `keep`."""
     host: str | None = None
-    """Host that latency is predicted for: usb3 (default), usb2, pcie or devboard for an Edge TPU; see `estimate`."""
+    """Host that latency is predicted for: usb3 (default), usb2, pcie, devboard, pi4-usb3, pi5-usb3 or pi5-pcie for an
+    Edge TPU; see `estimate`."""
     clock: str | None = None
     """Clock of an Edge TPU on USB: max (libedgetpu1-max, default) or std (libedgetpu1-std)."""
     importance: Literal["taylor", "batch_norm", "l2", "l1"] = "taylor"
@@ -57,7 +58,7 @@ class Prune(Stage, TrainingSettings):
     epochs: Annotated[int, Field(ge=0, le=10_000)] = 4
     """Epochs of training after the last step; 0: no training."""
     epochs_between: Annotated[int, Field(ge=0, le=10_000)] = 1
-    """Epochs of training after each of the other steps."""
+    """Epochs of training after each step before the last one."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.002
     """Initial learning rate of Adam; low, because most weights are already trained."""
     distill: DistillationSettings | None = None

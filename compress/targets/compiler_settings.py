@@ -38,7 +38,7 @@ class CompilerSettings(Settings):
     all_subgraphs: bool = False
     """Also compile operators after one that runs on the CPU, as further subgraphs (-a)."""
     min_runtime_version: Annotated[int, Field(ge=1)] | None = None
-    """The oldest Edge TPU runtime that must run the result, 10 to 14 (-m); by default the compiler's own default."""
+    """The oldest Edge TPU runtime on which the result must run, 10 to 14 (-m); by default the compiler decides."""
     num_segments: Annotated[int, Field(ge=1, le=64)] = 1
     """Number of segments for a pipeline of several Edge TPUs (-n). `package` needs a model in one segment."""
     intermediate_tensors: tuple[Annotated[str, Field(pattern=r"^[^,\-][^,]*$")], ...] = ()

@@ -52,5 +52,7 @@ def refused_budget(task: Task, keys: list[str]) -> list[tuple[Location, Refusal]
         foreign = [metric.change for metric in other.metrics if metric.limited and metric.change in keys]
         if not set(other.metrics) <= set(task.metrics):
             judged = f"{task.models} are judged by {task.metrics[0].label.lower()}"
-            refused += [(("budget", key), Refusal(f"{key} is of {other.models}: {judged}", allowed)) for key in foreign]
+            refused += [
+                (("budget", key), Refusal(f"{key} limits {other.models}, but {judged}", allowed)) for key in foreign
+            ]
     return refused

@@ -320,7 +320,7 @@ class Task(ABC):
             settings: the pipeline file's content, checked.
         """
         detector = settings["model"].get("detector") if not self.reads_specification else None
-        what = f"model.detector says where boxes are, and the data is for {self.models}"
+        what = f"model.detector describes the boxes of a detector, but the data is for {self.models}"
         return [(("model", "detector"), Refusal(what, "data with boxes: voc, coco, yolo"))] if detector else []
 
     @abstractmethod

@@ -243,7 +243,7 @@ def refuse_other_outputs(model: Any, detector: Detector, columns: int) -> None:
     last = model.outputs[scores]._keras_history.operation
     sigmoid = "sigmoid" in (getattr(getattr(last, "activation", None), "__name__", ""), type(last).__name__.lower())
     if sigmoid and detector.specification["scores"] == "logits":
-        raise ModelError("the model's scores are probabilities", hint="say scores: probabilities in its detector")
+        raise ModelError("the model's scores are probabilities", hint="set `scores: probabilities` in model.detector")
 
 
 def _detections(detector: Detector, rows: Rows) -> list[Detections]:

@@ -310,8 +310,8 @@ def _optimizer(
     accumulated = settings.gradient_accumulation
     if total < accumulated:
         raise StageError(
-            f"gradient_accumulation: {accumulated} batches make one step, but the whole training "
-            f"has {total}, so that no weight would change",
+            f"gradient_accumulation: {accumulated} batches make one update, but the whole training "
+            f"has only {total} batches: no weight would change",
             allowed=f"up to {total}",
             hint="lower it, or train for more epochs",
         )

@@ -85,7 +85,7 @@ def chosen(settings: Subset, head: Head, model: Any, trained: Trained, context: 
     count = settings.count(len(labels))
     if count < len(np.unique(labels)):
         what = f"leaves {count} samples of {len(labels)} for {len(np.unique(labels))} classes"
-        raise StageError(f"subset.share {settings.share} {what}", hint="make it larger")
+        raise StageError(f"subset.share: {settings.share} {what}", hint="make it larger")
     path = context.unfinished / FILE if context.unfinished else None
     saved = _read_selection(path, len(labels)) if path is not None else None
     if saved is not None:

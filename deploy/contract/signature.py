@@ -63,7 +63,7 @@ def read_key(path: str) -> bytes:
             "%s: not an Ed25519 public key in PEM; make one: openssl pkey -in PRIVATE -pubout -out %s" % (path, path)
         )
     if not usable(key):
-        raise KeyFileError("%s: this key is no point that only its owner can sign for" % path)
+        raise KeyFileError("%s: this key is weak: others than its owner could sign for it" % path)
     return key
 
 

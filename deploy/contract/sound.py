@@ -143,7 +143,7 @@ class LogMel(Spectrogram):
     mel: str = key(Word("htk", "slaney"), "htk")
     """The mel scale. htk: 2595 log10(1 + f / 700). slaney: linear up to 1000 Hz, logarithmic above."""
     triangles: str = key(Word("mel", "hertz"), "mel")
-    """The scale on which the bands are triangles: mel (TensorFlow, Kaldi) or hertz (librosa, torchaudio)."""
+    """The frequency scale on which each band is a triangle: mel (TensorFlow, Kaldi) or hertz (librosa, torchaudio)."""
     norm: str = key(Word("none", "slaney"), "none")
     """slaney: each band is divided by half its width in Hz."""
     log: str = key(Word("natural", "log10", "db"), "natural")

@@ -356,7 +356,9 @@ def test_code_that_nobody_vouched_for(coralline: Coralline, tmp_path: Path, path
     (path.parent / "own.py").write_text("open('ran', 'w')\n")
     path.write_text(path.read_text().replace('"file": "model.tflite"', '"builder": "own.py"'))
     message = refusal(coralline(path), 4)
-    assert message.startswith(f"{path}:4: model: the builder {path.parent}/own.py is a program that would be run; set ")
+    assert message.startswith(
+        f"{path}:4: model: loading would run the builder {path.parent}/own.py, which is a program; set "
+    )
     assert not (tmp_path / "ran").exists()
 
 

@@ -129,7 +129,11 @@ def test_everything_refused_is_listed(tmp_path: Path, capsys: pytest.CaptureFixt
         (["model.h5", "-o", "model.tflite"], 2, "allowed: a name that ends in .keras"),
         (["model.h5", "--inputs", "model.txt"], 3, "an .npy file of samples"),
         (["model.h5", "--signature", "x"], 4, "has no signatures"),
-        (["model.h5", "--shape", "x=1,3"], 4, "its inputs are given no shapes; allowed: those of an .onnx file"),
+        (
+            ["model.h5", "--shape", "x=1,3"],
+            4,
+            "'shape' cannot be used with this format; allowed: 'shape' with an .onnx file",
+        ),
         (["model.onnx", "--shape", "x=1,a"], 2, "'x=1,a' is not an input with its shape, such as images=1,3,320,320"),
         (["model.onnx", "--shape", "1,3"], 2, "'1,3' is not an input with its shape"),
         (["model.onnx", "--shape", "x=0"], 2, "'x=0' is not an input with its shape"),

@@ -48,8 +48,8 @@ def test_a_labels_file(tmp_path: Path, text: str, names: tuple[str, ...]) -> Non
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("cat\ndog\ncat\n", r"labels\.txt, line 3: has the class 'cat' a second time"),
-        ("0 cat\n\n1 cat\n", r"labels\.txt, line 3: has the class 'cat' a second time"),
+        ("cat\ndog\ncat\n", r"labels\.txt, line 3: lists the class 'cat' twice"),
+        ("0 cat\n\n1 cat\n", r"labels\.txt, line 3: lists the class 'cat' twice"),
         ("", r"labels\.txt: names 0 classes"),
         ("cat\n" + "x" * 300, r"labels\.txt, line 2: has a label of 300 letters"),
         ("cat\nd\0g", r"labels\.txt, line 2: has a NUL byte"),

@@ -145,7 +145,10 @@ def edit(key: str, **changes: Any) -> Callable[[Any], Any]:
     [
         (drop("annotations"), "all.json: has no list 'annotations'"),
         (lambda content: content["images"].append(3), r"images\[1\]: is not an object"),
-        (lambda content: content["images"].append(content["images"][0]), r"images\[1\]: there is an image 7 already"),
+        (
+            lambda content: content["images"].append(content["images"][0]),
+            r"images\[1\]: the id 7 belongs to another image too",
+        ),
         (edit("images", id="7"), r"images\[0\]: id is '7'; allowed: an integer"),
         (edit("images", id=True), r"images\[0\]: id is 'True'"),
         (edit("images", file_name="../a.png"), r"images\[0\]: the file name '../a.png' leads out of the folder"),
@@ -153,7 +156,10 @@ def edit(key: str, **changes: Any) -> Callable[[Any], Any]:
         (edit("images", file_name="a\0.png"), "leads out of the folder"),
         (edit("images", file_name="b.png"), r"images\[0\]: the image .*b.png does not exist"),
         (edit("images", width=32), "annotated as 32x64, and a.png is 64x64"),
-        (edit("categories", name="ring"), r"categories\[1\]: there is a category 17 or 'ring' already"),
+        (
+            edit("categories", name="ring"),
+            r"categories\[1\]: the id 17 or the name 'ring' belongs to another category too",
+        ),
         (edit("categories", name=None), r"categories\[0\]: name is 'None'"),
         (edit("annotations", image_id=8), r"annotations\[0\]: unknown image 8"),
         (edit("annotations", category_id=4), r"annotations\[0\]: unknown category 4; allowed: 3, 17"),

@@ -152,7 +152,7 @@ BAD: dict[str, tuple[bytes, str]] = {
     "absent file": (b"file,label\nphotos/999.png,a\n", "line 2: lists 'photos/999.png', which is not there"),
     "leads out": (b"file,label\n../secret.png,a\n", r"line 2: names the file '\.\./secret\.png'"),
     "absolute": (b"file,label\n/etc/passwd,a\n", "line 2: names the file '/etc/passwd'"),
-    "a file twice": (b"file,label\nphotos/0.png,a\n./photos/0.png,b\n", "line 3: lists 'photos/0.png' a second time"),
+    "a file twice": (b"file,label\nphotos/0.png,a\n./photos/0.png,b\n", "line 3: lists 'photos/0.png' twice"),
     "unknown split": (b"file,label,split\nphotos/0.png,a,odd\n", "line 2: unknown split 'odd'; allowed: train, val"),
     "NUL": (b"file,label\nphotos/0.png,a\0\n", "line 2: has a NUL byte"),
     "not UTF-8": ("file,label\nphotos/0.png,café\n".encode("latin-1"), "line 2: is not UTF-8: byte 0xe9"),

@@ -200,7 +200,7 @@ def test_lines_of_errors(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"labels\.csv, line 14: lists '99\.png', which is not there"):
         ImageFolder(path=str(tmp_path)).load()
     table(tmp_path / "labels.csv", [["file", "label"], *rows, ["1.png", "tea"]])
-    with pytest.raises(DataError, match=r"labels\.csv, line 14: lists '1\.png' a second time"):
+    with pytest.raises(DataError, match=r"labels\.csv, line 14: lists '1\.png' twice"):
         ImageFolder(path=str(tmp_path)).load()
     table(tmp_path / "labels.csv", [["file", "label"], *rows, ["1.png"]])
     with pytest.raises(DataError, match=r"labels\.csv, line 14: has 1 columns; allowed: 2"):

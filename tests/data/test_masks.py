@@ -198,12 +198,12 @@ def test_damaged_masks_are_named(tmp_path: Path) -> None:
         ({"keep": {"cat": ["cat"]}}, r"keep\.cat: unknown class 'cat'; allowed: background, person, dog"),
         ({"ignore": ["Dog"]}, "'dog' differs only in case"),
         ({"keep": {"a": [1], "b": ["person"]}}, "the value 1 is in two classes"),
-        ({"keep": {"rest": [1]}}, "'rest' a second time"),
+        ({"keep": {"rest": [1]}}, "'rest' twice"),
         ({"keep": {"a": [1]}, "ignore": ["person"]}, "the value 1 is in `keep` and in `ignore`"),
         ({"masks": "../masks"}, "files inside, by relative paths"),
         ({"masks": "none"}, "contains no images with masks; allowed: images/NAME.jpg with none/NAME.png"),
         ({"images": "none"}, r"there is no image none/a\.\*"),
-        ({"classes": ("a", "a")}, "a second time"),
+        ({"classes": ("a", "a")}, "lists the class 'a' twice"),
     ],
 )
 def test_settings_that_are_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:

@@ -193,7 +193,7 @@ BAD_NPZ: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("names beyond them", {"classes": ("a", "b")}, {"y": np.array(["a", "b", "c"])[Y]}, "unknown class 'c'; allowed"),
     ("huge labels", {}, {"y": Y + 10**9}, "label 1000000002 is out of range"),
     ("unsigned labels", {}, {"y": Y.astype(np.uint64) + 2**63}, "label 9223372036854775810 is out of range"),
-    ("classes of one name", {"classes": ("a", "b", "a")}, {}, r"npz.classes\[2\]: has the class 'a' a second time"),
+    ("classes of one name", {"classes": ("a", "b", "a")}, {}, r"npz.classes\[2\]: lists the class 'a' twice"),
     ("one class", {}, {"y": Y * 0}, "there are 1 classes; a classifier needs two or more"),
     ("no samples", {}, {"x": X[:0], "y": Y[:0]}, "contains no samples"),
     ("too few samples", {}, {"x": X[:2], "y": Y[:2]}, "the validation split is empty: 2 samples are too few"),

@@ -66,7 +66,7 @@ def test_short_stretches(tmp_path: Path) -> None:
     assert (left.class_names, left.notes) == (("walk",), ("1 stretches shorter than 4 rows were left out",))
     padded = source(path, label_column="activity", short="pad").load()
     np.testing.assert_array_equal(padded.read(1), [[6, -6], [7, -7], [0, 0], [0, 0]])
-    with pytest.raises(DataError, match="no stretch of 7 rows is there; set window to fewer rows"):
+    with pytest.raises(DataError, match="no file has 7 rows in a row with one label; set window to fewer rows"):
         source(path, window=7, label_column="activity").load()
 
 

@@ -224,7 +224,7 @@ def test_boxes_up_to_a_pixel_outside_are_cut_off(tmp_path: Path) -> None:
         ("train: images/train\nnc: 3\n" + NAMES, "line 2: nc: 3, but there are 2 names"),
         ("train: images/train\nnc: many\n", "nc: 'many' is not a number of classes"),
         ("train: images/train\nnames: {0: a, 2: b}\n", "names: its indices have gaps"),
-        ("train: images/train\nnames: [a, a]\n", "has the class 'a' a second time"),
+        ("train: images/train\nnames: [a, a]\n", "lists the class 'a' twice"),
         ("train: images/train\nnames: [a, [b]]\n", "is not a name"),
         ("train: images/train\nnames: a\n", "names: is not a list of names"),
         ("train: images/train\nnames: []\n", "names: is not a list of names"),

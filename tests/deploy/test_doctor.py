@@ -11,8 +11,9 @@ from typing import Any
 import devices
 import pytest
 
-from deploy import doctor, doctor_device, host
-from deploy.doctor import Facts, Finding
+from deploy import doctor, host, problems
+from deploy.doctor import Facts
+from deploy.problems import Finding
 
 RULES = 'SUBSYSTEM=="usb", ATTRS{idVendor}=="1a6e"\nSUBSYSTEM=="usb", ATTRS{idVendor}=="18d1"\nSUBSYSTEM=="apex"\n'
 STOCK = "Package: libedgetpu1-std\nStatus: install ok installed\nVersion: 16.0\n\nPackage: other\nVersion: 1\n"
@@ -50,7 +51,7 @@ def facts(root: Path, told: dict[str, Any] | None = None, **more: Any) -> Facts:
 def found(given: Facts) -> dict[str, Finding]:
     """By kind, without what a sound host has too."""
     rows = doctor.findings(given)
-    assert all(row.severity in doctor.SEVERITIES and row.what and row.why for row in rows)
+    assert all(row.severity in problems.SEVERITIES and row.what and row.why for row in rows)
     assert all(row.hint for row in rows if row.severity != "note")
     assert "\n" not in "".join(row.hint for row in rows)
     return {row.kind: row for row in rows if row.kind not in ("runtime", "device")}
@@ -200,14 +201,14 @@ def test_permission_by_the_step_that_is_missing(usb: Path, monkeypatch: pytest.M
     files(usb, **{"etc/udev/rules.d/99-coral.rules": RULES.replace("18d1", "beef")})
     row = found(facts(usb))["udev"]
     assert row.severity == "error"
-    assert doctor_device.USB_RULE in row.hint
+    assert problems.USB_RULE in row.hint
 
 
 def test_permission_on_pcie(pci: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse_access(monkeypatch)
     assert "usermod -aG apex me" in found(facts(pci, groups=("plugdev",)))["permission"].hint
     files(pci, **{"etc/udev/rules.d/99-coral.rules": f"# {RULES}".replace("\n", "\n# ")})
-    assert doctor_device.PCI_RULE in found(facts(pci))["udev"].hint
+    assert problems.PCI_RULE in found(facts(pci))["udev"].hint
 
 
 def test_a_rule_for_one_of_both_ids(usb: Path) -> None:
@@ -302,7 +303,9 @@ def test_the_verb(usb: Path) -> None:
     assert kinds["runtime"]["what"].startswith("ai_edge_litert")
     assert (done.returncode, told["sound"], done.stderr) == (14, False, "")
     text = devices.runner("doctor", "--library", "nowhere.so", CORALLINE_ROOT=usb).stdout
-    assert "do:  sudo apt-get install libedgetpu1-std" in text
+    assert "do:  sudo apt-get install ./libedgetpu1-std_16.0tf*.deb" in text  # Google's does not fit ai_edge_litert
+    assert "see: docs/hardware/index.md" in text
+    assert kinds["library_missing"]["page"] == "docs/hardware/index.md"
 
 
 def test_a_library_that_crashes(usb: Path) -> None:

@@ -140,7 +140,7 @@ def test_the_backbone_is_part_of_the_key(keras: Any, tmp_path: Path) -> None:
         ModelError, match=r"gone.keras: cannot be read: No such file or directory; check model.backbone"
     ):
         Origin(builder="anchor_free", backbone="gone.keras").loader(tmp_path, trust=False).identity()
-    with pytest.raises(ValueError, match="'backbone' belongs to 'builder'"):
+    with pytest.raises(ValueError, match="'backbone' can be used only with 'builder'"):
         Origin(file="model.keras", backbone="classifier.keras")
 
 

@@ -170,7 +170,9 @@ def test_a_missing_key(refused: Callable[..., str], key: str, line: int, message
 def test_missing_data_and_stages(refused: Callable[..., str]) -> None:
     head = "schema_version: 1\nname: a\nmodel: {builder: digits_cnn}\n"
     missing = refused(head + "stages: []\n", 1)
-    assert missing.startswith("the key 'data' is missing; allowed: no data for a quantized .tflite file only; ")
+    assert missing.startswith(
+        "the key 'data' is missing; allowed: a pipeline without data, if the model is a quantized .tflite file; "
+    )
     assert refused(head + "data: {source: digits}\n", 1) == "the key 'stages' is missing"
 
 
@@ -369,7 +371,9 @@ def without_layers() -> bytes:
 
 EITHER = "a float tflite model or a keras model"
 QUANTIZED = "m.tflite is quantized already"
-FLOAT = "m.tflite can only be quantized as it is, since 1 operator cannot become layers of Keras: own 'operator 0, "
+FLOAT = (
+    "m.tflite can only be quantized as it is, since 1 operator cannot be converted to Keras layers: own 'operator 0, "
+)
 
 
 @pytest.mark.parametrize(
@@ -545,7 +549,7 @@ def test_code_of_ones_own_needs_trust(
     text = COMPLETE.replace("builder: digits_cnn", f'builder: "{builder}"')
     message = refused(text, 5, UntrustedError)
     assert re.fullmatch(
-        r"model: the builder .*\.py is a program that would be run; set `trust: true` under model", message
+        r"model: loading would run the builder .*\.py, which is a program; set `trust: true` under model", message
     )
     assert UntrustedError.exit_code == ModelError.exit_code == 4
     stage = load(write(text.replace("model:\n", "model:\n  trust: true\n"))).steps[0].stage

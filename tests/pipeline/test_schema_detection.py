@@ -80,7 +80,7 @@ def test_nothing_is_asked_of_a_stage_that_is_skipped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "told"),
     [
-        ({"budget": {"accuracy_drop": 0.1}}, "budget.accuracy_drop: accuracy_drop is of classifiers"),
+        ({"budget": {"accuracy_drop": 0.1}}, "budget.accuracy_drop: accuracy_drop limits classifiers"),
         ({"model": {"builder": "ssd_small", "detector": {"maps": []}}}, "maps must be a list of 1 to 64 maps"),
         ({"model": {"builder": "ssd_small", "detector": {**ANCHORS, "most": 0}}}, "most must be a whole number"),
     ],
@@ -118,8 +118,11 @@ def test_steps_after_which_positions_are_not_known_are_refused(tmp_path: Path, s
 @pytest.mark.parametrize(
     ("keys", "told"),
     [
-        ({"budget": {"ap_drop": 0.1}}, "budget.ap_drop: ap_drop is of detectors"),
-        ({"model": {"builder": "digits_cnn", "detector": ANCHORS}}, "model.detector: model.detector says where boxes"),
+        ({"budget": {"ap_drop": 0.1}}, "budget.ap_drop: ap_drop limits detectors"),
+        (
+            {"model": {"builder": "digits_cnn", "detector": ANCHORS}},
+            "model.detector: model.detector describes",
+        ),
     ],
 )
 def test_what_is_for_boxes_is_refused_beside_classes(tmp_path: Path, keys: dict[str, Any], told: str) -> None:

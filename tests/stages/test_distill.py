@@ -127,7 +127,7 @@ def test_a_student_is_trained_from_the_original(
 @pytest.mark.tensorflow
 def test_a_builder_of_ones_own_is_not_run_without_trust(given: tuple[Artifact, Context], tmp_path: Path) -> None:
     (tmp_path / "small.py").write_text("raise SystemExit('was run')")
-    with pytest.raises(UntrustedError, match=r"the builder .*small.py is a program that would be run"):
+    with pytest.raises(UntrustedError, match=r"loading would run the builder .*small.py, which is a program"):
         Distill(student=Origin(builder="small.py")).with_paths_from(tmp_path).run(*given)
 
 

@@ -88,7 +88,9 @@ def test_a_detector_keeps_how_its_outputs_are_read(keras: object, tmp_path: Path
 def test_what_cannot_be_imported_ends_the_run_with_all_reasons(keras: object, tmp_path: Path) -> None:
     nodes = [node("Einsum", ["x"], ["a"], equation="ijkl->ijkl"), node("Hardmax", ["a"], ["y"])]
     path = project(tmp_path / "project", nodes, "quantize")
-    with pytest.raises(ModelError, match=r"2 operators cannot become layers of Keras: Einsum 'a': .*; Hardmax 'y': "):
+    with pytest.raises(
+        ModelError, match=r"2 operators cannot be converted to Keras layers: Einsum 'a': .*; Hardmax 'y': "
+    ):
         runs.run(load(path), tmp_path / "out", tiny.Notes())
 
 
@@ -96,8 +98,11 @@ def test_what_cannot_be_imported_ends_the_run_with_all_reasons(keras: object, tm
     ("model", "says"),
     [
         ({"file": "model.onnx"}, "its input 'x' has open dimensions: .*`shape` under `model` in a pipeline"),
-        ({"file": "model.keras", "shape": {"x": [1, 4, 4, 1]}}, "its inputs are given no shapes; allowed: those of an"),
-        ({"builder": "digits_cnn", "shape": {"x": [1, 4, 4, 1]}}, "'shape' belongs to 'file'"),
+        (
+            {"file": "model.keras", "shape": {"x": [1, 4, 4, 1]}},
+            "'shape' cannot be used with this format; allowed: 'shape' with an",
+        ),
+        ({"builder": "digits_cnn", "shape": {"x": [1, 4, 4, 1]}}, "'shape' can be used only with 'file'"),
         ({"file": "model.onnx", "shape": {"x": [1, 1, 0, 4]}}, "greater than 0"),
     ],
 )

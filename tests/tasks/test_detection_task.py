@@ -152,7 +152,7 @@ def test_a_model_that_is_no_detector_with_these_anchors_is_refused(keras: Any) -
             head_of(outputs(keras, 5, *sizes), data, TWO)
     with pytest.raises(ModelError, match=r"shapes \[6, 4\], \[6, 2\]"):
         head_of(outputs(keras, 6, 4, 2), data, TWO)
-    with pytest.raises(ModelError, match="probabilities; say scores: probabilities"):
+    with pytest.raises(ModelError, match="probabilities; set `scores: probabilities`"):
         head_of(outputs(keras, 5, 4, 2, sigmoid=True), data, TWO)
     with pytest.raises(ModelError, match=r"the anchors of the model are not known; describe them under model.detector"):
         head_of(outputs(keras, 5, 4, 2), data, None)

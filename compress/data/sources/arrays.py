@@ -212,9 +212,9 @@ def _task(y: str | None, targets: tuple[str, ...] | None) -> str:
 
 def _refuse_names(y: str | None, classes: ClassList | None, targets: tuple[str, ...] | None) -> None:
     if targets is not None and classes is not None:
-        raise ValueError("'classes' and 'targets' exclude each other: y holds labels or targets")
+        raise ValueError("'classes' and 'targets' cannot be used together: 'y' has either labels or targets")
     if y is None and (targets is not None or classes is not None):
-        raise ValueError("'classes' and 'targets' are names of labels, and there is no 'y'")
+        raise ValueError("'classes' and 'targets' name the labels in 'y', which is not set")
 
 
 def _samples(

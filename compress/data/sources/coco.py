@@ -56,7 +56,7 @@ class Coco(DecodedImages, Stored):
         if (self.file is None) == (self.train is None):
             raise ValueError("needs either the key 'file' or the key 'train'")
         if self.file is not None and (self.validation or self.test):
-            raise ValueError("validation and test go with `train`; `file` is for all images")
+            raise ValueError("'validation' and 'test' need 'train'; 'file' is for all images together")
         return self
 
     def task_name(self) -> str:
@@ -173,7 +173,9 @@ def _categories(content: Plain, path: Path) -> dict[int, str]:
     for row, where in _rows(content, "categories", path):
         key, name = _id(row, "id", where), _name(row, "name", where)
         if key in categories or name in names:
-            raise DataError(f"there is a category {key} or {name!r} already", where=where, hint="remove one")
+            raise DataError(
+                f"the id {key} or the name {name!r} belongs to another category too", where=where, hint="remove one"
+            )
         if len(categories) == MOST_CLASSES:
             raise DataError("there are too many categories", where=where, allowed=f"{MOST_CLASSES:,}")
         categories[key] = name
@@ -189,7 +191,9 @@ def _images(
     for row, where in _rows(content, "images", path):
         key = _id(row, "id", where)
         if key in rows:
-            raise DataError(f"there is an image {key} already", where=where, hint="give each image a unique id")
+            raise DataError(
+                f"the id {key} belongs to another image too", where=where, hint="give each image a unique id"
+            )
         rows[key] = row, where
     boxes: dict[int, list[Any]] = {key: [] for key in rows}
     names: dict[int, list[str]] = {key: [] for key in rows}

@@ -50,9 +50,9 @@ class PythonFunction(Stored):
         path = Path(f"{file}.py" if colon else self.file)
         if not self.trust:
             raise DataError(
-                f"{path} is a program that would be run, its function {function if colon else FUNCTION!r}",
+                f"loading would run the function {function if colon else FUNCTION!r} of the program {path}",
                 where="data.source.function",
-                hint="set `trust: true` under function, if you know what it does",
+                hint="if you know what it does, set `trust: true` under function",
             )
         return path, function if colon and function else FUNCTION
 
@@ -76,7 +76,7 @@ class PythonFunction(Stored):
             if isinstance(result, tuple) and len(result) == 2:
                 return _mapped(dict(zip(KEYS, result, strict=False)), where)
             if not isinstance(result, Iterable) or isinstance(result, str | bytes):
-                raise DataError(f"gave {type(result).__name__}", where=where, allowed=GIVES)
+                raise DataError(f"returned {type(result).__name__}", where=where, allowed=GIVES)
             return _mapped(_gathered(result, where), where)
 
 
@@ -120,7 +120,7 @@ def _gathered(rows: Iterable[Any], where: str) -> dict[str, Any]:
 def _mapped(result: Mapping[str, Any], where: str) -> Samples:
     """Check the result and return it as samples."""
     if not {"x", "y"} <= result.keys() <= set(KEYS):
-        raise DataError(f"gave the keys {', '.join(map(str, result))}", where=where, allowed=GIVES)
+        raise DataError(f"returned the keys {', '.join(map(str, result))}", where=where, allowed=GIVES)
     x = result["x"]
     if not (hasattr(x, "__len__") and hasattr(x, "__getitem__")):
         raise DataError(f"x is {type(x).__name__}", where=where, allowed="something with a length and indices")

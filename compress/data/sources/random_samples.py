@@ -20,8 +20,8 @@ NOTE = (
 
 
 class RandomSamples(Source):
-    """Random samples of some shape, without labels. They show that a model converts and where it runs; activation
-    ranges from them are poor."""
+    """Random samples of some shape, without labels. They show whether a model can be converted, and where its
+    operators run. The activation ranges from them are poor."""
 
     name: ClassVar[str] = "random"
     task: ClassVar[str] = "outputs"

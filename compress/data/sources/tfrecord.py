@@ -62,7 +62,7 @@ class TfRecord(DecodedImages, InFiles):
     image: str | None = None
     """Name of the feature with an encoded image (PNG, JPEG, BMP, WebP)."""
     tensor: TensorFeature | None = None
-    """The feature with numbers, if the samples are not images."""
+    """The feature that has the numbers of a sample, for samples that are not images."""
     label: str
     """Name of the feature with the label: an integer from 0, or a class name."""
     classes: Classes | ClassList | None = None

@@ -80,7 +80,7 @@ class Csv(LabelledFiles):
         windows, left = self._windows(series)
         if not windows:
             hint = "set window to fewer rows, or short: pad"
-            raise DataError(f"no stretch of {self.window} rows is there", where=tree.where, hint=hint)
+            raise DataError(f"no file has {self.window} rows in a row with one label", where=tree.where, hint=hint)
         names = self.class_list(tree)
 
         def place(index: int) -> str:

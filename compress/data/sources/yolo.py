@@ -93,7 +93,7 @@ class Yolo(DecodedImages, Stored):
         if (self.file is None) == (self.folder is None):
             raise ValueError("needs either the key 'file' or the key 'folder'")
         if self.root is not None and self.file is None:
-            raise ValueError("root goes with `file`")
+            raise ValueError("'root' can be used only with 'file'")
         return self
 
     def task_name(self) -> str:

@@ -220,4 +220,6 @@ def _refuse_nothing(network: Network, left: Mapping[str, str], stage: str) -> No
     taken = [layer for layer in network.layers.values() if _is_known(layer)]
     if all(layer.name in left for layer in taken):
         shown = "; ".join(f"{network.layers[name].kind} {name!r}: {reason}" for name, reason in left.items())
-        raise StageError(f"tfmot takes no layer of this model: {shown or 'none has weights'}", hint=f"remove `{stage}`")
+        raise StageError(
+            f"tfmot supports no layer of this model: {shown or 'none has weights'}", hint=f"remove `{stage}`"
+        )

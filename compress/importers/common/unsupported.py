@@ -63,4 +63,4 @@ def _line(operator: str, reason: str, nodes: Sequence[str]) -> str:
 def unsupported(refused: Sequence[Refused], where: str) -> ModelError:
     """Return the error for operators without a Keras layer; its facts hold all of them."""
     count = f"{len(refused)} operator{'s' if len(refused) != 1 else ''}"
-    return carrying(ModelError(f"{count} cannot become layers of Keras: {listed(refused)}", where=where), refused)
+    return carrying(ModelError(f"{count} cannot be converted to Keras layers: {listed(refused)}", where=where), refused)

@@ -197,10 +197,13 @@ def build_model(network: Network) -> keras.Model:
         shapes = keras_graph.read(model).shapes
     except (*library_errors, ValueError, TypeError, tf.errors.OpError) as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelError(f"Keras does not take it: {first[:300]}") from error
+        raise ModelError(f"Keras rejects the layer: {first[:300]}") from error
     for tensor, shape in network.shapes.items():
         if shapes.get(tensor, shape) != shape:
-            raise ModelError(f"layer {tensor.layer!r} makes {list(shapes[tensor])} in Keras, and {list(shape)} here")
+            raise ModelError(
+                f"layer {tensor.layer!r} has the output shape {list(shapes[tensor])} in Keras, but {list(shape)} in "
+                "the file"
+            )
     return model
 
 

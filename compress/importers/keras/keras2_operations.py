@@ -100,7 +100,7 @@ class FunctionCall(LayerFactory[Any]):
         is_open = sizes.count(-1) == 1
         fits = is_known and -1 not in sizes and prod(value.shape[1:]) == prod(sizes)
         if not sizes or not (fits or is_open):
-            raise NotImportedError(f"it makes {list(shape)} of {list(value.shape)}")
+            raise NotImportedError(f"it changes the shape {list(value.shape)} to {list(shape)}")
         if len(sizes) == 1 and is_known and len(value.shape) > 2:
             return self.layer("Flatten", {}, [value])
         return self.layer("Reshape", {"target_shape": tuple(sizes)}, [value])
@@ -130,7 +130,7 @@ def axes_of(tensor: Any, axis: Any) -> list[int]:
     rank = len(tensor.shape)
     axes = list(range(rank)) if axis is None else integers(axis)
     if any(not -rank <= each < rank for each in axes):
-        raise NotImportedError(f"{axes} are no axes of {list(tensor.shape)}")
+        raise NotImportedError(f"{axes} are not axes of {list(tensor.shape)}")
     return sorted({each % rank for each in axes})
 
 

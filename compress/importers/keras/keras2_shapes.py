@@ -73,7 +73,7 @@ def squeeze(step: FunctionCall, x: Any, axis: Any = None) -> Any:
     named = [] if axis is None else axes_of(x, axis)
     axes = named or [place for place, each in enumerate(x.shape) if each == 1]
     if 0 in axes or any(x.shape[place] != 1 for place in axes):
-        raise NotImportedError(f"axes {axes} of {list(x.shape)} cannot be taken away")
+        raise NotImportedError(f"axes {axes} of {list(x.shape)} cannot be removed")
     return step.in_shape(x, [each for place, each in enumerate(x.shape) if place not in axes])
 
 
@@ -83,7 +83,7 @@ def concat(step: FunctionCall, values: Any, axis: Any) -> Any:
     if not tensors:
         return tuple(_sizes(values))
     if len(tensors) != len(values) or axis % len(tensors[0].shape) == 0:
-        raise NotImportedError("it joins constants, or samples")
+        raise NotImportedError("it concatenates constants, or along the batch")
     return shape_rules.concat(step, tensors, axis % len(tensors[0].shape))
 
 
@@ -111,12 +111,12 @@ def getitem(step: FunctionCall, x: Any, slice_spec: Any) -> Any:
     keys = [_key(key) for key in (slice_spec if isinstance(slice_spec, list | tuple) else [slice_spec])]
     if not step.computed(x):
         if len(keys) != 1 or not isinstance(keys[0], int | slice):
-            raise NotImportedError("it takes a part of a constant")
+            raise NotImportedError("it slices a constant")
         return tuple(x)[keys[0]]
     first = next((key for key in keys if key is not None), Ellipsis)
     is_batch = first is Ellipsis or (isinstance(first, slice) and shape_rules.is_complete(first, None))
     if not is_batch:
-        raise NotImportedError("it takes samples out of a batch")
+        raise NotImportedError("it selects samples of a batch")
     return shape_rules.index(step, x, keys)
 
 
@@ -169,7 +169,7 @@ def gather(step: FunctionCall, x: Any, indices: Any, axis: Any = None, batch_dim
     (axis,) = axes_of(x, 0 if axis is None else axis)
     array = plain(indices)
     if axis == 0 or int(batch_dims) or array.ndim != 1 or array.dtype.kind not in "iu":
-        raise NotImportedError("it takes samples, or places that are computed")
+        raise NotImportedError("it selects samples of a batch, or its indices are computed")
     return shape_rules.gather(step, x, axis, array)
 
 

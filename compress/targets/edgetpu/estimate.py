@@ -37,6 +37,8 @@ class Estimate:
         layers: the layers on the Edge TPU, in the order of `latency.layers`.
         host: the name of the host.
         host_summary: one line about the host.
+        basis: what the constants of the host were found from.
+        measurements: the number of published measurements on the host that they were fitted to.
         clock: the clock of the Edge TPU.
         streamed_bytes: parameters that are sent at every inference.
         compiled: whether the streamed bytes are those of a compiled model, not predicted.
@@ -49,6 +51,8 @@ class Estimate:
     layers: tuple[ArrayLayer, ...]
     host: str
     host_summary: str
+    basis: str
+    measurements: int
     clock: str
     streamed_bytes: int
     compiled: bool
@@ -79,6 +83,7 @@ class Estimate:
             f"{latency.total:.3g} ms on {self.host} ({self.host_summary}), {latency.low:.3g} to {latency.high:.3g}; "
             "predicted, not measured",
             *(f"  {name.removesuffix('_ms'):<8} {value:9.3f} ms" for name, value in latency.parts.items()),
+            f"this host: {self.basis}",
             f"clock: {self.clock} (on USB, libedgetpu1-std runs at half the clock of libedgetpu1-max)",
             self.check.placement.summary,
             f"{self.streamed_bytes:,} bytes of parameters are sent at every inference, {source}",
@@ -103,6 +108,8 @@ class Estimate:
             "low_ms": self.low_ms,
             "high_ms": self.high_ms,
             "host": self.host,
+            "basis": self.basis,
+            "measurements": self.measurements,
             "clock": self.clock,
             "parts": dict(self.latency.parts),
             "layers": [
@@ -181,10 +188,12 @@ def _estimate(
     advice = _Advisor(layers, traffic, constants, host, clock).advice(cpu_ms, cpu_alone_ms)
     tile_share = (checked.activation_bytes or 0) / checked.tile_bytes
     return Estimate(
-        latency=_add_cpu_time(prediction, cpu_ms, tile_share),
+        latency=_add_cpu_time(prediction, cpu_ms, tile_share, float(bus.get("cpu_factor", constants["cpu_factor"]))),
         layers=layers,
         host=host,
         host_summary=bus["summary"],
+        basis=bus["basis"],
+        measurements=bus["measurements"],
         clock=clock,
         streamed_bytes=sum(traffic.streamed_bytes),
         compiled=compiled is not None,
@@ -318,14 +327,16 @@ def _cpu_ms(graph: Graph, operator: Operator, bus: Mapping[str, Any]) -> float:
     return float(max(input_elements, output_elements) * bus["cpu_ns_per_element"] / 1e6)
 
 
-def _add_cpu_time(prediction: LatencyPrediction, cpu_ms: float, tile_share: float) -> LatencyPrediction:
+def _add_cpu_time(
+    prediction: LatencyPrediction, cpu_ms: float, tile_share: float, cpu_factor: float
+) -> LatencyPrediction:
     """Add the CPU operators. The upper limit is higher if the activations do not fit into the tiles."""
     factor = min(max(tile_share, 1.0), LATENCY["largest_factor"])
     return replace(
         prediction,
         total=prediction.total + cpu_ms,
-        low=prediction.low + cpu_ms / LATENCY["cpu_factor"],
-        high=prediction.high * factor + cpu_ms * LATENCY["cpu_factor"],
+        low=prediction.low + cpu_ms / cpu_factor,
+        high=prediction.high * factor + cpu_ms * cpu_factor,
         parts={**prediction.parts, "cpu_ms": cpu_ms},
     )
 

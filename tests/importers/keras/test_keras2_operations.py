@@ -118,7 +118,7 @@ def test_hard_sigmoid_is_that_of_keras_2(tf_keras: Any, saved: Save, tmp_path: P
 
 REFUSED: dict[str, tuple[Function, str]] = {
     "samples mixed": (lambda tf, x: tf.reduce_mean(x, axis=0), "it mixes the samples of a batch"),
-    "a sample": (lambda tf, x: x[0:1], "it takes samples out of a batch"),
+    "a sample": (lambda tf, x: x[0:1], "it selects samples of a batch"),
     "batch moved": (lambda tf, x: tf.transpose(x, [1, 0, 2, 3]), "it moves the batch"),
     "aspect kept": (lambda tf, x: tf.image.resize(x, [4, 4], preserve_aspect_ratio=True), "aspect ratio"),
     "unknown": (lambda tf, x: tf.math.lgamma(x), "tf.math.lgamma has no counterpart"),

@@ -282,7 +282,7 @@ def test_everything_without_a_counterpart_is_listed_at_once(saved_onnx: Saved) -
         Refused("c", "BatchNormalization", "it is in training mode; export the model for use (eval)"),
         Refused("y", "Hardmax", "Keras has no layer for it"),
     )
-    with pytest.raises(ModelError, match="3 operators cannot become layers of Keras: Einsum 'a'"):
+    with pytest.raises(ModelError, match="3 operators cannot be converted to Keras layers: Einsum 'a'"):
         onnx_file.load(file)
 
 

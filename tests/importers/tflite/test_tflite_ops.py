@@ -367,5 +367,5 @@ def test_what_has_no_counterpart_says_why(
     path.write_bytes(graph.serialize(read(tensors, ops, given, ["out"])))
     (problem,) = tflite_file.read(path).problems
     assert str(problem).startswith(f"{name} 'operator 0, out': {why}")
-    with pytest.raises(ModelError, match="1 operator cannot become layers"):
+    with pytest.raises(ModelError, match="1 operator cannot be converted to Keras layers"):
         tflite_file.load(tflite_file.read(path))

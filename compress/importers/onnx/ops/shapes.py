@@ -80,7 +80,7 @@ def slice_out(call: OnnxCall) -> OnnxValue:
     axes = call.integers("axes", 3) or list(range(len(starts)))
     steps = call.integers("steps", 4) or [1] * len(starts)
     if not len(starts) == len(ends) == len(axes) == len(steps) or 0 in steps:
-        raise NotImportedError(f"it cuts from {starts} to {ends} along {axes}, in steps of {steps}")
+        raise NotImportedError(f"it slices from {starts} to {ends} along the axes {axes}, in steps of {steps}")
     cuts = {}
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         axis = axis_of(axis, value.shape)

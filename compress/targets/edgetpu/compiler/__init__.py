@@ -32,7 +32,8 @@ from compress.tflite.graph import Graph
 HOW_TO_COMPILE = (
     "run `edgetpu_compiler -s model.tflite` on an x86-64 Debian or Ubuntu machine (or container) that has the "
     "vendor's package edgetpu-compiler, then run the pipeline again with it on PATH, or say where it is: "
-    "`compile: {compiler: /path/to/edgetpu_compiler}`, `compile: {docker: IMAGE}` or `compile: {ssh: HOST}`"
+    "`compile: {compiler: /path/to/edgetpu_compiler}`, `compile: {docker: IMAGE}` or `compile: {ssh: HOST}`; "
+    "docs/hardware/compiler.md has recipes for the image and for a hosted machine"
 )
 
 
@@ -244,7 +245,7 @@ class Compiler:
         absent = [name for name in self.options.intermediate_tensors if name not in names]
         if absent:
             raise StageError(
-                f"no operator makes a tensor {absent[0]!r}",
+                f"no operator computes a tensor {absent[0]!r}",
                 where="compile.intermediate_tensors",
                 hint="`check --json` lists the outputs of all operators",
             )

@@ -100,7 +100,7 @@ def test_the_names_of_segments() -> None:
 
 def test_a_tensor_that_is_not_in_the_model(make: Make, programs: Programs) -> None:
     programs.compiler(success(MODEL))
-    with pytest.raises(StageError, match=r"no operator makes a tensor 'hiden'"):
+    with pytest.raises(StageError, match=r"no operator computes a tensor 'hiden'"):
         make(CompilerOptions(intermediate_tensors=("hidden", "hiden"))).compile(MODEL, pytest.fail)
     assert programs.asked() == []
 

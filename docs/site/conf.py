@@ -1,0 +1,54 @@
+"""Sphinx builds the manuals as a site from the Markdown files that are also read in the repository: `make docs`.
+
+The source folder is the repository, so relative links between all pages are valid in both places. The lists of links in
+docs/index.md are the navigation; so are the links of an index.md in another folder to the pages next to it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from flowchart import Flowchart
+
+project = "Coralline"
+extensions = ["myst_parser"]
+root_doc = "docs/index"
+include_patterns = ["docs/**.md", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"]
+myst_heading_anchors = 4
+myst_fence_as_directive = ["mermaid"]
+
+html_theme = "furo"
+html_title = "Coralline"
+templates_path = ["templates"]
+html_additional_pages = {"index": "redirect.html"}
+html_copy_source = False
+html_show_sphinx = False
+html_theme_options = {"top_of_page_buttons": []}
+
+ITEM = re.compile(r"^- \[[^]]+\]\(([^)#]+)\.md\)", re.MULTILINE)
+SIBLING = re.compile(r"\]\((\w+)\.md\)")
+SECTION = re.compile(r"^## (.+)\n((?:(?!## ).*\n?)*)", re.MULTILINE)
+
+
+def _navigation(app: Any, docname: str, source: list[str]) -> None:
+    """Add a hidden table of contents for each section of the front page, and for the index of a folder."""
+    if docname != root_doc and docname.endswith("/index"):
+        source[0] += _contents("", [*dict.fromkeys(SIBLING.findall(source[0]))])
+    elif docname == root_doc:
+        for caption, text in SECTION.findall(source[0]):
+            source[0] += _contents(f":caption: {caption}\n", ITEM.findall(text))
+
+
+def _contents(options: str, pages: list[str]) -> str:
+    """Return a hidden table of contents of some pages; "" for none."""
+    return f"\n```{{toctree}}\n:hidden:\n{options}\n" + "\n".join(pages) + "\n```\n" if pages else ""
+
+
+def setup(app: Any) -> None:
+    """Connect the navigation, and register the directive of flowcharts."""
+    app.add_directive("mermaid", Flowchart)
+    app.connect("source-read", _navigation)

@@ -1,0 +1,290 @@
+"""Write the reference pages from the code: `python docs/site/write_reference.py`.
+
+The pages are committed, so that they can be read without building the site. tests/docs/test_reference.py fails if a
+page is not the one that the code gives.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+
+import command_pages  # noqa: E402
+import stage_pages  # noqa: E402
+from settings_tables import cell, sections, table  # noqa: E402
+from stage_pages import GENERATED, purpose  # noqa: E402
+
+from compress import errors, targets  # noqa: E402
+from compress.cli import manual  # noqa: E402
+from compress.data.dataset import SOURCES, Splitting  # noqa: E402
+from compress.pipeline.schema import Budget, Measure, ModelSettings, PipelineKeys  # noqa: E402
+from compress.stage import Refusal, Use  # noqa: E402
+from compress.tasks import TASKS  # noqa: E402
+from compress.tasks.base import Task  # noqa: E402
+from deploy.contract import bundle as device_bundle  # noqa: E402
+from deploy.contract import errors as device_errors  # noqa: E402
+from deploy.contract import preprocessing, signature  # noqa: E402
+
+
+def pages() -> dict[str, str]:
+    """All generated pages by path."""
+    return {
+        **stage_pages.pages(),
+        **command_pages.pages(),
+        "docs/reference/pipeline.md": pipeline(),
+        "docs/reference/sources.md": sources(),
+        "docs/reference/steps.md": steps(),
+        "docs/reference/tasks.md": tasks(),
+        "docs/reference/targets.md": target_page(),
+        "docs/reference/exit_codes.md": exit_codes(),
+    }
+
+
+def _page(title: str, *introduction: str) -> list[str]:
+    return [GENERATED, "", f"# {title}", "", *introduction]
+
+
+def pipeline() -> str:
+    """The page of the keys of a pipeline file."""
+    lines = _page(
+        "The pipeline file",
+        "A pipeline file is YAML 1.2. Unknown keys, duplicate keys and values of a wrong type are refused, with the",
+        "line. Relative paths start at the folder of the file. Editors complete and check the file with the schema",
+        "`docs/pipeline.schema.json`, which `python -m compress schema` prints.",
+        "",
+        "| key | meaning | more |",
+        "|---|---|---|",
+        "| `model` | the model to start from; required | [below](#model) |",
+        "| `data` | samples, labels, splits, preprocessing; not needed for a quantized `.tflite` | [below](#data) |",
+        "| `stages` | the ordered list of stages; required | [stages](stages/index.md) |",
+        "| `measure` | what is measured, and how | [below](#measure) |",
+        "| `budget` | limits of the result | [below](#budget) |",
+    )
+    properties = _described(PipelineKeys)
+    for nested in ("measure", "budget"):
+        properties.pop(nested)
+    lines += ["", "## Plain keys", "", *table(properties, ["schema_version", "name"])]
+    lines += sections(ModelSettings, level="##", first="model")
+    lines += [
+        *("", "## data", "", "| key | meaning | more |", "|---|---|---|"),
+        "| `source` | where the samples come from; required | [sources](sources.md) |",
+        f"| `task` | {cell(manual.TASK_KEY)} | [tasks](tasks.md) |",
+        "| `preprocess` | a list of steps, which every sample passes: in training, calibration, evaluation and on the "
+        "device | [steps](steps.md) |",
+        "| `split` | how samples are divided into splits | below |",
+    ]
+    lines += sections(Splitting, level="###", first="split")
+    lines += sections(Measure, level="##", first="measure")
+    lines += sections(Budget, level="##", first="budget")
+    lines += ["", "Each task has its own keys of `budget`: [tasks](tasks.md)."]
+    return "\n".join(lines) + "\n"
+
+
+def _described(kind: Any) -> dict[str, Any]:
+    """The properties of a class of settings, with their descriptions."""
+    manual.describe_settings()
+    properties: dict[str, Any] = kind.model_json_schema()["properties"]
+    return properties
+
+
+def sources() -> str:
+    """The page of the data sources."""
+    lines = _page(
+        "Data sources",
+        "One of these is `data.source` in a pipeline file. [Data](../data.md) has an example of each. It also explains",
+        "labels, splits and class names.",
+        "",
+        "| source | samples |",
+        "|---|---|",
+    )
+    lines += [f"| [`{name}`](#{name}) | {cell(purpose(source))} |" for name, source in SOURCES.items()]
+    for name, source in SOURCES.items():
+        lines += ["", f"## {name}", "", purpose(source)]
+        lines += sections(source, level="###", first=f"Settings of {name}")
+        if not source.model_fields:
+            lines += ["", "It has no settings."]
+    return "\n".join(lines) + "\n"
+
+
+def steps() -> str:
+    """The page of the preprocessing steps."""
+    lines = _page(
+        "Preprocessing steps",
+        "The items of the list `data.preprocess`. Training, calibration, evaluation and the device run the same steps,",
+        "with the same code. [Preprocessing](../preprocessing.md) has examples with the shapes of the results.",
+        "",
+        "| step | what it does |",
+        "|---|---|",
+    )
+    lines += [f"| [`{name}`](#{name}) | {cell(purpose(step))} |" for name, step in preprocessing.STEPS.items()]
+    for name, step in preprocessing.STEPS.items():
+        lines += ["", f"## {name}", "", purpose(step), ""]
+        properties = {
+            key: {**schema, **_default(step, key)} for key, schema in manual._step(step)["properties"].items()
+        }
+        needed = preprocessing.needed(step)
+        lines += table(properties, needed) if properties else ["It has no settings."]
+    return "\n".join(lines) + "\n"
+
+
+def _default(step: Any, key: str) -> dict[str, Any]:
+    """The default of a key of a preprocessing step."""
+    default = preprocessing.fields(step)[key].default
+    if default is None or default is dataclasses.MISSING:
+        return {}
+    return {"default": list(default) if isinstance(default, tuple) else default}
+
+
+METHODS: dict[Use, str] = {
+    "distillation": "[distill](stages/distill.md)",
+    "decoupled": "`decoupled`",
+    "qat teacher": "`qat.distill`",
+    "healing by distillation": "[replace_activations](stages/replace_activations.md) with training",
+    "channel importance": "[prune](stages/prune.md)",
+    "measured sensitivity": "`allocation: sensitivity`",
+    "class weights": "`class_weights`",
+    "subset": "`subset`",
+    "augmentation": "`augment`",
+    "rotation": "`augment.rotate`",
+    "mixup": "`augment.mixup`",
+    "label smoothing": "`label_smoothing`",
+    "labels": "[train](stages/train.md)",
+    "selection by classes": "`calibration.select: hardness` or `coverage`",
+    "tfmot": "[sparsify](stages/sparsify.md), [cluster](stages/cluster.md)",
+    "tfmot qat": "`engine: tfmot`",
+    "package": "[package](stages/package.md)",
+}
+"""The stages and settings that use a method, see `compress.stage.Use`."""
+
+
+def tasks() -> str:
+    """The page of the tasks."""
+    lines = _page(
+        "Tasks",
+        "A task says what a model is for. The data source decides it, or `data.task`. [Tasks](../tasks.md) explains",
+        "the labels and the outputs of each task.",
+    )
+    for name, task in TASKS.items():
+        lines += ["", f"## {name}", "", f"For {task.models}."]
+        if task.instead_of:
+            others = ", ".join(f"`{other}`" for other in sorted(task.instead_of))
+            lines += ["", f"`data: {{task: {name}}}` also takes samples for {others}."]
+        lines += ["", "| metric | unit | better | key of `budget` |", "|---|---|---|---|"]
+        for metric in task.metrics:
+            better = "higher" if metric.higher_is_better else "lower"
+            limit = f"`{metric.change}`" if metric.limited else ""
+            lines.append(f"| {metric.label} | {metric.unit or 'as the targets'} | {better} | {limit} |")
+        lines += _refused(task)
+    return "\n".join(lines) + "\n"
+
+
+def _refused(task: Task) -> list[str]:
+    """The table of what a task refuses."""
+    if not task.refused:
+        return ["", "It refuses no stage and no setting."]
+    merged: dict[Refusal, list[str]] = {}
+    for use, refusal in task.refused.items():
+        merged.setdefault(refusal, []).append(METHODS.get(use, f"`{use}`"))
+    lines = ["", "| refused | reason | instead |", "|---|---|---|"]
+    for refusal, methods in merged.items():
+        instead = "; ".join(filter(None, (refusal.allowed, refusal.hint)))
+        lines.append(f"| {', '.join(methods)} | {cell(refusal.what)} | {cell(instead)} |")
+    return lines
+
+
+def target_page() -> str:
+    """The page of the targets."""
+    lines = _page(
+        "Targets",
+        "The target is the hardware that a model is made for: `target:` in a pipeline file, or `--target`.",
+    )
+    for name in targets.names():
+        target = targets.load(name)
+        lines += ["", f"## {name}", "", f"{target.summary}.", ""]
+        available = "It uses the compiler of its vendor if that is available."
+        lines += [available if target.has_compiler else "It needs no compiler.", ""]
+        hosts = ", ".join(f"`{host}`" for host in target.cost.hosts) or "none; the latency is measured on this machine"
+        lines += [f"Hosts whose latency is predicted: {hosts}."]
+    lines += ["", "[Operators](../operators.md) lists what the Edge TPU runs."]
+    return "\n".join(lines) + "\n"
+
+
+MEANINGS = {
+    0: "Done.",
+    1: "An error inside the program. Please report it with the whole output.",
+    2: "The pipeline file, the arguments or a key file are wrong.",
+    3: "The data is missing, empty or wrong. On the device: a sample cannot be used.",
+    4: "The model cannot be used, or it needs `trust: true` because it contains code. On the device: the "
+    "runtime refuses the model.",
+    5: "A stage failed.",
+    6: "A file cannot be read or written: disk full, no permission, or a damaged result in the store.",
+    7: "Everything ran, but the result is over the budget or not usable. The report is complete.",
+    8: "A bundle cannot be signed, or a key cannot be used. On the device: the file is not a bundle, it was changed, "
+    "or its signature is refused.",
+    9: "`check`, `legalize`: some operators run on the CPU.",
+    10: "`check`, `legalize`: the compiler will reject the model.",
+    11: "The TFLite runtime is missing, or it does not work.",
+    12: "The Edge TPU cannot be used.",
+    13: "The outputs differ from the golden outputs.",
+    14: "`doctor` found an error.",
+    15: "A device was not reached, or it keeps its previous version.",
+    130: "Interrupted with Ctrl-C. Run the same command again to continue.",
+    141: "The program that reads stdout closed it, as `head` does.",
+}
+
+
+def exit_codes() -> str:
+    """The page of the exit codes."""
+    lines = _page(
+        "Exit codes",
+        "Every error is one message on stderr: where the problem is, what it is, what is allowed, and what to do. With",
+        "`--json`, the message is in the JSON document too. The host (`python -m compress`) and the device",
+        "(`runner.pyz`) use the same codes. [Troubleshooting](../troubleshooting.md) explains the messages of each.",
+        "",
+        "| exit code | where | meaning |",
+        "|---|---|---|",
+    )
+    where = dict.fromkeys(codes_of(errors, errors.CorallineError), "host")
+    for code in codes_of(device_errors, device_errors.DeviceError) | {*PACKAGED}:
+        where[code] = "host, device" if code in where else "device"
+    where[0] = "host, device"
+    where[device_errors.EXIT_UNSOUND] = "host, device"  # `doctor` runs on both
+    lines += [f"| {code} | {where[code]} | {MEANINGS[code]} |" for code in sorted(where)]
+    return "\n".join(lines) + "\n"
+
+
+PACKAGED = (device_bundle.BundleError.exit_code, signature.KeyFileError.exit_code)
+"""The exit codes of exceptions that are no `DeviceError`."""
+
+
+def codes_of(module: ModuleType, root: Any) -> set[int]:
+    """The exit codes in a module: of its exceptions, and its constants EXIT_…."""
+    kinds = [root]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    constants = {value for name, value in vars(module).items() if name.startswith("EXIT_")}
+    return {kind.exit_code for kind in kinds} | constants
+
+
+def main() -> None:
+    """Write the pages, and remove those of stages that are gone."""
+    content = pages()
+    folder = ROOT / "docs" / "reference"
+    for path in folder.rglob("*.md"):
+        if str(path.relative_to(ROOT)) not in content:
+            path.unlink()
+    for name, text in content.items():
+        (ROOT / name).parent.mkdir(parents=True, exist_ok=True)
+        (ROOT / name).write_text(text)
+    print(json.dumps(sorted(content)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""docs/troubleshooting.md: every message is one of the code, and every exit code has a section."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+
+import pytest
+from paths import ROOT
+
+TEXT = (ROOT / "docs" / "troubleshooting.md").read_text()
+ROWS = re.findall(r"^\| (`[^|]+`) \| [^|]+ \| [^|]+ \|$", TEXT, re.MULTILINE)
+MESSAGES = [message for cell in ROWS for message in re.findall(r"`([^`]+)`", cell)]
+PLACEHOLDER = re.compile(r"%(?:\(\w+\))?[-+ #0]*\d*(?:\.\d+)?[sdrgfx]")
+
+
+@cache
+def texts() -> str:
+    """All texts in the code, one per line, with "…" for each value that is filled in."""
+    found = []
+    for package in ("compress", "deploy"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                text = text_of(node)
+                if text is not None:
+                    found.append(" ".join(text.split()))
+    return "\n".join(found)
+
+
+def text_of(node: ast.AST) -> str | None:
+    """A text or an f-string, with "…" for each value; None for other nodes."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return PLACEHOLDER.sub("…", node.value)
+    if not isinstance(node, ast.JoinedStr):
+        return None
+    return "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_the_message_is_in_the_code(message: str) -> None:
+    assert message in texts()
+
+
+def test_the_tables_are_read() -> None:
+    assert len(MESSAGES) > 80
+    assert len(ROWS) == TEXT.count("\n| `")
+    assert "a text that is in no message" not in texts()
+
+
+def test_every_exit_code_has_a_section() -> None:
+    page = (ROOT / "docs" / "reference" / "exit_codes.md").read_text()
+    codes = {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)}
+    headings = " ".join(re.findall(r"^## (Exit codes? .*):", TEXT, re.MULTILINE))
+    without_messages = {0, 14, 141}  # done; `doctor` prints its findings; the reader of stdout ended
+    assert {int(code) for code in re.findall(r"\d+", headings)} == codes - without_messages

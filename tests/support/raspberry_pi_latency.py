@@ -1,0 +1,98 @@
+"""Published latencies of Raspberry Pi boards, and the constants of the hosts that are derived from them.
+
+`benchmarks/latency_raspberry_pi.py` explains the derivations.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from paths import EDGETPU, ROOT
+from published_latency import PRIOR_WEIGHT, network
+from scipy.optimize import least_squares
+
+from compress.targets import load
+from compress.targets.edgetpu import latency
+
+MEASUREMENTS = ROOT / "benchmarks" / "raspberry_pi.csv"
+TABLES = EDGETPU / "layer_tables.json"
+SHIPPED: dict[str, Any] = load("edgetpu").tables["latency"]
+OUTPUT_MS_PER_MB = 32.0
+"""Of an ARM host on USB 3: outputs of 4 to 262 kB on a Jetson Nano (github.com/iwatake2222/EdgeTPU_Analysis)."""
+FITTED = ("fixed_ms", "transfer_ms_per_mb")
+SCALED = (*FITTED, "output_ms_per_mb")
+LEAST_SPREAD = float(SHIPPED["hosts"]["usb2"]["spread"])
+Measurement = Mapping[str, str]
+Constants = dict[str, float]
+
+
+def measurements(host: str) -> list[Measurement]:
+    """The published measurements on one host."""
+    return [row for row in csv.DictReader(MEASUREMENTS.read_text().splitlines()) if row["host"] == host]
+
+
+def predicted(table: str, host: Mapping[str, Any], clock: str = "max") -> latency.LatencyPrediction:
+    """The prediction for a network of the shared tables; an unstated clock is the maximum, as for the other hosts."""
+    layers, sent = network(json.loads(TABLES.read_text())[table])
+    clock = "std" if clock == "std" else "max"
+    return latency.predict(layers, sent, {**SHIPPED, "hosts": {"host": host}}, "host", clock)
+
+
+def fitted(rows: Sequence[Measurement]) -> Constants:
+    """The constants of pi4-usb3 that suit the measurements best, held weakly near those of usb3."""
+    start = {name: float(SHIPPED["hosts"]["usb3"][name]) for name in FITTED}
+    zero = np.log(list(start.values()))
+
+    def misses(point: Any) -> Any:
+        host = {**_host(dict(zip(FITTED, np.exp(point), strict=True))), "spread": 0.0}
+        told = [math.log(predicted(row["table"], host, row["clock"]).total / float(row["ms"])) for row in rows]
+        return np.concatenate([told, PRIOR_WEIGHT * (point - zero)])
+
+    return _host(dict(zip(FITTED, np.exp(least_squares(misses, zero).x).tolist(), strict=True)))
+
+
+def _host(constants: Constants) -> Constants:
+    return {**constants, "output_ms_per_mb": OUTPUT_MS_PER_MB, "overlap": 0, "spread": LEAST_SPREAD}
+
+
+def transfer_ratios() -> list[float]:
+    """Pi 5 / Pi 4, of the time that does not depend on the clock, for each network measured at both clocks on both."""
+    boards = []
+    for host in ("pi4-usb3", "pi5-usb3"):
+        times: dict[str, dict[str, float]] = {}
+        for row in measurements(host):
+            times.setdefault(row["model"], {})[row["clock"]] = float(row["ms"])
+        boards.append({model: 2 * both["max"] - both["std"] for model, both in times.items() if len(both) == 2})
+    return [boards[1][model] / rest for model, rest in sorted(boards[0].items()) if model in boards[1]]
+
+
+def scaled(host: Constants, ratios: Sequence[float]) -> Constants:
+    """The constants of pi5-usb3; the interval is wider by the disagreement of the ratios."""
+    ratio = float(np.median(ratios))
+    disagreement = max(abs(math.log(each / ratio)) for each in ratios)
+    return {**host, **{name: host[name] * ratio for name in SCALED}, "spread": math.hypot(LEAST_SPREAD, disagreement)}
+
+
+def between() -> Constants:
+    """The constants of pi5-pcie: the geometric means of x86 hosts and of the Dev Board."""
+    x86, board = SHIPPED["hosts"]["pcie"], SHIPPED["hosts"]["devboard"]
+    host: Constants = {name: math.sqrt(x86[name] * board[name]) for name in SCALED}
+    host.update(overlap=0, spread=LEAST_SPREAD)
+    misses = [LEAST_SPREAD]
+    for table in json.loads(TABLES.read_text()):
+        told = predicted(table, host).total
+        misses += [abs(math.log(told / predicted(table, other).total)) for other in (x86, board)]
+    for row in measurements("cm4-pcie"):
+        misses.append(abs(math.log(predicted(row["table"], host).total / float(row["ms"]))))
+    return {**host, "spread": max(misses)}
+
+
+def constants() -> dict[str, Constants]:
+    """The constants of the three hosts."""
+    pi4 = fitted([row for row in measurements("pi4-usb3") if row["table"]])
+    return {"pi4-usb3": pi4, "pi5-usb3": scaled(pi4, transfer_ratios()), "pi5-pcie": between()}

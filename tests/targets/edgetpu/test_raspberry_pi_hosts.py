@@ -1,0 +1,100 @@
+"""The hosts pi4-usb3, pi5-usb3 and pi5-pcie: where their constants come from, and how wide their intervals are."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+
+import one_op
+import published_latency
+import pytest
+import raspberry_pi_latency
+import tiny
+from one_op import Op, Tensor
+from paths import EDGETPU
+
+from compress.targets import load
+from compress.targets.edgetpu.estimate import estimate
+from compress.tflite import graph
+
+TARGET = load("edgetpu")
+HOSTS = TARGET.tables["latency"]["hosts"]
+PI_HOSTS = ("pi4-usb3", "pi5-usb3", "pi5-pcie")
+shared = pytest.mark.skipif(not EDGETPU.exists(), reason=f"{EDGETPU} is not there; see CORALLINE_SHARED")
+
+
+@shared
+def test_the_constants_are_those_of_the_benchmark() -> None:
+    """After a change: `python benchmarks/latency_raspberry_pi.py --write`."""
+    for host, constants in raspberry_pi_latency.constants().items():
+        shipped = {name: HOSTS[host][name] for name in constants}
+        assert shipped == pytest.approx(constants, rel=0.01)
+
+
+@shared
+def test_the_published_measurements_are_in_the_intervals() -> None:
+    sources = {"pi4-usb3": "pi4-usb3", "cm4-pcie": "pi5-pcie"}
+    rows = [(row, HOSTS[host]) for source, host in sources.items() for row in raspberry_pi_latency.measurements(source)]
+    known = [(row, host) for row, host in rows if row["table"]]
+    assert len(known) == 6
+    for row, host in known:
+        told = raspberry_pi_latency.predicted(row["table"], host, row["clock"])
+        assert told.low <= float(row["ms"]) <= told.high, row
+
+
+@shared
+@pytest.mark.parametrize("neighbour", ["pcie", "devboard"])
+def test_the_interval_on_pcie_holds_both_neighbours(neighbour: str) -> None:
+    for table in json.loads(raspberry_pi_latency.TABLES.read_text()):
+        told = raspberry_pi_latency.predicted(table, HOSTS["pi5-pcie"])
+        assert told.low * 0.99 <= raspberry_pi_latency.predicted(table, HOSTS[neighbour]).total <= told.high * 1.01
+
+
+def test_half_the_clock_leaves_what_does_not_depend_on_it() -> None:
+    """Pi 4: 2 * 26.7 - 32.2 ms; Pi 5: 2 * 16.7 - 22.2 ms, for YOLOv8n at 320 pixels."""
+    ratios = raspberry_pi_latency.transfer_ratios()
+    assert len(ratios) == 4
+    assert ratios[0] == pytest.approx((2 * 16.7 - 22.2) / (2 * 26.7 - 32.2))
+    assert all(0.5 < ratio < 0.8 for ratio in ratios)
+
+
+def test_thin_data_have_wide_intervals() -> None:
+    fitted_well = [host["spread"] for host in HOSTS.values() if host["measurements"] >= 8]
+    assert min(HOSTS[host]["spread"] for host in PI_HOSTS) >= max(fitted_well)
+    assert HOSTS["pi5-usb3"]["spread"] > HOSTS["pi4-usb3"]["spread"]
+
+
+@shared
+def test_the_counted_measurements_are_those_of_the_fits() -> None:
+    given = published_latency.rows(EDGETPU / "latency.csv", EDGETPU / "layer_tables.json")
+    counts = Counter(row.host for row in given)
+    counts.update({"pi4-usb3": len([row for row in raspberry_pi_latency.measurements("pi4-usb3") if row["table"]])})
+    assert {name: host["measurements"] for name, host in HOSTS.items()} == {
+        **counts, "pi5-usb3": 0, "pi5-pcie": 0,
+    }  # fmt: skip
+    for host in HOSTS.values():
+        if host["measurements"]:
+            assert f"fitted to {host['measurements']} published measurements" in host["basis"]
+        else:
+            assert "no measurement" in host["basis"]
+
+
+@pytest.mark.parametrize("host", PI_HOSTS)
+def test_the_estimate_says_what_the_host_rests_on(host: str) -> None:
+    found = estimate(graph.parse(tiny.classifier((16, 16, 3))), TARGET, host)
+    assert f"this host: {HOSTS[host]['basis']}" in found.describe()
+    assert found.to_json()["measurements"] == HOSTS[host]["measurements"]
+    assert found.to_json()["basis"] == HOSTS[host]["basis"]
+
+
+def test_an_operator_on_the_cpu_has_the_factor_of_its_host() -> None:
+    tensors = {name: Tensor((1, 64, 64, 16)) for name in "abc"}
+    model = one_op.read(tensors, [Op("RELU", ["a"], ["b"]), Op("NEG", ["b"], ["c"])], "a", "c")
+    for host, factor in (("usb3", 2.0), ("pi4-usb3", 3.0)):
+        told = estimate(model, TARGET, host).latency
+        cpu_ms = told.parts["cpu_ms"]
+        assert cpu_ms == pytest.approx(64 * 64 * 16 * HOSTS[host]["cpu_ns_per_element"] / 1e6)
+        spread = math.exp(HOSTS[host]["spread"])
+        assert told.high == pytest.approx((told.total - cpu_ms) * spread + cpu_ms * factor)
+        assert told.low == pytest.approx((told.total - cpu_ms) / spread + cpu_ms / factor)
