@@ -1,4 +1,4 @@
-"""The tables of benchmarks/recipes.py: in docs/recipes.md, on the page of each recipe, and a line in its file."""
+"""The tables of benchmarks/recipes.py: in docs/recipes/index.md, on the page of each recipe, and a line in its file."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import repository
-from recipe_rows import ROWS, Row
 
 from paths import ROOT
+from recipe_rows import ROWS, Row
 
 BEGIN, END = "<!-- begin: python benchmarks/recipes.py -->", "<!-- end -->"
 RESULT = re.compile(r"^# Result:.*$", re.MULTILINE)
@@ -71,7 +71,7 @@ def table(results: Results, rows: Iterable[Row] = ROWS, links: bool = False) -> 
     ]
     for row in finished:
         result = results[row.name]
-        name = f"[{row.name}](recipes/{row.recipe}.md)" if links else row.name
+        name = f"[{row.name}]({row.recipe}.md)" if links else row.name
         size, macs = f"{result['size_bytes'] / 1000:,.0f} kB", f"{result['macs'] / 1e6:,.2f} M"
         lines.append("| " + " | ".join((name, row.split, *quality(row, result), size, macs)) + " |")
     hosts = list(dict.fromkeys(host for row in finished for host in results[row.name]["latency_ms"]))
@@ -112,14 +112,13 @@ def _with_table(text: str, content: str) -> str:
 
 def written(results: Results) -> dict[Path, str]:
     """Return what the files with results contain: recipes, their pages, and the page of all recipes."""
-    index = ROOT / "docs" / "recipes.md"
+    index = ROOT / "docs" / "recipes" / "index.md"
     texts = {index: _with_table(index.read_text(), table(results, links=True))}
     for recipe in dict.fromkeys(row.recipe for row in ROWS):
         rows = [row for row in ROWS if row.recipe == recipe]
         page, file = page_of(recipe), ROOT / "models" / f"{recipe}.yaml"
         texts[page] = _with_table(page.read_text(), table(results, rows))
-        line = line_of(rows[0], results)
-        texts[file] = RESULT.sub(lambda _, line=line: line, file.read_text(), count=1)
+        texts[file] = RESULT.sub(line_of(rows[0], results), file.read_text(), count=1)
     return texts
 
 

@@ -57,7 +57,9 @@ def temperature(name: str, series: str, split: str, *changes: tuple[str, str]) -
 
 ROWS = (
     Row("groceries_coarse", "groceries_coarse", "official: other photos", prepare=GROCERIES),
-    Row("groceries_from_tflite", "groceries_from_tflite", "official: other photos", prepare=GROCERIES, models=EXTRACTOR),
+    Row(
+        "groceries_from_tflite", "groceries_from_tflite", "official: other photos", prepare=GROCERIES, models=EXTRACTOR
+    ),
     Row(
         "groceries_fine_from_tflite",
         "groceries_fine_from_tflite",

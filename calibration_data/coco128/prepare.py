@@ -3,9 +3,9 @@
 SOURCE is a clone of lightly-ai/coco128_yolo (train2017 and val2017), a folder of the same layout with YOLO's text files
 (class 0 is the person), or a .tar archive of it: images/SPLIT/*.jpg and object_detection/labels/SPLIT/*.txt.
 
-As in the Visual Wake Words data (Chowdhery et al., 2019), a photo is of the class `person` if the box of a person covers
-more than 0.5% of it, and otherwise of the class `no_person`. The photos of train2017 are for calibration, those of val2017
-for the test. With `--unsorted`, all photos are written into one folder, without classes.
+As in the Visual Wake Words data (Chowdhery et al., 2019), a photo is of the class `person` if the box of a person
+covers more than 0.5% of it, and otherwise of the class `no_person`. The photos of train2017 are for calibration, those
+of val2017 for the test. With `--unsorted`, all photos are written into one folder, without classes.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """Write a table of labels for the groceries: `python prepare.py SOURCE data/groceries`.
 
 SOURCE is a clone of marcusklasson/GroceryStoreDataset (dataset/train.txt, val.txt, test.txt, classes.csv), or a .tar
-archive with labels.csv and classes.csv. The splits are those of the data. `--side` makes the photos smaller, which saves
-time in every later run.
+archive with labels.csv and classes.csv. The splits are those of the data. `--side` makes the photos smaller, which
+saves time in every later run.
 """
 
 import argparse

@@ -72,7 +72,9 @@ def main():
         print(json.dumps(found))
         return
     for role, counts in found.items():
-        named = ", ".join(f"{number + 1}: {'found' if is_found else 'missed'}" for number, is_found in enumerate(counts["found"]))
+        named = ", ".join(
+            f"{number + 1}: {'found' if is_found else 'missed'}" for number, is_found in enumerate(counts["found"])
+        )
         print(
             f"{role}: anomalies {named}; {counts['false_alarms']} false alarms in {counts['weeks']} weeks "
             f"({counts['false_alarms_per_week']} per week); threshold {counts['threshold']:.4g}"
