@@ -15,7 +15,16 @@ from recipe_rows import ROWS, Row
 BEGIN, END = "<!-- begin: python benchmarks/recipes.py -->", "<!-- end -->"
 RESULT = re.compile(r"^# Result:.*$", re.MULTILINE)
 NOT_RUN = "not measured yet"
-HOSTS = {"pcie": "PCIe", "usb3": "USB 3", "usb2": "USB 2", "devboard": "Dev Board"}
+HOSTS = {
+    "pcie": "PCIe",
+    "usb3": "USB 3",
+    "usb2": "USB 2",
+    "devboard": "Dev Board",
+    "pi4-usb3": "Pi 4, USB 3",
+    "pi5-usb3": "Pi 5, USB 3",
+    "pi5-pcie": "Pi 5, PCIe",
+}
+"""The names of the hosts in the heads of columns."""
 Results = Mapping[str, Mapping[str, Any]]
 __all__ = ["page_of", "table", "write", "written"]
 del repository  # only its search path is needed, for `paths`
@@ -46,18 +55,16 @@ def quality(row: Row, result: Mapping[str, Any]) -> tuple[str, str, str]:
         return _alarms(alarms["original"]), _alarms(alarms["int8"]), ""
     if row.metric == "agreement":
         noise = min(output["sqnr_db"] for output in result["outputs"])
-        same = f"same answer as float {_interval(result['agreement'])}, SQNR {_number(noise, 1)} dB"
-        return "reference", same, _interval(_difference(result["agreement"]), 1, 100)
+        same = f"same class as float: {_interval(result['agreement'])}; SQNR {_number(noise, 1)} dB"
+        return "reference", same, "no labels"
     values = result["metrics"][row.metric]
     label = "" if row.metric == "accuracy" else f"{row.metric.upper()} "
     drop = "" if result["drop"] is None else _interval(result["drop"], 1, 100)
     return label + _interval(values["float"]), label + _interval(values["int8"]), drop
 
 
-def _difference(agreement: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the share of other answers."""
-    ends = [None if agreement[key] is None else 1 - agreement[key] for key in ("value", "high", "low")]
-    return dict(zip(("value", "low", "high"), ends, strict=True))
+def _millions(value: int) -> str:
+    return f"{value / 1e6:,.{1 if value >= 1e6 else 3}f} M"
 
 
 def table(results: Results, rows: Iterable[Row] = ROWS, links: bool = False) -> str:
@@ -72,10 +79,10 @@ def table(results: Results, rows: Iterable[Row] = ROWS, links: bool = False) -> 
     for row in finished:
         result = results[row.name]
         name = f"[{row.name}]({row.recipe}.md)" if links else row.name
-        size, macs = f"{result['size_bytes'] / 1000:,.0f} kB", f"{result['macs'] / 1e6:,.2f} M"
+        size, macs = f"{result['size_bytes'] / 1000:,.0f} kB", _millions(result["macs"])
         lines.append("| " + " | ".join((name, row.split, *quality(row, result), size, macs)) + " |")
     hosts = list(dict.fromkeys(host for row in finished for host in results[row.name]["latency_ms"]))
-    heads = [*(f"{HOSTS.get(host, host)}, ms" for host in hosts), "this CPU, ms: float, int8", "peak memory"]
+    heads = [*(f"{HOSTS.get(host, host)}: ms" for host in hosts), "this CPU, ms: float, int8", "peak memory"]
     heads += ["minutes", "CPU minutes"]
     lines += ["", "| recipe | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
     for row in finished:

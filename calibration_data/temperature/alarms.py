@@ -4,9 +4,9 @@ The error of a window is the mean squared difference between the preprocessed wi
 threshold is the largest error of the normal training windows, times `--margin`; no other windows are used for it. Each
 model of the bundle gets its own threshold.
 
-Windows above the threshold that follow each other are one alarm. An anomaly is found if a window is above the threshold
-that ends in it. A false alarm begins in a test window without an anomaly. Windows that only begin in an anomaly count
-neither way.
+Windows above the threshold are one alarm until a day has passed without one. An anomaly is found if a window is above the
+threshold that ends in it. A false alarm begins in a test window without an anomaly. Windows that only begin in an anomaly
+count neither way.
 """
 
 import argparse
@@ -18,6 +18,8 @@ import numpy as np
 from deploy import Model
 
 HOURS_PER_WEEK = 168
+QUIET = 24
+"""Hours below the threshold after which the next window above it is a new alarm."""
 
 
 def errors(model, windows):
@@ -40,8 +42,9 @@ def count(error, arrays, margin):
     """
     threshold = error[arrays["split"] == "train"].max() * margin
     above = error > threshold
-    follows = np.concatenate([[False], np.diff(arrays["hour"]) == 1])
-    begins = above & ~(np.concatenate([[False], above[:-1]]) & follows)
+    hours = arrays["hour"][above]
+    begins = np.zeros(len(above), bool)
+    begins[np.flatnonzero(above)[np.diff(hours, prepend=-np.inf) > QUIET]] = True
     normal = (arrays["split"] == "test") & (arrays["y"] == 0)
     anomalies = [number for number in np.unique(arrays["anomaly"]) if number >= 0]
     weeks = normal.sum() / HOURS_PER_WEEK
