@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import recipe_data
 from paths import ROOT, SHARED
+from PIL import Image
 
 from compress.pipeline.schema import Pipeline, load
 
@@ -219,9 +220,8 @@ def test_photos_are_made_smaller(tmp_path: Path) -> None:
     recipe_data.groceries(tmp_path / "public")
     done = recipe_data.prepare("groceries", tmp_path / "public", tmp_path / "out", "--side", "12")
     assert done.returncode == 0, done.stderr
-    from PIL import Image
-
-    assert Image.open(next((tmp_path / "out").rglob("*.jpg"))).size == (12, 12)
+    with Image.open(next((tmp_path / "out").rglob("*.jpg"))) as image:
+        assert image.size == (12, 12)
 
 
 # --- the real data ----------------------------------------------------------------------
