@@ -4,9 +4,9 @@ The error of a window is the mean squared difference between the preprocessed wi
 threshold is the largest error of the normal training windows, times `--margin`; no other windows are used for it. Each
 model of the bundle gets its own threshold.
 
-Windows above the threshold are one alarm until a day has passed without one. An anomaly is found if a window is above the
-threshold that ends in it. A false alarm begins in a test window without an anomaly. Windows that only begin in an anomaly
-count neither way.
+Windows above the threshold are one alarm until a day has passed without one. An anomaly is found if a window is above
+the threshold that ends in it. A false alarm begins in a test window without an anomaly. Windows that only begin in an
+anomaly count neither way.
 """
 
 import argparse
