@@ -40,6 +40,7 @@ Use = Literal[
     "tfmot",
     "tfmot qat",
     "package",
+    "embedding",
 ]
 """A method that not every task has, see `Stage.uses` and `compress.tasks.base.Task.refused`."""
 

@@ -8,17 +8,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from deploy.answers import Answer, NamedOutputs
+    from deploy.answers import Answer, NamedOutputs, Recognition
     from deploy.model import Model
+    from deploy.recognizer import Recognizer
     from deploy.tiles import Tiles
 
-__all__ = ["Answer", "Model", "NamedOutputs", "Tiles"]
+__all__ = ["Answer", "Model", "NamedOutputs", "Recognition", "Recognizer", "Tiles"]
 
 
 def __getattr__(name: str) -> Any:
     """Import the classes on first use: the host side does not need them."""
     if name in __all__:
-        from deploy import answers, model, tiles
+        from deploy import answers, model, recognizer, tiles
 
-        return getattr({"Model": model, "Tiles": tiles}.get(name, answers), name)
+        return getattr({"Model": model, "Recognizer": recognizer, "Tiles": tiles}.get(name, answers), name)
     raise AttributeError("module 'deploy' has no attribute %r" % name)

@@ -77,13 +77,28 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tiles", metavar="ROWSxCOLUMNS", help=tiles)
     overlap = "the part of a tile that its neighbour has too (default: 0.2)"
     parser.add_argument("--tile-overlap", type=float, metavar="FRACTION", help=overlap)
+    _learnt_options(parser)
+
+
+def _learnt_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of commands that use learnt classes."""
+    _learnt_file_option(parser)
+    parser.add_argument("--no-learnt", action="store_true", help="do not use the file with learnt classes")
+    confidence = 'answer with calibrated confidences and "unknown"; the default if there are learnt classes'
+    parser.add_argument("--confidence", action="store_true", help=confidence)
+
+
+def _learnt_file_option(parser: argparse.ArgumentParser) -> None:
+    learnt = "the file with learnt classes (default: next to the bundle, with the suffix .learnt)"
+    parser.add_argument("--learnt", metavar="FILE", help=learnt)
 
 
 def _run(arguments: Arguments) -> Tuple[Result, str]:
-    from deploy import predictions
+    from deploy import learn_command, predictions
 
     settings = predictions.parsed(arguments)
     with _model(arguments) as model:
+        learn_command.use(model, arguments, _progress)
         answers = predictions.run(model, settings, lambda line: print(line, flush=True))
         result = dict(answers, bundle=_identity(model.bundle), model=model.describe())
     if not settings.is_stream:
@@ -142,12 +157,32 @@ def _serve_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--token-file", metavar="FILE", help="file with the bearer token that clients must send")
     parser.add_argument("--queue", type=int, default=64, help="largest number of waiting samples (default: 64)")
     parser.add_argument("--print-unit", action="store_true", help="print a systemd unit for this command, and exit")
+    _learnt_options(parser)
 
 
 def _serve(arguments: Arguments) -> Tuple[Result, str]:
     from deploy import service
 
     return service.serve(arguments)
+
+
+def _learn_options(parser: argparse.ArgumentParser) -> None:
+    _model_options(parser)
+    parser.add_argument("images", nargs="*", metavar="PHOTO", help="photos of the class, or folders of photos")
+    parser.add_argument("--name", help="the name of the class: learn it from the photos, or add photos to it")
+    parser.add_argument("--undo", action="store_true", help="undo the last change")
+    parser.add_argument("--list", action="store_true", help="list the learnt classes, and all changes")
+    parser.add_argument("--export", metavar="FILE", help="write the learnt classes to a file, for another device")
+    parser.add_argument("--import", dest="import_file", metavar="FILE", help="add the classes of an exported file")
+    _learnt_file_option(parser)
+
+
+def _learn(arguments: Arguments) -> Tuple[Result, str]:
+    from deploy import learn_command
+
+    with _model(arguments) as model:
+        result, text = learn_command.run(model, arguments)
+        return dict(result, bundle=_identity(model.bundle)), text
 
 
 def _doctor(arguments: Arguments) -> Tuple[Result, str]:
@@ -164,6 +199,7 @@ COMMANDS = {
     "bench": Command("measure latency, energy and accuracy on this device", _bench_options, _bench),
     "verify": Command("check the bundle, and compare its models with the golden outputs", _device_options, _verify),
     "serve": Command("serve predictions over HTTP/JSON, on TCP or a Unix socket", _serve_options, _serve),
+    "learn": Command("learn new classes from photos, without compiling", _learn_options, _learn),
     "doctor": Command("find problems of this host, with the command that fixes each", _library_option, _doctor, False),
 }
 

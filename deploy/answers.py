@@ -64,6 +64,37 @@ class Answer:
         return "Answer(label=%r, score=%.6g)" % (self.label, self.score)
 
 
+class Recognition(Answer):
+    """The answer of a classifier with a calibrated confidence, and with learnt classes: see `deploy.recognizer`.
+
+    Attributes:
+        scores: the probabilities of all classes, float32: those of the bundle, then the learnt ones.
+        labels: the class names in this order.
+        threshold: answers with a lower confidence are unknown; 0: no answer is.
+        is_calibrated: whether the confidence is calibrated.
+    """
+
+    __slots__ = ("is_calibrated", "threshold")
+
+    def __init__(self, scores: Array, labels: List[str], threshold: float, is_calibrated: bool) -> None:
+        super().__init__(scores, labels)
+        self.threshold = threshold
+        self.is_calibrated = is_calibrated
+
+    @property
+    def confidence(self) -> float:
+        """The probability of the best class, the same as `score`."""
+        return self.score
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether the confidence is too low for an answer. `label` is the best class all the same."""
+        return self.score < self.threshold
+
+    def __repr__(self) -> str:
+        return "Recognition(label=%r, confidence=%.6g, is_unknown=%r)" % (self.label, self.score, self.is_unknown)
+
+
 class NamedOutputs:
     """The outputs of a model for one sample, by name::
 
@@ -144,11 +175,11 @@ def decoder(opened: Bundle, tensors: Sequence[TensorDescription]) -> Decode:
         opened: the bundle.
         tensors: the outputs of the model, in the order of the manifest.
     """
-    values = [_to_values(tensor) for tensor in tensors]
     labels = list(opened.labels)
     if opened.answers == "class":
-        scores = _two_scores(values[0], opened) if np.prod(tensors[0].shape) == 1 < len(labels) else values[0]
+        scores = class_scores(opened, tensors[0])
         return lambda outputs: Answer(scores(outputs[0]), labels)
+    values = [_to_values(tensor) for tensor in tensors]
     shapes = [sample_shape(tensor.shape) for tensor in tensors]
     if opened.detector is not None:
         detector = opened.detector
@@ -161,6 +192,12 @@ def decoder(opened: Bundle, tensors: Sequence[TensorDescription]) -> Decode:
     if opened.answers == "labels":
         return lambda outputs: _labelled(dict(zip(names, _reals(outputs, values, shapes))), opened, labels)
     return lambda outputs: NamedOutputs(dict(zip(names, _reals(outputs, values, shapes))))
+
+
+def class_scores(opened: Bundle, tensor: TensorDescription) -> Callable[[Array], Array]:
+    """Return the function from the first output of a classifier, in its dtype, to the scores of the classes."""
+    values = _to_values(tensor)
+    return _two_scores(values, opened) if np.prod(tensor.shape) == 1 < len(opened.labels) else values
 
 
 def in_image(answer: Any, placed: AffineMap) -> Any:
@@ -195,6 +232,8 @@ def to_json(answer: Any, count: int) -> Dict[str, Any]:
         return {"labels": answer.rows(count)}
     if isinstance(answer, NamedOutputs):
         return {"outputs": answer.rows()}
+    if isinstance(answer, Recognition):
+        return {"top": answer.rows(count), "unknown": answer.is_unknown}
     return {"top": answer.rows(count)}
 
 

@@ -58,7 +58,8 @@ class Model:
         content: its .tflite file.
         session: this model in the runtime.
         trial: the result of the child process; None on the CPU.
-        decode: the function from the output tensors of a sample, in their dtypes, to its answer.
+        decode: the function from the output tensors of a sample, in their dtypes, to its answer. `Recognizer` replaces
+            it.
         remark: why the model runs on the CPU although the bundle has a compiled model; otherwise empty.
 
     Raises:
@@ -190,6 +191,21 @@ class Model:
                 raise ImageError("the input %s is %s %r" % facts[:3], "pass numbers of the shape %r" % (facts[3],))
         return np.concatenate([array.astype(np.float32).ravel() for array in arrays])
 
+    def run(self, tensors: Sequence[Array]) -> List[Array]:
+        """Return the output tensors for the input tensors from `prepare`, in the dtypes of the model.
+
+        Raises:
+            ImageError: a tensor has another shape or type.
+        """
+        if len(tensors) != len(self.session.inputs):
+            what = "%d input tensors were passed, and the model has %d inputs"
+            raise ImageError(what % (len(tensors), len(self.session.inputs)), "create them with prepare()")
+        with self._lock:
+            try:
+                return self.session.run_tensors(tensors)
+            except (AttributeError, RuntimeError, ValueError) as error:
+                raise self._error(error)
+
     def answer(self, tensors: Sequence[Array], sample_shape: Sequence[int] = ()) -> Any:
         """Return the answer for the input tensors from `prepare`.
 
@@ -201,15 +217,7 @@ class Model:
         Raises:
             ImageError: a tensor has another shape or type.
         """
-        if len(tensors) != len(self.session.inputs):
-            what = "%d input tensors were passed, and the model has %d inputs"
-            raise ImageError(what % (len(tensors), len(self.session.inputs)), "create them with prepare()")
-        with self._lock:
-            try:
-                outputs = self.session.run_tensors(tensors)
-            except (AttributeError, RuntimeError, ValueError) as error:
-                raise self._error(error)
-        answer = self.decode(outputs)
+        answer = self.decode(self.run(tensors))
         return in_image(answer, self._placed(sample_shape)) if self._moves and len(sample_shape) else answer
 
     def _placed(self, sample_shape: Sequence[int]) -> AffineMap:

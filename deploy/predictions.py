@@ -149,7 +149,8 @@ def _prediction(model: Model, settings: RunSettings, sample: Tuple[str, Any], pa
     except ImageError as error:
         raise ImageError("%s: %s" % (name, error.what), error.hint)
     parts = [_row_text(each, settings.top) for each in next(iter(entry.values()))]
-    return Prediction(row, "%s: %s" % (name, ", ".join(parts) or "nothing"))
+    unknown = "unknown; the best guesses: " if entry.get("unknown") else ""
+    return Prediction(row, "%s: %s%s" % (name, unknown, ", ".join(parts) or "nothing"))
 
 
 def _row_text(row: Row, count: int) -> str:

@@ -71,6 +71,7 @@ def serve(arguments: argparse.Namespace) -> Tuple[Dict[str, Any], str]:
     if arguments.print_unit:
         text = unit(arguments)
         return {"unit": text}, text.rstrip("\n")
+    from deploy import learn_command
     from deploy.model import load_safely
     from deploy.runtime import RuntimeOptions
 
@@ -85,7 +86,8 @@ def serve(arguments: argparse.Namespace) -> Tuple[Dict[str, Any], str]:
         model = load_safely(opened, arguments.role, options)
         if model.remark:
             print("runner: %s" % model.remark, file=sys.stderr)
-        server = Server(model, _facts(model), sockets, settings, _notify_watchdog)
+        recognizer = learn_command.use(model, arguments, lambda text: print("runner: %s" % text, file=sys.stderr))
+        server = Server(model, _facts(model, recognizer), sockets, settings, _notify_watchdog)
         for sock in sockets:
             print("runner: listening on %s" % _url(sock), file=sys.stderr, flush=True)
         _notify("READY=1")
@@ -123,7 +125,7 @@ def _run_until_signal(server: Server) -> None:
             signal.signal(number, handler)
 
 
-def _facts(model: Any) -> Dict[str, Any]:
+def _facts(model: Any, recognizer: Any = None) -> Dict[str, Any]:
     """Return the answer to /v1/model: the manifest without its file tables, and the model in use."""
     manifest = model.bundle.manifest
     entry = model.bundle.models[model.role]
@@ -136,8 +138,8 @@ def _facts(model: Any) -> Dict[str, Any]:
         "sha256": digests[entry.file],
         "signed_by": None if signer is None else signature.key_name(signer),
         "task": model.bundle.task,
-        "answers": model.bundle.answers,
-        "labels": list(manifest["labels"]),
+        "answers": model.bundle.answers if recognizer is None else "class",
+        "labels": list(manifest["labels"]) if recognizer is None else recognizer.labels,
         "preprocessing": manifest["preprocessing"],
         "sample_rate": model.bundle.decoding.sound_rate,
         "decoding": dict(model.bundle.decoding._asdict()),
@@ -289,10 +291,13 @@ def _unit_options(arguments: argparse.Namespace) -> List[str]:
         value = getattr(arguments, name)
         if value not in (None, ""):
             options += ["--" + name, str(value)]
-    for name in ("unix", "token_file"):
+    for name in ("unix", "token_file", "learnt"):
         value = getattr(arguments, name)
         if value:
             options += ["--" + name.replace("_", "-"), os.path.abspath(value)]
+    for name in ("no_learnt", "confidence"):
+        if getattr(arguments, name):
+            options.append("--" + name.replace("_", "-"))
     return options
 
 

@@ -31,6 +31,7 @@ def run(
     signature: str | None,
     inputs: Path | None,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    layers: bool = False,
 ) -> Report:
     """Import a file.
 
@@ -41,6 +42,7 @@ def run(
         signature: of a SavedModel, the one to take where there are several.
         inputs: an .npy file of real samples [n, ...] to compare on.
         shapes: of an .onnx file that leaves sides of its inputs open, by input what they are.
+        layers: whether the report lists the layers.
 
     Raises:
         PipelineError: OUT is no name for a Keras file, or is the model itself.
@@ -55,10 +57,15 @@ def run(
     try:
         model = model_file.read(path, signature, shapes)
         report |= _told(model)
-        if model.becomes == "tflite" and out is None:
+        if model.becomes == "tflite" and out is None and not layers:
             return report | _quantized(model.content)
+        model = model_file.in_float(model)
         imported = model_file.load(model, trust=trust, samples=samples)
-        report |= {"status": "imported", "refused": [], **_model(imported.model, report["notes"])}
+        report |= {"status": "imported", "refused": [], **_model(imported.model, list(model.notes))}
+        if layers:
+            report["layer_list"] = _layers(imported.model)
+        if imported.rounding is not None:
+            report["rounding"] = asdict(imported.rounding)
         return report | _written(path, imported, out, trust=trust)
     except ModelError as error:
         error.facts = {**report, "status": "failed", **error.facts}
@@ -142,6 +149,18 @@ def _model(model: Any, notes: list[str]) -> Report:
     }
 
 
+def _layers(model: Any) -> list[dict[str, Any]]:
+    """Return name, kind and output shape of each layer, in order of computation; those of nested models, too."""
+    from compress.ir import keras_graph
+
+    network = keras_graph.read(model)
+    order = {layer.name: layer for layer, _ in network.in_order()}
+    return [
+        {"name": name, "kind": layer.kind, "shape": list(network.shapes[keras_graph.LayerOutput(name)])}
+        for name, layer in order.items()
+    ]
+
+
 def _written(path: Path, imported: ImportedModel, out: Path | None, *, trust: bool) -> Report:
     """Write the model, read it again, and compare its outputs with the original's."""
     from compress.stages import working_model
@@ -175,6 +194,7 @@ def describe(report: Report) -> str:
         lines += [
             f"{'operators':<11} {kinds}",
             f"quantized already; what it can be used for: {', '.join(report['uses'])}",
+            "-o OUT.keras writes it as a float Keras model, which can be trained",
         ]
         return "\n".join(lines)
     kinds = ", ".join(f"{count} {kind}" for kind, count in report["kinds"].items())
@@ -191,6 +211,14 @@ def describe(report: Report) -> str:
         ),
         *(f"{'note':<11} {note}" for note in report["notes"]),
     ]
+    if "rounding" in report:
+        rounding = report["rounding"]
+        lines.append(
+            f"{'rounding':<11} {rounding['largest_steps']:.2g} steps at most between an operator of the file and its "
+            f"float form, in {rounding['operators']} operators"
+        )
+    for layer in report.get("layer_list", ()):
+        lines.append(f"{'layer':<11} {layer['name']}: {layer['kind']} {layer['shape']}")
     if report["out"]:
         lines.append(f"{'written':<11} {report['out']}{', in place of the file that was there' * report['replaced']}")
     return "\n".join(lines)

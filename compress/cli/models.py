@@ -48,6 +48,7 @@ def _add_import(subparsers: Subparsers) -> None:
         metavar="FILE.npy",
         help="samples for the comparison, in addition to random ones",
     )
+    parser.add_argument("--layers", action="store_true", help="list the layers, with the shapes of their outputs")
     parser.add_json()
 
 
@@ -87,6 +88,7 @@ def import_model(options: argparse.Namespace) -> int:
             signature=options.signature,
             inputs=options.inputs,
             shapes=dict(options.shape),
+            layers=options.layers,
         )
     if options.json:
         write_json(report)

@@ -6,7 +6,7 @@ import platform
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,12 @@ from numpy.typing import NDArray
 from compress.data.dataset import spread
 from compress.data.types import Data
 from compress.errors import StageError
+from compress.exporters import recognition
+from compress.exporters.recognition import RecognitionSettings
 from compress.progress import Progress
 from compress.tasks.base import Specification, Task
+from compress.tflite.embedding import OUTPUT as EMBEDDING
+from compress.tflite.embedding import is_embedding
 from compress.tflite.interpreter import LoadedModel, version
 from compress.version import __version__
 from deploy.contract import bundle
@@ -44,6 +48,8 @@ class Packing:
         golden: number of validation samples with the expected outputs.
         evaluation: number of test samples.
         progress: receives notes.
+        labels: names of the classes that do not come from the data.
+        recognition: the settings of the confidence and of the reference embeddings.
     """
 
     name: str
@@ -56,6 +62,7 @@ class Packing:
     golden: int = 4
     evaluation: int = 100
     labels: Sequence[str] = field(default=())
+    recognition: RecognitionSettings = field(default_factory=RecognitionSettings)
 
     @cached_property
     def models(self) -> dict[str, LoadedModel]:
@@ -64,12 +71,16 @@ class Packing:
         Raises:
             ModelError: the runtime rejects a model.
         """
-        order = partial(self.task.output_order, specification=self.specification)
         return {
-            role: LoadedModel(path, reproducible=True, order=order)
+            role: LoadedModel(path, reproducible=True, order=self._ordered)
             for role, path in self.files.items()
             if role != "compiled"
         }
+
+    def _ordered(self, outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the outputs in the order of the task, with an embedding after them."""
+        own = self.task.output_order(outputs, self.specification)
+        return own + [detail for detail in outputs if is_embedding(detail) and detail not in own]
 
     @property
     def output_bytes(self) -> int:
@@ -85,6 +96,7 @@ def pack(packing: Packing) -> bytes:
     """Return the bytes of a bundle.
 
     Raises:
+        DataError: see `recognition.described`.
         ModelError: a model does not fit the data, or the runtime rejects it.
         StageError: the model is not quantized.
     """
@@ -100,6 +112,8 @@ def pack(packing: Packing) -> bytes:
     steps = data.preprocessing if data else []
     golden, golden_members = _golden(packing)
     evaluation, evaluation_members = _evaluation(packing)
+    names = [tensor["name"] for tensor in entries["int8"]["outputs"]]
+    recognized = recognition.described(packing, names)
     manifest = {
         "name": packing.name,
         "coralline": __version__,
@@ -112,8 +126,9 @@ def pack(packing: Packing) -> bytes:
         "tools": dict(packing.tools),
         **({"decoding": data.decoding} if data and data.decoding else {}),
         **packing.task.manifest(packing.specification, packing.labels),
+        **recognized.manifest,
     }
-    return bundle.pack(manifest, members | golden_members | evaluation_members)
+    return bundle.pack(manifest, members | golden_members | evaluation_members | dict(recognized.members))
 
 
 def _refuse_float(model: LoadedModel) -> None:
@@ -141,7 +156,9 @@ def _named(
     tensors: Sequence[TensorDescription], first: Sequence[TensorDescription], names: Sequence[str]
 ) -> list[dict[str, Any]]:
     """Return tensors with these names, or with those of the first model of the bundle."""
-    chosen = names if len(names) == len(tensors) else [plain_name(tensor.tensor) for tensor in first]
+    chosen = list(names) if len(names) == len(tensors) else [plain_name(tensor.tensor) for tensor in first]
+    if len(chosen) + 1 == len(tensors) and tensors[-1].tensor.startswith(EMBEDDING):
+        chosen.append("embedding")  # of the quantized model alone
     if len(chosen) != len(tensors):
         chosen = [plain_name(tensor.tensor) for tensor in tensors]
     pairs = zip(tensors, unique_names(chosen), strict=True)
@@ -204,7 +221,7 @@ def _evaluation(packing: Packing) -> tuple[dict[str, Any] | None, _Members]:
         name = f"evaluation-output-{role}.npy"
         entry["outputs"][role] = name
         members[name] = bundle.array_bytes(stored)
-        rows[role] = model.dequantized(stored)
+        rows[role] = _of_task(model, model.dequantized(stored))
     entry["metrics"] = {}
     if "original" in rows:
         note = f"evaluation sample, {version()}, default kernels without a delegate"
@@ -214,6 +231,15 @@ def _evaluation(packing: Packing) -> tuple[dict[str, Any] | None, _Members]:
             entry["labels"] = "evaluation-labels.npy"
             members["evaluation-labels.npy"] = bundle.array_bytes(packaged.targets)
     return entry, members
+
+
+def _of_task(model: LoadedModel, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the outputs that the task measures, without an embedding in addition to them."""
+    extra = [is_embedding(detail) for detail in model.outputs[1:]]
+    if not any(extra):
+        return rows
+    parts = model.output_layout.parts(rows)
+    return np.concatenate([part for part, is_extra in zip(parts, [False, *extra], strict=True) if not is_extra], axis=1)
 
 
 def _stacked(data: Data, count: int, output_bytes: int) -> tuple[list[int], list[NDArray[Any]]]:

@@ -24,6 +24,7 @@ from compress.ir.keras_graph import LayerOutput, Network
 from compress.ir.keras_graph import read as read_network
 from compress.ir.layer_specs import spec_of
 from compress.pipeline.data_section import IMAGES, SOUNDS, ModelInputs, inputs_of, value_range
+from compress.tasks import task_of
 from deploy.contract.preprocessing import Preprocessing
 
 LOOKED_AT = 64
@@ -37,8 +38,6 @@ ENLARGED = 5 / 3
 larger objects. Measured on grocery96: 0.713, 0.740, 0.771 with 96, 128, 160 pixels from photos of 96."""
 TINY_SIDE = 40
 """Images up to this size get the small builder of the shipped example."""
-OF_ONE_VECTOR = ("classification", "multi_label", "regression", "embeddings")
-"""Tasks whose models put out one vector for each sample."""
 STEPS_NEW, STEPS_HEAD = 4000, 1500
 """Number of steps (batches) of a training from random weights, and of one that starts from a trained model."""
 EPOCHS_NEW, EPOCHS_HEAD = (20, 150), (8, 40)
@@ -46,6 +45,8 @@ EPOCHS_NEW, EPOCHS_HEAD = (20, 150), (8, 40)
 BATCHES = (32, 64)
 """Batch size below and from LARGE_SPLIT training samples."""
 LARGE_SPLIT = 4000
+AUGMENT = {"flip": True, "shift": 0.1, "zoom": 0.2, "brightness": 0.1, "contrast": 0.2, "saturation": 0.2}
+"""Random changes of training images."""
 WORTH_PRUNING_MACS = 50_000_000
 """Multiply-accumulates above which pruning is suggested: below, the time of one inference is mostly transfer."""
 MEL_BINS, MEL_FRAME_S, MEL_STEP_S = 40, 0.032, 0.016
@@ -129,13 +130,18 @@ def recognized(path: Path, folder: Path, label: str | None = None) -> dict[str, 
     if not path.exists():
         raise DataError("does not exist", where=str(path), hint="check the path")
     shown = _relative(path, folder)
-    reasons = []
+    errors: dict[str, DataError] = {}
     for source in _candidates(path, shown, label):
         try:
             _resolved(source, folder).load()
             return source
         except DataError as error:
-            reasons.append(f"as {next(iter(source))}: {error}")
+            errors.setdefault(next(iter(source)), error)
+    if len(errors) == 1:
+        ((_, only),) = errors.items()
+        only.hint = "; ".join(part for part in (only.hint, "or name the column of labels with --label COLUMN") if part)
+        raise only
+    reasons = [f"as {name}: {error}" for name, error in errors.items()]
     raise DataError(
         "contains no samples that are recognized" + (f" ({'; '.join(reasons)})" if reasons else ""),
         where=str(path),
@@ -281,21 +287,19 @@ def _new_model(draft: _Draft, data: Dataset) -> None:
         DataError: the samples have no labels to train with, or no builder fits them.
     """
     shapes = _raw_shapes(data)
-    rank, task = len(shapes[0]), data.task
-    if task == "outputs":
+    rank, task = len(shapes[0]), task_of(data)
+    if task.learns_from_original:
         raise DataError(
             "the samples have no labels, so there is nothing to train",
             allowed="samples without labels together with a trained model: --model FILE",
             hint="put the photos of each class into a folder with its name, or give a model",
         )
-    if task == "detection":
+    if task.reads_specification:
         side = 320
         draft.model = {"builder": "anchor_free"}
         draft.comments["model"] = "an anchor-free detector of full convolutions, which the Edge TPU runs best"
         _resize(draft, side, (-1, 1), letterbox=True)
-    elif (
-        rank == 3 and shapes[0][-1] in (1, 3) and task in ("classification", "multi_label", "regression", "embeddings")
-    ):
+    elif rank == 3 and shapes[0][-1] in (1, 3) and task.one_vector:
         side = _side(shapes)
         tiny = side <= TINY_SIDE
         draft.model = (
@@ -305,13 +309,13 @@ def _new_model(draft: _Draft, data: Dataset) -> None:
             "a small network; with a trained model (init --model FILE), a few photos give much better results"
         )
         _resize(draft, side, (-1, 1))
-    elif rank in (1, 2) and task == "classification":
+    elif rank in (1, 2) and task.one_vector:
         draft.model = {"builder": "conv_1d"}
         draft.comments["model"] = "1-D convolutions over time, for sound and motion"
         _series(draft, data, shapes)
     else:
         raise DataError(
-            f"no builder is suggested for samples {list(shapes[0])} and the task {task}",
+            f"no builder is suggested for samples {list(shapes[0])} and the task {task.name}",
             allowed="images or series with classes, images with boxes",
             hint="give a trained model with --model, or write a builder: docs/models.md",
         )
@@ -325,8 +329,9 @@ def _given_model(draft: _Draft, data: Dataset, inputs: ModelInputs, path: Path, 
     draft.model = {"file": _relative(path, folder), **({"trust": True} if trust else {})}
     was_quantized = model_file.read(path).becomes == "tflite"
     classes = len(data.class_names)
-    fits = data.task == "outputs" or inputs.output_sizes[:1] in ((classes,), (1,) if classes == 2 else (classes,))
-    if data.task == "detection":
+    task = task_of(data)
+    fits = task.learns_from_original or inputs.output_sizes[:1] in ((classes,), (1,) if classes == 2 else (classes,))
+    if task.reads_specification:
         draft.model["detector"] = "auto"
     shape = inputs.shapes[0]
     if inputs.is_image:
@@ -336,7 +341,7 @@ def _given_model(draft: _Draft, data: Dataset, inputs: ModelInputs, path: Path, 
             ((_, settings),) = draft.data["source"].items()
             settings["channels"] = 1
         _resize(draft, size, value_range(inputs, _photos(data, inputs)))
-    if fits or data.task == "detection":
+    if fits or task.reads_specification:
         draft.found.append(f"model: {path.name} fits the data; it is not trained further")
         draft.comments["model"] = (
             "a trained model that fits the data; `train: {fine_tune: true}` would train it further"
@@ -417,17 +422,13 @@ def _training(draft: _Draft, data: Dataset, steps: int, limits: tuple[int, int],
     batch = BATCHES[count >= LARGE_SPLIT]
     epochs = int(np.clip(round(steps * batch / count), *limits))
     train: dict[str, Any] = {"epochs": epochs, "batch_size": batch, **settings}
-    if len(_raw_shapes(data)[0]) == 3:
-        train["augment"] = _augmentation(data.task)
-    if data.task == "classification":
+    task = task_of(data)
+    if len(_raw_shapes(data)[0]) == 3 and task.why_not(("augmentation",)) is None:
+        mixed = {"erase": 0.2, "mixup": 0.2} if task.why_not(("mixup",)) is None else {}
+        train["augment"] = {**AUGMENT, **mixed}
+    if task.why_not(("label smoothing",)) is None:
         train["label_smoothing"] = 0.1
     draft.stages.append(({"train": train}, f"about {epochs * -(-count // batch):,} steps for {count:,} samples"))
-
-
-def _augmentation(task: str) -> dict[str, Any]:
-    moves = {"flip": True, "shift": 0.1, "zoom": 0.2}
-    colours = {"brightness": 0.1, "contrast": 0.2, "saturation": 0.2}
-    return {**moves, **colours, **({"erase": 0.2, "mixup": 0.2} if task == "classification" else {})}
 
 
 def _worth_pruning(draft: _Draft, inputs: ModelInputs) -> None:

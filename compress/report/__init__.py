@@ -40,6 +40,7 @@ def sections(record: RunRecord, pictures: Mapping[str, bytes]) -> Sequence[Secti
     from compress.report import (
         classes,
         comparison,
+        confidence,
         devices,
         examples,
         latency,
@@ -59,6 +60,7 @@ def sections(record: RunRecord, pictures: Mapping[str, bytes]) -> Sequence[Secti
         comparison.costs(record),
         comparison.stages(record),
         classes.section(record),
+        *confidence.sections(record),
         *examples.sections(record, pictures),
         latency.section(record),
         *devices.sections(record),

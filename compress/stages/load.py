@@ -364,7 +364,7 @@ class HeadSettings(Settings):
 
     after: str | None = None
     """The layer whose output is the features: an earlier one makes a smaller and faster model. By default the last
-    feature map (`python -m compress import MODEL` shows the layers)."""
+    feature map. `python -m compress import MODEL --layers` lists the layers."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.2
     """Fraction of the features that the training sets to 0."""
     restore_batch_norms: bool = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field
 
@@ -13,6 +13,8 @@ from compress.artifact import BUNDLE_FILE, MODEL_COMPILED, MODEL_TFLITE, RUNNER_
 from compress.errors import StageError
 from compress.exporters import runner_pyz
 from compress.exporters.packing import Packing, pack
+from compress.exporters.recognition import RecognitionSettings, unknown_files
+from compress.files import file_digest
 from compress.stage import Context, Need, Stage, Use
 from compress.targets.base import Target
 from compress.tasks import task_of
@@ -26,7 +28,7 @@ class Package(Stage):
     and evaluation samples."""
 
     name: ClassVar[str] = "package"
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 5
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.TFLITE, Kind.COMPILED})
     produces: ClassVar[Kind] = Kind.BUNDLE
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "original", "name"})
@@ -41,6 +43,24 @@ class Package(Stage):
     labels: tuple[str, ...] = ()
     """Names of the classes in the order of the model's output, for data without labels; the device answers with
     them."""
+
+    recognition: RecognitionSettings = RecognitionSettings()
+    """The calibrated confidence of a classifier, its answer "unknown", and what the device learns new classes from."""
+
+    def with_paths_from(self, folder: Path) -> Self:
+        """Return the stage with the folder of `recognition.unknown` relative to `folder`."""
+        if self.recognition.unknown is None:
+            return self
+        changed = self.recognition.model_copy(update={"unknown": folder / self.recognition.unknown})
+        return self.model_copy(update={"recognition": changed})
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings, with the content of the images of `recognition.unknown` instead of their folder."""
+        settings = super().identity()
+        if self.recognition.unknown is None:
+            return settings
+        digests = [file_digest(path) for path in unknown_files(self.recognition.unknown)]
+        return {**settings, "recognition": {**settings["recognition"], "unknown": digests}}
 
     def uses(self) -> tuple[Use, ...]:
         """Return package: the device must be able to read the outputs of the task."""
@@ -73,6 +93,7 @@ class Package(Stage):
             golden=self.golden,
             evaluation=self.evaluation,
             labels=self.labels,
+            recognition=self.recognition,
         )
         content = pack(packing)
         (context.folder / BUNDLE_FILE).write_bytes(content)
@@ -88,6 +109,7 @@ def _facts(content: bytes, original: Path, target: Target) -> Facts:
         "bytes": len(content),
         "original_opens": _opens(original, target),
         "evaluation": manifest["evaluation"] and manifest["evaluation"]["metrics"],
+        "confidence": manifest.get("confidence"),
     }
 
 

@@ -243,8 +243,13 @@ class Task(ABC):
     """Whether its models need a specification of their outputs, which a builder may contain."""
     needs_every_class: ClassVar[bool] = True
     """Whether a class without training samples is a mistake."""
+    one_vector: ClassVar[bool] = False
+    """Whether its models put out one vector for each sample, so that one dense layer can be their head."""
     counts_right: ClassVar[bool] = False
     """Whether training shows an accuracy, and early stopping uses it; otherwise the loss."""
+    recognition: ClassVar[Literal["", "scores", "embedding"]] = ""
+    """The first output, from which the device computes a calibrated confidence and learns new classes: the scores of
+    classes, or an embedding. Empty: it does neither."""
 
     @abstractmethod
     def head(self, model: Any, data: Data, specification: Specification = None) -> Head:

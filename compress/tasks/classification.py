@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,7 @@ from compress.tasks.base import (
 from compress.tasks.findings import VerdictReason, against_constant, class_order, ties
 from compress.tasks.new_head import pooled_dense
 from compress.tasks.output_forms import Activation, activation_of
+from compress.tflite.embedding import is_embedding
 
 LOOKED_AT = 16
 """Number of samples for the inspection of outputs whose last layer does not define their meaning."""
@@ -206,10 +207,12 @@ class Classification(Task):
     """One class for each sample, by the highest score; the metric is the accuracy."""
 
     name: ClassVar[str] = "classification"
+    one_vector: ClassVar[bool] = True
     models: ClassVar[str] = "classifiers"
     score_name: ClassVar[str] = "validation_accuracy"
     metrics: ClassVar[tuple[Metric, ...]] = (Metric("accuracy", "Accuracy", "fraction", "accuracy_drop", limited=True),)
     counts_right: ClassVar[bool] = True
+    recognition: ClassVar[Literal["", "scores", "embedding"]] = "scores"
 
     def head(self, model: Any, data: Data, specification: Specification = None) -> ClassificationHead:
         """Return the meaning of a classifier's output.
@@ -318,6 +321,11 @@ class Classification(Task):
         if degeneracy.judge(_spread(facts, names, original)).verdict == "varied":
             found += class_order(labels, predictions, names)
         return found
+
+    def output_order(self, outputs: list[dict[str, Any]], specification: Specification) -> list[dict[str, Any]]:
+        """Return the scores, without the embedding that `expose_embedding` adds."""
+        del specification
+        return [detail for detail in outputs if not is_embedding(detail)]
 
     def fidelity(self, specification: Specification, *, logits: bool = False) -> ByClass:
         """Return the comparison by scores and classes."""

@@ -97,6 +97,7 @@ class Detection(Task):
         "decoupled": Refusal("decoupled: an image has several objects", "distillation without `decoupled`"),
         "tfmot": Refusal("it trains with tfmot, which is set up for classifiers only", hint="leave it out"),
         "tfmot qat": Refusal("engine: tfmot trains classifiers only", "engine: coralline"),
+        "embedding": Refusal("a detector has no embedding of the image", hint="leave it out"),
     }
 
     def head(self, model: Any, data: Data, specification: Specification = None) -> DetectionHead:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,6 +79,7 @@ class Embeddings(MeasuredTask):
     """Vectors; the metric is the share of samples whose nearest neighbour has the same class."""
 
     name: ClassVar[str] = "embeddings"
+    one_vector: ClassVar[bool] = True
     instead_of: ClassVar[frozenset[str]] = frozenset({"classification"})
     needs_every_class: ClassVar[bool] = False
     models: ClassVar[str] = "embedding models"
@@ -86,7 +87,11 @@ class Embeddings(MeasuredTask):
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("recall", "Nearest neighbour of the same class", "fraction", "recall_drop", limited=True),
     )
-    refused: ClassVar[Mapping[Use, Refusal]] = WITHOUT_CLASSES
+    refused: ClassVar[Mapping[Use, Refusal]] = {
+        **WITHOUT_CLASSES,
+        "embedding": Refusal("the output of the model is the embedding already", hint="leave it out"),
+    }
+    recognition: ClassVar[Literal["", "scores", "embedding"]] = "embedding"
     agreement_note: ClassVar[str] = f"samples whose two vectors have a cosine of at least {ALIKE:g}"
 
     def head(self, model: Any, data: Data, specification: Specification = None) -> EmbeddingHead:

@@ -83,6 +83,7 @@ class MultiLabel(MeasuredTask):
     """Any number of classes for each sample; the metrics are the mean average precision and the F1 score."""
 
     name: ClassVar[str] = "multi_label"
+    one_vector: ClassVar[bool] = True
     instead_of: ClassVar[frozenset[str]] = frozenset({"classification", "regression"})
     models: ClassVar[str] = "multi-label classifiers"
     score_name: ClassVar[str] = "validation_map"

@@ -26,6 +26,7 @@ WITHOUT_CLASSES: Mapping[Use, Refusal] = {
     "label smoothing": Refusal("label_smoothing: the data has no single class for each sample", "label_smoothing: 0"),
     "tfmot": Refusal("it trains with tfmot, which is set up for classifiers only", hint="leave it out"),
     "tfmot qat": Refusal("engine: tfmot trains classifiers only", "engine: coralline"),
+    "embedding": Refusal("the last layer of the model does not give scores of classes", hint="leave it out"),
 }
 """Methods that need one class for each sample."""
 
@@ -34,6 +35,7 @@ class Regression(MeasuredTask):
     """Values for each sample; the metrics are R² and the mean absolute error over all targets."""
 
     name: ClassVar[str] = "regression"
+    one_vector: ClassVar[bool] = True
     models: ClassVar[str] = "regression models"
     score_name: ClassVar[str] = "validation_score"
     metrics: ClassVar[tuple[Metric, ...]] = (

@@ -11,6 +11,7 @@ therefore detected, also in the tables of the archive. The first member is `mani
      "evaluation": {"split": "test", "inputs": [file, ...], "labels": file,
                     "outputs": {ROLE: file}, "metrics": {...}},
      "tools": {name: version}, "detection": SPECIFICATION, "binary": "probability" or "logit", "decoding": {...},
+     "embedding": {...}, "confidence": {...},
      "members": [{"name": ..., "size": bytes, "sha256": ...}],
      ...}
 
@@ -22,7 +23,8 @@ Golden inputs are decoded samples before preprocessing, one per file. Evaluation
 stack [n, ...] of samples with one shape and dtype. A sample of a model with several inputs is a row: its input tensors,
 flattened, one after the other. Outputs are those of the host: [n, ...] in the dtype of the model; several outputs are
 rows [n, values] in a dtype that holds all of them. There may be no golden inputs. `evaluation` may be missing or null;
-`tools` and `decoding` (`deploy.contract.decoding`) may be missing.
+`tools`, `decoding` (`deploy.contract.decoding`), `embedding` (`deploy.contract.embedding`) and `confidence`
+(`deploy.contract.confidence`) may be missing.
 
 For `classification`, `labels` of the evaluation is int64 [n] over all files. A classifier with one value for two labels
 has `binary`: the value is the probability or the logit of the second label. For `multi_label`, `binary` applies to each
@@ -47,7 +49,7 @@ from typing import Any, Callable, Collection, Dict, List, Mapping, NamedTuple, O
 
 import numpy as np
 
-from deploy.contract import decoding, signature
+from deploy.contract import confidence, decoding, embedding, signature
 from deploy.contract.detection import Detector
 from deploy.contract.detector_specification import DetectionError
 from deploy.contract.preprocessing import Array, Preprocessing, PreprocessingError
@@ -75,6 +77,8 @@ TASKS = (
 )
 ANSWERS = {"classification": "class", "multi_label": "labels", "detection": "objects"}
 """The answer of a model by its task; "arrays" for the other tasks."""
+WITH_EMBEDDINGS = ("embeddings",)
+"""The tasks whose first output is an embedding."""
 WITH_POSITIONS = ("detection", "keypoints")
 """The tasks whose answers are positions in the image."""
 ARRAYS_IN_IMAGE = {"segmentation": "mask", "keypoints": "points"}
@@ -104,6 +108,10 @@ class BundledModel(NamedTuple):
     file: str
     inputs: Tuple[TensorDescription, ...]
     outputs: Tuple[TensorDescription, ...]
+
+    def output(self, name: Any) -> Optional[TensorDescription]:
+        """Return the output of this name; None: there is none."""
+        return next((tensor for tensor in self.outputs if tensor.name == name), None)
 
     @property
     def input_layout(self) -> TensorLayout:
@@ -245,6 +253,8 @@ class Bundle:
         preprocessing: the function from a decoded sample to the input of a model.
         decoding: the decoding of image and WAV files.
         detector: the function from the outputs of a detector to detections; None for other tasks.
+        embedding: the embedding and its references; None: the bundle has no entry for it.
+        confidence: the calibration of a classifier; None: it is not calibrated.
         signer: the public key of the signature, or None.
 
     Raises:
@@ -255,7 +265,7 @@ class Bundle:
     def __init__(self, content: bytes, keys: Collection[bytes] = ()) -> None:
         archive, trailer = _split(content)
         self.signer = _check_signature(archive, trailer, keys)
-        self.members = _read_archive(archive)
+        self.members = read_archive(archive)
         self.manifest = _read_manifest(self.members.pop(MANIFEST))
         _check_members(self.manifest, self.members)
         _check_references(self.manifest, self.members)
@@ -280,6 +290,34 @@ class Bundle:
             except DetectionError as error:
                 raise BundleError("the manifest's detection cannot be used: %s" % error)
             _check_detector(self.detector, self.models)
+        self.embedding = self._embedding()
+        self.confidence = self._confidence()
+
+    def _embedding(self) -> Optional[embedding.BundledEmbedding]:
+        entry = self.manifest.get("embedding")
+        if entry is None:
+            return None
+        tensors = [model.output(entry.get("output")) for role, model in self.models.items() if role != ROLES[0]]
+        known = [tensor for tensor in tensors if tensor is not None]
+        complete = len(known) == len(tensors) > 0 and len({tensor.values for tensor in known}) == 1
+        try:
+            return embedding.parsed(entry, self.array, known[0] if complete else None, len(self.labels))
+        except ValueError as error:
+            raise BundleError("the manifest's embedding cannot be used: %s" % error)
+
+    def _confidence(self) -> Optional[confidence.Confidence]:
+        entry = self.manifest.get("confidence")
+        if entry is None:
+            return None
+        try:
+            return confidence.parsed(entry)
+        except ValueError as error:
+            raise BundleError("the manifest's confidence cannot be used: %s" % error)
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the manifest, which has the SHA-256 of every member. A signature does not change it."""
+        return hashlib.sha256(_manifest_bytes(self.manifest)).hexdigest()
 
     @property
     def roles(self) -> List[str]:
@@ -295,6 +333,11 @@ class Bundle:
     def answers(self) -> str:
         """The answer of the models for a sample: "class", "labels", "objects" or "arrays"."""
         return ANSWERS.get(self.task, "arrays")
+
+    @property
+    def gives_embedding(self) -> bool:
+        """Whether the first output of the models is an embedding."""
+        return self.task in WITH_EMBEDDINGS
 
     @property
     def has_positions(self) -> bool:
@@ -386,7 +429,12 @@ def _check_signature(archive: bytes, trailer: Optional[bytes], keys: Collection[
     return key
 
 
-def _read_archive(content: bytes) -> Dict[str, bytes]:
+def read_archive(content: bytes) -> Dict[str, bytes]:
+    """Return the members of an archive that `archive_of` wrote, whose first member is MANIFEST.
+
+    Raises:
+        BundleError: the content is anything else.
+    """
     if len(content) > MAX_BYTES:
         raise BundleError("the file is too large for a bundle (at most %d bytes)" % MAX_BYTES)
     members: Dict[str, bytes] = {}
@@ -490,6 +538,8 @@ def _files(manifest: Dict[str, Any]) -> List[Any]:
         files += list(evaluation["inputs"]) + list(evaluation["outputs"].values())
         if evaluation.get("labels") is not None:
             files.append(evaluation["labels"])
+    if manifest.get("embedding") is not None:
+        files += embedding.files(manifest["embedding"])
     return files
 
 

@@ -17,7 +17,7 @@ from flowchart import Flowchart
 project = "Coralline"
 extensions = ["myst_parser"]
 root_doc = "docs/index"
-include_patterns = ["docs/**.md", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"]
+include_patterns = ["docs/**.md", "examples/**.md", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"]
 myst_heading_anchors = 4
 myst_fence_as_directive = ["mermaid"]
 

@@ -70,6 +70,14 @@ stages:
       calibration_samples: 200
       io: int8
 """,
+    "expose_embedding": """\
+stages:
+  - train: {epochs: 40}
+  - quantize: {}
+  - expose_embedding: {}
+  - compile: {}
+  - package: {}
+""",
     "compile": """\
 stages:
   - train: {epochs: 40}
@@ -96,6 +104,7 @@ METHODS = {
     "sparsify": ("sparse and clustered weights", "training.md#sparse-and-clustered-weights"),
     "cluster": ("sparse and clustered weights", "training.md#sparse-and-clustered-weights"),
     "quantize": ("the search, and quantization-aware training", "training.md#the-search"),
+    "expose_embedding": ("new classes on the device", "device.md#confidence-unknown-and-new-classes"),
     "compile": ("compilation", "compiling.md#compilation"),
     "package": ("bundles", "bundles.md"),
 }

@@ -160,6 +160,7 @@ METHODS: dict[Use, str] = {
     "tfmot": "[sparsify](stages/sparsify.md), [cluster](stages/cluster.md)",
     "tfmot qat": "`engine: tfmot`",
     "package": "[package](stages/package.md)",
+    "embedding": "[expose_embedding](stages/expose_embedding.md)",
 }
 """The stages and settings that use a method, see `compress.stage.Use`."""
 

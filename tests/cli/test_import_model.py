@@ -79,12 +79,20 @@ def test_a_quantized_file_says_what_it_can_be_used_for(tmp_path: Path, capsys: p
 
 @pytest.mark.tensorflow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_quantized_file_becomes_no_keras_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_quantized_file_becomes_a_float_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "m.tflite"
     path.write_bytes(tiny.classifier(int8=True))
-    code, found = ran(capsys, path, "-o", tmp_path / "out.keras")
-    assert (code, found["status"], found["error"]["exit_code"]) == (4, "failed", 4)
-    assert not (tmp_path / "out.keras").exists()
+    code, found = ran(capsys, path, "-o", tmp_path / "out.keras", "--layers")
+    assert (code, found["status"], (tmp_path / "out.keras").is_file()) == (0, "imported", True)
+    assert found["rounding"]["largest_steps"] < 1
+    assert (found["rounding"]["operators"], len(found["rounding"]["inputs"])) == (2, 1)
+    assert any("has values from 0 to 1 in steps of 0.003922" in note for note in found["notes"])
+    kinds = [layer["kind"] for layer in found["layer_list"]]
+    assert [kind for kind in kinds if kind in ("InputLayer", "Conv2D", "Dense")] == ["InputLayer", "Conv2D", "Dense"]
+    assert main(["import", str(path), "-o", str(tmp_path / "out.keras"), "--layers"]) == 0
+    text = capsys.readouterr().out
+    assert "steps at most between an operator of the file and its float form, in 2 operators" in text
+    assert ": Dense [3]" in text
 
 
 @pytest.mark.tensorflow

@@ -176,7 +176,10 @@ def test_the_bundle(artifact: Any, context: Any) -> None:
     size = (around.folder / BUNDLE_FILE).stat().st_size
     opens = "on boards with TensorFlow 2.5 too"
     found = read.manifest["evaluation"]["metrics"]
-    assert facts == {"members": sorted(read.members), "bytes": size, "original_opens": opens, "evaluation": found}
+    confidence = read.manifest["confidence"]
+    assert (confidence["logits"], sorted(confidence["measured"])) == ("scores", ["test", "unknown", "validation"])
+    expected = {"members": sorted(read.members), "bytes": size, "original_opens": opens, "evaluation": found}
+    assert facts == {**expected, "confidence": confidence}
     inputs = [f"golden-input-{index}.npy" for index in range(3)]
     outputs = {role: f"golden-output-{role}.npy" for role in ("original", "int8")}
     assert sorted(name for name in read.members if not name.startswith("evaluation")) == sorted(

@@ -11,11 +11,9 @@ from collections.abc import Iterator
 from math import prod
 
 from compress.errors import ModelError
-from compress.ir.keras_graph import LayerOutput, Network, subnetwork, tensors_in
+from compress.ir.keras_graph import Layer, LayerOutput, Network, subnetwork, tensors_in
+from compress.ir.layer_specs import spec_of
 from compress.suggestions import nearest
-
-NO_FEATURES = frozenset({"InputLayer", "Softmax", "Reshape", "Permute", "ZeroPadding2D", "ZeroPadding1D", "Dropout"})
-"""Kinds of layers that do not end a feature extractor: they have no weights, and the next layer usually needs them."""
 
 
 def without_head(network: Network, last: str | None = None) -> Network:
@@ -37,15 +35,15 @@ def feature_map(network: Network, last: str | None = None) -> LayerOutput:
         if last not in network.layers:
             raise ModelError(
                 f"the model has no layer {last!r}",
-                allowed="the name of a layer: `python -m compress import MODEL --layers` lists them",
-                hint=nearest(last, network.layers),
+                allowed="the name of a layer",
+                hint=nearest(last, network.layers) or "`python -m compress import MODEL --layers` lists them",
             )
         return LayerOutput(last, max(len(network.layers[last].calls) - 1, 0))
     crossed = _crossed_by_all_paths(network)
     maps = [
         tensor
         for tensor in crossed
-        if network.layers[tensor.layer].kind not in NO_FEATURES and prod(_known(network.shapes[tensor][:-1])) > 1
+        if _computes_features(network.layers[tensor.layer]) and prod(_known(network.shapes[tensor][:-1])) > 1
     ]
     if maps:
         return maps[-1]
@@ -56,6 +54,13 @@ def feature_map(network: Network, last: str | None = None) -> LayerOutput:
             hint="name a layer with `model: {head: {after: LAYER}}`",
         )
     return crossed[weighted[-1] - 1]
+
+
+def _computes_features(layer: Layer) -> bool:
+    """Whether features can end with a layer: not with an input, padding, a reshape, dropout or a softmax."""
+    spec = spec_of(layer)
+    passes_on = spec.pads or spec.random_in_training or spec.keeps_values
+    return bool(layer.calls) and not passes_on and spec.activation(layer) != "softmax"
 
 
 def _known(shape: tuple[int | None, ...]) -> Iterator[int]:
