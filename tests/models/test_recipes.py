@@ -11,7 +11,6 @@ import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -206,6 +205,13 @@ def test_boxes_are_those_of_the_table(recipe: Callable[[str], Path]) -> None:
     assert len(content["annotations"]) == 2 * len(content["images"]) == 8
 
 
+def test_boxes_of_other_classes_are_left_out(recipe: Callable[[str], Path]) -> None:
+    content = json.loads((recipe("custom_detector").parent / "data" / "road" / "train.json").read_text())
+    assert len(content["images"]) == 16
+    assert {annotation["category_id"] for annotation in content["annotations"]} == {1}
+    assert sorted({annotation["bbox"][2] for annotation in content["annotations"]}) == [pytest.approx(1.2), 12.0]
+
+
 def test_photos_that_lead_out_of_the_folder_are_refused(tmp_path: Path) -> None:
     (tmp_path / "public").mkdir()
     recipe_data.groceries(tmp_path / "public")
@@ -240,13 +246,15 @@ def test_every_row_of_the_benchmark_is_accepted_with_the_real_data(tmp_path: Pat
 @shared
 @pytest.mark.slow
 @pytest.mark.tensorflow
-def test_gestures_are_learnt(coralline: Any, tmp_path: Path) -> None:
+def test_gestures_are_learnt(tmp_path: Path) -> None:
     source = SHARED / "data" / "magic_wand_digits.npz"
-    done = recipe_data.prepare("gestures", source, tmp_path / "data" / "gestures.npz")
-    assert done.returncode == 0, done.stderr
+    prepared = recipe_data.prepare("gestures", source, tmp_path / "data" / "gestures.npz")
+    assert prepared.returncode == 0, prepared.stderr
     text = (ROOT / "models" / "gestures.yaml").read_text()
     (tmp_path / "gestures.yaml").write_text(text.replace("epochs: 40", "epochs: 12"))
-    done = coralline("gestures.yaml", "--json", "--out", tmp_path)
+    command = [sys.executable, "-m", "compress", "gestures.yaml", "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["models"]["result"]["measurements"]["accuracy"]["value"] > 0.9

@@ -22,7 +22,7 @@ PREPARED = {
     "temperature": ("temperature", "data/temperature.npz"),
     "person": ("coco128", "data/person"),
     "cards": ("cards", "data/cards"),
-    "custom_detector": ("cards", "data/cards"),
+    "custom_detector": ("coco128", "data/road", "--boxes"),
     "groceries_coarse": ("groceries", "data/groceries"),
     "groceries_from_tflite": ("groceries", "data/groceries"),
     "groceries_fine_from_tflite": ("groceries", "data/groceries"),
