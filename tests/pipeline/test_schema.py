@@ -124,9 +124,9 @@ def test_a_fraction_may_be_written_in_any_way(loaded: Callable[..., Pipeline], n
     assert loaded("epochs: 4", f"learning_rate: {number}").steps[1].stage.model_dump()["learning_rate"] == float(number)
 
 
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
-def test_every_shipped_file_loads(path: Path) -> None:
-    assert len(load(path).steps) > 1
+def test_the_shipped_file_loads() -> None:
+    """The recipes need data and models: tests/models/test_recipes.py."""
+    assert len(load(SHIPPED[0]).steps) > 1
 
 
 @pytest.mark.parametrize("block", [*documented()])
