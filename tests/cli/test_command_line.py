@@ -229,7 +229,8 @@ def test_a_run(coralline: Coralline, tmp_path: Path, path: Path) -> None:
     assert [line.split()[:2] for line in told[1:]] == [["model", "done"], ["compile", "done"], ["package", "done"]]
     assert all(re.search(r"\d+\.\d s$", line) for line in told[1:])
     assert {file.name for file in (tmp_path / "runs" / "tiny").iterdir()} == {
-        *("model.tflite", "tiny.coralline", "runner.pyz", "report.html", "report.json", "report.md", "run.log")
+        *("model.tflite", "tiny.coralline", "runner.pyz", "report.html", "report.json", "report.md", "run.log"),
+        *("graph.html", "model_explorer.json"),
     }
 
 
