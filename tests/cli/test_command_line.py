@@ -192,7 +192,7 @@ def test_a_dry_run_as_json(coralline: Coralline, tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (0, "")
         found = json.loads(done.stdout)
         assert (found["schema_version"], found["name"]) == (1, "tiny")
-        assert found["steps"][1]["reason"] == "the model came trained, from a file"
+        assert found["steps"][1]["reason"].startswith("the model came trained, from a file")
         assert [row["stage"] for row in found["steps"]] == ["load", "train", "compile", "package"]
         return [(row["id"], row["status"]) for row in found["steps"]]
 

@@ -121,7 +121,7 @@ def test_stages_without_a_model_file_measure_the_original_against_itself(project
 def test_skipped_stages_are_in_the_record(project: Project, out: Path) -> None:
     statuses, record, notes = run(project(["train", "compile", "package"], target="cpu"), out)
     assert statuses == {"model": "done", "train": "skipped", "compile": "skipped", "package": "done"}
-    assert record["stages"][1]["reason"] == "the model came trained, from a file"
+    assert record["stages"][1]["reason"].startswith("the model came trained, from a file")
     assert notes.statuses["train"] == "skipped"
 
 
