@@ -34,22 +34,13 @@ from compress.data import dataset as datasets
 from compress.data import rows
 from compress.data.sources import ImageFolder
 from compress.pipeline.store import Store
+from compress.progress import SILENT
 from deploy.contract.preprocessing import Preprocessing
 
 RESULTS = repository.RESULTS / "loading.json"
 CLASSES = 10
 ROUND = 20
 """Steps before the other way has its turn."""
-
-
-class Quiet:
-    """A `compress.stage.Progress` that says nothing."""
-
-    def update(self, done: int, total: int, **metrics: float) -> None:
-        """Nothing."""
-
-    def note(self, text: str) -> None:
-        """Nothing."""
 
 
 def make(folder: Path, count: int) -> int:
@@ -177,7 +168,7 @@ def main() -> None:
         store.prepare()
         steps = [{"resize": {"size": [options.side] * 2}}, {"scale": {"from": [0, 255]}}]
         data = datasets.Dataset(ImageFolder(path=f"{folder}/images"), Preprocessing(steps), None)
-        data.work_in(store, Quiet())
+        data.work_in(store, SILENT)
         result = {
             "cores": os.cpu_count(),
             "images": options.images,

@@ -34,6 +34,7 @@ from compress.artifact import Artifact, Kind
 from compress.data.types import Objects, Split
 from compress.importers.keras import keras_file
 from compress.ir.tensorflow import keras
+from compress.progress import SilentProgress
 from compress.stage import Context
 from compress.stages import working_model
 from compress.targets import load
@@ -98,11 +99,8 @@ class Arrays:
         return {}
 
 
-class Quiet:
+class Quiet(SilentProgress):
     """Progress that nobody looks at."""
-
-    def update(self, done: int, total: int, **metrics: float) -> None:
-        """Nothing."""
 
     def note(self, text: str) -> None:
         """What the user should see goes to stderr."""

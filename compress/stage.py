@@ -103,6 +103,9 @@ class Work(Settings):
     tools: ClassVar[tuple[str, ...]] = ()
     """The distributions whose versions matter to the result."""
 
+    imports_tensorflow: ClassVar[bool] = False
+    """Whether it always imports TensorFlow, which takes some seconds."""
+
     def environment(self) -> dict[str, str]:
         """Return further dependencies of the result: by default the versions of `tools`."""
         return {tool: importlib.metadata.version(tool) for tool in self.tools}

@@ -19,6 +19,7 @@ from compress.detectors.families import refuse_unknown
 from compress.errors import ModelError
 from compress.files import write_atomically
 from compress.pipeline.data_section import ModelInputs, data_for, inputs_of
+from compress.progress import RunStep
 from compress.report.record import RunRecord
 from compress.tasks.unlabelled_detection import UnlabelledDetection
 
@@ -92,7 +93,7 @@ def export(
     name = run_name(path)
     folder = export_folder(path, out)
     monitor = monitor or SilentMonitor(folder / name / runner.LOG)
-    with monitor.working("reading the model") as progress:
+    with monitor.working(RunStep("reading the model")) as progress:
         read = model_file.read(path, signature, shapes)
         found = _with_layers(read, folder, trust=trust)
         inputs = inputs_of(found, trust=trust)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from compress.artifact import MODEL_TFLITE
 from compress.measurement import Measurement
-from compress.progress import SILENT, Progress
+from compress.progress import SILENT, Progress, RunStep
 from compress.report.record import RunRecord
 
 FilePath = str | PathLike[str]
@@ -102,9 +102,9 @@ class SilentMonitor:
         self.path = path
 
     @contextmanager
-    def working(self, title: str) -> Iterator[Progress]:
+    def working(self, job: RunStep) -> Iterator[Progress]:
         """Yield a progress that shows nothing."""
-        del title
+        del job
         yield SILENT
 
     def done(self, title: str, status: str, seconds: float | None, remark: str = "") -> None:

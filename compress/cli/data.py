@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from compress.cli.output import note, write, write_json
 from compress.cli.parser import add_command
+from compress.progress import SilentProgress
 
 if TYPE_CHECKING:
     from compress.cli.parser import Subparsers
@@ -31,7 +32,7 @@ def _add_data(subparsers: Subparsers) -> None:
     parser.add_argument("--write-manifest", type=Path, metavar="FILE", help=manifest)
 
 
-class _NotedProgress:
+class _NotedProgress(SilentProgress):
     """Progress as a line on stderr every few seconds."""
 
     def __init__(self) -> None:

@@ -25,7 +25,7 @@ from compress.data.splits import spread, stratified
 from compress.data.types import SPLITS, DecodedCache, Objects, Split
 from compress.errors import DataError
 from compress.files import digest_of, explain, write_atomically
-from compress.progress import Progress
+from compress.progress import SILENT, Progress
 from compress.settings import Settings
 from deploy.contract.image_geometry import AffineMap, input_map, mask_in_input, moves_positions
 from deploy.contract.preprocessing import Preprocessing, PreprocessingError
@@ -69,7 +69,7 @@ class Dataset:
         self._splitting = splitting
         self._inputs: dict[Split, NDArray[np.float32]] = {}
         self._store: DecodedCache | None = None
-        self._progress: Progress | None = None
+        self._progress = SILENT
         self._masks: dict[Split, NDArray[np.uint8]] = {}
         self._dropped: list[str] = []
         self._tolerant = False
@@ -458,8 +458,7 @@ class Dataset:
         return stored
 
     def _note(self, text: str) -> None:
-        if self._progress:
-            self._progress.note(text)
+        self._progress.note(text)
 
     def _decoded(self, split: Split, rows: Rows) -> NDArray[np.float32] | None:
         """Decode and preprocess a split."""

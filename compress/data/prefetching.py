@@ -16,18 +16,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.data.source import LEAVE_OUT, CorruptError, several
-from compress.progress import Progress
+from compress.progress import SILENT, Phase, Progress
 
 WORKERS = min(os.cpu_count() or 1, 8)
 CHUNK = 16
 """Number of samples that a thread decodes at a time."""
 AHEAD = 4
 """Number of chunks for each thread that may be waiting."""
+READING = Phase("reading the data", unit="sample")
 Read = Callable[[int], NDArray[Any]]
 Put = Callable[[int, NDArray[Any]], None]
 
 
-def decode(read: Read, count: int, put: Put, progress: Progress | None = None, hint: str = LEAVE_OUT) -> None:
+def decode(read: Read, count: int, put: Put, progress: Progress = SILENT, hint: str = LEAVE_OUT) -> None:
     """Decode samples 0 to `count` in parallel, and pass them on in order.
 
     Args:
@@ -46,11 +47,12 @@ def decode(read: Read, count: int, put: Put, progress: Progress | None = None, h
 
 
 def corrupt(
-    read: Read, count: int, put: Put | None = None, progress: Progress | None = None
+    read: Read, count: int, put: Put | None = None, progress: Progress = SILENT
 ) -> list[tuple[int, CorruptError]]:
     """Decode samples, pass them on until one is unreadable, and return the errors of all unreadable samples."""
     problems: list[tuple[int, CorruptError]] = []
     with (
+        progress.phase(READING),
         warnings.catch_warnings(action="ignore"),  # decoders warn often; threads share the filters, so it is set here
         contextlib.redirect_stdout(sys.stderr),  # a user's function may print, and stdout is for results
         ThreadPoolExecutor(WORKERS) as pool,
@@ -62,8 +64,7 @@ def corrupt(
                     problems.append((index, sample))
                 elif put and not problems:
                     put(index, sample)
-            if progress:
-                progress.update(min(begin + CHUNK, count), count)
+            progress.update(min(begin + CHUNK, count), count)
     return problems
 
 

@@ -14,20 +14,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.data.types import Split
+from compress.data.types import Data, Split
 from compress.distillation.features import FeatureDistillation
 from compress.distillation.settings import DistillationSettings
 from compress.distillation.teachers import Teacher, TeacherOutput
 from compress.errors import StageError
 from compress.files import write_atomically
+from compress.progress import Phase
 from compress.stage import Context
 from compress.tasks.base import Head
 from compress.training.batches import Augment
 from compress.training.loop import Batch, Loss, TrainingSettings, label_loss
+from compress.training.phases import BUILD
 
 ONCE = "once, before the training"
 IN_EVERY_STEP = "in every step, because augment changes the samples"
 SOFT_TARGETS = "soft_targets.npz"
+TEACHERS = "outputs of the teachers"
 BATCH = 256
 """Number of samples that teachers process at once before the training."""
 
@@ -35,6 +38,12 @@ BATCH = 256
 def schedule(settings: TrainingSettings) -> str:
     """Return when the teachers run: once, unless augmentation changes the samples in every epoch."""
     return ONCE if settings.augment == Augment() else IN_EVERY_STEP
+
+
+def teachers_phase(data: Data) -> Phase:
+    """Return the phase in which teachers run before the training."""
+    samples = sum(len(data.labels(split)) for split in ("train", "validation"))
+    return Phase(TEACHERS, BUILD + samples, unit="sample")
 
 
 def loss_of(
@@ -90,7 +99,10 @@ def loss_of(
             total += hints.loss(teacher_features, student_features)
         return total
 
-    return Loss(loss, precomputed, head)
+    name = f"{distillation.weight:g} x divergence from the teachers"
+    if distillation.weight < 1:
+        name += f" + {1 - distillation.weight:g} x {head.loss_name}"
+    return Loss(loss, precomputed, head, name + (" + distance of features" if hints else ""))
 
 
 def weighted(head: Head, batch: Batch, outputs: Any, soft_targets: Any, distillation: DistillationSettings) -> Any:
@@ -141,15 +153,16 @@ def _targets_of(
     done = 0
     total = sum(len(samples) for samples in inputs.values())
     targets: dict[Split, NDArray[np.float32]] = {}
-    for split, samples in inputs.items():
-        rows = []
-        for start in range(0, len(samples), BATCH):
-            part = samples[start : start + BATCH]
-            outputs = [teacher.predict(part) for teacher in teachers]
-            rows.append(np.asarray(_combined(head, teachers, outputs, temperature)))
-            done += len(part)
-            context.progress.update(done, total)
-        targets[split] = np.concatenate(rows)
+    with context.progress.phase(teachers_phase(context.data)):
+        for split, samples in inputs.items():
+            rows = []
+            for start in range(0, len(samples), BATCH):
+                part = samples[start : start + BATCH]
+                outputs = [teacher.predict(part) for teacher in teachers]
+                rows.append(np.asarray(_combined(head, teachers, outputs, temperature)))
+                done += len(part)
+                context.progress.update(done, total)
+            targets[split] = np.concatenate(rows)
     return targets
 
 

@@ -15,12 +15,14 @@ from pydantic import Field
 from compress.artifact import MODEL_COMPILED, MODEL_TFLITE, Artifact, Facts
 from compress.errors import ModelError, PipelineError
 from compress.measurement import Measurement, missing
+from compress.progress import Phase
 from compress.stage import Context, Need, Probe, host
 from compress.targets.base import Target
 from compress.tflite.graph import read
 from compress.tflite.interpreter import LoadedModel, version
 
 WARMUP = 20
+RUNS = Phase("", unit="run")
 PERCENTILES = {"latency_ms": 50, "latency_p90_ms": 90, "latency_p99_ms": 99}
 
 
@@ -49,13 +51,15 @@ class Latency(Probe):
         }
         tensors = {name: model.feed(sample) for name, model in models.items()}
         times: dict[str, list[float]] = {name: [] for name in models}
-        for turn in range(-WARMUP, self.runs):
-            context.progress.update(max(turn, 0), self.runs)
-            for name, model in models.items():
-                started = time.perf_counter_ns()
-                model.raw(tensors[name])
-                if turn >= 0:
-                    times[name].append((time.perf_counter_ns() - started) / 1e6)
+        context.progress.plan(RUNS)
+        with context.progress.phase(RUNS):
+            for turn in range(-WARMUP, self.runs):
+                context.progress.update(max(turn, 0), self.runs)
+                for name, model in models.items():
+                    started = time.perf_counter_ns()
+                    model.raw(tensors[name])
+                    if turn >= 0:
+                        times[name].append((time.perf_counter_ns() - started) / 1e6)
         conditions = {
             "runtime": f"{version()}, default kernels",
             "threads": self.threads,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from compress.artifact import MODEL_TFLITE, Artifact, Facts
 from compress.data.types import Data, Objects, Split
-from compress.progress import Progress
+from compress.progress import Phase, Progress
 from compress.tflite.interpreter import LoadedModel
 
 LARGE_BYTES = 1 << 28
@@ -76,7 +76,9 @@ class TaughtByOriginal:
         """Return the outputs of the original for every sample of a split as rows [n, values]."""
         if split not in self._targets:
             model = LoadedModel(self._original.file(MODEL_TFLITE), reproducible=True)
-            self._targets[split] = output_rows(model, self.full.inputs(split), self._progress)
+            samples = self.full.inputs(split)
+            with self._progress.phase(Phase("outputs of the original", unit="sample")):
+                self._targets[split] = output_rows(model, samples, self._progress)
         return self._targets[split]
 
 

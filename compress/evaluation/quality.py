@@ -12,6 +12,7 @@ from compress.evaluation.examples import examples
 from compress.evaluation.input_range import input_range
 from compress.evaluation.original_outputs import output_rows
 from compress.evaluation.output_fidelity import compare_outputs
+from compress.progress import Phase
 from compress.stage import Context, Need, Probe
 from compress.tasks import task_of
 from compress.tasks.base import ModelOutputs
@@ -37,17 +38,22 @@ class Evaluation(Probe):
         task = task_of(context.data)
         samples = context.data.inputs(self.split)
         models, layouts, ranges = {}, [], []
+        parts = {name: Phase(f"{name} model" if len(subjects) > 1 else "", unit="sample") for name in subjects}
+        metrics = Phase("metrics", 0.2)
+        context.progress.plan(*parts.values(), metrics)
         for name, artifact in subjects.items():
             specification = artifact.facts.get("specification")
             order = partial(task.output_order, specification=specification)
             model = LoadedModel(artifact.file(MODEL_TFLITE), reproducible=True, order=order)
-            rows = output_rows(model, samples, context.progress)
+            with context.progress.phase(parts[name]):
+                rows = output_rows(model, samples, context.progress)
             models[name] = ModelOutputs(rows, model.floating, specification)
             layouts.append(model.output_layout)
             if len(model.input_tensors) == 1:
                 ranges.append(input_range(model.input_tensors[0], samples))
         note = f"{self.split} split, {version()}, default kernels without a delegate"
-        facts = task.evaluate(models, context.data, self.split, note)
+        with context.progress.phase(metrics):
+            facts = task.evaluate(models, context.data, self.split, note)
         if len(models) == 2 and ranges:
             facts["input_range"] = ranges[0]
         if len(models) == 2 and layouts[0].sizes == layouts[1].sizes:

@@ -18,7 +18,7 @@ from compress.data.types import Data
 from compress.errors import StageError
 from compress.exporters import recognition
 from compress.exporters.recognition import RecognitionSettings
-from compress.progress import Progress
+from compress.progress import SILENT, Phase, Progress
 from compress.tasks.base import Specification, Task
 from compress.tflite.embedding import OUTPUT as EMBEDDING
 from compress.tflite.embedding import is_embedding
@@ -196,9 +196,18 @@ def _golden(packing: Packing) -> tuple[dict[str, Any], _Members]:
     return entry, members
 
 
-def _outputs(model: LoadedModel, inputs: NDArray[np.float32]) -> NDArray[Any]:
+def outputs_phase(role: str) -> Phase:
+    """Return the phase in which one of the models runs on the evaluation sample."""
+    return Phase(f"outputs of {role}", unit="sample")
+
+
+def _outputs(model: LoadedModel, inputs: NDArray[np.float32], progress: Progress = SILENT) -> NDArray[Any]:
     """Return the outputs of a model for preprocessed samples, in the model's type: [n, ...]."""
-    return np.concatenate([model.raw(model.feed(sample)) for sample in inputs])
+    parts = []
+    for number, sample in enumerate(inputs):
+        parts.append(model.raw(model.feed(sample)))
+        progress.update(number + 1, len(inputs))
+    return np.concatenate(parts)
 
 
 def _evaluation(packing: Packing) -> tuple[dict[str, Any] | None, _Members]:
@@ -217,7 +226,8 @@ def _evaluation(packing: Packing) -> tuple[dict[str, Any] | None, _Members]:
     entry: dict[str, Any] = {"split": "test", "inputs": list(members), "outputs": {}}
     rows = {}
     for role, model in packing.models.items():
-        stored = _outputs(model, data.inputs("test")[indices])
+        with packing.progress.phase(outputs_phase(role)):
+            stored = _outputs(model, data.inputs("test")[indices], packing.progress)
         name = f"evaluation-output-{role}.npy"
         entry["outputs"][role] = name
         members[name] = bundle.array_bytes(stored)

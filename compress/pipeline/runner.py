@@ -6,15 +6,17 @@ after a failed or interrupted run too.
 
 from __future__ import annotations
 
+import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from compress import memory
 from compress.artifact import (
     BUNDLE_FILE,
     MODEL_COMPILED,
@@ -34,11 +36,12 @@ from compress.evaluation.latency import predict, unmeasured
 from compress.evaluation.operator_graph import OperatorGraph
 from compress.evaluation.original_outputs import TaughtByOriginal
 from compress.files import digest_of, explain, write_atomically
+from compress.ir.tensorflow import keras
 from compress.pipeline import device_results, record
 from compress.pipeline.record import Findings, RunResults
 from compress.pipeline.schema import Pipeline, StageEntry
 from compress.pipeline.store import Store
-from compress.progress import Progress
+from compress.progress import Phase, Progress, RunStep
 from compress.report import examples, render
 from compress.report.json_values import decode
 from compress.report.node_data import NODE_DATA_FILE
@@ -62,6 +65,8 @@ from compress.tasks.findings import GAIN
 STORE = ".store"
 LOG = "run.log"
 """The log file in the folder of a run."""
+MEMORY_SETTINGS = ("batch_size", "calibration_samples", "held_out_samples", "samples")
+"""Settings of stages that lower the memory that they take."""
 MEASURED = (Kind.KERAS, Kind.FLOAT_TFLITE, Kind.TFLITE, Kind.COMPILED)
 """The kinds that have a MODEL_TFLITE."""
 
@@ -73,7 +78,7 @@ NOTHING = Artifact("", Kind.UNTRAINED, Path(), {}, {}, 0.0)
 class Monitor(Protocol):
     """The receiver of reports about a run."""
 
-    def working(self, title: str) -> AbstractContextManager[Progress]:
+    def working(self, job: RunStep) -> AbstractContextManager[Progress]:
         """Show the progress of one piece of work, and send the output of libraries to the log."""
 
     def done(self, title: str, status: str, seconds: float | None, remark: str = "") -> None:
@@ -191,13 +196,14 @@ class PipelineRun:
         """Return the artifact of a stage or probe: "cached" from the store, or "done"."""
         with self._explained(""):  # errors of files and tools name their location
             key = self.key(work, inputs)
-        with self._explained(title):
+        job = self._job(title, work)
+        with self._explained(title, job.memory_settings):
             stored = self._find(title, key)
             if stored:
                 self._report(title, work, "cached", stored.seconds)
                 return stored, "cached"
             started = time.monotonic()
-            with self.monitor.working(title) as progress:
+            with self.monitor.working(job) as progress:
                 waiting = f"{title}: another run is making this; waiting for it"
                 with self.store.lock(key, lambda: progress.note(waiting)):
                     artifact = self._find(title, key)  # another run may have stored it
@@ -210,21 +216,32 @@ class PipelineRun:
         self._report(title, work, status, time.monotonic() - started)
         return artifact, status
 
+    def _job(self, title: str, work: Work) -> RunStep:
+        """Return what is shown of a stage or probe."""
+        stages = [entry.id for entry in self.pipeline.steps if not entry.skip]
+        number = stages.index(title) + 1 if isinstance(work, Stage) and title in stages else 0
+        settings = tuple(name for name in MEMORY_SETTINGS if name in type(work).model_fields)
+        return RunStep(title, number, len(stages), settings)
+
     @contextmanager
-    def _explained(self, title: str) -> Iterator[None]:
+    def _explained(self, title: str, settings: Sequence[str] = ()) -> Iterator[None]:
         """Convert every exception of a library to one of ours, with the title of the work. This is the only such
-        place."""
+        place. `settings` are those that lower the memory of the work."""
         try:
             yield
         except CorallineError as error:
             error.where = ": ".join(part for part in (title, self._user_file(error.where)) if part)
             raise
         except OSError as error:
+            if memory.is_exhausted(error):
+                raise _memory_error(title, settings) from error
             raise explain(error, title or "preparing the run", self.store.folder) from error
         except Exception as error:
             if _is_interrupt(error):
                 raise KeyboardInterrupt from error
             self.monitor.log(traceback.format_exc())
+            if memory.is_exhausted(error):
+                raise _memory_error(title, settings) from error
             first = (str(error).strip() or "no message").splitlines()[0]
             hint = f"the traceback is in {self.folder / LOG}"
             raise StageError(f"{type(error).__name__}: {first}", where=title, hint=hint) from error
@@ -253,6 +270,7 @@ class PipelineRun:
             subject = inputs.get("given") or next(iter(inputs.values()), NOTHING)
             specification = subject.facts.get("specification")
             context = replace(context, folder=folder, specification=specification)
+            _start_tensorflow(work, context.progress)
             if isinstance(work, Probe):
                 facts = work.run(inputs, context)
             else:
@@ -277,6 +295,20 @@ class PipelineRun:
             self.store.unfinished(key),
             self.folder / "tensorboard" / title,
         )
+
+
+def _start_tensorflow(work: Work, progress: Progress) -> None:
+    """Import TensorFlow for work that needs it, as a phase of its own: it takes some seconds."""
+    if work.imports_tensorflow and "tensorflow" not in sys.modules:
+        with progress.phase(Phase("starting TensorFlow")):
+            keras()
+
+
+def _memory_error(title: str, settings: Sequence[str]) -> StageError:
+    """Return the error for work that ran out of memory."""
+    error = memory.exhausted("there is not enough memory", settings)
+    error.where = title
+    return error
 
 
 def _is_interrupt(error: BaseException) -> bool:

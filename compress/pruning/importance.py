@@ -17,6 +17,7 @@ from compress.ir.channel_groups import ChannelGroups
 from compress.ir.keras_graph import Layer, LayerOutput, Network, build, map_tensors
 from compress.ir.layer_specs import INPUT, spec_of
 from compress.ir.tensorflow import keras, run, split_inputs
+from compress.progress import SILENT, Progress
 from compress.tasks.base import Head
 
 Scores = NDArray[np.float64]
@@ -46,12 +47,16 @@ class ImportanceSamples:
 
 
 def importance_scores(
-    network: Network, channels: ChannelGroups, method: ImportanceMethod, samples: ImportanceSamples | None
+    network: Network,
+    channels: ChannelGroups,
+    method: ImportanceMethod,
+    samples: ImportanceSamples | None,
+    progress: Progress = SILENT,
 ) -> Scores:
     """Return the importance of every channel; `taylor` needs samples."""
     if method == "taylor":
         assert samples is not None
-        return taylor_scores(network, channels, samples)
+        return taylor_scores(network, channels, samples, progress)
     return weight_scores(network, channels, method)
 
 
@@ -122,7 +127,9 @@ def refuse_constant(model: Any, inputs: NDArray[np.float32]) -> None:
         raise StageError(what, hint="train it first (`train` before `prune`), and check data.preprocess")
 
 
-def taylor_scores(network: Network, channels: ChannelGroups, samples: ImportanceSamples) -> Scores:
+def taylor_scores(
+    network: Network, channels: ChannelGroups, samples: ImportanceSamples, progress: Progress = SILENT
+) -> Scores:
     """Return the expected squared change of the loss without each channel.
 
     The change is estimated for each sample to first order: by the derivative of the loss with respect to a factor on
@@ -147,6 +154,7 @@ def taylor_scores(network: Network, channels: ChannelGroups, samples: Importance
     for start in range(0, len(samples.inputs), _BATCH):
         part = slice(start, start + _BATCH)
         total += np.asarray(squared_derivatives(samples.inputs[part], samples.labels[part]), np.float64)
+        progress.update(min(part.stop, len(samples.inputs)), len(samples.inputs))
     scores: Scores = (total / max(len(samples.inputs), 1))[channels.group]
     return scores
 

@@ -6,10 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from compress.artifact import Facts
+from compress.data.types import Data
 from compress.errors import StageError
 from compress.ir import keras_graph, weight_sparsity
 from compress.ir.keras_graph import Network
 from compress.ir.tensorflow import set_weights
+from compress.progress import Phase
 from compress.pruning.allocation import AllocationMethod, ImportanceLosses, importance_losses
 from compress.pruning.checkpoint import PruningCheckpoint, PruningState
 from compress.pruning.cost import TrialConversion
@@ -25,6 +28,7 @@ from compress.tasks.base import Quality
 from compress.training import healing, loop
 from compress.training.bn_recalibration import recalibrate_batch_norms
 from compress.training.loop import Loss, TrainingSettings
+from compress.training.phases import BACKWARD, BUILD, training_cost, validation_cost
 from compress.training.validation import validation_quality
 
 TrialConverter = Callable[[Network, Any], TrialConversion]
@@ -105,17 +109,50 @@ def prune(
     state = PruningState()
     if checkpoint:
         state, model = checkpoint.load(model, options.steps)
+    progress = context.progress
+    progress.plan(
+        *(phase for number in range(options.steps) for phase in _phases(number, options, retraining, context))
+    )
     while not state.finished:
+        choice, training = _phases(len(state.steps), options, retraining, context)
         if state.untrained is None:
-            step, model = _Step(model, objective, options, retraining, context, convert).run(state.steps)
+            with progress.phase(choice):
+                step, model = _Step(model, objective, options, retraining, context, convert).run(state.steps)
             state = replace(state, untrained=step)
             if checkpoint:
                 checkpoint.save(model, state)
-        step = _retrain(model, state, retraining, context)
+        with progress.phase(training):
+            step = _retrain(model, state, retraining, context)
         state = PruningState((*state.steps, step))
         if checkpoint:
             checkpoint.save(model, state)
     return PruningResult(model, state.steps)
+
+
+def pruning_cost(options: PruningOptions, epochs: int, epochs_between: int, data: Data) -> float:
+    """Return the expected cost of a pruning, in the unit of `compress.training.phases`."""
+    choice = options.steps * _choice_cost(options)
+    return choice + training_cost(data, epochs + epochs_between * (options.steps - 1)) + 2 * validation_cost(data)
+
+
+def _choice_cost(options: PruningOptions) -> float:
+    """Return the expected cost of choosing and removing channels once, without trial trainings."""
+    return 4 * BUILD + BACKWARD * options.samples
+
+
+def _phases(
+    number: int, options: PruningOptions, retraining: Retraining | None, context: Context
+) -> tuple[Phase, Phase]:
+    """Return the phases of one step: the choice of channels, and the training after it."""
+    suffix = f" {number + 1} of {options.steps}" if options.steps > 1 else ""
+    last = number == options.steps - 1
+    cost, trials = 0.0, 0.0
+    if retraining is not None:
+        cost = training_cost(context.data, retraining.epochs(last=last)) + 2 * validation_cost(context.data)
+        if options.allocation == "auto" and retraining.settings.epochs:
+            trials = len(COMPARED) * training_cost(context.data, 1)
+    choice = Phase(f"choice of channels{suffix}", _choice_cost(options) + trials)
+    return choice, Phase(f"fine-tuning{suffix}", cost)
 
 
 def _refuse_idle_training(retraining: Retraining, context: Context) -> None:
@@ -193,6 +230,9 @@ class _Step:
 
     def run(self, earlier: tuple[PruningStep, ...]) -> tuple[PruningStep, Any]:
         """Return the step and the smaller model."""
+        progress = self.context.progress
+        importance, costs, widths, trials, norms = self._parts()
+        progress.plan(importance, costs, widths, trials, norms)
         inputs, labels = loop.chosen_inputs(self.context.data, self.options.samples, self.context.seed)
         if not earlier:
             refuse_constant(self.model, inputs)
@@ -201,19 +241,23 @@ class _Step:
             head = loop.head_of(self.model, self.context.data, self.context.specification)
             samples = ImportanceSamples(inputs, labels, head, task_of(self.context.data).counts_right)
         network = keras_graph.read(self.model)
-        prunable = prepare(network, self.context.target, self.options.importance, samples)
-        conversion = self.convert(network, self.model)
+        with progress.phase(importance):
+            prunable = prepare(network, self.context.target, self.options.importance, samples, progress)
+        with progress.phase(costs):
+            conversion = self.convert(network, self.model)
         prunable = prunable.calibrated(prunable.full_widths, conversion)
         initial = earlier[0].cost.before if earlier else None
         steps_left = self.options.steps - len(earlier)
         limits = self.objective.limits(prunable, initial, steps_left)
-        curves = self._curves(prunable, samples)
         candidates = _Candidates(prunable, self.convert)
-        allocations = {
-            method: self._allocate(prunable, losses, limits, candidates)
-            for method, losses in self._losses(prunable, curves).items()
-        }
-        method, trials = self._best(allocations, candidates)
+        with progress.phase(widths):
+            curves = self._curves(prunable, samples)
+            allocations = {
+                method: self._allocate(prunable, losses, limits, candidates)
+                for method, losses in self._losses(prunable, curves).items()
+            }
+        with progress.phase(trials):
+            method, qualities = self._best(allocations, candidates)
         allocation = allocations[method]
         layers = prunable.pruned_layers(allocation.widths)
         model = candidates.model(allocation.widths)
@@ -226,12 +270,30 @@ class _Step:
             layers={name: LayerWidths(*widths) for name, widths in layers.items()},
             unsupported=prunable.channels.unsupported,
             done=last or change.after <= limits.final,
-            trials=trials,
+            trials=qualities,
             sensitivity=tuple(curves),
             warnings=tuple(self._warnings(prunable, conversion)),
-            recalibration=recalibrate_batch_norms(model, self.context) if layers else {},
+            recalibration=self._recalibration(model, norms) if layers else {},
         )
         return self._reported(step, limits, last=last), model
+
+    def _parts(self) -> tuple[Phase, Phase, Phase, Phase, Phase]:
+        """Return the phases of the choice of channels."""
+        data, options = self.context.data, self.options
+        trials = 0.0
+        if options.allocation == "auto" and self.retraining is not None and self.retraining.settings.epochs:
+            trials = len(COMPARED) * training_cost(data, 1)
+        return (
+            Phase("importance of channels", BUILD + BACKWARD * options.samples, unit="sample"),
+            Phase("costs", BUILD),
+            Phase("sensitivity of layers" if options.allocation == "sensitivity" else "widths", BUILD, unit="width"),
+            Phase("trial trainings", trials),
+            Phase("batch norms", BUILD + 2 * validation_cost(data)),
+        )
+
+    def _recalibration(self, model: Any, phase: Phase) -> Facts:
+        with self.context.progress.phase(phase):
+            return recalibrate_batch_norms(model, self.context)
 
     def _curves(self, prunable: PrunableNetwork, samples: ImportanceSamples | None) -> list[SensitivityCurve]:
         if self.options.allocation != "sensitivity":
@@ -264,8 +326,11 @@ class _Step:
             return next(iter(allocations)), {}
         trials: dict[AllocationMethod, Quality] = {}
         best = next(iter(allocations))
+        phases = {method: Phase(f"trial training: {method}") for method in allocations}
+        self.context.progress.plan(*phases.values())
         for method, allocation in allocations.items():
-            trials[method] = self._trial_quality(candidates.model(allocation.widths))
+            with self.context.progress.phase(phases[method]):
+                trials[method] = self._trial_quality(candidates.model(allocation.widths))
             if trials[best].is_worse_than(trials[method]):
                 best = method
         return best, {method: quality.value for method, quality in trials.items()}

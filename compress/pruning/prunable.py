@@ -11,6 +11,7 @@ from compress.errors import StageError
 from compress.ir import channel_groups
 from compress.ir.channel_groups import ChannelGroups, Mask
 from compress.ir.keras_graph import LayerOutput, Network
+from compress.progress import SILENT, Progress
 from compress.pruning.cost import Costs, TrialConversion
 from compress.pruning.importance import (
     ImportanceMethod,
@@ -81,7 +82,11 @@ class PrunableNetwork:
 
 
 def prepare(
-    network: Network, target: Target, method: ImportanceMethod, samples: ImportanceSamples | None
+    network: Network,
+    target: Target,
+    method: ImportanceMethod,
+    samples: ImportanceSamples | None,
+    progress: Progress = SILENT,
 ) -> PrunableNetwork:
     """Find the layer groups of a network, the importance of its channels, and its costs.
 
@@ -93,12 +98,13 @@ def prepare(
         target: the target that costs are predicted for.
         method: how importance is measured.
         samples: the samples that `taylor` needs.
+        progress: receives the number of samples that are done.
 
     Raises:
         StageError: no channel can be removed, or importance is not a number.
     """
     channels = channel_groups.find_groups(network)
-    scores = importance_scores(network, channels, method, samples)
+    scores = importance_scores(network, channels, method, samples, progress)
     if method == "taylor" and not scores.any():
         method = "batch_norm"
         scores = importance_scores(network, channels, method, samples)

@@ -15,6 +15,7 @@ from compress.ir.keras_graph import LayerOutput, Network, build, subnetwork
 from compress.ir.layer_specs import spec_of
 from compress.ir.passes.fold import split_activations
 from compress.ir.tensorflow import batch_signature, keras, run
+from compress.progress import SILENT, Phase, Progress
 from compress.quantization import quantizer_placement
 
 BATCH = 32
@@ -23,6 +24,7 @@ BATCH_BYTES = 1 << 27
 BINS = 4096
 """Bins of a histogram between two opposite powers of two. At least a quarter of them are in the range of a tensor whose
 values have one sign."""
+CALIBRATION = Phase("calibration", unit="sample")
 COUNTED = 1 << 14
 """Values of a tensor that are counted for each sample: more do not change the distribution."""
 SMALLEST_REACH = 2.0**-100
@@ -239,6 +241,7 @@ def collect(
     *,
     histograms: bool = True,
     by_channel: Sequence[LayerOutput] = (),
+    progress: Progress = SILENT,
 ) -> Statistics:
     """Run the network on the samples, once.
 
@@ -247,6 +250,7 @@ def collect(
         samples: preprocessed calibration samples [n, ...].
         histograms: whether distributions are needed in addition to the extremes.
         by_channel: tensors whose extremes are needed for each channel.
+        progress: receives the number of samples that are done.
 
     Raises:
         StageError: a weight or an activation is NaN or infinite.
@@ -263,13 +267,16 @@ def collect(
         results: dict[str, Any] = {"extremes": [_extremes(*each) for each in zip(values, kept_apart, strict=True)]}
         return results | (_counts(values[: len(rounded)], results["extremes"]) if histograms else {})
 
-    for batch in _runs(network, tensors, samples, observe):
-        _refuse_infinite(network, tensors, batch["extremes"], sum(done[0].shape[1] for done in batches))
-        batches.append(batch["extremes"])
-        for number, tensor in enumerate(rounded if histograms else []):
-            added = ActivationHistogram(float(batch["reach"][number]), batch["counts"][number].astype(np.float64))
-            point = points[tensor]
-            counts[point] = counts[point] + added if point in counts else added
+    with progress.phase(CALIBRATION):
+        for batch in _runs(network, tensors, samples, observe):
+            done = sum(extremes[0].shape[1] for extremes in batches)
+            _refuse_infinite(network, tensors, batch["extremes"], done)
+            batches.append(batch["extremes"])
+            for number, tensor in enumerate(rounded if histograms else []):
+                added = ActivationHistogram(float(batch["reach"][number]), batch["counts"][number].astype(np.float64))
+                point = points[tensor]
+                counts[point] = counts[point] + added if point in counts else added
+            progress.update(done + batch["extremes"][0].shape[1], len(samples))
     extremes = {
         tensor: Extremes(*np.concatenate(parts, axis=1))
         for tensor, parts in zip(tensors, zip(*batches, strict=True), strict=True)

@@ -8,7 +8,6 @@ Source: Nagel et al., Up or Down? Adaptive Rounding for Post-Training Quantizati
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from compress.ir.keras_graph import Layer, LayerOutput, Network, build, subnetwork
 from compress.ir.layer_specs import spec_of
 from compress.ir.tensorflow import keras, run
+from compress.progress import SILENT, Progress
 from compress.quantization.plan import on_grid, packed
 
 STEPS = 400
@@ -31,20 +31,20 @@ STRETCH = (-0.1, 1.1)
 SEED = 0
 
 
-def rounded_up(network: Network, samples: NDArray[np.float32], note: Callable[[str], None]) -> dict[str, str]:
+def rounded_up(network: Network, samples: NDArray[np.float32], progress: Progress = SILENT) -> dict[str, str]:
     """Return by layer which weights are rounded up, packed as in a plan; layers that gain nothing are left out.
 
     Args:
         network: in canonical form, with the factors and bias shifts of the plan.
         samples: preprocessed calibration samples [n, ...].
-        note: receives one line of text for each layer.
+        progress: receives the number of layers that are done.
     """
     chosen = {}
     layers = [layer for layer, call in network.in_order() if spec_of(layer).kernel is not None and call == 0]
     for number, layer in enumerate(layers):
         if len(layer.calls) > 1:
             continue
-        note(f"rounding of layer {number + 1} of {len(layers)}, {layer.name}")
+        progress.update(number, len(layers))
         inputs, outputs = _inputs_and_outputs(network, layer, samples)
         up = _directions(layer, inputs, outputs)
         nearest = on_grid(layer.weights[0], _scale_axes(layer))

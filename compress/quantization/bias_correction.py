@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from compress.ir.keras_graph import Layer, LayerOutput, Network
 from compress.ir.layer_specs import spec_of
 from compress.ir.tensorflow import split_inputs
+from compress.progress import SILENT, Progress
 from compress.quantization.activation_statistics import batch_size
 from compress.quantization.plan import QuantizationPlan
 
@@ -31,7 +32,9 @@ Observer = Callable[[str, Any], Any]
 """Given the name of a layer and its outputs, returns the outputs that the next layers use."""
 
 
-def measured_shifts(simulation: Simulation, plan: QuantizationPlan, samples: NDArray[np.float32]) -> Shifts:
+def measured_shifts(
+    simulation: Simulation, plan: QuantizationPlan, samples: NDArray[np.float32], progress: Progress = SILENT
+) -> Shifts:
     """Measure what brings the mean of each layer's outputs back, from the input of the network to its output.
 
     The quantized network is computed once, layer by layer. Each layer is corrected as soon as it is computed, so that
@@ -41,18 +44,22 @@ def measured_shifts(simulation: Simulation, plan: QuantizationPlan, samples: NDA
         simulation: of the network; afterwards it computes the plan.
         plan: the ranges and factors; its bias shifts are not used.
         samples: preprocessed calibration samples [n, ...].
+        progress: receives the number of layers that are done, in both passes.
     """
+    count = 2 * sum(map(_is_corrected, simulation.network.layers.values()))
     chosen = samples[: min(SAMPLES, LARGEST_BATCHES * batch_size(simulation.network))]
     means: dict[str, NDArray[np.float32]] = {}
     shifts: Shifts = {}
 
     def measure(layer: str, outputs: Any) -> Any:
         means[layer] = _means(outputs)
+        progress.update(len(means), count)
         return outputs
 
     def correct(layer: str, outputs: Any) -> Any:
         shift = means[layer] - _means(outputs)
         shifts[layer] = tuple(shift.tolist())
+        progress.update(len(means) + len(shifts), count)
         return outputs + shift
 
     simulation.use_float(plan)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from compress.ir.keras_graph import Layer, Network, tensors_in
 from compress.ir.layer_specs import spec_of
+from compress.progress import SILENT, Progress
 from compress.quantization import bias_correction, equalization, export, quantizer_placement
 from compress.quantization.plan import QuantizationPlan
 from compress.quantization.simulation import Simulation
@@ -64,7 +65,11 @@ def affordable_samples(network: Network, macs: int) -> int:
 
 
 def errors(
-    network: Network, plan: QuantizationPlan, samples: NDArray[np.float32], simulation: Simulation | None = None
+    network: Network,
+    plan: QuantizationPlan,
+    samples: NDArray[np.float32],
+    simulation: Simulation | None = None,
+    progress: Progress = SILENT,
 ) -> list[LayerError]:
     """Return every rounded tensor, the one that costs most first.
 
@@ -73,11 +78,12 @@ def errors(
         plan: what it is quantized by.
         samples: preprocessed samples [n, ...]; a few dozen are enough.
         simulation: of the plan's network (`export.restructured`) without a softmax at its end; None builds one.
+        progress: receives the number of tensors that are done.
     """
     if simulation is None:
         simulation = Simulation(quantizer_placement.without_softmax(export.restructured(network, plan)))
     scaled = equalization.applied(simulation.network, plan.factors)
-    noise = _noise(simulation, scaled, plan, samples)
+    noise = _noise(simulation, scaled, plan, samples, progress)
     total = sum(noise.values()) or 1.0
     simulation.use_float(plan)
     expected = simulation.values(samples)
@@ -107,7 +113,7 @@ def to_json(rows: list[LayerError]) -> list[dict[str, Any]]:
 
 
 def _noise(
-    simulation: Simulation, scaled: Network, plan: QuantizationPlan, samples: NDArray[np.float32]
+    simulation: Simulation, scaled: Network, plan: QuantizationPlan, samples: NDArray[np.float32], progress: Progress
 ) -> dict[str, float]:
     """Return energies of the error of the logits.
 
@@ -119,6 +125,7 @@ def _noise(
         scaled: the network with its channels scaled as the plan says.
         plan: the plan.
         samples: preprocessed samples [n, ...].
+        progress: receives the number of tensors that are done.
     """
     gridded = export.gridded(scaled, plan)
     simulation.use_float(plan)
@@ -131,14 +138,18 @@ def _noise(
         return float((np.where(np.isfinite(difference), difference, expected) ** 2).sum())
 
     noise = {}
+    weighted = _weighted(scaled)
+    count = len(simulation.tensors) + len(weighted)
     for point in simulation.tensors:
         simulation.switch(point, on=True)
         noise[point] = energy()
         simulation.switch(point, on=False)
-    for name in _weighted(scaled):
+        progress.update(len(noise), count)
+    for name in weighted:
         simulation.assign_layer(name, gridded)
         noise[name + WEIGHTS] = energy()
         simulation.assign_layer(name, scaled)
+        progress.update(len(noise), count)
     return noise | _added(simulation, gridded, plan, energy)
 
 

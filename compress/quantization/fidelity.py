@@ -9,8 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.progress import SILENT, Progress
 from compress.tasks.base import Judge, Rows
 from compress.tflite.interpreter import LoadedModel
+
+BLOCK = 16
+"""Samples between two reports of progress."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +37,18 @@ class FileAgreement:
         return round(float(self.same.mean()), 4)
 
 
-def compared(float_file: Path, quantized_file: Path, samples: NDArray[np.float32], judge: Judge) -> FileAgreement:
+def compared(
+    float_file: Path, quantized_file: Path, samples: NDArray[np.float32], judge: Judge, progress: Progress = SILENT
+) -> FileAgreement:
     """Run two .tflite files on the same samples."""
-    expected = LoadedModel(float_file, reproducible=True).scores(samples)
-    actual = LoadedModel(quantized_file, reproducible=True).scores(samples)
+    rows = []
+    for number, file in enumerate((float_file, quantized_file)):
+        model, parts = LoadedModel(file, reproducible=True), []
+        for start in range(0, len(samples), BLOCK):
+            parts.append(model.scores(samples[start : start + BLOCK]))
+            progress.update(number * len(samples) + min(start + BLOCK, len(samples)), 2 * len(samples))
+        rows.append(np.concatenate(parts))
+    expected, actual = rows
     return FileAgreement(expected, judge.same(expected, actual), judge.snr_db(expected, actual))
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compress import memory
 from compress.errors import StageError
 from compress.quantization import constant_biases, diagnostics
 from compress.quantization.export import InputType
@@ -44,7 +45,7 @@ def convert(content: bytes, samples: NDArray[np.float32], io: InputType = "int8"
         io: type of the result's input and output.
 
     Raises:
-        StageError: the calibrator or the quantizer refuses it, or crashes.
+        StageError: the calibrator or the quantizer refuses it, or crashes, or memory is short.
     """
     with tempfile.TemporaryDirectory(prefix="coralline-") as name:
         folder = Path(name)
@@ -58,6 +59,11 @@ def convert(content: bytes, samples: NDArray[np.float32], io: InputType = "int8"
             process.kill()
         if (folder / OUTPUT).exists() and process.exitcode == 0:
             return (folder / OUTPUT).read_bytes()
+        if memory.killed_for_memory(process.exitcode or 0):
+            raise memory.exhausted(
+                "the process of TensorFlow's quantizer was killed: most likely memory was short",
+                ("calibration_samples",),
+            )
         crash = f"it crashed with code {process.exitcode}"
         said = (folder / ERROR).read_text() if (folder / ERROR).exists() else crash
     raise StageError(

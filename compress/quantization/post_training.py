@@ -13,17 +13,19 @@ from compress.artifact import Facts
 from compress.ir import keras_graph, weight_sparsity
 from compress.ir.keras_graph import Network
 from compress.ir.passes import fold, separate_gates
-from compress.quantization import debug, diagnostics, export
+from compress.progress import SILENT, Phase, Progress
+from compress.quantization import adaround, debug, diagnostics, export
 from compress.quantization.debug import LayerError
 from compress.quantization.export import FloatOperatorsError
 from compress.quantization.plan import QuantizationPlan, weights_digest
 from compress.quantization.ranges import METHODS, MINMAX
-from compress.quantization.search import Search, Skipped, Trial, file_outputs
+from compress.quantization.search import FIRST_SAMPLES, Search, Skipped, Trial, file_outputs
 from compress.quantization.settings import PostTrainingSettings
 from compress.quantization.simulation import Simulation
 from compress.tasks.base import Judge
 from compress.tasks.classification import ByClass
 from compress.tflite import graph, macs
+from compress.training.phases import BACKWARD, BUILD
 
 Samples = NDArray[np.float32]
 Note = Callable[[str], None]
@@ -104,6 +106,7 @@ def quantize(
     plan: QuantizationPlan | None = None,
     judge: Judge | None = None,
     note: Note = lambda text: None,
+    progress: Progress = SILENT,
 ) -> QuantizationResult:
     """Quantize a Keras model without training.
 
@@ -114,7 +117,8 @@ def quantize(
         settings: what to try; None for the defaults.
         plan: a finished plan, which is applied instead of a search.
         judge: compares outputs; None for classifiers.
-        note: receives one line of text about the progress now and then.
+        note: receives lines of text for the user.
+        progress: receives phases and steps.
 
     Raises:
         StageError: the plan is for another model, or a value is not finite, or a layer has no 8-bit form.
@@ -126,7 +130,7 @@ def quantize(
     for warning in warnings:
         note(warning)
     try:
-        result = _by_plan(network, samples, held_out, settings, plan, judge or ByClass(), note)
+        result = _by_plan(network, samples, held_out, settings, plan, judge or ByClass(), note, progress)
     except FloatOperatorsError as error:
         if plan is not None:
             raise
@@ -156,6 +160,7 @@ def _by_plan(
     plan: QuantizationPlan | None,
     judge: Judge,
     note: Note,
+    progress: Progress,
 ) -> QuantizationResult:
     """Quantize a network by the best plan, or by a finished one.
 
@@ -164,16 +169,21 @@ def _by_plan(
     """
     canonical = fold.canonical(network)
     as_file = file_outputs if settings.search == "full" else None
-    search = Search(canonical, samples, held_out, settings.io, as_file, judge)
+    phases = _SearchPhases.of(settings, len(samples))
+    progress.plan(*(phases.searched(settings) if plan is None else ()), phases.verification, phases.layers)
+    search = Search(canonical, samples, held_out, settings.io, as_file, judge, progress)
     if plan is not None:
         search.apply(plan)
     else:
-        _search(search, network, settings, note)
-        if not search.simulation_agrees():
+        _search(search, network, settings, phases)
+        with progress.phase(phases.verification):
+            agrees = search.simulation_agrees()
+        if not agrees:
             warning = "the simulation differs from the .tflite file: the search was repeated with files"
             note(warning)
             search = search.restarted(file_outputs)
-            _search(search, network, settings, note)
+            progress.plan(*phases.searched(settings), phases.layers)
+            _search(search, network, settings, phases)
             search.warnings.append(warning)
     for gate in separated_gates(canonical, search.plan):
         note(f"the gate of {gate['activation']} has its own copy of {gate['copied']}: {gate['macs']:,} more MACs")
@@ -188,7 +198,8 @@ def _by_plan(
         skipped=tuple(search.skipped),
         warnings=tuple(search.warnings),
     )
-    return described(result, canonical, search.plan, held_out, search.simulation)
+    with progress.phase(phases.layers):
+        return described(result, canonical, search.plan, held_out, search.simulation, progress)
 
 
 def described(
@@ -197,6 +208,7 @@ def described(
     plan: QuantizationPlan,
     held_out: Samples,
     simulation: Simulation | None = None,
+    progress: Progress = SILENT,
 ) -> QuantizationResult:
     """Return the result with its network, its plan and the errors of its layers.
 
@@ -206,29 +218,83 @@ def described(
         plan: what the file was made by.
         held_out: preprocessed samples [m, ...].
         simulation: of the plan's network (`export.restructured`) without a softmax at its end; None builds one.
+        progress: receives the number of tensors that are done.
     """
     trained = result.method == "qat"
     plan = replace(plan, weights_digest=weights_digest(network), trained_with_rounding=trained)
     count = debug.affordable_samples(network, macs.total_macs(graph.parse(result.content)))
-    errors = debug.errors(network, plan, held_out[:count], simulation)
+    errors = debug.errors(network, plan, held_out[:count], simulation, progress)
     return replace(result, network=network, plan=plan, layer_errors=tuple(errors))
 
 
-def _search(search: Search, network: Network, settings: PostTrainingSettings, note: Note) -> None:
+@dataclass(frozen=True)
+class _SearchPhases:
+    """The phases of the search, and of what follows it; costs in the unit of `compress.training.phases`."""
+
+    ranges: Phase
+    equalization: Phase
+    gates: Phase
+    bias: Phase
+    rounding: Phase
+    verification: Phase
+    layers: Phase
+
+    @classmethod
+    def of(cls, settings: PostTrainingSettings, samples: int) -> _SearchPhases:
+        """Return the phases for a number of calibration samples."""
+        candidate = FIRST_SAMPLES + (BUILD if settings.search == "full" else 0.0)
+        methods = len(METHODS) if settings.ranges == "auto" else 1
+        return cls(
+            ranges=Phase("activation ranges", BUILD + samples + methods * candidate),
+            equalization=Phase("equalization", 3 * candidate),
+            gates=Phase("separate gates", candidate),
+            bias=Phase("bias correction", BUILD / 2 + candidate, unit="layer"),
+            rounding=Phase("AdaRound", 2 * BUILD + BACKWARD * adaround.STEPS * adaround.BATCH, unit="layer"),
+            verification=Phase("check of the simulation", BUILD),
+            layers=Phase("errors of the layers", BUILD, unit="tensor"),
+        )
+
+    def searched(self, settings: PostTrainingSettings) -> list[Phase]:
+        """Return the phases of the search with these settings."""
+        used = (
+            (self.ranges, True),
+            (self.equalization, settings.equalize == "auto"),
+            (self.gates, settings.equalize == "auto" and settings.separate_gates == "auto"),
+            (self.bias, settings.correct_bias == "auto"),
+            (self.rounding, settings.rounding == "adaround"),
+        )
+        return [phase for phase, is_used in used if is_used]
+
+
+def search_cost(settings: PostTrainingSettings, samples: int) -> float:
+    """Return the expected cost of `quantize`."""
+    phases = _SearchPhases.of(settings, samples)
+    parts = [*phases.searched(settings), phases.verification, phases.layers]
+    return sum(phase.weight for phase in parts)
+
+
+def _search(search: Search, network: Network, settings: PostTrainingSettings, phases: _SearchPhases) -> None:
     """Try what the settings allow, and keep what helps."""
+    phase = search.progress.phase
     # Factors would give each channel of a clustered kernel other values than its neighbours'.
     clustered = any(kernel.clustered for kernel in weight_sparsity.by_layer(network).values())
     methods = [*METHODS] if settings.ranges == "auto" else [settings.ranges]
-    search.ranges(methods)
+    with phase(phases.ranges):
+        search.ranges(methods)
     equalized_with: set[str] = set()
     while settings.equalize == "auto" and not clustered and search.range_method not in equalized_with:
         equalized_with.add(search.range_method)
         # The best method for channels of very different sizes may not be the best one for equalized channels.
-        if search.equalization():
-            search.ranges(search.methods_left(methods))
-    if settings.equalize == "auto" and settings.separate_gates == "auto" and not clustered and search.gates():
-        search.ranges(search.methods_left(methods))
+        with phase(phases.equalization):
+            if search.equalization():
+                search.ranges(search.methods_left(methods))
+    if settings.equalize == "auto" and settings.separate_gates == "auto" and not clustered:
+        with phase(phases.gates):
+            if search.gates():
+                search.ranges(search.methods_left(methods))
     if settings.correct_bias == "auto":
-        search.bias()
+        with phase(phases.bias):
+            search.bias()
     if settings.rounding == "adaround":
-        search.rounding(note)
+        with phase(phases.rounding):
+            search.rounding()

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from compress.ir.channel_groups import ChannelGroups
 from compress.ir.keras_graph import LayerOutput, Network
 from compress.ir.passes import separate_gates
+from compress.progress import SILENT, Phase, Progress
 from compress.quantization import activation_statistics, adaround, bias_correction, diagnostics, equalization, export
 from compress.quantization.activation_statistics import Statistics
 from compress.quantization.calibration import calibrate, planned
@@ -120,6 +121,7 @@ class Search:
         io: type of the file's input and output.
         as_file: computes the outputs of a candidate's file; None compares simulations.
         judge: compares outputs.
+        progress: receives the number of candidates that are done.
         trials: the candidates that were tried, in order.
         skipped: the candidates that were not tried.
         warnings: unusual activations, or a plan that may not fit.
@@ -132,6 +134,7 @@ class Search:
     io: export.InputType = "int8"
     as_file: FileOutputs | None = None
     judge: Judge = field(default_factory=ByClass)
+    progress: Progress = SILENT
     trials: list[Trial] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -171,6 +174,8 @@ class Search:
             return
         factors = self._best.plan.factors if self._best else {}
         gates = self._best.plan.separated_gates if self._best else ()
+        candidates = Phase("candidates", len(methods) * FIRST_SAMPLES, unit="candidate")
+        self.progress.plan(replace(activation_statistics.CALIBRATION, weight=len(self.samples)), candidates)
         everything = ordinary = self._collected(gates, factors, self.samples, methods)
         outliers = activation_statistics.outliers(everything)
         if outliers:
@@ -181,7 +186,11 @@ class Search:
         elif not self.warnings:
             self.warnings = diagnostics.about_activations(everything, [])
         suffix = " without outliers" if outliers else ""
-        kept = [self._try_ranges(method, f"{method}{suffix}", ordinary, gates, factors) for method in methods]
+        kept = []
+        with self.progress.phase(candidates):
+            for number, method in enumerate(methods):
+                kept.append(self._try_ranges(method, f"{method}{suffix}", ordinary, gates, factors))
+                self.progress.update(number + 1, len(methods))
         if any(kept):
             self.samples = self.ordinary
         self._seen = _Seen(ordinary if any(kept) else everything, factors)
@@ -204,7 +213,9 @@ class Search:
         network = equalization.applied(structure.network, factors)
         histograms = not WITHOUT_HISTOGRAMS.issuperset(methods)
         by_channel = equalization.observed_tensors(network, structure.channels)
-        return activation_statistics.collect(network, samples, histograms=histograms, by_channel=by_channel)
+        return activation_statistics.collect(
+            network, samples, histograms=histograms, by_channel=by_channel, progress=self.progress
+        )
 
     def _try_ranges(self, method: str, choice: str, statistics: Statistics, gates: Gates, factors: Factors) -> bool:
         """Try the ranges of one method; return whether they are kept."""
@@ -328,14 +339,14 @@ class Search:
     def bias(self) -> None:
         """Try to shift the mean of every layer's outputs back to that of the float model."""
         plan = self.plan
-        shifts = bias_correction.measured_shifts(self.simulation, plan, self.ordinary)
+        shifts = bias_correction.measured_shifts(self.simulation, plan, self.ordinary, self.progress)
         self._try("bias", "measured shift", replace(plan, bias_shifts=shifts), self.range_method)
 
-    def rounding(self, note: Callable[[str], None]) -> None:
+    def rounding(self) -> None:
         """Try AdaRound instead of rounding to the nearest step."""
         plan = self.plan
         network = export.edited(self._compared, plan)
-        chosen = adaround.rounded_up(network, self.ordinary, note)
+        chosen = adaround.rounded_up(network, self.ordinary, self.progress)
         self._try("rounding", "adaround", replace(plan, rounding=chosen), self.range_method)
 
     @property

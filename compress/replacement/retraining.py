@@ -13,15 +13,17 @@ from compress.ir.activations import Activation
 from compress.ir.keras_graph import Network
 from compress.ir.tensorflow import sample_shape
 from compress.measurement import missing, proportion
+from compress.progress import Phase
 from compress.replacement import gradual, squeeze_excite
 from compress.replacement.activations import Replacements, replace_by_relu
 from compress.replacement.gradual import GradualTraining, OutputLoss
 from compress.stage import Context
 from compress.tasks import task_of
 from compress.tasks.base import takes
-from compress.training import healing, loop
+from compress.training import healing, loop, phases
 from compress.training.bn_recalibration import recalibrate_batch_norms
 from compress.training.loop import Loss, TrainingSettings
+from compress.training.phases import BUILD, validation_cost
 from compress.training.validation import validation_quality
 
 
@@ -95,16 +97,24 @@ def replace_activations(
     if not replacements.replaced:
         return ReplacementResult(None, replacements)
     changed = keras_graph.build(network)
-    facts = _recalibrated(changed, context)
-    accuracy = {"before": _accuracy(model, context), "replaced": _accuracy(changed, context)}
+    check = Phase("batch norms", BUILD + 4 * validation_cost(context.data))
+    retraining = phases.training(context.data, training.settings if training else None, "retraining")
+    after = Phase("comparison", validation_cost(context.data))
+    context.progress.plan(check, *([retraining, after] if training is not None else []))
+    with context.progress.phase(check):
+        facts = _recalibrated(changed, context)
+        accuracy = {"before": _accuracy(model, context), "replaced": _accuracy(changed, context)}
     if training is not None and training.gradual and activations.replaced:
         how = GradualTraining(options.activations, options.by, training.gradual, training.output_loss(model, context))
-        network, activations, facts = gradual.train(original, without_gates, how, training.settings, context)
+        with context.progress.phase(retraining):
+            network, activations, facts = gradual.train(original, without_gates, how, training.settings, context)
         changed, replacements = keras_graph.build(network), gates | activations
     elif training is not None:
-        facts |= healing.heal(changed, training.loss(changed, model, context), training.settings, context)
+        with context.progress.phase(retraining):
+            facts |= healing.heal(changed, training.loss(changed, model, context), training.settings, context)
     if training is not None:
-        accuracy["healed"] = _accuracy(changed, context)
+        with context.progress.phase(after):
+            accuracy["healed"] = _accuracy(changed, context)
     return ReplacementResult(changed, replacements, facts, accuracy)
 
 

@@ -1,4 +1,5 @@
-"""The report's sentences on trainings: selected samples, batch norm recalibration, and healing that was not kept."""
+"""The report's sentences on trainings: their loss, selected samples, batch norm recalibration, and healing that was not
+kept."""
 
 from __future__ import annotations
 
@@ -42,9 +43,27 @@ class ValidationChange:
 
 
 @dataclass(frozen=True)
+class LossFacts:
+    """What a loss is, with its unit, and the loss of guessing."""
+
+    name: str = ""
+    guessing: float | None = None
+
+
+@dataclass(frozen=True)
+class EpochFacts:
+    """The losses of one epoch."""
+
+    loss: float | None = None
+    val_loss: float | None = None
+
+
+@dataclass(frozen=True)
 class TrainingFacts:
     """The facts of a stage, or of one of its steps, about training and calibration."""
 
+    loss: LossFacts | None = None
+    history: tuple[EpochFacts, ...] = ()
     subset: SelectionFacts | None = None
     calibration: SelectionFacts | None = None
     healing: ValidationChange | None = None
@@ -68,6 +87,8 @@ def _trainings(record: RunRecord) -> Iterator[tuple[str, TrainingFacts]]:
 
 
 def _lines(name: str, facts: TrainingFacts) -> Iterator[str]:
+    if facts.loss is not None and facts.history:
+        yield f"{name}: {_loss(facts.loss, facts.history)}"
     if facts.subset is not None:
         yield f"{name}: {_selection(facts.subset, 'training')}"
     if facts.calibration is not None:
@@ -76,6 +97,26 @@ def _lines(name: str, facts: TrainingFacts) -> Iterator[str]:
         yield f"{name}: the training is not kept, because it changed {facts.healing}"
     if facts.batch_norms is not None:
         yield f"{name}: {_recalibration(facts.batch_norms)}"
+
+
+def _loss(loss: LossFacts, history: tuple[EpochFacts, ...]) -> str:
+    """Return the losses of the first and the last epoch, next to that of guessing."""
+    first, last = history[0], history[-1]
+    what = f"the loss ({shorten(loss.name, MAX_PROSE)})" if loss.name else "the loss"
+    epochs = "1 epoch" if len(history) == 1 else f"{len(history):,} epochs"
+    change = (
+        _value(last.loss)
+        if len(history) == 1
+        else f"{_value(first.loss)} in the first and {_value(last.loss)} in the last"
+    )
+    text = f"{epochs}; {what} was {change}"
+    if last.val_loss is not None:
+        text += f", and {_value(last.val_loss)} on the validation split"
+    return text if loss.guessing is None else f"{text}; guessing gives {_value(loss.guessing)}"
+
+
+def _value(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.3g}"
 
 
 def _selection(facts: SelectionFacts, purpose: str) -> str:

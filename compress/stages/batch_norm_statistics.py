@@ -15,6 +15,7 @@ class BatchNormStatistics(Probe):
     name: ClassVar[str] = "batch norm statistics"
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras")
+    imports_tensorflow: ClassVar[bool] = True
 
     def run(self, subjects: Mapping[str, Artifact], context: Context) -> Facts:
         """Return the facts of `training.bn_recalibration.compared_statistics` for the Keras model."""

@@ -21,6 +21,7 @@ class Cluster(Stage, EpochSettings):
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "tf-keras", "tensorflow-model-optimization")
+    imports_tensorflow: ClassVar[bool] = True
 
     clusters: Annotated[int, Field(ge=2, le=256)] = 16
     """Number of different values in one kernel. The zeros of a sparse kernel remain and count as one value."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from compress.artifact import MODEL_TFLITE, Artifact, Facts, Kind
+from compress.progress import Phase
 from compress.stage import Context, Need, Refusal, Stage
 from compress.targets.base import Target
 from compress.targets.compiler_settings import CompilerSettings
@@ -36,4 +37,5 @@ class Compile(Stage, CompilerSettings):
         """Return the placement; write the compiled model if there is a compiler or a cached result."""
         content = artifact.file(MODEL_TFLITE).read_bytes()
         (context.folder / MODEL_TFLITE).write_bytes(content)
-        return context.target.compile(content, self, context.folder, context.progress.note)
+        with context.progress.phase(Phase("check and compilation")):
+            return context.target.compile(content, self, context.folder, context.progress.note)

@@ -33,6 +33,7 @@ class Distill(Stage, TrainingSettings, DistillationSettings):
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "original"})
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "tf-keras", "ai-edge-litert")
+    imports_tensorflow: ClassVar[bool] = True
 
     epochs: Annotated[int, Field(ge=1, le=10_000)] = 6
     """Number of passes over the training split."""
@@ -102,7 +103,7 @@ class Distill(Stage, TrainingSettings, DistillationSettings):
         from compress.distillation import features, losses
         from compress.ir.tensorflow import keras
         from compress.stages import working_model
-        from compress.training import healing, loop
+        from compress.training import healing, loop, phases
 
         keras(context.seed)
         model = self._student(artifact, context)
@@ -114,11 +115,15 @@ class Distill(Stage, TrainingSettings, DistillationSettings):
             else None
         )
         names = [teacher.name for teacher in teachers]
+        training = phases.training(context.data, self)
+        once = [losses.teachers_phase(context.data)] if losses.schedule(self) == losses.ONCE else []
+        context.progress.plan(*once, training, working_model.WRITING)
         context.progress.note(f"distill: teachers ({', '.join(names)}) run {losses.schedule(self)}")
         loss = losses.loss_of(head, teachers, self, self, context, hints)
         train = loop.fit if self._starts_untrained() else healing.heal
-        facts = train(hints.model if hints else model, loss, self, context)
-        working_model.write(hints.student if hints else model, context.folder)
+        with context.progress.phase(training):
+            facts = train(hints.model if hints else model, loss, self, context)
+        working_model.write(hints.student if hints else model, context.folder, context.progress)
         facts |= {"teachers": names, "teachers_run": losses.schedule(self)}
         if hints:
             facts["features"] = [list(pair) for pair in hints.pairs]

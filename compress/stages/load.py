@@ -20,6 +20,7 @@ from compress.detectors.families import FAMILY, PRESETS, family_of
 from compress.errors import ModelError
 from compress.importers import builder as builders
 from compress.ir.keras_graph import Network, tensors_in
+from compress.progress import Phase
 from compress.settings import Settings
 from compress.stage import Context, Need, Stage
 from compress.tasks import task_of
@@ -36,6 +37,8 @@ Argument = bool | int | float | str | tuple[int | float, ...]
 """An argument of a builder's function."""
 OF_DETECTORS = ("detector", "keep_classes", "classes")
 """Settings of detectors; they do not belong to the key of other models."""
+READING = Phase("reading the file")
+BUILDING = Phase("layers and their check", 4.0)
 LEAST_COVERED = 0.6
 """Share of the range of a quantized input that training samples usually cover."""
 MOST_OUTSIDE = 0.1
@@ -136,6 +139,7 @@ class Build(_Load):
     produces: ClassVar[Kind] = Kind.UNTRAINED
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras")
+    imports_tensorflow: ClassVar[bool] = True
 
     function: str
     """The function in the file."""
@@ -225,6 +229,7 @@ class _Import(_Load):
 
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data"})
+    imports_tensorflow: ClassVar[bool] = True
 
     shapes: dict[str, list[int]] = {}
     """Shapes of the dynamic inputs of an .onnx file, by name."""
@@ -238,9 +243,12 @@ class _Import(_Load):
         from compress.importers import model_file
         from compress.stages import working_model
 
+        context.progress.plan(READING, BUILDING, working_model.WRITING)
         samples = context.data.inputs("train")[:SAMPLES]
-        found = model_file.in_float(model_file.read(self.path, shapes=self.shapes))
-        imported = model_file.load(found, trust=context.trust, samples=samples)
+        with context.progress.phase(READING):
+            found = model_file.in_float(model_file.read(self.path, shapes=self.shapes))
+        with context.progress.phase(BUILDING):
+            imported = model_file.load(found, trust=context.trust, samples=samples)
         model = _with_fixed_input(imported.model, context)
         detector = self._detector(model, context, imported.detection)
         if detector is not None:
@@ -252,7 +260,7 @@ class _Import(_Load):
             working_model.write_keras(model, context.folder)
             shutil.copyfile(self.path, context.folder / MODEL_TFLITE)
         else:
-            working_model.write(model, context.folder)
+            working_model.write(model, context.folder, context.progress)
         facts = {**_import_facts(found, imported, context), "parameters": model.count_params(), **fitted}
         if detector is not None:
             facts["detector"] = {
@@ -377,6 +385,7 @@ class NewHead(_Load):
 
     produces: ClassVar[Kind] = Kind.UNTRAINED
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})
+    imports_tensorflow: ClassVar[bool] = True
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "tf-keras", "onnx", "ai-edge-litert")
 
     head: HeadSettings = HeadSettings()
@@ -396,8 +405,12 @@ class NewHead(_Load):
 
         library = keras(context.seed)
         self.refuse_keep_classes()
-        found = model_file.in_float(model_file.read(self.path, self.signature, self.shapes))
-        imported = model_file.load(found, trust=context.trust, samples=context.data.inputs("train")[:SAMPLES])
+        context.progress.plan(READING, BUILDING)
+        samples = context.data.inputs("train")[:SAMPLES]
+        with context.progress.phase(READING):
+            found = model_file.in_float(model_file.read(self.path, self.signature, self.shapes))
+        with context.progress.phase(BUILDING):
+            imported = model_file.load(found, trust=context.trust, samples=samples)
         try:
             features = cut_head.without_head(keras_graph.read(imported.model), self.head.after)
             backbone = self._backbone(features, context)

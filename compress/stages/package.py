@@ -12,7 +12,7 @@ from pydantic import Field
 from compress.artifact import BUNDLE_FILE, MODEL_COMPILED, MODEL_TFLITE, RUNNER_FILE, SEGMENTS, Artifact, Facts, Kind
 from compress.errors import StageError
 from compress.exporters import runner_pyz
-from compress.exporters.packing import Packing, pack
+from compress.exporters.packing import Packing, outputs_phase, pack
 from compress.exporters.recognition import RecognitionSettings, unknown_files
 from compress.files import file_digest
 from compress.stage import Context, Need, Stage, Use
@@ -95,6 +95,7 @@ class Package(Stage):
             labels=self.labels,
             recognition=self.recognition,
         )
+        context.progress.plan(*(outputs_phase(role) for role in files))
         content = pack(packing)
         (context.folder / BUNDLE_FILE).write_bytes(content)
         (context.folder / RUNNER_FILE).write_bytes(runner_pyz.content())

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from compress.artifact import MODEL_TFLITE, Artifact, Facts, Kind
 from compress.distillation.settings import DistillationSettings
 from compress.errors import PipelineError
+from compress.progress import Phase
 from compress.stage import Context, Need, Refusal, Stage, Use
 from compress.targets.base import Target
 from compress.training.loop import TrainingSettings, chosen_inputs
@@ -27,6 +28,7 @@ class Prune(Stage, TrainingSettings):
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "original", "target"})
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras")
+    imports_tensorflow: ClassVar[bool] = True
 
     objective: Literal["macs", "parameters", "size", "compute", "latency", "cache"] = "macs"
     """The cost to reduce. macs, parameters; size: bytes of the 8-bit file; compute: time of the Edge TPU's arithmetic
@@ -80,7 +82,7 @@ class Prune(Stage, TrainingSettings):
     def run(self, artifact: Artifact, context: Context) -> Facts:
         """Write the pruned model; return the objective and the record of each step."""
         from compress.ir.tensorflow import keras
-        from compress.pruning.iterative import PruningOptions, prune
+        from compress.pruning.iterative import PruningOptions, prune, pruning_cost
         from compress.stages import working_model
         from compress.stages.trial_conversion import TrialConverter
 
@@ -88,10 +90,13 @@ class Prune(Stage, TrainingSettings):
         model = working_model.read(artifact, context)
         objective = self._objective(context.target)
         options = PruningOptions(self.importance, self.allocation, self.samples, self.steps)
+        pruning = Phase("pruning", pruning_cost(options, self.epochs, self.epochs_between, context.data))
+        context.progress.plan(pruning, working_model.WRITING)
         samples = chosen_inputs(context.data, self.samples, context.seed)[0]
         converter = TrialConverter(samples, context.target, [(model, artifact.file(MODEL_TFLITE).read_bytes())])
-        result = prune(model, objective, options, self.retraining(model, context), context, converter)
-        working_model.write(result.model, context.folder)
+        with context.progress.phase(pruning):
+            result = prune(model, objective, options, self.retraining(model, context), context, converter)
+        working_model.write(result.model, context.folder, context.progress)
         return {"objective": objective.to_json(), "steps": [step.to_json() for step in result.steps]}
 
     def _objective(self, target: Target) -> Objective:

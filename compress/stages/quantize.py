@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -14,6 +14,7 @@ from compress.artifact import MODEL_TFLITE, PLAN_FILE, Artifact, Facts, Kind
 from compress.distillation.settings import DistillationSettings
 from compress.errors import StageError
 from compress.files import file_digest
+from compress.progress import Phase
 from compress.quantization.settings import Calibration, PostTrainingSettings, RoundedTraining
 from compress.stage import Context, Need, Stage, Use
 from compress.tasks import task_of
@@ -21,6 +22,7 @@ from compress.training.batches import EpochSettings
 from compress.training.loop import TrainingSettings
 
 if TYPE_CHECKING:  # a dry run reads settings only
+    from compress.data.types import Data
     from compress.ir.keras_graph import Network
     from compress.quantization.calibration import CalibrationSplit
     from compress.quantization.plan import QuantizationPlan
@@ -41,6 +43,42 @@ class QatSettings(RoundedTraining):
     too."""
 
 
+@dataclass(frozen=True)
+class _Parts:
+    """The phases of the stage.
+
+    Attributes:
+        samples: the choice of samples.
+        search: post-training quantization.
+        qat: quantization-aware training, if it is set.
+        writing: rewrites for the target.
+        check: the comparison of the file with the float file.
+    """
+
+    samples: Phase
+    search: Phase
+    qat: tuple[Phase, ...]
+    writing: Phase
+    check: Phase
+
+    @classmethod
+    def of(cls, stage: Quantize, data: Data) -> _Parts:
+        """Return the phases of a stage with these settings."""
+        from compress.quantization.post_training import search_cost
+        from compress.training.phases import BUILD, training
+
+        held_out = stage.held_out_samples
+        trained = training(data, stage) if stage.method == "qat" else Phase("", 0.0)
+        qat = Phase("training", trained.weight + 4 * BUILD)
+        return cls(
+            samples=Phase("samples", BUILD / 4),
+            search=Phase("search", search_cost(stage, stage.calibration_samples)),
+            qat=(qat,) if stage.method == "qat" else (),
+            writing=Phase("rewrites for the target", BUILD / 4),
+            check=Phase("check of the file", BUILD / 4 + 2 * held_out, unit="sample"),
+        )
+
+
 class Quantize(Stage, TrainingSettings, PostTrainingSettings):
     """Quantize the model to 8-bit integers: weights, activations, inputs and outputs."""
 
@@ -53,6 +91,7 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
         *("tensorflow", "keras", "ai-edge-litert"),
         *("tf-keras", "tensorflow-model-optimization"),
     )
+    imports_tensorflow: ClassVar[bool] = True
 
     method: Literal["ptq", "qat"] = "ptq"
     """ptq: post-training quantization. qat: quantization-aware training, kept only if it is better on the validation
@@ -140,14 +179,21 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
 
         keras(context.seed)
         model = working_model.read(artifact, context) if artifact.kind is Kind.KERAS else None
-        samples = self._split(model, context)
+        parts, progress = _Parts.of(self, context.data), context.progress
+        progress.plan(parts.samples, parts.search, *parts.qat, parts.writing, parts.check)
+        with progress.phase(parts.samples):
+            samples = self._split(model, context)
         result = (
-            self._without_layers(artifact, samples, context) if model is None else self._run(model, samples, context)
+            self._without_layers(artifact, samples, context)
+            if model is None
+            else self._run(model, samples, context, parts)
         )
-        rewritten = self._write(result, model, samples, context)
+        with progress.phase(parts.writing):
+            rewritten = self._write(result, model, samples, context)
         files = (artifact.file(MODEL_TFLITE), context.folder / MODEL_TFLITE)
         judge = task_of(context.data).fidelity(context.specification)
-        answers = fidelity.compared(*files, samples.held_out, judge)
+        with progress.phase(parts.check):
+            answers = fidelity.compared(*files, samples.held_out, judge, progress)
         warnings = diagnostics.about_outputs(answers, has_plan=result.plan is not None, trained=result.method == "qat")
         for text in warnings:
             context.progress.note(f"quantize: {text}")
@@ -179,31 +225,36 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
         from compress.quantization import float_tflite
 
         context.progress.note("quantize: the converter chooses the ranges, since the file has no Keras layers")
-        result = float_tflite.quantize(artifact.file(MODEL_TFLITE).read_bytes(), samples.calibration, self.io)
+        with context.progress.phase(_Parts.of(self, context.data).search):
+            result = float_tflite.quantize(artifact.file(MODEL_TFLITE).read_bytes(), samples.calibration, self.io)
         for warning in result.warnings:
             context.progress.note(f"quantize: {warning}")
         return result
 
-    def _run(self, model: Any, samples: CalibrationSplit, context: Context) -> QuantizationResult:
+    def _run(self, model: Any, samples: CalibrationSplit, context: Context, parts: _Parts) -> QuantizationResult:
         """Quantize a Keras model; with `method: qat` train it too, and keep the better result."""
         from compress.quantization import plan, post_training
 
-        result = post_training.quantize(
-            model,
-            samples.calibration,
-            samples.held_out,
-            self,
-            plan=None if self.plan is None else plan.read(self.plan),
-            judge=task_of(context.data).fidelity(context.specification, logits=True),
-            note=lambda text: context.progress.note(f"quantize: {text}"),
-        )
+        with context.progress.phase(parts.search):
+            result = post_training.quantize(
+                model,
+                samples.calibration,
+                samples.held_out,
+                self,
+                plan=None if self.plan is None else plan.read(self.plan),
+                judge=task_of(context.data).fidelity(context.specification, logits=True),
+                note=lambda text: context.progress.note(f"quantize: {text}"),
+                progress=context.progress,
+            )
         if self.method == "ptq":
             return result
         if result.plan is None:
             warning = f"no quantization-aware training: the ranges were {result.ranges}"
             context.progress.note(f"quantize: {warning}")
             return replace(result, warnings=(*result.warnings, warning))
-        return self._better_of(result, model, samples, context)
+        (training,) = parts.qat
+        with context.progress.phase(training):
+            return self._better_of(result, model, samples, context)
 
     def _better_of(
         self, ptq: QuantizationResult, model: Any, samples: CalibrationSplit, context: Context
@@ -211,8 +262,14 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
         """Train with fake quantization; return the better result on validation, PTQ if both are equal."""
         from compress.ir import keras_graph
         from compress.quantization import post_training, qat
+        from compress.training import phases
 
-        trained, plan, history = self._train(ptq, keras_graph.read(model), samples, context)
+        progress = context.progress
+        training = phases.training(context.data, self, "quantization-aware training")
+        comparison = Phase("comparison with PTQ", phases.BUILD + 3 * phases.validation_cost(context.data))
+        progress.plan(training, comparison)
+        with progress.phase(training):
+            trained, plan, history = self._train(ptq, keras_graph.read(model), samples, context)
         inputs = context.data.inputs("validation")
         task = task_of(context.data)
         judge = task.fidelity(context.specification)
@@ -220,10 +277,13 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
         def score(rows: NDArray[np.float32]) -> float:
             return task.score(rows, context.data, "validation", context.specification)
 
-        found = qat.compared(ptq, trained, plan, inputs, score, judge, self.io)
-        facts = {**history, task.score_name: dict(found.scores), "training_agrees": found.agreement}
-        result = replace(found.result, training=facts)
-        return result if result.method == "ptq" else post_training.described(result, trained, plan, samples.held_out)
+        with progress.phase(comparison):
+            found = qat.compared(ptq, trained, plan, inputs, score, judge, self.io)
+            facts = {**history, task.score_name: dict(found.scores), "training_agrees": found.agreement}
+            result = replace(found.result, training=facts)
+            if result.method == "ptq":
+                return result
+            return post_training.described(result, trained, plan, samples.held_out, progress=progress)
 
     def _train(
         self, ptq: QuantizationResult, network: Network, samples: CalibrationSplit, context: Context

@@ -31,6 +31,7 @@ class ReplaceActivations(Stage, TrainingSettings, DistillationSettings):
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras")
+    imports_tensorflow: ClassVar[bool] = True
 
     activations: Literal["all"] | list[Activation] = "all"
     """Activations to replace, also where they are written as several operators. On the Edge TPU silu becomes two
@@ -79,19 +80,23 @@ class ReplaceActivations(Stage, TrainingSettings, DistillationSettings):
         from compress.ir.tensorflow import keras
         from compress.replacement.retraining import ReplacementOptions, Training, replace_activations
         from compress.stages import working_model
+        from compress.training import phases
 
         keras(context.seed)
         kinds = get_args(Activation) if self.activations == "all" else self.activations
         options = ReplacementOptions(kinds, self.by, self.squeeze_and_excite == "remove", self.samples)
         model = working_model.read(artifact, context)
         training = Training(self, self._loss, self._output_loss, self.gradual) if self.epochs else None
-        result = replace_activations(model, options, training, context)
+        work = phases.training(context.data, self, "replacement")
+        context.progress.plan(work, working_model.WRITING)
+        with context.progress.phase(work):
+            result = replace_activations(model, options, training, context)
         facts = self._facts(result.replacements, context)
         if result.model is None:
             for name in (MODEL_KERAS, MODEL_TFLITE):
                 shutil.copyfile(artifact.file(name), context.folder / name)
             return facts
-        working_model.write(result.model, context.folder)
+        working_model.write(result.model, context.folder, context.progress)
         return {**facts, **result.training, "accuracy": result.accuracy}
 
     def _loss(self, student: Any, teacher: Any, context: Context) -> Loss:

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from compress.artifact import Artifact, Facts
+from compress.progress import Phase
 from compress.stage import Context, Need, Probe
 from compress.tasks import task_of
 
@@ -19,6 +20,7 @@ class Sensitivity(Probe):
     version: ClassVar[int] = 3
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "target"})
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras")
+    imports_tensorflow: ClassVar[bool] = True
 
     samples: Annotated[int, Field(ge=1, le=1_000_000)] = 512
     """Number of training samples for importance and sensitivity."""
@@ -44,10 +46,14 @@ class Sensitivity(Probe):
         refuse_constant(model, inputs)
         head = loop.head_of(model, context.data, context.specification)
         samples = ImportanceSamples(inputs, labels, head, task_of(context.data).counts_right)
-        prunable = prepare(keras_graph.read(model), context.target, "taylor", samples)
+        importance, curves_phase = Phase("importance of channels", unit="sample"), Phase("layers", 8.0, unit="width")
+        context.progress.plan(importance, curves_phase)
+        with context.progress.phase(importance):
+            prunable = prepare(keras_graph.read(model), context.target, "taylor", samples, context.progress)
         if prunable.importance != "taylor":
             context.progress.note(f"sensitivity: {substitution('taylor', prunable.importance)}")
-        curves = sensitivity_curves(prunable, samples, context.progress.update)
+        with context.progress.phase(curves_phase):
+            curves = sensitivity_curves(prunable, samples, context.progress.update)
         return {
             "samples": len(inputs),
             "importance": prunable.importance,

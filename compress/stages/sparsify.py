@@ -21,6 +21,7 @@ class Sparsify(Stage, EpochSettings):
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "tf-keras", "tensorflow-model-optimization")
+    imports_tensorflow: ClassVar[bool] = True
 
     sparsity: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """Fraction of zeros in each kernel at the end."""

@@ -23,6 +23,7 @@ class Train(Stage, TrainingSettings, TransferSettings):
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras")
+    imports_tensorflow: ClassVar[bool] = True
 
     epochs: Annotated[int, Field(ge=1, le=10_000)] = 30
     """Number of passes over the training split."""
@@ -47,13 +48,15 @@ class Train(Stage, TrainingSettings, TransferSettings):
         """Write the trained model; return its history."""
         from compress.ir.tensorflow import keras
         from compress.stages import working_model
-        from compress.training import healing, loop, transfer
+        from compress.training import healing, loop, phases, transfer
 
         keras(context.seed)
         model = working_model.read(artifact, context)
         loss = loop.smoothed_loss(loop.own_loss(model, context), self.label_smoothing)
         train = loop.fit if artifact.kind is Kind.UNTRAINED else healing.heal
-        with transfer.frozen(model, self) as count:
+        training = phases.training(context.data, self)
+        context.progress.plan(training, working_model.WRITING)
+        with context.progress.phase(training), transfer.frozen(model, self) as count:
             facts = train(model, loss, self, context, rates=transfer.rates(model, self))
-        working_model.write(model, context.folder)
+        working_model.write(model, context.folder, context.progress)
         return {**facts, "frozen_layers": count} if count else facts

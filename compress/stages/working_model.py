@@ -10,10 +10,14 @@ from typing import Any
 from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts
 from compress.importers.keras import keras_file
 from compress.ir import keras_graph, weight_sparsity
+from compress.progress import SILENT, Phase, Progress
 from compress.quantization import export
 from compress.stage import Context
 from compress.tflite.macs import compressed_bytes
+from compress.training.phases import BUILD
 
+WRITING = Phase("converting", BUILD)
+"""The phase of `write`."""
 MEANING = "A smaller download; the Edge TPU stores and computes every weight, so no memory or time is saved there."
 
 
@@ -26,15 +30,16 @@ def read(artifact: Artifact, context: Context) -> Any:
     return keras_file.load(artifact.file(MODEL_KERAS), trust=context.trust)
 
 
-def write(model: Any, folder: Path) -> None:
+def write(model: Any, folder: Path, progress: Progress = SILENT) -> None:
     """Write a trained model as model.keras and model.tflite; the same model gives the same bytes."""
-    write_keras(model, folder)
-    (folder / MODEL_TFLITE).write_bytes(export.convert_float(model))
+    with progress.phase(WRITING):
+        write_keras(model, folder)
+        (folder / MODEL_TFLITE).write_bytes(export.convert_float(model))
 
 
 def write_redundant(network: keras_graph.Network, artifact: Artifact, context: Context) -> Facts:
     """Write a model with sparse or clustered weights; return the compressed size before and after."""
-    write(keras_graph.build(network), context.folder)
+    write(keras_graph.build(network), context.folder, context.progress)
     kernels = weight_sparsity.by_layer(network)
     before, after = (
         compressed_bytes(path.read_bytes()) for path in (artifact.file(MODEL_TFLITE), context.folder / MODEL_TFLITE)

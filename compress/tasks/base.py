@@ -30,6 +30,7 @@ Location = tuple[str | int, ...]
 """Keys and indices in the pipeline file."""
 Rows = NDArray[Any]
 """Outputs of samples, dequantized and flattened; several outputs are concatenated: [n, outputs]."""
+Shapes = Sequence[tuple[int, ...]]
 Specification = Mapping[str, Any] | None
 """The way to read a model's outputs, if its layers do not define it: the anchors of a detector."""
 BEST_DB = 60.0
@@ -94,10 +95,34 @@ Change = Callable[[Any, Any, Any], tuple[Any, Any]]
 class Head(ABC):
     """The meaning of a model's outputs."""
 
+    loss_name: ClassVar[str] = "loss"
+    """What `loss` is, for people, with its unit."""
+    shown_values: ClassVar[tuple[str, ...]] = ()
+    """The names of `training_values`."""
+
     @property
     def specification(self) -> Specification:
         """The way to read the outputs, if it belongs to the model and not to the data."""
         return None
+
+    def constant_outputs(self, targets: NDArray[Any], shapes: Shapes) -> list[NDArray[np.float32]] | None:
+        """Return the best outputs that do not depend on the input: their loss is that of guessing.
+
+        Args:
+            targets: the training targets of many samples [n, ...].
+            shapes: the shapes of the model's outputs, without the batch.
+
+        Returns:
+            One array [1, ...] for each output of a model; None if there is no such guess.
+        """
+        del targets, shapes
+        return None
+
+    def training_values(self, targets: Any, outputs: Any) -> Mapping[str, Any]:
+        """Return values that training shows in addition to the loss, by name: the parts of the loss, or an error in the
+        unit of the targets; [n] each."""
+        del targets, outputs
+        return {}
 
     @abstractmethod
     def loss(self, targets: Any, outputs: Any) -> Any:

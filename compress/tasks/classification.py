@@ -23,6 +23,7 @@ from compress.tasks.base import (
     ModelOutputs,
     Quality,
     Rows,
+    Shapes,
     Specification,
     Task,
     first_output,
@@ -40,6 +41,8 @@ SUM_ERROR = 0.1
 """Difference of the sum of probabilities from 1, in 8 bits: half a step of 1/256 for each of some tens of classes."""
 MAJORITY = 0.5
 """Share of the most frequent class from which accuracy alone does not show that a model is useless."""
+SMALLEST_FREQUENCY = 1e-6
+"""Lower limit of the frequency of a class before the logarithm."""
 MOST_NAMED = 6
 """Number of classes that a message names."""
 
@@ -53,6 +56,8 @@ class ClassificationHead(Head):
         is_binary: whether the model has one output for two classes: the probability of the second class, or its logit.
     """
 
+    loss_name: ClassVar[str] = "cross-entropy in nats"
+
     scores: Activation
     is_binary: bool = False
 
@@ -62,6 +67,17 @@ class ClassificationHead(Head):
         if not self.is_binary:
             return None
         return {"binary": "probability" if self.scores == "sigmoid" else "logit"}
+
+    def constant_outputs(self, targets: NDArray[Any], shapes: Shapes) -> list[NDArray[np.float32]] | None:
+        """Return the frequencies of the classes, in the form of the model's output."""
+        labels = np.asarray(targets).reshape(-1).astype(np.int64)
+        counts = np.bincount(labels, minlength=2 if self.is_binary else shapes[0][-1])
+        likely = np.clip(counts / max(len(labels), 1), SMALLEST_FREQUENCY, 1 - SMALLEST_FREQUENCY)
+        if self.is_binary:
+            likely = likely[1:]
+        if self.scores == "logits":
+            likely = np.log(likely / (1 - likely)) if self.is_binary else np.log(likely)
+        return [likely[np.newaxis].astype(np.float32)]
 
     def logits(self, outputs: Any) -> Any:
         """Return outputs as logits [n, classes] (up to a constant, where they are probabilities that sum to 1).
@@ -114,7 +130,7 @@ class ClassificationHead(Head):
         return ops.logsumexp(ops.stack(log_probabilities) + np.log(shares / shares.sum())[:, None, None], axis=0)
 
     def distillation_loss(self, logits: Any, soft_targets: Any, labels: Any, terms: DistillationTerms) -> Any:
-        """Return the cross entropy of a student's softened scores with the soft targets, for each sample [n].
+        """Return the divergence of a student's softened scores from the soft targets, for each sample [n].
 
         Source: Hinton et al., 2015: soft targets at `temperature`, their gradient scaled by its square. With
         `decoupled`, the target class and the other classes have separate weights: Zhao et al., Decoupled Knowledge
@@ -129,14 +145,12 @@ class ClassificationHead(Head):
         expected = keras().ops.stop_gradient(soft_targets)
         scores = logits / terms.temperature
         if terms.decoupled is None:
-            return _cross_entropy(expected, scores) * terms.temperature**2
+            return _divergence(expected, scores) * terms.temperature**2
         return _decoupled(expected, scores, labels, terms.decoupled) * terms.temperature**2
 
     def divergence(self, expected: Any, actual: Any) -> Any:
         """Return the Kullback-Leibler divergence of the probabilities: [n]."""
-        ops = keras().ops
-        gap = ops.log_softmax(expected) - ops.log_softmax(actual)
-        return ops.sum(ops.softmax(expected) * gap, axis=-1)
+        return _divergence(expected, actual)
 
     def sample_errors(self, targets: Any, outputs: Any) -> Any:
         """Return the norm of (probabilities - one-hot label), 0 to sqrt(2): [n].
@@ -161,13 +175,16 @@ def class_scores(rows: Rows, specification: Specification) -> Rows:
     return np.concatenate([1 - likely, likely], axis=1)
 
 
-def _cross_entropy(expected: Any, scores: Any) -> Any:
+def _divergence(expected: Any, scores: Any) -> Any:
+    """Return the Kullback-Leibler divergence of two softmaxes [n]. Its gradient is that of the cross entropy, but it is
+    0 where both are equal."""
     ops = keras().ops
-    return -ops.sum(ops.softmax(expected) * ops.log_softmax(scores), axis=-1)
+    gap = ops.log_softmax(expected) - ops.log_softmax(scores)
+    return ops.sum(ops.softmax(expected) * gap, axis=-1)
 
 
 def _decoupled(expected: Any, scores: Any, labels: Any, weights: Any) -> Any:
-    """Return the cross entropy of the target class against the others, plus the one among the others.
+    """Return the divergence of the target class against the others, plus the one among the others.
 
     Both arguments are logits [n, classes].
     """
@@ -178,7 +195,7 @@ def _decoupled(expected: Any, scores: Any, labels: Any, weights: Any) -> Any:
         others = ops.logsumexp(ops.where(of_target > 0, -1e9, logits), axis=-1)
         pairs.append(ops.stack([ops.sum(logits * of_target, axis=-1), others], axis=-1))
     among_others = [ops.where(of_target > 0, -1e9, logits) for logits in (expected, scores)]
-    return weights.right * _cross_entropy(*pairs) + weights.wrong * _cross_entropy(*among_others)
+    return weights.right * _divergence(*pairs) + weights.wrong * _divergence(*among_others)
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@ Sources: Liu et al., SSD, 2016 (anchors); Lin et al., Focal Loss for Dense Objec
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from compress.ir.tensorflow import keras
 from compress.tasks import task_aligned
@@ -26,6 +27,9 @@ class DetectionHead(Head):
         detector: its locations, and how its boxes and scores are read.
         columns: the number of scores of a location: the classes, and the background if it has a score.
     """
+
+    loss_name: ClassVar[str] = "sum of the losses of scores and boxes, for each object"
+    shown_values: ClassVar[tuple[str, ...]] = ("scores", "boxes")
 
     detector: Detector
     columns: int
@@ -116,12 +120,21 @@ class DetectionHead(Head):
             targets: [n, most, 5], class and box of each object; padding has the class -1.
             outputs: of the model.
         """
+        scores, boxes = self._loss_parts(targets, outputs)
+        return scores + boxes
+
+    def training_values(self, targets: Any, outputs: Any) -> Mapping[str, Any]:
+        """Return the parts of the loss: those of scores and boxes."""
+        return dict(zip(self.shown_values, self._loss_parts(targets, outputs), strict=True))
+
+    def _loss_parts(self, targets: Any, outputs: Any) -> tuple[Any, Any]:
+        """Return the losses of scores and boxes: [n] each."""
         parts = self._parts(self.logits(outputs))
         if self.detector.specification["code"] == "ssd":
             return self._anchor_loss(targets, parts)
-        return task_aligned.loss(self._logits_detector, targets, parts)
+        return task_aligned.loss_parts(self._logits_detector, targets, parts)
 
-    def _anchor_loss(self, targets: Any, parts: DetectorParts) -> Any:
+    def _anchor_loss(self, targets: Any, parts: DetectorParts) -> tuple[Any, Any]:
         ops = keras().ops
         detector = self._logits_detector
         answers = match(detector, targets)
@@ -132,7 +145,7 @@ class DetectionHead(Head):
             raw = ops.concatenate([groups[1], groups[0], groups[3], groups[2]], axis=-1)
         distance = ops.sum(_smooth(raw - answers.boxes), axis=-1) * answers.positive
         missed = self._missed(answers, parts.scores)
-        return (missed + ops.sum(distance, axis=1)) / count
+        return missed / count, ops.sum(distance, axis=1) / count
 
     def _missed(self, answers: Any, scores: Any) -> Any:
         """Return the focal loss of the scores of all anchors: [n]."""

@@ -30,6 +30,8 @@ ALIKE = 0.99
 class EmbeddingHead(Head):
     """A first output of one vector for each sample."""
 
+    loss_name: ClassVar[str] = "supervised contrastive loss in nats"
+
     def logits(self, outputs: Any) -> Any:
         """Return the vectors at length 1: [n, values]."""
         ops = keras().ops

@@ -14,7 +14,7 @@ from compress.errors import DataError, ModelError
 from compress.ir.tensorflow import keras
 from compress.measurement import Measurement, Metric, missing
 from compress.stage import Refusal, Use
-from compress.tasks.base import Location, ModelOutputs, Rows, Specification, first_output
+from compress.tasks.base import Location, ModelOutputs, Rows, Shapes, Specification, first_output
 from compress.tasks.illustrations import PointsIllustrator
 from compress.tasks.measured import ByValue, MeasuredTask, ValuesHead, refuse_moving, refuse_shape
 from compress.tasks.regression import WITHOUT_CLASSES, mean_with_interval
@@ -26,6 +26,21 @@ NEAR = 0.1
 @dataclass(frozen=True)
 class KeypointsHead(ValuesHead):
     """A first output of the coordinates x and y of each point: [n, 2 * points] or [n, points, 2]."""
+
+    shown_values: ClassVar[tuple[str, ...]] = ("distance",)
+
+    def constant_outputs(self, targets: NDArray[Any], shapes: Shapes) -> list[NDArray[np.float32]] | None:
+        """Return the mean position of each point."""
+        return [_mean_positions(targets).reshape(1, *shapes[0]).astype(np.float32)]
+
+    def training_values(self, targets: Any, outputs: Any) -> Mapping[str, Any]:
+        """Return the mean distance of visible points in the unit of the coordinates."""
+        ops = keras().ops
+        targets = ops.cast(targets, "float32")
+        actual = ops.reshape(ops.cast(first_output(outputs), "float32"), (-1, targets.shape[1], 2))
+        visible = ops.cast(targets[..., 2] > 0, "float32")
+        distances = ops.sqrt(ops.sum(ops.square(actual - targets[..., :2]), axis=-1)) * visible
+        return {"distance": ops.sum(distances, axis=-1) / ops.maximum(ops.sum(visible, axis=-1), 1)}
 
     def loss(self, targets: Any, outputs: Any) -> Any:
         """Return the mean squared error over the coordinates of visible points: [n].
@@ -84,10 +99,7 @@ class Keypoints(MeasuredTask):
 
     def constant(self, data: Data) -> Rows:
         """Return the mean position of each point."""
-        points = _points(data, "train").astype(np.float64)
-        visible = points[..., 2:] > 0
-        means = (points[..., :2] * visible).sum(axis=0) / np.maximum(visible.sum(axis=0), 1)
-        return np.asarray(means.reshape(1, -1))
+        return _mean_positions(_points(data, "train")).reshape(1, -1)
 
     def kept(self, rows: Rows, targets: NDArray[Any], specification: Specification) -> NDArray[Any]:
         """Return the distance of each point, relative to the extent of its sample; NaN where it is not marked."""
@@ -129,6 +141,14 @@ class Keypoints(MeasuredTask):
         del labels
         rows = [model.rows for model in models.values()]
         return PointsIllustrator.of(rows, self.targets(data, split), data.input_shape[:2])
+
+
+def _mean_positions(points: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the mean of x and y of each point over the samples in which it is marked: [points, 2]."""
+    points = np.asarray(points, np.float64)
+    visible = points[..., 2:] > 0
+    means: NDArray[np.float64] = (points[..., :2] * visible).sum(axis=0) / np.maximum(visible.sum(axis=0), 1)
+    return means
 
 
 def _spread(points: NDArray[np.float32]) -> NDArray[np.float64]:

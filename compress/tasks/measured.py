@@ -29,6 +29,7 @@ from compress.tasks.base import (
     ModelOutputs,
     Quality,
     Rows,
+    Shapes,
     Specification,
     Task,
     first_output,
@@ -59,7 +60,20 @@ class ValuesHead(Head):
             different units have the same weight.
     """
 
+    loss_name: ClassVar[str] = "mean squared error in units of the variance of the targets"
+    shown_values: ClassVar[tuple[str, ...]] = ("mae",)
+
     scale: tuple[float, ...]
+
+    def constant_outputs(self, targets: NDArray[Any], shapes: Shapes) -> list[NDArray[np.float32]] | None:
+        """Return the mean of the targets."""
+        return [np.asarray(targets, np.float64).mean(axis=0).reshape(1, *shapes[0]).astype(np.float32)]
+
+    def training_values(self, targets: Any, outputs: Any) -> Mapping[str, Any]:
+        """Return the mean absolute error in the unit of the targets."""
+        ops = keras().ops
+        difference = ops.abs(ops.cast(first_output(outputs), "float32") - ops.cast(targets, "float32"))
+        return {"mae": ops.mean(ops.reshape(difference, (ops.shape(difference)[0], -1)), axis=-1)}
 
     def loss(self, targets: Any, outputs: Any) -> Any:
         """Return the mean squared error over all values, in units of their variance: [n]."""

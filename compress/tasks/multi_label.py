@@ -14,7 +14,7 @@ from compress.errors import DataError, ModelError
 from compress.ir.tensorflow import keras
 from compress.measurement import Measurement, Metric, missing
 from compress.stage import Refusal, Use
-from compress.tasks.base import DistillationTerms, Head, Judge, Rows, Specification, first_output, snr_db
+from compress.tasks.base import DistillationTerms, Head, Judge, Rows, Shapes, Specification, first_output, snr_db
 from compress.tasks.measured import MeasuredTask, refuse_shape
 from compress.tasks.new_head import pooled_dense
 from compress.tasks.output_forms import OutputForm, activation_of
@@ -30,8 +30,16 @@ class MultiLabelHead(Head):
         probabilities: whether the model ends with a sigmoid.
     """
 
+    loss_name: ClassVar[str] = "binary cross-entropy in nats, averaged over the classes"
+
     output: OutputForm
     probabilities: bool
+
+    def constant_outputs(self, targets: NDArray[Any], shapes: Shapes) -> list[NDArray[np.float32]] | None:
+        """Return the frequency of each class, in the form of the model's output."""
+        likely = np.clip(np.asarray(targets, np.float64).mean(axis=0), 1e-6, 1 - 1e-6)
+        values = likely if self.probabilities else np.log(likely / (1 - likely))
+        return [values.reshape(1, *shapes[0]).astype(np.float32)]
 
     @property
     def specification(self) -> Specification:

@@ -20,7 +20,7 @@ from compress.errors import ModelError, StageError
 from compress.ir.tensorflow import keras, run
 from compress.measurement import Measurement, Metric
 from compress.stage import Refusal, Use
-from compress.tasks.base import DistillationTerms, Head, Judge, Rows, Specification, refuse_misfit, snr_db
+from compress.tasks.base import DistillationTerms, Head, Judge, Rows, Shapes, Specification, refuse_misfit, snr_db
 from compress.tasks.findings import VerdictReason, unlike_original
 from compress.tasks.measured import MeasuredTask
 from compress.tasks.output_forms import OutputForm, forms_by_values, forms_of, from_json, layout_of
@@ -41,7 +41,14 @@ class OutputsHead(Head):
         outputs: the outputs of the original.
     """
 
+    loss_name: ClassVar[str] = "distance from the original's outputs: divergence in nats, or variances, averaged"
+
     outputs: tuple[OutputForm, ...]
+
+    def constant_outputs(self, targets: NDArray[Any], shapes: Shapes) -> list[NDArray[np.float32]] | None:
+        """Return the mean of the original's outputs."""
+        means = np.asarray(targets, np.float64).mean(axis=0, keepdims=True)
+        return [part.astype(np.float32) for part in layout_of(self.outputs).split(means)]
 
     @property
     def specification(self) -> Specification:

@@ -14,7 +14,7 @@ from compress.errors import ModelError
 from compress.ir.tensorflow import keras
 from compress.measurement import Measurement, Metric, missing
 from compress.stage import Refusal, Use
-from compress.tasks.base import Rows, Specification
+from compress.tasks.base import Rows, Shapes, Specification
 from compress.tasks.measured import ByValue, MeasuredTask, ValuesHead, refuse_shape
 from compress.tasks.regression import WITHOUT_CLASSES, mean_with_interval
 
@@ -27,6 +27,16 @@ UNKNOWN = -1.0
 @dataclass(frozen=True)
 class ReconstructionHead(ValuesHead):
     """A first output of the shape of the targets."""
+
+    def constant_outputs(self, targets: NDArray[Any], shapes: Shapes) -> list[NDArray[np.float32]] | None:
+        """Return the mean of the samples that are not anomalies."""
+        normal = targets[targets[:, -1] <= 0, :-1]
+        return super().constant_outputs(normal if len(normal) else targets[:, :-1], shapes)
+
+    def training_values(self, targets: Any, outputs: Any) -> Mapping[str, Any]:
+        """Return the mean absolute error in the unit of the samples; 0 for anomalies, as in the loss."""
+        values = super().training_values(targets[:, :-1], self.logits(outputs))
+        return {name: keras().ops.where(targets[:, -1] > 0, 0.0, each) for name, each in values.items()}
 
     def loss(self, targets: Any, outputs: Any) -> Any:
         """Return the mean squared error in units of the variance [n]; 0 for anomalies, which are not learnt.

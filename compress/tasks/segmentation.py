@@ -21,6 +21,7 @@ from compress.tasks.base import (
     Location,
     ModelOutputs,
     Rows,
+    Shapes,
     Specification,
     first_output,
     snr_db,
@@ -41,8 +42,18 @@ class SegmentationHead(Head):
         probabilities: whether the model ends with a softmax.
     """
 
+    loss_name: ClassVar[str] = "cross-entropy in nats, averaged over the positions"
+
     output: OutputForm
     probabilities: bool
+
+    def constant_outputs(self, targets: NDArray[Any], shapes: Shapes) -> list[NDArray[np.float32]] | None:
+        """Return the frequencies of the classes at every position, in the form of the model's output."""
+        labels = targets[targets != NO_CLASS].astype(np.int64)
+        counts = np.bincount(labels, minlength=shapes[0][-1])
+        likely = np.maximum(counts / max(len(labels), 1), 1e-6)
+        values = likely if self.probabilities else np.log(likely)
+        return [np.broadcast_to(values, (1, *shapes[0])).astype(np.float32)]
 
     def logits(self, outputs: Any) -> Any:
         """Return the logits at each position [n, ..., classes]."""

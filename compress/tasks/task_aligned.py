@@ -40,8 +40,8 @@ class Assignment:
     scores: Any
 
 
-def loss(detector: Detector, objects: Any, parts: DetectorParts) -> Any:
-    """Return the loss of each image: [n].
+def loss_parts(detector: Detector, objects: Any, parts: DetectorParts) -> tuple[Any, Any]:
+    """Return the losses of scores and boxes of each image, [n] each; the loss is their sum.
 
     Args:
         detector: reads the parts; its scores are logits.
@@ -56,10 +56,10 @@ def loss(detector: Detector, objects: Any, parts: DetectorParts) -> Any:
     count = ops.maximum(ops.sum(weights, axis=1), 1.0)
     score_loss = _score_loss(detector, parts, assignment)
     box_loss = ops.sum((1 - generalized_overlap(boxes, assignment.boxes)) * weights, axis=1)
-    total = SCORE_GAIN * score_loss + BOX_GAIN * box_loss
+    box_loss = BOX_GAIN * box_loss
     if detector.specification["code"] == "dfl":
-        total += BINS_GAIN * ops.sum(_bins_loss(detector, parts.boxes, assignment.boxes) * weights, axis=1)
-    return total / count
+        box_loss += BINS_GAIN * ops.sum(_bins_loss(detector, parts.boxes, assignment.boxes) * weights, axis=1)
+    return SCORE_GAIN * score_loss / count, box_loss / count
 
 
 def _score_loss(detector: Detector, parts: DetectorParts, assignment: Assignment) -> Any:

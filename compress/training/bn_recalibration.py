@@ -17,6 +17,7 @@ import numpy as np
 from compress.artifact import Facts
 from compress.data.rows import rows as rows_of
 from compress.ir.tensorflow import keras, run
+from compress.progress import Phase
 from compress.stage import Context
 from compress.training.validation import comparison, validation_quality
 
@@ -25,6 +26,7 @@ SAMPLES = 1024
 COMPARED = 256
 """Number of training samples that show whether statistics are wrong."""
 BATCH = 64
+STATISTICS = Phase("batch norm statistics", unit="sample")
 
 
 def recalibrate_batch_norms(model: Any, context: Context, samples: int = SAMPLES) -> Facts:
@@ -106,11 +108,15 @@ def _measure_statistics(model: Any, norms: list[Any], context: Context, samples:
     inputs = context.data.inputs("train")
     # In random order: data that is sorted by class would have batches of one class.
     order = np.random.default_rng(context.seed).permutation(len(inputs))[:samples]
+    done = 0
     with ExitStack() as measured:
+        measured.enter_context(context.progress.phase(STATISTICS))
         for norm in norms:
             measured.enter_context(_measuring(norm))
         for indices in np.array_split(order, -(-len(order) // BATCH)):
             run(model, rows_of(inputs, indices))
+            done += len(indices)
+            context.progress.update(done, len(order))
     for norm in norms:
         if norm.renorm:  # its training derives the variance from this
             norm.moving_stddev.assign(keras().ops.sqrt(norm.moving_variance + norm.epsilon))

@@ -10,7 +10,13 @@ import numpy as np
 
 from compress.errors import StageError
 from compress.ir.tensorflow import keras
-from compress.progress import Progress
+from compress.progress import Phase, Progress
+from compress.training.loss_scale import LossScale
+
+
+def epochs_phase(epochs: int, cost: float, scale: LossScale) -> Phase:
+    """Return the phase of a training; its name is that of the phase around it."""
+    return Phase("", cost, rounds=epochs, references=scale.references, note=str(scale))
 
 
 def reporting(library: Any, progress: Progress, steps: int, epochs: int, first: int = 0) -> Any:
@@ -30,10 +36,13 @@ def reporting(library: Any, progress: Progress, steps: int, epochs: int, first: 
 
         def on_train_begin(self, logs: Any = None) -> None:
             self.validation = {}
+            progress.update(self.done, steps * epochs)
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             self.done += 1
-            shown = {name: float(logs[name]) for name in ("loss", "accuracy") if name in (logs or {})}
+            logs = logs or {}
+            names = [*(name for name in logs if name == "loss"), *(name for name in logs if name != "loss")]
+            shown = {name: float(logs[name]) for name in names}
             if not np.isfinite(shown.get("loss", 0.0)):
                 raise StageError(
                     f"training diverged: the loss is {shown['loss']} in epoch {(self.done - 1) // steps + 1}",
@@ -42,7 +51,8 @@ def reporting(library: Any, progress: Progress, steps: int, epochs: int, first: 
             progress.update(self.done, steps * epochs, **shown, **self.validation)
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            self.validation = {name: float(logs[name]) for name in ("val_accuracy",) if name in (logs or {})}
+            name = next((name for name in ("val_accuracy", "val_loss") if name in (logs or {})), None)
+            self.validation = {} if name is None else {name: float(logs[name])}
 
     return Report()
 

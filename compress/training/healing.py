@@ -8,7 +8,9 @@ from typing import Any
 
 from compress.artifact import Facts
 from compress.ir.tensorflow import set_weights
+from compress.progress import Phase
 from compress.stage import Context
+from compress.training import phases
 from compress.training.loop import Loss, Rate, TrainingSettings, fit
 from compress.training.validation import comparison, validation_quality
 
@@ -39,9 +41,14 @@ def heal(
         StageError: the loss is not finite.
     """
     weights = model.get_weights()
+    training = phases.training(context.data, settings, "")
+    check = Phase("comparison", phases.validation_cost(context.data))
+    context.progress.plan(training, check)
     before = validation_quality(model, context)
-    facts = fit(model, loss, settings, context, rates=rates)
-    after = validation_quality(model, context)
+    with context.progress.phase(training):
+        facts = fit(model, loss, settings, context, rates=rates)
+    with context.progress.phase(check):
+        after = validation_quality(model, context)
     compared = comparison(before, after)
     kept = not after.is_worse_than(before)
     if not kept:

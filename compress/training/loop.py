@@ -11,21 +11,31 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from compress import memory
 from compress.artifact import Facts
 from compress.data.rows import rows as rows_of
 from compress.data.types import Data, Split
 from compress.errors import StageError
 from compress.ir import mixed_precision as precision
 from compress.ir.tensorflow import keras, run
+from compress.progress import Phase
 from compress.stage import Context, Use
 from compress.tasks import task_of
 from compress.tasks.base import Head, Specification
 from compress.training import callbacks as monitoring
-from compress.training import schedules, subset_selection
+from compress.training import memory_estimate, schedules, subset_selection
 from compress.training.batches import Augment, EpochSettings, batches, held_out
 from compress.training.bn_recalibration import recalibrate_batch_norms
 from compress.training.checkpoint import Checkpoint
+from compress.training.loss_scale import LossScale
+from compress.training.phases import BUILD, training_cost, validation_cost
 from compress.training.subset import Part, Subset
+
+GUESSED = 512
+"""Number of training samples on which the loss of guessing is measured."""
+GUESS_BATCH = 64
+LARGE_TARGETS = 1 << 26
+"""Bytes of targets above which a guess is made from the measured samples alone."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +65,14 @@ class Loss:
         of: (batch, the model's outputs) -> loss of each sample [n].
         soft_targets: outputs of teachers, computed before the training without augmentation: one row for each sample
             of train and validation. Batches contain their rows.
-        head: the meaning of the model's outputs; needed to train on a subset.
+        head: the meaning of the model's outputs; needed to train on a subset, and to show the loss of guessing.
+        name: what the loss is, for people, with its unit.
     """
 
     of: Callable[[Batch, Any], Any]
     soft_targets: Mapping[Split, NDArray[np.float32]] = field(default_factory=dict)
     head: Head | None = None
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -156,7 +168,7 @@ def own_loss(model: Any, context: Context) -> Loss:
 
 def label_loss(head: Head) -> Loss:
     """Return the loss of a head on the labels."""
-    return Loss(lambda batch, outputs: head.loss(batch.labels, outputs), head=head)
+    return Loss(lambda batch, outputs: head.loss(batch.labels, outputs), head=head, name=head.loss_name)
 
 
 def smoothed_loss(loss: Loss, amount: float) -> Loss:
@@ -169,7 +181,7 @@ def smoothed_loss(loss: Loss, amount: float) -> Loss:
     def smoothed(batch: Batch, outputs: Any) -> Any:
         return (1 - amount) * loss.of(batch, outputs) + amount * head.smoothing_loss(outputs)
 
-    return replace(loss, of=smoothed)
+    return replace(loss, of=smoothed, name=f"{loss.name}, label smoothing {amount:g}")
 
 
 def fit(
@@ -193,6 +205,7 @@ def fit(
 
     Returns:
         `history`: one map for each epoch with loss, accuracy (of classifiers) and their validation values.
+        `loss`: what the loss is (`name`), and the loss of guessing (`guessing`; None where there is no guess).
         `best_epoch`: the epoch that early stopping restored, from 1.
         `subset`: the number of selected samples and the cost of their selection, if a subset is trained on.
         `batch_norms`: whether their recalibration was kept, if there are any.
@@ -203,7 +216,8 @@ def fit(
     loss, context, subset_facts = _on_subset(model, loss, settings, context)
     library = keras(context.seed)
     worker = precision.lowered(model, settings.precision)
-    trainer = _trainer(library, worker, _mixed(_weighted(loss, settings, context.data), settings))
+    weighted = _mixed(_weighted(loss, settings, context.data), settings)
+    trainer = _trainer(library, worker, weighted)
     targets = {split: _targets(context.data, loss, split) for split in ("train", "validation")}
     steps = settings.batches_per_epoch(len(targets["train"]["labels"]))
     optimizer = _optimizer(library, settings, steps, rates)
@@ -212,6 +226,15 @@ def fit(
     stopping = _stopping(library, settings, "val_accuracy" if task.counts_right else "val_loss")
     checkpoint = _checkpoint(trainer, optimizer, stopping, context)
     first = checkpoint.read() if checkpoint else 0
+    note = memory_estimate.estimate(model, context.data.inputs("train")).note(settings.batch_size, memory.memory())
+    if note is not None:
+        context.progress.note(note)
+    scale = loss_scale(model, weighted, context.data.inputs("train"), targets["train"], context.seed)
+    if task.counts_right:
+        scale = scale.with_accuracy(targets["train"]["labels"])
+    epochs = monitoring.epochs_phase(settings.epochs, training_cost(context.data, settings.epochs), scale)
+    recalibration = Phase("batch norms", BUILD + 2 * validation_cost(context.data))
+    context.progress.plan(epochs, recalibration)
     if first:
         context.progress.note(f"continues after epoch {first} of {settings.epochs}")
     optional_callbacks = [
@@ -222,33 +245,72 @@ def fit(
         monitoring.tensorboard(context.logs, first) if settings.tensorboard and context.logs else None,
         checkpoint.callback() if checkpoint else None,
     ]
-    history = trainer.fit(
-        batches(
-            context.data.inputs("train"),
-            targets["train"],
-            settings,
-            context.seed,
-            first,
-            task.augmentation(settings.augment),
-        ),
-        epochs=settings.epochs,
-        initial_epoch=first,
-        steps_per_epoch=steps,
-        validation_data=held_out(context.data.inputs("validation"), targets["validation"]),
-        shuffle=False,
-        verbose=0,
-        callbacks=[callback for callback in optional_callbacks if callback is not None],
-    ).history
+    with context.progress.phase(epochs):
+        history = trainer.fit(
+            batches(
+                context.data.inputs("train"),
+                targets["train"],
+                settings,
+                context.seed,
+                first,
+                task.augmentation(settings.augment),
+            ),
+            epochs=settings.epochs,
+            initial_epoch=first,
+            steps_per_epoch=steps,
+            validation_data=held_out(context.data.inputs("validation"), targets["validation"]),
+            shuffle=False,
+            verbose=0,
+            callbacks=[callback for callback in optional_callbacks if callback is not None],
+        ).history
     if worker is not model:
         model.set_weights(worker.get_weights())
+    with context.progress.phase(recalibration):
+        batch_norms = recalibrate_batch_norms(model, context)
     best = {} if stopping is None else {"best_epoch": stopping.best_epoch + 1}
     earlier = [_plain_row(row) for row in checkpoint.rows[:first]] if checkpoint else []
     return {
         "history": [*earlier, *rows(history)],
+        "loss": {"name": scale.name, "guessing": scale.references.get("loss")},
         **best,
         **subset_facts,
-        **recalibrate_batch_norms(model, context),
+        **batch_norms,
     }
+
+
+def loss_scale(
+    model: Any, loss: Loss, inputs: NDArray[np.float32], targets: Mapping[str, NDArray[Any]], seed: int
+) -> LossScale:
+    """Return what a loss is, and what guessing costs: the best outputs that do not depend on the input.
+
+    The guess has the same loss as the model, so that it is right with class weights and with teachers, too.
+
+    Args:
+        model: the Keras model.
+        loss: the loss.
+        inputs: the training samples [n, ...].
+        targets: the fields of `Batch` besides the inputs, [n, ...] each.
+        seed: selects the samples that guessing is measured on.
+    """
+    head = loss.head
+    shapes = [tuple(tensor.shape[1:]) for tensor in model.outputs]
+    if head is None or any(None in shape for shape in shapes):
+        return LossScale(loss.name)
+    labels = targets["labels"]
+    order = np.sort(np.random.default_rng(seed).permutation(len(labels))[:GUESSED])
+    constant = head.constant_outputs(labels if labels.nbytes < LARGE_TARGETS else labels[order], shapes)
+    if constant is None or [each.shape[1:] for each in constant] != shapes:
+        return LossScale(loss.name)
+    totals: dict[str, float] = {}
+    for start in range(0, len(order), GUESS_BATCH):
+        chosen = order[start : start + GUESS_BATCH]
+        batch = Batch(rows_of(inputs, chosen), **{name: rows_of(rows, chosen) for name, rows in targets.items()})
+        outputs = [keras().ops.repeat(each, len(chosen), axis=0) for each in constant]
+        values = {**head.training_values(batch.labels, outputs), "loss": loss.of(batch, outputs)}
+        for name, value in values.items():
+            totals[name] = totals.get(name, 0.0) + float(np.sum(np.asarray(value, np.float64)))
+    references = {name: round(total / len(order), 6) for name, total in totals.items()}
+    return LossScale(loss.name, {name: value for name, value in references.items() if np.isfinite(value)})
 
 
 def _on_subset(model: Any, loss: Loss, settings: TrainingSettings, context: Context) -> tuple[Loss, Context, Facts]:
@@ -407,6 +469,7 @@ def _trainer(library: Any, model: Any, loss: Loss) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.inner = model
+            self.value_means = [library.metrics.Mean(name) for name in loss.head.shown_values] if loss.head else []
 
         def call(self, x: Any, training: bool = False) -> Any:
             return library.tree.map_structure(
@@ -417,7 +480,11 @@ def _trainer(library: Any, model: Any, loss: Loss) -> Any:
             self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
         ) -> Any:
             del sample_weight, training
-            return library.ops.mean(loss.of(Batch(x, **y), y_pred)) + sum(self.losses)
+            batch = Batch(x, **y)
+            values = loss.head.training_values(batch.labels, y_pred) if loss.head else {}
+            for mean in self.value_means:
+                mean.update_state(values[mean.name])
+            return library.ops.mean(loss.of(batch, y_pred)) + sum(self.losses)
 
         def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
             scores = y_pred[0] if isinstance(y_pred, list | tuple) else y_pred

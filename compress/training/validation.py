@@ -12,6 +12,7 @@ from compress.ir.tensorflow import run
 from compress.stage import Context
 from compress.tasks import task_of
 from compress.tasks.base import Quality
+from compress.training.phases import VALIDATION
 
 BATCH = 64
 
@@ -32,7 +33,8 @@ def validation_quality(model: Any, context: Context) -> Quality:
         ModelError: the model does not fit the data, for a task that is evaluated by the loss.
     """
     task = task_of(context.data)
-    return task.validation(model, context.data, context.specification, _outputs(model, context))
+    with context.progress.phase(VALIDATION):
+        return task.validation(model, context.data, context.specification, _outputs(model, context))
 
 
 def _outputs(model: Any, context: Context) -> Iterator[tuple[slice, Any]]:
@@ -41,3 +43,4 @@ def _outputs(model: Any, context: Context) -> Iterator[tuple[slice, Any]]:
     for start in range(0, len(inputs), BATCH):
         batch = slice(start, start + BATCH)
         yield batch, run(model, np.asarray(inputs[batch]))
+        context.progress.update(min(start + BATCH, len(inputs)), len(inputs))

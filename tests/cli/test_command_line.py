@@ -40,6 +40,11 @@ def refusal(done: Done, exit_code: int) -> str:
     return line.removeprefix("coralline: ")
 
 
+def lasting(stderr: str) -> list[str]:
+    """The lines of stderr without those of progress, which a slow machine shows."""
+    return [line for line in stderr.splitlines() if not re.match(r"\d\d:\d\d:\d\dZ ", line)]
+
+
 # --- arguments --------------------------------------------------------------------------
 
 
@@ -224,7 +229,7 @@ def test_a_run(coralline: Coralline, tmp_path: Path, path: Path) -> None:
     assert "all 2 operators would run on the Edge TPU" in results
     assert any(line.startswith("next, in runs/tiny: edgetpu_compiler -s model.tflite") for line in results)
     assert results[-1] == "report: runs/tiny/report.html"
-    told = done.stderr.splitlines()
+    told = lasting(done.stderr)
     assert told[0] == f"coralline: {path} -> runs/tiny"
     assert [line.split()[:2] for line in told[1:]] == [["model", "done"], ["compile", "done"], ["package", "done"]]
     assert all(re.search(r"\d+\.\d s$", line) for line in told[1:])
@@ -238,9 +243,9 @@ def test_a_second_run_says_what_was_kept(coralline: Coralline, path: Path) -> No
     first = coralline(path)
     second = coralline(path)
     assert second.stdout == first.stdout
-    assert [line.split()[1] for line in second.stderr.splitlines()[1:]] == ["cached"] * 3
+    assert [line.split()[1] for line in lasting(second.stderr)[1:]] == ["cached"] * 3
     forced = coralline(path, "--force", "compile")
-    assert [line.split()[1] for line in forced.stderr.splitlines()[1:]] == ["cached", "done", "cached"]
+    assert [line.split()[1] for line in lasting(forced.stderr)[1:]] == ["cached", "done", "cached"]
 
 
 def test_another_folder(coralline: Coralline, tmp_path: Path, path: Path) -> None:
@@ -255,7 +260,7 @@ def test_results_as_json_are_the_report(coralline: Coralline, tmp_path: Path, pa
     done = coralline(path, "--json")
     assert done.returncode == 0
     assert json.loads(done.stdout) == json.loads((tmp_path / "runs" / "tiny" / "report.json").read_text())
-    assert len(done.stderr.splitlines()) == 4
+    assert len(lasting(done.stderr)) == 4
 
 
 def test_the_noise_of_libraries_goes_to_the_log(coralline: Coralline, tmp_path: Path) -> None:
@@ -266,8 +271,8 @@ def test_the_noise_of_libraries_goes_to_the_log(coralline: Coralline, tmp_path: 
     assert "noise" not in done.stderr.replace(str(tmp_path), "")
     log = (tmp_path / "runs" / "tiny" / "run.log").read_text()
     for text in ("noise from Python", "noise from C on 1", "noise from C on 2"):
-        assert log.count(text) == 1
-    assert log.startswith("coralline: ")
+        assert log.count(f" | {text}\n") == 1
+    assert " coralline: " in log.splitlines()[1]
     assert coralline(path).returncode == 0
     assert (tmp_path / "runs" / "tiny" / "run.log").read_text().startswith(log)
 
@@ -293,7 +298,7 @@ def test_the_traceback_of_a_library_is_in_the_log_alone(coralline: Coralline, tm
     path = tiny.project(tmp_path / "project", [{"fail": {"how": "library"}}])
     done = coralline(path)
     assert (done.returncode, done.stdout) == (5, "")
-    assert done.stderr.splitlines()[2:] == [
+    assert lasting(done.stderr)[2:] == [
         "coralline: fail: ValueError: the first line; the traceback is in runs/tiny/run.log"
     ]
     log = (tmp_path / "runs" / "tiny" / "run.log").read_text()
@@ -305,7 +310,7 @@ def test_an_interruption_that_a_library_made_an_error_of_its_own(coralline: Cora
     path = tiny.project(tmp_path / "project", [{"fail": {"how": "swallow"}}])
     done = coralline(path)
     assert (done.returncode, done.stdout) == (130, "")
-    assert done.stderr.splitlines()[2:] == ["coralline: interrupted; run the same command to continue"]
+    assert lasting(done.stderr)[2:] == ["coralline: interrupted; run the same command to continue"]
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -385,9 +390,9 @@ def test_nobody_reads_the_results(tmp_path: Path, path: Path, arguments: list[st
 
 def test_nobody_reads_the_results_of_a_run(tmp_path: Path, path: Path) -> None:
     done = closed_pipe("stdout", path, cwd=tmp_path)
-    assert (done.returncode, len(done.stderr.splitlines())) == (0, 4)
+    assert (done.returncode, len(lasting(done.stderr))) == (0, 4)
     done = closed_pipe("stdout", path, "--json", cwd=tmp_path)
-    assert (done.returncode, len(done.stderr.splitlines())) == (0, 4)
+    assert (done.returncode, len(lasting(done.stderr))) == (0, 4)
 
 
 def test_nobody_reads_the_results_of_a_failure(tmp_path: Path) -> None:
@@ -406,7 +411,7 @@ def test_nobody_reads_the_progress(tmp_path: Path, path: Path) -> None:
     assert done.returncode == 0
     assert json.loads(done.stdout)["status"] == "ok"
     log = (tmp_path / "runs" / "tiny" / "run.log").read_text()
-    assert [line.split()[:2] for line in log.splitlines() if "done" in line][-1] == ["package", "done"]
+    assert [line.split()[3:5] for line in log.splitlines() if "done" in line][-1] == ["package", "done"]
 
 
 @pytest.mark.parametrize("stream", ["<", ">", "2>"])
@@ -425,7 +430,7 @@ def test_a_stream_that_is_closed_from_the_start(tmp_path: Path, path: Path, stre
     assert json.loads((tmp_path / "runs" / "tiny" / "report.json").read_text())["status"] == "ok"
     assert tiny.unsound(tmp_path / "runs" / ".store") == []
     log = (tmp_path / "runs" / "tiny" / "run.log").read_text()
-    assert log.startswith(f"coralline: {path}")
+    assert f" coralline: {path}" in log.splitlines()[1]
     assert "report: " not in log
 
 
@@ -468,7 +473,7 @@ def test_names_that_are_not_unicode_and_streams_that_are_ascii(tmp_path: Path, p
 
 
 def test_a_terminal_shows_progress_and_keeps_the_lines(tmp_path: Path) -> None:
-    pause = {"pause": {"started": str(tmp_path / "started"), "seconds": 0.5}}
+    pause = {"pause": {"started": str(tmp_path / "started"), "seconds": 1.5}}
     path = tiny.project(tmp_path / "project", [pause])
     controlling, terminal = pty.openpty()
     process = subprocess.Popen(

@@ -314,6 +314,22 @@ def test_whatever_a_library_raises_becomes_a_stage_error_with_its_traceback_in_t
     assert notes.logged[-1].endswith("ValueError: the first line\nthe second line\n")
 
 
+def test_too_little_memory_in_a_stage_is_named(project: Project, out: Path) -> None:
+    error, record, notes = failed(project([{"fail": {"how": "memory"}}]), out, StageError)
+    assert str(error).startswith("fail: there is not enough memory")
+    assert "use smaller samples (resize in data.preprocess)" in str(error)
+    assert record["error"]["exit_code"] == 5
+    assert "MemoryError" in notes.logged[-1]
+
+
+def test_stages_are_numbered_and_probes_are_not(project: Project, out: Path) -> None:
+    path = project([STAMPS[0], "package"])
+    _, _, notes = run(path, out)
+    jobs = {job.title: (job.number, job.count) for job in notes.jobs}
+    assert (jobs["model"], jobs["stamp"], jobs["package"]) == ((1, 3), (2, 3), (3, 3))
+    assert jobs["latency"] == (0, 3)
+
+
 def test_a_full_disk_in_a_stage_is_told_as_such(project: Project, out: Path) -> None:
     error, record, _ = failed(project([{"fail": {"how": "disk"}}]), out, StoreError)
     assert "fail: the disk is full; free some space and run again: finished stages are kept" in str(error)

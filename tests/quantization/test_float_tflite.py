@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -37,3 +40,17 @@ def test_what_the_quantizer_does_not_take_is_told() -> None:
     damaged.source.operatorCodes[0].deprecatedBuiltinCode, damaged.source.operatorCodes[0].customCode = 32, b"own"
     with pytest.raises(StageError, match=r"TensorFlow's quantizer refuses the file: .*own"):
         float_tflite.convert(graph.serialize(damaged), SAMPLES)
+
+
+def _killed(folder: Path, io: str) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_quantizer_that_the_system_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = multiprocessing.get_context("fork")
+    monkeypatch.setattr(float_tflite.multiprocessing, "get_context", lambda method: context)
+    monkeypatch.setattr(float_tflite, "_quantize", _killed)
+    with pytest.raises(StageError, match="was killed: most likely memory was short") as caught:
+        float_tflite.convert(tiny.classifier(), np.zeros((1, 4), np.float32))
+    assert caught.value.exit_code == 5
+    assert "lower calibration_samples" in str(caught.value)

@@ -499,7 +499,7 @@ def test_every_network_can_be_looked_into(keras: Any, builder: networks.Builder)
 
 def test_learnt_rounding_is_better_than_the_nearest_for_what_the_layer_gives(keras: Any) -> None:
     net = folded(keras, networks.plain)
-    chosen = adaround.rounded_up(net, images(64), lambda text: None)
+    chosen = adaround.rounded_up(net, images(64))
     assert chosen
     plan = QuantizationPlan({}, "by hand", rounding=chosen)
     nearest, learnt = export.gridded(net), export.gridded(net, plan)

@@ -24,6 +24,8 @@ RECORD = with_stages(
         },
     },
 )
+HISTORY = [{"loss": 1.284, "accuracy": 0.7}, {"loss": 0.0141, "val_loss": 0.0522}]
+LOSS = {"name": "cross-entropy in nats", "guessing": 2.3026}
 LINES = [
     "train: batch norms are recalibrated, which changed validation accuracy from 0.702 to 0.764",
     "finder: batch norms are not recalibrated, because that changed validation loss from 0.5 to not finite",
@@ -35,6 +37,22 @@ LINES = [
 def test_one_sentence_for_each_fact() -> None:
     assert training.lines(RunRecord.from_json(RECORD)) == LINES
     assert training.lines(RunRecord.from_json(with_stages())) == []
+
+
+def test_losses_are_next_to_that_of_guessing() -> None:
+    record = with_stages(
+        {"id": "train", "facts": {"history": HISTORY, "loss": LOSS}},
+        {"id": "detect", "facts": {"history": HISTORY[:1], "loss": {"name": "", "guessing": None}}},
+        {"id": "prune", "facts": {"steps": [{"history": [{"loss": None}] * 2, "loss": LOSS}]}},
+        {"id": "old", "facts": {"history": HISTORY}},
+    )
+    assert training.lines(RunRecord.from_json(record)) == [
+        "train: 2 epochs; the loss (cross-entropy in nats) was 1.28 in the first and 0.0141 in the last, and 0.0522 on "
+        "the validation split; guessing gives 2.3",
+        "detect: 1 epoch; the loss was 1.28",
+        "prune, step 1: 2 epochs; the loss (cross-entropy in nats) was not finite in the first and not finite in the "
+        "last; guessing gives 2.3",
+    ]
 
 
 def test_both_reports_have_them() -> None:

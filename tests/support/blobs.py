@@ -10,6 +10,7 @@ import numpy as np
 
 from compress.artifact import Artifact, Kind
 from compress.data.types import Objects, Split
+from compress.progress import SilentProgress
 from compress.stage import Context
 from compress.targets import load
 
@@ -57,7 +58,7 @@ class Bright(Blobs):
 
 
 @dataclass
-class Silence:
+class Silence(SilentProgress):
     seen: list[tuple[int, int, dict[str, float]]] = field(default_factory=list)
 
     def update(self, done: int, total: int, **metrics: float) -> None:

@@ -24,7 +24,7 @@ from paths import ROOT
 
 from compress.artifact import MODEL_TFLITE, Artifact, Facts, Kind
 from compress.errors import StageError
-from compress.progress import Progress
+from compress.progress import Progress, RunStep, SilentProgress
 from compress.stage import Context, Need, Stage
 from compress.stages import STAGES as SHIPPED
 from compress.tflite import graph
@@ -271,7 +271,7 @@ class Fail(_Light):
 
     name: ClassVar[str] = "fail"
     how: str = "stage"
-    """stage, library, interrupt, disk, swallow or noise."""
+    """stage, library, interrupt, disk, memory, swallow or noise."""
     unless: str = "/nonexistent"
     """The file that makes it work."""
 
@@ -287,6 +287,7 @@ class Fail(_Light):
                 "stage": StageError("there is nothing to do it with", allowed="something", hint="get something"),
                 "library": ValueError("the first line\nthe second line"),
                 "interrupt": KeyboardInterrupt(),
+                "memory": MemoryError("Unable to allocate 9.00 TiB"),
                 "disk": OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/somewhere"),
             }[self.how]
         (context.folder / "half.tflite").unlink()
@@ -335,18 +336,20 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PATH": "", "PYTHONPATH": str(ROOT)}
 
 
-class Notes:
+class Notes(SilentProgress):
     """A `compress.pipeline.runner.Monitor`, and a `Progress`, that remembers."""
 
     def __init__(self) -> None:
         self.statuses: dict[str, str] = {}
         self.worked: list[str] = []
+        self.jobs: list[RunStep] = []
         self.noted: list[str] = []
         self.logged: list[str] = []
 
     @contextmanager
-    def working(self, title: str) -> Iterator[Progress]:
-        self.worked.append(title)
+    def working(self, job: RunStep) -> Iterator[Progress]:
+        self.worked.append(job.title)
+        self.jobs.append(job)
         yield self
 
     def done(self, title: str, status: str, seconds: float | None, remark: str = "") -> None:

@@ -125,7 +125,11 @@ def test_a_model_learns_to_find_the_bright_half(keras: Any, tmp_path: Path) -> N
     data = Found(task="detection")
     given = replace(context(data, tmp_path), specification=detector)
     facts = fit(model, own_loss(model, given), Train(epochs=30, batch_size=16, learning_rate=0.02), given)
-    assert set(facts["history"][0]) == {"loss", "val_loss"}
+    first = facts["history"][0]
+    assert set(first) == {"loss", "scores", "boxes", "val_loss", "val_scores", "val_boxes"}
+    for prefix in ("", "val_"):  # the loss is the sum of its parts
+        assert first[f"{prefix}loss"] == pytest.approx(first[f"{prefix}scores"] + first[f"{prefix}boxes"], rel=1e-3)
+    assert facts["loss"] == {"name": "sum of the losses of scores and boxes, for each object", "guessing": None}
     reader = Detector(detector)
     found = [reader(pair) for pair in zip(*model.predict(data.inputs("test"), verbose=0), strict=True)]
     assert average_precision(found, data.objects("test"), 2)["ap50"] > 0.9

@@ -126,7 +126,7 @@ def test_an_object_without_a_location_inside_gets_the_nearest_and_padding_gets_n
 @pytest.mark.parametrize("order", ["xy", "yx"])
 @pytest.mark.parametrize("code", ["dfl", "ltrb"])
 def test_the_loss_is_small_for_right_answers_and_each_mistake_costs(keras: Any, code: str, order: str) -> None:
-    from compress.tasks.task_aligned import assign, loss
+    from compress.tasks.task_aligned import assign, loss_parts
 
     reader = detector(code, order=order)
     box = (0.25, 0.125, 0.625, 0.5)
@@ -140,7 +140,7 @@ def test_the_loss_is_small_for_right_answers_and_each_mistake_costs(keras: Any, 
     scores[0, positive, 1] = SURE
 
     def cost(boxes: Any, scores: Any) -> float:
-        return float(loss(reader, objects, DetectorParts(boxes, scores))[0])
+        return float(sum(loss_parts(reader, objects, DetectorParts(boxes, scores)))[0])
 
     # The cross-entropy with two bins is at least the entropy of their shares.
     least = cost(boxes, scores)
@@ -190,7 +190,7 @@ def test_gradients_are_finite_without_objects_too_and_in_graphs_of_any_batch(ker
 
 
 def test_distances_between_two_bins_are_shared_by_both(keras: Any) -> None:
-    from compress.tasks.task_aligned import loss
+    from compress.tasks.task_aligned import loss_parts
 
     reader = Detector({"maps": [{"cells": [4, 4]}], "code": "dfl", "bins": BINS})
     box = (0.0625, 0.1875, 0.5625, 0.6875)  # from the centre of cell 1, 1: 1.25, 0.75, 0.75, 1.25 cells
@@ -205,7 +205,7 @@ def test_distances_between_two_bins_are_shared_by_both(keras: Any) -> None:
         boxes = np.zeros((1, 16, 4, BINS), np.float32)
         boxes[..., -1] = 9  # the other locations predict boxes that overlap little
         boxes[0, 5] = np.log(probabilities)
-        return float(loss(reader, rows((0, box)), DetectorParts(boxes.reshape(1, 16, -1), scores))[0])
+        return float(sum(loss_parts(reader, rows((0, box)), DetectorParts(boxes.reshape(1, 16, -1), scores)))[0])
 
     same_mean = np.full((4, BINS), 1e-6)
     for side, distance in enumerate((0.75, 1.25, 1.25, 0.75)):

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from compress.data.types import Split
 from compress.errors import StageError
+from compress.progress import SilentProgress
 from compress.tasks.classification import ClassificationHead
 from compress.training import loop, subset, subset_selection
 from compress.training.loop import TrainingSettings
@@ -23,7 +24,7 @@ RANDOM = np.random.default_rng(0)
 
 
 @dataclass
-class Notes:
+class Notes(SilentProgress):
     notes: list[str] = field(default_factory=list)
 
     def update(self, done: int, total: int, **metrics: float) -> None:

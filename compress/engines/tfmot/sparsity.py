@@ -23,6 +23,8 @@ from compress.stage import Context
 from compress.training import callbacks as monitoring
 from compress.training import loop
 from compress.training.batches import EpochSettings, batches, held_out
+from compress.training.loss_scale import LossScale
+from compress.training.phases import training_cost
 
 RAMP = 2 / 3
 """Fraction of the training in which zeros are added; the rest recovers the accuracy."""
@@ -153,15 +155,18 @@ def train(
     )
     validation = held_out(context.data.inputs("validation"), context.data.labels("validation"))
     reporting = monitoring.reporting(tf_keras, context.progress, steps, settings.epochs)
-    history = model.fit(
-        batches(inputs, labels, settings, context.seed),
-        epochs=settings.epochs,
-        steps_per_epoch=steps,
-        validation_data=validation,
-        shuffle=False,
-        verbose=0,
-        callbacks=[*callbacks, reporting],
-    ).history
+    cost = training_cost(context.data, settings.epochs)
+    epochs = monitoring.epochs_phase(settings.epochs, cost, LossScale(loss.name))
+    with context.progress.phase(epochs):
+        history = model.fit(
+            batches(inputs, labels, settings, context.seed),
+            epochs=settings.epochs,
+            steps_per_epoch=steps,
+            validation_data=validation,
+            shuffle=False,
+            verbose=0,
+            callbacks=[*callbacks, reporting],
+        ).history
     return {"history": loop.rows(history)}
 
 

@@ -15,6 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from compress import memory
+
+OUT_OF_MEMORY = ("MemoryError", "std::bad_alloc", "Cannot allocate memory")
+"""Ends of processes that reached their memory limit."""
+
 
 class SandboxTimeoutError(Exception):
     """The child process exceeded its time limit and was killed."""
@@ -35,6 +40,8 @@ class ChildExit:
     @property
     def reason(self) -> str:
         """The cause of a failure: the signal, the last line of stderr, or the exit status."""
+        if any(text in self.last_line for text in OUT_OF_MEMORY):
+            return f"it needs more memory than allowed: {self.last_line}"
         if self.status < 0:
             return f"signal {-self.status}"
         return self.last_line or f"exit status {self.status}"
@@ -51,6 +58,7 @@ def run(function: Callable[..., None], arguments: Sequence[str], *, timeout_s: f
 
     Raises:
         SandboxTimeoutError: it took longer.
+        StageError: the system killed it, as it does when memory is short.
     """
     code = (
         f"from {function.__module__} import {function.__name__} as function; "
@@ -67,6 +75,8 @@ def run(function: Callable[..., None], arguments: Sequence[str], *, timeout_s: f
         )
     except subprocess.TimeoutExpired as error:
         raise SandboxTimeoutError from error
+    if memory.killed_for_memory(finished.returncode):
+        raise memory.exhausted(f"the process that runs {function.__name__} was killed: most likely memory was short")
     lines = finished.stderr.strip().splitlines() or [""]
     return ChildExit(finished.returncode, lines[-1][:300])
 

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compress.errors import ModelError
+from compress.errors import ModelError, StageError
 from compress.importers.common import sandbox
 from compress.importers.onnx import child_processes
 
@@ -77,3 +77,20 @@ def test_the_parent_has_no_limit(tmp_path: Path) -> None:
     onnx.save(onnx.load_from_string(expanded(3)), tmp_path / "model.onnx")
     child_processes.check_readable(tmp_path / "model.onnx", {})
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
+
+
+def test_a_process_that_the_system_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "short_of_memory.py").write_text(
+        "import os, signal\ndef work(*_): os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module("short_of_memory")
+    with pytest.raises(StageError, match="was killed: most likely memory was short") as caught:
+        sandbox.run(module.work, [], timeout_s=60, memory_bytes=1 << 30)
+    assert caught.value.exit_code == 5
+
+
+@pytest.mark.parametrize("line", ["MemoryError", "terminate called after throwing an instance of 'std::bad_alloc'"])
+def test_a_process_at_its_memory_limit_says_so(line: str) -> None:
+    assert sandbox.ChildExit(-6, line).reason == f"it needs more memory than allowed: {line}"
+    assert sandbox.ChildExit(-6, "").reason == "signal 6"

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from compress.errors import StageError
+from compress.memory import killed_for_memory
 from compress.targets.edgetpu.compiler.host import CompilerRun
 from compress.targets.edgetpu.compiler.log import parse
 from compress.tflite.graph import Graph, Operator
@@ -247,6 +248,10 @@ FAILURES: Mapping[Callable[[str, Graph], FailureMatch | None], bool] = {
 
 def recognize(outcome: CompilerRun, graph: Graph) -> Failure:
     """Return the failure in a log without a compiled model; for an unknown one, with the last line of the log."""
+    if killed_for_memory(outcome.exit_code):
+        cause = "The system killed the compiler: most likely memory was short."
+        fix = "End other programs, give the container more memory, or compile on another machine."
+        return Failure("killed", cause, f"exit code {outcome.exit_code}", (), fix, flaky=False)
     for function, flaky in FAILURES.items():
         match = function(outcome.log, graph)
         if match:

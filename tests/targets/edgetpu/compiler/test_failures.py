@@ -148,6 +148,14 @@ def test_what_is_not_known_is_said_as_it_is(log: str, name: str, said: str) -> N
     assert not failure.certain
 
 
+@pytest.mark.parametrize("exit_code", [-9, 137])
+def test_a_compiler_that_the_system_killed(exit_code: int) -> None:
+    failure = recognize(CompilerRun(exit_code, "", {}), MODEL)
+    assert (failure.name, failure.what, failure.flaky) == ("killed", f"exit code {exit_code}", False)
+    assert "most likely memory was short" in str(failure.error("x"))
+    assert failure.error("x").exit_code == 5
+
+
 def test_a_success_that_maps_nothing() -> None:
     failure = failures.nothing_mapped(CompilerRun(0, "", {}), 11)
     assert failure.certain
