@@ -9,7 +9,7 @@ SITE := $(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --builder htm
 TF25 := .venv-tf25
 PYTHON38 ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.8.*/bin/python) $(shell command -v python3.8))
 
-.PHONY: demo test tf25 check docs bench wheel clean
+.PHONY: demo test tf25 check docs bench bench-recipes wheel clean
 
 demo: $(READY)  ## train, prune, distil, quantize, check, package and measure a real model; then open runs/digits/report.html
 	$(BIN)/python -m compress pipeline.yaml
@@ -36,6 +36,9 @@ docs: $(READY)  ## build the manuals as a site in build/site; a broken link is a
 
 bench: $(READY)  ## measure the figures in the README
 	$(BIN)/python benchmarks/main_job.py
+
+bench-recipes: $(READY)  ## run the recipes in models/ that are not measured yet; needs the shared test data
+	$(BIN)/python benchmarks/recipes.py $(if $(ONLY),--only $(ONLY))
 
 wheel: $(READY)  ## build dist/*.whl: coralline, and coralline-deploy with the device side alone
 	$(BIN)/python -m build --wheel --no-isolation

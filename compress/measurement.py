@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from math import sqrt
+from math import comb, erfc, sqrt
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -123,15 +123,26 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
 
 
 def drop(original: NDArray[np.bool_], result: NDArray[np.bool_]) -> Measurement:
-    """Return the loss of accuracy from `original` to `result`, which say for the same samples if the answer is right.
+    """Return the loss of accuracy from `original` to `result`: for the same samples, whether the answer is right."""
+    both, first = int((original & result).sum()), int((original & ~result).sum())
+    second, neither = int((~original & result).sum()), int((~original & ~result).sum())
+    return paired_drop(both, first, second, neither)
+
+
+def paired_drop(both: int, first: int, second: int, neither: int) -> Measurement:
+    """Return the loss of accuracy from one model to another on the same samples.
 
     The interval is Newcombe's for paired proportions: the two Wilson intervals, combined
     with the correlation between the pairs.
     Source: R. G. Newcombe, Statistics in Medicine 17 (1998), 2635-2650, method 10.
+
+    Args:
+        both: the number of samples that both models answer correctly.
+        first: those that only the first model answers correctly.
+        second: those that only the second model answers correctly.
+        neither: those that no model answers correctly.
     """
-    n = len(original)
-    both, first = int((original & result).sum()), int((original & ~result).sum())
-    second, neither = int((~original & result).sum()), int((~original & ~result).sum())
+    n = both + first + second + neither
     p1, p2 = (both + first) / n, (both + second) / n
     (l1, u1), (l2, u2) = wilson_interval(both + first, n), wilson_interval(both + second, n)
     product = float(both + first) * (second + neither) * (both + second) * (first + neither)
@@ -144,3 +155,24 @@ def drop(original: NDArray[np.bool_], result: NDArray[np.bool_]) -> Measurement:
     difference = p1 - p2
     note = f"paired on {n} samples: {first} lost, {second} gained"
     return Measurement(difference, "fraction", "measured", difference - down, difference + up, note)
+
+
+MOST_EXACT = 2000
+"""Of more changed answers, the test is calculated from the normal distribution."""
+
+
+def mcnemar(first: int, second: int) -> float:
+    """Return the probability that answers change so unevenly, or more so, if both models are equally good.
+
+    Exact and two-sided. Source: Q. McNemar, Psychometrika 12 (1947), 153-157.
+
+    Args:
+        first: the number of samples that only the first model answers correctly.
+        second: those that only the second model answers correctly.
+    """
+    changed = first + second
+    if changed > MOST_EXACT:
+        z = max(0.0, abs(first - second) - 1) / sqrt(changed)  # with Edwards' continuity correction
+        return float(erfc(z / sqrt(2)))
+    tail = sum(comb(changed, count) for count in range(min(first, second) + 1))
+    return float(min(1.0, 2 * tail / 2**changed))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.measurement import Z95, drop, proportion
+from compress.measurement import MOST_EXACT, Z95, drop, mcnemar, proportion
 
 # --- one share --------------------------------------------------------------------------
 
@@ -150,3 +150,23 @@ def test_pairing_narrows_the_interval() -> None:
     together, apart = drop(*pairs(80, 5, 0, 15)), drop(*pairs(68, 17, 12, 3))
     assert together.value == apart.value == pytest.approx(0.05)
     assert together.high - together.low < 0.6 * (apart.high - apart.low)
+
+
+def test_mcnemar_is_the_two_sided_binomial_test() -> None:
+    from scipy.stats import binomtest
+
+    assert mcnemar(0, 0) == 1
+    for first in range(12):
+        for second in range(1, 12):
+            expected = binomtest(min(first, second), first + second).pvalue
+            assert mcnemar(first, second) == mcnemar(second, first) == pytest.approx(expected)
+
+
+def test_mcnemar_of_very_many_changes_is_close_to_the_exact_one() -> None:
+    from scipy.stats import binomtest
+
+    first = MOST_EXACT // 2 - 30
+    second = MOST_EXACT // 2 + 40
+    assert mcnemar(first, second) == pytest.approx(binomtest(first, first + second).pvalue, rel=0.01)
+    assert mcnemar(MOST_EXACT, MOST_EXACT) == 1
+    assert mcnemar(0, 100 * MOST_EXACT) == 0

@@ -15,14 +15,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from compress.cli import applications, data, devices, export, init, keys, models, output, reference, run
+from compress.cli import applications, comparison, data, devices, export, init, keys, models, output, reference, run
 from compress.cli.parser import Parser, refuse_unknown
 from compress.errors import EXIT_INTERRUPTED, CorallineError, PipelineError, ResultError
 from compress.version import __version__
 
 PROGRAM = "python -m compress"
 INTERRUPTED = "interrupted; run the same command to continue"
-GROUPS = (run, init, export, models, data, devices, applications, keys, reference)
+GROUPS = (run, init, export, models, comparison, data, devices, applications, keys, reference)
 EXIT_CODES = """exit codes:
   0 done   1 internal error   2 pipeline file or arguments   3 data   4 model   5 a stage failed
   6 disk or permission   7 over budget, or not usable   8 a bundle cannot be signed

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import IO, Any
 
 
@@ -32,6 +33,27 @@ def write_json(value: Any) -> None:
         StoreError: stdout is a file, and the disk is full.
     """
     write(json.dumps(value, indent=1))
+
+
+def write_file(path: Path, text: str, what: str) -> None:
+    """Write a file that the user asked for.
+
+    Args:
+        path: the file.
+        text: its content.
+        what: the beginning of the message if it cannot be written.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    from compress.files import explain, write_atomically
+
+    try:
+        write_atomically(path, text.encode())
+    except OSError as error:
+        explained = explain(error, what)
+        explained.where = str(path)  # and not the temporary file next to it
+        raise explained from error
 
 
 def note(text: str) -> None:

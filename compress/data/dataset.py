@@ -124,11 +124,22 @@ class Dataset:
         return data
 
     @cached_property
+    def _fingerprint(self) -> dict[str, Any]:
+        return self.source.fingerprint()
+
+    @cached_property
+    def samples_digest(self) -> str:
+        """Digest of everything that determines the samples before preprocessing, their labels, and the splits. No
+        sample is loaded."""
+        split = self._splitting.model_dump() if self._splitting else None
+        return digest_of({"source": {self.source.name: self._fingerprint}, "split": split, "version": VERSION})
+
+    @cached_property
     def digest(self) -> str:
         """Digest of everything that determines samples, labels and splits. No sample is loaded."""
         return digest_of(
             {
-                "source": {self.source.name: self.source.fingerprint()},
+                "source": {self.source.name: self._fingerprint},
                 "preprocessing": self._preprocessing.digest,
                 "split": self._splitting.model_dump() if self._splitting else None,
                 "version": VERSION,

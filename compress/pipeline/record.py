@@ -313,7 +313,8 @@ def _data(pipeline: Pipeline, findings: Findings) -> DataRecord | None:
     if not findings.data:
         return None
     source = pipeline.settings["data"]["source"]
-    return decode(DataRecord, {"source": source if isinstance(source, str) else next(iter(source)), **findings.data})
+    name = source if isinstance(source, str) else next(iter(source))
+    return decode(DataRecord, {"source": name, "samples_digest": pipeline.data.samples_digest, **findings.data})
 
 
 def _examples(findings: Findings) -> ExamplesRecord | None:

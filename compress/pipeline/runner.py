@@ -33,6 +33,7 @@ from compress.data.types import Data
 from compress.errors import EXIT_INTERRUPTED, CorallineError, ModelError, StageError, StoreError
 from compress.evaluation import DataSummary, Evaluation, InputAlternatives, Latency, Size
 from compress.evaluation.latency import predict, unmeasured
+from compress.evaluation.operator_graph import OperatorGraph
 from compress.evaluation.original_outputs import TaughtByOriginal
 from compress.files import digest_of, explain, write_atomically
 from compress.ir.tensorflow import keras
@@ -43,6 +44,8 @@ from compress.pipeline.store import Store
 from compress.progress import Phase, Progress, RunStep
 from compress.report import examples, render
 from compress.report.json_values import decode
+from compress.report.node_data import NODE_DATA_FILE
+from compress.report.operator_graph import GRAPH_FILE
 from compress.report.record import (
     EXAMPLES,
     ErrorRecord,
@@ -100,6 +103,7 @@ class PipelineRun:
         artifacts: the artifact of each stage, by id.
         original: the id of the step whose model everything is compared with.
         tested: the findings on the test split, with the pictures of examples.
+        drawn: the drawing of the result's operators.
         taught: the data set with the outputs of the original as targets, once they are needed.
     """
 
@@ -113,6 +117,7 @@ class PipelineRun:
     artifacts: dict[str, Artifact] = field(default_factory=dict)
     original: str | None = None
     tested: Artifact = NOTHING
+    drawn: Artifact = NOTHING
     taught: TaughtByOriginal | None = None
 
     def find_original(self, entry: StageEntry | None = None) -> None:
@@ -398,6 +403,7 @@ def _probes(session: PipelineRun) -> None:
     findings.latency = _latency(session, pair)
     if session.pipeline.target.cost.hosts:
         findings.prediction = predict(models[result], session.pipeline.target, session.pipeline.head.measure.host)
+    session.drawn = session.obtain("operator graph", OperatorGraph(), {"model": models[result]}, Kind.FINDINGS)[0]
     findings.stages = {"original": session.original, "result": result}
 
 
@@ -471,7 +477,7 @@ def _publish(session: PipelineRun, error: ErrorRecord | None, seconds: float) ->
     bundle = f"{session.pipeline.head.name}.coralline"
     try:
         session.folder.mkdir(parents=True, exist_ok=True)
-        old = {MODEL_KERAS, MODEL_TFLITE, MODEL_COMPILED, PLAN_FILE, RUNNER_FILE, bundle}
+        old = {MODEL_KERAS, MODEL_TFLITE, MODEL_COMPILED, PLAN_FILE, RUNNER_FILE, GRAPH_FILE, NODE_DATA_FILE, bundle}
         for name in (old | {path.name for path in session.folder.glob(SEGMENTS)}) - outputs.keys():
             (session.folder / name).unlink(missing_ok=True)
         contents = {name: path.read_bytes() for name, path in outputs.items()}
@@ -516,7 +522,7 @@ def _outputs(session: PipelineRun) -> dict[str, Path]:
     for artifact in session.artifacts.values():
         known = [name for name in artifact.files if name in names or fnmatchcase(name, SEGMENTS)]
         outputs.update({names.get(name, name): artifact.file(name) for name in known})
-    return outputs
+    return outputs | {name: session.drawn.file(name) for name in session.drawn.files}
 
 
 def preview(pipeline: Pipeline, out: Path, forced: frozenset[str] = frozenset()) -> list[tuple[StageEntry, str]]:

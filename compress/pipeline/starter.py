@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from compress.data.dataset import Dataset
+from compress.data.file_tree import tree
 from compress.data.label_tables import TABLE_SUFFIXES, recognize
 from compress.data.sources import SOURCES
 from compress.data.types import SPLITS
@@ -179,15 +180,13 @@ def _folder_candidates(path: Path, shown: str, label: str | None) -> Iterator[di
         labels = {} if label is None else {"labels": _labels(path, suffixes, label)}
         yield {kind: {**settings, **labels}}
         # Samples in several folders, or with a table, have labels: what is wrong with them must be said.
-        is_flat = len({name.rpartition("/")[0] for name in names if name.endswith(suffixes)}) == 1
+        is_flat = len(tree(path).folders) <= 1
         if is_flat and not any(name.endswith(TABLE_SUFFIXES) for name in names):
             yield {kind: {**settings, "labels": "none"}}
 
 
 def _labels(path: Path, suffixes: tuple[str, ...], label: str) -> dict[str, str]:
     """Return the settings of the table that has a column with labels."""
-    from compress.data.file_tree import tree
-
     tables = recognize(tree(path), suffixes, None, label)
     if len(tables) != 1:
         raise DataError(f"{len(tables)} tables have labels for the samples", where=str(path), allowed="one table")
@@ -197,8 +196,6 @@ def _labels(path: Path, suffixes: tuple[str, ...], label: str) -> dict[str, str]
 
 def _names(path: Path) -> list[str]:
     """Return the names of all files of a folder or archive, in lower case, relative to it."""
-    from compress.data.file_tree import tree
-
     return [name.lower() for name in tree(path).names]
 
 
@@ -221,7 +218,6 @@ def _npz_arrays(path: Path) -> dict[str, str]:
 
 def _wav_settings(path: Path) -> dict[str, Any]:
     """Return sample rate and length of recordings: the most frequent rate, and the length that most of them reach."""
-    from compress.data.file_tree import tree
     from compress.data.sources import wav
 
     files = tree(path)

@@ -8,6 +8,10 @@ from typing import ClassVar, Literal
 
 MAX_REASON = 44
 """A missing value's reason that is longer goes below the table."""
+LONG_WORD = 24
+"""Characters of a word that may be broken between two lines; numbers with their units are shorter."""
+FEW_COLUMNS = 3
+"""Columns of a table that fits a telephone."""
 
 Style = Literal["", "measured", "predicted", "missing", "good", "bad", "unsure", "none"]
 """The origin of a measurement, or the kind of a remark; "none" is for the reason why a part is missing."""
@@ -33,6 +37,11 @@ class Cell:
     def is_measurement(self) -> bool:
         """Whether the cell shows a measurement."""
         return self.style in ("measured", "predicted", "missing")
+
+    @property
+    def has_long_word(self) -> bool:
+        """Whether a word, such as a path or a digest, is so long that a narrow column must break it."""
+        return any(len(word) > LONG_WORD for word in f"{self.text} {self.small}".split())
 
     @property
     def footnote(self) -> str:
@@ -63,6 +72,11 @@ class Table:
     def cells(self) -> list[list[Cell]]:
         """The rows, with every text as a cell."""
         return [list(map(_as_cell, row)) for row in self.rows]
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the table has so few columns that a telephone shows it as a table."""
+        return len(self.header) <= FEW_COLUMNS
 
     @property
     def footnotes(self) -> list[str]:
@@ -114,7 +128,16 @@ class Preformatted:
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing by `charts`, which only the page shows; `title` names it, `caption` explains it."""
+    """A drawing by `charts`, which only the page shows.
+
+    Attributes:
+        svg: the drawing.
+        title: its name.
+        caption: what explains it: its marks, its axes, and what is not drawn.
+        is_wide: whether it is scrolled where the page is narrower.
+        data: the values of the drawing.
+        see: the title of the table below that has the values, if `data` is None.
+    """
 
     kind: ClassVar[str] = "figure"
 
@@ -122,6 +145,8 @@ class Figure:
     title: str
     caption: str = ""
     is_wide: bool = False
+    data: Table | None = None
+    see: str = ""
 
 
 @dataclass(frozen=True)
@@ -152,6 +177,16 @@ class Pictures:
 
 
 @dataclass(frozen=True)
+class FileLink:
+    """A link to a file in the folder of the report, and what the file is."""
+
+    kind: ClassVar[str] = "link"
+
+    file: str
+    text: str
+
+
+@dataclass(frozen=True)
 class Details:
     """Blocks that the page shows on request, and that the Markdown leaves out."""
 
@@ -171,20 +206,27 @@ class Columns:
     columns: Sequence[Sequence[Block]]
 
 
-Block = Table | Text | Heading | Pairs | Preformatted | Figure | Pictures | Details | Columns
+Block = Table | Text | Heading | Pairs | Preformatted | Figure | Pictures | FileLink | Details | Columns
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the report under a title."""
+    """A part of the report under a title.
+
+    Attributes:
+        title: the title.
+        blocks: the content.
+        key: the identifier in the page, where the title depends on the run; by default the title in lower case.
+    """
 
     title: str
     blocks: Sequence[Block]
+    key: str = ""
 
     @property
     def ident(self) -> str:
-        """The identifier of the section in the page."""
-        return self.title.lower().replace(" ", "-")
+        """The identifier of the section in the page, to which links lead. It is the same in every report."""
+        return self.key or self.title.lower().replace(" ", "-")
 
 
 def missing(reason: str) -> Text:

@@ -3,6 +3,9 @@
 Colours are CSS classes of the page (`report.html.j2`), so that they follow light, dark and
 print; whatever a colour says is also said by shape, pattern, place or text. Coordinates are
 about CSS pixels on a telephone: charts are drawn narrow, and never shrink to the unreadable.
+
+Every point is drawn at its true position, also where points overlap. A function with `notes` in its name returns what
+the reader must know about the axes of a drawing: where one does not begin at 0, is logarithmic, or ends before a value.
 """
 
 from __future__ import annotations
@@ -23,12 +26,20 @@ LEFT = 58
 RIGHT = 468
 BOTTOM = 290
 """The frame of the plot of quality against cost, and of latencies."""
+WHISKER = 4.0
+WIDER = 3.0
+"""Half the width of the ends of an interval, and how much wider they are for each interval on the same line."""
+CLOSE = 6.0
+"""Intervals that are nearer to each other than this are on the same line."""
 SAME = 5e-4
 """Changes below this are shown as 0."""
 _FILLS = {True: 'class="tpu"', False: 'fill="url(#hatch)"'}
 """Attributes of the operators on the Edge TPU, and of those on the CPU."""
 _SHADES = {True: ("hit", 1.0), False: ("miss", 0.5)}
 """CSS class of right and wrong answers, and the exponent of their share: few wrong answers must be visible."""
+PALEST = 0.1
+DARKEST = 0.45
+"""Opacity of the shades behind counts: these are legible on the darkest one, in light and dark (`page.css`)."""
 _LABEL_AT = {"original": 0.65, "result": 0.35}
 """The fraction of runs next to which the name of a curve is."""
 MAX_STEPS = 400
@@ -93,24 +104,54 @@ def trade_off(points: Sequence[Point], *, quality: str, cost: str, unit: str) ->
     points = list(_merged(points))
     x = _cost_axis([point.cost for point in points])
     y = _quality_axis(points)
-    positions = _moved_apart([(x.at(point.cost), y.at(point.quality)) for point in points])
+    positions = [(x.at(point.cost), y.at(point.quality)) for point in points]
     line = " ".join(f"{svg.n(a)},{svg.n(b)}" for a, b in positions)
     parts = [
-        svg.text(10, 14, svg.fit(f"{quality}, validation", WIDTH - 20), "name"),
+        svg.text(10, 14, svg.fit(_quality_name(quality, y), WIDTH - 20), "name"),
         *(svg.level(y.at(tick), LEFT, RIGHT, f"{tick:.3g}") for tick in y.ticks(5)),
         *_cost_ticks(x, cost, unit),
+        *([_cut_mark(LEFT, BOTTOM)] if y.low > 0 else []),
         f'<polyline points="{line}" class="way"/>',
     ]
-    bars = []
+    bars: list[Box] = []
+    dots = []
     for point, (a, b) in zip(points, positions, strict=True):
         if point.low is not None and point.high is not None:
-            bars.append(Box(a - 4, y.at(point.high), a + 4, y.at(point.low)))
+            reach = WHISKER + WIDER * sum(abs((bar.left + bar.right) / 2 - a) < CLOSE for bar in bars)
+            bars.append(Box(a - reach, y.at(point.high), a + reach, y.at(point.low)))
             parts.append(_whisker(bars[-1], point.style))
         tip = svg.tip(f"{point.label}: {noun(quality)} {number(point.quality, 'fraction')}, {number(point.cost, unit)}")
-        parts.append(f'<circle cx="{svg.n(a)}" cy="{svg.n(b)}" r="5" class="dot{point.style}">{tip}</circle>')
-    parts += placed_labels([point.label for point in points], positions, bars)
+        dots.append(f'<circle cx="{svg.n(a)}" cy="{svg.n(b)}" r="5" class="dot{point.style}">{tip}</circle>')
+    parts += [*dots, *placed_labels([point.label for point in points], positions, bars)]
     description = "; ".join(f"{p.label}: {number(p.quality, 'fraction')} at {number(p.cost, unit)}" for p in points)
     return svg.svg(f"trade-off-{unit}", (WIDTH, 332), f"{quality} against {cost} after each stage", description, parts)
+
+
+def trade_off_notes(points: Sequence[Point]) -> list[str]:
+    """Return sentences on the axes of `trade_off`, and on intervals that are drawn on the same line."""
+    points = list(_merged(points))
+    y = _quality_axis(points)
+    notes = []
+    if y.low > 0:
+        notes.append(f"The vertical axis begins at {y.low:.3g}, not at 0.")
+    x = _cost_axis([point.cost for point in points])
+    if x.log:
+        notes.append("The horizontal axis is logarithmic.")
+    places = sorted(x.at(point.cost) for point in points if point.low is not None and point.high is not None)
+    if any(second - first < CLOSE for first, second in itertools.pairwise(places)):
+        notes.append("Intervals on the same line have ends of different widths, the earlier stage the narrower ones.")
+    return notes
+
+
+def _quality_name(quality: str, y: svg.Axis) -> str:
+    """Return the name of the vertical axis, with its begin if that is not 0."""
+    return f"{quality}, validation, from {y.low:.3g}" if y.low > 0 else f"{quality}, validation"
+
+
+def _cut_mark(x: float, y: float) -> str:
+    """Return the mark of an axis that does not begin at 0: two strokes across it."""
+    strokes = "".join(f"M{svg.n(x - 5)} {svg.n(y - 2 - step)}l10 -5" for step in (0, 5))
+    return f'<path d="{strokes}" class="cut"/>'
 
 
 def _merged(points: Sequence[Point]) -> Iterator[Point]:
@@ -162,16 +203,6 @@ def _whisker(box: Box, style: str) -> str:
     return f'<path d="{ends}{middle}" class="whisker{style}"/>'
 
 
-def _moved_apart(positions: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the positions; those that would overlap another interval are moved sideways."""
-    result: list[tuple[float, float]] = []
-    for x, y in positions:
-        candidates = [x + step for step in (0, -14, 14, -28, 28, -42, 42)]
-        free = [candidate for candidate in candidates if all(abs(candidate - other) >= 13 for other, _ in result)]
-        result.append((min(max([*free, x][0], LEFT + 8), RIGHT - 6), y))
-    return result
-
-
 def class_changes(rows: Sequence[ClassChange], quality: str = "Accuracy", counted: str = "sample") -> str:
     """Draw a line for each class from its quality before (ring) to that after (dot), in the order given.
 
@@ -180,8 +211,7 @@ def class_changes(rows: Sequence[ClassChange], quality: str = "Accuracy", counte
         quality: the name of the metric.
         counted: what each class has a number of, in the singular.
     """
-    values = [value for row in rows for value in (row.before, row.after)]
-    x = svg.Axis(max(0.0, math.floor(min(values) * 10 - 0.5) / 10), 1, 164, 394)
+    x = _class_axis(rows)
     height = 44 + 17 * len(rows)
     parts = [svg.text(146, 14, "class", "tick", "end"), svg.text(474, 14, "change", "tick", "end")]
     for tick in x.ticks(5):
@@ -194,6 +224,18 @@ def class_changes(rows: Sequence[ClassChange], quality: str = "Accuracy", counte
     return svg.svg(
         "classes", (WIDTH, height), f"{quality} of each class before and after", "; ".join(description), parts
     )
+
+
+def _class_axis(rows: Sequence[ClassChange]) -> svg.Axis:
+    """Return the axis of `class_changes`. All values and intervals are on it."""
+    values = [value for row in rows for value in (row.before, row.after, row.low) if value is not None]
+    return svg.Axis(max(0.0, math.floor(min(values) * 10 - 0.5) / 10), 1, 164, 394)
+
+
+def class_notes(rows: Sequence[ClassChange]) -> list[str]:
+    """Return a sentence on the axis of `class_changes` if it does not begin at 0."""
+    low = _class_axis(rows).low
+    return [f"The axis begins at {low:.3g}, not at 0."] if low > 0 else []
 
 
 def _class_row(row: ClassChange, x: svg.Axis, y: float, counted: str) -> list[str]:
@@ -209,7 +251,7 @@ def _class_row(row: ClassChange, x: svg.Axis, y: float, counted: str) -> list[st
     tip = svg.tip(f"{row.name}: {row.before:.3f} before, {row.after:.3f} after, {count(row.samples, counted)}")
     interval = []
     if row.low is not None and row.high is not None:
-        interval.append(svg.line(x.at(max(row.low, x.low)), y, x.at(row.high), y, "reach"))
+        interval.append(svg.line(x.at(row.low), y, x.at(min(row.high, x.high)), y, "reach"))
     return [
         f"<g>{tip}",
         svg.text(146, y + 4, row.name, "label", "end", 144),
@@ -269,9 +311,9 @@ def _matrix_cell(square: tuple[float, float, float], count: int, total: int, is_
     kind, exponent = _SHADES[is_right]
     text, style, opacity = "·", "empty", 0.0
     if count:
-        opacity = 0.12 + 0.88 * (count / total) ** exponent
+        opacity = PALEST + (DARKEST - PALEST) * (count / total) ** exponent
         text = str(count) if count < 10_000 else f"{count / 1000:.0f}k"
-        style = "inverse" if opacity > 0.72 else "label"
+        style = "label"
     box = f'x="{svg.n(x + 0.5)}" y="{svg.n(y + 0.5)}" width="{svg.n(size - 1)}" height="{svg.n(size - 1)}"'
     return (
         f'<g>{svg.tip(tip)}<rect {box} class="{kind}" fill-opacity="{opacity:.2f}"/>'
@@ -293,6 +335,21 @@ def latency_curves(curves: Sequence[LatencyCurve]) -> str:
         parts += _latency_curve(curve, x, y)
         descriptions.append(f"{curve.name}: " + ", ".join(f"{name} {number(ms, 'ms')}" for name, _, ms in curve.marks))
     return svg.svg("latency", (WIDTH, 292), "Distribution of the latency", "; ".join(descriptions), parts)
+
+
+def latency_notes(curves: Sequence[LatencyCurve]) -> list[str]:
+    """Return sentences on the runs that `latency_curves` does not draw."""
+    end = max(map(_slowest, curves)) * 1.1 or 1
+    notes = []
+    for curve in curves:
+        slower = sum(value > end for value in curve.values)
+        if slower:
+            slowest = number(max(curve.values), "ms")
+            notes.append(
+                f"The axis ends at {number(end, 'ms')}: {count(slower, 'slower run')} of the {curve.name.lower()}, up "
+                f"to {slowest}, {'is' if slower == 1 else 'are'} not drawn."
+            )
+    return notes
 
 
 def _slowest(curve: LatencyCurve) -> float:

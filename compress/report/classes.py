@@ -8,9 +8,9 @@ from typing import Any
 from compress.measurement import Measurement, origin
 from compress.measurement import missing as missing_measurement
 from compress.report import charts
+from compress.report.absence import absence
 from compress.report.blocks import Block, Cell, Columns, Details, Figure, Section, Table, Text, missing, table
 from compress.report.record import ClassRecord, ConfusionRecord, FoundAgainRecord, RunRecord
-from compress.report.verdict import absence
 from compress.report.wording import count, noun, number, shorten, show
 
 MAX_DRAWN = 40
@@ -44,9 +44,14 @@ def section(record: RunRecord) -> Section:
             Columns([column for column in ([changes], confusions[:1]) if column]),
             *confusions[1:],
             *_losses(ranked, rows, quality),
-            Details(f"All {len(rows)} classes as a table", [Table(_header(ranked), rows)]),
+            Details(_all_classes(len(rows)), [Table(_header(ranked), rows)]),
         ],
     )
+
+
+def _all_classes(count: int) -> str:
+    """Return the title of the table of all classes."""
+    return f"All {count} classes as a table"
 
 
 def _found_again(rows: Sequence[FoundAgainRecord]) -> list[Block]:
@@ -76,10 +81,25 @@ def _confusions(confusion: ConfusionRecord | None, classes: Sequence[str]) -> li
     is_wide = len(counts) > MAX_NEXT_TO_CHANGES
     blocks = [_frequent(classes, counts)] if is_wide else []
     if len(counts) <= MAX_IN_MATRIX:
-        caption = "Counted on the test split. Shade: fraction of the row; blue: right, red: wrong; a dot is 0."
+        caption = "Counted on the test split. Shade: fraction of the row, and "
+        caption += "stronger for wrong answers; blue: right, red: wrong; a dot is 0."
         svg = charts.confusion_matrix(classes, counts)
-        blocks.append(Figure(svg, "Confusion matrix of the result.", caption, is_wide))
+        blocks.append(Figure(svg, "Confusion matrix of the result.", caption, is_wide, _counts(classes, counts)))
     return blocks
+
+
+def _counts(classes: Sequence[str], counts: Sequence[Sequence[int]]) -> Table:
+    """Return the counts that are not 0."""
+    rows = [
+        (shorten(classes[actual]), shorten(classes[predicted]), f"{samples:,}")
+        for actual, row in enumerate(counts)
+        for predicted, samples in enumerate(row)
+        if samples
+    ]
+    empty = ("no class", "no class", "0")
+    return Table(
+        ("True class", "Predicted class", "Samples"), rows or [empty], "Pairs of classes without samples are left out."
+    )
 
 
 def _distinct(classes: Sequence[str]) -> list[str]:
@@ -136,12 +156,13 @@ def _changes(ranked: Sequence[tuple[str, ClassRecord]], quality: str) -> Block:
     ][:MAX_DRAWN]
     if not drawn:
         return missing("no class has both values")
-    caption = "Measured on the test split. Ring: original; dot: result; light band: 95% interval of the result."
+    caption = "Measured on the test split. Ring: original; dot: result; thin line: 95% interval of the result."
     if len(drawn) < len(ranked):
         caption += f" The {len(drawn)} worst of {len(ranked)} classes are drawn; all are in the table."
     title = f"Change of {noun(quality)} per class, worst first."
     what = "object" if any(row.ap50 is not None for _, row in ranked) else "sample"
-    return Figure(charts.class_changes(drawn, quality, what), title, caption)
+    caption = " ".join([caption, *charts.class_notes(drawn)])
+    return Figure(charts.class_changes(drawn, quality, what), title, caption, see=_all_classes(len(ranked)))
 
 
 def _losses(ranked: Sequence[ClassRecord], rows: Sequence[tuple[Cell, ...]], quality: str) -> list[Block]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from compress.measurement import Measurement, Metric, origin, ratio
 from compress.report import charts, training
+from compress.report.absence import absence
 from compress.report.blocks import (
     Block,
     Cell,
@@ -22,7 +23,7 @@ from compress.report.blocks import (
     table,
 )
 from compress.report.record import RunRecord, StageRecord
-from compress.report.verdict import absence, limited
+from compress.report.verdict import limited
 from compress.report.wording import MAX_PROSE, metric, names, noun, number, seconds, shorten, show
 
 OUTCOMES = {
@@ -115,7 +116,8 @@ def outputs(record: RunRecord) -> list[Section]:
 def costs(record: RunRecord) -> Section:
     """Return the plots of quality against size and MACs after each stage."""
     plots = [_plot(record, metric(record, name)) for name in ("size_bytes", "macs")]
-    return Section(f"{record.quality.label} and cost after each stage", [Columns([[plot] for plot in plots])])
+    title = f"{record.quality.label} and cost after each stage"
+    return Section(title, [Columns([[plot] for plot in plots])], key="quality-and-cost")
 
 
 def _plot(record: RunRecord, cost: Metric) -> Block:
@@ -128,7 +130,22 @@ def _plot(record: RunRecord, cost: Metric) -> Block:
         "The top left is best. Bars: 95% interval. Filled: both values measured; hollow: at least one value predicted."
     )
     svg = charts.trade_off(points, quality=record.quality.label, cost=name, unit=cost.unit)
-    return Figure(svg, f"{record.quality.label} on validation against {name}.", caption)
+    title = f"{record.quality.label} on validation against {name}."
+    return Figure(svg, title, " ".join([caption, *charts.trade_off_notes(points)]), data=_plotted(record, cost, points))
+
+
+def _plotted(record: RunRecord, cost: Metric, points: Sequence[charts.Point]) -> Table:
+    """Return the points of a plot as a table."""
+    unit = record.quality.unit
+    rows = []
+    for point in points:
+        ends = ""
+        if point.low is not None and point.high is not None:
+            ends = f"{number(point.low, unit)} to {number(point.high, unit)}"
+        quality = Cell(number(point.quality, unit), ends)
+        rows.append((point.label, quality, Cell(number(point.cost, cost.unit), "" if point.measured else "predicted")))
+    caption = "With 95% intervals."
+    return Table(("Stage", f"{record.quality.label}, validation", cost.label), rows, caption)
 
 
 def _points(stage: StageRecord, quality: Metric, cost: Metric) -> Iterator[charts.Point]:

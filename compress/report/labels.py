@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -13,6 +14,11 @@ from compress.report.wording import clean, shorten
 LINE_HEIGHT = 14
 FRAME_WEIGHT = 40
 """Pixels outside of the frame count so much more than an overlap."""
+FREE = 12
+"""Overlapping pixels that do not make a label unreadable."""
+DISTANCES = (26.0, 44.0, 64.0, 88.0)
+"""Distances of labels that are connected with their point by a line."""
+DIRECTIONS = 12
 
 
 class Box(NamedTuple):
@@ -49,12 +55,20 @@ class _Placement(NamedTuple):
 
 
 def placed_labels(labels: Sequence[str], positions: Sequence[tuple[float, float]], bars: Sequence[Box]) -> list[str]:
-    """Return each label next to its point, away from points, bars, lines and other labels."""
+    """Return each label next to its point, away from points, bars, lines and other labels.
+
+    A label without space next to its point is further away, and a line leads from the point to it.
+    """
     occupied = [*bars, *(Box(x - 7, y - 7, x + 7, y + 7) for x, y in positions), *_along_lines(positions)]
     parts = []
     for label, (x, y) in zip(labels, positions, strict=True):
         lines = textwrap.wrap(shorten(clean(label)), 16, max_lines=3, placeholder="…") or ["?"]
         best = min(_candidates(lines, x, y), key=lambda placement: placement.penalty(occupied))
+        if best.penalty(occupied) > FREE:
+            away = min(_away(lines, x, y), key=lambda placement: placement.penalty(occupied))
+            if away.penalty(occupied) < best.penalty(occupied):
+                best = away
+                parts.append(_leader(x, y, best.box))
         occupied.append(best.box)
         for i, line in enumerate(lines):
             parts.append(svg.text(best.x, best.y + LINE_HEIGHT * i, line, "label", best.anchor))
@@ -81,3 +95,25 @@ def _candidates(lines: Sequence[str], x: float, y: float) -> Iterator[_Placement
     for dx, dy, anchor in offsets:
         left = x + dx - {"start": 0, "middle": width / 2, "end": width}[anchor]
         yield _Placement(x + dx, y + dy, anchor, Box(left, y + dy - 11, left + width, y + dy + rise + 3))
+
+
+def _away(lines: Sequence[str], x: float, y: float) -> Iterator[_Placement]:
+    """Yield positions around a point that need a line to it, the nearest first."""
+    width = max(svg.wide(line) for line in lines)
+    rise = LINE_HEIGHT * (len(lines) - 1)
+    for distance in DISTANCES:
+        for step in range(DIRECTIONS):
+            angle = 2 * math.pi * step / DIRECTIONS
+            dx = distance * math.cos(angle)
+            middle = distance * math.sin(angle)
+            anchor = "middle" if abs(dx) < 1 else "start" if dx > 0 else "end"
+            left = x + dx - {"start": 0, "middle": width / 2, "end": width}[anchor]
+            top = y + middle - (rise + LINE_HEIGHT) / 2
+            yield _Placement(x + dx, top + 11, anchor, Box(left, top, left + width, top + rise + LINE_HEIGHT))
+
+
+def _leader(x: float, y: float, box: Box) -> str:
+    """Return a line from a point to the nearest place of a label."""
+    end_x = min(max(x, box.left), box.right)
+    end_y = min(max(y, box.top), box.bottom)
+    return svg.line(x, y, end_x, end_y, "leader")

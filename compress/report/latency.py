@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from compress.measurement import LATENCIES
 from compress.report import charts
+from compress.report.absence import absence
 from compress.report.blocks import Block, Cell, Columns, Figure, Heading, Pairs, Section, Table, missing
 from compress.report.record import LatencyRecord, ModelRecord, RunRecord
-from compress.report.verdict import absence
 from compress.report.wording import count, number, scalar, shorten, show
 
 FEW_RUNS = 100
 MARKS = tuple(zip(LATENCIES, ("median", "p90", "p99"), (0.5, 0.9, 0.99), strict=True))
 """The percentiles that are marked: metric, name, fraction of the runs."""
+SHARES = {"the fastest": 0.0, "0.1": 0.1, "0.25": 0.25, "0.5": 0.5, "0.75": 0.75, "0.9": 0.9, "0.99": 0.99, "all": 1.0}
+"""The rows of the table of the curves: fractions of the runs by their names."""
 
 
 def section(record: RunRecord) -> Section:
@@ -56,7 +61,20 @@ def _figure(curves: list[charts.LatencyCurve]) -> Block:
     )
     if min(len(curve.values) for curve in curves) < FEW_RUNS:
         caption += f" With fewer than {FEW_RUNS} runs, p99 is the slowest run."
-    return Figure(charts.latency_curves(curves), "Cumulative distribution of the latency.", caption)
+    caption = " ".join([caption, *charts.latency_notes(curves)])
+    return Figure(
+        charts.latency_curves(curves), "Cumulative distribution of the latency.", caption, data=_drawn(curves)
+    )
+
+
+def _drawn(curves: Sequence[charts.LatencyCurve]) -> Table:
+    """Return values of the curves as a table."""
+    ordered = [sorted(curve.values) for curve in curves]
+    rows = [
+        (name, *(number(values[max(0, math.ceil(share * len(values)) - 1)], "ms") for values in ordered))
+        for name, share in SHARES.items()
+    ]
+    return Table(("Fraction of runs", *(curve.name for curve in curves)), rows, "So many runs take at most this time.")
 
 
 def _conditions(latency: LatencyRecord) -> list[Block]:

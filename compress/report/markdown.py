@@ -5,7 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from compress.report.blocks import Block, Cell, Columns, Heading, Pairs, Pictures, Preformatted, Section, Table, Text
+from compress.report.blocks import (
+    Block,
+    Cell,
+    Columns,
+    FileLink,
+    Heading,
+    Pairs,
+    Pictures,
+    Preformatted,
+    Section,
+    Table,
+    Text,
+)
 from compress.report.verdict import Overview
 from compress.report.wording import MAX_PROSE, clean, shorten
 
@@ -26,6 +38,7 @@ def page(overview: Overview, sections: Sequence[Section]) -> str:
         f"# {quote(shorten(overview.name, 100))}: {quote(overview.status)}",
         quote(overview.verdict, MAX_PARAGRAPH),
         *(["\n".join(f"- {quote(reason, MAX_PARAGRAPH)}" for reason in overview.reasons)] if overview.reasons else []),
+        *([quote(overview.headline, MAX_PARAGRAPH)] if overview.headline else []),
     ]
     if overview.error is not None:
         error = overview.error
@@ -33,11 +46,26 @@ def page(overview: Overview, sections: Sequence[Section]) -> str:
         parts.append(
             f"> **{quote(error.heading)}**, exit code {error.exit_code}: {message}\n>\n> {quote(error.valid, 500)}"
         )
+    parts += _steps(overview)
     for section in sections:
         blocks = [text for block in section.blocks for text in _rendered(block)]
         if blocks:
             parts += [f"## {quote(section.title)}", *blocks]
     return "\n\n".join(parts) + "\n"
+
+
+def _steps(overview: Overview) -> list[str]:
+    """Return the next steps."""
+    if not overview.steps:
+        return []
+    lines = []
+    for place, step in enumerate(overview.steps, 1):
+        lines.append(f"{place}. {quote(step.text)}")
+        if step.command:
+            command = shorten(clean(step.command), MAX_PROSE)
+            fence = "``" + _fence(command)
+            lines.append(f"\n   {fence}sh\n   {command}\n   {fence}\n")
+    return ["## Next steps", "\n".join(lines).rstrip("\n")]
 
 
 def quote(text: str, limit: int = MAX_PROSE) -> str:
@@ -70,6 +98,8 @@ def _rendered(block: Block) -> list[str]:
         text = clean(block.text)
         fence = "``" + _fence(text)
         return [f"{fence}\n{text}\n{fence}"]
+    if isinstance(block, FileLink):
+        return [f"- {quote(block.file)}: {quote(block.text)}"]
     if isinstance(block, Pictures):
         lines = [f"- {quote(each.title)}, {quote(each.file)}: {quote(each.text)}" for each in block.pictures]
         return [quote(block.caption), "\n".join(lines)]

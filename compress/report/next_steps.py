@@ -1,84 +1,99 @@
-"""The section "Next steps": what limits the latency, what would reduce it, and the commands that follow."""
+"""What to do after a run: the next steps with their commands, for the first screen of the report and for stdout."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from compress.artifact import MODEL_COMPILED, MODEL_TFLITE
-from compress.report.blocks import Block, Heading, Preformatted, Section, Text, missing, table
-from compress.report.record import HostLatencyRecord, RunRecord
-from compress.report.verdict import absence
-from compress.report.wording import MAX_PROSE, number, shorten
+from compress.report.record import RunRecord
+from compress.report.wording import number
 
-LIMITS = {
-    "fixed_ms": "Start of the Edge TPU, and instructions",
-    "input_ms": "Transfer of the input",
-    "compute_ms": "Computation on the Edge TPU",
-    "stream_ms": "Parameters that are sent at every inference",
-    "output_ms": "Transfer of the output",
-    "cpu_ms": "Operators on the CPU",
-}
-"""The parts of a predicted latency."""
-MAX_ADVICE = 8
+COMPARE = "python -m compress compare . ../OTHER-RUN -o compare.html"
 
 
-def section(record: RunRecord) -> Section:
-    """Return what limits the latency, the changes with their gains, and the commands."""
-    blocks = [*_latency(record.latency), *_commands(record)]
-    return Section("Next steps", blocks or [missing(absence(record))])
+@dataclass(frozen=True)
+class NextStep:
+    """A step: what it is for, and its command, for the folder of the report; "" if it is not a command."""
+
+    text: str
+    command: str = ""
+
+
+def steps(record: RunRecord) -> list[NextStep]:
+    """Return the next steps, in order."""
+    if record.status in ("failed", "interrupted"):
+        text = "Correct the cause above, then run" if record.status == "failed" else "Run"
+        return [NextStep(f"{text} the same command again: stages that were completed are not run again.")]
+    if record.status == "not usable":
+        return [
+            NextStep("Find the cause: the message above names the probable one."),
+            *_debugging(record),
+            NextStep("Change the pipeline file and run it again: stages that do not change are not run again."),
+        ]
+    return [*_use(record), NextStep("Compare this run with another one, for example with other settings.", COMPARE)]
+
+
+def _debugging(record: RunRecord) -> Iterator[NextStep]:
+    if any("layers" in stage.facts for stage in record.stages):
+        yield NextStep("List the layers that quantization changed most.", "python -m compress debug .")
+
+
+def _use(record: RunRecord) -> Iterator[NextStep]:
+    """Yield the steps of a usable result: keep the budget, compile, copy to a device."""
+    if any(row.holds is False for row in record.budget):
+        yield NextStep(
+            "The budget is not kept: change the pipeline file, or the limit under `budget`, and run it again. "
+            "Stages that do not change are not run again."
+        )
+    bundle = f"{record.name}.coralline"
+    if record.placement is not None and record.placement.failure:
+        text = (
+            "The compiler rejects the model: change the model as the section “Where operators run” says, and check it."
+        )
+        yield NextStep(text, f"python -m compress check {MODEL_TFLITE}")
+        return
+    yield from _on_the_cpu(record)
+    if is_uncompiled(record):
+        again = (
+            ", then run the pipeline again, so that the bundle has the compiled model" if _has(record, bundle) else ""
+        )
+        text = f"Compile the model, on x86-64 Linux with the vendor's compiler{again}. See docs/compiling.md."
+        yield NextStep(text, f"edgetpu_compiler -s {MODEL_TFLITE}")
+    if _has(record, bundle):
+        yield NextStep(
+            "Copy the bundle to the device, and measure it there.",
+            f"python -m compress deploy {bundle} --to ssh://USER@HOST/FOLDER --bench",
+        )
+    elif _has(record, MODEL_TFLITE):
+        yield NextStep(f"Add `package` to the stages for a bundle with its runner, or load {MODEL_TFLITE} yourself.")
+
+
+def _on_the_cpu(record: RunRecord) -> Iterator[NextStep]:
+    """Yield the advice to use no accelerator, if the CPU alone is predicted to be faster on the chosen host."""
+    if record.placement is None or record.latency is None:
+        return
+    host = record.placement.expected_latency.get(record.latency.host)
+    if host is not None and host.cpu_alone_ms < host.latency_ms:
+        yield NextStep(
+            f"Decide if you need the Edge TPU: the CPU of {record.latency.host} alone is predicted to take "
+            f"{number(host.cpu_alone_ms, 'ms')}, and the Edge TPU {number(host.latency_ms, 'ms')}. The steps below are "
+            "for the Edge TPU."
+        )
+
+
+def _has(record: RunRecord, name: str) -> bool:
+    return name in record.outputs
 
 
 def commands(record: RunRecord) -> list[str]:
-    """Return the commands that follow this run, in order, for the folder of its report."""
-    if record.status in ("failed", "interrupted", "degenerate"):
-        return []
-    lines = []
-    if is_uncompiled(record):
-        lines.append(f"edgetpu_compiler -s {MODEL_TFLITE}")
-    bundle = f"{record.name}.coralline"
-    if bundle in record.outputs:
-        lines.append(f"python -m compress deploy {bundle} --to ssh://USER@HOST/FOLDER --bench")
-    return lines
+    """Return the commands that bring the result to a device, in order, for the folder of the report."""
+    usable = record.status not in ("failed", "interrupted", "not usable")
+    return [step.command for step in _use(record) if step.command] if usable else []
 
 
 def is_uncompiled(record: RunRecord) -> bool:
     """Whether the run has a model for a target with a compiler that is not compiled."""
-    compiles = record.placement is not None and bool(record.placement.how_to_compile)
+    placement = record.placement
+    compiles = placement is not None and bool(placement.how_to_compile) and not placement.failure
     return compiles and MODEL_TFLITE in record.outputs and MODEL_COMPILED not in record.outputs
-
-
-def _latency(latency: HostLatencyRecord | None) -> Iterator[Block]:
-    """Yield the parts of the prediction, the largest first, and what would reduce it."""
-    if latency is None or latency.value is None or not latency.parts:
-        return
-    total = latency.value
-    parts = sorted((part for part in latency.parts.items() if part[1] > 0), key=lambda part: -part[1])
-    yield Heading(f"Limits of the latency on {shorten(latency.host)}")
-    rows = [
-        (LIMITS.get(name, shorten(name)), number(ms, "ms"), number(ms / total, "fraction") if total else "")
-        for name, ms in parts
-    ]
-    yield from table(("Part", "Predicted time", "Share"), rows)
-    if latency.streamed_bytes:
-        yield Text(f"{number(latency.streamed_bytes, 'bytes')} of parameters are sent at every inference.")
-    yield Heading("Changes that would reduce it")
-    changes = [
-        (f"{place}. {shorten(change.what, MAX_PROSE)}", number(change.saves_ms, "ms"))
-        for place, change in enumerate(latency.advice[:MAX_ADVICE], 1)
-    ]
-    if changes:
-        yield from table(("Change", "Predicted gain"), changes, "Each gain is that of the change alone.")
-    else:
-        yield Text("No change with a computed gain above 0.5% is known.")
-
-
-def _commands(record: RunRecord) -> Iterator[Block]:
-    lines = commands(record)
-    if not lines:
-        return
-    if is_uncompiled(record):
-        yield Text(
-            "The bundle has no compiled model: with the compiler on PATH, run the pipeline again before you deploy."
-        )
-    yield Heading("Commands, in the folder of this report")
-    yield Preformatted("\n".join(lines))

@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from compress.report import charts
+from compress.report.absence import absence
 from compress.report.blocks import (
     Block,
     Cell,
     Columns,
     Details,
     Figure,
+    FileLink,
     Heading,
-    Preformatted,
     Section,
     Table,
     Text,
     missing,
     table,
 )
+from compress.report.node_data import NODE_DATA_FILE
+from compress.report.operator_graph import GRAPH_FILE
 from compress.report.record import ExpectedLatency, OperatorRecord, PlacementRecord, RunRecord
-from compress.report.verdict import absence
 from compress.report.wording import MAX_PROSE, count, cut, number, sentence, shorten
 
 MAX_ON_CPU = 10
@@ -39,7 +41,18 @@ def section(record: RunRecord) -> Section:
     side_by_side = Columns([[_figure(placement)], [*_compilation(placement)]])
     rows = [_expected(prediction) for prediction in placement.expected_latency.values()]
     expected = table(("Host", "Median", "Interval", "CPU alone"), rows, EXPECTED_CAPTION)
-    return Section("Where operators run", [side_by_side, *expected, *_operators(placement)])
+    return Section("Where operators run", [side_by_side, *expected, *_operators(placement), *_files(record)])
+
+
+def _files(record: RunRecord) -> Iterator[Block]:
+    """Yield the files of the run with the operators as a graph."""
+    texts = {
+        GRAPH_FILE: "the operators as a graph, coloured by where they run; it needs no server.",
+        NODE_DATA_FILE: "the same colours for Model Explorer.",
+    }
+    for file, text in texts.items():
+        if file in record.outputs:
+            yield FileLink(file, text)
 
 
 def _figure(placement: PlacementRecord) -> Block:
@@ -55,7 +68,15 @@ def _figure(placement: PlacementRecord) -> Block:
     )
     if total := sum(macs.values()):
         caption += f" The Edge TPU runs {number(macs['tpu'] / total, 'fraction')} of all MACs."
-    return Figure(charts.operator_strip(ops), f"Placement of the operators, {placement.origin}.", caption)
+    if len(ops) > charts.MAX_SEGMENTS:
+        caption += " Neighbours with the same placement are drawn as one."
+    title = f"Placement of the operators, {placement.origin}."
+    return Figure(charts.operator_strip(ops), title, caption, see=_all_operators(len(ops)))
+
+
+def _all_operators(count: int) -> str:
+    """Return the title of the table of all operators."""
+    return f"All {count} operators"
 
 
 def _compilation(placement: PlacementRecord) -> Iterator[Block]:
@@ -83,7 +104,8 @@ def _compilation(placement: PlacementRecord) -> Iterator[Block]:
         yield Text("It is not known if the model compiles.")
     if placement.how_to_compile:
         yield Heading("How to compile")
-        yield Preformatted(cut(placement.how_to_compile))
+        lines = cut(placement.how_to_compile).splitlines()
+        yield from (Text(line) for line in lines if line.strip())
 
 
 def _expected(prediction: ExpectedLatency) -> tuple[str, ...]:
@@ -103,7 +125,7 @@ def _operators(placement: PlacementRecord) -> Iterator[Block]:
     if len(on_cpu) > MAX_ON_CPU:
         yield Text(f"… and {len(on_cpu) - MAX_ON_CPU} more operators on the CPU.")
     yield Details(
-        f"All {len(placement.ops)} operators",
+        _all_operators(len(placement.ops)),
         [_operator_table(placement.ops, placement)],
         is_open=len(placement.ops) <= MAX_OPEN,
     )

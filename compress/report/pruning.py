@@ -151,10 +151,27 @@ def _sensitivity(record: RunRecord, steps: Sequence[PruningStepFacts]) -> list[B
     if curves:
         caption = "Layers that share channels are one group. The most sensitive group is first."
         title = SENSITIVITY_TITLE.format(_quantity(curves), _highest(curves))
-        return [Heading("Sensitivity"), Figure(sensitivity_chart(curves), title, caption)]
+        if len(curves) > MAX_LAYERS:
+            caption += f" The {MAX_LAYERS} most sensitive of {len(curves)} groups are drawn; all are in report.json."
+        return [Heading("Sensitivity"), Figure(sensitivity_chart(curves), title, caption, data=_drawn(curves))]
     if sensitivity.missing:
         return [Heading("Sensitivity"), missing(f"not measured: {shorten(sensitivity.missing, MAX_PROSE)}")]
     return []
+
+
+def _drawn(curves: Sequence[CurveRecord]) -> Table:
+    """Return the values of the curves as a table."""
+    rows = [
+        (shorten(_name(curve)), f"{kept:,} of {max(curve.kept[0], 1):,}", f"{value:.3f}")
+        for curve in _ranked(curves)
+        for kept, value in zip(curve.kept, _values(curve), strict=True)
+    ]
+    return Table(("Layers", "Channels kept", _quantity(curves).capitalize()), rows)
+
+
+def _ranked(curves: Sequence[CurveRecord]) -> list[CurveRecord]:
+    """Return the groups that are drawn, the most sensitive first."""
+    return sorted(curves, key=lambda curve: -max(curve.divergence))[:MAX_LAYERS]
 
 
 def _name(curve: CurveRecord) -> str:
@@ -168,7 +185,7 @@ def sensitivity_chart(curves: Sequence[CurveRecord]) -> str:
 
     The most sensitive layer group is first.
     """
-    curves = sorted(curves, key=lambda curve: -max(curve.divergence))[:MAX_LAYERS]
+    curves = _ranked(curves)
     lines = -(-len(curves) // COLUMNS)
     size = (svg.WIDTH, lines * (CELL_HEIGHT + GAP_Y) + 14)
     quantity = _quantity(curves)

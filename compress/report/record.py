@@ -17,6 +17,8 @@ Level = Literal["usable", "usable with warnings", "not usable"]
 ExampleKind = Literal["different", "typical"]
 EXAMPLES = "examples"
 """The folder of a run with the pictures of examples."""
+PROCESSORS = {"tpu": "Edge TPU", "cpu": "CPU"}
+"""The processors by their names in the placement of operators."""
 StageStatus = Literal["done", "cached", "skipped", "failed", "not run"]
 Measurements = Mapping[str, Measurement]
 """Measurements by the name of their metric."""
@@ -83,6 +85,8 @@ class DataRecord:
     notes: tuple[str, ...]
     targets: tuple[TargetRange, ...] = ()
     warnings: tuple[str, ...] = ()
+    samples_digest: str = ""
+    """Two runs with the same digest have the same samples in the same splits; empty if it is not known."""
 
 
 @dataclass(frozen=True)
@@ -226,6 +230,21 @@ class ConfusionRecord:
 
 
 @dataclass(frozen=True)
+class RightAnswersRecord:
+    """Which test samples both models answer correctly.
+
+    Attributes:
+        samples: the number of test samples.
+        original: a bit for each sample, as hexadecimal digits; the first sample is the highest bit of the first byte.
+        result: the same for the result.
+    """
+
+    samples: int
+    original: str
+    result: str
+
+
+@dataclass(frozen=True)
 class ComparisonRecord:
     """The comparison of result and original.
 
@@ -235,6 +254,7 @@ class ComparisonRecord:
         confusion: how often classes are taken for others.
         outputs: how close each output is.
         found_again: for detectors without labels: the objects of the original that the result finds, by class.
+        right: which samples are answered correctly, for tasks whose answers are right or wrong.
     """
 
     measurements: Measurements
@@ -242,6 +262,7 @@ class ComparisonRecord:
     confusion: ConfusionRecord | None = None
     outputs: tuple[OutputComparisonRecord, ...] = ()
     found_again: tuple[FoundAgainRecord, ...] = ()
+    right: RightAnswersRecord | None = None
 
 
 @dataclass(frozen=True)
@@ -366,7 +387,7 @@ class OperatorRecord:
     @property
     def processor(self) -> str:
         """The processor that runs it."""
-        return "Edge TPU" if self.on_tpu else "CPU"
+        return PROCESSORS.get(self.placement, "unknown")
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
+from compress.report import headline, next_steps
+from compress.report.absence import in_stage
 from compress.report.blocks import Cell, joined
+from compress.report.headline import KeyFigure
+from compress.report.next_steps import NextStep
 from compress.report.record import HostLatencyRecord, ModelsRecord, RunRecord
 from compress.report.wording import (
     MAX_PROSE,
@@ -13,6 +16,7 @@ from compress.report.wording import (
     first,
     interval,
     metric,
+    moment,
     noun,
     number,
     seconds,
@@ -21,6 +25,14 @@ from compress.report.wording import (
     show,
 )
 
+LEVELS = {
+    "usable": ("good", "✓ Usable"),
+    "usable with warnings": ("unsure", "▲ Usable with warnings"),
+    "not usable": ("bad", "✕ Not usable"),
+}
+"""Style and title of each level of the verdict."""
+EARLY = {"failed": ("bad", "✕ Failed"), "interrupted": ("unsure", "■ Interrupted")}
+"""The same for runs without a verdict, by status."""
 MARKS = {"ok": "✓", "over budget": "▲", "not usable": "✕", "failed": "✕", "interrupted": "■"}
 COMPLETE = {
     "over budget": "The budget is not kept",
@@ -42,7 +54,25 @@ class ErrorSummary:
 
 @dataclass(frozen=True)
 class Overview:
-    """The head of the report."""
+    """The head of the report: its first screen.
+
+    Attributes:
+        name: the name of the run.
+        status: its status.
+        mark: a character for the status.
+        finished: when it ended.
+        target: the target.
+        coralline: the version of Coralline.
+        style: the style of the verdict.
+        level: the verdict.
+        outcome: what the verdict is about in one sentence: the budget, or how far the run came.
+        verdict: level and outcome as a text.
+        error: what ended the run, or why its result is not acceptable.
+        reasons: the reasons for the verdict.
+        headline: what the target does with the result.
+        figures: the most important values.
+        steps: what to do next.
+    """
 
     name: str
     status: str
@@ -50,58 +80,80 @@ class Overview:
     finished: str
     target: str
     coralline: str
+    style: str
+    level: str
+    outcome: str
     verdict: str
     error: ErrorSummary | None
     reasons: tuple[str, ...] = ()
-    """The reasons for the verdict."""
+    headline: str = ""
+    figures: tuple[KeyFigure, ...] = ()
+    steps: tuple[NextStep, ...] = ()
 
 
 def overview(record: RunRecord) -> Overview:
     """Return the head of the report."""
+    style, level = _level(record)
     return Overview(
         name=shorten(record.name, 100),
         status=record.status,
         mark=MARKS.get(record.status, "?"),
-        finished=re.sub(r"^([\d-]+)T(\d\d:\d\d)[\d:.]*(Z|\+00:00)$", r"\1 \2 UTC", shorten(record.finished, 40)),
+        finished=moment(record.finished),
         target=shorten(joined(": ", record.target.name, record.target.summary), MAX_PROSE),
         coralline=shorten(record.coralline),
+        style=style,
+        level=level,
+        outcome=_summary(record),
         verdict=verdict(record),
         error=_error(record),
         reasons=_reasons(record),
+        headline=headline.headline(record),
+        figures=headline.key_figures(record),
+        steps=tuple(next_steps.steps(record)),
     )
+
+
+def _summary(record: RunRecord) -> str:
+    """Return the budget for a complete run whose values are shown next to it, otherwise the outcome."""
+    if record.models is None or record.status in EARLY:
+        return sentence(outcome(record))
+    return sentence(f"the result {_budget_kept(record)}" if _fits(record) else _budget_kept(record))
+
+
+def _fits(record: RunRecord) -> bool:
+    return bool(record.budget) and all(row.holds for row in record.budget)
+
+
+def _level(record: RunRecord) -> tuple[str, str]:
+    """Return the style of the verdict, and its title."""
+    if record.status in EARLY:
+        return EARLY[record.status]
+    if record.verdict is not None:
+        return LEVELS[record.verdict.level]
+    return ("unsure", f"{MARKS[record.status]} {record.status.capitalize()}")
 
 
 def _reasons(record: RunRecord) -> tuple[str, ...]:
-    return (
-        ()
-        if record.verdict is None
-        else tuple(sentence(shorten(reason, MAX_PROSE)) for reason in record.verdict.reasons)
-    )
-
-
-def absence(record: RunRecord) -> str:
-    """Return the reason why a part of the record is missing."""
-    if record.status == "failed":
-        return f"the run failed{_in_stage(record)} before this step"
-    if record.status == "interrupted":
-        return f"the run was interrupted{_in_stage(record)} before this step"
-    return "not part of this run"
-
-
-def _in_stage(record: RunRecord) -> str:
-    return f" in stage “{shorten(record.failed_stage)}”" if record.failed_stage else ""
+    if record.verdict is None:
+        return ()
+    return tuple(sentence(shorten(reason, MAX_PROSE)) for reason in record.verdict.reasons)
 
 
 def verdict(record: RunRecord) -> str:
-    """Return the outcome in one or two sentences."""
+    """Return the verdict and the outcome in one or two sentences."""
+    text = sentence(outcome(record))
+    if record.verdict is None or record.status in EARLY:
+        return text
+    return f"{record.verdict.level.capitalize()}. {text}"
+
+
+def outcome(record: RunRecord) -> str:
+    """Return what came out: ratios, quality and budget; or how far a run came that ended early."""
     results = _results(record)
-    if record.status in ("failed", "interrupted"):
-        head = f"{record.status.capitalize()}{_in_stage(record)} after {seconds(record.seconds)}"
+    if record.status in EARLY:
+        head = f"{record.status.capitalize()}{in_stage(record)} after {seconds(record.seconds)}"
         return f"{head}; results before that: {results}." if results else f"{head}; no result was measured."
-    outcome = f"{results or 'No result was measured'}; {_budget_kept(record)}."
-    if record.verdict is None:
-        return outcome
-    return f"{record.verdict.level.capitalize()}. {sentence(outcome)}"
+    return f"{results or 'No result was measured'}; {_budget_kept(record)}."
 
 
 def _results(record: RunRecord) -> str:
@@ -171,7 +223,7 @@ def _error(record: RunRecord) -> ErrorSummary | None:
     error = record.error
     if error is None:
         return None
-    where = _in_stage(record) or ", outside of any stage"
+    where = in_stage(record) or ", outside of any stage"
     heading = COMPLETE.get(record.status, f"{record.status.capitalize()}{where}")
     return ErrorSummary(heading, cut(error.message) or "(no message)", error.exit_code, valid_parts(record))
 

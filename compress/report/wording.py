@@ -28,6 +28,8 @@ MAX_PROSE = 300
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
+_CODE = re.compile(r"[_`/=]|\.\w")
+"""What makes a word a name that has to be written as it is."""
 _BYTE_UNITS = ((2**30, " GiB"), (2**20, " MiB"), (2**10, " KiB"))
 _PREFIXES = ((1e9, " G"), (1e6, " M"))
 #: Units that are part of the name of what is measured, and not said again.
@@ -51,9 +53,16 @@ def shorten(text: str, limit: int = MAX_NAME) -> str:
 
 
 def sentence(text: str) -> str:
-    """Return a text with a capital at the beginning and a full stop at the end."""
-    text = text[:1].upper() + text[1:]
+    """Return a text with a capital at the beginning, unless that is a name of a file or program, and a full stop."""
+    first = text.split(maxsplit=1)[:1]
+    if not _CODE.search("".join(first)):
+        text = text[:1].upper() + text[1:]
     return text if text.endswith(("?", ".")) else f"{text}."
+
+
+def moment(text: str) -> str:
+    """Return an ISO 8601 time in UTC without its seconds; other text unchanged."""
+    return re.sub(r"^([\d-]+)T(\d\d:\d\d)[\d:.]*(Z|\+00:00)$", r"\1 \2 UTC", shorten(text, 40))
 
 
 def noun(label: str) -> str:

@@ -400,7 +400,7 @@ class NewHead(_Load):
         from compress.importers import model_file
         from compress.ir import keras_graph
         from compress.ir.passes import cut_head
-        from compress.ir.tensorflow import keras
+        from compress.ir.tensorflow import input_tensors, keras
         from compress.stages import working_model
 
         library = keras(context.seed)
@@ -419,7 +419,7 @@ class NewHead(_Load):
             raise
         task = task_of(context.data)
         outputs = task.new_head(backbone.outputs[0], context.data, self.head.dropout)
-        model = library.Model(backbone.inputs, outputs, name="model")
+        model = library.Model(input_tensors(backbone), outputs, name="model")
         fitted = self.fitted(model, context)
         working_model.write_keras(model, context.folder)
         (last,) = tensors_in(features.outputs)

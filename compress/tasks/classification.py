@@ -288,7 +288,7 @@ class Classification(Task):
         return facts
 
     def compare(self, facts: Facts, names: Sequence[str], original: str, result: str) -> dict[str, Any]:
-        """Return drop, agreement, accuracy per class and confusion."""
+        """Return drop, agreement, accuracy per class, confusion, and the samples that are answered correctly."""
         labels = np.array(facts["labels"])
         before, after = (np.array(facts[model]["predictions"]) for model in (original, result))
         per_class = []
@@ -308,6 +308,11 @@ class Classification(Task):
             "confusion": {
                 name: confusion(labels, predicted, len(names))
                 for name, predicted in (("original", before), ("result", after))
+            },
+            "right": {
+                "samples": len(labels),
+                "original": np.packbits(before == labels).tobytes().hex(),
+                "result": np.packbits(after == labels).tobytes().hex(),
             },
         }
 

@@ -180,7 +180,7 @@ def _scale_and_zero(tensor: Tensor) -> tuple[float, int]:
 def _constants(graph: Graph) -> dict[int, NDArray[np.float32]]:
     """Return the real values of all quantized constants, by index."""
     values = {
-        tensor.index: _real_values(tensor) for tensor in graph.tensors if tensor.is_constant and is_quantized(tensor)
+        tensor.index: real_values(tensor) for tensor in graph.tensors if tensor.is_constant and is_quantized(tensor)
     }
     for operator in graph.operators:
         for place in range(len(operator.inputs)):
@@ -215,11 +215,11 @@ def _real_bias(operator: Operator, bias: Tensor, graph: Graph) -> NDArray[np.flo
     return np.asarray(values * scales, np.float32)
 
 
-def _real_values(tensor: Tensor) -> NDArray[np.float32]:
+def real_values(tensor: Tensor) -> NDArray[np.float32]:
     """Return the real values of a quantized constant.
 
     Raises:
-        ModelError: its scales do not fit its shape.
+        ModelError: its scales do not fit its shape, or a value is not finite.
     """
     quantization = tensor.quantization
     assert quantization is not None

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from compress.errors import ModelError
 from compress.tflite import comparison
 from compress.tflite import graph as graphs
+from compress.tflite.dequantization import real_values
 from compress.tflite.graph import NONE, Graph, Operator, Tensor
 
 MAX_ELEMENTS = 2**28
@@ -104,22 +105,8 @@ def _as_float(tensor: Tensor) -> NDArray[np.float32]:
     Raises:
         ModelError: its scales do not fit its shape.
     """
-    values = tensor.array()
-    quantization = tensor.quantization
-    if tensor.dtype not in EIGHT_BITS or quantization is None:
-        return np.asarray(values, np.float32)
-    scale = np.asarray(quantization.scale, np.float32)
-    zero = np.asarray(quantization.zero_point or [0], np.float32)
-    if len(scale) > 1:
-        axis = quantization.axis
-        fits = 0 <= axis < values.ndim and values.shape[axis] == len(scale) and len(zero) in (1, len(scale))
-        if not fits:
-            raise ModelError(f"tensor {tensor.name!r}: {len(scale)} scales do not fit {list(tensor.shape)}")
-        sides = [1] * values.ndim
-        sides[axis] = -1
-        zero = np.broadcast_to(zero, len(scale)).reshape(sides)
-        scale = scale.reshape(sides)
-    return np.asarray((values.astype(np.float32) - zero) * scale, np.float32)
+    is_quantized = tensor.dtype in EIGHT_BITS and tensor.quantization is not None
+    return real_values(tensor) if is_quantized else np.asarray(tensor.array(), np.float32)
 
 
 def _dequantized(graph: Graph, known: Mapping[int, NDArray[Any]]) -> dict[int, NDArray[Any]]:

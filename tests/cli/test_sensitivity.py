@@ -61,7 +61,7 @@ def test_a_file_without_layers_is_refused(coralline: tiny.Coralline, tmp_path: P
     (tmp_path / "p.yaml").write_text(text[: text.index("stages:")] + "stages: [compile: {}]")
     done = coralline("sensitivity", "p.yaml")
     assert done.returncode == 2
-    assert "there is no model with layers before any stage" in done.stderr
+    assert "the model has no Keras layers" in done.stderr
 
 
 def test_a_number_of_samples_that_cannot_be(coralline: tiny.Coralline, tmp_path: Path) -> None:

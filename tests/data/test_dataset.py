@@ -194,6 +194,21 @@ def test_what_changes_the_digest(tmp_path: Path) -> None:
     assert dataset(npz(path), {"scale": {"from": [0.0, 2.0], "to": [0, 1]}}).digest == digests["a step"]
 
 
+def test_preprocessing_does_not_change_the_digest_of_the_samples(tmp_path: Path) -> None:
+    path = tmp_path / "d.npz"
+    plain = dataset(npz(path)).samples_digest
+    assert dataset(npz(path), SCALE).samples_digest == plain
+    changed_y = Y.copy()
+    changed_y[0] = 1
+    others = {
+        dataset(npz(path), splitting=Splitting(seed=1)).samples_digest,
+        dataset(npz(path, classes=("a", "b", "c", "d"))).samples_digest,
+        dataset(npz(path, y=changed_y)).samples_digest,
+    }
+    assert len(others) == 3
+    assert plain not in others
+
+
 def pictures(root: Path) -> Path:
     for kind in ("cat", "dog"):
         (root / kind).mkdir(parents=True)

@@ -36,6 +36,8 @@ from deploy.contract import bundle
 Record = dict[str, Any]
 Project = Callable[..., Path]
 REPORTS = {"report.html", "report.json", "report.md"}
+DRAWN = {"graph.html", "model_explorer.json"}
+"""The drawing of the operators."""
 STAMPS = [{"stamp": {"text": "one"}}, {"stamp": {"text": "two", "id": "second"}}, "compile", "package"]
 
 
@@ -85,7 +87,7 @@ def test_a_run_leaves_outputs_and_reports_and_a_second_one_keeps_everything(proj
     assert (record["status"], record["error"]) == ("ok", None)
     assert report(out) == json.loads(json.dumps(record))
     left = outputs(out)
-    assert left.keys() == {"model.tflite", "tiny.coralline", "runner.pyz"} == record["outputs"].keys()
+    assert left.keys() == {"model.tflite", "tiny.coralline", "runner.pyz", *DRAWN} == record["outputs"].keys()
     assert os.access(out / "tiny" / "runner.pyz", os.X_OK)
     assert bundle.read(str(out / "tiny" / "tiny.coralline")).members["int8.tflite"] == left["model.tflite"]
     assert b"two" in left["model.tflite"]
@@ -119,7 +121,7 @@ def test_stages_without_a_model_file_measure_the_original_against_itself(project
 def test_skipped_stages_are_in_the_record(project: Project, out: Path) -> None:
     statuses, record, notes = run(project(["train", "compile", "package"], target="cpu"), out)
     assert statuses == {"model": "done", "train": "skipped", "compile": "skipped", "package": "done"}
-    assert record["stages"][1]["reason"] == "the model came trained, from a file"
+    assert record["stages"][1]["reason"].startswith("the model came trained, from a file")
     assert notes.statuses["train"] == "skipped"
 
 
@@ -274,17 +276,17 @@ def test_outputs_that_no_longer_hold_are_removed_after_a_failure(project: Projec
 def test_outputs_that_another_pipeline_does_not_make_are_removed(project: Project, out: Path) -> None:
     run(project(STAMPS), out)
     run(project(STAMPS[:1]), out)
-    assert outputs(out).keys() == {"model.tflite"}
+    assert outputs(out).keys() == {"model.tflite", *DRAWN}
 
 
 def test_segments_are_outputs_and_are_removed_like_others(project: Project, out: Path, programs: Programs) -> None:
     names = [f"model_segment_{index}_of_2_edgetpu.tflite" for index in range(2)]
     compiler = programs.compiler(success(tiny.classifier(), names=names))
     _, record, _ = run(project([{"compile": {"compiler": str(compiler), "num_segments": 2}}]), out)
-    assert outputs(out).keys() == {"model.tflite", *names} == record["outputs"].keys()
+    assert outputs(out).keys() == {"model.tflite", *names, *DRAWN} == record["outputs"].keys()
     compiler.unlink()
     run(project(["compile"]), out)
-    assert outputs(out).keys() == {"model.tflite"}
+    assert outputs(out).keys() == {"model.tflite", *DRAWN}
 
 
 def test_a_cached_result_is_found_without_a_compiler_and_by_another_store(
@@ -428,7 +430,7 @@ def test_a_budget_that_is_broken(project: Project, out: Path, name: str) -> None
     (row,) = record["budget"]
     assert (row["name"], row["limit"], row["holds"]) == (name, limits[name], False)
     assert row["measured"]["value"] > limits[name]
-    assert outputs(out).keys() == {"model.tflite", "tiny.coralline", "runner.pyz"}
+    assert outputs(out).keys() == {"model.tflite", "tiny.coralline", "runner.pyz", *DRAWN}
 
 
 def test_the_latency_is_that_of_the_host(project: Project, out: Path) -> None:

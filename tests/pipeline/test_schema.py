@@ -24,7 +24,10 @@ from compress.pipeline.yaml_file import read
 from compress.stages.load import Build, LoadKeras, LoadTflite
 from compress.tflite import graph
 
-MODEL_KEYS = "builder, backbone, file, signature, shape, detector, keep_classes, classes, trust"
+MODEL_KEYS = (
+    "builder, arguments, weights, backbone, file, head, dequantize, signature, shape, detector, keep_classes, classes, "
+    "trust"
+)
 
 
 def line_of(text: str) -> int:
@@ -121,9 +124,9 @@ def test_a_fraction_may_be_written_in_any_way(loaded: Callable[..., Pipeline], n
     assert loaded("epochs: 4", f"learning_rate: {number}").steps[1].stage.model_dump()["learning_rate"] == float(number)
 
 
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
-def test_every_shipped_file_loads(path: Path) -> None:
-    assert len(load(path).steps) > 1
+def test_the_shipped_file_loads() -> None:
+    """The recipes need data and models: tests/models/test_recipes.py."""
+    assert len(load(SHIPPED[0]).steps) > 1
 
 
 @pytest.mark.parametrize("block", [*documented()])
@@ -445,7 +448,7 @@ def test_training_is_skipped_for_a_model_from_a_file(write: Callable[[str], Path
     (tmp_path / "m.keras").touch()
     text = stages("train", "train", "prune", "train").replace("builder: digits_cnn", "file: m.keras")
     steps = load(write(text)).steps
-    skipped = "the model came trained, from a file"
+    skipped = "the model came trained, from a file; `fine_tune: true` trains it further"
     assert [step.skip for step in steps] == [None, skipped, skipped, None, None]
     assert steps[-1].makes is Kind.KERAS
 
@@ -561,7 +564,7 @@ def test_code_of_ones_own_needs_trust(
 @pytest.mark.parametrize(
     ("builder", "message"),
     [
-        ("digit_cnn", "model: unknown builder 'digit_cnn'; allowed: anchor_free, digits_cnn, ssd_small, or a path"),
+        ("digit_cnn", "model: unknown builder 'digit_cnn'; allowed: anchor_free, conv_1d, digits_cnn, "),
         ("''", "model: unknown builder ''; allowed: anchor_free"),
         ("digits_cnn:other", "model: unknown builder 'digits_cnn:other'; allowed: anchor_free"),
         ("../models/digits_cnn", "model: unknown builder '../models/digits_cnn'; allowed: anchor_free"),

@@ -61,13 +61,72 @@ def test_trade_off_places_points_by_their_values() -> None:
     assert len([p for p in root.iter(f"{SVG}path") if p.attrib["class"] == "whisker"]) == 2
 
 
-def test_trade_off_draws_the_same_point_once_and_moves_covered_ones_aside() -> None:
+def test_trade_off_draws_the_same_point_once_and_moves_none() -> None:
     points = [Point("a", 100, 0.9), Point("b", 100, 0.95), Point("c", 100, 0.95), Point("d", 100, 0.93)]
     root = parsed(charts.trade_off(points, quality="Accuracy", cost="MACs", unit="MACs"))
     places = circles(root, "dot")
     assert len(places) == 3
-    assert len({x for x, _ in places}) == 3
+    assert len({x for x, _ in places}) == 1
+    heights = [y for _, y in places]
+    assert (heights[0] - heights[2]) / (heights[0] - heights[1]) == pytest.approx(0.03 / 0.05, abs=0.01)
     assert "b, c" in texts(root)
+
+
+def test_points_at_the_edge_of_the_plot_stay_there() -> None:
+    root = parsed(charts.trade_off([Point("a", 0, 0.5), Point("b", 1e6, 0.6)], quality="Q", cost="MACs", unit="MACs"))
+    assert circles(root, "dot")[0][0] == charts.LEFT
+
+
+def test_intervals_on_one_line_have_ends_of_different_widths() -> None:
+    points = [Point("a", 100, 0.9, 0.8, 0.95), Point("b", 100, 0.91, 0.82, 0.96), Point("c", 50, 0.7, 0.6, 0.8)]
+    root = parsed(charts.trade_off(points, quality="Accuracy", cost="MACs", unit="MACs"))
+    whiskers = [p.attrib["d"] for p in root.iter(f"{SVG}path") if p.attrib["class"] == "whisker"]
+    ends = [re.match(r"M([\d.]+) [\d.]+H([\d.]+)", path) for path in whiskers]
+    widths = [float(end[2]) - float(end[1]) for end in ends if end]
+    assert widths == [8, 14, 8]
+    assert any("same line" in note for note in charts.trade_off_notes(points))
+    assert not any("same line" in note for note in charts.trade_off_notes(points[1:]))
+
+
+def test_a_label_without_space_has_a_line_to_its_point() -> None:
+    points = [Point(f"a long name {i}", 1000 + i, 0.9 + 0.0004 * i) for i in range(9)]
+    root = parsed(charts.trade_off(points, quality="Accuracy", cost="MACs", unit="MACs"))
+    leaders = [line for line in root.iter(f"{SVG}line") if line.get("class") == "leader"]
+    assert leaders
+    starts = {(line.attrib["x1"], line.attrib["y1"]) for line in leaders}
+    assert starts <= {(draw.n(x), draw.n(y)) for x, y in circles(root, "dot")}
+
+
+@pytest.mark.parametrize(
+    ("points", "notes"),
+    [
+        ([Point("a", 10, 0.0), Point("b", 20, 1.0)], []),
+        ([Point("a", 10, 0.9), Point("b", 20, 0.95)], ["The vertical axis begins at 0.894, not at 0."]),
+        ([Point("a", 10, 0.0), Point("b", 200, 1.0)], ["The horizontal axis is logarithmic."]),
+    ],
+)
+def test_the_axes_of_a_trade_off_are_explained(points: list[Point], notes: list[str]) -> None:
+    assert charts.trade_off_notes(points) == notes
+    svg = charts.trade_off(points, quality="Accuracy", cost="size", unit="bytes")
+    assert ("logarithmic" in svg) == any("logarithmic" in note for note in notes)
+    assert ('class="cut"' in svg) == any("begins" in note for note in notes)
+
+
+def test_runs_that_are_not_drawn_are_counted() -> None:
+    curves = [LatencyCurve("Original", "original", [1.0] * 199 + [500.0], [])]
+    assert charts.latency_notes(curves) == [
+        "The axis ends at 1.10 ms: 1 slower run of the original, up to 500 ms, is not drawn."
+    ]
+    assert charts.latency_notes([LatencyCurve("Result", "result", [1.0, 1.1], [])]) == []
+
+
+def test_the_axis_of_classes_has_every_value() -> None:
+    rows = [ClassChange("a", 60, 0.9, 0.8, 0.34, 0.97)]
+    assert charts.class_notes(rows) == ["The axis begins at 0.2, not at 0."]
+    root = parsed(charts.class_changes(rows))
+    (reach,) = [line for line in root.iter(f"{SVG}line") if line.get("class") == "reach"]
+    ticks = {t.text: float(t.attrib["x"]) for t in root.iter(f"{SVG}text") if t.get("class") == "tick" and t.text}
+    assert ticks["0.2"] < float(reach.attrib["x1"]) < ticks["0.4"]
 
 
 def test_trade_off_shows_a_negative_quality() -> None:
@@ -268,6 +327,20 @@ def test_one_sided_intervals_and_origins() -> None:
 )
 def test_durations(value: float | None, text: str) -> None:
     assert wording.seconds(value) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("not compiled", "Not compiled."),
+        ("Why?", "Why?"),
+        ("", "."),
+        ("edgetpu_compiler is missing", "edgetpu_compiler is missing."),
+        ("model.tflite is small", "model.tflite is small."),
+    ],
+)
+def test_sentences(text: str, sentence: str) -> None:
+    assert wording.sentence(text) == sentence
 
 
 RUN = {"comparison": None, "models": {"original": None, "result": None}}

@@ -99,7 +99,7 @@ FULL: Record = {
         "preprocess": [{"resize": {"size": [32, 32]}}, {"scale": {"from": [0, 16], "to": [0, 1]}}],
         "counts": {"train": [100] * 10, "validation": [17] * 10, "test": [63] * 10}, "imbalance": 1.0, "missing": [],
         "shapes": [[8, 8, 1], [8, 8, 1]], "range": [0.0, 16.0], "dtypes": ["uint8"], "looked_at": 768,
-        "corrupt": {"count": 0, "first": []}, "notes": [], "warnings": [], "targets": [],
+        "corrupt": {"count": 0, "first": []}, "notes": [], "warnings": [], "targets": [], "samples_digest": "5a" * 32,
     },
     "stages": [
         stage("load", 0, 0, 0, seconds=0.4, reason="an untrained model", measurements=UNTRAINED),
@@ -121,6 +121,7 @@ FULL: Record = {
             "latency_ratio": m(0.415, "fraction", "predicted"),
         },
         "per_class": per_class(list("0123456789")), "confusion": confusion(10), "found_again": [],
+        "right": {"samples": 16, "original": "fffe", "result": "fffc"},
         "outputs": [
             {"name": "probabilities", "shape": [10], "sqnr_db": 31.4, "max_abs_error": 0.0625, "agreement": 0.9936},
             {"name": "map", "shape": [8, 8, 2], "sqnr_db": 28.0, "max_abs_error": 0.41, "agreement": None},
@@ -154,6 +155,7 @@ FULL: Record = {
     "outputs": {
         "model.tflite": {"sha256": "9f86d081884c7d65" * 4, "size_bytes": 106_824},
         "digits.coralline": {"sha256": "60303ae22b998861" * 4, "size_bytes": 331_776},
+        "graph.html": {"sha256": "7d865e959b246691" * 4, "size_bytes": 12_345},
     },
     "environment": {
         "node": "host", "runtime": "ai-edge-litert 2.3.0",
@@ -261,7 +263,8 @@ def rendered(record: Record) -> dict[str, bytes]:
 
 
 def html_of(record: Record) -> str:
-    return rendered(record)["report.html"].decode()
+    """The page; spaces at which no line ends are ordinary ones, so that tests can look for a text."""
+    return rendered(record)["report.html"].decode().replace("\xa0", " ")
 
 
 def markdown_of(record: Record) -> str:

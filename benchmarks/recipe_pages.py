@@ -1,0 +1,135 @@
+"""The tables of benchmarks/recipes.py: in docs/recipes/index.md, on the page of each recipe, and a line in its file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import repository
+
+from paths import ROOT
+from recipe_rows import ROWS, Row
+
+BEGIN, END = "<!-- begin: python benchmarks/recipes.py -->", "<!-- end -->"
+RESULT = re.compile(r"^# Result:.*$", re.MULTILINE)
+NOT_RUN = "not measured yet"
+HOSTS = {
+    "pcie": "PCIe",
+    "usb3": "USB 3",
+    "usb2": "USB 2",
+    "devboard": "Dev Board",
+    "pi4-usb3": "Pi 4, USB 3",
+    "pi5-usb3": "Pi 5, USB 3",
+    "pi5-pcie": "Pi 5, PCIe",
+}
+"""The names of the hosts in the heads of columns."""
+Results = Mapping[str, Mapping[str, Any]]
+__all__ = ["page_of", "table", "write", "written"]
+del repository  # only its search path is needed, for `paths`
+
+
+def _number(value: float, digits: int) -> str:
+    return f"{value + 0.0:.{digits}f}"
+
+
+def _interval(measured: Mapping[str, Any], digits: int = 3, factor: float = 1.0) -> str:
+    """Return a measurement with its interval, if it has one."""
+    text = _number(measured["value"] * factor, digits)
+    if measured["low"] is None or measured["high"] is None:
+        return text
+    return f"{text} ({_number(measured['low'] * factor, digits)} to {_number(measured['high'] * factor, digits)})"
+
+
+def _alarms(counts: Mapping[str, Any]) -> str:
+    found = counts["found"]
+    alarms = f"{counts['false_alarms']} false alarms in {counts['weeks']} weeks"
+    return f"{sum(found)} of {len(found)} anomalies found, {alarms}"
+
+
+def quality(row: Row, result: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Return the quality of the float model and of the int8 file, and the points that were lost."""
+    if row.metric == "auc":
+        alarms = result["alarms"]
+        return _alarms(alarms["original"]), _alarms(alarms["int8"]), ""
+    if row.metric == "agreement":
+        noise = min(output["sqnr_db"] for output in result["outputs"])
+        same = f"same class as float: {_interval(result['agreement'])}; SQNR {_number(noise, 1)} dB"
+        return "reference", same, "no labels"
+    values = result["metrics"][row.metric]
+    label = "" if row.metric == "accuracy" else f"{row.metric.upper()} "
+    drop = "" if result["drop"] is None else _interval(result["drop"], 1, 100)
+    return label + _interval(values["float"]), label + _interval(values["int8"]), drop
+
+
+def _millions(value: int) -> str:
+    return f"{value / 1e6:,.{1 if value >= 1e6 else 3}f} M"
+
+
+def table(results: Results, rows: Iterable[Row] = ROWS, links: bool = False) -> str:
+    """Return the tables of quality and of cost, in Markdown."""
+    finished = [row for row in rows if row.name in results]
+    if not finished:
+        return NOT_RUN
+    lines = [
+        "| recipe | split of the test | float | int8 | lost, points | size | MACs |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in finished:
+        result = results[row.name]
+        name = f"[{row.name}]({row.recipe}.md)" if links else row.name
+        size, macs = f"{result['size_bytes'] / 1000:,.0f} kB", _millions(result["macs"])
+        lines.append("| " + " | ".join((name, row.split, *quality(row, result), size, macs)) + " |")
+    hosts = list(dict.fromkeys(host for row in finished for host in results[row.name]["latency_ms"]))
+    heads = [*(f"{HOSTS.get(host, host)}: ms" for host in hosts), "this CPU, ms: float, int8", "peak memory"]
+    heads += ["minutes", "CPU minutes"]
+    lines += ["", "| recipe | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+    for row in finished:
+        lines.append(f"| {row.name} | " + " | ".join(_costs(results[row.name], hosts)) + " |")
+    return "\n".join(lines)
+
+
+def _costs(result: Mapping[str, Any], hosts: Sequence[str]) -> list[str]:
+    cells = []
+    for host in hosts:
+        value, low, high = result["latency_ms"].get(host, (None, None, None))
+        cells.append("" if value is None else f"{value:.2f} ({low:.2f} to {high:.2f})")
+    cpu = ", ".join(f"{value:.3f}" for value in result["cpu_ms"])
+    return [*cells, cpu, f"{result['peak_memory_mb']:,} MB", f"{result['minutes']:.1f}", f"{result['cpu_minutes']:.1f}"]
+
+
+def line_of(row: Row, results: Results) -> str:
+    """Return the line of a recipe's file that says what it reaches."""
+    if row.name not in results:
+        return f"# Result:  {NOT_RUN}; `make bench-recipes` runs it"
+    floats, ints, _ = quality(row, results[row.name])
+    return f"# Result:  float {floats}; int8 {ints}" if row.metric != "agreement" else f"# Result:  {ints}"
+
+
+def page_of(recipe: str) -> Path:
+    """Return the page of a recipe."""
+    return ROOT / "docs" / "recipes" / f"{recipe}.md"
+
+
+def _with_table(text: str, content: str) -> str:
+    before, _, rest = text.partition(BEGIN)
+    return f"{before}{BEGIN}\n{content}\n{END}{rest.partition(END)[2]}"
+
+
+def written(results: Results) -> dict[Path, str]:
+    """Return what the files with results contain: recipes, their pages, and the page of all recipes."""
+    index = ROOT / "docs" / "recipes" / "index.md"
+    texts = {index: _with_table(index.read_text(), table(results, links=True))}
+    for recipe in dict.fromkeys(row.recipe for row in ROWS):
+        rows = [row for row in ROWS if row.recipe == recipe]
+        page, file = page_of(recipe), ROOT / "models" / f"{recipe}.yaml"
+        texts[page] = _with_table(page.read_text(), table(results, rows))
+        texts[file] = RESULT.sub(line_of(rows[0], results), file.read_text(), count=1)
+    return texts
+
+
+def write(results: Results) -> None:
+    """Write the files with results."""
+    for path, text in written(results).items():
+        path.write_text(text)

@@ -1,0 +1,46 @@
+"""docs/report.md: its commands are parsed, and what it says about files, sections and limits is so."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from paths import ROOT
+from run_records import full
+
+from compress.cli import comparison
+from compress.cli.main import build_parser
+from compress.report import comparison_page, operator_graph, run_comparison, sections
+from compress.report.node_data import NODE_DATA_FILE
+from compress.report.operator_graph import GRAPH_FILE
+from compress.report.record import RunRecord
+
+TEXT = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")
+
+
+def test_the_commands_are_parsed() -> None:
+    lines = re.findall(r"^python -m compress (.*)$", TEXT, re.MULTILINE)
+    assert [line.split()[0] for line in lines] == ["compare", "check"]
+    parser, _ = build_parser()
+    for line in lines:
+        assert parser.parse_args(shlex.split(line)).run
+
+
+def test_the_files_and_numbers_are_those_of_the_code() -> None:
+    listed = re.findall(r"^\| `([\w.]+)` \|", TEXT, re.MULTILINE)
+    assert listed == ["report.html", "report.md", "report.json", GRAPH_FILE, NODE_DATA_FILE]
+    assert f"{operator_graph.MOST_DRAWN:,} operators" in TEXT
+    assert comparison.MOST_RUNS == 6
+    assert run_comparison.SIGNIFICANT == 0.05
+
+
+def test_the_sections_of_a_comparison_are_described() -> None:
+    record = RunRecord.from_json(full())
+    titles = [section.title for section in comparison_page.sections(run_comparison.compare([record] * 2, ["a", "b"]))]
+    described = re.findall(r"^\| ([A-Z][a-z ]+) \|", TEXT, re.MULTILINE)
+    assert described == [title for title in titles if title != "Runs"]
+
+
+def test_the_address_of_a_section_exists() -> None:
+    idents = {section.ident for section in sections(RunRecord.from_json(full()), {})}
+    assert set(re.findall(r"report\.html#([\w-]+)", TEXT)) <= idents

@@ -1,0 +1,168 @@
+"""`init`: first pipelines for folders, tables, boxes, sounds and arrays, with and without a model; all of them load."""
+
+from __future__ import annotations
+
+import json
+import wave
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+from PIL import Image
+
+from compress.cli.main import main
+from compress.errors import DataError
+from compress.pipeline.schema import Pipeline, load
+from compress.pipeline.starter import recognized, starter
+
+
+def photos(folder: Path, names: dict[str, int], side: int = 48) -> Path:
+    """Random photos: folder names and the number of photos in each."""
+    draw = np.random.default_rng(0)
+    for name, count in names.items():
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for index in range(count):
+            pixels = draw.integers(0, 256, (side, side + 8, 3), np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{index}.png")
+    return folder
+
+
+def written(tmp_path: Path, data: Path, model: Path | None = None, **options: Any) -> tuple[Pipeline, str]:
+    """The pipeline that is suggested, loaded, and its text."""
+    first = starter(data, model, tmp_path, "first", **options)
+    path = tmp_path / "first.yaml"
+    path.write_text(first.text)
+    return load(path), first.text
+
+
+def settings(pipeline: Pipeline, stage: str) -> dict[str, Any]:
+    return next(each[stage] for each in pipeline.settings["stages"] if stage in each)
+
+
+def test_class_folders_get_a_small_network_of_their_size(tmp_path: Path) -> None:
+    pipeline, text = written(tmp_path, photos(tmp_path / "shop", {"apple": 20, "pear": 20}))
+    assert pipeline.settings["model"]["builder"] == "fused_bottleneck"
+    assert pipeline.settings["data"]["source"] == {"folder": {"path": "shop"}}  # relative to the file
+    assert pipeline.settings["data"]["preprocess"][0] == {"resize": {"size": [64, 64], "filter": "bilinear"}}
+    assert pipeline.settings["data"]["preprocess"][1] == {"scale": {"from": [0, 255], "to": [-1, 1]}}
+    train = settings(pipeline, "train")
+    assert (train["epochs"], train["batch_size"]) == (150, 32)  # few samples: the largest number of epochs
+    assert train["augment"]["mixup"] == 0.2
+    assert "init --model FILE" in text
+
+
+def test_more_samples_need_fewer_epochs(tmp_path: Path) -> None:
+    arrays = {"x": np.zeros((5000, 20, 3), np.float32), "y": np.arange(5000) % 4}
+    np.savez(tmp_path / "motion.npz", **arrays)
+    pipeline, _ = written(tmp_path, tmp_path / "motion.npz")
+    assert pipeline.settings["model"]["builder"] == "conv_1d"
+    assert "augment" not in settings(pipeline, "train")
+    assert settings(pipeline, "train")["epochs"] == round(4000 * 32 / 3600)
+
+
+def test_arrays_with_other_names_are_found(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", samples=np.ones((40, 9, 2), np.float32), kind=np.arange(40) % 2)
+    assert recognized(tmp_path / "a.npz", tmp_path) == {"npz": {"file": "a.npz", "x": "samples", "y": "kind"}}
+
+
+def test_a_table_with_several_columns_of_labels_needs_the_name_of_one(tmp_path: Path) -> None:
+    folder = photos(tmp_path / "shop", {"images": 40})
+    rows = [f"images/{index}.png,{index % 2},kind{index % 4}" for index in range(40)]
+    (folder / "labels.csv").write_text("\n".join(["file,coarse,fine", *rows]))
+    with pytest.raises(DataError, match=r"several columns may be the label: coarse, fine.*--label COLUMN"):
+        written(tmp_path, folder)
+    pipeline, _ = written(tmp_path, folder, label="fine")
+    assert pipeline.settings["data"]["source"]["folder"]["labels"] == {
+        "table": "labels.csv",
+        "file": "file",
+        "label": "fine",
+    }
+    assert len(pipeline.data.class_names) == 4
+    with pytest.raises(DataError, match=r"no column of labels 'fin'.*did you mean 'fine'"):
+        written(tmp_path, folder, label="fin")
+
+
+def test_photos_without_labels_need_a_model(tmp_path: Path) -> None:
+    folder = photos(tmp_path / "photos", {".": 12}, side=4)
+    with pytest.raises(DataError, match=r"nothing to train.*--model FILE"):
+        written(tmp_path, folder)
+
+
+def test_a_class_that_is_empty_is_not_taken_for_photos_without_labels(tmp_path: Path) -> None:
+    folder = photos(tmp_path / "photos", {"a": 12, "b": 0})
+    with pytest.raises(DataError, match=r"'b'.*contains no samples"):
+        written(tmp_path, folder)
+
+
+def test_boxes_get_a_detector(tmp_path: Path) -> None:
+    folder = photos(tmp_path / "cards", {".": 10}, side=64)
+    box = "<bndbox><xmin>2</xmin><ymin>3</ymin><xmax>30</xmax><ymax>40</ymax></bndbox>"
+    for index in range(10):
+        size = "<size><width>72</width><height>64</height><depth>3</depth></size>"
+        found = f"<object><name>ace</name>{box}</object>"
+        text = f"<annotation><filename>{index}.png</filename>{size}{found}</annotation>"
+        (folder / f"{index}.xml").write_text(text)
+    pipeline, _ = written(tmp_path, folder)
+    assert pipeline.settings["model"]["builder"] == "anchor_free"
+    assert pipeline.data.task == "detection"
+    assert "mixup" not in settings(pipeline, "train")["augment"]
+
+
+def test_recordings_get_features_of_their_rate(tmp_path: Path) -> None:
+    for name in ("yes", "no"):
+        (tmp_path / "words" / name).mkdir(parents=True)
+        for index in range(12):
+            with wave.open(str(tmp_path / "words" / name / f"{index}.wav"), "wb") as file:
+                file.setparams((1, 2, 8000, 0, "NONE", ""))
+                file.writeframes(np.zeros(4000, "<i2").tobytes())
+    pipeline, _ = written(tmp_path, tmp_path / "words")
+    assert pipeline.settings["data"]["source"] == {"wav": {"path": "words", "rate": 8000, "seconds": 0.5}}
+    steps = pipeline.settings["data"]["preprocess"]
+    assert steps[1] == {"log_mel": {"rate": 8000, "frame": 256, "step": 128, "bins": 40}}
+
+
+@pytest.mark.parametrize("name", ["missing", "empty"])
+def test_what_is_not_recognized_is_refused_with_what_is(tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="does not exist" if name == "missing" else "class folders of photos"):
+        recognized(tmp_path / name, tmp_path)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_a_model_of_other_classes_gets_a_new_head_and_one_that_fits_does_not(keras: Any, tmp_path: Path) -> None:
+    layers = keras.layers
+    image = keras.Input((96, 96, 3))
+    x = layers.GlobalAveragePooling2D()(layers.Conv2D(8, 3, 4)(image))
+    keras.Model(image, layers.Dense(5, "softmax")(x)).save(tmp_path / "five.keras")
+    data = photos(tmp_path / "shop", {"apple": 20, "pear": 20})
+    pipeline, text = written(tmp_path, data, tmp_path / "five.keras")
+    assert pipeline.settings["model"] == {"file": "five.keras", "head": "new"}
+    assert pipeline.settings["data"]["preprocess"][0]["resize"]["size"] == [96, 96]
+    assert settings(pipeline, "train")["backbone_rate"] == 0.5
+    assert "5 outputs, and the data has 2 classes" in text
+    three = photos(tmp_path / "more", {f"class{index}": 10 for index in range(5)})
+    pipeline, _ = written(tmp_path, three, tmp_path / "five.keras")
+    assert pipeline.settings["model"] == {"file": "five.keras"}
+    assert [*pipeline.settings["stages"][0]] == ["quantize"]
+
+
+def test_a_quantized_model_that_fits_is_compiled_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "model.tflite").write_bytes(tiny.classifier((8, 8, 1), 2))
+    data = photos(tmp_path / "shop", {"apple": 20, "pear": 20}, side=8)
+    pipeline, _ = written(tmp_path, data, tmp_path / "model.tflite")
+    assert [*map(list, pipeline.settings["stages"])] == [["compile"], ["package"]]
+    assert pipeline.settings["data"]["source"]["folder"]["channels"] == 1
+
+
+def test_the_command_writes_once_and_lists_the_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, out = photos(tmp_path / "shop", {"apple": 20, "pear": 20}), tmp_path / "new.yaml"
+    assert main(["init", str(data), "-o", str(out), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [step["id"] for step in found["steps"]] == ["model", "train", "quantize", "compile", "package"]
+    assert "2 classes; samples: 28 for train, 4 for validation, 8 for test" in found["found"][0]
+    assert main(["init", str(data), "-o", str(out)]) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert main(["init", str(data), "-o", str(tmp_path / "new.txt")]) == 2

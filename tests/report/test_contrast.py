@@ -1,0 +1,75 @@
+"""The colours of the pages: contrast as WCAG 2.2 asks for at level AA, in light and dark."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from compress.report import charts
+
+STYLE = (Path(charts.__file__).parent / "page.css").read_text(encoding="utf-8")
+SCHEMES = {"light": 0, "dark": 1}
+TEXT = 4.5
+GRAPHICS = 3.0
+
+Colour = tuple[float, float, float]
+
+
+def variables(scheme: str) -> dict[str, Colour]:
+    """The colours of a scheme by name."""
+    blocks = re.findall(r":root \{(.*?)\}", STYLE, re.DOTALL)
+    assert len(blocks) == len(SCHEMES)
+    found = re.findall(r"--([\w-]+): (#[0-9a-f]{6})", blocks[SCHEMES[scheme]])
+    return {name: (int(code[1:3], 16), int(code[3:5], 16), int(code[5:7], 16)) for name, code in found}
+
+
+def luminance(colour: Colour) -> float:
+    """The relative luminance, as WCAG defines it."""
+    parts = [part / 255 / 12.92 if part / 255 <= 0.04045 else ((part / 255 + 0.055) / 1.055) ** 2.4 for part in colour]
+    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
+
+
+def contrast(one: Colour, two: Colour) -> float:
+    lighter, darker = sorted((luminance(one), luminance(two)), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def mixed(top: Colour, bottom: Colour, opacity: float) -> Colour:
+    red, green, blue = (opacity * a + (1 - opacity) * b for a, b in zip(top, bottom, strict=True))
+    return (red, green, blue)
+
+
+def test_the_formula_has_its_known_values() -> None:
+    assert contrast((0, 0, 0), (255, 255, 255)) == pytest.approx(21)
+    assert contrast((119, 119, 119), (255, 255, 255)) == pytest.approx(4.48, abs=0.01)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("background", ["paper", "tint"])
+@pytest.mark.parametrize("text", ["ink", "soft-ink", "accent", "after", "good", "bad", "unsure"])
+def test_text_is_legible(scheme: str, background: str, text: str) -> None:
+    colours = variables(scheme)
+    assert contrast(colours[text], colours[background]) >= TEXT
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("mark", ["before", "after", "tpu", "cpu", "unknown", "good", "bad", "soft-ink"])
+def test_marks_of_charts_are_visible(scheme: str, mark: str) -> None:
+    colours = variables(scheme)
+    assert contrast(colours[mark], colours["paper"]) >= GRAPHICS
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("shade", ["after", "bad"])
+def test_counts_are_legible_on_the_darkest_shade(scheme: str, shade: str) -> None:
+    colours = variables(scheme)
+    assert contrast(colours["ink"], mixed(colours[shade], colours["paper"], charts.DARKEST)) >= TEXT
+
+
+def test_every_colour_of_the_style_is_a_variable() -> None:
+    rules = re.sub(r":root \{.*?\}", "", STYLE, flags=re.DOTALL)
+    assert not re.search(r"#[0-9a-fA-F]{3,8}\b", rules)
+    used = set(re.findall(r"var\(--([\w-]+)\)", rules))
+    assert used <= variables("light").keys() == variables("dark").keys()
