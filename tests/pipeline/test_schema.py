@@ -564,7 +564,7 @@ def test_code_of_ones_own_needs_trust(
 @pytest.mark.parametrize(
     ("builder", "message"),
     [
-        ("digit_cnn", "model: unknown builder 'digit_cnn'; allowed: anchor_free, conv_1d, digits_cnn, "),
+        ("digit_cnn", "model: unknown builder 'digit_cnn'; allowed: anchor_free, autoencoder, conv_1d, digits_cnn, "),
         ("''", "model: unknown builder ''; allowed: anchor_free"),
         ("digits_cnn:other", "model: unknown builder 'digits_cnn:other'; allowed: anchor_free"),
         ("../models/digits_cnn", "model: unknown builder '../models/digits_cnn'; allowed: anchor_free"),

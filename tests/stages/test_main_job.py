@@ -181,7 +181,7 @@ def test_a_builder_of_ones_own_needs_trust(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(BUILDER)
     code, record, errors = compress(tmp_path, 'builder: "own.py:net"', "[train]")
     assert code == 4
-    assert "small.yaml:5: model: the builder" in errors
+    assert "small.yaml:5: model: loading would run the builder" in errors
     assert "set `trust: true`" in record["error"]["message"]
 
 

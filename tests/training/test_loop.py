@@ -204,7 +204,9 @@ def test_accumulating_changes_neither_the_schedule_nor_the_average(keras: Any, a
 
 def test_a_training_of_less_than_one_step_is_refused(keras: Any, tmp_path: Path) -> None:
     settings = TrainingSettings(epochs=2, batch_size=50, gradient_accumulation=5)
-    with pytest.raises(StageError, match=r"5 batches make one step, but the whole training has 4, .*allowed: up to 4"):
+    with pytest.raises(
+        StageError, match=r"5 batches make one update, but the whole training has only 4 .*allowed: up to 4"
+    ):
         loop.fit(network(keras), loop.label_loss(ClassificationHead("softmax")), settings, context(Blobs(), tmp_path))
 
 

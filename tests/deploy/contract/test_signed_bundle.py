@@ -140,7 +140,7 @@ def test_a_signature_of_a_signed_bundle() -> None:
 def test_nothing_is_opened_before_the_signature_is_verified(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[bytes] = []
     untrusted = signer.signed(GOOD, OTHER_SEED)
-    monkeypatch.setattr(bundle, "_read_archive", lambda archive: opened.append(archive) or {})
+    monkeypatch.setattr(bundle, "read_archive", lambda archive: opened.append(archive) or {})
     for spoilt, keys in (
         (GOOD, [KEY]),
         (untrusted, [KEY]),
