@@ -57,10 +57,11 @@ def main() -> None:
     for host, source in (("pi4-usb3", "pi4-usb3"), ("pi5-pcie", "cm4-pcie")):
         for row in measurements(source):
             if row["table"]:
-                told = predicted(row["table"], hosts[host], row["clock"])
+                expected = predicted(row["table"], hosts[host], row["clock"])
                 name = host if host == source else f"{host} (measured on {source})"
                 print(
-                    f"| {name} | {row['model']} | {row['ms']} | {told.total:.3g} | {told.low:.3g} to {told.high:.3g} |"
+                    f"| {name} | {row['model']} | {row['ms']} | {expected.total:.3g} | "
+                    f"{expected.low:.3g} to {expected.high:.3g} |"
                 )
     print(f"Pi 5 / Pi 4 without computation: {', '.join(f'{ratio:.2f}' for ratio in transfer_ratios())}")
     print(json.dumps(hosts, indent=1))

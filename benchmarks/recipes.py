@@ -3,8 +3,8 @@
     python benchmarks/recipes.py [--only NAME] [--force] [--work FOLDER]
     python benchmarks/recipes.py --list | --write | --check | --dry-run
 
-For each recipe the data is prepared by its script in calibration_data/, and `python -m compress` runs the file in a
-folder and a process of its own. Some recipes have variants: another split, or another series. `--only` selects a row,
+For each recipe, its script in calibration_data/ prepares the data, and `python -m compress` runs the file in a separate
+folder and process. Some recipes have variants: another split, or another series. `--only` selects a row,
 or rows by the start of their names. Rows that are finished are kept until their recipe changes; `--force` runs them
 again.
 
@@ -84,7 +84,7 @@ def prepare(row: Row, folder: Path) -> Path:
 
 
 def measured_run(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Run a recipe in a process of its own; return its report and what the process took."""
+    """Run a recipe in a separate process; return its report and what the process took."""
     command = [sys.executable, "-m", "compress", path.name, "--json"]
     started = time.perf_counter()
     with (path.parent / "report.json").open("w") as stream:

@@ -1,6 +1,6 @@
 """The process that writes run.log: it adds times to the output of libraries, and reports a crash.
 
-It is a process of its own because a crash ends the other one at once: an abort in C++, or the kernel when memory is
+It is a separate process because a crash ends the other one at once: an abort in C++, or the kernel when memory is
 short. What was written until then is still in the pipe, so that this process can write it to the log, and show the last
 lines on the terminal. It runs as a file, with the standard library alone, and starts in some milliseconds.
 

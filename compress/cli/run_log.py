@@ -1,6 +1,6 @@
 """The log of a run: every message with its time, and the output of libraries.
 
-`log_writer` writes it, in a process of its own.
+`log_writer` writes it, in a separate process.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _writer(log: int, terminal: int, path: Path) -> subprocess.Popen[bytes] | No
     """Start the process that writes the log; None if there is no process left: then libraries write to the file."""
     command = [sys.executable, "-I", "-S", log_writer.__file__, str(os.getpid()), str(path)]
     try:
-        # A process group of its own: Ctrl-C ends the run, and the log has its last lines.
+        # A separate process group: Ctrl-C ends the run, and the log has its last lines.
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=terminal, bufsize=0, process_group=0)
     except OSError:
         return None

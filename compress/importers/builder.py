@@ -59,7 +59,7 @@ def check_arguments(path: Path, function: str, arguments: Mapping[str, Any]) -> 
     """Check that a builder's function has these arguments; the file is read, and not run.
 
     Raises:
-        ModelError: it has not.
+        ModelError: an argument is unknown, or the file is not a Python program.
     """
     if not arguments:
         return

@@ -42,7 +42,7 @@ class ModelInputs:
         output_sizes: the number of values of each output for one sample.
         becomes: what the pipeline makes of the file (`compress.importers.model_file.Becomes`).
         model: the Keras model, if the file becomes one.
-        limits: for a quantized file with one input, the lowest and highest value that the input can hold.
+        limits: for a file with one quantized input, the lowest and highest value that the input can hold.
         postprocess: the TFLite_Detection_PostProcess of a file that becomes no Keras model.
     """
 
@@ -72,7 +72,8 @@ def inputs_of(found: ModelFile, *, trust: bool) -> ModelInputs:
         model = model_file.load(found, trust=trust).model
         names = tuple(tensor.name for tensor in model.inputs)
         shapes = tuple(_with_sides(tuple(each.shape[1:])) for each in model.inputs)
-        inputs = ModelInputs(names, shapes, tuple(_size(each.shape) for each in model.outputs), "keras", model)
+        sizes = tuple(_size(each.shape) for each in model.outputs)
+        inputs = ModelInputs(names, shapes, sizes, "keras", model, limits=_dequantized_limits(found))
     else:
         inputs = _file_inputs(found)
     for name, shape in zip(inputs.names, inputs.shapes, strict=True):
@@ -84,6 +85,14 @@ def inputs_of(found: ModelFile, *, trust: bool) -> ModelInputs:
                 hint="for an .onnx file, set --shape; save a Keras model with a fixed input size",
             )
     return inputs
+
+
+def _dequantized_limits(found: ModelFile) -> tuple[float, float] | None:
+    """Return the range of the input of a file that was quantized; None for other files, and for several inputs."""
+    both = found.content.dequantized if found.kind == "tflite" else None
+    if both is None or len(both.ranges) != 1:
+        return None
+    return both.ranges[0].low, both.ranges[0].high
 
 
 def _with_sides(shape: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -36,7 +36,7 @@ GRAIN = 32
 """Sides are multiples of this: five halvings of the image leave whole numbers."""
 ENLARGED = 5 / 3
 """Photos that are smaller than those a model was trained with are enlarged by up to this factor: its features are of
-larger objects. Measured on grocery96: 0.713, 0.740, 0.771 with 96, 128, 160 pixels from photos of 96."""
+larger objects (benchmarks/transfer.py: 0.713, 0.740, 0.771 with 96, 128, 160 pixels from photos of 96)."""
 TINY_SIDE = 40
 """Images up to this size get the small builder of the shipped example."""
 STEPS_NEW, STEPS_HEAD = 4000, 1500
@@ -106,7 +106,7 @@ def starter(
     draft = _Draft()
     source = recognized(data, folder, label)
     dataset = Dataset(_resolved(source, folder), Preprocessing([]), None)
-    inputs = None if model is None else inputs_of(model_file.in_float(model_file.read(model)), trust=trust)
+    inputs = None if model is None else _inputs(model, trust=trust)
     draft.data["source"] = source
     draft.found.append(_about(dataset, source))
     if model is None:
@@ -115,6 +115,13 @@ def starter(
         assert inputs is not None
         _given_model(draft, dataset, inputs, model, folder, trust=trust)
     return Starter(_yaml(draft, name, data, model), tuple(draft.found))
+
+
+def _inputs(path: Path, *, trust: bool) -> ModelInputs:
+    """Return the inputs of a model; of a quantized file in float, if all of its operators have layers."""
+    found = model_file.read(path)
+    floating = model_file.in_float(found)
+    return inputs_of(found if floating.refused else floating, trust=trust)
 
 
 # --- the data ----------------------------------------------------------------------------
@@ -326,7 +333,7 @@ def _given_model(draft: _Draft, data: Dataset, inputs: ModelInputs, path: Path, 
     was_quantized = model_file.read(path).becomes == "tflite"
     classes = len(data.class_names)
     task = task_of(data)
-    fits = task.learns_from_original or inputs.output_sizes[:1] in ((classes,), (1,) if classes == 2 else (classes,))
+    fits = not task.one_vector or inputs.output_sizes[:1] in ((classes,), (1,) if classes == 2 else (classes,))
     if task.reads_specification:
         draft.model["detector"] = "auto"
     shape = inputs.shapes[0]
@@ -337,7 +344,13 @@ def _given_model(draft: _Draft, data: Dataset, inputs: ModelInputs, path: Path, 
             ((_, settings),) = draft.data["source"].items()
             settings["channels"] = 1
         _resize(draft, size, value_range(inputs, _photos(data, inputs)))
-    if fits or task.reads_specification:
+    elif _raw_shapes(data)[0] != shape:
+        raise DataError(
+            f"the samples have the shape {list(_raw_shapes(data)[0])}, and the model takes {list(shape)}",
+            allowed="photos for a model of images, or samples of the model's shape",
+            hint="write a pipeline file with data.preprocess, such as log_mel for sounds: docs/preprocessing.md",
+        )
+    if fits:
         draft.found.append(f"model: {path.name} fits the data; it is not trained further")
         draft.comments["model"] = (
             "a trained model that fits the data; `train: {fine_tune: true}` would train it further"

@@ -15,7 +15,6 @@ import numpy as np
 from pydantic import Field, PositiveInt, model_validator
 
 from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
-from compress.data.rows import rows as rows_of
 from compress.detectors.families import FAMILY, PRESETS, family_of
 from compress.errors import ModelError
 from compress.importers import builder as builders
@@ -331,7 +330,7 @@ def _rounding_notes(rounding: Rounding, context: Context) -> list[str]:
     if len(rounding.inputs) != 1:
         return notes
     expected = rounding.inputs[0]
-    samples = rows_of(context.data.inputs("train"), np.arange(SAMPLES))
+    samples = context.data.inputs("train")[:SAMPLES]
     low, high = float(np.min(samples)), float(np.max(samples))
     covered = (min(high, expected.high) - max(low, expected.low)) / (expected.high - expected.low)
     outside = max(expected.low - low, high - expected.high) / (expected.high - expected.low)
@@ -572,6 +571,8 @@ def stage_for(
     from compress.importers import model_file
 
     kind = model_file.detect(file, signature, shapes)
+    if dequantize and kind != "tflite":
+        raise _not_quantized(file)
     if kind == "keras":
         return LoadKeras(path=file)  # read when it is loaded: importing h5py takes long
     if kind == "onnx":
@@ -590,6 +591,12 @@ def stage_for(
     return ConvertSavedModel(path=file, signature=found.signature or "")
 
 
+def _not_quantized(file: Path) -> ModelError:
+    return ModelError(
+        f"{file.name} is not quantized", allowed="a quantized .tflite file", hint="remove model.dequantize"
+    )
+
+
 def _dequantizing(found: ModelFile) -> Stage:
     """Return the stage that rebuilds a quantized .tflite file with layers.
 
@@ -600,9 +607,7 @@ def _dequantizing(found: ModelFile) -> Stage:
     from compress.importers.common.unsupported import unsupported
 
     if found.becomes != "tflite":
-        raise ModelError(
-            f"{found.path.name} is not quantized", allowed="a quantized .tflite file", hint="remove model.dequantize"
-        )
+        raise _not_quantized(found.path)
     rebuilt = model_file.in_float(found)
     if rebuilt.refused:
         raise unsupported(rebuilt.refused, str(found.path))
@@ -693,7 +698,8 @@ class Origin(Settings):
             shapes = {name: list(sizes) for name, sizes in (self.shape or {}).items()}
             file = folder / (self.file or "")
             check_importable(file, self.signature, self.shape)
-            return NewHead(path=file, head=head, signature=self.signature, shapes=shapes, detector=self.detector)
+            stage: Stage = NewHead(path=file, head=head, signature=self.signature, shapes=shapes)
+            return stage.model_copy(update={name: getattr(self, name) for name in OF_DETECTORS})
         if self.file is not None:
             stage = stage_for(folder / self.file, self.signature, self.shape, dequantize=self.dequantize)
             return stage.model_copy(update={name: getattr(self, name) for name in OF_DETECTORS})

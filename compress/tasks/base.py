@@ -300,23 +300,16 @@ class Task(ABC):
         """Return the training targets of every sample for `Head.loss`: [n, ...]."""
 
     def new_head(self, features: Any, data: Data, dropout: float) -> Any:
-        """Return the output of an untrained head on the features of a trained model: a Keras tensor.
+        """Return the output of an untrained head on the features of a trained model: a Keras tensor [n, outputs].
+
+        Only tasks with `one_vector` have such a head.
 
         Args:
             features: the last feature map, a Keras tensor [n, ..., channels].
             data: the data; it defines the number of outputs.
             dropout: fraction of the features that the training sets to 0.
-
-        Raises:
-            ModelError: the task has no such head.
         """
-        del features, data, dropout
-        raise ModelError(
-            f"{self.models} get no new head: one dense layer does not make their outputs",
-            where="model.head",
-            allowed="data for classification, multi-label, regression or embeddings",
-            hint="use a builder that takes a trained model: `model: {builder: …, backbone: FILE}`",
-        )
+        raise NotImplementedError
 
     def validation(
         self, model: Any, data: Data, specification: Specification, batches: Iterator[tuple[slice, Any]]
@@ -349,9 +342,16 @@ class Task(ABC):
         Args:
             settings: the pipeline file's content, checked.
         """
-        detector = settings["model"].get("detector") if not self.reads_specification else None
-        what = f"model.detector describes the boxes of a detector, but the data is for {self.models}"
-        return [(("model", "detector"), Refusal(what, "data with boxes: voc, coco, yolo"))] if detector else []
+        refused: list[tuple[Location, Refusal]] = []
+        if settings["model"].get("detector") and not self.reads_specification:
+            what = f"model.detector describes the boxes of a detector, but the data is for {self.models}"
+            refused.append((("model", "detector"), Refusal(what, "data with boxes: voc, coco, yolo")))
+        if settings["model"].get("head") and not self.one_vector:
+            what = f"one dense layer cannot be the head of {self.models}"
+            allowed = "data for classification, multi-label, regression or embeddings"
+            hint = "use a builder that takes a trained model: `model: {builder: …, backbone: FILE}`"
+            refused.append((("model", "head"), Refusal(what, allowed, hint)))
+        return refused
 
     @abstractmethod
     def evaluate(self, models: Mapping[str, ModelOutputs], data: Data, split: Split, note: str) -> Facts:

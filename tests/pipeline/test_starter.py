@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
+from one_op import Op, Tensor, content, integers
 from PIL import Image
 
 from compress.cli.main import main
@@ -149,12 +150,62 @@ def test_a_model_of_other_classes_gets_a_new_head_and_one_that_fits_does_not(ker
     assert [*pipeline.settings["stages"][0]] == ["quantize"]
 
 
+@pytest.mark.tensorflow
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_a_quantized_model_that_fits_is_compiled_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "model.tflite").write_bytes(tiny.classifier((8, 8, 1), 2))
     data = photos(tmp_path / "shop", {"apple": 20, "pear": 20}, side=8)
     pipeline, _ = written(tmp_path, data, tmp_path / "model.tflite")
     assert [*map(list, pipeline.settings["stages"])] == [["compile"], ["package"]]
     assert pipeline.settings["data"]["source"]["folder"]["channels"] == 1
+
+
+def test_a_quantized_model_without_layers_is_still_compiled(tmp_path: Path) -> None:
+    tensors = {
+        "image": Tensor((1, 4, 4, 3), scales=(1 / 255,), zero_point=-128),
+        "size": integers(8, 8),
+        "large": Tensor((1, 8, 8, 3), scales=(1 / 255,), zero_point=-128),
+        "axes": integers(1, 2),
+        "scores": Tensor((1, 3), scales=(1 / 255,), zero_point=-128),
+    }
+    ops = [
+        Op("RESIZE_BILINEAR", ["image", "size"], ["large"], 2, {"alignCorners": True}),  # Keras has no such layer
+        Op("MEAN", ["large", "axes"], ["scores"], 2),
+    ]
+    (tmp_path / "model.tflite").write_bytes(content(tensors, ops, ["image"], ["scores"]))
+    data = photos(tmp_path / "shop", {"apple": 10, "pear": 10, "plum": 10}, side=4)
+    pipeline, _ = written(tmp_path, data, tmp_path / "model.tflite")
+    assert [*map(list, pipeline.settings["stages"])] == [["compile"], ["package"]]
+
+
+@pytest.mark.tensorflow
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.parametrize(("scale", "zero", "expected"), [(1 / 128, 0, [-1, 1]), (1.0, -128, None)])
+def test_the_range_of_a_quantized_input_is_that_of_the_photos(
+    tmp_path: Path, scale: float, zero: int, expected: list[int] | None
+) -> None:
+    draw = np.random.default_rng(0)
+    tensors = {
+        "image": Tensor((1, 4, 4, 3), scales=(scale,), zero_point=zero),
+        "dense": Tensor((2, 48), "INT8", draw.integers(-100, 100, (2, 48)), (0.01,)),
+        "bias": Tensor((2,), "INT32", 0, (scale * 0.01,)),
+        "scores": Tensor((1, 2), scales=(1.0,)),
+    }
+    ops = [Op("FULLY_CONNECTED", ["image", "dense", "bias"], ["scores"], 4)]
+    (tmp_path / "model.tflite").write_bytes(content(tensors, ops, ["image"], ["scores"]))
+    data = photos(tmp_path / "shop", {"apple": 10, "pear": 10}, side=4)
+    pipeline, _ = written(tmp_path, data, tmp_path / "model.tflite")
+    steps = pipeline.settings["data"]["preprocess"][1:]
+    assert steps == ([{"scale": {"from": [0, 255], "to": expected}}] if expected else [])
+
+
+@pytest.mark.tensorflow
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_sounds_for_a_model_of_another_shape_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.tflite").write_bytes(tiny.classifier((8, 8, 2), 2))
+    np.savez(tmp_path / "sound.npz", x=np.zeros((40, 100, 2), np.float32), y=np.arange(40) % 2)
+    with pytest.raises(DataError, match=r"the samples have the shape \[100, 2\], and the model takes \[8, 8, 2\]"):
+        written(tmp_path, tmp_path / "sound.npz", tmp_path / "model.tflite")
 
 
 def test_the_command_writes_once_and_lists_the_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

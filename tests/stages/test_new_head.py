@@ -86,6 +86,32 @@ def test_float_files_are_not_dequantized(tmp_path: Path) -> None:
         load(project(tmp_path, {"file": "old.tflite", "dequantize": True}, "quantize"))
 
 
+def test_keras_files_are_not_dequantized(tmp_path: Path) -> None:
+    (tmp_path / "old.keras").write_bytes(b"not read")
+    with pytest.raises(CorallineError, match=r"old.keras is not quantized.*remove model.dequantize"):
+        load(project(tmp_path, {"file": "old.keras", "dequantize": True}, "quantize"))
+
+
+def test_tasks_of_other_outputs_get_no_new_head(tmp_path: Path) -> None:
+    (tmp_path / "old.tflite").write_bytes(tiny.classifier((4, 4, 1), 3))
+    np.savez(tmp_path / "data.npz", x=np.zeros((20, 4, 4, 1), np.float32), y=np.zeros((20, 4, 4, 1), np.float32))
+    path = tiny.project(
+        tmp_path,
+        [{"train": {"epochs": 1}}],
+        model={"file": "old.tflite", "head": "new"},
+        data={"source": {"npz": {"file": "data.npz"}}, "task": "reconstruction"},
+    )
+    with pytest.raises(CorallineError, match=r"model.head: one dense layer cannot be the head of .*backbone: FILE"):
+        load(path)
+
+
+def test_a_head_is_new_so_classes_are_not_kept(keras: Any, tmp_path: Path) -> None:
+    backbone(keras).save(tmp_path / "old.keras")
+    model = {"file": "old.keras", "head": "new", "keep_classes": [0]}
+    with pytest.raises(CorallineError, match="keep_classes cuts the head of a detector"):
+        run(project(tmp_path, model, {"train": {"epochs": 1}}), tmp_path, tiny.Notes())
+
+
 def test_a_trained_file_is_fine_tuned_only_if_asked(keras: Any, tmp_path: Path) -> None:
     layers = keras.layers
     image = keras.Input((4, 4, 1))

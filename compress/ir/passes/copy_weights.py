@@ -100,7 +100,7 @@ def _with_weights(layer: Layer, norm: Layer | None, source: Layer) -> list[Layer
 
 
 def _norm_weights(norm: Layer, bias: NDArray[Any]) -> Weights | None:
-    """Return the weights of a batch norm that only adds a bias; None if it has no offset of its own."""
+    """Return the weights of a batch norm that only adds a bias; None if it has no beta."""
     if not norm.config.get("center", True) or norm.config.get("renorm"):
         return None
     weights = bias_only(bias, norm.config["epsilon"])

@@ -55,7 +55,7 @@ def with_statistics(norm: Layer, mean: NDArray[Any], variance: NDArray[Any]) -> 
     """Return a batch norm with other statistics that computes the same in inference.
 
     Args:
-        norm: a batch norm with an offset and a factor of its own.
+        norm: a batch norm with beta and gamma.
         mean: the new mean of each channel.
         variance: the new variance of each channel.
     """

@@ -21,7 +21,7 @@ from compress.importers.common.unsupported import Refused
 from compress.importers.tflite import tflite_file
 from compress.importers.tflite.ops import layers as tflite_rules
 from compress.quantization import export
-from compress.tflite import graph
+from compress.tflite import dequantization, graph
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -251,3 +251,24 @@ def test_damaged_files_give_an_error_or_an_answer(written: Written) -> None:
         except CorallineError:
             outcomes.add("error")
     assert outcomes >= {"error", "problems", "imported"}
+
+
+def test_a_quantized_file_in_float_has_the_rounding_of_the_file(written: Written) -> None:
+    file = tflite_file.in_float(tflite_file.read(written(tiny.classifier((4, 4, 1), 3))))
+    samples = np.random.default_rng(0).random((5, 4, 4, 1), np.float32)
+    rounding = tflite_file.rounding(file, samples)
+    assert (rounding.operators, 0.1 < rounding.largest_steps < 1) == (2, True)
+    model, parity = tflite_file.load(file)
+    assert parity.max_rel < EXACT
+    assert np.asarray(model(samples)).shape == (5, 3)
+
+
+def test_a_float_form_that_differs_is_refused_with_the_operator(
+    written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tiny.classifier((4, 4, 1), 3))
+    real_values = dequantization.real_values
+    monkeypatch.setattr(dequantization, "real_values", lambda tensor: real_values(tensor) * np.float32(1.2))
+    file = tflite_file.in_float(tflite_file.read(path))
+    with pytest.raises(ModelError, match=r"in float, (CONV_2D|FULLY_CONNECTED) .* steps of its output.*as by rounding"):
+        tflite_file.rounding(file)
