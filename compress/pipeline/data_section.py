@@ -105,19 +105,15 @@ def _with_sides(shape: tuple[Any, ...]) -> tuple[Any, ...]:
 def _file_inputs(found: ModelFile) -> ModelInputs:
     """Return the inputs of a .tflite file, or of a SavedModel that is converted to one."""
     from compress.importers import model_file
-    from compress.tflite import graph
+    from compress.tflite import dequantization, graph
 
     if found.kind == "saved_model":
         parsed = graph.parse(model_file.to_float_tflite(found).tflite)
     else:
         parsed = graph.read(found.path)
     tensors = [parsed.tensors[index] for index in parsed.inputs]
-    limits = None
-    quantization = tensors[0].quantization
-    if len(tensors) == 1 and quantization is not None and tensors[0].dtype in ("INT8", "UINT8"):
-        lowest = -128 if tensors[0].dtype == "INT8" else 0
-        scale, zero_point = float(quantization.scale[0]), int(quantization.zero_point[0])
-        limits = ((lowest - zero_point) * scale, (lowest + 255 - zero_point) * scale)
+    has_one_range = len(tensors) == 1 and dequantization.is_quantized(tensors[0])
+    limits = dequantization.value_range(tensors[0]) if has_one_range else None
     names = tuple(tensor.name for tensor in tensors)
     shapes = tuple(tuple(tensor.shape[1:]) for tensor in tensors)
     sizes = tuple(_size(parsed.tensors[index].shape) for index in parsed.outputs)
