@@ -1,0 +1,40 @@
+"""onnx2tf: full-integer quantization by its own backend (`flatbuffer_direct`), which needs no TensorFlow.
+
+It also leaves the float file, which ai-edge-quantizer reads.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from exchange import FLOAT, MODEL, Job, run_worker
+
+
+def work(job: Job) -> dict[str, Any]:
+    """Convert the model by the command, as its manual describes it."""
+    job.refuse_unless("onnx")
+    samples = job.folder / "calibration.npy"
+    np.save(samples, job.channels_last(job.array("calibration")))
+    out = job.folder / "out"
+    command = [str(Path(sys.executable).with_name("onnx2tf")), "-i", str(job.model), "-o", str(out), "-b", "1"]
+    command += ["-tb", "flatbuffer_direct", "-osd", "-oiqt", "-iqd", "int8", "-oqd", "int8"]
+    command += ["-cind", job.about["input_name"], str(samples), "[[[[0.0]]]]", "[[[[1.0]]]]"]  # mean and deviation
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    print(done.stdout)
+    for name, pattern in ((FLOAT, "*_float32.tflite"), (MODEL, "*_full_integer_quant.tflite")):
+        found = next(iter(sorted(out.glob(pattern))), None)
+        if found is not None:
+            shutil.copyfile(found, job.folder / name)
+    if not (job.folder / MODEL).exists():
+        lines = [line for line in done.stdout.splitlines() if "error" in line.lower()] or done.stdout.splitlines()
+        raise RuntimeError(f"no full-integer file (exit code {done.returncode}): {lines[-1].strip() if lines else ''}")
+    return {}
+
+
+if __name__ == "__main__":
+    run_worker(work)
