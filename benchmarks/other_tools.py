@@ -1,6 +1,6 @@
 """Coralline and other tools on the same models, samples and machine: `make bench-others`.
 
-    python benchmarks/other_tools.py [--models NAME,…] [--tools NAME,…] [--force] [--timeout SECONDS] [--work FOLDER]
+    python benchmarks/other_tools.py [--models NAME,…] [--tools NAME,…] [--force] [--timeout SECONDS]
     python benchmarks/other_tools.py --list | --write
 
 Every tool runs in its own process and its own Python environment, which is made in build/others when it is needed: the
@@ -13,8 +13,10 @@ Results are written after each pair of a model and a tool. Finished pairs are ke
 versions, or the model change; `--force` runs them again. An interrupted run continues.
 
 Writes benchmarks/results/other_tools.json, and from it the tables in docs/measured.md; `--write` writes the tables
-alone. Seconds are CPU time of the whole process, with the start of Python and all imports: the machine may do other
-work. Needs the shared files (CORALLINE_SHARED, or ../shared next to the project) and, once, a network.
+alone. With `--results FILE` it writes that file, and not the page. Seconds are CPU time of the whole process, with the
+start of Python and all imports: the machine may do other work.
+
+Needs the shared files (CORALLINE_SHARED, or ../shared next to the project) and, once, a network.
 """
 
 from __future__ import annotations
@@ -92,11 +94,12 @@ class Comparison:
     Args:
         work: the folder for environments, models and files.
         timeout: seconds for one pair.
+        path: the file of the results.
     """
 
-    def __init__(self, work: Path, timeout: float) -> None:
-        self.work, self.timeout = work.resolve(), timeout
-        self.results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    def __init__(self, work: Path, timeout: float, path: Path = RESULTS) -> None:
+        self.work, self.timeout, self.path = work.resolve(), timeout, path
+        self.results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
         for name in ("environments", "versions", "subjects", "pairs"):
             self.results.setdefault(name, {})
         self.failed_environments: dict[str, str] = {}
@@ -222,8 +225,9 @@ class Comparison:
             name: {"python": each.python, "error": self.failed_environments.get(name, "")}
             for name, each in environments.ENVIRONMENTS.items()
         }
-        files.write_atomically(RESULTS, (json.dumps(self.results, indent=1) + "\n").encode())
-        write_page(self.results)
+        files.write_atomically(self.path, (json.dumps(self.results, indent=1) + "\n").encode())
+        if self.path == RESULTS:
+            write_page(self.results)
 
 
 def write_page(results: dict[str, Any]) -> None:
@@ -271,12 +275,13 @@ def main() -> int:
     parser.add_argument("--force", action="store_true", help="run finished pairs again")
     parser.add_argument("--timeout", type=float, default=TIMEOUT, help=f"seconds for one pair ({TIMEOUT})")
     parser.add_argument("--work", type=Path, default=WORK, help=f"folder for environments and files ({WORK})")
+    parser.add_argument("--results", type=Path, default=RESULTS, help=f"file of the results ({RESULTS})")
     parser.add_argument("--list", action="store_true", help="list the pairs, and whether they are finished")
     parser.add_argument("--write", action="store_true", help="write the tables from the results")
     options = parser.parse_args()
     models = [SUBJECTS[name] for name in chosen(parser, options.models, SUBJECTS)]
     tools = [TOOLS[name] for name in chosen(parser, options.tools, TOOLS)]
-    comparison = Comparison(options.work, options.timeout)
+    comparison = Comparison(options.work, options.timeout, options.results.resolve())
     if options.write:
         write_page(comparison.results)
         return 0
