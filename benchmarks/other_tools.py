@@ -187,6 +187,14 @@ class Comparison:
         self.write()
         note(f"{subject.name}, {tool.name}: {pair['status']} {pair['error'][:200]}".rstrip())
 
+    def judge_again(self, subject: Subject, tools: Sequence[Tool]) -> None:
+        """Judge the files that an earlier version of the judge has judged, if they still exist."""
+        for tool in tools:
+            pair, folder = self._pair(subject, tool), self.pair_folder(subject.name, tool.name)
+            if pair.get("status") == MADE and pair["judged_by"] != digest_of(JUDGES) and (folder / MODEL).exists():
+                pair |= self._judged(self.prepared(subject), folder)
+                self.write()
+
     def _judged(self, source: Path, folder: Path) -> dict[str, Any]:
         """Return the judgement of a file; one that cannot be judged has failed."""
         out = folder / "judgement.json"
@@ -296,6 +304,7 @@ def main() -> int:
             continue
         for tool in waiting:
             comparison.run_pair(subject, tool)
+        comparison.judge_again(subject, tools)
         if waiting:
             comparison.measure_times(subject)
     if not options.list:

@@ -49,6 +49,7 @@ TOOLS = {
             variant="dense per tensor",
         ),
         Tool(ONNX2TF, "with_onnx2tf", "onnx2tf", "onnx2tf"),
+        Tool(f"{ONNX2TF}, per tensor", "with_onnx2tf", "onnx2tf", "onnx2tf", variant="per tensor"),
         Tool(
             "ai-edge-quantizer",
             "with_ai_edge_quantizer",

@@ -1,6 +1,7 @@
-"""ai-edge-quantizer: static int8 with its own recipe, and dense layers with one scale, as the Edge TPU needs them.
+"""ai-edge-quantizer: static int8 with its own recipe, and dense layers and matrix products with one scale.
 
-It quantizes float .tflite files: for Keras models that of TFLiteConverter, for ONNX models that of onnx2tf.
+The Edge TPU and older runtimes need one scale for them. It quantizes float .tflite files: for Keras models that of
+TFLiteConverter, for ONNX models that of onnx2tf.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def work(job: Job) -> dict[str, Any]:
     if not signatures:
         raise UnsupportedError("the float file has no signature, which its calibration needs")
     tool = quantizer.Quantizer(source.read_bytes(), recipe.static_wi8_ai8())
-    tool.add_static_config(".*", qtyping.TFLOperationName.FULLY_CONNECTED, 8, 8, qtyping.QuantGranularity.TENSORWISE)
+    for operator in (qtyping.TFLOperationName.FULLY_CONNECTED, qtyping.TFLOperationName.BATCH_MATMUL):
+        tool.add_static_config(".*", operator, 8, 8, qtyping.QuantGranularity.TENSORWISE)
     samples = feeds(job, interpreter.get_signature_runner(signatures[0]))
     ranges = tool.calibrate({signatures[0]: samples}, num_threads=1)
     made = tool.quantize(ranges, enable_progress_report=False).quantized_model

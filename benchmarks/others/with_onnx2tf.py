@@ -1,10 +1,12 @@
 """onnx2tf: full-integer quantization by its own backend (`flatbuffer_direct`), which needs no TensorFlow.
 
-It also leaves the float file, which ai-edge-quantizer reads.
+Weights are quantized per channel by default, and per tensor in the variant "per tensor". The default also leaves the
+float file, which ai-edge-quantizer reads.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +25,7 @@ def work(job: Job) -> dict[str, Any]:
     out = job.folder / "out"
     command = [str(Path(sys.executable).with_name("onnx2tf")), "-i", str(job.model), "-o", str(out), "-b", "1"]
     command += ["-tb", "flatbuffer_direct", "-osd", "-oiqt", "-iqd", "int8", "-oqd", "int8"]
+    command += ["-qt", "per-tensor"] if job.variant == "per tensor" else []
     command += ["-cind", job.about["input_name"], str(samples), "[[[[0.0]]]]", "[[[[1.0]]]]"]  # mean and deviation
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     print(done.stdout)
@@ -31,9 +34,14 @@ def work(job: Job) -> dict[str, Any]:
         if found is not None:
             shutil.copyfile(found, job.folder / name)
     if not (job.folder / MODEL).exists():
-        lines = [line for line in done.stdout.splitlines() if "error" in line.lower()] or done.stdout.splitlines()
-        raise RuntimeError(f"no full-integer file (exit code {done.returncode}): {lines[-1].strip() if lines else ''}")
-    return {}
+        raise RuntimeError(f"no full-integer file (exit code {done.returncode}): {cause(done.stdout)}")
+    return {"facts": {"exit_code": done.returncode, "error": cause(done.stdout) if done.returncode else ""}}
+
+
+def cause(output: str) -> str:
+    """Return the first exception in the output, which is the cause of the others."""
+    found = re.search(r"^\S*Error: .+$", output, re.MULTILINE)
+    return found.group().rpartition("quantization.")[2] if found else "no error in its output"
 
 
 if __name__ == "__main__":

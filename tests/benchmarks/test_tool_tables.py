@@ -17,6 +17,7 @@ def judgement(**changes: Any) -> dict[str, Any]:
         "mapped": 30,
         "operators": 31,
         "rejected": None,
+        "remarks": [],
         "latency_ms": [1.234, 1.0, 2.0],
         "mean_sqnr_db": 31.26,
         **changes,
@@ -89,6 +90,11 @@ def test_models_with_the_same_reason_are_one_row() -> None:
 def test_a_rejected_file_is_listed() -> None:
     table = tool_tables.cannot_table(results(made(rejected="an INT16 tensor")), TOOLS, [])
     assert rows(table)[0][3] == "the Edge TPU compiler rejects the file: an INT16 tensor"
+
+
+def test_a_remark_about_a_mapped_operator_is_listed() -> None:
+    table = tool_tables.cannot_table(results(made(remarks=["FULLY_CONNECTED: scales per channel"])), TOOLS, [])
+    assert rows(table)[0][2:] == ["net", "FULLY_CONNECTED: scales per channel"]
 
 
 def test_the_page() -> None:

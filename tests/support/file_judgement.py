@@ -126,7 +126,13 @@ def placement(file: Path) -> dict[str, Any]:
     """Return what our check predicts: operators on the Edge TPU, why the compiler rejects the file, and the latency."""
     result = compress.check(file)
     mapped = sum(each.placement == "tpu" for each in result.ops)
-    found: dict[str, Any] = {"mapped": mapped, "operators": len(result.ops), "rejected": result.failure}
+    operators = [each for each in result.to_json()["ops"] if each["placement"] == "tpu"]
+    found: dict[str, Any] = {
+        "mapped": mapped,
+        "operators": len(result.ops),
+        "rejected": result.failure,
+        "remarks": sorted({f"{each['op']}: {each['reason']}" for each in operators if each["reason"]}),
+    }
     if result.failure is None and mapped:
         expected = compress.estimate(file, HOST)
         found["latency_ms"] = [round(each, 2) for each in (expected.latency_ms, expected.low_ms, expected.high_ms)]

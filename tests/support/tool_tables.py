@@ -123,10 +123,12 @@ def _reasons(pair: Mapping[str, Any] | None) -> list[str]:
     if pair["status"] != MADE:
         return [_short(pair["error"])]
     judgement = pair["judgement"]
-    found = (
-        [_short(f"the Edge TPU compiler rejects the file: {judgement['rejected']}")] if judgement["rejected"] else []
-    )
-    return found + ([_short(judgement["error"])] if "error" in judgement else [])
+    texts = list(judgement["remarks"])
+    if judgement["rejected"]:
+        texts.append(f"the Edge TPU compiler rejects the file: {judgement['rejected']}")
+    if "error" in judgement:
+        texts.append(judgement["error"])
+    return [_short(text) for text in texts]
 
 
 def _short(text: str) -> str:
