@@ -46,7 +46,8 @@ def joined_levels(outputs: list[Floats]) -> list[Floats]:
 
 def separate_levels(output: Floats) -> dict[tuple[int, ...], Floats]:
     """Return [n, 3549, 85] as boxes, objectness and class logits by shape, as benchmarks/yolox.py decodes them."""
-    found, start = {}, 0
+    found: dict[tuple[int, ...], Floats] = {}
+    start = 0
     for stride in STRIDES:
         side = SIDE // stride
         level = output[:, start : start + side * side].reshape(len(output), side, side, -1)

@@ -330,7 +330,7 @@ def prepare(subject: Subject, folder: Path) -> None:
         outputs = legacy_outputs(folder / file, samples["test"])
     else:
         about["input_name"], outputs = onnx_outputs(folder / file, samples["test"])
-    np.savez(folder / "samples.npz", **samples)
+    np.savez(folder / "samples.npz", allow_pickle=False, **samples)
     np.savez(folder / "reference.npz", *outputs)
     about["samples"] = {"calibration": len(samples["calibration"]), "test": len(samples["test"])}
     (folder / "subject.json").write_text(json.dumps(about, indent=1))

@@ -43,14 +43,14 @@ def samples(job: Job) -> dict[str, Any]:
 def pipeline(job: Job) -> dict[str, Any]:
     """Return the pipeline file; JSON is YAML."""
     about = job.about
-    source = {"file": str(job.folder / "data.npz"), "split": "part", "y": None}
+    source: dict[str, Any] = {"file": str(job.folder / "data.npz"), "split": "part", "y": None}
     data: dict[str, Any] = {"source": {"npz": source}, "task": "outputs"}
     if about["labelled"]:
         source |= {"y": "y", "classes": [str(number) for number in range(about["classes"])]}
         del data["task"]
     if about["layout"] == "series":
         data["preprocess"] = [{"squeeze": {}}]
-    model = {"file": str(job.model)}
+    model: dict[str, Any] = {"file": str(job.model)}
     if about["detector"]:
         model["detector"] = about["detector"]
         data["task"] = "unlabelled_detection"

@@ -20,7 +20,7 @@ def built(weights: list[Any], count: int) -> Any:
     """
     import torch
 
-    class Same(torch.nn.Module):
+    class Same(torch.nn.Module):  # type: ignore[misc]
         """A convolution with Keras' "same" padding, which is not symmetric for a stride of 2."""
 
         def __init__(self, layer: Any) -> None:

@@ -123,7 +123,7 @@ def _reasons(pair: Mapping[str, Any] | None) -> list[str]:
     if pair["status"] != MADE:
         return [_short(pair["error"])]
     judgement = pair["judgement"]
-    texts = list(judgement["remarks"])
+    texts = list(judgement.get("remarks", []))  # results of an earlier version have none
     if judgement["rejected"]:
         texts.append(f"the Edge TPU compiler rejects the file: {judgement['rejected']}")
     if "error" in judgement:
