@@ -26,6 +26,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -167,9 +168,8 @@ class Comparison:
         """Run one tool on one model, judge its file, and write the results."""
         source = self.prepared(subject)
         folder = self.pair_folder(subject.name, tool.name)
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in (MODEL, FLOAT):
-            (folder / name).unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)  # our runs would continue where the last one ended
+        folder.mkdir(parents=True)
         float_files = [str(self.pair_folder(subject.name, name) / FLOAT) for name in tool.float_files_of]
         job = {"subject": str(source), "variant": tool.variant, "float_files": float_files}
         (folder / "job.json").write_text(json.dumps(job))
@@ -179,7 +179,7 @@ class Comparison:
             outcome = Outcome(FAILED, f"its environment cannot be made: {error}")
         else:
             command = [python, str(OTHERS / f"{tool.worker}.py"), str(folder)]
-            environment = tool_environment() if tool.environment else project_environment()
+            environment = tool_environment(python) if tool.environment else project_environment()
             outcome = run(command, folder, self.timeout, environment)
         pair = {"digest": pair_digest(subject, tool), **outcome.to_json()}
         if outcome.status == MADE:
@@ -226,7 +226,11 @@ class Comparison:
 
     def write(self) -> None:
         """Write the results, in the order of the models and tools, and the page."""
-        order = [tool_tables.pair_name(subject, tool) for subject in SUBJECTS for tool in TOOLS]
+        order = [
+            tool_tables.pair_name(name, tool.name)
+            for name, each in SUBJECTS.items()
+            for tool in applicable(each, TOOLS)
+        ]
         pairs, subjects = self.results["pairs"], self.results["subjects"]
         self.results["pairs"] = {name: pairs[name] for name in order if name in pairs}
         self.results["subjects"] = {name: subjects[name] for name in SUBJECTS if name in subjects}
@@ -237,6 +241,12 @@ class Comparison:
         files.write_atomically(self.path, (json.dumps(self.results, indent=1) + "\n").encode())
         if self.path == RESULTS:
             write_page(self.results)
+
+
+def applicable(subject: Subject, tools: Iterable[str]) -> list[Tool]:
+    """Return the tools that run on a model."""
+    found = [TOOLS[name] for name in tools]
+    return [tool for tool in found if subject.network or not tool.labelled_only]
 
 
 def write_page(results: dict[str, Any]) -> None:
@@ -255,10 +265,11 @@ def project_environment() -> dict[str, str]:
     }
 
 
-def tool_environment() -> dict[str, str]:
-    """Return the environment variables of other tools, which must not see our packages."""
+def tool_environment(python: str) -> dict[str, str]:
+    """Return the variables of an activated environment; other tools must not see our packages."""
     hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-    return {name: value for name, value in os.environ.items() if name not in hidden}
+    shown = {name: value for name, value in os.environ.items() if name not in hidden}
+    return {**shown, "PATH": os.pathsep.join([str(Path(python).parent), os.environ.get("PATH", "")])}
 
 
 def note(text: str) -> None:
@@ -289,7 +300,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="write the tables from the results")
     options = parser.parse_args()
     models = [SUBJECTS[name] for name in chosen(parser, options.models, SUBJECTS)]
-    tools = [TOOLS[name] for name in chosen(parser, options.tools, TOOLS)]
+    names = chosen(parser, options.tools, TOOLS)
     comparison = Comparison(options.work, options.timeout, options.results.resolve())
     if options.write:
         write_page(comparison.results)
@@ -298,6 +309,7 @@ def main() -> int:
         print(f"skipped: {SHARED} does not exist; CORALLINE_SHARED names the folder of shared files")
         return 0
     for subject in models:
+        tools = applicable(subject, names)
         waiting = comparison.unfinished(subject, tools, force=options.force)
         if options.list:
             for tool in tools:

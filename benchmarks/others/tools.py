@@ -20,6 +20,7 @@ class Tool:
         package: the package that gives the version.
         variant: settings that its worker knows; "" for the default.
         float_files_of: tools whose float .tflite files it reads.
+        labelled_only: whether it runs on models with labelled samples only: a training is compared by its accuracy.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Tool:
     package: str = ""
     variant: str = ""
     float_files_of: tuple[str, ...] = ()
+    labelled_only: bool = False
 
     @property
     def version(self) -> str:
@@ -58,7 +60,7 @@ TOOLS = {
             float_files_of=(CONVERTER, ONNX2TF),
         ),
         Tool("litert-torch", "with_litert_torch", "litert_torch", "litert-torch"),
-        Tool(f"{OURS}, QAT", "with_coralline", variant="qat"),
+        Tool(f"{OURS}, QAT", "with_coralline", variant="qat", labelled_only=True),
         Tool("tfmot, QAT", "with_tfmot", "tfmot", "tensorflow-model-optimization"),
     )
 }

@@ -9,12 +9,25 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from exchange import FLOAT, MODEL, Job, run_worker
+
+
+def with_one_sample(job: Job) -> Path:
+    """Return the model with a batch of 1: with an open batch, its option -b leaves operators that it cannot quantize."""
+    import onnx
+
+    model = onnx.load(job.model)
+    for tensor in (*model.graph.input, *model.graph.output):
+        batch = tensor.type.tensor_type.shape.dim[0]
+        if not batch.dim_value:
+            batch.dim_value = 1
+    path = job.folder / "model.onnx"
+    onnx.save(model, path)
+    return path
 
 
 def work(job: Job) -> dict[str, Any]:
@@ -23,7 +36,7 @@ def work(job: Job) -> dict[str, Any]:
     samples = job.folder / "calibration.npy"
     np.save(samples, job.channels_last(job.array("calibration")))
     out = job.folder / "out"
-    command = [str(Path(sys.executable).with_name("onnx2tf")), "-i", str(job.model), "-o", str(out), "-b", "1"]
+    command = ["onnx2tf", "-i", str(with_one_sample(job)), "-o", str(out)]
     command += ["-tb", "flatbuffer_direct", "-osd", "-oiqt", "-iqd", "int8", "-oqd", "int8"]
     command += ["-qt", "per-tensor"] if job.variant == "per tensor" else []
     command += ["-cind", job.about["input_name"], str(samples), "[[[[0.0]]]]", "[[[[1.0]]]]"]  # mean and deviation
