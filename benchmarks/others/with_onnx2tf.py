@@ -17,7 +17,7 @@ from exchange import FLOAT, MODEL, Job, run_worker
 
 
 def with_one_sample(job: Job) -> Path:
-    """Return the model with a batch of 1: with an open batch, its option -b leaves operators that it cannot quantize."""
+    """Return the model with a batch of 1: the option -b leaves operators that it cannot quantize."""
     import onnx
 
     model = onnx.load(job.model)
