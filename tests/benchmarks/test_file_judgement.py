@@ -78,6 +78,15 @@ def test_channels_first_samples_fit_a_file_with_channels_last(tmp_path: Path) ->
     np.testing.assert_array_equal(file_judgement.outputs_of(path, first)[0], file_judgement.outputs_of(path, last)[0])
 
 
+def test_channels_last_samples_fit_a_file_with_channels_first(tmp_path: Path) -> None:
+    """The file of 3 rows and 5 columns stands for one of 3 channels: only the order of the axes matters here."""
+    path = tmp_path / "first.tflite"
+    path.write_bytes(tiny.classifier((3, 4, 5)))
+    first = np.random.default_rng(0).uniform(0, 1, (6, 3, 4, 5)).astype(np.float32)
+    last = np.ascontiguousarray(first.transpose(0, 2, 3, 1))
+    np.testing.assert_array_equal(file_judgement.outputs_of(path, last)[0], file_judgement.outputs_of(path, first)[0])
+
+
 def test_outputs_in_another_order_and_with_other_axes() -> None:
     random = np.random.default_rng(0)
     boxes, scores, other = (random.normal(size=shape).astype(np.float32) for shape in ((8, 5, 4), (8, 5, 2), (8, 5, 2)))

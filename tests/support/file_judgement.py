@@ -44,12 +44,14 @@ def sqnr_db(expected: NDArray[Any], actual: NDArray[Any]) -> float:
 
 
 def fed(model: LoadedModel, samples: Floats) -> Floats:
-    """Return samples in the layout of a file's input: some tools move channels to the end, or add a dimension of 1."""
+    """Return samples in the layout of a file's input: channels are first or last, and some tools add a 1."""
     shape, own = tuple(model.input_layout.shapes[0]), samples.shape[1:]
     if shape == own:
         return samples
     if len(own) == 3 and shape == (own[1], own[2], own[0]):
         return np.ascontiguousarray(samples.transpose(0, 2, 3, 1))
+    if len(own) == 3 and shape == (own[2], own[0], own[1]):
+        return np.ascontiguousarray(samples.transpose(0, 3, 1, 2))
     if [side for side in shape if side != 1] == [side for side in own if side != 1]:
         return samples.reshape(len(samples), *shape)
     raise NotComparableError(f"the input of the file has the shape {list(shape)}, the samples have {list(own)}")
