@@ -23,6 +23,7 @@ MODEL = "model.tflite"
 FLOAT = "float.tflite"
 RESULT = "result.json"
 JOB = "job.json"
+FORMATS = {"keras": "Keras", "h5": "Keras", "onnx": "ONNX"}
 LONGEST = 600
 """Characters of an error message that are kept."""
 
@@ -70,8 +71,8 @@ class Job:
     def refuse_unless(self, *formats: str) -> None:
         """Refuse a model in another format."""
         if self.about["format"] not in formats:
-            names = {"keras": "Keras 3 (.keras)", "h5": "Keras 2 (.h5)", "onnx": "ONNX", "torch": "PyTorch"}
-            raise UnsupportedError(f"does not read {names[self.about['format']]}; it reads {', '.join(formats)}")
+            allowed = " and ".join(sorted({FORMATS[name] for name in formats}))
+            raise UnsupportedError(f"does not read {FORMATS[self.about['format']]} files; it reads {allowed}")
 
 
 def read_job(folder: Path) -> Job:

@@ -47,14 +47,16 @@ def work(job: Job) -> dict[str, Any]:
         if found is not None:
             shutil.copyfile(found, job.folder / name)
     if not (job.folder / MODEL).exists():
-        raise RuntimeError(f"no full-integer file (exit code {done.returncode}): {cause(done.stdout)}")
+        raise RuntimeError(f"no full-integer file: {cause(done.stdout)}")
     return {"facts": {"exit_code": done.returncode, "error": cause(done.stdout) if done.returncode else ""}}
 
 
 def cause(output: str) -> str:
-    """Return the first exception in the output, which is the cause of the others."""
+    """Return the first exception in the output, which is the cause of the others, without the list of tensors."""
     found = re.search(r"^\S*Error: .+$", output, re.MULTILINE)
-    return found.group().rpartition("quantization.")[2] if found else "no error in its output"
+    if found is None:
+        return "no error in its output"
+    return re.split(r"(?:Tensor|Node number) \d+", found.group().rpartition("quantization.")[2])[0].rstrip(". ")
 
 
 if __name__ == "__main__":
