@@ -102,9 +102,9 @@ def logits_of(scores: Array, form: str, step: float) -> Array:
 def fitted_temperature(logits: Array, labels: Array) -> float:
     """Return the temperature with the smallest mean cross entropy.
 
-    The correct class has the probability (n + 1) / (n + 2), not 1. Otherwise a few samples without an error would give a
-    temperature of 0, and all answers a confidence of 1. Source: Platt, Probabilistic Outputs for Support Vector Machines,
-    1999.
+    The correct class has the probability (n + 1) / (n + 2), not 1. Otherwise a few samples without an error would
+    give a temperature of 0, and all answers a confidence of 1. Source: Platt, Probabilistic Outputs for Support
+    Vector Machines, 1999.
 
     Args:
         logits: float [n, classes].
