@@ -9,7 +9,7 @@ SITE := $(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --builder htm
 TF25 := .venv-tf25
 PYTHON38 ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.8.*/bin/python) $(shell command -v python3.8))
 
-.PHONY: demo shop test tf25 check docs bench bench-recipes wheel clean
+.PHONY: demo shop test tf25 check docs bench bench-recipes bench-others wheel clean
 
 demo: $(READY)  ## train, prune, distil, quantize, check, package and measure a real model; then open runs/digits/report.html
 	$(BIN)/python -m compress pipeline.yaml
@@ -47,6 +47,9 @@ bench: $(READY)  ## measure the figures in the README
 
 bench-recipes: $(READY)  ## run the recipes in models/ that are not measured yet; needs the shared test data
 	$(BIN)/python benchmarks/recipes.py $(if $(ONLY),--only $(ONLY))
+
+bench-others: $(READY)  ## compare with other tools, each in its own environment; needs the shared test data and a network
+	$(BIN)/python benchmarks/other_tools.py $(if $(MODELS),--models $(MODELS))
 
 wheel: $(READY)  ## build dist/*.whl: coralline, and coralline-deploy with the device side alone
 	$(BIN)/python -m build --wheel --no-isolation

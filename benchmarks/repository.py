@@ -1,4 +1,4 @@
-"""The folder of results, and the search path of all benchmarks: the repository and tests/support.
+"""The folder of results, and the search path of all benchmarks: the repository, tests/support and others.
 
 Import this module before modules of tests/support; ruff's import order keeps it first.
 """
@@ -10,4 +10,4 @@ from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
 RESULTS = FOLDER / "results"
-sys.path[:0] = [str(FOLDER.parent), str(FOLDER.parent / "tests" / "support")]
+sys.path[:0] = [str(FOLDER.parent), str(FOLDER.parent / "tests" / "support"), str(FOLDER / "others")]
