@@ -9,10 +9,18 @@ SITE := $(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --builder htm
 TF25 := .venv-tf25
 PYTHON38 ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.8.*/bin/python) $(shell command -v python3.8))
 
-.PHONY: demo test tf25 check docs bench bench-others bench-recipes wheel clean
+.PHONY: demo shop test tf25 check docs bench bench-recipes bench-others wheel clean
 
 demo: $(READY)  ## train, prune, distil, quantize, check, package and measure a real model; then open runs/digits/report.html
 	$(BIN)/python -m compress pipeline.yaml
+
+shop: $(READY)  ## train on your photos, then recognize them on a web page: make shop PHOTOS=FOLDER [MODEL=FILE] [LABEL=COLUMN]
+	@test -n "$(PHOTOS)" || { echo "make shop PHOTOS=FOLDER: it has a folder of photos for each product, or a table" >&2; exit 2; }
+	@test ! -e shop.yaml || echo "shop.yaml exists, and is used as it is"
+	test -e shop.yaml || $(BIN)/python -m compress init "$(PHOTOS)" --learn $(if $(MODEL),--model "$(MODEL)") \
+		$(if $(LABEL),--label "$(LABEL)") -o shop.yaml
+	$(BIN)/python -m compress shop.yaml
+	$(BIN)/python examples/retail/shop.py runs/shop/shop.coralline "$(PHOTOS)"
 
 test: $(READY)  ## all tests that need no device and no compiler
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder

@@ -20,7 +20,7 @@ IN_FOLDERS = (".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".webp", ".tif", ".tiff",
 
 
 def listed(paths: Sequence[str]) -> List[str]:
-    """Return the paths with the files of each folder instead of the folder, sorted by name.
+    """Return the paths with the files of each folder and its subfolders instead of the folder, sorted by name.
 
     Of a folder, the files with a suffix of a sample are taken. Hidden files are not: systems put files of their own
     next to photos.
@@ -66,11 +66,14 @@ def named(paths: Sequence[str], opened: Bundle, frame_size: Optional[str] = None
 
 
 def _in_folder(folder: str) -> List[str]:
+    def refuse(error: OSError) -> None:
+        raise error
+
     files = []
-    for name in sorted(os.listdir(folder)):
-        path = os.path.join(folder, name)
-        if os.path.splitext(name)[1].lower() in IN_FOLDERS and not name.startswith(".") and os.path.isfile(path):
-            files.append(path)
+    for place, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found = [name for name in sorted(names) if not name.startswith(".")]
+        files += [os.path.join(place, name) for name in found if os.path.splitext(name)[1].lower() in IN_FOLDERS]
     if not files:
         raise ArgumentError("the folder %s has no samples" % folder, "it needs files of %s" % ", ".join(IN_FOLDERS))
     return files

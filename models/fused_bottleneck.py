@@ -10,12 +10,16 @@ Copy and edit it. `arguments` under `model:` sets the arguments of `build`.
 
 import keras
 
-STAGES = ((24, 1, 2, True), (32, 2, 2, True), (48, 2, 2, True), (80, 3, 2, False), (112, 2, 1, False))
-"""Channels, number of blocks, stride of the first block, and whether the blocks are fused, of each stage."""
+STAGES = ((24, 1, 2), (32, 2, 2), (48, 2, 2), (80, 3, 2), (112, 2, 1))
+"""Channels, number of blocks, and stride of the first block, of each stage."""
+FUSED = 3
+"""Number of stages whose blocks are fused, from the first."""
 EXPANSION = 4
+SMALL = 128
+"""Images up to this side are not halved by the first stage: their last maps would have 4x4 positions or less."""
 
 
-def build(input_shape, classes, width=1.0, expansion=EXPANSION, last=192, dropout=0.2):
+def build(input_shape, classes, width=1.0, expansion=EXPANSION, fused=FUSED, last=192, dropout=0.2):
     """Return the model.
 
     Args:
@@ -23,16 +27,18 @@ def build(input_shape, classes, width=1.0, expansion=EXPANSION, last=192, dropou
         classes: number of classes.
         width: factor for the number of channels.
         expansion: factor from the channels of a block's input to those inside of it.
+        fused: number of stages whose blocks are fused; fewer have fewer weights.
         last: channels of the last convolution.
         dropout: fraction of the features that the training sets to 0.
     """
     layers = keras.layers
     image = keras.Input(input_shape, name="image")
     x = normalized(layers.Conv2D(channels(16, width), 3, 2, "same", use_bias=False, name="stem")(image), "stem")
-    for index, (filters, blocks, stride, fused) in enumerate(STAGES):
+    for index, (filters, blocks, stride) in enumerate(STAGES):
+        is_kept = index == 0 and max(input_shape[:2]) <= SMALL
         for block in range(blocks):
-            step = 1 if block else stride
-            x = bottleneck(x, channels(filters, width), expansion, step, fused, f"stage{index}_block{block}")
+            step = 1 if block or is_kept else stride
+            x = bottleneck(x, channels(filters, width), expansion, step, index < fused, f"stage{index}_block{block}")
     x = normalized(layers.Conv2D(channels(last, width), 1, use_bias=False, name="last")(x), "last")
     x = layers.GlobalAveragePooling2D(name="pooling")(x)
     x = layers.Dropout(dropout, name="dropout")(x)

@@ -1,7 +1,8 @@
 """Write a table of labels for the groceries: `python prepare.py SOURCE data/groceries`.
 
 SOURCE is a clone of marcusklasson/GroceryStoreDataset (dataset/train.txt, val.txt, test.txt, classes.csv), or a .tar
-archive with labels.csv and classes.csv. The splits are those of the data. `--side` makes the photos smaller, which
+archive with labels.csv and classes.csv. The table has the numbers of both levels of classes, and their names: `product`
+(fine) and `category` (coarse). The splits are those of the data. `--side` makes the photos smaller, which
 saves time in every later run.
 """
 
@@ -12,7 +13,7 @@ import tarfile
 from pathlib import Path
 
 SPLITS = ("train", "val", "test")
-COLUMNS = ("file", "split", "fine_id", "coarse_id")
+COLUMNS = ("file", "split", "fine_id", "coarse_id", "product", "category")
 
 
 def copy_photo(source, target, side):
@@ -48,6 +49,21 @@ def from_clone(source, out, side):
     return rows
 
 
+def from_archive(source, out):
+    """Unpack the archive, and return the rows of its table."""
+    with tarfile.open(source) as archive:
+        archive.extractall(out, filter="data")
+    with (out / "labels.csv").open(newline="") as stream:
+        return [(row["file"], row["split"], row["fine_id"], row["coarse_id"]) for row in csv.DictReader(stream)]
+
+
+def names(classes):
+    """Return the names of product and category by the number of the product."""
+    with classes.open(newline="") as stream:
+        rows = csv.DictReader(stream)
+        return {row["Class ID (int)"]: (row["Class Name (str)"], row["Coarse Class Name (str)"]) for row in rows}
+
+
 def main():
     """Write the folder."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -57,15 +73,14 @@ def main():
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     if options.source.is_file():
-        with tarfile.open(options.source) as archive:
-            archive.extractall(options.out, filter="data")
-        print(f"{options.out}: unpacked")
-        return
-    rows = from_clone(options.source, options.out, options.side)
+        rows = from_archive(options.source, options.out)
+    else:
+        rows = from_clone(options.source, options.out, options.side)
+    known = names(options.out / "classes.csv")
     with (options.out / "labels.csv").open("w", newline="") as stream:
         writer = csv.writer(stream)
         writer.writerow(COLUMNS)
-        writer.writerows(rows)
+        writer.writerows((*row, *known[row[2]]) for row in rows)
     print(f"{options.out}: {len(rows)} photos")
 
 

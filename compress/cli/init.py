@@ -24,6 +24,7 @@ def add_parsers(subparsers: Subparsers) -> None:
     parser.add_argument("data", type=Path, metavar="DATA", help="a folder or file of samples: docs/data.md")
     parser.add_argument("--model", type=Path, metavar="FILE", help="a trained model of any format, also quantized")
     parser.add_argument("--label", metavar="COLUMN", help="the column with the labels, of a table with several")
+    parser.add_argument("--learn", action="store_true", help="let the device learn new classes from a few photos")
     parser.add_argument("-o", "--out", type=Path, default=DEFAULT, metavar="FILE", help=f"the new file ({DEFAULT})")
     parser.add_argument("--trust", action="store_true", help="allow the model to run code that it contains")
     parser.add_json()
@@ -49,9 +50,18 @@ def init(options: argparse.Namespace) -> int:
         raise PipelineError(f"OUT is {out.name}", where="-o", allowed="a name that ends in .yaml")
     if out.exists():
         raise PipelineError("the file exists already", where=str(out), hint="choose another name with -o, or delete it")
-    name = run_name(options.data if options.data.suffix else options.data.resolve())
+    data = options.data if options.data.suffix else options.data.resolve()
+    name = run_name(data if out.name == DEFAULT.name else out)
     with open(os.devnull, "wb") as null, quiet(null.fileno()):  # TensorFlow's messages about missing GPUs
-        first = starter(options.data, options.model, out.parent, name, label=options.label, trust=options.trust)
+        first = starter(
+            options.data,
+            options.model,
+            out.parent,
+            name,
+            label=options.label,
+            learns=options.learn,
+            trust=options.trust,
+        )
     try:
         write_atomically(out, first.text.encode())
     except OSError as error:

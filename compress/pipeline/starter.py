@@ -7,6 +7,7 @@ follows from numbers, and the file says which. No stage is run here.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,7 +88,14 @@ class _Draft:
 
 
 def starter(
-    data: Path, model: Path | None, folder: Path, name: str, *, label: str | None = None, trust: bool = False
+    data: Path,
+    model: Path | None,
+    folder: Path,
+    name: str,
+    *,
+    label: str | None = None,
+    learns: bool = False,
+    trust: bool = False,
 ) -> Starter:
     """Return a first pipeline for data and, if there is one, a trained model.
 
@@ -97,6 +105,7 @@ def starter(
         folder: the folder of the pipeline file: paths in it are relative to this one where possible.
         name: the name of the run.
         label: the column of a table that has the labels; None to recognize it.
+        learns: whether the device shall learn new classes.
         trust: whether code in the model may run.
 
     Raises:
@@ -109,12 +118,15 @@ def starter(
     inputs = None if model is None else _inputs(model, trust=trust)
     draft.data["source"] = source
     draft.found.append(_about(dataset, source))
+    if learns and (reason := task_of(dataset).why_not(("embedding",))) is not None:
+        raise DataError(f"a device cannot learn new classes: {reason.what}", where=str(data), hint="leave out --learn")
     if model is None:
         _new_model(draft, dataset)
     else:
         assert inputs is not None
         _given_model(draft, dataset, inputs, model, folder, trust=trust)
-    return Starter(_yaml(draft, name, data, model), tuple(draft.found))
+    _closing_stages(draft, learns=learns)
+    return Starter(_yaml(draft, name, _command(data, model, label, learns=learns)), tuple(draft.found))
 
 
 def _inputs(path: Path, *, trust: bool) -> ModelInputs:
@@ -324,7 +336,6 @@ def _new_model(draft: _Draft, data: Dataset) -> None:
         )
     _training(draft, data, STEPS_NEW, EPOCHS_NEW, {"learning_rate": 0.003})
     draft.stages.append(({"quantize": {"method": "ptq"}}, "8-bit integers, by post-training quantization"))
-    _closing_stages(draft)
 
 
 def _given_model(draft: _Draft, data: Dataset, inputs: ModelInputs, path: Path, folder: Path, *, trust: bool) -> None:
@@ -369,7 +380,6 @@ def _given_model(draft: _Draft, data: Dataset, inputs: ModelInputs, path: Path, 
         _training(draft, data, STEPS_HEAD, EPOCHS_HEAD, {"learning_rate": 0.001, "warmup": 0.05, "backbone_rate": 0.5})
         _worth_pruning(draft, inputs)
         draft.stages.append(({"quantize": {"method": "ptq"}}, "8-bit integers, by post-training quantization"))
-    _closing_stages(draft)
 
 
 def _side_for_features(side: int, shapes: Sequence[tuple[int, ...]]) -> int:
@@ -460,7 +470,9 @@ def _macs(network: Network) -> int:
     return total
 
 
-def _closing_stages(draft: _Draft) -> None:
+def _closing_stages(draft: _Draft, *, learns: bool) -> None:
+    if learns:
+        draft.stages.append(({"expose_embedding": {}}, "a second output, from which the device learns new classes"))
     draft.stages.append(({"compile": {}}, "with the vendor's compiler if it is installed; otherwise a static check"))
     draft.stages.append(({"package": {}}, "the bundle for the device, with labels, preprocessing and test vectors"))
 
@@ -468,9 +480,16 @@ def _closing_stages(draft: _Draft) -> None:
 # --- the file ----------------------------------------------------------------------------
 
 
-def _yaml(draft: _Draft, name: str, data: Path, model: Path | None) -> str:
+def _command(data: Path, model: Path | None, label: str | None, *, learns: bool) -> str:
+    """Return the command that wrote the file."""
+    words = ["python", "-m", "compress", "init", str(data)]
+    words += [] if model is None else ["--model", str(model)]
+    words += [] if label is None else ["--label", label]
+    return shlex.join(words + (["--learn"] if learns else []))
+
+
+def _yaml(draft: _Draft, name: str, command: str) -> str:
     """Return the file's text."""
-    command = f"python -m compress init {data}" + (f" --model {model}" if model is not None else "")
     lines = [
         f"# Written by `{command}`. Edit it: every choice is a suggestion.",
         "# All settings of a stage: `python -m compress stages`. Check the file: `--dry-run`.",

@@ -16,7 +16,7 @@ class Cluster(Stage, EpochSettings):
     Edge TPU is not faster. Later stages that train, except quantize, undo it."""
 
     name: ClassVar[str] = "cluster"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS})
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})

@@ -168,15 +168,30 @@ class Build(_Load):
                 raise ModelError(what, where=str(path), hint=f"check model.{name}") from error
         return settings
 
-    def _trained(self, path: Path | None, context: Context) -> Any:
-        """Return a trained model, without nested models; None if there is none."""
+    def _trained(self, path: Path, context: Context) -> Network:
+        """Return a trained model."""
         from compress.importers import model_file
         from compress.ir import keras_graph
 
-        if path is None:
-            return None
-        model = model_file.load(model_file.read(path), trust=context.trust).model
-        return keras_graph.build(keras_graph.read(model))
+        return keras_graph.read(model_file.load(model_file.read(path), trust=context.trust).model)
+
+    def _built(self, context: Context) -> Any:
+        """Return the builder's model. A backbone has batch norms, which its training needs."""
+        from compress.ir import keras_graph
+        from compress.ir.passes.restore_norms import restored
+        from compress.training.restored_norms import with_measured_statistics
+
+        data = context.data
+        asked = (self.path, self.function, data.input_shape, len(data.class_names))
+        if self.backbone is None:
+            return builders.build(*asked, arguments=self.arguments)
+        backbone, norms = restored(self._trained(self.backbone, context))
+        model = builders.build(*asked, keras_graph.build(backbone), self.arguments)
+        if not norms:
+            return model
+        network = keras_graph.read(model)
+        used = [name for name in norms if name in network.layers]
+        return keras_graph.build(with_measured_statistics(network, used, context))
 
     def _with_weights(self, model: Any, context: Context) -> tuple[Any, Facts]:
         """Return the model with the weights of `weights`, and facts about them."""
@@ -186,7 +201,7 @@ class Build(_Load):
 
         if self.weights is None:
             return model, {}
-        trained = keras_graph.read(self._trained(self.weights, context))
+        trained = self._trained(self.weights, context)
         try:
             result = copy_weights(keras_graph.read(model), trained)
         except ModelError as error:
@@ -208,14 +223,10 @@ class Build(_Load):
         from compress.stages import working_model
 
         keras(context.seed)
-        shape = context.data.input_shape
-        backbone = self._trained(self.backbone, context)
-        classes = len(context.data.class_names)
-        model = builders.build(self.path, self.function, shape, classes, backbone, self.arguments)
-        model, copied = self._with_weights(model, context)
+        model, copied = self._with_weights(self._built(context), context)
         detector = self.detector
         if detector is None and task_of(context.data).reads_specification:
-            detector = builders.detector(self.path, shape)
+            detector = builders.detector(self.path, context.data.input_shape)
         fitted = self.model_copy(update={"detector": detector}).fitted(model, context)
         working_model.write_keras(model, context.folder)
         # Every later stage reads the model from its file: a model that cannot be read fails here.

@@ -16,7 +16,7 @@ class Sparsify(Stage, EpochSettings):
     is not faster. Later stages that train, except cluster and quantize, undo it."""
 
     name: ClassVar[str] = "sparsify"
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 5
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS})
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})

@@ -18,7 +18,7 @@ class Train(Stage, TrainingSettings, TransferSettings):
     gets a new head (`model: {head: new}`) or `fine_tune` is set."""
 
     name: ClassVar[str] = "train"
-    version: ClassVar[int] = 5
+    version: ClassVar[int] = 6
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.UNTRAINED, Kind.KERAS})
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})

@@ -84,6 +84,10 @@ class RandomChanges(Protocol):
         """Largest change of size, a fraction."""
 
     @property
+    def rotate(self) -> float:
+        """Largest rotation, in degrees."""
+
+    @property
     def flip(self) -> bool:
         """Whether images may be mirrored."""
 

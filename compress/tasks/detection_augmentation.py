@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from compress.tasks import moved_images
 from compress.tasks.base import Change, RandomChanges
 from deploy.contract.image_geometry import VISIBLE
 
@@ -18,38 +19,15 @@ def augmentation(augment: RandomChanges) -> Change:
     def change(images: Any, targets: Any, seeds: Any) -> tuple[Any, Any]:
         if not (augment.flip or augment.shift or augment.zoom):
             return images, targets
-        count = tensorflow.shape(images)[0]
-        draws = tensorflow.random.stateless_uniform((count, 4), seeds, -1.0, 1.0)
-        size = 1 + augment.zoom * draws[:, :1]
-        mirrored = draws[:, 1:2] > (0.0 if augment.flip else 1.0)
-        scale = tensorflow.concat([size, tensorflow.where(mirrored, -size, size)], axis=1)  # of y and x
-        shift = augment.shift * draws[:, 2:]
-        return _moved_images(images, scale, shift), {"labels": _moved_objects(targets["labels"], scale, shift)}
+        motion = moved_images.drawn(augment, seeds, tensorflow.shape(images)[0])
+        objects = _moved_objects(targets["labels"], motion.scale, motion.shift)
+        return moved_images.moved(images, motion), {"labels": objects}
 
     return change
 
 
-def _moved_images(images: Any, scale: Any, shift: Any) -> Any:
-    """Return images sampled at (u - 1/2) * scale + 1/2 + shift for positions u in [0, 1]; edges are repeated."""
-    import tensorflow
-
-    sides = tensorflow.cast(tensorflow.shape(images)[1:3], tensorflow.float32)
-    offset = (sides - 1) / 2 * (1 - scale) + shift * sides
-    zero = tensorflow.zeros_like(scale[:, 0])
-    rows = [scale[:, 1], zero, offset[:, 1], zero, scale[:, 0], offset[:, 0], zero, zero]
-    moved = tensorflow.raw_ops.ImageProjectiveTransformV3(
-        images=images,
-        transforms=tensorflow.stack(rows, axis=1),
-        output_shape=tensorflow.shape(images)[1:3],
-        fill_value=0.0,
-        interpolation="BILINEAR",
-        fill_mode="NEAREST",
-    )
-    return tensorflow.ensure_shape(moved, images.shape)  # the operator forgets the size
-
-
 def _moved_objects(objects: Any, scale: Any, shift: Any) -> Any:
-    """Return the objects at their positions after `_moved_images`, without those that are hardly visible."""
+    """Return the objects at their positions after `moved_images.moved`, without those that are hardly visible."""
     import tensorflow
 
     scale, shift = scale[:, None], shift[:, None]

@@ -16,8 +16,8 @@ from pydantic import Field
 
 from compress.data import rows
 from compress.errors import StageError
-from compress.ir.tensorflow import keras
 from compress.settings import Settings
+from compress.tasks import moved_images
 from compress.tasks.base import Change
 from compress.training import image_values, mixup
 
@@ -108,7 +108,7 @@ def batches(
     augment = settings.augment
     _refuse_other_samples(augment, inputs.shape[1:])
     changes: list[Change | None] = [
-        task_change or _moving(augment),
+        task_change or (_moving(augment) if augment.moves_pixels else None),
         image_values.change(augment, image_values.value_range(inputs)) if augment.changes_values else None,
         mixup.change(augment.mixup) if augment.mixup else None,
     ]
@@ -200,38 +200,11 @@ def _refuse_other_samples(augment: Augment, shape: tuple[int, ...]) -> None:
         )
 
 
-def _moving(augment: Augment) -> Change | None:
-    """Return a function: (images, targets, two seeds) -> randomly moved images, unchanged targets; None without one."""
-    layers = keras().layers
-    changes = []
-    if augment.flip:
-        changes.append(layers.RandomFlip("horizontal"))
-    if augment.shift:
-        changes.append(layers.RandomTranslation(augment.shift, augment.shift, fill_mode="nearest"))
-    if augment.rotate:
-        changes.append(layers.RandomRotation(augment.rotate / 360, fill_mode="nearest"))
-    if augment.zoom:
-        changes.append(layers.RandomZoom((-augment.zoom, augment.zoom), fill_mode="nearest"))
-
-    def change(images: Any, targets: Any, seeds: Any) -> tuple[Any, Any]:
-        generator = _seed_generator(seeds)
-        for layer in changes:
-            images = layer.transform_images(images, layer.get_random_transformation(images, seed=generator))
-        return images, targets
-
-    return change if changes else None
-
-
-def _seed_generator(seeds: Any) -> Any:
-    """Return a Keras seed generator that starts from these seeds, and has no variable."""
+def _moving(augment: Augment) -> Change:
+    """Return a function: (images, targets, two seeds) -> randomly moved images, unchanged targets."""
     import tensorflow as tf
 
-    class FixedSeeds(keras().random.SeedGenerator):  # type: ignore[misc]
-        def __init__(self) -> None:  # the parent would create a variable
-            self.count = 0
+    def change(images: Any, targets: Any, seeds: Any) -> tuple[Any, Any]:
+        return moved_images.moved(images, moved_images.drawn(augment, seeds, tf.shape(images)[0])), targets
 
-        def next(self, ordered: bool = True) -> Any:
-            self.count += 1
-            return tf.random.experimental.stateless_fold_in(seeds, self.count)
-
-    return FixedSeeds()
+    return change

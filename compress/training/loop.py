@@ -99,7 +99,8 @@ class TrainingSettings(EpochSettings):
     gradient_accumulation: Annotated[int, Field(ge=1, le=1024)] = 1
     """Number of batches whose gradients are averaged for one update of the weights."""
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Keep an exponential moving average of the weights with this decay (0.99 to 0.9999)."""
+    """Keep an exponential moving average of the weights with this decay (0.99 to 0.9999). Validation uses the average,
+    which is far behind in the first epochs."""
     early_stopping: Annotated[int, Field(ge=1, le=10_000)] | None = None
     """Stop after this number of epochs without a better validation accuracy (for detectors: validation loss), and
     restore the weights of the best epoch."""

@@ -13,7 +13,7 @@ from paths import ROOT, SHARED
 
 PROGRAM = [sys.executable, str(ROOT / "benchmarks" / "other_tools.py")]
 shared = pytest.mark.skipif(not SHARED.exists(), reason=f"{SHARED} is not there; CORALLINE_SHARED names it")
-WITHOUT_PYENV = {**os.environ, "HOME": "/nowhere", "PATH": "/nowhere"}
+WITHOUT_PYENV = {**os.environ, "HOME": "/dev/null", "PATH": "/dev/null"}
 
 
 def ran(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:

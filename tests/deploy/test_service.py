@@ -168,8 +168,8 @@ def test_tokens_that_are_none(text: str, mode: int, told: str, path: Path, tmp_p
         (["--port", "99999"], 2),
         (["--queue", "0"], 2),
         (["--host", "no.such.host.invalid", "--token-file", "/nowhere"], 2),
-        (["--token-file", "/nowhere"], 6),
-        (["--unix", "/nowhere/s"], 6),
+        (["--token-file", "/dev/null/none"], 6),
+        (["--unix", "/dev/null/s"], 6),
     ],
 )
 def test_what_cannot_be(arguments: list[str], code: int, path: Path) -> None:

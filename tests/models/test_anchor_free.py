@@ -99,9 +99,9 @@ def test_it_learns_eight_pictures_by_heart(keras: Any, tmp_path: Path) -> None:
     assert average_precision(detections, data.objects("test"), 2)["ap"] > 0.9
 
 
-def trained(keras: Any, stages: int) -> Any:
+def trained(keras: Any, stages: int, side: int = 32) -> Any:
     """Return a network with random weights that halves the image in every stage."""
-    x = image = keras.Input((32, 32, 3))
+    x = image = keras.Input((side, side, 3))
     for filters in range(4, 4 + stages):
         x = keras.layers.Conv2D(filters, 3, 2, padding="same", activation="relu")(x)
     return keras.Model(image, keras.layers.Dense(5)(keras.layers.GlobalAveragePooling2D()(x)))
@@ -125,6 +125,30 @@ def test_a_backbone_gives_the_feature_maps_for_any_size_of_the_image(
     assert [kernel.shape for kernel in copied] == [kernel.shape for kernel in kernels]
     for kernel, copy in zip(kernels, copied, strict=True):
         np.testing.assert_array_equal(kernel, copy)
+
+
+def test_a_backbone_without_batch_norms_gets_some_that_change_nothing(
+    keras: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from compress.stages.load import Origin
+
+    monkeypatch.chdir(tmp_path)
+    network = trained(keras, 5, SIDE)
+    network.save("classifier.keras")
+    data = Scenes()
+    origin = Origin(builder="anchor_free", backbone="classifier.keras").with_paths_from(tmp_path)
+    origin.loader(Path(), trust=False).run(context(data, tmp_path).original, context(data, tmp_path))
+    model = keras.models.load_model("model.keras")
+    norms = [layer for layer in model.layers if isinstance(layer, keras.layers.BatchNormalization)][:5]
+    assert [layer.name for layer in norms] == [f"{layer.name}_norm" for layer in network.layers[1:6]]
+    samples = data.inputs("train")[:64]
+    map_of = keras.Model(model.inputs[0], model.get_layer(norms[2].name.replace("_norm", "_activation")).output)
+    expected = keras.Model(network.inputs[0], network.layers[3].output)(samples)
+    np.testing.assert_allclose(map_of(samples), expected, atol=1e-4)
+    _, _, mean, variance = norms[0].get_weights()
+    values = keras.Model(model.inputs[0], norms[0].input)(samples)
+    np.testing.assert_allclose(mean, np.mean(values, axis=(0, 1, 2)), atol=0.05)
+    np.testing.assert_allclose(variance, np.var(values, axis=(0, 1, 2)), rtol=0.2)
 
 
 def test_the_backbone_is_part_of_the_key(keras: Any, tmp_path: Path) -> None:

@@ -208,12 +208,37 @@ def test_sounds_for_a_model_of_another_shape_are_refused(tmp_path: Path) -> None
         written(tmp_path, tmp_path / "sound.npz", tmp_path / "model.tflite")
 
 
+def test_a_device_that_learns_gets_an_embedding(tmp_path: Path) -> None:
+    data = photos(tmp_path / "my shop", {"apple": 20, "pear": 20})
+    pipeline, text = written(tmp_path, data, learns=True)
+    assert [next(iter(each)) for each in pipeline.settings["stages"]] == [
+        "train",
+        "quantize",
+        "expose_embedding",
+        "compile",
+        "package",
+    ]
+    assert f"# Written by `python -m compress init '{data}' --learn`." in text
+
+
+def test_only_classifiers_learn_on_the_device(tmp_path: Path) -> None:
+    (tmp_path / "boxes").mkdir()
+    photos(tmp_path / "boxes", {"images": 4})
+    annotation = "<annotation><object><name>cup</name><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax>"
+    for index in range(4):
+        text = f"{annotation}</bndbox></object></annotation>"
+        (tmp_path / "boxes" / "images" / f"{index}.xml").write_text(text)
+    with pytest.raises(DataError, match=r"cannot learn new classes: a detector has no embedding.*leave out --learn"):
+        written(tmp_path, tmp_path / "boxes", learns=True)
+
+
 def test_the_command_writes_once_and_lists_the_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, out = photos(tmp_path / "shop", {"apple": 20, "pear": 20}), tmp_path / "new.yaml"
     assert main(["init", str(data), "-o", str(out), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [step["id"] for step in found["steps"]] == ["model", "train", "quantize", "compile", "package"]
     assert "2 classes; samples: 28 for train, 4 for validation, 8 for test" in found["found"][0]
+    assert load(out).settings["name"] == "new"
     assert main(["init", str(data), "-o", str(out)]) == 2
     assert "exists already" in capsys.readouterr().err
     assert main(["init", str(data), "-o", str(tmp_path / "new.txt")]) == 2

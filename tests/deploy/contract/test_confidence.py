@@ -32,11 +32,20 @@ def test_the_temperature_undoes_a_factor(factor: float) -> None:
         assert confidence.calibration_error(raw, right) > 0.1
 
 
+@pytest.mark.parametrize(("samples", "expected"), [(2, 0.75), (8, 0.9), (98, 0.99)])
+def test_a_few_samples_without_an_error_are_not_certain(samples: int, expected: float) -> None:
+    labels = np.arange(samples) % 2
+    logits = 9.0 * np.eye(2)[labels]
+    likely = np.exp(confidence.log_softmax(logits, confidence.fitted_temperature(logits, labels)))
+    np.testing.assert_allclose(likely.max(axis=1), expected, atol=0.005)
+
+
 def test_the_temperature_has_limits() -> None:
-    """Samples without an error would give a temperature of 0."""
     logits = np.array([[9.0, 0.0], [0.0, 9.0]])
-    assert confidence.fitted_temperature(logits, np.array([0, 1])) == pytest.approx(confidence.TEMPERATURES[0])
     assert confidence.fitted_temperature(logits, np.array([1, 0])) == pytest.approx(confidence.TEMPERATURES[1])
+    small = np.array([[1e-6, 0.0], [0.0, 1e-6]])
+    assert confidence.fitted_temperature(small, np.array([0, 1])) == pytest.approx(confidence.TEMPERATURES[0])
+    assert confidence.fitted_temperature(np.ones((3, 1)), np.zeros(3, np.int64)) > 0
 
 
 def test_calibration_error_by_hand() -> None:
