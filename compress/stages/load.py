@@ -168,25 +168,18 @@ class Build(_Load):
                 raise ModelError(what, where=str(path), hint=f"check model.{name}") from error
         return settings
 
-    def _trained(self, path: Path, context: Context) -> Network:
-        """Return a trained model."""
-        from compress.importers import model_file
-        from compress.ir import keras_graph
-
-        return keras_graph.read(model_file.load(model_file.read(path), trust=context.trust).model)
-
     def _built(self, context: Context) -> Any:
-        """Return the builder's model. A backbone has batch norms, which its training needs."""
+        """Return the builder's model. A backbone without batch norms gets some: its training needs them."""
         from compress.ir import keras_graph
         from compress.ir.passes.restore_norms import restored
         from compress.training.restored_norms import with_measured_statistics
 
         data = context.data
-        asked = (self.path, self.function, data.input_shape, len(data.class_names))
+        needed = (self.path, self.function, data.input_shape, len(data.class_names))
         if self.backbone is None:
-            return builders.build(*asked, arguments=self.arguments)
-        backbone, norms = restored(self._trained(self.backbone, context))
-        model = builders.build(*asked, keras_graph.build(backbone), self.arguments)
+            return builders.build(*needed, arguments=self.arguments)
+        backbone, norms = restored(_trained(self.backbone, context))
+        model = builders.build(*needed, keras_graph.build(backbone), self.arguments)
         if not norms:
             return model
         network = keras_graph.read(model)
@@ -201,7 +194,7 @@ class Build(_Load):
 
         if self.weights is None:
             return model, {}
-        trained = self._trained(self.weights, context)
+        trained = _trained(self.weights, context)
         try:
             result = copy_weights(keras_graph.read(model), trained)
         except ModelError as error:
@@ -232,6 +225,14 @@ class Build(_Load):
         # Every later stage reads the model from its file: a model that cannot be read fails here.
         keras_file.load(context.folder / MODEL_KERAS, trust=context.trust)
         return {"file": self.path.name, "parameters": model.count_params(), **copied, **fitted}
+
+
+def _trained(path: Path, context: Context) -> Network:
+    """Return the network of a model file."""
+    from compress.importers import model_file
+    from compress.ir import keras_graph
+
+    return keras_graph.read(model_file.load(model_file.read(path), trust=context.trust).model)
 
 
 class _Import(_Load):

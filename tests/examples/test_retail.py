@@ -24,6 +24,7 @@ from interpreters import executable
 from paths import ROOT
 from PIL import Image
 
+from compress.cli.main import build_parser
 from deploy import Recognizer
 
 SHOP = ROOT / "examples" / "retail" / "shop.py"
@@ -296,3 +297,39 @@ def test_the_pipeline_of_the_manual(tmp_path: Path) -> None:
     named = set(re.findall(r"`(--[a-z-]+)", text))
     assert named >= {"--shelf", "--no-page", "--learnt"}
     assert [option for option in named if option not in usage.stdout] == []
+
+
+def made_shop(place: Path, *variables: str) -> subprocess.CompletedProcess[str]:
+    """Run `make shop` with a Python that writes its arguments to calls.txt, and with the environment set up."""
+    (place / "bin").mkdir(exist_ok=True)
+    program = place / "bin" / "python"
+    program.write_text('#!/bin/sh\nfor each; do printf "%s\\t" "$each"; done >> calls.txt; echo >> calls.txt\n')
+    program.chmod(0o755)
+    command = ["make", "--file", str(ROOT / "Makefile"), f"BIN={place / 'bin'}", "READY=", "shop", *variables]
+    return subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
+
+
+def test_make_shop_writes_the_pipeline_runs_it_and_starts_the_page(tmp_path: Path) -> None:
+    done = made_shop(tmp_path, "PHOTOS=my photos", "MODEL=a model.tflite", "LABEL=product")
+    assert done.returncode == 0, done.stderr
+    init, run, shop = ([*line.split("\t")[:-1]] for line in (tmp_path / "calls.txt").read_text().splitlines())
+    assert init[:3] == ["-m", "compress", "init"]
+    assert run == ["-m", "compress", "shop.yaml"]
+    assert shop == ["examples/retail/shop.py", "runs/shop/shop.coralline", "my photos"]
+    options = build_parser()[0].parse_args(init[2:])
+    assert (options.data, options.model, options.label) == (Path("my photos"), Path("a model.tflite"), "product")
+    assert (options.learn, options.out) == (True, Path("shop.yaml"))
+
+
+def test_make_shop_keeps_a_pipeline_that_exists(tmp_path: Path) -> None:
+    (tmp_path / "shop.yaml").touch()
+    done = made_shop(tmp_path, "PHOTOS=photos")
+    assert "shop.yaml exists, and is used as it is" in done.stdout
+    assert "init" not in (tmp_path / "calls.txt").read_text()
+
+
+def test_make_shop_without_photos_says_what_it_needs(tmp_path: Path) -> None:
+    done = made_shop(tmp_path)
+    assert done.returncode == 2
+    assert "make shop PHOTOS=FOLDER" in done.stderr
+    assert not (tmp_path / "calls.txt").exists()

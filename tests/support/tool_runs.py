@@ -22,15 +22,15 @@ LONGEST = 400
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run.
+    """The result of a run.
 
     Attributes:
         status: "made", "cannot" (not supported by the tool) or "failed".
-        error: why there is no file; "" if it was made.
+        error: the reason why there is no file; empty if there is one.
         seconds: by the clock, with the start of Python and all imports.
         cpu_seconds: of all threads and child processes.
         peak_memory_mb: the maximum resident set of the process or of one of its child processes.
-        facts: what the tool reports.
+        facts: further values that the tool reports.
     """
 
     status: str
@@ -48,8 +48,7 @@ class Outcome:
 def run(command: Sequence[str], folder: Path, timeout: float, environment: Mapping[str, str]) -> Outcome:
     """Run a program that writes result.json into a folder; its output goes to log.txt there.
 
-    The program is a process group of its own, which is killed after `timeout` seconds, or if this process is
-    interrupted.
+    The program and its child processes are killed after `timeout` seconds, or if this process is interrupted.
     """
     (folder / RESULT).unlink(missing_ok=True)
     started = time.monotonic()

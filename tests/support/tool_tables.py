@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tool_runs import CANNOT, MADE
+from tool_runs import MADE
 
 Results = Mapping[str, Any]
 LONGEST = 160
 """Characters of an error in a table."""
-CANNOT_CELL, FAILED_CELL, MISSING_CELL = "cannot", "failed", ""
 
 
 def pair_name(subject: str, tool: str) -> str:
@@ -45,10 +44,8 @@ def _matrix(results: Results, tools: Sequence[str], cell: Any, label: Any) -> st
 
 def _cell(pair: Mapping[str, Any] | None, cell: Any) -> str:
     if pair is None:
-        return MISSING_CELL
-    if pair["status"] != MADE:
-        return CANNOT_CELL if pair["status"] == CANNOT else FAILED_CELL
-    return str(cell(pair))
+        return ""
+    return str(cell(pair) if pair["status"] == MADE else pair["status"])
 
 
 def quality_table(results: Results, tools: Sequence[str]) -> str:
@@ -63,7 +60,7 @@ def _quality_label(subject: str, about: Mapping[str, Any], pairs: Sequence[Mappi
         value = next((each[name] for each in judgements if name in each), None)
         if value is not None:
             return f"{subject} (float {metric} {value:.3f})"
-    return f"{subject}"
+    return subject
 
 
 def _quality(pair: Mapping[str, Any]) -> str:
@@ -123,7 +120,7 @@ def _reasons(pair: Mapping[str, Any] | None) -> list[str]:
     if pair["status"] != MADE:
         return [_short(pair["error"])]
     judgement = pair["judgement"]
-    texts = list(judgement.get("remarks", []))  # results of an earlier version have none
+    texts = list(judgement["remarks"])
     if judgement["rejected"]:
         texts.append(f"the Edge TPU compiler rejects the file: {judgement['rejected']}")
     if "error" in judgement:
