@@ -58,6 +58,20 @@ def temperature(name: str, series: str, split: str, *changes: tuple[str, str]) -
 ROWS = (
     Row("groceries_coarse", "groceries_coarse", "official: other photos", prepare=GROCERIES),
     Row(
+        "groceries_coarse_seed_1",
+        "groceries_coarse",
+        "official: other photos",
+        prepare=GROCERIES,
+        changes=(("seed: 0", "seed: 1"),),
+    ),
+    Row(
+        "groceries_coarse_seed_2",
+        "groceries_coarse",
+        "official: other photos",
+        prepare=GROCERIES,
+        changes=(("seed: 0", "seed: 2"),),
+    ),
+    Row(
         "groceries_from_tflite", "groceries_from_tflite", "official: other photos", prepare=GROCERIES, models=EXTRACTOR
     ),
     Row(

@@ -10,7 +10,9 @@ Copy and edit it. `arguments` under `model:` sets the arguments of `build`.
 
 import keras
 
-STAGES = ((24, 1, 2), (32, 2, 2), (48, 2, 2), (80, 3, 2), (112, 2, 1))
+CHANNELS = (24, 32, 48, 80, 112)
+BLOCKS = (1, 2, 2, 3, 2)
+STRIDES = (2, 2, 2, 2, 1)
 """Channels, number of blocks, and stride of the first block, of each stage."""
 FUSED = 3
 """Number of stages whose blocks are fused, from the first."""
@@ -19,27 +21,50 @@ SMALL = 128
 """Images up to this side are not halved by the first stage: their last maps would have 4x4 positions or less."""
 
 
-def build(input_shape, classes, width=1.0, expansion=EXPANSION, fused=FUSED, last=192, dropout=0.2):
+def build(
+    input_shape,
+    classes,
+    width=1.0,
+    channels=CHANNELS,
+    blocks=BLOCKS,
+    strides=None,
+    expansion=EXPANSION,
+    fused=FUSED,
+    last=192,
+    dropout=0.2,
+):
     """Return the model.
 
     Args:
         input_shape: (height, width, channels) of a preprocessed sample.
         classes: number of classes.
         width: factor for the number of channels.
-        expansion: factor from the channels of a block's input to those inside of it.
+        channels: number of channels of each stage.
+        blocks: number of blocks of each stage.
+        strides: stride of the first block of each stage; None for 2, 2, 2, 2, 1 (small images: 1, 2, 2, 2, 1).
+        expansion: factor from the channels of a block's input to those inside of it; one, or one for each stage.
         fused: number of stages whose blocks are fused; fewer have fewer weights.
         last: channels of the last convolution.
         dropout: fraction of the features that the training sets to 0.
+
+    Raises:
+        ValueError: channels, blocks, strides and expansion are not of the same number of stages.
     """
+    if strides is None:
+        strides = (1, *STRIDES[1:]) if max(input_shape[:2]) <= SMALL else STRIDES
+    if not isinstance(expansion, (tuple, list)):
+        expansion = (expansion,) * len(channels)
+    if not len(channels) == len(blocks) == len(strides) == len(expansion):
+        raise ValueError("channels, blocks, strides and expansion need a number for each stage")
     layers = keras.layers
     image = keras.Input(input_shape, name="image")
-    x = normalized(layers.Conv2D(channels(16, width), 3, 2, "same", use_bias=False, name="stem")(image), "stem")
-    for index, (filters, blocks, stride) in enumerate(STAGES):
-        is_kept = index == 0 and max(input_shape[:2]) <= SMALL
-        for block in range(blocks):
-            step = 1 if block or is_kept else stride
-            x = bottleneck(x, channels(filters, width), expansion, step, index < fused, f"stage{index}_block{block}")
-    x = normalized(layers.Conv2D(channels(last, width), 1, use_bias=False, name="last")(x), "last")
+    x = normalized(layers.Conv2D(scaled(16, width), 3, 2, "same", use_bias=False, name="stem")(image), "stem")
+    for index, filters in enumerate(channels):
+        for block in range(blocks[index]):
+            stride = 1 if block else strides[index]
+            name = f"stage{index}_block{block}"
+            x = bottleneck(x, scaled(filters, width), expansion[index], stride, index < fused, name)
+    x = normalized(layers.Conv2D(scaled(last, width), 1, use_bias=False, name="last")(x), "last")
     x = layers.GlobalAveragePooling2D(name="pooling")(x)
     x = layers.Dropout(dropout, name="dropout")(x)
     return keras.Model(image, layers.Dense(classes, activation="softmax", name="scores")(x), name="fused_bottleneck")
@@ -71,6 +96,6 @@ def normalized(x, name, relu=True):
     return keras.layers.ReLU(6.0, name=f"{name}_relu")(x) if relu else x
 
 
-def channels(count, width):
+def scaled(count, width):
     """Return a number of channels times the width, as a multiple of 8."""
     return max(8, round(count * width / 8) * 8)

@@ -83,7 +83,7 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
     """Quantize the model to 8-bit integers: weights, activations, inputs and outputs."""
 
     name: ClassVar[str] = "quantize"
-    version: ClassVar[int] = 8
+    version: ClassVar[int] = 9
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS, Kind.FLOAT_TFLITE})
     produces: ClassVar[Kind] = Kind.TFLITE
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "target"})
@@ -325,7 +325,7 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
 
         converted = graph.parse(result.content)
         legalized = context.target.legalize(converted, converted.feeds(samples.calibration), io=self.io.upper())
-        content = result.content if legalized.graph is converted else graph.serialize(legalized.graph)
+        content = graph.serialize(legalized.graph)
         # `legalize` removes some float operators; those that it writes itself run on the CPU.
         if export.float_operators(content).keys() & export.float_operators(result.content).keys():
             export.refuse_float(content, None if model is None else keras_graph.read(model))

@@ -30,6 +30,10 @@ MAX_RANK = 16
 MAX_ELEMENTS = 2**48
 """The limits of a valid tensor. (TFLite kernels support up to rank 8.)"""
 _ALIGNMENT = 16
+INT64_SIZE = 8
+"""Bytes of an int64. In the schema, zero points and some options of StableHLO are vectors of them."""
+COUNT_SIZE = 4
+"""Bytes of the number of elements before a vector."""
 DTYPES = {
     "FLOAT32": "float32",
     "FLOAT16": "float16",
@@ -247,7 +251,8 @@ def from_source(source: Any) -> Graph:
 def serialize(graph: Graph) -> bytes:
     """Return the bytes of a .tflite file with the complete content of `graph.source`.
 
-    Buffers are aligned to 16 bytes, as the schema requires (`force_align`) and the runtimes expect.
+    Buffers are aligned to 16 bytes, as the schema requires (`force_align`) and the runtimes expect. Equal zero points
+    are written once: those of weights and biases, with 8 bytes for each channel, are zeros.
     """
     import flatbuffers
     from ai_edge_litert import schema_py_generated as schema
@@ -268,7 +273,28 @@ def serialize(graph: Graph) -> bytes:
             schema.BufferAddSize(builder, self.size)
             return schema.BufferEnd(builder)
 
-    builder = flatbuffers.Builder(1 << 20)
+    class SharingBuilder(flatbuffers.Builder):  # type: ignore[misc]
+        def __init__(self, size: int) -> None:
+            super().__init__(size)
+            self.written: dict[bytes, int] = {}
+            self.is_shared = False
+
+        def StartVector(self, size: int, count: int, alignment: int) -> Any:  # noqa: N802 - overrides the generated name
+            self.before, self.length = self.Offset(), COUNT_SIZE + size * count
+            self.is_shared = size == INT64_SIZE
+            return super().StartVector(size, count, alignment)
+
+        def EndVector(self, *count: int) -> int:  # noqa: N802 - overrides the generated name
+            vector: int = super().EndVector(*count)
+            if not self.is_shared:
+                return vector
+            self.is_shared = False
+            content = bytes(self.Bytes[self.Head() : self.Head() + self.length])
+            if content in self.written:
+                self.head = len(self.Bytes) - self.before
+            return self.written.setdefault(content, vector)
+
+    builder = SharingBuilder(1 << 20)
     plain = graph.source.buffers
     try:
         graph.source.buffers = [AlignedBuffer(b.data, b.offset, b.size) for b in plain or []]

@@ -147,6 +147,21 @@ def test_writing_is_stable_and_leaves_the_graph_as_it_was() -> None:
     assert graph.serialize(graph.parse(first)) == first
 
 
+def test_equal_zero_points_are_written_once() -> None:
+    channels = 1000
+    source = graph.parse(tiny.classifier()).source
+    for tensor in source.subgraphs[0].tensors[:3]:
+        tensor.quantization.scale = np.arange(1, channels + 1, dtype=np.float32)
+        tensor.quantization.zeroPoint = np.zeros(channels, np.int64)
+    source.subgraphs[0].tensors[3].quantization.zeroPoint = np.arange(channels)
+    different = len(graph.serialize(graph.from_source(source)))
+    source.subgraphs[0].tensors[3].quantization.zeroPoint = np.zeros(channels, np.int64)
+    content = graph.serialize(graph.from_source(source))
+    assert len(content) < different - 8 * channels + 64
+    assert len(content) < len(tiny.classifier()) + (3 * 4 + 8) * channels + 64
+    assert [tensor.quantization.zero_point for tensor in graph.parse(content).tensors[:4]] == [(0,) * channels] * 4
+
+
 def test_an_edit_is_written() -> None:
     parsed = one_op.read(*conv())
     parsed.source.buffers[2].data = np.frombuffer(np.array([1, 2, 3], np.int32).tobytes(), np.uint8)
