@@ -222,7 +222,9 @@ COMMANDS = {
     "verify": Command("check the bundle, and compare its models with the golden outputs", _device_options, _verify),
     "serve": Command("serve predictions over HTTP/JSON, on TCP or a Unix socket", _serve_options, _serve),
     "learn": Command("learn new classes from photos, without compiling", _learn_options, _learn),
-    "update": Command("accept signed metadata from a folder or card, and install a bundle", _update_options, _update, False),
+    "update": Command(
+        "accept signed metadata from a folder or card, and install a bundle", _update_options, _update, False
+    ),
     "doctor": Command("find problems of this host, with the command that fixes each", _library_option, _doctor, False),
 }
 

@@ -373,7 +373,9 @@ class Editor:
     def _require_signers(self, role: str) -> None:
         if not self.has_signers(role):
             keys = self.contents.root.roles[role]
-            what = f"{len(self._keys_of(role))} keys of the role {role} are in --keys, and {keys.threshold} are required"
+            what = (
+                f"{len(self._keys_of(role))} keys of the role {role} are in --keys, and {keys.threshold} are required"
+            )
             raise SigningError(what, allowed=", ".join(keys.keys), hint="pass --keys once for each place")
 
     def _next(self, role: str) -> int:
@@ -423,7 +425,9 @@ class Editor:
             raise explain(error, "the repository cannot be written") from error
 
 
-def init(folder: Path, keys: Path, root_keys: int = 3, threshold: int = 2, days: Mapping[str, int] | None = None) -> Contents:
+def init(
+    folder: Path, keys: Path, root_keys: int = 3, threshold: int = 2, days: Mapping[str, int] | None = None
+) -> Contents:
     """Create a repository, and all keys, in an empty folder.
 
     Args:

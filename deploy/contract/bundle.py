@@ -32,8 +32,8 @@ value; without it they are probabilities. A detector has `detection` (see `deplo
 boxes and scores in this order, and the labels of its evaluation are float32 [objects, 6]: index of the sample, class,
 ymin, xmin, ymax, xmax. The other tasks need no labels.
 
-Bundles that earlier versions of Coralline signed end with a trailer of 144 bytes: `TRAILER_MAGIC` (16 bytes), SHA-256 of
-the zip (32), public key (32), and the Ed25519 signature (64) of the first 48 bytes. It is still checked, but nothing
+Bundles that earlier versions of Coralline signed end with a trailer of 144 bytes: `TRAILER_MAGIC` (16 bytes), SHA-256
+of the zip (32), public key (32), and the Ed25519 signature (64) of the first 48 bytes. It is still checked, but nothing
 trusts it: signed metadata (`deploy.contract.trust`) says which bundles a device accepts.
 """
 
@@ -344,8 +344,8 @@ def read(path: str, trusted: Optional[TrustFolder] = None) -> Bundle:
 
     Args:
         path: the file.
-        trusted: what the device trusts: `trust.find()` on a device. The bundle must then be in the signed metadata, which
-            is checked before any part of the bundle is parsed.
+        trusted: what the device trusts: `trust.find()` on a device. The bundle must then be in the signed metadata,
+            which is checked before any part of the bundle is parsed.
 
     Raises:
         BundleError: see `Bundle`.

@@ -88,7 +88,7 @@ class DeviceFolder:
         self.clear()
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, ("%s (since %s)\n" % (by, _now())).encode()[:300], 0)
-        running = self.current()
+        running = self._at_open = self.current()
         if running and self._history()[-1:] != [running]:  # a cut came between the switch and its line
             self._remember(running)
 
@@ -302,12 +302,15 @@ class DeviceFolder:
         return {os.path.realpath(self.path): [about[BUNDLE]["sha256"]]} if about else {}
 
     def allow(self, release: str) -> None:
-        """Check that this device accepts the files of a release now; the current release needs no check.
+        """Check that this device accepts the files of a release now.
+
+        The current release needs no check. Neither does the one that was current before this session: it is switched
+        back to if the new one fails.
 
         Raises:
             TrustError: this device trusts a root, and a file is not in the signed metadata.
         """
-        if release != self.current():
+        if release not in (self.current(), self._at_open):
             self._require_listed(self._in("releases", _checked(release)))
 
     def _require_listed(self, folder: str) -> None:

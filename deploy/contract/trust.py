@@ -108,7 +108,7 @@ def first_contact(
             update_metadata.read_root(content)
             os.makedirs(os.path.dirname(path), exist_ok=True)
             new = tempfile.mkdtemp(prefix=".new-trust-", dir=os.path.dirname(path))
-            os.chmod(new, 0o755)
+            os.chmod(new, 0o755)  # noqa: S103  (nothing in it is secret, and other users run bundles)
             _write(os.path.join(new, "root.json"), content)
             _write(os.path.join(new, INSTALLED), _json(running))
             os.rename(new, path)  # fails if the folder exists, and is not empty

@@ -78,7 +78,9 @@ class FileInfo(NamedTuple):
             TrustError: they differ.
         """
         if self.length is not None and len(content) != self.length:
-            raise TrustError("%s has %d bytes, and its metadata lists %d" % (name, len(content), self.length), "", "mixed")
+            raise TrustError(
+                "%s has %d bytes, and its metadata lists %d" % (name, len(content), self.length), "", "mixed"
+            )
         for algorithm, digest in self.hashes.items():
             if hashlib.new(algorithm, content).hexdigest() != digest:
                 raise TrustError("the %s of %s differs from its metadata" % (algorithm, name), "", "mixed")

@@ -327,7 +327,12 @@ def test_a_manipulated_repository_is_not_signed(shop: Shop, tmp_path: Path) -> N
 
 def test_only_a_bundle_is_added(shop: Shop) -> None:
     before = sorted(shop.folder.rglob("*"))
-    for name, content in (("shop.coralline", ONE[:-1]), ("shop.tflite", ONE), ("../shop.coralline", ONE), ("é.coralline", ONE)):
+    for name, content in (
+        ("shop.coralline", ONE[:-1]),
+        ("shop.tflite", ONE),
+        ("../shop.coralline", ONE),
+        ("é.coralline", ONE),
+    ):
         with pytest.raises(SigningError):
             shop.editor().add({name: content})
     assert sorted(shop.folder.rglob("*")) == before
@@ -387,7 +392,9 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert set(removed["targets"]) == {"runner.pyz"}
     assert status("status", "shop") == removed
     assert main(["trust", "status", "shop"]) == 0
-    assert capsys.readouterr().out.startswith(f"root fingerprint  {removed['fingerprint']}\nroot       version 2, valid")
+    assert capsys.readouterr().out.startswith(
+        f"root fingerprint  {removed['fingerprint']}\nroot       version 2, valid"
+    )
 
 
 @pytest.mark.parametrize(
@@ -420,11 +427,7 @@ def test_wrong_arguments(
 def test_without_python_tuf(tmp_path: Path) -> None:
     block = "import sys; sys.modules['tuf'] = None; from compress.cli.main import main; sys.exit(main())"
     command = [sys.executable, "-W", "error", "-c", block, "trust", "init", "shop", "--keys", "keys"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=tiny.environment(), capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, cwd=tmp_path, env=tiny.environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 8
     assert "the package `tuf` is not installed; install it: pip install 'coralline[sign]'" in done.stderr
     assert list(tmp_path.iterdir()) == []
-
-

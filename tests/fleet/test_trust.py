@@ -84,9 +84,7 @@ def test_first_contact_is_explicit(board: Board, bundle_file: Write, capsys: pyt
     assert main(board.deploy(one, "--first-root", board.fingerprint)) == 0  # the same command for a whole fleet
 
 
-def test_unsigned_does_not_replace_signed(
-    board: Board, bundle_file: Write, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unsigned_does_not_replace_signed(board: Board, bundle_file: Write, capsys: pytest.CaptureFixture[str]) -> None:
     one, two = bundle_file(1), bundle_file(2)
     board.add(one)
     assert main(board.deploy(one, "--first-root", board.fingerprint)) == 0
@@ -146,6 +144,19 @@ def test_what_runs_goes_on_running(board: Board, bundle_file: Write, capsys: pyt
     board.add(two)
     assert "`verify`" in failed(capsys, board.deploy(two))
     assert one.name not in board.trusted().listed()
+    assert answers(board.there) == 1
+
+
+def test_switched_back_to_what_is_not_listed_any_more(
+    board: Board, bundle_file: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, two = bundle_file(1), bundle_file(2)
+    board.add(one)
+    assert main(board.deploy(one, "--first-root", board.fingerprint)) == 0
+    repository.Editor(board.repository, [board.keys]).remove([one.name])
+    board.add(two)
+    board.python(cuts.runner_fails_after(2))
+    assert "switched back" in failed(capsys, board.deploy(two, "--verify"))
     assert answers(board.there) == 1
 
 

@@ -23,7 +23,7 @@ OTHER_SEED = hashlib.sha256(b"other").digest()
 OTHER = signer.public_key(OTHER_SEED)
 
 
-def refused(content: bytes, message: str = "") -> None:
+def refused(content: bytes, message: str | None = None) -> None:
     with pytest.raises(BundleError, match=message):
         Bundle(content)
 

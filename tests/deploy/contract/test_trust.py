@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +56,9 @@ def source() -> attacks.Source:
 
 
 @pytest.fixture
-def device(tmp_path: Path, source: attacks.Source, monkeypatch: pytest.MonkeyPatch) -> Iterator[attacks.Device]:
+def device(tmp_path: Path, source: attacks.Source, monkeypatch: pytest.MonkeyPatch) -> attacks.Device:
     monkeypatch.setattr(trust, "time", trust.time)  # restored after the test
-    yield attacks.Device(tmp_path / "trust", source)
+    return attacks.Device(tmp_path / "trust", source)
 
 
 def refused(kind: str, call: Any, *arguments: Any) -> str:
@@ -198,8 +197,8 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=20,
 )
-VALUES = (
-    JSON | st.sampled_from([1.5, -1, 0, 2**70, "", "root", "1.0", "2030-01-31T00:00:00Z", "0" * 64, [], {}, [[]], [{}]])
+VALUES = JSON | st.sampled_from(
+    [1.5, -1, 0, 2**70, "", "root", "1.0", "2030-01-31T00:00:00Z", "0" * 64, [], {}, [[]], [{}]]
 )
 
 
@@ -207,14 +206,9 @@ VALUES = (
 @given(JSON)
 def test_json_is_read_as_it_was_written(value: Any) -> None:
     assert update_metadata.read_json(json.dumps(value).encode()) == value
-    assert update_metadata.read_json(update_metadata.canonical(value).replace(b"\n", b"\\n") if not _odd(value) else b"0") == (
-        value if not _odd(value) else 0
-    )
-
-
-def _odd(value: Any) -> bool:
-    """Whether a value has control characters: canonical JSON leaves them as they are, and JSON does not allow that."""
-    return any(ord(letter) < 32 for letter in json.dumps(value, ensure_ascii=False)) or "\\u00" in json.dumps(value)
+    canonical = update_metadata.canonical(value)
+    if min(canonical) >= 32:  # the canonical form has control characters as they are, which JSON does not allow
+        assert update_metadata.read_json(canonical) == value
 
 
 @settings(max_examples=300)
