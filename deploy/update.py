@@ -12,6 +12,7 @@ from deploy.contract import releases, trust
 from deploy.contract.errors import ArgumentError, DeviceError
 from deploy.contract.releases import BUNDLE, RUNNER, DeviceFolder, ReleaseError
 from deploy.contract.trust import TrustFolder
+from deploy.contract.update_metadata import TrustError
 
 VERIFY_TIMEOUT_S = 900.0
 KEEP = 3
@@ -50,7 +51,7 @@ def _update(arguments: argparse.Namespace) -> Tuple[Dict[str, Any], str]:
     trusted = None if is_new else trust.find(arguments.trust_folder)
     if trusted is None:
         if not arguments.first_root:
-            raise trust.TrustError("this device trusts no root yet", trust.FIRST, "first_contact")
+            raise TrustError("this device trusts no root yet", trust.FIRST, "first_contact")
         running = folder.running() if folder else {}
         trusted = trust.first_contact(fetch, arguments.first_root, arguments.trust_folder, running)
     trusted.update(fetch)

@@ -16,7 +16,7 @@ import hashlib
 import json
 import re
 import time
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from deploy.contract import signature
 from deploy.contract.errors import DeviceError
@@ -297,7 +297,7 @@ def check_signatures(metadata: Metadata, root: Root) -> None:
     """
     role = root.roles[metadata.role]
     message = metadata.message
-    signers = set()
+    signers: Set[bytes] = set()
     for name, made in metadata.signatures:
         if len(signers) >= role.threshold:
             break  # each verification takes time on a board
