@@ -83,7 +83,10 @@ def trust(options: argparse.Namespace) -> int:
 
 def _edit(editor: Editor, options: argparse.Namespace) -> None:
     if options.action == "add":
-        editor.add({Path(item).name: _content(Path(item)) for item in options.items})
+        files = {Path(item).name: _content(Path(item)) for item in options.items}
+        if len(files) < len(options.items):
+            raise PipelineError("two bundles have the same file name", hint="rename one of them")
+        editor.add(files)
     elif options.action == "remove":
         editor.remove(options.items)
     elif options.action == "refresh":

@@ -53,12 +53,15 @@ class Contents:
         roots: the bytes of all versions of the root, from version 1 on.
         metadata: the newest targets, snapshot and timestamp metadata, by role; a role may be missing.
         targets: the listed files, by name.
+        rotated_targets: the newest targets metadata, if its keys were rotated and nothing is signed with the new ones:
+            `rotate` was interrupted.
     """
 
     root: Root
     roots: tuple[bytes, ...]
     metadata: Mapping[str, Metadata]
     targets: Mapping[str, FileInfo]
+    rotated_targets: Metadata | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -129,17 +132,20 @@ def _read(folder: Path, anchor: Path | None) -> Contents:
     contents = tuple(root.metadata.content for root in roots)
     if anchor is not None and anchor.read_bytes() not in contents:
         raise TrustError(f"{anchor} is none of its roots")
-    metadata = {}
+    metadata: dict[str, Metadata] = {}
+    rotated: dict[str, Metadata] = {}
     for role in ("targets", "snapshot", "timestamp"):
         content = _metadata_file(folder, _newest(folder, role), role)
         if content is not None:
             row = update_metadata.parse(content, role)
             if _is_signed(row, roots[-1]):
                 metadata[role] = row
-            elif not any(_is_signed(row, root) for root in roots):  # otherwise the keys were rotated
+            elif any(_is_signed(row, root) for root in roots):
+                rotated[role] = row
+            else:
                 update_metadata.check_signatures(row, roots[-1])
     targets = update_metadata.targets(metadata["targets"]) if "targets" in metadata else {}
-    return Contents(roots[-1], contents, metadata, targets)
+    return Contents(roots[-1], contents, metadata, targets, rotated.get("targets"))
 
 
 def _newest(folder: Path, role: str) -> str:
@@ -305,7 +311,7 @@ class Editor:
         new.version += 1
         new.expires = self._expires("root")
         self._require_signers("root")
-        targets = self.contents.metadata.get("targets")
+        targets = self.contents.metadata.get("targets") or self.contents.rotated_targets
         created = [key_files.generate(self.keys[0], role) for _ in dropped]
         added = _signers(created)
         for name in roles:
@@ -325,7 +331,7 @@ class Editor:
             raise
         if role == "targets":
             self._release({}, (), targets)
-        elif role == "online" and targets is not None:
+        elif role == "online" and "targets" in self.contents.metadata:
             self.refresh()
         return created
 

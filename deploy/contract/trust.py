@@ -134,10 +134,12 @@ def read_file(path: str, limit: int) -> Optional[bytes]:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
             return None
         raise
+    facts = os.fstat(handle)
+    if not stat.S_ISREG(facts.st_mode):
+        os.close(handle)
+        raise TrustError("%s is not an ordinary file" % path)
     with os.fdopen(handle, "rb") as stream:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise TrustError("%s is not an ordinary file" % path)
-        return stream.read(limit + 1)
+        return stream.read(min(limit, facts.st_size) + 1)
 
 
 class TrustFolder:

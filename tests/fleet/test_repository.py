@@ -279,6 +279,23 @@ def test_a_root_key_is_lost(shop: Shop, tmp_path: Path) -> None:
     assert set(ours.root.roles["root"].keys) == set(keys.keys)
 
 
+def test_an_interrupted_rotation(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new root is there, and nothing is signed with the new key: the same command continues with the same list."""
+
+    def cut(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(repository.Editor, "_release", cut)
+        with pytest.raises(KeyboardInterrupt):
+            shop.editor().rotate("targets")
+    assert repository.read(shop.folder).targets == {}
+    shop.editor().rotate("targets")
+    contents = repository.read(shop.folder)
+    assert set(contents.targets) == {"shop.coralline", "runner.pyz"}
+    assert contents.metadata["targets"].version == 3
+
+
 def test_too_many_root_keys_are_lost(shop: Shop) -> None:
     for name in ("root-1.key", "root-2.key"):
         (shop.keys / name).unlink()

@@ -171,6 +171,8 @@ def test_a_folder_as_a_source(tmp_path: Path, source: attacks.Source) -> None:
     refused("metadata", fetch, "2.root.json", 100)
     (tmp_path / "card" / "metadata" / "3.root.json").symlink_to("/dev/zero")
     refused("metadata", fetch, "3.root.json", 100)
+    (tmp_path / "card" / "metadata" / "4.root.json").mkdir()
+    refused("metadata", fetch, "4.root.json", 100)
 
 
 def test_targets_of_a_folder(tmp_path: Path) -> None:
