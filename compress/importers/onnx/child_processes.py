@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import CorallineError, ModelError
-from compress.importers.common import sandbox
+from compress import sandbox
 
 READ_TIMEOUT_S = 120
 RUN_TIMEOUT_S = 600
