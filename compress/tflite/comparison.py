@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import DataError, ModelError
-from compress.tflite import edit
+from compress.tflite import edit, limits
 from compress.tflite.graph import DTYPES, Graph, Tensor, serialize
 from compress.tflite.runtime import IsolatedInterpreter, RuntimeRefusedError
 
@@ -53,6 +53,7 @@ class Runner:
     def __init__(self, graph: Graph, *, keep: bool = False) -> None:
         self.graph = graph
         shapes = {index: graph.tensors[index].shape for index in graph.inputs}
+        check_runnable(graph)
         try:
             self._runtime = IsolatedInterpreter(serialize(graph), keep=keep, shapes=shapes)
         except RuntimeRefusedError as error:
@@ -85,6 +86,22 @@ class Runner:
         """Return the shape of a tensor after a run; that of the file if it has no readable value."""
         value = self.tensor(index)
         return self.graph.tensors[index].shape if value is None else value.shape
+
+
+def check_runnable(graph: Graph) -> None:
+    """Check the inputs of a graph before arrays for them are made.
+
+    Raises:
+        ModelError: the inputs have too many values, or values of a type that is not run.
+    """
+    tensors = [graph.tensors[index] for index in graph.inputs]
+    other = next((tensor for tensor in tensors if tensor.dtype not in DTYPES), None)
+    if other is not None:
+        raise ModelError(f"its input {other.name[:80]!r} is {other.dtype}", allowed=", ".join(DTYPES))
+    try:
+        limits.check_runnable([tensor.shape for tensor in tensors])
+    except ValueError as error:
+        raise ModelError(str(error)) from error
 
 
 RUNNABLE_CUSTOMS = ("TFLite_Detection_PostProcess", "NumericVerify", "Mfcc", "AudioSpectrogram")
@@ -174,7 +191,12 @@ def _refuse_unfit(array: NDArray[Any], tensor: Tensor, where: str) -> None:
 
 
 def random_feed(graph: Graph, generator: np.random.Generator) -> list[NDArray[Any]]:
-    """Return random inputs, uniform over the range of their types; floats from 0 to 1."""
+    """Return random inputs, uniform over the range of their types; floats from 0 to 1.
+
+    Raises:
+        ModelError: there are too many values.
+    """
+    check_runnable(graph)
     feed = []
     for index in graph.inputs:
         tensor = graph.tensors[index]
@@ -190,6 +212,7 @@ def random_feed(graph: Graph, generator: np.random.Generator) -> list[NDArray[An
 
 def ramp_feeds(graph: Graph) -> list[list[NDArray[Any]]]:
     """Return inputs that contain every code of an 8-bit type, in order; small tensors need several feeds."""
+    check_runnable(graph)
     tensors = [graph.tensors[index] for index in graph.inputs]
     smallest = max(min((tensor.elements for tensor in tensors), default=256), 1)
     return [[_ramp(tensor, first) for tensor in tensors] for first in range(0, 256, smallest)]

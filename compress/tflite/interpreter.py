@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import ModelError
-from compress.tflite import graph
+from compress.tflite import graph, limits
 from compress.tflite.runtime import IsolatedInterpreter, RuntimeRefusedError
 from deploy.contract.tensors import TensorDescription, TensorLayout, as_row
 
@@ -67,6 +67,10 @@ class LoadedModel:
         """Run the model once if the shapes of its outputs are only known afterwards."""
         if all((detail["shape_signature"] > 0).all() for detail in self.outputs):
             return
+        try:
+            limits.check_runnable([detail["shape"].tolist() for detail in self.inputs])
+        except ValueError as error:
+            raise ModelError(str(error), where=str(self._path)) from error
         zeros = [np.zeros(detail["shape"], detail["dtype"]) for detail in self.inputs]
         for detail, value in zip(self.outputs, self._run(zeros), strict=True):
             detail["shape"] = np.array(value.shape, np.int32)
