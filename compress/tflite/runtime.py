@@ -161,15 +161,17 @@ class _Child:
             gone = [self.released.popleft() for _ in range(len(self.released))]
             try:
                 self._pipe.send_bytes(_packed({**header, "released": gone}, arrays))
-                if not self._pipe.poll(timeout_s):
-                    self._end()
-                    raise RuntimeRefusedError(f"it did not finish in {timeout_s:g} s")
-                answer, values = _unpacked(self._pipe.recv_bytes(MAX_MESSAGE_BYTES))
-            except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+                in_time = self._pipe.poll(timeout_s)
+                if in_time:
+                    answer, values = _unpacked(self._pipe.recv_bytes(MAX_MESSAGE_BYTES))
+            except (OSError, EOFError, ValueError, KeyError, TypeError, struct.error) as error:
                 raise RuntimeRefusedError(f"it crashed the runtime ({self._end()})") from error
             except BaseException:  # interrupted: the answer would be taken for that of the next request
                 self._end()
                 raise
+            if not in_time:
+                self._end()
+                raise RuntimeRefusedError(f"it did not finish in {timeout_s:g} s")
         if "error" in answer:
             raise RuntimeRefusedError(str(answer["error"]))
         return answer, values
