@@ -4,7 +4,8 @@
 benchmarks/results/fuzz.json. tests/support/fuzz_targets.py has the targets. Each damaged file must end with an answer
 or an error in words. A crash, another exception, an answer that breaks a rule of its target, more than SECONDS, or
 more than ROOM beyond the sound file's need is a failure: the file is kept in tests/corpus/<target>, where
-tests/test_corpus.py reads it from then on. `--replay TARGET:NUMBER` with the same seed runs one alone, in this process.
+tests/benchmarks/test_fuzz.py reads it from then on. `--replay TARGET:NUMBER` with the same seed runs one alone, in this
+process.
 """
 
 from __future__ import annotations
@@ -85,6 +86,7 @@ class Worker:
         return self.needs[key]
 
     def read(self, target: Target, seed: Seed, place: Path, content: bytes, number: int) -> tuple[str, float, int]:
+        """Read one file; return the outcome, the seconds and the memory."""
         (place / seed.name).write_bytes(content)
         Path("/proc/self/clear_refs").write_text("5")
         idle = resident("RSS")
@@ -136,15 +138,14 @@ class Run:
         results.put(None)
 
     def add(self, rows: list[Any]) -> None:
+        """Count the results of some mutations, and show failures."""
         for name, number, outcome, seconds, beyond, *text in rows:
             self.counts[name][outcome] += 1
             self.seconds[name] += seconds
             self.slowest[name] = max(self.slowest[name], seconds)
             self.most[name] = max(self.most[name], beyond)
             if outcome not in SOUND:
-                self.failures.append(
-                    {"target": name, "number": number, "outcome": outcome, "text": "".join(text)}
-                )
+                self.failures.append({"target": name, "number": number, "outcome": outcome, "text": "".join(text)})
                 print(f"{name}:{number}: {outcome} {''.join(text)[-600:]}", flush=True)
 
 

@@ -1,7 +1,7 @@
 """Limits of YAML files, checked on the stream of events, before anything is built.
 
-A few bytes can stand for endless values (aliases). The parser takes about 0.1 ms for each node, and 0.02 ms for each empty
-line.
+A few bytes can stand for endless values (aliases). The parser takes about 0.1 ms for each node, and 0.02 ms for each
+empty line.
 """
 
 from __future__ import annotations

@@ -13,7 +13,9 @@ from deploy.contract import printable
 
 
 def write(text: str) -> None:
-    """Print results on stdout; control characters of texts from outside as escape sequences. A reader that has closed the pipe is not an error.
+    """Print results on stdout; control characters, as in a label from outside, become escape sequences.
+
+    A reader that has closed the pipe is not an error.
 
     Raises:
         StoreError: stdout is a file, and the disk is full.

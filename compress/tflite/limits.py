@@ -43,8 +43,9 @@ RANGES: Mapping[str, tuple[int, int]] = {
     "newShape": (-1, MAX_ELEMENTS),
     "numBits": (0, 32),
 }
-"""The allowed values of each option with an integer or a list of them, by its name in the schema. An option with the same
-name means the same in every operator. Options of StableHLO, which no part of this program reads, are int32 or int64."""
+"""The allowed values of each option with an integer or a list of them, by its name in the schema.
+
+An option with the same name means the same in every operator. No part of this program reads options of StableHLO."""
 SUBGRAPHS = (
     *("thenSubgraphIndex", "elseSubgraphIndex", "condSubgraphIndex", "bodySubgraphIndex", "initSubgraphIndex"),
     *("subgraph", "comparatorSubgraphIndex", "updateComputationSubgraphIndex", "decompositionSubgraphIndex"),

@@ -1,9 +1,9 @@
 """The TFLite runtime, in a child process.
 
-A .tflite file of unknown origin can crash the runtime (a negative scale aborts it), keep it busy without end, or make it
-allocate any amount of memory. No other module creates an `Interpreter`: every model runs in one child process with
-limits, which starts with the first model. If a model ends the child, the caller gets an error, and the next model gets a
-new child.
+A .tflite file of unknown origin can crash the runtime (a negative scale aborts it), keep it busy without end, or make
+it allocate any amount of memory. No other module creates an `Interpreter`: every model runs in one child process with
+limits, which starts with the first model. If a model ends the child, the caller gets an error, and the next model gets
+a new child.
 
 Messages in both directions are JSON and the bytes of arrays. Nothing that the child sends is executed.
 """
@@ -98,9 +98,7 @@ class IsolatedInterpreter:
         """
         return self.run_all([inputs], tensors)[0]
 
-    def run_all(
-        self, feeds: Sequence[Mapping[int, NDArray[Any]]], tensors: Sequence[int]
-    ) -> list[list[NDArray[Any]]]:
+    def run_all(self, feeds: Sequence[Mapping[int, NDArray[Any]]], tensors: Sequence[int]) -> list[list[NDArray[Any]]]:
         """Run the model on several inputs as in `run`, with one request.
 
         Raises:
@@ -118,9 +116,7 @@ class IsolatedInterpreter:
 
     def tensor(self, index: int) -> NDArray[Any] | None:
         """Return a tensor after a run; None if it has no readable value: a resource, text, or not computed."""
-        _, (value,) = self._child.request(
-            {"do": "read", "model": self._number, "tensors": [index]}, [], RUN_TIMEOUT_S
-        )
+        _, (value,) = self._child.request({"do": "read", "model": self._number, "tensors": [index]}, [], RUN_TIMEOUT_S)
         return value
 
 
@@ -131,7 +127,7 @@ class _Child:
         ours, theirs = socketpair()
         self.process_id = os.getpid()
         self.released: deque[int] = deque()
-        self._stderr: IO[bytes] = tempfile.TemporaryFile()
+        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - `_end` closes it
         self._lock = threading.Lock()
         self._numbers = 0
         self.ended = False
@@ -202,7 +198,7 @@ _starting = threading.Lock()
 
 
 def _present_child() -> _Child:
-    """Return the child process; start one if there is none, it has ended, or it belongs to the process before a fork."""
+    """Return the child process; start one if there is none, it has ended, or a fork has copied this process."""
     with _starting:
         if not _children or _children[-1].ended or _children[-1].process_id != os.getpid():
             _children[:] = [_Child()]

@@ -12,8 +12,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compress.errors import ModelError, StageError
 from compress import sandbox
+from compress.errors import ModelError, StageError
 from compress.importers.onnx import child_processes
 
 
