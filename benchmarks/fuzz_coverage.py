@@ -16,9 +16,10 @@ from pathlib import Path
 
 import repository
 
-import atheris
+import atheris  # type: ignore[import-untyped]
 
 with atheris.instrument_imports(include=["compress", "deploy"]):
+    import fuzz_mutations
     import fuzz_targets
     from fuzz_targets import CORPUS, Seed
 
@@ -57,7 +58,7 @@ def main() -> None:
         try:
             return target.mutate(Seed(seed.name, content, seed.kind), dice)[:most]
         except fuzz_targets.NOT_SOUND:
-            return fuzz_targets.change.byte_changes(content, dice)[:most]
+            return fuzz_mutations.byte_changes(content, dice)[:most]
 
     found = BUILD / target.name
     found.mkdir(parents=True, exist_ok=True)

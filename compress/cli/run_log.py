@@ -63,7 +63,7 @@ class RunLog:
 
     def write(self, text: str) -> None:
         """Write text with the time, the seconds since the run began, and the stage."""
-        first, *others = text.rstrip().splitlines() or [""]
+        first, *others = text.rstrip().split("\n")
         stage = f"{self.stage}: " if self.stage and not first.startswith(f"{self.stage}:") else ""
         stamped = f"{log_writer.stamp()} {self.elapsed:8.1f} s  {stage}{first}"
         self._send([printable.line(each) for each in (stamped, *(f"    {line}" for line in others))])

@@ -208,11 +208,14 @@ def _present_child() -> _Child:
 
 def _packed(header: Mapping[str, Any], arrays: Arrays) -> bytes:
     """Return a message: the length of the JSON header, the header, and the bytes of the arrays."""
-    parts = [None if array is None else np.ascontiguousarray(array) for array in arrays]
-    described = [None if array is None else [array.dtype.name, list(np.shape(whole))]
-                 for array, whole in zip(parts, arrays, strict=True)]  # fmt: skip
+    described: list[list[Any] | None] = []
+    parts = []
+    for array in arrays:
+        described.append(None if array is None else [array.dtype.name, list(array.shape)])
+        if array is not None:
+            parts.append(array.tobytes())
     text = json.dumps({**header, "arrays": described}).encode()
-    return b"".join([_LENGTH.pack(len(text)), text, *(part.tobytes() for part in parts if part is not None)])
+    return b"".join([_LENGTH.pack(len(text)), text, *parts])
 
 
 def _unpacked(message: bytes) -> tuple[Mapping[str, Any], list[NDArray[Any] | None]]:

@@ -23,7 +23,10 @@ def callers(names: set[str], owner: str = "") -> set[str]:
     """The modules that call a function or a class with one of these names, or an attribute of `owner`."""
     found = set()
     for path in CODE:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        text = path.read_text(encoding="utf-8")
+        if not any(name in text for name in names) or owner not in text:
+            continue
+        for node in ast.walk(ast.parse(text)):
             if not isinstance(node, ast.Call):
                 continue
             called = ast.unparse(node.func).split(".")

@@ -9,7 +9,7 @@ import pytest
 from fuzz_targets import CORPUS, Seed, Target
 
 TARGETS = fuzz_targets.targets()
-SLOW = {"tflite_run": 5, "yaml": 5}
+SLOW = {"tflite_run": 5, "yaml": 5, "import": 4}
 COUNT = 20
 MOST_BYTES = 1 << 20
 OF_CORPUS = {"h5": "keras"}
@@ -28,7 +28,10 @@ def outcome(folder: Path, target: Target, seed: Seed, content: bytes) -> str:
     return "answer"
 
 
-@pytest.mark.parametrize("name", TARGETS)
+NAMES = [pytest.param(name, marks=pytest.mark.tensorflow) if name == "import" else name for name in TARGETS]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_sound_files_give_an_answer(tmp_path: Path, name: str) -> None:
     target = TARGETS[name]
     for index, seed in enumerate(target.seeds()[: target.sound]):
@@ -37,7 +40,7 @@ def test_sound_files_give_an_answer(tmp_path: Path, name: str) -> None:
         assert outcome(folder, target, seed, seed.content) == "answer"
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", NAMES)
 def test_damaged_files_give_an_answer_or_an_error_in_words(tmp_path: Path, name: str) -> None:
     target = TARGETS[name]
     for number in range(SLOW.get(name, COUNT)):

@@ -226,7 +226,8 @@ def _field(number: int, kind: int, value: Any) -> bytes:
     head = data_files.varint(number << 3 | kind)
     if kind == 0:
         return head + data_files.varint(value)
-    return head + (data_files.varint(len(value)) if kind == 2 else b"") + value
+    length = data_files.varint(len(value)) if kind == 2 else b""
+    return bytes(head + length + value)
 
 
 def record_changes(content: bytes, dice: random.Random) -> bytes:

@@ -13,9 +13,9 @@ import io
 import json
 import lzma
 import random
-import shutil
 import struct
 import tarfile
+import tempfile
 import warnings
 import zipfile
 import zlib
@@ -171,7 +171,7 @@ def run_tflite(folder: Path, seed: Seed) -> None:
 
 
 def onnx_seeds() -> Sequence[Seed]:
-    from one_node import Model, floats, node, number, whole
+    from one_node import Model, constant, floats, node, number, whole
 
     image = {"x": [1, 3, 8, 8]}
     made = [
@@ -201,7 +201,7 @@ def onnx_seeds() -> Sequence[Seed]:
         ),
         Model(
             [
-                node("Resize", ["x", "", number([1.0, 1.0, 2.0, 2.0])], ["u"], mode="nearest"),
+                node("Resize", ["x", "", constant([1.0, 1.0, 2.0, 2.0])], ["u"], mode="nearest"),
                 node("Transpose", ["u"], ["t"], perm=[0, 2, 3, 1]),
                 node("Pad", ["t", whole(0, 1, 1, 0, 0, 1, 1, 0)], ["p"]),
                 node("ReduceMean", ["p"], ["y"], axes=[1, 2], keepdims=0),
@@ -235,9 +235,8 @@ def keras_seeds() -> Sequence[Seed]:
     )
     found = []
     for name, case in (("m.keras", malicious_models.archive), ("m.h5", malicious_models.hdf5)):
-        folder = ROOT / "build" / "fuzz"
-        folder.mkdir(parents=True, exist_ok=True)
-        found.append(Seed(name, case(config, **weights_of(name))(folder).read_bytes()))
+        with tempfile.TemporaryDirectory() as folder:
+            found.append(Seed(name, case(config, **weights_of(name))(Path(folder)).read_bytes()))
     return found + corpus("keras", "m.keras") + corpus("h5", "m.h5")
 
 
@@ -266,14 +265,39 @@ def read_keras(folder: Path, seed: Seed) -> None:
     keras_file.scan(folder / seed.name)
 
 
+def import_seeds() -> Sequence[Seed]:
+    """Files of Keras, ONNX and TFLite."""
+    return [*keras_seeds(), *onnx_seeds(), Seed("m.tflite", tiny.classifier(int8=False))]
+
+
+def import_mutation(seed: Seed, dice: random.Random) -> bytes:
+    if seed.name.endswith(".onnx"):
+        return change.protobuf_changes(seed.content, dice)
+    return tflite_mutation(seed, dice) if seed.name.endswith(".tflite") else keras_mutation(seed, dice)
+
+
+def import_tensorflow(folder: Path, seed: Seed) -> None:
+    """Import it before the first file, whose time it would be."""
+    from compress.ir import tensorflow
+
+    tensorflow.keras()
+
+
+def import_model(folder: Path, seed: Seed) -> None:
+    """Import the file as the command does, with TensorFlow and the runtimes."""
+    from compress.importers import model_file
+
+    file = model_file.read(folder / seed.name)
+    if not file.refused:
+        model_file.load(file)
+
+
 def saved_model_seeds() -> Sequence[Seed]:
     from malicious_models import described, sequential
 
-    folder = ROOT / "build" / "fuzz" / "saved"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    path = described(sequential(malicious_models.layer("Dense", "d", units=2)))(folder)
-    made = [Seed(f"saved/{name}", (path / name).read_bytes()) for name in ("saved_model.pb", "keras_metadata.pb")]
+    with tempfile.TemporaryDirectory() as folder:
+        path = described(sequential(malicious_models.layer("Dense", "d", units=2)))(Path(folder))
+        made = [Seed(f"saved/{name}", (path / name).read_bytes()) for name in ("saved_model.pb", "keras_metadata.pb")]
     return made + corpus("saved_model", "saved/saved_model.pb")
 
 
@@ -564,6 +588,7 @@ def targets() -> dict[str, Target]:
         Target("names", name_seeds, by(change.text_changes), read_names, share=8),
         Target("tflite", tflite_seeds, tflite_mutation, read_tflite, share=10),
         Target("tflite_run", tflite_seeds, tflite_mutation, run_tflite, share=0.2),
+        Target("import", cache(import_seeds), import_mutation, import_model, share=0.02, prepare=import_tensorflow),
         Target("onnx", cache(onnx_seeds), by(change.protobuf_changes), read_onnx, share=2, native=True),
         Target("keras", cache(keras_seeds), keras_mutation, read_keras, share=4),
         Target(
