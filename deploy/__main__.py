@@ -11,6 +11,7 @@ import os
 import sys
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
+from deploy.contract import printable
 from deploy.contract.errors import (
     EXIT_FILES,
     EXIT_INTERRUPTED,
@@ -104,7 +105,7 @@ def _run(arguments: Arguments) -> Tuple[Result, str]:
     settings = predictions.parsed(arguments)
     with _model(arguments) as model:
         learn_command.use(model, arguments, _progress)
-        answers = predictions.run(model, settings, lambda line: print(line, flush=True))
+        answers = predictions.run(model, settings, lambda line: print(printable.line(line), flush=True))
         result = dict(answers, bundle=_identity(model.bundle), model=model.describe())
     if not settings.is_stream:
         return result, ""
@@ -264,7 +265,7 @@ def _model(arguments: Arguments) -> Any:
 
 
 def _progress(text: str) -> None:
-    print("runner: %s" % text, file=sys.stderr, flush=True)
+    print("runner: %s" % printable.lines(text), file=sys.stderr, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -332,7 +333,7 @@ def _execute(arguments: Arguments) -> int:
         content = json.dumps(result, sort_keys=True, allow_nan=False)
     shown = content if arguments.json else text
     if shown:
-        print(shown, flush=True)
+        print(printable.lines(shown), flush=True)
     error: Optional[DeviceError] = None
     if result.get("blocked"):
         error = EdgeTpuError(*(result["blocked"][key] for key in ("what", "hint", "kind")))
