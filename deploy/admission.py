@@ -23,6 +23,7 @@ class ServiceLimits:
         queue: the largest number of waiting images.
         body_bytes: the largest body of one request.
         held_bytes: the largest total size of all bodies that are received or wait.
+        sample_bytes: the most memory for a step of preprocessing. One sample is prepared at a time.
         connections: the largest number of open connections.
         timeout_s: the time limit to send a request head, to read an answer, and to wait in the queue.
         idle_s: how long a connection may stay open between requests.
@@ -32,6 +33,7 @@ class ServiceLimits:
     queue: int = 64
     body_bytes: int = 16 << 20
     held_bytes: int = 64 << 20
+    sample_bytes: int = 512 << 20
     connections: int = 256
     timeout_s: float = 10.0
     idle_s: float = 60.0

@@ -93,7 +93,7 @@ class Server:
             readable.setblocking(False)
             self._selector.register(readable, selectors.EVENT_READ)
         decoding = Decoding(**facts.get("decoding", {}))
-        self.worker = Worker(model, settings.queue, self._finished, decoding, self.failures)
+        self.worker = Worker(model, settings.queue, self._finished, decoding, self.failures, settings.sample_bytes)
 
     def run(self) -> None:
         """Serve until `stop`; then finish the waiting requests, for at most `GRACE_S`."""

@@ -14,11 +14,18 @@ from typing import Any, Callable, Deque, Optional, Sequence
 
 from deploy.contract.decoding import AS_THEY_ARE, Decoding
 from deploy.contract.errors import DeviceError, UnexpectedError
+from deploy.contract.preprocessing import MOST_BYTES
 from deploy.failures import FailureLog
 from deploy.images import Bytes, decode_body
 
 STUCK_S = 60.0
 """The service is unhealthy if an inference takes longer: the Edge TPU was unplugged, or hangs."""
+
+
+class CancelledError(DeviceError):
+    """The work for a request was stopped, because its client is gone or its time limit has passed."""
+
+    kind = "cancelled"
 
 
 class Job:
@@ -68,6 +75,15 @@ class Job:
         self.started = 0.0
         self.ended = 0.0
 
+    def check(self) -> None:
+        """End the preparation of a sample that nobody waits for any more.
+
+        Raises:
+            CancelledError: the client is gone, or its time limit has passed.
+        """
+        if self.cancelled:
+            raise CancelledError("nobody waits for the answer")
+
 
 class Worker:
     """The queue and its two threads. No exception ends a thread: it is the error of its job alone.
@@ -79,6 +95,7 @@ class Worker:
             threads call it.
         decoding: how images and WAV files are decoded.
         failures: the log of unexpected exceptions.
+        sample_bytes: the most memory for a step of preprocessing.
 
     Attributes:
         failed: whether the last inference failed on the device, not because of its image.
@@ -91,6 +108,7 @@ class Worker:
         done: Callable[[Job], None],
         decoding: Decoding = AS_THEY_ARE,
         failures: Optional[FailureLog] = None,
+        sample_bytes: int = MOST_BYTES,
     ) -> None:
         self._model = model
         self._done = done
@@ -98,6 +116,7 @@ class Worker:
         self._failures = failures or FailureLog()
         self._queue: Deque[Job] = collections.deque()
         self._limit = limit
+        self._sample_bytes = sample_bytes
         self._closing = False
         self._changed = threading.Condition()
         self._prepared: Any = queue.Queue(1)  # of jobs; None ends the model's thread
@@ -190,7 +209,8 @@ class Worker:
 
     def _prepare(self, job: Job) -> None:
         sample = decode_body(job.body, job.shape, job.dtype, self._decoding)
-        job.tensors = self._model.prepare(sample)
+        job.body = b""
+        job.tensors = self._model.prepare(sample, job.check, self._sample_bytes)
         job.sample_shape = getattr(sample, "shape", ())  # several inputs are a list
 
     def _answer(self, job: Job) -> None:

@@ -38,7 +38,7 @@ class Slow:
         self.seconds, self.gate, self.seen = seconds, threading.Event(), 0
         self.gate.set()
 
-    def prepare(self, image: Any) -> Any:
+    def prepare(self, image: Any, between: Any = None, most_bytes: int = 0) -> Any:
         return image
 
     def answer(self, tensor: Any, sample_shape: Any = ()) -> Answer:
@@ -107,7 +107,7 @@ def test_files_are_decoded_as_the_bundle_says() -> None:
     seen = []
 
     class Seeing(Slow):
-        def prepare(self, image: Any) -> Any:
+        def prepare(self, image: Any, between: Any = None, most_bytes: int = 0) -> Any:
             seen.append(image)
             return image
 
