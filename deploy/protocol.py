@@ -197,4 +197,4 @@ def as_json(value: Any) -> bytes:
 def error_response(error: RequestError, request_id: str, keep: bool) -> bytes:
     """Return the bytes of the response to a request that is refused."""
     body = {"error": {"what": error.what, "hint": error.hint}, "request_id": request_id}
-    return response(error.status, as_json(body), request_id, keep and not error.close, headers=error.headers)
+    return response(error.status, as_json(body), request_id, keep, headers=error.headers)
