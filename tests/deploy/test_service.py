@@ -258,36 +258,37 @@ class Ending:
 
     def __init__(self, address: Any, number: int, reconnects: bool) -> None:
         self.address, self.random, self.reconnects = address, random.Random(number), reconnects
+        self.family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
+        self.sock = socket.socket(self.family)
         self.outcomes: collections.Counter[str] = collections.Counter()
         self.stopped_at = float("inf")
 
     def run(self) -> None:
         """Send until a connection cannot be made, or was closed."""
         try:
-            sock = self._connect()
+            self._connect()
             while True:
                 sent_at = time.monotonic()
-                answer = self._asked(sock)
+                answer = self._asked(self.sock)
                 if not answer:  # closed without an answer: right for requests after the end alone
                     self.outcomes["lost" if sent_at < self.stopped_at else "closed"] += 1
                     break
                 self.outcomes[answer[9:12].decode()] += 1
                 if b"Connection: close" in answer or self.reconnects:
-                    sock.close()
-                    sock = self._connect()
+                    self._connect()
                 time.sleep(self.random.random() * 0.04)
-            sock.close()
         except (ConnectionRefusedError, FileNotFoundError):
             self.outcomes["refused"] += 1
         except (ConnectionResetError, BrokenPipeError):
             self.outcomes["reset"] += 1
+        finally:
+            self.sock.close()
 
-    def _connect(self) -> socket.socket:
-        family = socket.AF_UNIX if isinstance(self.address, str) else socket.AF_INET
-        sock = socket.socket(family)
-        sock.settimeout(20)
-        sock.connect(self.address)
-        return sock
+    def _connect(self) -> None:
+        self.sock.close()
+        self.sock = socket.socket(self.family)
+        self.sock.settimeout(20)
+        self.sock.connect(self.address)
 
     def _asked(self, sock: socket.socket) -> bytes:
         path = self.random.choice([b"/healthz", b"/v1/predict"])
