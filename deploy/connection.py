@@ -18,6 +18,8 @@ READ = "read"
 """Phase: receives a request head, or is idle before one."""
 BODY = "body"
 """Phase: receives a body."""
+DELAY = "delay"
+"""Phase: waits until a delayed refusal is sent."""
 WAIT = "wait"
 """Phase: waits for the model."""
 WRITE = "write"
@@ -44,6 +46,7 @@ class Connection:
 
     Args:
         sock: an accepted, non-blocking socket.
+        address: the IP address of the client; empty: a Unix socket.
         now: the time of `time.monotonic`.
         timeout_s: the time limit to receive a head, and to send a response.
         idle_s: how long the connection may stay open between requests.
@@ -58,13 +61,15 @@ class Connection:
         events: the `selectors` events that the socket is registered for.
     """
 
-    def __init__(self, sock: socket.socket, now: float, timeout_s: float, idle_s: float) -> None:
+    def __init__(self, sock: socket.socket, address: str, now: float, timeout_s: float, idle_s: float) -> None:
         self.sock = sock
+        self.address = address
         self._timeout_s = timeout_s
         self._idle_s = idle_s
         self._buffer = bytearray()
         self._out = memoryview(b"")
         self.events = 0
+        self.deadline = 0.0
         self.begin(now)
 
     def last_call(self, now: float) -> None:
@@ -89,7 +94,7 @@ class Connection:
         """The `selectors` events of the phase; 0 if the next request arrived before the response was sent."""
         if self.phase == WRITE:
             return selectors.EVENT_WRITE
-        return 0 if self.phase == WAIT and self._pipelined else selectors.EVENT_READ
+        return 0 if self.phase == DELAY or (self.phase == WAIT and self._pipelined) else selectors.EVENT_READ
 
     @property
     def idle(self) -> bool:
@@ -161,6 +166,16 @@ class Connection:
         if self.head.expects and len(self.body) < length:
             with contextlib.suppress(OSError):  # the next `receive` reports it
                 self.sock.send(protocol.CONTINUE)
+
+    def delay(self, content: bytes, until: float) -> None:
+        """Keep a response, after which the connection ends, until a time of `time.monotonic`."""
+        self.phase = DELAY
+        self.deadline = until
+        self._out = memoryview(content)
+
+    def end_delay(self, now: float) -> None:
+        """Get ready to send the delayed response."""
+        self.respond(bytes(self._out), False, now)
 
     def respond(self, content: bytes, keep: bool, now: float) -> None:
         """Get ready to send a response."""

@@ -2,9 +2,9 @@
 
 ::
 
-    POST /v1/predict?top=3   a .npy array, raw numbers (X-Shape, X-Dtype), JPEG, PNG, WAV; for several inputs .npz.
-                             The answer has labels and scores, objects, or the values of the outputs, of which
-                             format=npz gives all
+    POST /v1/predict?top=3   a .npy array, raw numbers (X-Shape, X-Dtype), JPEG, PNG, WAV; for several inputs .npz;
+                             or one of these in a form. The answer has labels and scores, objects, or the values
+                             of the outputs, of which format=npz gives all
     GET  /v1/model           which bundle and model this is
     GET  /metrics            for Prometheus
     GET  /healthz            200 while the process can work; otherwise restart it
@@ -160,7 +160,7 @@ class Server:
 
     # --- unexpected exceptions --------------------------------------------------------
 
-    def _contain(self, step: Callable[..., None], *arguments: Any) -> None:
+    def _contain(self, step: Callable[..., object], *arguments: Any) -> None:
         """Run a step that concerns no client; count and log an unexpected exception."""
         try:
             step(*arguments)
@@ -214,7 +214,7 @@ class Server:
         """Accept connections that wait; return how many: `ACCEPT_BATCH` at most."""
         for count in range(ACCEPT_BATCH):
             try:
-                sock, _ = listener.accept()
+                sock, address = listener.accept()
             except (BlockingIOError, InterruptedError):
                 return count
             except OSError as error:  # no free file descriptor, or the client is gone
@@ -226,7 +226,8 @@ class Server:
                 self.metrics.rejected("connections")
                 sock.close()
                 continue
-            client = Connection(sock, time.monotonic(), self.settings.timeout_s, self.settings.idle_s)
+            peer = "" if sock.family == socket.AF_UNIX else str(address[0])
+            client = Connection(sock, peer, time.monotonic(), self.settings.timeout_s, self.settings.idle_s)
             self._clients.add(client)
             if self._stopping:
                 client.last_call(time.monotonic())
@@ -248,8 +249,8 @@ class Server:
         self._watch(client)
 
     def _make_room(self) -> bool:
-        """Close the connection that has been idle longest; return False if none is idle."""
-        idle = [client for client in self._clients if client.idle]
+        """Close the connection that has been idle longest; return False if none is idle, or waits for a refusal."""
+        idle = [client for client in self._clients if client.idle or client.phase == connection.DELAY]
         if not idle:
             return False
         self._drop(min(idle, key=lambda client: client.deadline))
@@ -301,6 +302,9 @@ class Server:
         elif client.phase == connection.BODY or (client.phase == connection.READ and not client.idle):
             what = "the request was not received in time"
             self._refuse(client, RequestError(408, what, "send the request faster", close=True))
+        elif client.phase == connection.DELAY:
+            client.end_delay(time.monotonic())
+            self._watch(client)
         elif client.phase == connection.READ:
             self.metrics.rejected("idle")
             client.finish(time.monotonic())
@@ -327,7 +331,13 @@ class Server:
             head = client.next_head()
             if head is None:
                 return
-            self._admission.check(head, self._stopping)
+            preflight = self._admission.preflight(head)
+            if preflight:
+                keep = self._keeps(client)
+                content = protocol.response(200, b"", head.request_id, keep, "text/plain", preflight)
+                self._send(client, 200, content, keep)
+                return
+            self._admission.check(head, self._stopping, client.address)
         except RequestError as refusal:
             self._refuse(client, refusal)
             return
@@ -373,7 +383,7 @@ class Server:
         requested_top(head)  # a wrong number is refused before the inference
         if wants_npz(head) and self.facts.get("answers") in ("class", "objects"):
             raise RequestError(400, "format=npz is for models whose answer is arrays", "leave it out")
-        job = Job(client.body, head.headers.get("x-shape", ""), head.headers.get("x-dtype", ""), client)
+        job = Job(client.body, head.headers, client)
         if not self.worker.offer(job):
             self.metrics.rejected("queue")
             what = "the queue is full: %d samples are waiting" % self.settings.queue
@@ -417,21 +427,28 @@ class Server:
     def _refuse(self, client: Connection, refusal: RequestError) -> None:
         request_id = client.head.request_id if client.head else "-"
         keep = self._keeps(client) and not refusal.close
-        self._send(client, refusal.status, protocol.error_response(refusal, request_id, keep), keep)
+        headers = self._admission.cross_origin(client.head)
+        content = protocol.error_response(refusal, request_id, keep, headers)
+        self._send(client, refusal.status, content, keep, 0.0 if self._stopping else refusal.delay_s)
 
     def _answer(self, client: Connection, status: int, body: bytes, content_type: str = protocol.JSON) -> None:
         head = client.head
         assert head is not None
         keep = self._keeps(client)
-        self._send(client, status, protocol.response(status, body, head.request_id, keep, content_type), keep)
+        headers = self._admission.cross_origin(head)
+        content = protocol.response(status, body, head.request_id, keep, content_type, headers)
+        self._send(client, status, content, keep)
 
     def _keeps(self, client: Connection) -> bool:
         """Return whether the connection may stay open after an answer."""
         return client.head is not None and client.head.keep and not self._stopping
 
-    def _send(self, client: Connection, status: int, content: bytes, keep: bool) -> None:
+    def _send(self, client: Connection, status: int, content: bytes, keep: bool, delay_s: float = 0.0) -> None:
         known = client.head is not None and client.head.path in PATHS
         self.metrics.requests.add(code=str(status), path=client.head.path if known and client.head else "other")
         self._release(client)
-        client.respond(content, keep, time.monotonic())
+        if delay_s:
+            client.delay(content, time.monotonic() + delay_s)
+        else:
+            client.respond(content, keep, time.monotonic())
         self._watch(client)

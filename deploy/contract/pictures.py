@@ -51,7 +51,7 @@ def decode(
     unidentified: Any = getattr(PIL, "UnidentifiedImageError", ())  # since Pillow 7
     try:
         with Image.open(io.BytesIO(content)) as image:
-            check_size(*image.size, max_pixels)
+            check_size(image.size[0], image.size[1], max_pixels)
             return upright(pixels(image, channels), content, orientation)
     except unidentified:
         raise unknown_format(content)

@@ -247,8 +247,8 @@ STEPS: Dict[str, Any] = {
 
 _SAMPLE = "a sample must be numbers [height, width, channels], or a sound [samples]"
 SELECTING = (Resize, Crop)
-"""The steps that take images of any type of numbers, and convert the pixels that they use: a photo as float32 would take
-four times its memory."""
+"""The steps that take images of any type of numbers, and convert the pixels that they use: a photo as float32 would
+take four times its memory."""
 
 
 class Preprocessing:

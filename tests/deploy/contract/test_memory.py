@@ -150,7 +150,7 @@ def test_refused_before_anything_is_allocated(steps: list[Any], shape: tuple[int
     sample = np.broadcast_to(np.zeros((), np.uint8), shape)
     tracemalloc.start()
     try:
-        with pytest.raises(PreprocessingError, match="allowed|takes a height or width"):
+        with pytest.raises(PreprocessingError, match=r"allowed|takes a height or width"):
             preprocessing(sample)
         assert tracemalloc.get_traced_memory()[1] < SMALL
     finally:
