@@ -1,9 +1,9 @@
-"""What hostile clients cost the sound ones of `serve`: `python benchmarks/hostile_requests.py [--seconds 60] [--slow 200]`.
+"""What hostile clients cost the sound ones of `serve`: `python benchmarks/hostile_requests.py [--seconds 60]`.
 
 One service with its default limits. A few sound clients send images one after the other, and every answer is compared
 with that of `Model`. In turn, the service has these clients alone, and with an attack: slow clients, which send one
 byte of a head or of a body from time to time and connect again when they are cut off, and one client that sends the
-corpus of `tests/support/hostile_requests.py` over and over, whose outcomes are judged. The attackers have their own
+corpus of `tests/support/request_corpus.py` over and over, whose outcomes are judged. The attackers have their own
 process.
 
 Both phases are parts of one run, because on a machine with other work nothing else can be compared. Prints the figures
@@ -31,8 +31,8 @@ from typing import Any
 import repository
 
 import devices
-import hostile_requests
 import numpy as np
+import request_corpus
 import tiny
 from paths import ROOT
 
@@ -127,23 +127,24 @@ class Slow:
 def attack(port: int, seconds: float, slow: int) -> None:
     """Attack a service, and print what came back as JSON."""
     address = ("127.0.0.1", port)
+    quick = [form for form in request_corpus.forms() if not form.name.startswith("slow: ")]
+    print("ready", flush=True)
     ending = time.monotonic() + seconds
     complaints: collections.Counter[str] = collections.Counter()
     counts: collections.Counter[str] = collections.Counter()
 
     def corpus() -> None:
-        quick = [form for form in hostile_requests.forms() if not form.name.startswith("slow: ")]
         while True:
             for form in quick:
                 if time.monotonic() > ending:
                     return
                 try:
-                    outcome = hostile_requests.sent(address, form)
+                    outcome = request_corpus.sent(address, form)
                 except OSError as error:
                     complaints[f"{form.name}: {type(error).__name__}"] += 1
                     continue
                 counts["forms"] += 1
-                wrong = hostile_requests.complaint(form, outcome)
+                wrong = request_corpus.complaint(form, outcome)
                 if wrong and outcome.statuses != (503,):  # the queue is full
                     complaints[f"{form.name}: {wrong}"] += 1
                 time.sleep(PAUSE_S)
@@ -168,10 +169,12 @@ def phase(server: Any, port: int, seconds: float, slow: int, sound: tuple[list[b
     """Measure the sound clients for some time; with `slow` clients, under attack."""
     attacker = None
     if slow:
-        command = [sys.executable, __file__, "--attack", str(port), "--seconds", str(seconds + 1), "--slow", str(slow)]
+        command = [sys.executable, __file__, "--attack", str(port), "--seconds", str(seconds + 2), "--slow", str(slow)]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         attacker = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-        time.sleep(2.0)  # it imports its libraries
+        assert attacker.stdout is not None
+        attacker.stdout.readline()  # it is ready
+        time.sleep(1.0)
     clients = [Sound(port, number, *sound) for number in range(SOUND)]
     for client in clients:
         client.start()
@@ -209,7 +212,7 @@ def summed(phases: list[dict[str, Any]]) -> dict[str, Any]:
             "memory_bytes": [max(row["memory_bytes"]) for row in rows],
         }
     attacks = [row["attack"] for row in phases if row["attacked"]]
-    result["forms_sent"] = sum(each["counts"]["forms"] for each in attacks)
+    result["forms_sent"] = sum(each["counts"].get("forms", 0) for each in attacks)
     result["slow_cut_off"] = sum(each["counts"].get("slow cut off", 0) for each in attacks)
     result["complaints"] = dict(
         sum((collections.Counter(each["complaints"]) for each in attacks), collections.Counter())
@@ -252,7 +255,7 @@ def main() -> None:
     output, noise = server.communicate(timeout=60)
     told = json.loads(output)
     summary = {
-        "forms": len(hostile_requests.forms()),
+        "forms": len(request_corpus.forms()),
         "slow_clients": options.slow,
         "seconds_of_attack": options.seconds,
         **summed(phases),

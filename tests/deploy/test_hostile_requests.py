@@ -6,9 +6,9 @@ import concurrent.futures
 from collections.abc import Iterator
 
 import devices
-import hostile_requests
 import pytest
-from hostile_requests import GOOD, Form, complaint, sent
+import request_corpus
+from request_corpus import GOOD, Form, complaint, sent
 from serving import FACTS, Service, serving
 
 from deploy.contract import bundle
@@ -29,13 +29,13 @@ def service() -> Iterator[Service]:
 
 
 def test_the_corpus_is_large() -> None:
-    assert len(hostile_requests.forms()) >= 300
+    assert len(request_corpus.forms()) >= 300
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_form_has_an_allowed_outcome(family: str, service: Service) -> None:
     before = service.ask("POST", "/v1/predict", GOOD)[2]["top"]
-    forms: list[Form] = list(getattr(hostile_requests, family)())
+    forms: list[Form] = list(getattr(request_corpus, family)())
     address = ("127.0.0.1", service.port)
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         outcomes = list(pool.map(lambda form: sent(address, form), forms))
