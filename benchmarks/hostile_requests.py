@@ -160,9 +160,9 @@ def attack(port: int, seconds: float, slow: int) -> None:
     print(json.dumps({"counts": counts, "complaints": complaints}))
 
 
-def resident_bytes(pid: int) -> int:
+def resident_bytes(pid: int, field: str = "VmRSS") -> int:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 
 
 def phase(server: Any, port: int, seconds: float, slow: int, sound: tuple[list[bytes], list[Any]]) -> dict[str, Any]:
@@ -194,6 +194,7 @@ def phase(server: Any, port: int, seconds: float, slow: int, sound: tuple[list[b
         "outcomes": dict(outcomes),
         "latencies_ms": latencies,
         "memory_bytes": memory,
+        "peak_bytes": resident_bytes(server.pid, "VmHWM"),
     }
     if attacker is not None:
         result["attack"] = json.loads(attacker.communicate(timeout=60)[0])
@@ -210,6 +211,7 @@ def summed(phases: list[dict[str, Any]]) -> dict[str, Any]:
             "latency_ms": {str(share): float(np.percentile(latencies, share)) for share in (50, 90, 99)},
             "outcomes": dict(sum((collections.Counter(row["outcomes"]) for row in rows), collections.Counter())),
             "memory_bytes": [max(row["memory_bytes"]) for row in rows],
+            "peak_bytes": max(row["peak_bytes"] for row in rows),
         }
     attacks = [row["attack"] for row in phases if row["attacked"]]
     result["forms_sent"] = sum(each["counts"].get("forms", 0) for each in attacks)

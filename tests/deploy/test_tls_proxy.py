@@ -50,9 +50,8 @@ def configuration(folder: Path, port: int, service_port: int) -> Path:
     temporary = "".join(f"{kind}_temp_path {folder}/{kind};\n" for kind in kinds)
     path = folder / "nginx.conf"
     user = "user root;" if os.geteuid() == 0 else ""  # the workers write to the folder of the test
-    path.write_text(
-        f"{user} pid {folder}/pid; error_log {folder}/error.log; events {{}}\nhttp {{ access_log off;\n{temporary}{server}}}\n"
-    )
+    start = f"{user} pid {folder}/pid; error_log {folder}/error.log; events {{}}\n"
+    path.write_text(f"{start}http {{ access_log off;\n{temporary}{server}}}\n")
     return path
 
 
