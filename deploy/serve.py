@@ -115,7 +115,7 @@ class Server:
                 deadline = now + GRACE_S
                 self._refuse_new(now)
             if now > self._last_call:
-                self._close_listeners()
+                self._contain(self._close_listeners)
             if now > deadline:
                 break
         for client in list(self._clients):
