@@ -116,7 +116,7 @@ class Client:
             self.found, self.garbage = b"", bool(self.random.random() < GARBAGE)
             self.image = int(self.random.integers(len(self.bodies)))
             body = self.random.bytes(int(self.random.integers(1, 20000))) if self.garbage else self.bodies[self.image]
-            head = "POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\nX-Request-Id: %d-%d\r\n\r\n"
+            head = "POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\nX-Request-Id: %d-%d\r\n\r\n"
             whole = (head % (len(body), self.number, self.turn)).encode() + body
             vanishes = self.random.random() < VANISH
             part = len(whole) if self.random.random() < 0.5 else int(self.random.integers(1, len(whole)))

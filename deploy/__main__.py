@@ -13,13 +13,14 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from deploy.contract import printable
 from deploy.contract.errors import (
-    EXIT_FILES,
     EXIT_INTERRUPTED,
     EXIT_PIPE,
     EXIT_UNSOUND,
+    INSTALL,
     DeviceError,
     DifferentError,
     EdgeTpuError,
+    RuntimeLibraryError,
 )
 
 Arguments = argparse.Namespace
@@ -161,6 +162,12 @@ def _serve_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, help="TCP port; 0: any free port (default: 8080; with --unix: no TCP)")
     parser.add_argument("--unix", metavar="PATH", help="Unix socket to listen on, mode 0660")
     parser.add_argument("--token-file", metavar="FILE", help="file with the bearer token that clients must send")
+    host_name = "another name of this host in URLs; by default localhost and IP addresses. May be repeated"
+    parser.add_argument("--allow-host", action="append", default=[], metavar="NAME", help=host_name)
+    origin = "a web page that may use the service from its own site, such as https://shop.example. May be repeated"
+    parser.add_argument("--allow-origin", action="append", default=[], metavar="ORIGIN", help=origin)
+    rate = "requests per second of each client address; more get 429 (default: no limit)"
+    parser.add_argument("--rate", type=float, default=0.0, metavar="NUMBER", help=rate)
     parser.add_argument("--queue", type=int, default=64, help="largest number of waiting samples (default: 64)")
     parser.add_argument("--print-unit", action="store_true", help="print a systemd unit for this command, and exit")
     _learnt_options(parser)
@@ -310,7 +317,16 @@ def main(argv: Optional[List[str]] = None) -> int:
         _discard_stdout()
         return EXIT_PIPE
     except OSError as error:
-        return _fail(arguments, {"kind": "file", "what": str(error), "hint": "", "exit_code": EXIT_FILES}, str(error))
+        from deploy.system_errors import file_error
+
+        explained = file_error(error)
+        return _fail(arguments, explained.to_json(), str(explained))
+    except ImportError as error:
+        if "numpy" not in str(error):
+            raise
+        reason = (str(error).strip().splitlines() or [""])[0]
+        without = RuntimeLibraryError("numpy cannot be imported: %s" % reason, INSTALL, "no_numpy")
+        return _fail(arguments, without.to_json(), str(without))
     except ValueError as error:  # a BundleError has an exit code; any other is a bug
         code = getattr(error, "exit_code", None)
         if code is None:

@@ -1,6 +1,6 @@
 """One client connection of `serve`: its bytes, its phase and its deadline.
 
-A connection buffers at most one request head (16 KiB) and one body, whose size is counted before it is received.
+A connection buffers at most one request head (16 KiB) and what has arrived of one body.
 Nothing is read from a connection while its answer is computed, which holds back clients that pipeline requests.
 """
 
@@ -18,16 +18,23 @@ READ = "read"
 """Phase: receives a request head, or is idle before one."""
 BODY = "body"
 """Phase: receives a body."""
+DELAY = "delay"
+"""Phase: waits until a delayed refusal is sent."""
 WAIT = "wait"
 """Phase: waits for the model."""
 WRITE = "write"
 """Phase: sends a response."""
 DRAIN = "drain"
-"""Phase: discards what a refused client still sends. If the socket were closed at once, TCP would reset the connection,
-and the client could lose the response."""
+"""Phase: the service has closed its direction, and discards what the client still sends. If the socket were closed at
+once, TCP would reset the connection, and the client could lose the response."""
 MIN_BYTES_PER_S = 16 * 1024
 """Clients that send a body more slowly are disconnected."""
-DRAIN_S = 1.0
+DRAIN_S = 2.0
+CLOSING_READS = 64
+READ_BYTES = 1 << 18
+"""How much of a body is read before other sockets have their turn."""
+LAST_CALL_S = 0.5
+"""When the service ends: how long a connection may still begin a request, which is answered with 503."""
 
 
 class ClientGoneError(Exception):
@@ -39,6 +46,7 @@ class Connection:
 
     Args:
         sock: an accepted, non-blocking socket.
+        address: the IP address of the client; empty: a Unix socket.
         now: the time of `time.monotonic`.
         timeout_s: the time limit to receive a head, and to send a response.
         idle_s: how long the connection may stay open between requests.
@@ -47,20 +55,28 @@ class Connection:
         phase: one of the constants of this module.
         deadline: the time of `time.monotonic` at which the phase must have ended.
         head: the head of the current request.
-        body: the body of the current request, allocated in its full length.
+        body: what has arrived of the body of the current request.
         job: the job in the queue that the client waits for.
         held: the bytes that are counted for the body.
         events: the `selectors` events that the socket is registered for.
     """
 
-    def __init__(self, sock: socket.socket, now: float, timeout_s: float, idle_s: float) -> None:
+    def __init__(self, sock: socket.socket, address: str, now: float, timeout_s: float, idle_s: float) -> None:
         self.sock = sock
+        self.address = address
         self._timeout_s = timeout_s
         self._idle_s = idle_s
         self._buffer = bytearray()
         self._out = memoryview(b"")
         self.events = 0
+        self.deadline = 0.0
         self.begin(now)
+
+    def last_call(self, now: float) -> None:
+        """Let the connection begin a request for `LAST_CALL_S`, and not longer."""
+        self._idle_s = LAST_CALL_S
+        if self.idle:
+            self.deadline = min(self.deadline, now + LAST_CALL_S)
 
     def begin(self, now: float) -> None:
         """Get ready for the next request."""
@@ -68,7 +84,6 @@ class Connection:
         self.deadline = now + (self._timeout_s if self._buffer else self._idle_s)
         self.head: Optional[RequestHead] = None
         self.body = bytearray()
-        self._received = 0
         self.held = 0
         self.job: Any = None
         self._keep = False
@@ -79,7 +94,7 @@ class Connection:
         """The `selectors` events of the phase; 0 if the next request arrived before the response was sent."""
         if self.phase == WRITE:
             return selectors.EVENT_WRITE
-        return 0 if self.phase == WAIT and self._pipelined else selectors.EVENT_READ
+        return 0 if self.phase == DELAY or (self.phase == WAIT and self._pipelined) else selectors.EVENT_READ
 
     @property
     def idle(self) -> bool:
@@ -89,7 +104,7 @@ class Connection:
     @property
     def body_complete(self) -> bool:
         """Whether the whole body is received."""
-        return self._received == len(self.body)
+        return self.head is not None and len(self.body) == self.head.length
 
     def receive(self, now: float) -> None:
         """Read the bytes that have arrived.
@@ -108,9 +123,10 @@ class Connection:
 
     def _receive(self, now: float) -> int:
         if self.phase == BODY:
-            count = self.sock.recv_into(memoryview(self.body)[self._received :])
-            self._received += count
-            return count
+            assert self.head is not None
+            received = self.sock.recv(min(self.head.length - len(self.body), READ_BYTES))
+            self.body += received
+            return len(received)
         if self.phase == WAIT:
             self._pipelined = True
             return len(self.sock.recv(1, socket.MSG_PEEK))
@@ -145,13 +161,21 @@ class Connection:
         length = self.head.length
         self.phase = BODY
         self.deadline = now + self._timeout_s + length / MIN_BYTES_PER_S
-        self.body = bytearray(length)
-        self._received = min(length, len(self._buffer))
-        self.body[: self._received] = self._buffer[: self._received]
-        del self._buffer[: self._received]
-        if self.head.expects and self._received < length:
+        self.body = self._buffer[:length]
+        del self._buffer[:length]
+        if self.head.expects and len(self.body) < length:
             with contextlib.suppress(OSError):  # the next `receive` reports it
                 self.sock.send(protocol.CONTINUE)
+
+    def delay(self, content: bytes, until: float) -> None:
+        """Keep a response, after which the connection ends, until a time of `time.monotonic`."""
+        self.phase = DELAY
+        self.deadline = until
+        self._out = memoryview(content)
+
+    def end_delay(self, now: float) -> None:
+        """Get ready to send the delayed response."""
+        self.respond(bytes(self._out), False, now)
 
     def respond(self, content: bytes, keep: bool, now: float) -> None:
         """Get ready to send a response."""
@@ -179,14 +203,26 @@ class Connection:
         if self._keep:
             self.begin(now)
             return True
+        self.finish(now)
+        return False
+
+    def finish(self, now: float) -> None:
+        """Close the service's direction, and wait until the client closes its own.
+
+        Raises:
+            ClientGoneError: the client has closed the connection.
+        """
         self.phase = DRAIN
         self.deadline = now + DRAIN_S
         try:
             self.sock.shutdown(socket.SHUT_WR)
         except OSError:
             raise ClientGoneError
-        return False
 
     def close(self) -> None:
-        """Close the socket."""
+        """Close the socket. What has arrived is read first: TCP resets a connection that has unread bytes."""
+        with contextlib.suppress(OSError):
+            for _ in range(CLOSING_READS):
+                if not self.sock.recv(protocol.MAX_HEAD_BYTES):
+                    break
         self.sock.close()

@@ -22,7 +22,7 @@ from deploy.contract.preprocessing import Array
 from deploy.protocol import parse_integer
 
 MAX_PIXELS = 1 << 25
-"""The largest image: 33 million pixels, 100 MB as RGB."""
+"""The largest image of a request: 33 million pixels, 100 MB as RGB."""
 DTYPES = ("uint8", "int8", "uint16", "int16", "int32", "float32", "float64")
 Bytes = Union[bytes, bytearray]
 MAX_AXES = 4
@@ -145,9 +145,7 @@ def _decode_image(body: Bytes, decoding: Decoding) -> Array:
         if pictures.phone_format(body):
             raise pictures.unknown_format(body)
         raise ImageError("the format of the body is unknown", FORMATS)
-    width, height = read_size(body)
-    if not 0 < width * height <= MAX_PIXELS:
-        raise ImageError("the image has %d x %d pixels; at most %d" % (width, height, MAX_PIXELS), "send a smaller one")
+    pictures.check_size(*read_size(body), MAX_PIXELS)
     return pictures.decode(body, decoding.image_channels, MAX_PIXELS, decoding.orientation)
 
 

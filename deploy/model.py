@@ -32,7 +32,7 @@ from deploy.contract.bundle import BundledModel
 from deploy.contract.detection import Detections
 from deploy.contract.errors import ArgumentError, EdgeTpuError, ImageError, LoadError
 from deploy.contract.image_geometry import AffineMap, input_map, moves_positions
-from deploy.contract.preprocessing import Array, PreprocessingError
+from deploy.contract.preprocessing import MOST_BYTES, Array, PreprocessingError
 from deploy.runtime import InferenceSession, RuntimeOptions
 
 
@@ -142,27 +142,35 @@ class Model:
         """Yield the answer for each sample of an iterator, such as a camera."""
         return (self(image) for image in images)
 
-    def prepare(self, sample: Any) -> List[Array]:
+    def prepare(
+        self, sample: Any, between: Callable[[], None] = lambda: None, most_bytes: int = MOST_BYTES
+    ) -> List[Array]:
         """Return a decoded sample as the model's input tensors: preprocessed, and quantized if an input is quantized.
 
         Args:
             sample: see `__call__`; for a model with several inputs also a row [values] of all of them.
+            between: a function that is called before each step; an exception that it raises ends the work.
+            most_bytes: the most memory that a step may use. A sample that needs more is refused before any work.
 
         Raises:
-            ImageError: the sample has the wrong shape or type.
+            ImageError: the sample has the wrong shape or type, or is too large.
         """
         tensors = self.session.inputs
+        layout = self._input_layout
+        shape = layout.shapes[0] if len(tensors) == 1 else (layout.size,)
+        preprocessing = self.bundle.preprocessing
+        joined = self._joined(sample)
         try:
-            values = self.bundle.preprocessing(self._joined(sample))
+            result_shape = preprocessing.result_shape(joined.shape, most_bytes)
+            if result_shape == shape:
+                values = preprocessing(joined, between)
         except PreprocessingError as error:
             what = "the sample cannot be preprocessed: %s" % error
             raise ImageError(what, "pass an image [height, width, channels], or a sound [samples]")
-        layout = self._input_layout
-        shape = layout.shapes[0] if len(tensors) == 1 else (layout.size,)
-        if values.shape != shape:
+        if result_shape != shape:
             what = "the sample has the shape %r after preprocessing, and the model takes %r"
             hint = "pass samples of this shape, or package the model with a resize or length step"
-            raise ImageError(what % (list(values.shape), list(shape)), hint)
+            raise ImageError(what % (list(result_shape), list(shape)), hint)
         parts = layout.parts(values.reshape(1, -1))
         return [tensor.stored(part).reshape(tensor.shape) for tensor, part in zip(tensors, parts)]
 

@@ -28,17 +28,22 @@ NPZ = "application/x-npz"
 _REQUEST = re.compile(rb"([A-Z]{1,16}) (/[\x21-\x7e]{0,2000}) HTTP/1\.([01])\Z")
 _HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}):[ \t]*([\t\x20-\x7e\x80-\xff]*?)[ \t]*\Z")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
-_SINGLE = ("content-length", "transfer-encoding", "host", "authorization", "x-shape", "x-dtype", "expect")
+_SINGLE = (
+    *("content-length", "transfer-encoding", "content-type", "expect", "host", "origin", "authorization"),
+    *("x-shape", "x-dtype"),
+)
 _REASONS = {
     200: "OK",
     400: "Bad Request",
     401: "Unauthorized",
+    403: "Forbidden",
     404: "Not Found",
     405: "Method Not Allowed",
     408: "Request Timeout",
     411: "Length Required",
     413: "Content Too Large",
     417: "Expectation Failed",
+    429: "Too Many Requests",
     431: "Request Header Fields Too Large",
     500: "Internal Server Error",
     501: "Not Implemented",
@@ -56,10 +61,17 @@ class RequestError(Exception):
         hint: what the client should do.
         close: whether the connection ends after the answer, because the start of the next request is unknown.
         headers: additional headers of the answer.
+        delay_s: how long the answer is delayed.
     """
 
     def __init__(
-        self, status: int, what: str, hint: str = "", close: bool = False, headers: Optional[Mapping[str, str]] = None
+        self,
+        status: int,
+        what: str,
+        hint: str = "",
+        close: bool = False,
+        headers: Optional[Mapping[str, str]] = None,
+        delay_s: float = 0.0,
     ) -> None:
         super().__init__(what)
         self.status = status
@@ -67,6 +79,7 @@ class RequestError(Exception):
         self.hint = hint
         self.close = close
         self.headers = dict(headers or {})
+        self.delay_s = delay_s
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +207,7 @@ def as_json(value: Any) -> bytes:
     return json.dumps(value, allow_nan=False).encode() + b"\n"
 
 
-def error_response(error: RequestError, request_id: str, keep: bool) -> bytes:
+def error_response(error: RequestError, request_id: str, keep: bool, headers: Mapping[str, str]) -> bytes:
     """Return the bytes of the response to a request that is refused."""
     body = {"error": {"what": error.what, "hint": error.hint}, "request_id": request_id}
-    return response(error.status, as_json(body), request_id, keep and not error.close, headers=error.headers)
+    return response(error.status, as_json(body), request_id, keep, headers={**headers, **error.headers})

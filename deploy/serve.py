@@ -2,9 +2,9 @@
 
 ::
 
-    POST /v1/predict?top=3   a .npy array, raw numbers (X-Shape, X-Dtype), JPEG, PNG, WAV; for several inputs .npz.
-                             The answer has labels and scores, objects, or the values of the outputs, of which
-                             format=npz gives all
+    POST /v1/predict?top=3   a .npy array, raw numbers (X-Shape, X-Dtype), JPEG, PNG, WAV; for several inputs .npz;
+                             or one of these in a form. The answer has labels and scores, objects, or the values
+                             of the outputs, of which format=npz gives all
     GET  /v1/model           which bundle and model this is
     GET  /metrics            for Prometheus
     GET  /healthz            200 while the process can work; otherwise restart it
@@ -16,7 +16,8 @@ model, and slow clients would occupy threads. Here a client costs a few hundred 
 `ServiceLimits.held_bytes` limits the memory of all bodies together.
 
 If the queue is full, a request gets 503 with Retry-After, and its connection stays open. A client that closes its
-connection, even for sending alone, is not answered.
+connection, even for sending alone, is not answered. At the end, no connection is reset: what waits is answered, what
+arrives later gets 503, and each connection is closed when the client has read its answer.
 
 An unexpected exception costs the request that caused it and no other: the client gets 500, or loses its connection
 if part of an answer was sent already. The exception is counted and logged (`failures`).
@@ -32,7 +33,7 @@ import socket
 import time
 from typing import Any, Callable, Deque, Dict, List, Set, Tuple
 
-from deploy import connection, protocol
+from deploy import connection, listening, protocol
 from deploy.admission import PATHS, Admission, ServiceLimits, requested_top, wants_npz
 from deploy.answers import to_json, to_npz
 from deploy.connection import ClientGoneError, Connection
@@ -80,6 +81,8 @@ class Server:
         self.failures = FailureLog()
         self.metrics = ServiceMetrics(facts, settings.queue, self.failures)
         self._sockets = sockets
+        self._listeners = list(sockets)
+        self._last_call = math.inf
         self._clients: Set[Connection] = set()
         self._done: Deque[Job] = collections.deque()
         self._held = 0
@@ -93,13 +96,13 @@ class Server:
             readable.setblocking(False)
             self._selector.register(readable, selectors.EVENT_READ)
         decoding = Decoding(**facts.get("decoding", {}))
-        self.worker = Worker(model, settings.queue, self._finished, decoding, self.failures)
+        self.worker = Worker(model, settings.queue, self._finished, decoding, self.failures, settings.sample_bytes)
 
     def run(self) -> None:
         """Serve until `stop`; then finish the waiting requests, for at most `GRACE_S`."""
         deadline = math.inf
         tick = 0.0
-        while self._clients or not self._stopping:
+        while self._clients or self._listeners or not self._stopping:
             for key, mask in self._selector.select(TICK_S):
                 self._event(key, mask)
             self._answer_finished()
@@ -110,7 +113,9 @@ class Server:
                 tick = now + TICK_S
             if self._stopping and deadline == math.inf:
                 deadline = now + GRACE_S
-                self._refuse_new()
+                self._refuse_new(now)
+            if now > self._last_call:
+                self._contain(self._close_listeners)
             if now > deadline:
                 break
         for client in list(self._clients):
@@ -134,20 +139,28 @@ class Server:
         self._done.append(job)
         self._wake()
 
-    def _refuse_new(self) -> None:
-        for sock in self._sockets:
-            self._selector.unregister(sock)
-            sock.close()
+    def _refuse_new(self, now: float) -> None:
+        """Keep new connections out; answer requests that are on their way with 503 until the last call is over."""
+        kept_out = [listening.keep_out(sock) for sock in self._listeners]
+        self._last_call = now + connection.LAST_CALL_S if all(kept_out) else -math.inf
         refusal = RequestError(503, "the service is being stopped", "ask again later", close=True)
         for client in list(self._clients):
-            if client.idle:
-                self._contain(self._drop, client)
-            elif client.phase in (connection.READ, connection.BODY):
+            client.last_call(now)
+            if client.phase in (connection.READ, connection.BODY) and not client.idle:
                 self._contain_for(client, self._refuse, client, refusal)
+
+    def _close_listeners(self) -> None:
+        """Accept the connections that wait, and close the listeners."""
+        for sock in self._listeners:
+            while self._accept(sock) == ACCEPT_BATCH:
+                pass
+            self._selector.unregister(sock)
+            sock.close()
+        self._listeners = []
 
     # --- unexpected exceptions --------------------------------------------------------
 
-    def _contain(self, step: Callable[..., None], *arguments: Any) -> None:
+    def _contain(self, step: Callable[..., object], *arguments: Any) -> None:
         """Run a step that concerns no client; count and log an unexpected exception."""
         try:
             step(*arguments)
@@ -182,7 +195,7 @@ class Server:
             self._contain_for(key.data, self._serve, key.data, mask)
         elif key.fileobj is self._wake_reader:
             self._contain(self._clear_wake)
-        elif key.data is None and not self._stopping:
+        elif key.fileobj in self._listeners:
             self._contain(self._accept, key.fileobj)
 
     def _clear_wake(self) -> None:
@@ -197,24 +210,29 @@ class Server:
             self._advance(client, now)
         self._watch(client)
 
-    def _accept(self, listener: socket.socket) -> None:
-        for _ in range(ACCEPT_BATCH):
+    def _accept(self, listener: socket.socket) -> int:
+        """Accept connections that wait; return how many: `ACCEPT_BATCH` at most."""
+        for count in range(ACCEPT_BATCH):
             try:
-                sock, _ = listener.accept()
+                sock, address = listener.accept()
             except (BlockingIOError, InterruptedError):
-                return
+                return count
             except OSError as error:  # no free file descriptor, or the client is gone
                 self.metrics.rejected("accept: %s" % (error.strerror or "failed"))
                 self._make_room()
                 time.sleep(0.01)  # the listener stays readable: do not spin
-                return
+                return count
             if len(self._clients) >= self.settings.connections and not self._make_room():
                 self.metrics.rejected("connections")
                 sock.close()
                 continue
-            client = Connection(sock, time.monotonic(), self.settings.timeout_s, self.settings.idle_s)
+            peer = "" if sock.family == socket.AF_UNIX else str(address[0])
+            client = Connection(sock, peer, time.monotonic(), self.settings.timeout_s, self.settings.idle_s)
             self._clients.add(client)
+            if self._stopping:
+                client.last_call(time.monotonic())
             self._contain_for(client, self._open, client)
+        return ACCEPT_BATCH
 
     def _open(self, client: Connection) -> None:
         """Configure the socket of a new client, and watch it.
@@ -231,8 +249,8 @@ class Server:
         self._watch(client)
 
     def _make_room(self) -> bool:
-        """Close the connection that has been idle longest; return False if none is idle."""
-        idle = [client for client in self._clients if client.idle]
+        """Close the connection that has been idle longest; return False if none is idle, or waits for a refusal."""
+        idle = [client for client in self._clients if client.idle or client.phase == connection.DELAY]
         if not idle:
             return False
         self._drop(min(idle, key=lambda client: client.deadline))
@@ -284,8 +302,16 @@ class Server:
         elif client.phase == connection.BODY or (client.phase == connection.READ and not client.idle):
             what = "the request was not received in time"
             self._refuse(client, RequestError(408, what, "send the request faster", close=True))
+        elif client.phase == connection.DELAY:
+            client.end_delay(time.monotonic())
+            self._watch(client)
+        elif client.phase == connection.READ:
+            self.metrics.rejected("idle")
+            client.finish(time.monotonic())
+            self._watch(client)
         else:
-            self.metrics.rejected("too slow" if client.phase == connection.WRITE else "idle")
+            if client.phase == connection.WRITE:
+                self.metrics.rejected("too slow")
             self._drop(client)
 
     # --- requests ---------------------------------------------------------------------
@@ -294,8 +320,10 @@ class Server:
         client.receive(now)
         if client.phase == connection.READ:
             self._advance(client, now)
-        elif client.phase == connection.BODY and client.body_complete:
-            self._respond(client, now)
+        elif client.phase == connection.BODY:
+            self._hold(client)
+            if client.phase == connection.BODY and client.body_complete:
+                self._respond(client, now)
 
     def _advance(self, client: Connection, now: float) -> None:
         """Start the next request if its head is complete."""
@@ -303,27 +331,31 @@ class Server:
             head = client.next_head()
             if head is None:
                 return
-            self._admit(head)
+            preflight = self._admission.preflight(head)
+            if preflight:
+                keep = self._keeps(client)
+                content = protocol.response(200, b"", head.request_id, keep, "text/plain", preflight)
+                self._send(client, 200, content, keep)
+                return
+            self._admission.check(head, self._stopping, client.address)
         except RequestError as refusal:
             self._refuse(client, refusal)
             return
-        self._held += head.length
-        client.held = head.length
         client.expect_body(now)
-        if client.body_complete:
+        self._hold(client)
+        if client.phase == connection.BODY and client.body_complete:
             self._respond(client, now)
 
-    def _admit(self, head: RequestHead) -> None:
-        """Check whether the body of a request may be received.
-
-        Raises:
-            RequestError: it may not.
-        """
-        self._admission.check(head, self._stopping)
-        if self._held + head.length > self.settings.held_bytes:
+    def _hold(self, client: Connection) -> None:
+        """Count what has arrived of a body. If all bodies together are too large, refuse the largest incomplete one."""
+        self._held += len(client.body) - client.held
+        client.held = len(client.body)
+        while self._held > self.settings.held_bytes:
+            receiving = [each for each in self._clients if each.phase == connection.BODY]
             self.metrics.rejected("memory")
             what = "the bodies of all requests together have more than %d bytes" % self.settings.held_bytes
-            raise RequestError(503, what, "try again later", close=True, headers={"Retry-After": "1"})
+            refusal = RequestError(503, what, "try again later", close=True, headers={"Retry-After": "1"})
+            self._refuse(max(receiving, key=lambda each: each.held), refusal)
 
     def _respond(self, client: Connection, now: float) -> None:
         """Answer a complete request, or put its image into the queue."""
@@ -336,7 +368,7 @@ class Server:
                 self._refuse(client, refusal)
             return
         status, content_type, body = self._fact(head.path)
-        self._answer(client, status, protocol.response(status, body, head.request_id, head.keep, content_type))
+        self._answer(client, status, body, content_type)
 
     def _fact(self, path: str) -> Tuple[int, str, bytes]:
         """Return status, content type and body for a path that needs no inference."""
@@ -351,7 +383,7 @@ class Server:
         requested_top(head)  # a wrong number is refused before the inference
         if wants_npz(head) and self.facts.get("answers") in ("class", "objects"):
             raise RequestError(400, "format=npz is for models whose answer is arrays", "leave it out")
-        job = Job(client.body, head.headers.get("x-shape", ""), head.headers.get("x-dtype", ""), client)
+        job = Job(client.body, head.headers, client)
         if not self.worker.offer(job):
             self.metrics.rejected("queue")
             what = "the queue is full: %d samples are waiting" % self.settings.queue
@@ -378,11 +410,9 @@ class Server:
             self._refuse(client, RequestError(status, job.error.what, job.error.hint, close=unexpected))
             return
         if wants_npz(head):
-            body = to_npz(job.answer)
-            self._answer(client, 200, protocol.response(200, body, head.request_id, head.keep, protocol.NPZ))
+            self._answer(client, 200, to_npz(job.answer), protocol.NPZ)
             return
-        body = protocol.as_json(self._prediction(job, head))
-        self._answer(client, 200, protocol.response(200, body, head.request_id, head.keep))
+        self._answer(client, 200, protocol.as_json(self._prediction(job, head)))
 
     def _prediction(self, job: Job, head: RequestHead) -> Dict[str, Any]:
         return {
@@ -395,14 +425,30 @@ class Server:
         }
 
     def _refuse(self, client: Connection, refusal: RequestError) -> None:
-        head = client.head
-        request_id, keep = (head.request_id, head.keep) if head else ("-", False)
-        self._answer(client, refusal.status, protocol.error_response(refusal, request_id, keep), refusal.close)
+        request_id = client.head.request_id if client.head else "-"
+        keep = self._keeps(client) and not refusal.close
+        headers = self._admission.cross_origin(client.head)
+        content = protocol.error_response(refusal, request_id, keep, headers)
+        self._send(client, refusal.status, content, keep, 0.0 if self._stopping else refusal.delay_s)
 
-    def _answer(self, client: Connection, status: int, content: bytes, close: bool = False) -> None:
+    def _answer(self, client: Connection, status: int, body: bytes, content_type: str = protocol.JSON) -> None:
+        head = client.head
+        assert head is not None
+        keep = self._keeps(client)
+        headers = self._admission.cross_origin(head)
+        content = protocol.response(status, body, head.request_id, keep, content_type, headers)
+        self._send(client, status, content, keep)
+
+    def _keeps(self, client: Connection) -> bool:
+        """Return whether the connection may stay open after an answer."""
+        return client.head is not None and client.head.keep and not self._stopping
+
+    def _send(self, client: Connection, status: int, content: bytes, keep: bool, delay_s: float = 0.0) -> None:
         known = client.head is not None and client.head.path in PATHS
         self.metrics.requests.add(code=str(status), path=client.head.path if known and client.head else "other")
         self._release(client)
-        keep = client.head is not None and client.head.keep and not close
-        client.respond(content, keep, time.monotonic())
+        if delay_s:
+            client.delay(content, time.monotonic() + delay_s)
+        else:
+            client.respond(content, keep, time.monotonic())
         self._watch(client)

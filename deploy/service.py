@@ -15,12 +15,14 @@ import stat
 import sys
 from typing import Any, Dict, List, Optional, Tuple
 
-from deploy.admission import ServiceLimits
+from deploy.admission import ServiceLimits, host_name
 from deploy.contract import bundle, trust
 from deploy.contract.errors import ArgumentError, EdgeTpuError
 from deploy.serve import Server
+from deploy.system_errors import address_error
 
 MIN_TOKEN = 16
+MAX_RATE = 1_000_000
 BACKLOG = 128
 SWITCH_S = 0.0005
 """The interval after which another thread must release Python's lock when the model returns. Python's default, 5 ms, is
@@ -76,9 +78,15 @@ def serve(arguments: argparse.Namespace) -> Tuple[Dict[str, Any], str]:
     from deploy.runtime import RuntimeOptions
 
     addresses = _addresses(arguments)
-    settings = ServiceLimits(queue=arguments.queue, token=_token(arguments.token_file, addresses))
     if arguments.queue < 1:
         raise ArgumentError("--queue is %d, and must be at least 1" % arguments.queue, "use --queue 1 or more")
+    settings = ServiceLimits(
+        queue=arguments.queue,
+        token=_token(arguments.token_file, addresses),
+        hosts=tuple(_host_name(name) for name in ["localhost"] + arguments.allow_host),
+        origins=tuple(_origin(origin) for origin in arguments.allow_origin),
+        rate=_rate(arguments.rate),
+    )
     sockets = [_socket(family, address) for family, address in addresses]
     try:
         opened = bundle.read(arguments.bundle, trust.find(arguments.trust_folder))
@@ -148,6 +156,30 @@ def _facts(model: Any, recognizer: Any = None) -> Dict[str, Any]:
     return facts
 
 
+# --- who may use it -------------------------------------------------------------------
+
+
+def _host_name(text: str) -> str:
+    name = host_name(text)
+    if name is None or name != text.lower():
+        raise ArgumentError("--allow-host %s is not a host name" % text[:100], "write it without http:// and port")
+    return name
+
+
+def _origin(text: str) -> str:
+    scheme, separator, host = text.lower().partition("://")
+    if scheme not in ("http", "https") or not separator or host_name(host) is None:
+        what = "--allow-origin %s is not the origin of a page" % text[:100]
+        raise ArgumentError(what, "write it as https://shop.example or http://127.0.0.1:8000, without a path")
+    return text.lower()
+
+
+def _rate(per_second: float) -> float:
+    if not 0 <= per_second <= MAX_RATE:  # also False for NaN
+        raise ArgumentError("--rate is %g, and must be from 0 to %d" % (per_second, MAX_RATE), "use --rate 10")
+    return per_second
+
+
 # --- sockets --------------------------------------------------------------------------
 
 
@@ -163,7 +195,8 @@ def _addresses(arguments: argparse.Namespace) -> List[Tuple[int, Any]]:
         try:
             rows = socket.getaddrinfo(arguments.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         except OSError as error:
-            raise ArgumentError("the host %s cannot be resolved: %s" % (arguments.host, error), "use --host 127.0.0.1")
+            reason = error.strerror or "unknown"
+            raise ArgumentError("the host %s cannot be resolved: %s" % (arguments.host, reason), "use --host 127.0.0.1")
         addresses.append((int(rows[0][0]), rows[0][4]))
     return addresses
 
@@ -186,6 +219,9 @@ def _socket(family: int, address: Any) -> socket.socket:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(address)
         sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise address_error(error, address, family == socket.AF_UNIX)
     except BaseException:
         sock.close()
         raise
@@ -289,6 +325,11 @@ def _unit_options(arguments: argparse.Namespace) -> List[str]:
         value = getattr(arguments, name)
         if value not in (None, ""):
             options += ["--" + name, str(value)]
+    if arguments.rate:
+        options += ["--rate", str(arguments.rate)]
+    for name in ("allow_host", "allow_origin"):
+        for value in getattr(arguments, name):
+            options += ["--" + name.replace("_", "-"), value]
     for name in ("unix", "token_file", "learnt", "trust_folder"):
         value = getattr(arguments, name)
         if value:

@@ -10,15 +10,25 @@ import collections
 import queue
 import threading
 import time
-from typing import Any, Callable, Deque, Optional, Sequence
+from typing import Any, Callable, Deque, Mapping, Optional, Sequence
 
+from deploy import multipart
 from deploy.contract.decoding import AS_THEY_ARE, Decoding
-from deploy.contract.errors import DeviceError, UnexpectedError
+from deploy.contract.errors import DeviceError, ImageError, UnexpectedError
+from deploy.contract.preprocessing import MOST_BYTES
 from deploy.failures import FailureLog
 from deploy.images import Bytes, decode_body
 
+FORM = "application/x-www-form-urlencoded"
+"""The Content-Type of `curl -d` and of `curl --data-binary`, which sends files as they are."""
 STUCK_S = 60.0
 """The service is unhealthy if an inference takes longer: the Edge TPU was unplugged, or hangs."""
+
+
+class CancelledError(DeviceError):
+    """The work for a request was stopped, because its client is gone or its time limit has passed."""
+
+    kind = "cancelled"
 
 
 class Job:
@@ -26,11 +36,13 @@ class Job:
 
     Args:
         body: the body that the client sent.
-        shape: the shape of raw values, see `images.decode_body`.
-        dtype: the dtype of raw values, see `images.decode_body`.
+        headers: the headers of the request, by their names in lower case.
         owner: the connection that waits for the answer.
 
     Attributes:
+        shape: the shape of raw values, see `images.decode_body`.
+        dtype: the dtype of raw values, see `images.decode_body`.
+        content_type: the Content-Type of the body.
         cancelled: whether the client is gone.
         answer: the model's answer; None before.
         error: the reason why the job failed.
@@ -43,6 +55,7 @@ class Job:
         "answer",
         "body",
         "cancelled",
+        "content_type",
         "dtype",
         "ended",
         "entered",
@@ -54,10 +67,11 @@ class Job:
         "tensors",
     )
 
-    def __init__(self, body: Bytes, shape: str, dtype: str, owner: Any) -> None:
+    def __init__(self, body: Bytes, headers: Mapping[str, str], owner: Any) -> None:
         self.body = body
-        self.shape = shape
-        self.dtype = dtype
+        self.shape = headers.get("x-shape", "")
+        self.dtype = headers.get("x-dtype", "")
+        self.content_type = headers.get("content-type", "")
         self.owner = owner
         self.tensors: Any = None
         self.sample_shape: Sequence[int] = ()
@@ -67,6 +81,15 @@ class Job:
         self.entered = time.monotonic()
         self.started = 0.0
         self.ended = 0.0
+
+    def check(self) -> None:
+        """End the preparation of a sample that nobody waits for any more.
+
+        Raises:
+            CancelledError: the client is gone, or its time limit has passed.
+        """
+        if self.cancelled:
+            raise CancelledError("nobody waits for the answer")
 
 
 class Worker:
@@ -79,6 +102,7 @@ class Worker:
             threads call it.
         decoding: how images and WAV files are decoded.
         failures: the log of unexpected exceptions.
+        sample_bytes: the most memory for a step of preprocessing.
 
     Attributes:
         failed: whether the last inference failed on the device, not because of its image.
@@ -91,6 +115,7 @@ class Worker:
         done: Callable[[Job], None],
         decoding: Decoding = AS_THEY_ARE,
         failures: Optional[FailureLog] = None,
+        sample_bytes: int = MOST_BYTES,
     ) -> None:
         self._model = model
         self._done = done
@@ -98,6 +123,7 @@ class Worker:
         self._failures = failures or FailureLog()
         self._queue: Deque[Job] = collections.deque()
         self._limit = limit
+        self._sample_bytes = sample_bytes
         self._closing = False
         self._changed = threading.Condition()
         self._prepared: Any = queue.Queue(1)  # of jobs; None ends the model's thread
@@ -189,9 +215,20 @@ class Worker:
             self._failures.add(error)
 
     def _prepare(self, job: Job) -> None:
-        sample = decode_body(job.body, job.shape, job.dtype, self._decoding)
-        job.tensors = self._model.prepare(sample)
+        sample = self._decoded(job)
+        job.body = b""
+        job.tensors = self._model.prepare(sample, job.check, self._sample_bytes)
         job.sample_shape = getattr(sample, "shape", ())  # several inputs are a list
+
+    def _decoded(self, job: Job) -> Any:
+        """Return the sample in a request."""
+        body = multipart.file_of(job.body, job.content_type) if multipart.is_form(job.content_type) else job.body
+        try:
+            return decode_body(body, job.shape, job.dtype, self._decoding)
+        except ImageError as error:
+            if job.content_type.lower().startswith(FORM):
+                raise ImageError(error.what, "send the file with curl --data-binary @FILE: -d @FILE removes line ends")
+            raise
 
     def _answer(self, job: Job) -> None:
         self._since = job.started = time.monotonic()

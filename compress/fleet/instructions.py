@@ -7,11 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from compress.fleet.address import DeviceAddress
+from deploy.contract.errors import INSTALL
 
-INSTALL = (
-    "python3 -m pip install numpy, and ai-edge-litert (Python 3.10 and newer, 64 bits)"
-    " or tflite-runtime 'numpy<2' (others)"
-)
 _README = """\
 {title}, deployed by `python -m compress deploy`.
 

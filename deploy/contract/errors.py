@@ -23,6 +23,11 @@ from __future__ import annotations
 
 from typing import Any, Dict
 
+INSTALL = (
+    "python3 -m pip install numpy, and ai-edge-litert (Python 3.10 and newer, 64 bits)"
+    " or tflite-runtime 'numpy<2' (others)"
+)
+"""How to install what the device side needs."""
 EXIT_FILES = 6
 EXIT_UNSOUND = 14
 EXIT_INTERRUPTED = 130
@@ -62,6 +67,13 @@ class ArgumentError(DeviceError):
     kind = "arguments"
 
 
+class FileError(DeviceError):
+    """A file, a folder or an address cannot be used."""
+
+    exit_code = EXIT_FILES
+    kind = "file"
+
+
 class ImageError(DeviceError):
     """A sample, which may be an image or a sound, cannot be used."""
 
@@ -79,7 +91,7 @@ class LoadError(DeviceError):
 class RuntimeLibraryError(DeviceError):
     """The TFLite runtime is missing, or does not work.
 
-    `kind` is `no_runtime`, `runtime_broken`, `numpy_2`, or `crash` or `hang` (on the CPU).
+    `kind` is `no_numpy`, `no_runtime`, `runtime_broken`, `numpy_2`, or `crash` or `hang` (on the CPU).
     """
 
     exit_code = 11

@@ -13,11 +13,15 @@ import numpy as np
 
 from deploy.contract.errors import ImageError
 from deploy.contract.orientation import EXIF, upright
+from deploy.contract.resizing import LONGEST
 from deploy.contract.step import Array
 
+MAX_PIXELS = 64_000_000
+"""The largest number of pixels of a file that the user names."""
 DEEP = "its values have 32 bits, or are floats; allowed: 8 or 16 bits"
 HINT = "use another image, or a .npy array"
 CONVERT = "convert it to JPEG, for example with `heif-convert` or `mogrify -format jpg`"
+_BLOCK_PIXELS = 1 << 20
 _AVIF_BRANDS = (b"avif", b"avis")
 _HEIC_BRANDS = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1")
 
@@ -25,7 +29,7 @@ _HEIC_BRANDS = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b
 def decode(
     content: Union[bytes, bytearray],
     channels: Optional[int] = None,
-    max_pixels: Optional[int] = None,
+    max_pixels: int = MAX_PIXELS,
     orientation: str = EXIF,
 ) -> Array:
     """Decode an image file in a format of Pillow or OpenCV: uint8 [height, width, channels].
@@ -33,7 +37,7 @@ def decode(
     Args:
         content: the bytes of the file.
         channels: 3: RGB; 1: grey; None: the channels of the file.
-        max_pixels: the largest number of pixels; None: the limit of the decoder.
+        max_pixels: the largest number of pixels. With OpenCV, which decodes at once: its own limit.
         orientation: "exif": rotate and mirror the image by its EXIF orientation; "ignore": do not.
 
     Raises:
@@ -47,13 +51,25 @@ def decode(
     unidentified: Any = getattr(PIL, "UnidentifiedImageError", ())  # since Pillow 7
     try:
         with Image.open(io.BytesIO(content)) as image:
-            if max_pixels is not None and image.size[0] * image.size[1] > max_pixels:
-                raise ValueError("it is larger than its header says")
+            check_size(image.size[0], image.size[1], max_pixels)
             return upright(pixels(image, channels), content, orientation)
     except unidentified:
         raise unknown_format(content)
+    except ImageError:
+        raise
     except Exception as error:  # noqa: BLE001 - decoders raise exceptions of every type for damaged images
         raise ImageError("the image cannot be decoded: %s" % error, HINT)
+
+
+def check_size(width: int, height: int, max_pixels: int) -> None:
+    """Check the size of an image before memory is allocated for it.
+
+    Raises:
+        ImageError: it has no pixels, too many, or a side that is too long.
+    """
+    if not 0 < width * height <= max_pixels or max(width, height) > LONGEST:
+        allowed = "at most %d, and at most %d along a side" % (max_pixels, LONGEST)
+        raise ImageError("the image has %d x %d pixels; %s" % (width, height, allowed), "use a smaller one")
 
 
 def phone_format(content: Union[bytes, bytearray]) -> str:
@@ -100,10 +116,15 @@ def to_grey(rgb: Array) -> Array:
 
     The result equals Pillow's since version 7. Older versions truncate, and OpenCV rounds in another way.
     """
-    sums = np.full(rgb.shape[:2], 1 << 15, np.uint32)
-    for index, weight in enumerate((19595, 38470, 7471)):
-        sums += np.multiply(rgb[..., index], weight, dtype=np.uint32)
-    return (sums >> 16).astype(np.uint8)[..., np.newaxis]
+    grey = np.empty(rgb.shape[:2] + (1,), np.uint8)
+    rows = max(_BLOCK_PIXELS // max(rgb.shape[1], 1), 1)
+    for start in range(0, len(rgb), rows):
+        block = rgb[start : start + rows]
+        sums = np.full(block.shape[:2], 1 << 15, np.uint32)
+        for index, weight in enumerate((19595, 38470, 7471)):
+            sums += np.multiply(block[..., index], weight, dtype=np.uint32)
+        grey[start : start + rows, :, 0] = sums >> 16
+    return grey
 
 
 def _with_opencv(content: Union[bytes, bytearray], channels: Optional[int]) -> Array:

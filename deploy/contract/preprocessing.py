@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -23,13 +23,17 @@ from deploy.contract.resizing import Crop, Pad, Resize
 from deploy.contract.sound import Length, LogMel, Mfcc, Spectrogram
 from deploy.contract.step import (
     LARGEST,
+    MOST_BYTES,
     Array,
     Numbers,
+    Plan,
     PreprocessingError,
+    Shape,
     Step,
     Whole,
     Wholes,
     Word,
+    count,
     fields,
     image,
     key,
@@ -37,6 +41,7 @@ from deploy.contract.step import (
 )
 
 __all__ = [
+    "MOST_BYTES",
     "STEPS",
     "VERSION",
     "Array",
@@ -78,7 +83,9 @@ class Scale(Step):
     def __call__(self, sample: Array) -> Array:
         """Return the changed sample."""
         factor, offset = self._line()
-        return sample * np.float32(factor) + np.float32(offset)
+        result = sample * np.float32(factor)
+        result += np.float32(offset)
+        return result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,12 +102,22 @@ class Normalize(Step):
         if any(np.float32(value) <= 0 for value in self.std):
             raise PreprocessingError("std must be larger than 0, not %r" % (list(self.std),))
 
+    def planned(self, shape: Shape) -> Plan:
+        """Return the same shape.
+
+        Raises:
+            PreprocessingError: it has another number of channels than the step.
+        """
+        for values in (self.mean, self.std):
+            if len(values) not in (1, shape[-1]):
+                raise PreprocessingError("normalize has %d numbers for %d channels" % (len(values), shape[-1]))
+        return super().planned(shape)
+
     def __call__(self, sample: Array) -> Array:
         """Return the changed sample; its last axis is the channels."""
-        for values in (self.mean, self.std):
-            if len(values) not in (1, sample.shape[-1]):
-                raise PreprocessingError("normalize has %d numbers for %d channels" % (len(values), sample.shape[-1]))
-        return (sample - np.asarray(self.mean, np.float32)) / np.asarray(self.std, np.float32)
+        result = sample - np.asarray(self.mean, np.float32)
+        result /= np.asarray(self.std, np.float32)
+        return result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,12 +149,20 @@ class Colour(Step):
     from_: str = key(Word("rgb", "bgr", "grey"), "rgb")
     """The channels of the sample. Images that Coralline or Pillow decodes are rgb; frames of OpenCV are bgr."""
 
-    def __call__(self, sample: Array) -> Array:
-        """Return the changed image."""
-        channels = image(sample, "colour")[2]
+    def planned(self, shape: Shape) -> Plan:
+        """Return the shape of the result.
+
+        Raises:
+            PreprocessingError: it is not an image with these channels.
+        """
+        height, width, channels = image(shape, "colour")
         expected = 1 if self.from_ == "grey" else 3
         if channels != expected:
             raise PreprocessingError("colour from %s takes %d channels, not %d" % (self.from_, expected, channels))
+        return Plan((height, width, 1 if self.to == "grey" else 3), 3 * height * width)
+
+    def __call__(self, sample: Array) -> Array:
+        """Return the changed image."""
         if self.from_ == self.to:
             return sample
         if self.from_ == "grey":
@@ -163,12 +188,21 @@ class Reshape(Step):
                 "shape must have at most 6 dimensions, no 0, and at most one -1: %r" % (self.shape,)
             )
 
+    def planned(self, shape: Shape) -> Plan:
+        """Return the new shape.
+
+        Raises:
+            PreprocessingError: it has another number of values.
+        """
+        known = abs(count(self.shape))  # without the -1
+        whole, rest = divmod(count(shape), known)
+        if rest or (whole != 1 and -1 not in self.shape):
+            raise PreprocessingError("%r cannot be reshaped to %r" % (list(shape), list(self.shape)))
+        return Plan(tuple(whole if side == -1 else side for side in self.shape), count(shape))
+
     def __call__(self, sample: Array) -> Array:
         """Return the sample in the new shape."""
-        try:
-            return np.ascontiguousarray(sample).reshape(self.shape)
-        except ValueError:
-            raise PreprocessingError("%r cannot be reshaped to %r" % (list(sample.shape), list(self.shape)))
+        return np.ascontiguousarray(sample).reshape(self.planned(sample.shape).shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,10 +212,19 @@ class Squeeze(Step):
     axis: int = key(Whole(-6, 5), -1)
     """The index of the axis; -1 is the last one."""
 
+    def planned(self, shape: Shape) -> Plan:
+        """Return the shape without this axis.
+
+        Raises:
+            PreprocessingError: it has no such axis of length 1.
+        """
+        rank = len(shape)
+        if not -rank <= self.axis < rank or shape[self.axis] != 1 or rank == 1:
+            raise PreprocessingError("axis %d of %r is not one of length 1" % (self.axis, list(shape)))
+        return Plan(shape[: self.axis % rank] + shape[self.axis % rank + 1 :], 0)
+
     def __call__(self, sample: Array) -> Array:
         """Return the sample without this axis."""
-        if not -sample.ndim <= self.axis < sample.ndim or sample.shape[self.axis] != 1 or sample.ndim == 1:
-            raise PreprocessingError("axis %d of %r is not one of length 1" % (self.axis, list(sample.shape)))
         return np.squeeze(sample, self.axis)
 
 
@@ -200,6 +243,12 @@ STEPS: Dict[str, Any] = {
     "reshape": Reshape,
     "squeeze": Squeeze,
 }
+
+
+_SAMPLE = "a sample must be numbers [height, width, channels], or a sound [samples]"
+SELECTING = (Resize, Crop)
+"""The steps that take images of any type of numbers, and convert the pixels that they use: a photo as float32 would
+take four times its memory."""
 
 
 class Preprocessing:
@@ -233,29 +282,64 @@ class Preprocessing:
         text = json.dumps([VERSION, [step.digest_entry() for step in self.steps]], separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def __call__(self, sample: Array) -> Array:
-        """Return one preprocessed sample, float32.
+    def result_shape(self, shape: Shape, most_bytes: int = MOST_BYTES) -> Shape:
+        """Return the shape of the result for a sample of this shape. Nothing is allocated.
+
+        Args:
+            shape: the shape of the sample.
+            most_bytes: the most memory that a step may use for its input, its result and what is between them.
 
         Raises:
-            PreprocessingError: the sample's shape or type does not fit.
+            PreprocessingError: a sample of this shape is not suitable, or a step would need too much memory.
         """
-        has_rank = 1 <= sample.ndim <= 3 or (sample.ndim > 3 and not self.steps)
-        if not has_rank or sample.dtype.kind not in "uifb" or 0 in sample.shape:
-            raise PreprocessingError(
-                "a sample must be numbers [height, width, channels], or a sound [samples], not %s %r"
-                % (sample.dtype, sample.shape)
-            )
-        values = sample.astype(np.float32)
-        if values.ndim == 2:
-            values = values[..., np.newaxis]
+        has_rank = 1 <= len(shape) <= 3 or (len(shape) > 3 and not self.steps)
+        if not has_rank or 0 in shape:
+            raise PreprocessingError("%s, not %r" % (_SAMPLE, tuple(shape)))
+        shape = _with_channels(shape)
+        for index, step in enumerate(self.steps):
+            try:
+                plan: Plan = step.planned(shape)
+            except PreprocessingError as error:
+                raise PreprocessingError(str(error), index)
+            needed_bytes = 4 * (count(shape) + plan.values)
+            if needed_bytes > most_bytes:
+                facts = (list(shape), needed_bytes >> 20, most_bytes >> 20)
+                raise PreprocessingError("a sample of %r needs %d MB of memory here; allowed: %d MB" % facts, index)
+            shape = plan.shape
+        return shape
+
+    def __call__(self, sample: Array, between: Callable[[], None] = lambda: None) -> Array:
+        """Return one preprocessed sample, float32.
+
+        Args:
+            sample: the sample.
+            between: a function that is called before each step; an exception that it raises ends the work.
+
+        Raises:
+            PreprocessingError: the sample's shape or type does not fit, or it would need too much memory.
+        """
+        if sample.dtype.kind not in "uifb":
+            raise PreprocessingError("%s, not %s %r" % (_SAMPLE, sample.dtype, sample.shape))
+        self.result_shape(sample.shape)
+        values = sample.reshape(_with_channels(sample.shape))
         if sample.dtype == np.int16 and any(isinstance(step, Spectrogram) for step in self.steps):
+            values = values.astype(np.float32)
             values /= np.float32(32768)
         for index, step in enumerate(self.steps):
+            between()
+            if not isinstance(step, SELECTING):
+                values = values.astype(np.float32, copy=False)
             try:
                 values = step(values)
             except PreprocessingError as error:
                 raise PreprocessingError(str(error), index)
-        return np.ascontiguousarray(values, dtype=np.float32)
+        values = np.ascontiguousarray(values, dtype=np.float32)
+        return values.copy() if np.may_share_memory(values, sample) else values
+
+
+def _with_channels(shape: Shape) -> Shape:
+    """Return the shape of a sample with its channels: two axes get a third one."""
+    return tuple(shape) + (1,) if len(shape) == 2 else tuple(shape)
 
 
 def _parse(entry: Any, index: int) -> Any:

@@ -7,16 +7,32 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, Callable, Dict, NamedTuple, Tuple
+from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from deploy.contract.step import Array, Fill, Flag, Number, PreprocessingError, Step, Wholes, Word, image, key, small
+from deploy.contract.step import (
+    Array,
+    Fill,
+    Flag,
+    Number,
+    Plan,
+    PreprocessingError,
+    Shape,
+    Step,
+    Wholes,
+    Word,
+    count,
+    image,
+    key,
+)
 
 SIDE = 8192
 """The largest height or width of a result."""
 LONGEST = 1 << 16
 """The largest height or width of an image for which weights are computed."""
+BLOCK_VALUES = 1 << 22
+"""The number of values that one block of a resized image needs: 16 MB."""
 Size = Tuple[int, int]
 Area = Tuple[int, int, int, int]
 """Top, left, height and width, in pixels."""
@@ -87,43 +103,166 @@ class Resize(Step):
             target = _letterbox((height, width), self.size, self.align)
         return ImagePlacement(source, target, self.size)
 
-    def __call__(self, sample: Array) -> Array:
-        """Return the changed image."""
-        height, width, channels = image(sample, "resize")
+    def planned(self, shape: Shape) -> Plan:
+        """Return the shape of the result, and the values that are computed at once.
+
+        Raises:
+            PreprocessingError: it is not an image of a suitable size.
+        """
+        height, width, channels = image(shape, "resize")
         placement = self.placement(height, width)
+        size = placement.target[2:]
+        longest = max(placement.source[2:])
+        if longest > LONGEST and self._sums:
+            raise PreprocessingError("%s takes a height or width up to %d, not %d" % (self.filter, LONGEST, longest))
+        first, second = self._order()
+        one_output = size[first] * self._reach(placement.source[2 + second], size[second]) * channels
+        values = size[0] * size[1] * channels + 4 * max(one_output, BLOCK_VALUES)
+        values += 16 * sum(self._reach(placement.source[2 + axis], size[axis]) * size[axis] for axis in (0, 1))
+        if size == self.size:
+            return Plan(size + (channels,), values)
+        _check_fill(self.fill, channels, "resize")
+        return Plan(self.size + (channels,), values + self.size[0] * self.size[1] * channels)
+
+    def __call__(self, sample: Array) -> Array:
+        """Return the changed image. It may have any type of numbers: only the pixels that are used are converted."""
+        self.planned(sample.shape)
+        placement = self.placement(*sample.shape[:2])
         sample = _part(sample, placement.source)
         size = placement.target[2:]
-        small((height, size[1], channels), "resize")
-        small(size + (channels,), "resize")
-        summed = self.filter not in ("nearest", "bilinear") or self.antialias
-        # Interpolation between two pixels: width first, in float32, which is bit-exact to TensorFlow. `levels`: width
-        # first, as in Pillow. Weighted sums: height first, because adding whole rows is several times faster.
-        for axis in (0, 1) if summed and not self.levels else (1, 0):
-            if sample.shape[axis] != size[axis]:
-                sample = self._along(sample, axis, size[axis])
-                if self.levels:
-                    sample = np.clip(np.floor(sample + np.float32(0.5)), 0, 255)
-        return sample if size == self.size else _around(sample, placement, self.fill, "resize")
+        if sample.shape[:2] != size:
+            sample = self._resized(sample, size)
+        return sample if size == self.size else _around(sample, placement, self.fill)
 
-    def _along(self, sample: Array, axis: int, side: int) -> Array:
-        length = sample.shape[axis]
+    @property
+    def _sums(self) -> bool:
+        """Whether a new pixel is a weighted sum, not one pixel or an interpolation between two."""
+        return self.filter not in ("nearest", "bilinear") or self.antialias
+
+    def _order(self) -> Size:
+        """Return the axis that is resized first, and the other one.
+
+        Interpolation between two pixels: width first, in float32, which is bit-exact to TensorFlow. `levels`: width
+        first, as in Pillow. Weighted sums: height first, because adding whole rows is several times faster.
+        """
+        return (0, 1) if self._sums and not self.levels else (1, 0)
+
+    def _reach(self, length: int, side: int) -> int:
+        """Return the largest number of pixels along one axis that one new pixel is computed from."""
+        if not self._sums or length == side:
+            return 2
+        return min(length, int(4 * max(length / side, 1)) + 3)
+
+    def _resized(self, sample: Array, size: Size) -> Array:
+        """Return the image in another size: float32.
+
+        It is computed in blocks along the second axis, from those rows (or columns) alone that the block needs: an
+        image with one extreme side would otherwise be resized along the other one in its full length. The values do
+        not depend on the blocks.
+        """
+        first, second = self._order()
+        inner = self._taps(sample.shape[first], size[first])
+        outer = self._taps(sample.shape[second], size[second])
+        result = np.empty(size + sample.shape[2:], np.float32)
+        values_per_line = size[first] * sample.shape[2]
+        for start, stop in _blocks(outer, values_per_line):
+            lines, block = outer.block(start, stop)
+            part = _lines(sample, lines, second)
+            if part.size <= BLOCK_VALUES:  # once, not for each tap
+                part = part.astype(np.float32, copy=False)
+            part = self._leveled(inner.along(part, first), inner)
+            _lines(result, slice(start, stop), second)[...] = self._leveled(block.along(part, second), block)
+        return result
+
+    def _leveled(self, values: Array, taps: _Taps) -> Array:
+        """Apply `levels` to the result of one pass."""
+        if not self.levels or taps.keeps:
+            return values
+        values += np.float32(0.5)
+        np.floor(values, out=values)
+        return np.clip(values, 0, 255, out=values)
+
+    def _taps(self, length: int, side: int) -> _Taps:
+        """Return the pixels of one axis that each new pixel is computed from, and how."""
+        if length == side:
+            return _Taps(np.arange(side)[np.newaxis], None)
+        if self._sums:
+            compute = _weights if length <= SIDE else _weights.__wrapped__  # large ones would fill the cache
+            return _Taps(*compute(self.filter, self.antialias, length, side))
         half = np.float32(0.5)
         centres = (np.arange(side, dtype=np.float32) + half) * (np.float32(length) / np.float32(side))
         if self.filter == "nearest":
-            return np.take(sample, np.minimum(centres.astype(np.int64), length - 1), axis=axis)
-        if self.filter != "bilinear" or self.antialias:
-            if length > LONGEST:
-                raise PreprocessingError("%s takes a height or width up to %d, not %d" % (self.filter, LONGEST, length))
-            return _summed(sample, axis, *_weights(self.filter, self.antialias, length, side))
+            return _Taps(np.minimum(centres.astype(np.int64), length - 1)[np.newaxis], None)
         position = centres - half
         below = np.floor(position)
-        weight = position - below
+        indices = np.clip(np.stack([below, below + 1]), 0, length - 1).astype(np.int64)
+        return _Taps(indices, (position - below)[np.newaxis])
+
+
+class _Taps(NamedTuple):
+    """The pixels along one axis that each new pixel is computed from.
+
+    Attributes:
+        indices: their indices: int64 [taps, new pixels].
+        weights: float32; None: the pixel itself, of one tap. [1, new pixels]: the position between two taps.
+            [taps, new pixels]: the weights of a sum.
+    """
+
+    indices: Array
+    weights: Optional[Array]
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the new pixels are old ones."""
+        return self.weights is None
+
+    def block(self, start: int, stop: int) -> Tuple[Array, _Taps]:
+        """Return the pixels that some of the new pixels need, and the taps in these alone."""
+        indices = self.indices[:, start:stop]
+        lines = np.unique(indices)
+        weights = None if self.weights is None else self.weights[:, start:stop]
+        return lines, _Taps(np.searchsorted(lines, indices), weights)
+
+    def along(self, sample: Array, axis: int) -> Array:
+        """Return the new pixels along an axis: float32. Sums are added one by one: every machine has this order."""
+        if self.weights is None:
+            return _taken(sample, self.indices[0], axis)
         shape = [1] * sample.ndim
-        shape[axis] = side
-        weight = weight.reshape(shape)
-        low = np.take(sample, np.clip(below, 0, length - 1).astype(np.int64), axis=axis)
-        high = np.take(sample, np.clip(below + 1, 0, length - 1).astype(np.int64), axis=axis)
-        return low + (high - low) * weight
+        shape[axis] = -1
+        low = _taken(sample, self.indices[0], axis)
+        if len(self.weights) < len(self.indices):
+            high = _taken(sample, self.indices[1], axis)
+            high -= low
+            high *= self.weights[0].reshape(shape)
+            high += low
+            return high
+        low *= self.weights[0].reshape(shape)
+        for index, weight in zip(self.indices[1:], self.weights[1:]):
+            part = _taken(sample, index, axis)
+            part *= weight.reshape(shape)
+            low += part
+        return low
+
+
+def _taken(sample: Array, indices: Array, axis: int) -> Array:
+    return np.take(sample, indices, axis=axis).astype(np.float32, copy=False)
+
+
+def _lines(sample: Array, lines: Any, axis: int) -> Array:
+    """Return some rows (axis 0) or columns (axis 1): a view if all of them follow each other."""
+    if not isinstance(lines, slice) and len(lines) == lines[-1] - lines[0] + 1:
+        lines = slice(int(lines[0]), int(lines[-1]) + 1)
+    return sample[lines] if axis == 0 else sample[:, lines]
+
+
+def _blocks(taps: _Taps, values_per_line: int) -> Iterator[Tuple[int, int]]:
+    """Yield start and end of blocks of new pixels, so that each needs about `BLOCK_VALUES` values at most."""
+    count = taps.indices.shape[1]
+    per_output = max(int(taps.indices.max()) - int(taps.indices.min()) + 1, count) / count
+    lines = max(min(per_output, len(taps.indices)), 1) * values_per_line
+    step = max(int(BLOCK_VALUES / lines), 1)
+    for start in range(0, count, step):
+        yield start, min(start + step, count)
 
 
 def _triangle(distance: Array) -> Array:
@@ -163,18 +302,6 @@ def _weights(method: str, antialias: bool, length: int, side: int) -> Tuple[Arra
     return np.clip(indices[used], 0, length - 1), weights.astype(np.float32)
 
 
-def _summed(sample: Array, axis: int, indices: Array, weights: Array) -> Array:
-    """Return the weighted sums along one axis. The taps are added one by one, so that every machine has this order."""
-    shape = [1] * sample.ndim
-    shape[axis] = -1
-    result = np.take(sample, indices[0], axis=axis) * weights[0].reshape(shape)
-    for index, weight in zip(indices[1:], weights[1:]):
-        part = np.take(sample, index, axis=axis)
-        part *= weight.reshape(shape)
-        result += part
-    return result
-
-
 @dataclasses.dataclass(frozen=True)
 class Crop(Step):
     """Crop an image to its centre: `size` = [height, width], or a `share` of height and width.
@@ -208,9 +335,14 @@ class Crop(Step):
             raise PreprocessingError("crop to %r: the image has %r; resize or pad it before" % sizes)
         return ImagePlacement(_middle(sides, (rows, columns)), (0, 0, rows, columns), (rows, columns))
 
+    def planned(self, shape: Shape) -> Plan:
+        """Return the shape of the result, which is a part of the sample."""
+        height, width, channels = image(shape, "crop")
+        return Plan(self.placement(height, width).size + (channels,), 0)
+
     def __call__(self, sample: Array) -> Array:
         """Return the changed image."""
-        return _part(sample, self.placement(*image(sample, "crop")[:2]).source)
+        return _part(sample, self.placement(*image(sample.shape, "crop")[:2]).source)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,9 +369,17 @@ class Pad(Step):
         target = ((self.size[0] - height) // 2, (self.size[1] - width) // 2, height, width)
         return ImagePlacement((0, 0, height, width), target, self.size)
 
+    def planned(self, shape: Shape) -> Plan:
+        """Return the shape of the result, and the number of its values."""
+        height, width, channels = image(shape, "pad")
+        _check_fill(self.fill, channels, "pad")
+        result = self.placement(height, width).size + (channels,)
+        return Plan(result, count(result))
+
     def __call__(self, sample: Array) -> Array:
         """Return the changed image."""
-        return _around(sample, self.placement(*image(sample, "pad")[:2]), self.fill, "pad")
+        self.planned(sample.shape)
+        return _around(sample, self.placement(*sample.shape[:2]), self.fill)
 
 
 def _padded(image_size: Size, size: Size) -> Area:
@@ -279,13 +419,14 @@ def _part(sample: Array, area: Area) -> Array:
     return sample[top : top + height, left : left + width]
 
 
-def _around(sample: Array, placement: ImagePlacement, fill: Tuple[float, ...], name: str) -> Array:
-    """Return a resized image with a border around it."""
-    channels = sample.shape[2]
+def _check_fill(fill: Tuple[float, ...], channels: int, name: str) -> None:
     if len(fill) not in (1, channels):
         raise PreprocessingError("%s has %d fill values for %d channels" % (name, len(fill), channels))
-    small(tuple(placement.size) + (channels,), name)
-    result = np.empty(tuple(placement.size) + (channels,), np.float32)
+
+
+def _around(sample: Array, placement: ImagePlacement, fill: Tuple[float, ...]) -> Array:
+    """Return a resized image with a border around it."""
+    result = np.empty(tuple(placement.size) + sample.shape[2:], np.float32)
     result[...] = np.asarray(fill, np.float32)
     _part(result, placement.target)[...] = sample
     return result

@@ -12,7 +12,20 @@ from typing import Any, Tuple
 
 import numpy as np
 
-from deploy.contract.step import Array, Flag, Number, Numbers, PreprocessingError, Step, Whole, Word, key, small
+from deploy.contract.step import (
+    Array,
+    Flag,
+    Number,
+    Numbers,
+    Plan,
+    PreprocessingError,
+    Shape,
+    Step,
+    Whole,
+    Word,
+    count,
+    key,
+)
 
 _BLOCK = 256
 """The number of frames in one transform, which limits the memory for intermediate values."""
@@ -31,13 +44,17 @@ class Length(Step):
     fill: float = key(Number(), 0.0)
     """The value of the padding."""
 
+    def planned(self, shape: Shape) -> Plan:
+        """Return the shape of the result; of a longer sample, it is a view."""
+        result = (self.samples,) + shape[1:]
+        return Plan(result, 0 if shape[0] >= self.samples else count(result))
+
     def __call__(self, sample: Array) -> Array:
         """Return the changed sample."""
         more = len(sample) - self.samples
         first = {"start": 0, "centre": abs(more) // 2, "end": abs(more)}[self.keep]
         if more >= 0:
             return sample[first : first + self.samples]
-        small((self.samples,) + sample.shape[1:], "length")
         result = np.full((self.samples,) + sample.shape[1:], self.fill, np.float32)
         result[first : first + len(sample)] = sample
         return result
@@ -80,36 +97,60 @@ class Spectrogram(Step):
         if self.fft < self.frame:
             raise PreprocessingError("fft must be at least a frame of %d samples, not %d" % (self.frame, self.fft))
 
+    def planned(self, shape: Shape) -> Plan:
+        """Return the shape of the result, and the values that are computed at once.
+
+        Raises:
+            PreprocessingError: it is not a sound, or too short.
+        """
+        frames, width = self._frames(shape), self._width
+        sound = shape[0] * (4 if self.centre else 2)  # float64
+        block = min(frames, _BLOCK) * (4 * self.frame + 6 * self.fft)
+        return Plan((frames, width, 1), sound + block + frames * width)
+
     def __call__(self, sample: Array) -> Array:
         """Return the sound as an image."""
-        return self._image(self._framed(sample), lambda spectrum: spectrum, self.fft // 2 + 1)
+        return self._image(self._framed(sample), lambda spectrum: spectrum)
+
+    @property
+    def _width(self) -> int:
+        """The width of the result."""
+        return int(self.fft) // 2 + 1
+
+    def _frames(self, shape: Shape) -> int:
+        """Return the number of frames of a sound.
+
+        Raises:
+            PreprocessingError: it is not a sound, or too short.
+        """
+        if len(shape) != 1 and shape[1:] != (1, 1):
+            raise PreprocessingError("it takes a sound [samples], not %r" % (list(shape),))
+        length = shape[0]
+        if self.centre and self.fill == "reflect" and length <= self.fft // 2:
+            raise PreprocessingError("%d samples are too few for a reflection over %d" % (length, self.fft // 2))
+        padded = length + 2 * (self.fft // 2) - (self.fft - self.frame) if self.centre else length
+        frames = 1 + (padded - self.frame) // self.step
+        if frames < 1:
+            short = "%d samples are less than one frame of %d: add the step length before it"
+            raise PreprocessingError(short % (length, self.frame))
+        return int(frames)
 
     def _framed(self, sample: Array) -> Array:
         """Return the frames of a sound: float64 [frames, samples], a view."""
-        if sample.ndim == 3 and sample.shape[1:] == (1, 1):
-            sample = sample[:, 0, 0]
-        if sample.ndim != 1:
-            raise PreprocessingError("it takes a sound [samples], not %r" % (list(sample.shape),))
-        sound = sample.astype(np.float64)
+        frames = self._frames(sample.shape)
+        sound = sample.reshape(-1).astype(np.float64)
         if self.centre:
             half = self.fft // 2
             before = (self.fft - self.frame) // 2
-            if self.fill == "reflect" and len(sound) <= half:
-                raise PreprocessingError("%d samples are too few for a reflection over %d" % (len(sound), half))
             sound = np.pad(sound, half, "reflect" if self.fill == "reflect" else "constant")
             sound = sound[before : len(sound) - (self.fft - self.frame - before)]
-        count = 1 + (len(sound) - self.frame) // self.step
-        if count < 1:
-            short = "%d samples are less than one frame of %d: add the step length before it"
-            raise PreprocessingError(short % (len(sample), self.frame))
         stride = sound.strides[0]
         strides = (stride * self.step, stride)
-        return np.lib.stride_tricks.as_strided(sound, (count, self.frame), strides, writeable=False)
+        return np.lib.stride_tricks.as_strided(sound, (frames, self.frame), strides, writeable=False)
 
-    def _image(self, frames: Array, change: Any, width: int) -> Array:
+    def _image(self, frames: Array, change: Any) -> Array:
         """Return the spectra of all frames after the function `change`: float32 [frames, width, 1]."""
-        small((len(frames), width), "it")
-        result = np.empty((len(frames), width, 1), np.float32)
+        result = np.empty((len(frames), self._width, 1), np.float32)
         for place in range(0, len(frames), _BLOCK):
             spectrum = self._spectrum(frames[place : place + _BLOCK])
             result[place : place + _BLOCK, :, 0] = change(spectrum)
@@ -172,10 +213,19 @@ class LogMel(Spectrogram):
             raise PreprocessingError("%d bins of an fft of %d are too many" % (self.bins, self.fft))
         self._bands()
 
+    @property
+    def _width(self) -> int:
+        return self.bins
+
+    def planned(self, shape: Shape) -> Plan:
+        """Return the shape of the result, and the values that are computed at once."""
+        plan = super().planned(shape)
+        return Plan(plan.shape, plan.values + count(plan.shape))
+
     def __call__(self, sample: Array) -> Array:
         """Return the sound as an image."""
         bands = self._bands()
-        values = self._image(self._framed(sample), lambda spectrum: self._log(spectrum @ bands), self.bins)
+        values = self._image(self._framed(sample), lambda spectrum: self._log(spectrum @ bands))
         return self._relative_to_largest(values)
 
     def _bands(self) -> Array:
@@ -211,6 +261,12 @@ class Mfcc(LogMel):
         super().__post_init__()
         if self.coefficients > self.bins:
             raise PreprocessingError("coefficients must be at most bins, %d, not %d" % (self.bins, self.coefficients))
+
+    def planned(self, shape: Shape) -> Plan:
+        """Return the shape of the result, and the values that are computed at once."""
+        plan = super().planned(shape)
+        result = (plan.shape[0], self.coefficients, 1)
+        return Plan(result, plan.values + 2 * count(plan.shape) + 3 * count(result))
 
     def __call__(self, sample: Array) -> Array:
         """Return the sound as an image."""

@@ -7,15 +7,28 @@ a float32 sample to another float32 sample.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
 LARGEST = float(np.finfo(np.float32).max)
-MOST_VALUES = 1 << 28
-"""The most values in the output of a step: an image of 8192 x 8192 with four channels. Specifications are untrusted."""
+MOST_BYTES = 1 << 30
+"""The most memory for the preprocessing of one sample. Specifications and samples are untrusted."""
 Array = Any
 """A numpy array. numpy 1.16, which old boards have, has no type annotations."""
+Shape = Tuple[int, ...]
+
+
+class Plan(NamedTuple):
+    """The result of a step for a sample of some shape, before it is computed.
+
+    Attributes:
+        shape: the shape of the result.
+        values: the float32 values that the step holds at once, including its result, without its input.
+    """
+
+    shape: Shape
+    values: int
 
 
 class PreprocessingError(ValueError):
@@ -206,6 +219,14 @@ class Step:
                 added[name] = value
         return [type(self).__name__, values] + ([added] if added else [])
 
+    def planned(self, shape: Shape) -> Plan:
+        """Return the shape of the result for a sample of this shape, and the values that the step holds at once.
+
+        Raises:
+            PreprocessingError: a sample of this shape is not suitable.
+        """
+        return Plan(shape, count(shape))
+
     def __call__(self, sample: Array) -> Array:
         """Return the changed sample, float32.
 
@@ -215,25 +236,20 @@ class Step:
         raise NotImplementedError
 
 
-def image(sample: Array, name: str) -> Tuple[int, int, int]:
+def image(shape: Shape, name: str) -> Tuple[int, int, int]:
     """Return height, width and channels of a sample.
 
     Raises:
         PreprocessingError: it is not an image.
     """
-    if sample.ndim != 3:
-        raise PreprocessingError("%s takes an image [height, width, channels], not %r" % (name, list(sample.shape)))
-    return sample.shape  # type: ignore[no-any-return]
+    if len(shape) != 3:
+        raise PreprocessingError("%s takes an image [height, width, channels], not %r" % (name, list(shape)))
+    return shape[0], shape[1], shape[2]
 
 
-def small(shape: Sequence[int], name: str) -> None:
-    """Check that an array of this shape fits into memory.
-
-    Raises:
-        PreprocessingError: it has too many values.
-    """
-    count = 1
+def count(shape: Sequence[int]) -> int:
+    """Return the number of values of an array."""
+    product = 1
     for side in shape:
-        count *= int(side)
-    if count > MOST_VALUES:
-        raise PreprocessingError("%s would give %r, which is more than %d values" % (name, list(shape), MOST_VALUES))
+        product *= int(side)
+    return product

@@ -19,6 +19,7 @@ from till import Till
 
 from deploy import images, learnt_file
 from deploy.contract.errors import ArgumentError, DeviceError
+from deploy.protocol import MAX_LENGTH, parse_integer
 
 MAX_BODY_BYTES = 1 << 25
 MAX_PHOTOS = 20
@@ -195,9 +196,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             name = query.get("name", "")
             if body:
                 return _json({"learnt": till.learn_from_photos(name, self._photos(body))})
-            place = query.get("part", "0")
-            number = int(place) if place.isdigit() and len(place) < 5 else -1
-            return _json({"learnt": till.learn_from_frames(name, number)})
+            number = parse_integer(query.get("part", "0"), 0, 9999)
+            return _json({"learnt": till.learn_from_frames(name, -1 if number is None else number)})
         if path == "/undo":
             change = till.recognizer.undo()
             till.look_again()
@@ -219,13 +219,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         lengths = self.headers.get_all("Content-Length") or []
         if len(lengths) != 1 or self.headers.get("Transfer-Encoding") is not None:
             raise PageError(411, "the request needs one Content-Length")
-        text = lengths[0]
-        if not (text.isdigit() and len(text) < 12):
+        length = parse_integer(lengths[0], 0, MAX_LENGTH)
+        if length is None:
             raise PageError(400, "Content-Length is not a number")
-        if int(text) > MAX_BODY_BYTES:
+        if length > MAX_BODY_BYTES:
             raise PageError(413, "the photos have more than %d MB: send fewer or smaller ones" % (MAX_BODY_BYTES >> 20))
-        body = self.rfile.read(int(text))
-        if len(body) != int(text):
+        body = self.rfile.read(length)
+        if len(body) != length:
             raise PageError(400, "the request is not complete")
         return body
 
@@ -234,11 +234,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         sizes = self.headers.get("X-Sizes", "").split(",")
         if len(sizes) > MAX_PHOTOS:
             raise PageError(400, "there are %d photos; at most %d" % (len(sizes), MAX_PHOTOS))
-        if not all(size.isdigit() and len(size) < 12 for size in sizes) or sum(map(int, sizes)) != len(body):
+        numbers = [parse_integer(size, 0, MAX_BODY_BYTES) for size in sizes]
+        counts = [number for number in numbers if number is not None]
+        if len(counts) != len(sizes) or sum(counts) != len(body):
             raise PageError(400, "X-Sizes are not the sizes of the photos")
         photos = []
         start = 0
-        for size in map(int, sizes):
+        for size in counts:
             content = body[start : start + size]
             photos.append(images.decode_body(content, decoding=self.server.till.recognizer.model.bundle.decoding))
             start += size

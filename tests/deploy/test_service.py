@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import collections
+import concurrent.futures
 import configparser
 import contextlib
 import http.client
 import json
+import random
 import re
 import shlex
 import signal
@@ -25,6 +28,7 @@ from deploy.contract import bundle
 from deploy.model import Model
 
 BODY = bundle.array_bytes(devices.images(1)[0])
+HEAD = b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +183,7 @@ def test_what_cannot_be(arguments: list[str], code: int, path: Path) -> None:
 def test_a_port_that_is_taken(path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         done = devices.runner("serve", path, "--port", taken.getsockname()[1])
-    assert (done.returncode, "in use" in done.stderr) == (6, True)
+    assert (done.returncode, "another process listens" in done.stderr) == (6, True)
 
 
 def test_the_unit(path: Path, tmp_path: Path) -> None:
@@ -228,7 +232,7 @@ def test_an_inference_that_never_comes_back(path: Path, tmp_path: Path) -> None:
     while not (found := re.match(r"runner: listening on http://(\S+):(\d+)", process.stderr.readline())):
         pass
     with socket.create_connection((found[1], int(found[2])), timeout=20) as sock:
-        sock.sendall(b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(BODY) + BODY)
+        sock.sendall(HEAD % len(BODY) + BODY)
         time.sleep(0.3)
         process.send_signal(signal.SIGTERM)
         _, noise = process.communicate(timeout=20)
@@ -239,7 +243,9 @@ def test_an_answer_that_is_under_way_is_sent_before_the_end(path: Path) -> None:
     with served(path, "--port", 0) as (process, place):
         host, port = place.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=20) as sock:
-            sock.sendall(b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(BODY) + BODY)
+            sock.sendall(
+                b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(BODY) + BODY
+            )
             time.sleep(0.3)
             process.send_signal(signal.SIGTERM)
             found = b""
@@ -248,3 +254,89 @@ def test_an_answer_that_is_under_way_is_sent_before_the_end(path: Path) -> None:
         assert found.startswith(b"HTTP/1.1 200 OK")
         process.communicate(timeout=20)
         assert process.returncode == 0
+
+
+class Ending:
+    """A client that sends requests at random moments until the service has ended."""
+
+    def __init__(self, address: Any, number: int, reconnects: bool) -> None:
+        self.address, self.random, self.reconnects = address, random.Random(number), reconnects
+        self.family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
+        self.sock = socket.socket(self.family)
+        self.outcomes: collections.Counter[str] = collections.Counter()
+        self.stopped_at = float("inf")
+
+    def run(self) -> None:
+        """Send until a connection cannot be made, or was closed."""
+        try:
+            self._connect()
+            while True:
+                sent_at = time.monotonic()
+                answer = self._asked(self.sock)
+                if not answer:  # closed without an answer: right for requests after the end alone
+                    self.outcomes["lost" if sent_at < self.stopped_at else "closed"] += 1
+                    break
+                self.outcomes[answer[9:12].decode()] += 1
+                if b"Connection: close" in answer or self.reconnects:
+                    self._connect()
+                time.sleep(self.random.random() * 0.04)
+        except (ConnectionRefusedError, FileNotFoundError):
+            self.outcomes["refused"] += 1
+        except (ConnectionResetError, BrokenPipeError):
+            self.outcomes["reset"] += 1
+        finally:
+            self.sock.close()
+
+    def _connect(self) -> None:
+        self.sock.close()
+        self.sock = socket.socket(self.family)
+        self.sock.settimeout(20)
+        self.sock.connect(self.address)
+
+    def _asked(self, sock: socket.socket) -> bytes:
+        path = self.random.choice([b"/healthz", b"/v1/predict"])
+        if path == b"/healthz":
+            sock.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        else:
+            sock.sendall(HEAD % len(BODY))
+            if self.random.random() < 0.5:
+                time.sleep(0.005)
+            sock.sendall(BODY)
+        answer = b""
+        while not _complete(answer):
+            received = sock.recv(65536)
+            if not received:
+                return answer
+            answer += received
+        return answer
+
+
+def _complete(answer: bytes) -> bool:
+    head, end, body = answer.partition(b"\r\n\r\n")
+    length = re.search(rb"Content-Length: (\d+)", head)
+    return bool(end) and length is not None and len(body) == int(length.group(1))
+
+
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_no_connection_is_reset_at_the_end(kind: str, path: Path, tmp_path: Path) -> None:
+    """60 clients keep their connections, and 20 make a new one for each request, around SIGTERM."""
+    place = str(tmp_path / "s")
+    with served(path, *(("--unix", place) if kind == "unix" else ("--port", 0))) as (process, url):
+        host, _, port = url.removeprefix("http://").rpartition(":")
+        address: Any = place if kind == "unix" else (host, int(port))
+        clients = [Ending(address, number, reconnects=number >= 60) for number in range(80)]
+        with concurrent.futures.ThreadPoolExecutor(80) as pool:
+            running = [pool.submit(client.run) for client in clients]
+            time.sleep(0.7)
+            for client in clients:
+                client.stopped_at = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            for future in running:
+                future.result()
+        _, noise = process.communicate(timeout=30)
+        assert process.returncode == 0, noise
+    outcomes = sum((client.outcomes for client in clients), collections.Counter())
+    assert outcomes["reset"] == outcomes["lost"] == 0, outcomes
+    assert outcomes["200"] > 80
+    assert outcomes["503"] > 0
+    assert outcomes["refused"] > 0

@@ -7,17 +7,41 @@ import http.client
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from deploy.admission import ServiceLimits
+from deploy.answers import Answer
 from deploy.contract import bundle
+from deploy.contract.errors import EdgeTpuError
 from deploy.serve import Server
 
 FACTS = {"name": "tiny", "role": "int8", "device": "cpu", "sha256": "0" * 64}
+BODY = bundle.array_bytes(np.zeros((2, 2), np.uint8))
 Ask = tuple[int, dict[str, str], Any]
+
+
+class Slow:
+    """Says what the first number of an image is, slowly; `gate` holds it back."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds, self.gate, self.seen = seconds, threading.Event(), 0
+        self.gate.set()
+
+    def prepare(self, image: Any, between: Any = None, most_bytes: int = 0) -> Any:
+        return image
+
+    def answer(self, tensor: Any, sample_shape: Any = ()) -> Answer:
+        self.gate.wait(20)
+        time.sleep(self.seconds)
+        self.seen += 1
+        value = int(tensor.ravel()[0])
+        if value == 255:
+            raise EdgeTpuError("the Edge TPU is gone", "plug it in", "refused")
+        return Answer(np.array([value, -1.0], np.float32), [str(value), "other"])
 
 
 class Service:
@@ -67,3 +91,15 @@ def serving(model: Any, facts: dict[str, Any] = FACTS, **settings: Any) -> Itera
         service.server.stop()
         service.thread.join(30)
         assert not service.thread.is_alive()
+
+
+def raw(service: Service, *pieces: bytes, pause: float = 0.0) -> bytes:
+    """What comes back for some bytes, until the service closes the connection."""
+    with service.connect() as sock:
+        for piece in pieces:
+            sock.sendall(piece)
+            time.sleep(pause)
+        found = b""
+        while came := sock.recv(65536):
+            found += came
+    return found

@@ -18,9 +18,9 @@ from compress.data.source import Samples
 from compress.data.sources.images import (
     FORMATS,
     MAX_IMAGE_BYTES,
-    MAX_PIXELS,
     DecodedImages,
     Observed,
+    check_size,
     refuse_other_format,
 )
 from compress.data.types import SPLITS, Objects, Split
@@ -106,8 +106,7 @@ def head_of(path: Path, where: str) -> tuple[tuple[int, int], int]:
         with path.open("rb") as stream:
             refuse_other_format(stream.read(256), str(path))
         raise DataError(f"is not a readable image: {error}", where=str(path), hint="remove or repair it") from error
-    if width * height > MAX_PIXELS:
-        raise DataError(f"has {width}x{height} pixels", where=str(path), allowed=str(MAX_PIXELS))
+    check_size((width, height), str(path))
     return (width, height), orientation
 
 

@@ -16,10 +16,11 @@ from compress.data.file_listing import LabelledFiles
 from compress.data.source import Samples
 from compress.errors import DataError
 from compress.settings import Settings
+from deploy.contract import pictures
+from deploy.contract.errors import ImageError
 from deploy.contract.orientation import IGNORE, UPRIGHT, oriented, read
-from deploy.contract.pictures import CONVERT, phone_format, pixels
+from deploy.contract.pictures import CONVERT, MAX_PIXELS, phone_format, pixels
 
-MAX_PIXELS = 64_000_000
 MAX_IMAGE_BYTES = 256 << 20
 JPEG = dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif"), "JPEG")
 FORMATS = {".png": "PNG", **JPEG, ".bmp": "BMP", ".webp": "WEBP"}
@@ -175,6 +176,18 @@ class ImageFolder(DecodedImages, LabelledFiles):
         return replace(samples, observed=observed.notes)
 
 
+def check_size(size: tuple[int, int], where: str) -> None:
+    """Check width and height of an image before memory is allocated for it.
+
+    Raises:
+        DataError: it has too many pixels, or a side that is too long.
+    """
+    try:
+        pictures.check_size(*size, MAX_PIXELS)
+    except ImageError as error:
+        raise DataError(error.what, where=where, hint="resize or remove it") from error
+
+
 def decoded(content: bytes, channels: int, where: str, observed: Observed | None = None) -> NDArray[np.uint8]:
     """Decode an image file to its stored pixels: uint8 [height, width, channels].
 
@@ -185,8 +198,7 @@ def decoded(content: bytes, channels: int, where: str, observed: Observed | None
 
     try:
         with Image.open(io.BytesIO(content), formats=tuple(set(FORMATS.values()))) as image:
-            if image.width * image.height > MAX_PIXELS:
-                raise DataError(f"has {image.width}x{image.height} pixels", where=where, allowed=str(MAX_PIXELS))
+            check_size(image.size, where)
             if image.format == "PNG":  # of what is cut short, Pillow would give the beginning
                 with Image.open(io.BytesIO(content), formats=("PNG",)) as again:
                     again.verify()

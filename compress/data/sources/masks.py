@@ -16,7 +16,7 @@ from compress.data.class_names import ClassList
 from compress.data.file_tree import Tree, inside, unpacked
 from compress.data.source import Samples, Stored
 from compress.data.sources import bounding_boxes
-from compress.data.sources.images import ERRORS, FORMATS, MAX_IMAGE_BYTES, MAX_PIXELS, DecodedImages, Observed
+from compress.data.sources.images import ERRORS, FORMATS, MAX_IMAGE_BYTES, DecodedImages, Observed, check_size
 from compress.data.splits import at_random
 from compress.data.yaml_description import Description
 from compress.errors import DataError
@@ -249,8 +249,7 @@ def _values(path: Path) -> NDArray[np.uint8]:
     try:
         with Image.open(io.BytesIO(content), formats=("PNG",)) as image:
             mode, size = image.mode, image.size
-            if size[0] * size[1] > MAX_PIXELS:
-                raise DataError(f"has {size[0]}x{size[1]} pixels", where=str(path), allowed=str(MAX_PIXELS))
+            check_size(size, str(path))
             with Image.open(io.BytesIO(content), formats=("PNG",)) as again:
                 again.verify()
             if mode in MODES:

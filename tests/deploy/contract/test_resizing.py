@@ -132,7 +132,7 @@ def test_extreme_sides() -> None:
     assert apply(np.ones((1, 5000)), resize(9, 8, fit="crop", filter="area")).shape == (9, 8, 1)
     with pytest.raises(PreprocessingError, match="height or width up to 65536, not 70000"):
         apply(np.ones((1, 70_000)), resize(1, 8, filter="area"))
-    with pytest.raises(PreprocessingError, match="more than 268435456 values"):
+    with pytest.raises(PreprocessingError, match=r"needs \d+ MB of memory here; allowed: 1024 MB"):
         apply(np.ones((1, 1, 5)), resize(8192, 8192))
 
 
