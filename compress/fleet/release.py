@@ -20,6 +20,7 @@ from compress.files import explain
 from compress.fleet import instructions
 from compress.fleet.remote import AgentSession
 from deploy.contract import bundle, releases
+from deploy.contract.errors import INSTALL
 
 if TYPE_CHECKING:
     from compress.fleet.repository import Contents
@@ -291,7 +292,7 @@ def _run(
         except ValueError as error:
             raise DeploymentError(f"`{verb}` on the device printed no result", where=where) from error
     if "No module named 'numpy'" in completed["errors"]:
-        hint = f"on the device: {instructions.INSTALL}; if pip refuses, use a venv and --python '~/VENV/bin/python3'"
+        hint = f"on the device: {INSTALL}; if pip refuses, use a venv and --python '~/VENV/bin/python3'"
         raise DeploymentError("its Python has no numpy", where=where, hint=hint)
     if completed["exit_code"] < 0:
         raise DeploymentError(f"`{verb}` on the device was killed by signal {-completed['exit_code']}", where=where)
