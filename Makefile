@@ -6,10 +6,12 @@ READY := $(VENV)/ready
 
 SITE := $(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --builder html --conf-dir docs/site . build/site
 
+FUZZ := .venv-fuzz
+
 TF25 := .venv-tf25
 PYTHON38 ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.8.*/bin/python) $(shell command -v python3.8))
 
-.PHONY: demo shop test tf25 check docs bench bench-recipes bench-others wheel constraints clean
+.PHONY: demo shop test tf25 check fuzz docs bench bench-recipes bench-others wheel constraints clean
 
 demo: $(READY)  ## train, prune, distil, quantize, check, package and measure a real model; then open runs/digits/report.html
 	$(BIN)/python -m compress pipeline.yaml
@@ -40,6 +42,10 @@ check: $(READY)  ## style, types, import rules, tests of the architecture, links
 	$(BIN)/python -m pytest -q tests/architecture
 	$(SITE)
 
+fuzz: $(READY) $(if $(COVERAGE),$(FUZZ)/ready)  ## damaged and hostile files of every format: make fuzz [SECONDS=60] [TARGET=tflite]; COVERAGE=1 guides it (atheris)
+	$(if $(COVERAGE),$(FUZZ)/bin/python benchmarks/fuzz_coverage.py,$(BIN)/python benchmarks/fuzz.py) --seconds $(or $(SECONDS),60) \
+		$(addprefix --target ,$(TARGET))
+
 docs: $(READY)  ## build the manuals as a site in build/site; a broken link is an error
 	$(SITE)
 
@@ -62,7 +68,7 @@ constraints:  ## pin all packages again by version and hash, the present version
 		--custom-compile-command "make constraints" --output-file constraints.txt
 
 clean:  ## delete environments, builds and caches; runs/ is kept
-	rm -rf $(VENV) $(TF25) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(TF25) $(FUZZ) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -74,4 +80,11 @@ $(TF25)/ready:
 	@test -n "$(PYTHON38)" || { echo "make tf25 needs Python 3.8: PYTHON38=/path/to/python3.8" >&2; exit 2; }
 	$(PYTHON38) -m venv $(TF25)
 	$(TF25)/bin/python -m pip install --quiet --disable-pip-version-check tensorflow-cpu==2.5.3 "numpy~=1.19.2" "protobuf<3.21"
+	touch $@
+
+$(FUZZ)/ready: $(READY)
+	$(BIN)/python -m venv $(FUZZ)
+	$(FUZZ)/bin/python -m pip install --quiet --disable-pip-version-check atheris==3.0.0
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> "$$($(FUZZ)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/coralline.pth"
 	touch $@

@@ -1,10 +1,10 @@
-"""Damaged and hostile Keras files and SavedModel folders: `python benchmarks/hostile_models.py [--mutations 300]`.
+"""Keras files and SavedModel folders that are made to do harm: `python benchmarks/hostile_models.py`.
 
 Each case is made in a folder of its own and imported by the command `import` in a process of its own, within
 SECONDS and BYTES of memory beyond what an import of a small model takes. It must be refused with exit code 4 and
 one message, or, where the damage does no harm, imported. A crash, another exit code, a traceback, a file that a
-case tries to write, or a limit reached is a failure. Besides, real files (CORALLINE_SHARED) with flipped, cut and
-filled bytes are scanned, without TensorFlow, in processes that may not die. Writes results/hostile_models.json.
+case tries to write, or a limit reached is a failure. `benchmarks/fuzz.py` damages sound files. Writes
+results/hostile_models.json.
 """
 
 from __future__ import annotations
@@ -13,13 +13,11 @@ import argparse
 import json
 import multiprocessing
 import os
-import random
 import resource
 import shutil
 import sys
 import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +25,9 @@ import repository
 
 import h5py
 from malicious_models import CASES, DENSE, WITNESS, Case, hdf5
-from paths import SHARED
 
 from compress.cli import import_model
 from compress.cli import main as command_line
-from compress.errors import CorallineError
-from compress.importers import model_file
 
 assert import_model, h5py.File  # here, so that no process does it, and is measured with it
 RESULTS = repository.RESULTS / "hostile_models.json"
@@ -78,56 +73,8 @@ def imported(case: Case, folder: Path) -> dict[str, Any]:
     return result
 
 
-def mutated(path: Path, number: int) -> bytes:
-    """A real file with some bytes flipped, filled, or cut away."""
-    dice = random.Random(f"{path.name}:{number}")
-    content = bytearray(path.read_bytes())
-    kind = number % 3
-    if kind == 0:
-        for _ in range(dice.choice((1, 4, 64))):
-            content[dice.randrange(min(len(content), 60_000))] ^= 1 << dice.randrange(8)
-    elif kind == 1:
-        start = dice.randrange(len(content))
-        content[start : start + 64] = dice.choice((b"\0", b"\xff")) * 64
-    else:
-        del content[dice.randrange(len(content)) :]
-    return bytes(content)
-
-
-def scanned(path: Path, outcome: Any) -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    try:
-        model_file.read(path)
-        outcome.value = 1
-    except CorallineError:
-        outcome.value = 2
-    except Exception:  # noqa: BLE001 - any other exception is what is looked for
-        outcome.value = 3
-
-
-def mutations(count: int, folder: Path) -> dict[str, int]:
-    """How scans of damaged real files ended."""
-    names = ("died", "read", "error", "exception", "timeout")
-    found: Counter[str] = Counter()
-    for original in sorted((SHARED / "models" / "keras").glob("*.h*5")):
-        for number in range(count):
-            path, outcome = folder / original.name, multiprocessing.Value("b", 0)
-            path.write_bytes(mutated(original, number))
-            process = multiprocessing.Process(target=scanned, args=(path, outcome))
-            process.start()
-            process.join(20)
-            if process.is_alive():
-                process.kill()
-                outcome.value = 4
-            found[names[outcome.value]] += 1
-            if outcome.value not in (1, 2):
-                print(f"{original.name}, mutation {number}: {names[outcome.value]}")
-    return dict(found)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--mutations", type=int, default=300, help="of each real file")
     parser.add_argument("--only", default="", help="cases with this in their names")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="hostile-models-"))
@@ -141,14 +88,12 @@ def main() -> None:
         failed += [name] if bad else []
         shown = f"{row['exit_code']} {row['seconds']:6.1f} s {row['peak_bytes'] >> 20:5} MiB"
         print(f"{'FAILED ' if bad else ''}{name}: {shown} {row['message'][:150]}", flush=True)
-    damaged = mutations(options.mutations, folder) if not options.only else {}
-    failed += [name for name in ("died", "exception", "timeout") if damaged.get(name)]
     shutil.rmtree(folder)
     if not failed and not options.only:
         limit = f"{SECONDS} s, and {BYTES:,} bytes beyond an import of a small model ({idle:,} bytes)"
-        content = {"limits": limit, "cases": rows, "mutations": damaged}
+        content = {"limits": limit, "cases": rows}
         RESULTS.write_text(json.dumps(content, indent=1) + "\n")
-    print(f"{len(rows)} cases, {len(failed)} failed: {failed}; mutations: {damaged}")
+    print(f"{len(rows)} cases, {len(failed)} failed: {failed}")
     sys.exit(1 if failed else 0)
 
 

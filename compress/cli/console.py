@@ -20,6 +20,7 @@ from compress.cli.output import discard
 from compress.cli.run_log import RunLog
 from compress.progress import Phase, Progress, RunStep
 from compress.progress.tracker import Reading, Tracker
+from deploy.contract import printable
 
 REFRESH_S = 0.25
 """Time between two refreshes of the line on a terminal."""
@@ -78,7 +79,7 @@ class Console:
     def show(self, text: str) -> None:
         """Write a line to stderr only."""
         try:
-            print(text, file=self._err)
+            print(printable.lines(text), file=self._err)
         except OSError:
             discard(self._err)
 
@@ -273,7 +274,7 @@ class _Line:
 
     def note(self, text: str) -> None:
         with self._lock, suppress(OSError):
-            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+            self._console.print(printable.lines(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def _styled(job: RunStep, reading: Reading, run_elapsed: float, console: Any) -> Any:
@@ -282,7 +283,7 @@ def _styled(job: RunStep, reading: Reading, run_elapsed: float, console: Any) ->
 
     width = console.width - 1
     texts = progress_line.fitted(progress_line.parts(job, reading, run_elapsed), width)
-    text = progress_line.SEPARATOR.join(texts)
+    text = printable.line(progress_line.SEPARATOR.join(texts))
     line = Text(text, no_wrap=True, overflow="crop", end="")
     if reading.fraction is None or width - len(text) < progress_line.BAR + len(progress_line.SEPARATOR):
         return line

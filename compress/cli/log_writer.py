@@ -28,7 +28,10 @@ MAX_BYTES = 4 << 20
 LAST_LINES = 12
 """Number of lines that are shown after a crash."""
 POLL_S = 1.0
-UNPRINTABLE = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]")
+UNPRINTABLE = re.compile(
+    rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]|\xe2\x80[\x8b\x8e\x8f\xa8-\xae]|\xe2\x81[\xa0-\xaf]"
+)
+"""The same characters as in `deploy.contract.printable`, in UTF-8: this file runs without our packages."""
 HEADER = re.compile(rb"^([IWEF]?[0-9]{4}|[0-9]{4}-[0-9]{2}-[0-9]{2}) [0-9:.,]+:?\s+([0-9]+\s+)?")
 """Time and process number at the beginning of a line of absl or TensorFlow; the rest may be a repetition."""
 VMSTAT = "/proc/vmstat"

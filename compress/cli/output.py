@@ -9,15 +9,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from deploy.contract import printable
+
 
 def write(text: str) -> None:
-    """Print results on stdout. A reader that has closed the pipe is not an error.
+    """Print results on stdout; control characters, as in a label from outside, become escape sequences.
+
+    A reader that has closed the pipe is not an error.
 
     Raises:
         StoreError: stdout is a file, and the disk is full.
     """
     try:
-        print(text, flush=True)
+        print(printable.lines(text), flush=True)
     except OSError as error:
         from compress.files import explain
 
@@ -57,9 +61,9 @@ def write_file(path: Path, text: str, what: str) -> None:
 
 
 def note(text: str) -> None:
-    """Print one line on stderr. A closed or full stderr is not an error."""
+    """Print a note on stderr. A closed or full stderr is not an error."""
     with suppress(OSError):
-        print(text, file=sys.stderr)
+        print(printable.lines(text), file=sys.stderr)
 
 
 def discard(stream: IO[str]) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from compress.cli import log_writer
 from compress.files import explain
 from compress.version import __version__
+from deploy.contract import printable
 
 LARGE_BYTES = 4 << 20
 """Size of the log above which a new run removes its beginning ..."""
@@ -62,10 +63,10 @@ class RunLog:
 
     def write(self, text: str) -> None:
         """Write text with the time, the seconds since the run began, and the stage."""
-        first, *others = text.rstrip().splitlines() or [""]
+        first, *others = text.rstrip().split("\n")
         stage = f"{self.stage}: " if self.stage and not first.startswith(f"{self.stage}:") else ""
         stamped = f"{log_writer.stamp()} {self.elapsed:8.1f} s  {stage}{first}"
-        self._send([stamped, *(f"    {line}" for line in others)])
+        self._send([printable.line(each) for each in (stamped, *(f"    {line}" for line in others))])
 
     def _send(self, lines: list[str]) -> None:
         mark = b"" if self._writer is None else log_writer.OWN

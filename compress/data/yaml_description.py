@@ -9,9 +9,8 @@ from typing import Any, NoReturn
 from compress.data import class_names, files
 from compress.data.labels import MOST_CLASSES
 from compress.errors import DataError
+from compress.yaml_limits import MAX_BYTES, YamlLimitError, limited_events
 
-MAX_YAML_BYTES = 1 << 20
-MAX_DEPTH = 16
 MAX_DIGITS = 6
 """Longest class index."""
 
@@ -104,8 +103,8 @@ def _parsed(path: Path) -> Any:
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
     with files.opened(path) as stream:
-        if files.size_of(stream) > MAX_YAML_BYTES:
-            raise DataError(f"has {files.size_of(stream)} bytes", where=str(path), allowed=f"{MAX_YAML_BYTES} bytes")
+        if files.size_of(stream) > MAX_BYTES:
+            raise DataError(f"has {files.size_of(stream)} bytes", where=str(path), allowed=f"{MAX_BYTES} bytes")
         text = stream.read().decode("utf-8", errors="replace")
     try:
         _refuse_extras(YAML(typ="rt", pure=True), text, path)
@@ -121,15 +120,10 @@ def _parsed(path: Path) -> Any:
 
 
 def _refuse_extras(yaml: Any, text: str, path: Path) -> None:
-    """Refuse anchors, which can stand for endless values, and deep nesting, before anything is built."""
-    from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
-
-    depth = 0
-    for event in yaml.parse(text):
-        where = f"{path}, line {event.start_mark.line + 1}"
-        if isinstance(event, AliasEvent) or getattr(event, "anchor", None):
-            raise DataError("anchors and aliases (&, *) are not allowed", where=where, hint="write the value out")
-        depth += isinstance(event, CollectionStartEvent)
-        depth -= isinstance(event, CollectionEndEvent)
-        if depth > MAX_DEPTH:
-            raise DataError("is nested too deeply", where=where, allowed=f"{MAX_DEPTH} levels")
+    """Refuse a file beyond the limits before anything is built."""
+    try:
+        for _ in limited_events(yaml, text):
+            pass
+    except YamlLimitError as error:
+        where = f"{path}, line {error.line}"
+        raise DataError(error.what, where=where, allowed=error.allowed, hint=error.hint) from error

@@ -15,10 +15,9 @@ from typing import Any
 
 from compress.errors import PipelineError
 from compress.suggestions import shown
+from compress.yaml_limits import MAX_BYTES, YamlLimitError, limited_events
 
 Location = tuple[str | int, ...]
-MAX_BYTES = 1_000_000
-MAX_DEPTH = 32
 MAX_INTEGER = (1 << 63) - 1
 _INVALID_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Control characters, line separators, and unpaired surrogates."""
@@ -130,25 +129,23 @@ def _parse(text: str, path: Path) -> Document:
 
 
 def _refuse_extras(yaml: Any, text: str, path: Path) -> None:
-    """Refuse anchors, aliases, tags and deep nesting. They are found in the event stream, before anything is built."""
-    from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, DocumentStartEvent
+    """Refuse tags, other versions and more documents, in addition to the limits of every YAML file."""
+    from ruamel.yaml.events import DocumentStartEvent
 
-    depth = documents = 0
-    for event in yaml.parse(text):
-        where = f"{path}:{event.start_mark.line + 1}"
-        if isinstance(event, AliasEvent) or getattr(event, "anchor", None):
-            raise PipelineError("anchors and aliases (&, *) are not allowed", where=where, hint="write the value out")
-        if getattr(event, "tag", None):
-            raise PipelineError(f"the tag {event.tag!r} is not allowed", where=where, hint="remove it")
-        if isinstance(event, DocumentStartEvent) and event.version and tuple(event.version) != (1, 2):
-            raise PipelineError("the version in the %YAML line is not allowed", where=where, allowed="1.2")
-        depth += isinstance(event, CollectionStartEvent)
-        depth -= isinstance(event, CollectionEndEvent)
-        documents += isinstance(event, DocumentStartEvent)
-        if depth > MAX_DEPTH:
-            raise PipelineError("is nested too deeply", where=where, allowed=f"{MAX_DEPTH} levels")
-        if documents > 1:
-            raise PipelineError("a second document (---) is not allowed", where=where)
+    documents = 0
+    try:
+        for event in limited_events(yaml, text):
+            where = f"{path}:{event.start_mark.line + 1}"
+            if getattr(event, "tag", None):
+                raise PipelineError(f"the tag {event.tag!r} is not allowed", where=where, hint="remove it")
+            if isinstance(event, DocumentStartEvent) and event.version and tuple(event.version) != (1, 2):
+                raise PipelineError("the version in the %YAML line is not allowed", where=where, allowed="1.2")
+            documents += isinstance(event, DocumentStartEvent)
+            if documents > 1:
+                raise PipelineError("a second document (---) is not allowed", where=where)
+    except YamlLimitError as error:
+        where = f"{path}:{error.line}"
+        raise PipelineError(error.what, where=where, allowed=error.allowed, hint=error.hint) from error
 
 
 def _plain(yaml: Any, node: Any, location: Location, lines: dict[Location, int], path: Path) -> Any:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from compress.measurement import Measurement, Metric
 from compress.report.blocks import Cell, joined
 from compress.report.record import Measurements, RunRecord
+from deploy.contract.printable import UNPRINTABLE
 
 MINUS = "\N{MINUS SIGN}"
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -23,11 +24,6 @@ MAX_NAME = 60
 MAX_PROSE = 300
 """Longest sentence in the pages."""
 
-#: What has no place in a page: control characters, characters that turn the direction of the
-#: text around (https://trojansource.codes), halves of surrogate pairs, and noncharacters.
-_UNPRINTABLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
-)
 _CODE = re.compile(r"[_`/=]|\.\w")
 """What makes a word a name that has to be written as it is."""
 _BYTE_UNITS = ((2**30, " GiB"), (2**20, " MiB"), (2**10, " KiB"))
@@ -38,7 +34,8 @@ _SILENT = {"fraction", "ratio", "MACs", "parameters", "samples", ""}
 
 def clean(text: str) -> str:
     """Return a string without characters that a page cannot contain."""
-    return _UNPRINTABLE.sub("\ufffd", text.replace("\r\n", "\n"))
+    kept = "\n\t"
+    return UNPRINTABLE.sub(lambda found: found[0] if found[0] in kept else "\ufffd", text.replace("\r\n", "\n"))
 
 
 def cut(text: str) -> str:

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import DataError, ModelError
-from compress.tflite import edit
+from compress.tflite import edit, limits
 from compress.tflite.graph import DTYPES, Graph, Tensor, serialize
+from compress.tflite.runtime import IsolatedInterpreter, RuntimeRefusedError
 
 Feed = Sequence[NDArray[Any]]
 """One array for each input of a graph, in order."""
@@ -50,40 +51,57 @@ class Runner:
     """
 
     def __init__(self, graph: Graph, *, keep: bool = False) -> None:
-        from ai_edge_litert.interpreter import Interpreter, OpResolverType
-
         self.graph = graph
-        resolver = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+        shapes = {index: graph.tensors[index].shape for index in graph.inputs}
+        check_runnable(graph)
         try:
-            self.interpreter = Interpreter(
-                model_content=serialize(graph),
-                experimental_op_resolver_type=resolver,
-                experimental_preserve_all_tensors=keep,
-            )
-            for index in graph.inputs:
-                self.interpreter.resize_tensor_input(index, list(graph.tensors[index].shape))
-            self.interpreter.allocate_tensors()
-        except (ValueError, RuntimeError) as error:
-            raise ModelError(f"the TFLite runtime refuses it: {first_line(error)}") from error
+            self._runtime = IsolatedInterpreter(serialize(graph), keep=keep, shapes=shapes)
+        except RuntimeRefusedError as error:
+            raise ModelError(f"the TFLite runtime refuses it: {error}") from error
 
     def run(self, feed: Feed, tensors: Collection[int] | None = None) -> list[NDArray[Any]]:
-        """Return the outputs for one feed, or the requested tensors."""
+        """Return the outputs for one feed, or the requested tensors.
+
+        Raises:
+            ModelError: the runtime cannot run it.
+        """
+        inputs = dict(zip(self.graph.inputs, feed, strict=True))
         try:
-            for index, value in zip(self.graph.inputs, feed, strict=True):
-                self.interpreter.set_tensor(index, value)
-            self.interpreter.invoke()
-        except (ValueError, RuntimeError) as error:
-            raise ModelError(f"the TFLite runtime cannot run it: {first_line(error)}") from error
-        return [self.interpreter.get_tensor(index) for index in (self.graph.outputs if tensors is None else tensors)]
+            return self._runtime.run(inputs, list(self.graph.outputs if tensors is None else tensors))
+        except RuntimeRefusedError as error:
+            raise ModelError(f"the TFLite runtime cannot run it: {error}") from error
+
+    def tensor(self, index: int) -> NDArray[Any] | None:
+        """Return a tensor after a run; None if it has no readable value.
+
+        Raises:
+            ModelError: the runtime has ended.
+        """
+        try:
+            return self._runtime.tensor(index)
+        except RuntimeRefusedError as error:
+            raise ModelError(f"the TFLite runtime cannot run it: {error}") from error
 
     def shape(self, index: int) -> tuple[int, ...]:
-        """Return the shape of a tensor after a run."""
-        return tuple(int(side) for side in self.interpreter.get_tensor(index).shape)
+        """Return the shape of a tensor after a run; that of the file if it has no readable value."""
+        value = self.tensor(index)
+        return self.graph.tensors[index].shape if value is None else value.shape
 
 
-def first_line(error: Exception) -> str:
-    """Return the first line of a message, or the class of an error without a message."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+def check_runnable(graph: Graph) -> None:
+    """Check the inputs of a graph before arrays for them are made.
+
+    Raises:
+        ModelError: the inputs have too many values, or values of a type that is not run.
+    """
+    tensors = [graph.tensors[index] for index in graph.inputs]
+    other = next((tensor for tensor in tensors if tensor.dtype not in DTYPES), None)
+    if other is not None:
+        raise ModelError(f"its input {other.name[:80]!r} is {other.dtype}", allowed=", ".join(DTYPES))
+    try:
+        limits.check_runnable([tensor.shape for tensor in tensors])
+    except ValueError as error:
+        raise ModelError(str(error)) from error
 
 
 RUNNABLE_CUSTOMS = ("TFLite_Detection_PostProcess", "NumericVerify", "Mfcc", "AudioSpectrogram")
@@ -173,7 +191,12 @@ def _refuse_unfit(array: NDArray[Any], tensor: Tensor, where: str) -> None:
 
 
 def random_feed(graph: Graph, generator: np.random.Generator) -> list[NDArray[Any]]:
-    """Return random inputs, uniform over the range of their types; floats from 0 to 1."""
+    """Return random inputs, uniform over the range of their types; floats from 0 to 1.
+
+    Raises:
+        ModelError: there are too many values.
+    """
+    check_runnable(graph)
     feed = []
     for index in graph.inputs:
         tensor = graph.tensors[index]
@@ -189,6 +212,7 @@ def random_feed(graph: Graph, generator: np.random.Generator) -> list[NDArray[An
 
 def ramp_feeds(graph: Graph) -> list[list[NDArray[Any]]]:
     """Return inputs that contain every code of an 8-bit type, in order; small tensors need several feeds."""
+    check_runnable(graph)
     tensors = [graph.tensors[index] for index in graph.inputs]
     smallest = max(min((tensor.elements for tensor in tensors), default=256), 1)
     return [[_ramp(tensor, first) for tensor in tensors] for first in range(0, 256, smallest)]

@@ -151,9 +151,8 @@ def _seen(graph: Graph, value_indices: set[int]) -> tuple[dict[int, tuple[int, .
     values = {}
     for operator in cut.operators:
         for index in operator.outputs:
-            try:
-                value = runner.interpreter.get_tensor(index)
-            except ValueError:  # a resource, or a tensor that no operator has filled
+            value = runner.tensor(index)
+            if value is None:
                 continue
             shapes[index] = tuple(int(side) for side in value.shape)
             if index in value_indices:

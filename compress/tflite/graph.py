@@ -12,7 +12,7 @@ import struct
 import sys
 from dataclasses import dataclass
 from functools import cached_property
-from math import isfinite, prod
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import ModelError
+from compress.tflite import limits
 from compress.tflite.verifier import Allowance, verify
 from deploy.contract.tensors import TensorLayout, sample_shape
 
 IDENTIFIER = b"TFL3"
 NONE = -1
 """The tensor index of an optional input that is absent."""
-MAX_RANK = 16
-MAX_ELEMENTS = 2**48
-"""The limits of a valid tensor. (TFLite kernels support up to rank 8.)"""
 _ALIGNMENT = 16
 INT64_SIZE = 8
 """Bytes of an int64. In the schema, zero points and some options of StableHLO are vectors of them."""
@@ -314,6 +312,7 @@ def _graph(source: Any, schema: Any, allowance: Allowance) -> Graph:
     produced: set[int] = set()
     for operator in operators:
         _verify(operator, tensors, produced, allowance)
+        limits.check_options(operator.name, operator.options, len(source.subgraphs))
     inputs = _integers(main.inputs)
     outputs = _integers(main.outputs)
     if any(not 0 <= tensor < len(tensors) for tensor in (*inputs, *outputs)) or len(inputs) > len(tensors):
@@ -353,6 +352,7 @@ def _text(stored: Any) -> str:
 def _operator_code(code: Any, names: dict[int, str]) -> tuple[str, bool, int]:
     # Files older than schema 3a store the code in the deprecated byte only.
     number = max(code.deprecatedBuiltinCode, code.builtinCode)
+    limits.check_version(code.version)
     name = names.get(number, f"BUILTIN_{number}")
     if name == "CUSTOM":
         return _text(code.customCode), True, code.version
@@ -367,17 +367,24 @@ def _operator(index: int, operator: Any, codes: list[tuple[str, bool, int]]) -> 
 
 def _tensor(index: int, tensor: Any, buffers: list[Any], dtypes: dict[int, str]) -> Tensor:
     data = buffers[tensor.buffer].data if tensor.buffer else None
+    data = None if data is None or len(data) == 0 else np.asarray(data, np.uint8)
     shape = _integers(tensor.shape)
-    if len(shape) > MAX_RANK or any(side < 0 for side in shape) or prod(shape) > MAX_ELEMENTS:
-        raise ValueError(f"tensor {index} has the shape {list(shape[:MAX_RANK])}")
+    limits.check_shape(index, shape)
+    dtype = dtypes.get(tensor.type, f"TYPE_{tensor.type}")
+    if data is not None:
+        limits.check_data(index, None if tensor.sparsity else DTYPES.get(dtype), prod(shape), len(data))
+    quantization = _quantization(tensor.quantization)
+    if quantization is not None:
+        scale, zero_point, axis = quantization.scale, quantization.zero_point, quantization.axis
+        limits.check_quantization(index, dtype, shape, scale, zero_point, axis)
     return Tensor(
         index,
         _text(tensor.name or ""),
-        dtypes.get(tensor.type, f"TYPE_{tensor.type}"),
+        dtype,
         shape,
         any(side < 0 for side in _integers(tensor.shapeSignature)[1:]),
-        _quantization(tensor.quantization),
-        None if data is None or len(data) == 0 else np.asarray(data, np.uint8),
+        quantization,
+        data,
         bool(tensor.isVariable),
     )
 
@@ -386,6 +393,4 @@ def _quantization(stored: Any) -> Quantization | None:
     if stored is None or stored.scale is None or len(stored.scale) == 0:
         return None
     scale = tuple(np.asarray(stored.scale, np.float32).tolist())
-    if not all(map(isfinite, scale)):
-        raise ValueError("a scale is not a finite number")
     return Quantization(scale, _integers(stored.zeroPoint), int(stored.quantizedDimension))

@@ -11,10 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import ModelError
-from compress.tflite import graph
-from compress.tflite.comparison import first_line
+from compress.tflite import graph, limits
+from compress.tflite.runtime import IsolatedInterpreter, RuntimeRefusedError
 from deploy.contract.tensors import TensorDescription, TensorLayout, as_row
 
+SAMPLES_TOGETHER = 16
+"""Samples in one request to the process of the runtime."""
 Order = Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
 """A function that puts the details of outputs into another order."""
 
@@ -44,38 +46,47 @@ class LoadedModel:
     def __init__(
         self, path: Path, *, reproducible: bool, threads: int = 1, order: Order = lambda outputs: outputs
     ) -> None:
-        from ai_edge_litert.interpreter import Interpreter, OpResolverType
-
-        resolver = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES if reproducible else OpResolverType.AUTO
         try:
-            self.interpreter = Interpreter(str(path), num_threads=threads, experimental_op_resolver_type=resolver)
-            self.interpreter.allocate_tensors()
-        except (ValueError, RuntimeError) as error:
+            self._runtime = IsolatedInterpreter(path, reproducible=reproducible, threads=threads)
+        except RuntimeRefusedError as error:
             _refuse_custom(path)
-            raise ModelError(f"the TFLite runtime refuses it: {first_line(error)}", where=str(path)) from error
-        self.inputs: list[dict[str, Any]] = self.interpreter.get_input_details()
-        self.outputs: list[dict[str, Any]] = order(self.interpreter.get_output_details())
+            raise ModelError(f"the TFLite runtime refuses it: {error}", where=str(path)) from error
+        self._path = path
+        self.inputs: list[dict[str, Any]] = self._runtime.inputs
+        self.outputs: list[dict[str, Any]] = order(self._runtime.outputs)
         for end, details in (("input", self.inputs), ("output", self.outputs)):
             for detail in details:
                 _refuse_without_scale(end, detail, path)
-        self._settle_shapes(path)
+        self._settle_shapes()
         self.input_tensors = TensorDescription.of(self.inputs)
         self.output_tensors = TensorDescription.of(self.outputs)
         self.input_layout = TensorLayout.of(self.input_tensors)
         self.output_layout = TensorLayout.of(self.output_tensors)
 
-    def _settle_shapes(self, path: Path) -> None:
+    def _settle_shapes(self) -> None:
         """Run the model once if the shapes of its outputs are only known afterwards."""
         if all((detail["shape_signature"] > 0).all() for detail in self.outputs):
             return
-        for detail in self.inputs:
-            self.interpreter.set_tensor(detail["index"], np.zeros(detail["shape"], detail["dtype"]))
         try:
-            self.interpreter.invoke()
-        except (ValueError, RuntimeError) as error:
-            raise ModelError(f"the TFLite runtime cannot run it: {first_line(error)}", where=str(path)) from error
-        for detail in self.outputs:
-            detail["shape"] = np.array(self.interpreter.get_tensor(detail["index"]).shape, np.int32)
+            limits.check_runnable([detail["shape"].tolist() for detail in self.inputs])
+        except ValueError as error:
+            raise ModelError(str(error), where=str(self._path)) from error
+        zeros = [np.zeros(detail["shape"], detail["dtype"]) for detail in self.inputs]
+        for detail, value in zip(self.outputs, self._run(zeros), strict=True):
+            detail["shape"] = np.array(value.shape, np.int32)
+
+    def _run(self, tensors: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        """Run one inference, and return the outputs."""
+        return self._run_all([tensors])[0]
+
+    def _run_all(self, feeds: Sequence[Sequence[NDArray[Any]]]) -> list[list[NDArray[Any]]]:
+        """Run an inference on each feed, and return the outputs of each."""
+        indices = [detail["index"] for detail in self.inputs]
+        by_index = [dict(zip(indices, tensors, strict=True)) for tensors in feeds]
+        try:
+            return self._runtime.run_all(by_index, [detail["index"] for detail in self.outputs])
+        except RuntimeRefusedError as error:
+            raise ModelError(f"the TFLite runtime cannot run it: {error}", where=str(self._path)) from error
 
     @property
     def floating(self) -> bool:
@@ -115,17 +126,29 @@ class LoadedModel:
         """Run one inference; return a copy of the output in the model's type and shape.
 
         Several outputs are returned as one row [1, values], in a type that holds the values of all of them.
+
+        Raises:
+            ModelError: the runtime cannot run it.
         """
-        for detail, tensor in zip(self.inputs, tensors, strict=True):
-            self.interpreter.set_tensor(detail["index"], tensor)
-        self.interpreter.invoke()
-        values: list[NDArray[Any]] = [self.interpreter.get_tensor(detail["index"]) for detail in self.outputs]
-        result: NDArray[Any] = as_row(values)
+        result: NDArray[Any] = as_row(self._run(tensors))
         return result
 
+    def duration_ms(self, tensors: Sequence[NDArray[Any]]) -> float:
+        """Run one inference, and return its time: inputs set, invoked, outputs read."""
+        self._run(tensors)
+        return self._runtime.duration_ns / 1e6
+
     def scores(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the outputs for every sample as rows, dequantized: [n, values]."""
-        return self.dequantized(np.concatenate([self.raw(self.feed(sample)) for sample in samples]))
+        """Return the outputs for every sample as rows, dequantized: [n, values].
+
+        Raises:
+            ModelError: the samples do not fit, or the runtime cannot run it.
+        """
+        rows = []
+        for start in range(0, len(samples), SAMPLES_TOGETHER):
+            feeds = [self.feed(sample) for sample in samples[start : start + SAMPLES_TOGETHER]]
+            rows += [as_row(outputs) for outputs in self._run_all(feeds)]
+        return self.dequantized(np.concatenate(rows))
 
     def dequantized(self, stored: NDArray[Any]) -> NDArray[np.float32]:
         """Return results of `raw` for samples [n, ...] as rows [n, values], dequantized."""

@@ -111,15 +111,16 @@ def as_row(outputs: Sequence[Array]) -> Array:
 
 def unique_names(names: Sequence[str]) -> List[str]:
     """Return names of which no two are the same: a repeated one gets its number."""
-    unique: List[str] = []
+    unique: Dict[str, None] = {}
+    following: Dict[str, int] = {}
     for name in names:
-        count = 2
         candidate = name
         while candidate in unique:
+            count = following.get(name, 2)
             candidate = "%s_%d" % (name, count)
-            count += 1
-        unique.append(candidate)
-    return unique
+            following[name] = count + 1
+        unique[candidate] = None
+    return list(unique)
 
 
 def _is_shape(value: Any) -> bool:

@@ -42,8 +42,8 @@ def test_what_is_reported(artifact: Make, context: Make) -> None:
 
 def test_models_take_turns_after_the_warm_up(artifact: Make, context: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     turns: list[int] = []
-    raw = LoadedModel.raw
-    monkeypatch.setattr(LoadedModel, "raw", lambda self, tensor: turns.append(id(self)) or raw(self, tensor))
+    run = LoadedModel.duration_ms
+    monkeypatch.setattr(LoadedModel, "duration_ms", lambda self, tensor: turns.append(id(self)) or run(self, tensor))
     Latency(runs=3, threads=1).run({"a": artifact(), "b": artifact(seed=1)}, context())
     assert len(turns) == 2 * (WARMUP + 3)
     assert len(set(turns[::2])) == len(set(turns[1::2])) == 1

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compress import sandbox
 from compress.errors import ModelError, UntrustedError
 from compress.importers import model_file
-from compress.importers.common import sandbox
 from compress.importers.keras import keras2
 from compress.importers.saved_model import conversion, saved_model_folder
 from compress.importers.saved_model.operators import COMPUTE, FILES

@@ -12,8 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from compress.errors import PipelineError
-from compress.pipeline.yaml_file import MAX_BYTES, MAX_DEPTH, Document, read
+from compress.pipeline.yaml_file import Document, read
 from compress.suggestions import nearest, shown
+from compress.yaml_limits import MAX_BYTES, MAX_DEPTH, MAX_LINES, MAX_NODES
 
 
 @pytest.fixture
@@ -179,6 +180,19 @@ def test_depth_up_to_the_limit_is_read(parse: Any) -> None:
         (value,) = value
     assert value == []
     assert "nested too deeply" in refusal(parse, "[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("".join(f"k{index}: 1\n" for index in range(40_000)), f"has too many keys and values; allowed: {MAX_NODES:,}"),
+        ("a: [" + "1," * 60_000 + "]", f"has too many keys and values; allowed: {MAX_NODES:,}"),
+        ("\n" * (MAX_LINES + 1) + "a: 1", f"has too many lines; allowed: {MAX_LINES:,}"),
+    ],
+    ids=["keys", "items", "lines"],
+)
+def test_more_than_a_pipeline_has(parse: Any, content: str, message: str) -> None:
+    assert message in refusal(parse, content)
 
 
 def test_size_up_to_the_limit_is_read(parse: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from compress.tflite import graph
+from compress.tflite import graph, limits
 
 OPTIONS = {
     "CONV_2D": "Conv2DOptions",
@@ -162,6 +162,9 @@ def _operator(schema: Any, made: Any, op: Op, place: Mapping[str, int]) -> Any:
     result.inputs, result.outputs = [place[name] for name in op.inputs], [place[name] for name in op.outputs]
     if op.name in OPTIONS and not op.custom:
         options = getattr(schema, f"{OPTIONS[op.name]}T")()
+        for key, (low, _) in limits.RANGES.items():  # the schema's default of a stride is 0, which is invalid
+            if low == 1 and getattr(options, key, None) == 0:
+                setattr(options, key, 1)
         for key, value in op.options.items():
             assert hasattr(options, key), key
             setattr(options, key, value)

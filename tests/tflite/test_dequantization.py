@@ -147,19 +147,12 @@ def test_codes_are_rounded_and_limited() -> None:
 
 @pytest.mark.parametrize(
     ("scales", "message"),
-    [((0.1, 0.2), "2 scales do not fit"), ((), "the weights .* of a quantized CONV_2D are INT8")],
+    [((0.1, 0.2), "2 scales, and the shape"), ((), "the weights .* of a quantized CONV_2D are INT8")],
 )
 def test_scales_that_do_not_fit_are_refused(scales: tuple[float, ...], message: str) -> None:
-    quantized = one(
-        "CONV_2D",
-        [Tensor((1, 6, 6, 2)), Tensor((4, 3, 3, 2), data=1, scales=scales), Tensor((4,), "INT32", 1)],
-        Tensor((1, 6, 6, 4)),
-        3,
-        strideH=1,
-        strideW=1,
-    )
+    tensors = [Tensor((1, 6, 6, 2)), Tensor((4, 3, 3, 2), data=1, scales=scales), Tensor((4,), "INT32", 1)]
     with pytest.raises(ModelError, match=message):
-        dequantization.dequantize(quantized)
+        dequantization.dequantize(one("CONV_2D", tensors, Tensor((1, 6, 6, 4)), 3))
 
 
 def test_a_damaged_float_form_is_seen() -> None:

@@ -73,7 +73,13 @@ def argument(value: Any) -> Any:
 def free_name(proposal: str, taken: Collection[str]) -> str:
     """Return a name that is valid in Keras and TensorFlow and not yet taken."""
     stem = re.sub(r"[^A-Za-z0-9]+", "_", proposal)[-LONGEST_NAME:].strip("_") or "layer"
-    name, count = stem, 1
-    while name in taken:
-        name, count = f"{stem}_{count}", count + 1
-    return name
+    if stem not in taken:
+        return stem
+    # A hostile file repeats a name thousands of times: the number is searched by doubling and halving.
+    low, high = 0, 1
+    while f"{stem}_{high}" in taken:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if f"{stem}_{middle}" in taken else (low, middle)
+    return f"{stem}_{high}"

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compress import sandbox
 from compress.errors import CorallineError, ModelError
-from compress.importers.common import sandbox
 
 READ_TIMEOUT_S = 120
 RUN_TIMEOUT_S = 600

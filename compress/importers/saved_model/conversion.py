@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compress import sandbox
 from compress.errors import ModelError
-from compress.importers.common import sandbox
 from compress.importers.common.unsupported import carrying, listed
 from compress.importers.saved_model.saved_model_folder import Content, Port, Signature, refusal
 from compress.suggestions import listing, nearest

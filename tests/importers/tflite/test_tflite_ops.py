@@ -340,7 +340,6 @@ def test_every_rule_has_a_case() -> None:
             dict.fromkeys(CONV, 2),
             "it has both strides [2, 2] and dilation [2, 2]",
         ),
-        ("CONV_2D", (IMAGE, constant(5, 3, 3, 4)), IMAGE, {"strideH": -1}, "its strideH and strideW are [-1, 0]"),
         ("FULLY_CONNECTED", (ROWS, constant(3, 7)), computed(1, 3), {}, "weights [3, 7] do not fit [1, 5, 6]"),
         ("ADD", (IMAGE, computed(1, 5)), IMAGE, {}, "[1, 8, 6, 4] and [1, 5] do not fit each other"),
         ("TRANSPOSE", (ROWS, integers(0, 1, 1)), ROWS, {}, "[0, 1, 1] is not a permutation of the axes of [1, 5, 6]"),

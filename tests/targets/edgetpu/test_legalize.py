@@ -444,7 +444,7 @@ def test_what_takes_no_input_is_proved_all_the_same() -> None:
 
 def test_an_input_that_no_machine_holds() -> None:
     huge = Tensor((1, 1 << 20, 1 << 20, 4))
-    with pytest.raises(ModelError, match="has an input of 4,398,046,511,104 elements"):
+    with pytest.raises(ModelError, match="tensor 0 has the shape"):
         legalize(chain(Op("HARD_SWISH", "x", "y"), x=huge, y=huge), TARGET)
 
 

@@ -1,0 +1,327 @@
+"""Damaged and hostile files of every format: `make fuzz [SECONDS=60] [TARGET=tflite]`.
+
+`python benchmarks/fuzz.py --mutations 1000000` makes a fixed number instead, divided by the targets' shares, and writes
+benchmarks/results/fuzz.json. tests/support/fuzz_targets.py has the targets. Each damaged file must end with an answer
+or an error in words. A crash, another exception, an answer that breaks a rule of its target, more than SECONDS, or
+more than ROOM beyond the sound file's need is a failure: the file is kept in tests/corpus/<target>, where
+tests/benchmarks/test_fuzz.py reads it from then on. `--replay TARGET:NUMBER` with the same seed runs one alone, in this
+process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import hashlib
+import json
+import multiprocessing
+import os
+import re
+import resource
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import repository
+
+from fuzz_targets import CORPUS, Seed, Target, damaged, targets
+from inspection_text import DifferentError
+
+RESULTS = repository.RESULTS / "fuzz.json"
+SECONDS = 10
+"""Processor time for one file ..."""
+WAITING = 6
+"""... and so many times as much of the clock."""
+ROOM = 300 << 20
+OUTCOMES = ("missing", "refused", "answer", "exception", "different", "memory", "died", "hang", "contained")
+SOUND = ("missing", "refused", "answer", "contained")
+BLOCK = 50
+"""Mutations of one target that a worker makes in a row."""
+MOST_KEPT = 20
+
+
+class Worker:
+    """The folders and the memory of one worker process."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder, self.seed = folder, seed
+        self.targets = targets()
+        self.prepared: dict[tuple[str, str, str], Path] = {}
+        self.needs: dict[tuple[str, Path], int] = {}
+
+    def place(self, target: Target, seed: Seed) -> Path:
+        """The folder with what belongs to a sound file."""
+        key = (target.name, seed.name, seed.kind)
+        if key not in self.prepared:
+            folder = self.folder / f"{target.name}{len(self.prepared)}"
+            folder.mkdir()
+            target.prepare(folder, seed)
+            (folder / seed.name).parent.mkdir(parents=True, exist_ok=True)
+            self.prepared[key] = folder
+        return self.prepared[key]
+
+    def one(self, target: Target, number: int) -> tuple[str, float, int]:
+        """Outcome, seconds and memory beyond the sound file's need."""
+        seed, content = damaged(target, self.seed, number)
+        place = self.place(target, seed)
+        need = self.need(target, seed, place)
+        outcome, seconds, used = self.read(target, seed, place, content, number)
+        beyond = used - need
+        return ("memory" if beyond > ROOM else outcome), seconds, beyond
+
+    def need(self, target: Target, seed: Seed, place: Path) -> int:
+        """The memory that the sound file takes."""
+        key = (target.name, place)
+        if key not in self.needs:
+            outcome, _, _ = self.read(target, seed, place, seed.content, -1)  # imports
+            if outcome != "answer" and seed in target.seeds()[: target.sound]:
+                raise AssertionError(f"the sound file {seed.name} of {target.name}: {outcome}")
+            self.needs[key] = self.read(target, seed, place, seed.content, -1)[2]
+        return self.needs[key]
+
+    def read(self, target: Target, seed: Seed, place: Path, content: bytes, number: int) -> tuple[str, float, int]:
+        """Read one file; return the outcome, the seconds and the memory."""
+        (place / seed.name).write_bytes(content)
+        Path("/proc/self/clear_refs").write_text("5")
+        idle = resident("RSS")
+        # Their signals end the process, whatever it does. A busy machine makes it wait, and not hang.
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        signal.setitimer(signal.ITIMER_REAL, WAITING * SECONDS)
+        began = time.process_time()
+        outcome = "answer"
+        try:
+            target.read(place, seed)
+        except target.refusals as error:
+            outcome = "refused" if str(error) or error.args else "exception"
+        except Exception as error:  # noqa: BLE001 - any other exception is what is looked for
+            outcome = "different" if isinstance(error, DifferentError) else "exception"
+            (self.folder / f"{target.name}-{number}.txt").write_text(traceback.format_exc())
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        return outcome, time.process_time() - began, resident("HWM") - idle
+
+
+class Run:
+    """All mutations of one run; what became of each block of them is sent through a queue."""
+
+    def __init__(self, names: list[str], seed: int, folder: Path) -> None:
+        self.names, self.seed, self.folder = names, seed, folder
+        self.counts: dict[str, Counter[str]] = {name: Counter() for name in names}
+        self.slowest = dict.fromkeys(names, 0.0)
+        self.most = dict.fromkeys(names, 0)
+        self.seconds = dict.fromkeys(names, 0.0)
+        self.failures: list[dict[str, Any]] = []
+
+    def work(self, jobs: list[tuple[str, int, int]], results: Any, present: Any) -> None:
+        """One worker: its blocks, as target, first and last number; `present` has the block and number at work."""
+        ctypes.CDLL(None).mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD: what is freed goes back at once
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        folder = Path(tempfile.mkdtemp(dir=self.folder))
+        worker = Worker(folder, self.seed)
+        for block, (name, first, last) in enumerate(jobs):
+            rows = []
+            for number in range(first, last):
+                present[0], present[1] = block, number
+                outcome, seconds, beyond = worker.one(worker.targets[name], number)
+                rows.append((name, number, outcome, seconds, beyond))
+                if outcome not in SOUND:
+                    text = folder / f"{name}-{number}.txt"
+                    results.put([(*rows.pop(), text.read_text()[-1500:] if text.exists() else "")])
+            results.put(rows)
+        present[0] = len(jobs)
+        results.put(None)
+
+    def add(self, rows: list[Any]) -> None:
+        """Count the results of some mutations, and show failures."""
+        for name, number, outcome, seconds, beyond, *text in rows:
+            self.counts[name][outcome] += 1
+            self.seconds[name] += seconds
+            self.slowest[name] = max(self.slowest[name], seconds)
+            self.most[name] = max(self.most[name], beyond)
+            if outcome not in SOUND:
+                self.failures.append({"target": name, "number": number, "outcome": outcome, "text": "".join(text)})
+                print(f"{name}:{number}: {outcome} {''.join(text)[-600:]}", flush=True)
+
+
+def run_share(run: Run, jobs: list[tuple[str, int, int]], budget_s: float | None) -> None:
+    """One worker process after the other for some jobs; one that dies is begun again behind what it died of."""
+    end = None if budget_s is None else time.monotonic() + budget_s
+    while jobs and (end is None or time.monotonic() < end):
+        results: Any = multiprocessing.SimpleQueue()
+        present = multiprocessing.RawArray("q", 2)
+        process = multiprocessing.Process(target=run.work, args=(jobs, results, present))
+        process.start()
+        while process.is_alive() or results._reader.poll():
+            if results._reader.poll(0.1):
+                rows = results.get()
+                if rows is None:
+                    break
+                run.add(rows)
+            if end is not None and time.monotonic() > end:
+                process.kill()
+                process.join()
+                return
+        process.join()
+        block, number = present[0], present[1]
+        if block >= len(jobs):
+            return
+        name, _, last = jobs[block]
+        if process.exitcode == 1:  # an exception outside of the reading: its traceback is on stderr
+            print(f"{name}:{number}: the target itself fails", file=sys.stderr)
+            os._exit(2)
+        outcome = "hang" if process.exitcode in (-signal.SIGALRM, -signal.SIGPROF) else "died"
+        if outcome == "died" and targets()[name].native and contained(name, run.seed, number):
+            outcome = "contained"
+        run.add([(name, number, outcome, float(SECONDS) if outcome == "hang" else 0.0, 0, f"exit {process.exitcode}")])
+        jobs = [(name, number + 1, last), *jobs[block + 1 :]]
+
+
+def contained(name: str, seed: int, number: int) -> bool:
+    """Whether the program itself, which reads the file in a child process first, refuses it in words."""
+    from compress.errors import CorallineError
+    from compress.importers import model_file
+
+    sound, content = damaged(targets()[name], seed, number)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / sound.name
+        path.write_bytes(content)
+        try:
+            model_file.read(path)
+        except CorallineError:
+            return True
+    return False
+
+
+def blocks(names: list[str], mutations: int) -> list[tuple[str, int, int]]:
+    """All blocks of a run, those of the targets mixed."""
+    known = targets()
+    total = sum(known[name].share for name in names)
+    found = []
+    for name in names:
+        count = max(round(mutations * known[name].share / total), 1)
+        found += [(at / count, name, at, min(at + BLOCK, count)) for at in range(0, count, BLOCK)]
+    return [(name, first, last) for _, name, first, last in sorted(found)]
+
+
+def resident(name: str) -> int:
+    """Resident bytes of this process: "RSS" now, "HWM" at most since it was last reset."""
+    found = re.search(rf"Vm{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found
+    return int(found[1]) * 1024
+
+
+def keep(failures: list[dict[str, Any]], seed: int) -> None:
+    """Write the files of failures to the corpus."""
+    known = targets()
+    for failure in failures[:MOST_KEPT]:
+        sound, content = damaged(known[failure["target"]], seed, failure["number"])
+        folder = CORPUS / failure["target"]
+        folder.mkdir(parents=True, exist_ok=True)
+        suffix = "".join(Path(sound.name).suffixes)
+        path = folder / f"{hashlib.sha256(content).hexdigest()[:12]}{suffix}"
+        if len(content) < 100_000:
+            path.write_bytes(content)
+        print(f"{failure['target']}:{failure['number']}: {failure['outcome']}, {path}, {len(content):,} bytes")
+
+
+def summary(run: Run, took_s: float) -> dict[str, Any]:
+    """What is stored."""
+    rows = {
+        name: {
+            "mutations": sum(run.counts[name].values()),
+            "outcomes": dict(run.counts[name]),
+            "slowest_s": round(run.slowest[name], 2),
+            "most_memory_beyond_mib": round(run.most[name] / 2**20, 1),
+            "mean_ms": round(1000 * run.seconds[name] / max(sum(run.counts[name].values()), 1), 2),
+        }
+        for name in run.names
+    }
+    return {
+        "mutations": sum(row["mutations"] for row in rows.values()),
+        "seed": run.seed,
+        "took_s": round(took_s, 1),
+        "limits": {"s": SECONDS, "bytes_beyond_the_sound_file": ROOM},
+        "failures": len(run.failures),
+        "targets": rows,
+    }
+
+
+def replay(name: str, seed: int, number: int) -> None:
+    """Run one mutation in this process, so that its error is shown."""
+    target = targets()[name]
+    sound, content = damaged(target, seed, number)
+    with tempfile.TemporaryDirectory() as folder:
+        worker = Worker(Path(folder), seed)
+        place = worker.place(target, sound)
+        (place / sound.name).write_bytes(content)
+        print(f"{sound.name}, {len(content):,} bytes")
+        print(target.read(place, sound))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mutations", type=int)
+    parser.add_argument("--seconds", type=float)
+    parser.add_argument("--target", action="append", choices=sorted(targets()))
+    parser.add_argument("--seed", type=int, help="a fixed one, to repeat a run (default: a new one)")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--replay", metavar="TARGET:NUMBER")
+    options = parser.parse_args()
+    seed = int.from_bytes(os.urandom(4), "little") if options.seed is None else options.seed
+    if options.replay:
+        name, _, number = options.replay.partition(":")
+        replay(name, seed, int(number))
+        return
+    names = options.target or list(targets())
+    jobs = blocks(names, options.mutations or 1_000_000)
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
+        runs = [Run(names, seed, Path(folder)) for _ in range(options.workers)]
+        began = time.monotonic()
+        budget_s = None if options.mutations else options.seconds or 60.0
+        threads = [
+            threading.Thread(target=run_share, args=(run, jobs[index :: options.workers], budget_s))
+            for index, run in enumerate(runs)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        took_s = time.monotonic() - began
+    whole = merged(runs)
+    result = summary(whole, took_s)
+    keep(whole.failures, seed)
+    print(f"seed {seed}: {result['mutations']:,} mutations in {took_s:.0f} s, {len(whole.failures)} failures")
+    print("| target | mutations | refused | answer | failed | mean | slowest | memory beyond |")
+    print("|---|---|---|---|---|---|---|---|")
+    for name, row in result["targets"].items():
+        outcomes = row["outcomes"]
+        failed = sum(count for outcome, count in outcomes.items() if outcome not in SOUND)
+        cells = (name, row["mutations"], outcomes.get("refused", 0), outcomes.get("answer", 0), failed)
+        tail = f"{row['mean_ms']} ms | {row['slowest_s']} s | {row['most_memory_beyond_mib']} MiB"
+        print("|", " | ".join(f"{cell:,}" if isinstance(cell, int) else cell for cell in cells), "|", tail, "|")
+    if options.mutations and not options.target:
+        RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    sys.exit(1 if whole.failures else 0)
+
+
+def merged(runs: list[Run]) -> Run:
+    """The results of all workers together."""
+    whole = runs[0]
+    for other in runs[1:]:
+        for name in whole.names:
+            whole.counts[name] += other.counts[name]
+            whole.seconds[name] += other.seconds[name]
+            whole.slowest[name] = max(whole.slowest[name], other.slowest[name])
+            whole.most[name] = max(whole.most[name], other.most[name])
+        whole.failures += other.failures
+    return whole
+
+
+if __name__ == "__main__":
+    main()
