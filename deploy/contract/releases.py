@@ -55,15 +55,23 @@ def release_name(bundle_sha256: str, runner_sha256: str) -> str:
 class DeviceFolder:
     """The folder of the releases on a device, locked until the process ends.
 
+    Args:
+        path: the folder.
+        by: the person who deploys, for the history.
+        create: whether to create a missing folder.
+        lock: False to look only, also during a deployment: then nothing may be changed.
+
     Raises:
         ReleaseError: another deployment has locked the folder, or the folder is missing and `create` is False.
         OSError: the folder cannot be created or read.
     """
 
-    def __init__(self, path: str, by: str, create: bool) -> None:
+    def __init__(self, path: str, by: str, create: bool, lock: bool = True) -> None:
         self.path, self.by = os.path.abspath(os.path.expanduser(path)), by
         if not create and not os.path.isdir(self._in("releases")):
             raise ReleaseError("absent", "nothing was deployed to %s" % self.path, "deploy a bundle there first")
+        if not lock:
+            return
         os.makedirs(self._in("releases"), exist_ok=True)
         os.makedirs(self._in("incoming"), exist_ok=True)
         self._lock = os.open(self._in(".lock"), os.O_RDWR | os.O_CREAT, 0o644)
