@@ -84,6 +84,8 @@ class WrittenFile(Subject):
         self.name, self.arguments, self.files = name, tuple(arguments), tuple(files)
         self._old, self.again = old, frozenset(again)
 
+        self.codes = frozenset({2, 3, 4, 6})
+
     def prepare(self, folder: Path) -> None:
         """Write a model, data, a bundle and a key."""
         (folder / "model.tflite").write_bytes(tiny.classifier())
