@@ -34,7 +34,7 @@ from fault_cases import Bench, Case, Verdict, plan
 RESULTS = repository.RESULTS / "faults.json"
 
 
-def judged(cases: list[Case], folder: Path, jobs: int) -> list[Verdict]:
+def judged(cases: list[Case], prepared: Bench, folder: Path, jobs: int) -> list[Verdict]:
     """Judge cases, in several processes at a time."""
     waiting: queue.SimpleQueue[Case] = queue.SimpleQueue()
     for case in cases:
@@ -42,7 +42,7 @@ def judged(cases: list[Case], folder: Path, jobs: int) -> list[Verdict]:
     verdicts: list[Verdict] = []
 
     def work(number: int) -> None:
-        bench = Bench(folder / f"bench{number}")
+        bench = Bench(folder / f"bench{number}", prepared)
         while True:
             try:
                 case = waiting.get_nowait()
@@ -90,17 +90,21 @@ def main() -> int:
         sys.exit(reason)
     began, folder = time.monotonic(), faults.temporary()
     try:
+        prepared = Bench(folder / "prepared")
         if options.case:
-            found = judged([Case.parse(text) for text in options.case], folder, 1)
-            for verdict in found:
-                show(verdict)
-            return int(any(verdict.wrong for verdict in found))
-        bench = Bench(folder / "plan")
-        cases = plan(bench, options.cases, options.only)
-        bench.close()
-        found = judged(cases, folder, options.jobs)
+            cases = [Case.parse(text) for text in options.case]
+            for case in cases:
+                prepared.subject(case.subject)
+        else:
+            cases = plan(prepared, options.cases, options.only)
+        prepared.close()
+        found = judged(cases, prepared, folder, options.jobs)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    if options.case:
+        for verdict in found:
+            show(verdict)
+        return int(any(verdict.wrong for verdict in found))
     failures = [
         {"case": str(verdict.case), "wrong": list(verdict.wrong), "errors": verdict.errors[-2000:]}
         for verdict in found

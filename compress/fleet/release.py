@@ -18,7 +18,7 @@ from compress.errors import DeploymentError, ModelError
 from compress.exporters import runner_pyz
 from compress.files import explain
 from compress.fleet import instructions
-from compress.fleet.remote import AgentSession
+from compress.fleet.remote import AgentSession, StepRefusedError
 from deploy.contract import bundle, releases
 
 MIN_PIECE_BYTES = 4096
@@ -106,6 +106,44 @@ class ReleaseOptions:
     bench: bool = False
     device: str = ""
     by: str = ""
+
+
+@dataclass(frozen=True)
+class Status:
+    """What a device runs.
+
+    Attributes:
+        current: the current release; None: there is none.
+        previous: the release before, if it is still there.
+        name: the name in the manifest of the bundle.
+        time: when it became the current release, UTC.
+        by: who deployed it.
+        whole: whether the checksums of its files are correct.
+        python: the version of the device's Python.
+    """
+
+    current: str | None
+    previous: str | None = None
+    name: str | None = None
+    time: str | None = None
+    by: str | None = None
+    whole: bool = False
+    python: str = ""
+
+
+def status(session: AgentSession) -> Status:
+    """Ask a device what it runs, and change nothing.
+
+    Raises:
+        DeploymentError: the device does not answer, or its folder cannot be read.
+    """
+    try:
+        answer = session.ask("look", path=session.address.path)
+    except StepRefusedError as error:
+        if error.kind == "absent":
+            return Status(None)
+        raise
+    return Status(**{name: answer[name] for name in ("current", "previous", "name", "time", "by", "whole", "python")})
 
 
 @dataclass(frozen=True)

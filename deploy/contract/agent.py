@@ -89,6 +89,7 @@ class Agent:
         self.link = link
         self._folder: Optional[DeviceFolder] = None
         self.requests: Dict[str, Callable[[Message], Any]] = {
+            "look": self.look,
             "open": self.open,
             "want": self.want,
             "put": self.put,
@@ -106,6 +107,10 @@ class Agent:
         if self._folder is None:
             raise ReleaseError("request", "no folder is open")
         return self._folder
+
+    def look(self, request: Message) -> Message:
+        """Describe the current release. Nothing is locked or changed, so this works during a deployment too."""
+        return DeviceFolder(request["path"], by="", create=False, lock=False).status()
 
     def open(self, request: Message) -> Message:
         """Lock the folder, and describe its releases."""

@@ -27,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
 BUNDLE, RUNNER, RELEASE = "bundle.coralline", "runner.pyz", "release.json"
@@ -112,6 +113,36 @@ class DeviceFolder:
             "machine": platform.machine(),
             "node": platform.node(),
         }
+
+    def status(self) -> Message:
+        """Return what `describe` does, and about the current release: name, time and user of the switch, and whether
+        its files are undamaged."""
+        current = self.current()
+        result: Message = dict(self.describe(), name=None, time=None, by=None, whole=False)
+        if current is not None:
+            result.update(name=self._title(current), whole=self.whole(current))
+            entry = self._last_switch()
+            if entry.get("release") == current:  # a cut may come between the switch and its line
+                result.update(time=entry.get("time"), by=entry.get("by"))
+        return result
+
+    def _title(self, release: str) -> Optional[str]:
+        """Return the name in the manifest of a release's bundle; None if it cannot be read."""
+        try:
+            with zipfile.ZipFile(self._in("releases", release, BUNDLE)) as archive:
+                with archive.open("manifest.json") as stream:
+                    return str(json.loads(stream.read(MAX_OUTPUT).decode())["name"])[:100]
+        except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
+            return None
+
+    def _last_switch(self) -> Message:
+        """Return the last line of the history; empty if it is incomplete."""
+        try:
+            with open(self._in("history.jsonl"), encoding="utf-8", errors="replace") as stream:
+                entry = json.loads(stream.readlines()[-1])
+        except (OSError, ValueError, IndexError):
+            return {}
+        return entry if isinstance(entry, dict) else {}
 
     def current(self) -> Optional[str]:
         """Return the current release, or None."""

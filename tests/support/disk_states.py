@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -211,14 +210,3 @@ def _write(
         path.mkdir(exist_ok=True)
         for name, child in sorted(names[node].items()):
             _write(child, path / name, names, content, chance)
-
-
-def after_power_cut(
-    trace: Path, folder: Path, before: Path, count: int, how: str, seed: int
-) -> None:
-    """Replace a folder by what may be on the disk after the first `count` operations of a record."""
-    disk = Disk(folder, before)
-    for operation in read(trace)[:count]:
-        disk.apply(operation)
-    shutil.rmtree(folder)
-    disk.write(folder, how, random.Random(seed))

@@ -75,12 +75,13 @@ class Bench:
 
     Args:
         folder: for everything.
-        preload: the compiled library; compiled if it is None.
+        prepared: another one, which has the files of before and after for both.
     """
 
-    def __init__(self, folder: Path, preload: Path | None = None) -> None:
+    def __init__(self, folder: Path, prepared: Bench | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._folder, self._preload = folder, preload or library(folder)
+        self._folder, self._prepared = folder, prepared or self
+        self._preload: Path = prepared._preload if prepared else library(folder)
         self._forge = Forge(self._preload, folder / "forge")
         self._second: Forge | None = None
         self._subjects = {subject.name: subject for subject in subjects()}
@@ -93,12 +94,16 @@ class Bench:
                 forge.close()
 
     def _place(self, subject: Subject, what: str) -> Path:
-        return self._folder / subject.name / what
+        owner = self if what == "work" else self._prepared
+        return owner._folder / subject.name / what
 
     def subject(self, name: str) -> Subject:
         """A subject whose files are there: `before`, `after`, and the record of the undisturbed command."""
         subject = self._subjects[name]
-        if name not in self._ready:
+        if self._prepared is not self:
+            self._place(subject, "work").parent.mkdir(exist_ok=True)
+            self._ready[name] = self._prepared._ready[name]
+        elif name not in self._ready:
             work = self._place(subject, "work")
             work.mkdir(parents=True)
             subject.prepare(work)
@@ -193,7 +198,12 @@ class Bench:
         count, how = divmod(case.at, len(disk_states.HOW))
         work, trace = self._place(subject, "work"), self._place(subject, "trace")
         before = self._place(subject, "before")
-        disk_states.after_power_cut(trace, work, before, count, disk_states.HOW[how], case.at)
+        recorded = self._prepared._place(subject, "work")
+        disk = disk_states.Disk(recorded, before)
+        for operation in disk_states.read(trace)[:count]:
+            disk.apply(operation)
+        shutil.rmtree(work)
+        disk.write(work, disk_states.HOW[how], random.Random(case.at))
         state = self._state(subject)
         wrong = _unknown(state)
         if count == self._ready[subject.name] and state != NEW:
