@@ -138,7 +138,7 @@ class StepRefusedError(DeploymentError):
     def __init__(self, error: Mapping[str, Any], where: str) -> None:
         super().__init__(str(error.get("what")), where=where, hint=str(error.get("hint", "")))
         self.kind = error.get("kind")
-        self.current = error.get("current")
+        self.current: str | None = error.get("current", UNKNOWN)
 
 
 class AgentSession:

@@ -31,6 +31,7 @@ import zipfile
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
 BUNDLE, RUNNER, RELEASE = "bundle.coralline", "runner.pyz", "release.json"
+MANIFEST = "manifest.json"  # in the bundle
 TEXTS = ("coralline.service", "README.txt")
 MAX_OUTPUT = 1 << 25
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
@@ -73,8 +74,8 @@ class DeviceFolder:
             raise ReleaseError("absent", "nothing was deployed to %s" % self.path, "deploy a bundle there first")
         if not lock:
             return
-        os.makedirs(self._in("releases"), exist_ok=True)
-        os.makedirs(self._in("incoming"), exist_ok=True)
+        _create_folder(self._in("releases"))
+        _create_folder(self._in("incoming"))
         self._lock = os.open(self._in(".lock"), os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -129,9 +130,8 @@ class DeviceFolder:
     def _title(self, release: str) -> Optional[str]:
         """Return the name in the manifest of a release's bundle; None if it cannot be read."""
         try:
-            with zipfile.ZipFile(self._in("releases", release, BUNDLE)) as archive:
-                with archive.open("manifest.json") as stream:
-                    return str(json.loads(stream.read(MAX_OUTPUT).decode())["name"])[:100]
+            with zipfile.ZipFile(self._in("releases", release, BUNDLE)) as archive, archive.open(MANIFEST) as stream:
+                return str(json.loads(stream.read(MAX_OUTPUT).decode())["name"])[:100]
         except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
             return None
 
@@ -180,11 +180,14 @@ class DeviceFolder:
     def _remember(self, release: str) -> None:
         line = json.dumps({"time": _now(), "release": release, "by": self.by}, sort_keys=True)
         with open(self._in("history.jsonl"), "a+b") as stream:
+            is_new = not stream.tell()
             if stream.tell() and (stream.seek(-1, os.SEEK_END), stream.read(1))[1] != b"\n":
                 line = "\n" + line
             stream.write(line.encode() + b"\n")
             stream.flush()
             os.fsync(stream.fileno())
+        if is_new:
+            _sync(self.path)
 
     # --- what arrives -------------------------------------------------------------------
 
@@ -292,6 +295,7 @@ class DeviceFolder:
                 stream.flush()
                 os.fsync(stream.fileno())
             if _digest(os.path.join(folder, name)) != files[name]["sha256"]:
+                self.drop_incoming()  # a damaged piece must be sent again
                 raise ReleaseError("damaged", "%s is not what was sent" % name, "deploy again")
         _write(os.path.join(folder, RELEASE), json.dumps({"installed": _now(), "by": self.by, "files": files}))
         if os.path.isdir(place):  # it was damaged, and may be the current release: replace it file by file
@@ -352,6 +356,7 @@ class DeviceFolder:
             raise ReleaseError("request", "%s is what runs" % release)
         trash = self._in("releases", ".old-" + _checked(release))
         os.rename(self._in("releases", release), trash)
+        _sync(self._in("releases"))
         shutil.rmtree(trash)
 
     def write(self, name: str, text: str) -> None:
@@ -427,8 +432,22 @@ def _write(path: str, text: str) -> None:
 
 
 def _sync(path: str) -> None:
+    """Flush a folder to the disk. Some network file systems cannot do that, and need not."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            raise
     finally:
         os.close(handle)
+
+
+def _create_folder(path: str) -> None:
+    """Create a folder and those above it if they are missing; they survive a power cut."""
+    if os.path.isdir(path):
+        return
+    parent = os.path.dirname(path)
+    _create_folder(parent)
+    os.makedirs(path, exist_ok=True)
+    _sync(parent)

@@ -1,9 +1,9 @@
 """What may be on a disk after a power cut, from the operations that `fault_shim.c` recorded.
 
-What a program writes is in memory first. It is on the disk for sure after `fsync`: of a file for its content, of a folder
-for the names in it. Before that, any part of it may be there: the names of a folder change in their order, and a rename
-is there completely or not at all, as journals of file systems guarantee; but content may be missing although its name
-is there, and the folders are independent of each other.
+What a program writes is in memory first. It is on the disk for sure after `fsync`: of a file for its content, of a
+folder for the names in it. Before that, any part of it may be there: the names of a folder change in their order, and a
+rename is there completely or not at all, as journals of file systems guarantee; but content may be missing although its
+name is there, and the folders are independent of each other.
 """
 
 from __future__ import annotations

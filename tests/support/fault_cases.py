@@ -22,9 +22,9 @@ from faults import FAULTS, SOUND, Fault, Forge, Outcome, library
 POWER_CUT, TWO_AT_ONCE, OTHER_USER = "power cut", "two at once", "other user"
 OWNERS = ("all", "all, hidden", "results", "results, hidden")
 NOBODY = 65534
-SHARES = {**dict.fromkeys(FAULTS, 1.0), POWER_CUT: 3.0, TWO_AT_ONCE: 0.5, "killed": 2.0, "no locks": 0.0}
+SHARES = {**dict.fromkeys(FAULTS, 1.0), POWER_CUT: 3.0, TWO_AT_ONCE: 0.5, "killed": 2.0}
 """How many of the cases of a subject have a fault, in proportion."""
-SUBJECT_SHARES = {"run": 2.0, "deploy": 3.0, "training": 0.2}
+SUBJECT_SHARES = {"run": 2.0, "deploy": 3.0, "first deploy": 1.0, "training": 0.2}
 
 
 @dataclass(frozen=True)
@@ -116,9 +116,7 @@ class Bench:
             self._ready[name] = len(disk_states.read(self._place(subject, "trace")))
         return subject
 
-    def _run(
-        self, subject: Subject, fault: Fault, trace: Path | None = None, arguments: Sequence[str] = ()
-    ) -> Outcome:
+    def _run(self, subject: Subject, fault: Fault, trace: Path | None = None, arguments: Sequence[str] = ()) -> Outcome:
         work = self._place(subject, "work")
         return self._forge.run(arguments or subject.arguments, work, fault, trace, alone=subject.alone)
 
@@ -157,8 +155,10 @@ class Bench:
         self._own(subject)
         state = self._state(subject)
         wrong = _unknown(state) + _message(subject, outcome, kills=fault.kills)
-        if outcome.code == 0 and state not in (NEW, *((OLD,) if fault.refuse else ())):
+        if outcome.code == 0 and state != NEW:
             wrong.append(f"the command succeeded, and its files are {state}")
+        if outcome.code != 0 and fault.is_harmless:
+            wrong.append("this fault must not matter")
         if not fault.kills and fault.action != "errors" and (left := subject.left(self._place(subject, "work"))):
             wrong.append(f"left behind: {left}")
         return Verdict(case, state, outcome.code, (*wrong, *self._sound(subject, state)), outcome.errors)
@@ -192,6 +192,8 @@ class Bench:
             yield f"the next command failed ({outcome.code}): {outcome.errors[-500:]}"
         elif (after := self._state(subject)) != NEW:
             yield f"after the next command the files are {after}"
+        elif unfinished := subject.unfinished(self._place(subject, "work")):
+            yield f"after the next command: {unfinished}"
 
     def _power_cut(self, subject: Subject, case: Case) -> Verdict:
         """The disk as it may be after a power cut, in the middle of the command or after its end."""
@@ -206,7 +208,7 @@ class Bench:
         disk.write(work, disk_states.HOW[how], random.Random(case.at))
         state = self._state(subject)
         wrong = _unknown(state)
-        if count == self._ready[subject.name] and state != NEW:
+        if subject.is_durable and count == self._ready[subject.name] and state != NEW:
             wrong.append(f"the command had succeeded, and after the power cut its files are {state}")
         return Verdict(case, state, 0, (*wrong, *self._sound(subject, state)), "")
 
@@ -261,7 +263,7 @@ def _is_possible(subject: Subject, fault: str) -> bool:
     if fault == OTHER_USER:
         return os.geteuid() == 0
     if fault == "no links":
-        return subject.name == "deploy"  # no other command makes links
+        return "deploy" in subject.name  # no other command makes links
     return not (subject.alone and fault in (POWER_CUT, TWO_AT_ONCE))
 
 
@@ -299,7 +301,9 @@ def _message(subject: Subject, outcome: Outcome, *, kills: bool) -> list[str]:
         wrong.append(f"exit code {outcome.code}")
     if match := re.search(r"Traceback|\[Errno|Exception ignored|Error: ", outcome.errors):
         wrong.append(f"no words: {match.group()}")
-    if outcome.code not in (0, *subject.again) and not re.search(r"^(coralline|runner): ", outcome.errors, re.MULTILINE):
+    if outcome.code not in (0, *subject.again) and not re.search(
+        r"^(coralline|runner): ", outcome.errors, re.MULTILINE
+    ):
         wrong.append("no message")
     return wrong
 

@@ -13,7 +13,6 @@ import numpy as np
 import small_shop
 import tiny
 
-from compress.exporters import signing
 from compress.pipeline.store import Store
 from deploy import learnt_file
 from deploy.contract import bundle, releases
@@ -31,6 +30,7 @@ class Subject(ABC):
         codes: the exit codes of its errors.
         again: the exit codes with which a second command may refuse what is new already.
         alone: see `faults.Forge.start`.
+        is_durable: whether the files survive a power cut from the end of the command on.
     """
 
     name: str
@@ -39,6 +39,7 @@ class Subject(ABC):
     codes: frozenset[int] = frozenset({6})
     again: frozenset[int] = frozenset()
     alone = False
+    is_durable = True
 
     @abstractmethod
     def prepare(self, folder: Path) -> None:
@@ -61,6 +62,10 @@ class Subject(ABC):
         """Files that no command leaves unless it was killed."""
         pattern = re.compile(r"\.results-|\..+\.[a-z0-9_]{8}$|\.nfs")
         return [str(path.relative_to(folder)) for path in folder.rglob(".*") if pattern.match(path.name)]
+
+    def unfinished(self, folder: Path) -> list[str]:
+        """What is wrong after a command that succeeded."""
+        return []
 
     def amount(self, folder: Path) -> int | None:
         """How many commands took effect, if several can."""
@@ -87,11 +92,10 @@ class WrittenFile(Subject):
         self.codes = frozenset({2, 3, 4, 6})
 
     def prepare(self, folder: Path) -> None:
-        """Write a model, data, a bundle and a key."""
+        """Write a model and data."""
         (folder / "model.tflite").write_bytes(tiny.classifier())
-        tiny.data(folder / "data.npz")
         (folder / "b.coralline").write_bytes(bundles.packed(1))
-        signing.generate(folder / "key")
+        tiny.data(folder / "data.npz")
         for name in self.files if self._old else ():
             if not (folder / name).exists():
                 (folder / name).write_bytes(b"old")
@@ -132,6 +136,7 @@ class Run(Subject):
     arguments = ("compress", "pipeline.yaml", "--out", "out")
     first = arguments
     codes = frozenset({2, 3, 4, 6})
+    is_durable = False  # the store is durable, new folders for it and for the outputs need not be
     outputs = ("model.tflite", "{}.coralline", "runner.pyz")
     title = "tiny"
 
@@ -155,7 +160,9 @@ class Run(Subject):
         report = folder / "out" / self.title / "report.json"
         if report.exists():
             json.loads(report.read_text())
-        return _compared([f"out/{self.title}/{name.format(self.title)}" for name in self.outputs], folder, before, after)
+        return _compared(
+            [f"out/{self.title}/{name.format(self.title)}" for name in self.outputs], folder, before, after
+        )
 
 
 class Export(Run):
@@ -254,10 +261,30 @@ class Deploy(Subject):
         return {1: OLD, 2: NEW}.get(version, f"version {version}")
 
     def left(self, folder: Path) -> list[str]:
-        """What no deployment leaves."""
+        """Nothing: an interrupted deployment is continued with what it leaves."""
+        return []
+
+    def unfinished(self, folder: Path) -> list[str]:
+        """What no deployment leaves, and a log whose last line is not the end of this deployment."""
         there = folder / "there"
         names = [str(path.relative_to(there)) for path in there.rglob("*")]
-        return [name for name in names if re.match(r"incoming/.|releases/\.|\.new", name) or "/.nfs" in name]
+        found = [name for name in names if re.match(r"incoming/.|releases/\.|\.new", name) or "/.nfs" in name]
+        if json.loads((folder / "log.jsonl").read_text().splitlines()[-1])["event"] != "done":
+            found.append("log.jsonl does not end with the end of the deployment")
+        return found
+
+
+class FirstDeploy(Deploy):
+    """`deploy` to where nothing was deployed."""
+
+    name = "first deploy"
+    first = ()
+
+    def state(self, folder: Path, before: Path, after: Path) -> str:
+        """As for `Deploy`; old is nothing."""
+        if not (folder / "there" / "current").is_symlink() and not (folder / "there" / "current").exists():
+            return OLD
+        return super().state(folder, before, after)
 
 
 def _compared(names: Sequence[str], folder: Path, before: Path, after: Path) -> str:
@@ -283,10 +310,11 @@ def subjects() -> list[Subject]:
         Run(),
         Export(),
         WrittenFile("legalize", legalized, ("new.tflite",), old=True),
-        WrittenFile("sign", ("compress", "sign", "b.coralline", "--key", "key.key"), ("b.coralline",), old=True),
+        WrittenFile("header", ("compress", "header", "b.coralline", "-o", "model.h"), ("model.h",), old=True),
         WrittenFile("init", ("compress", "init", "data.npz", "-o", "shop.yaml"), ("shop.yaml",), old=False, again=(2,)),
         Results(),
         Learn(),
         Deploy(),
+        FirstDeploy(),
         Training(),
     ]
