@@ -21,6 +21,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -161,6 +162,10 @@ def main() -> int:
     with tempfile.TemporaryFile("w+") as log:
         server = subprocess.Popen(command, env=environment, text=True, stdout=log, stderr=pipe)
         port = listening(server)
+        assert server.stderr is not None
+        errors: list[str] = []
+        reader = threading.Thread(target=errors.extend, args=(server.stderr,))  # a full pipe would stop the server
+        reader.start()
         clients = [Client(port, number, bodies, expected) for number in range(options.clients)]
         slow = SlowClients(port, options.slow)
         seconds = options.minutes * 60
@@ -169,7 +174,8 @@ def main() -> int:
         time.sleep(SLOW_S)
         rest = used(server.pid)
         server.send_signal(signal.SIGTERM)
-        _, errors = server.communicate(timeout=60)
+        server.wait(60)
+        reader.join()
         log.seek(0)
         reported = json.loads(log.read())
     counts = total(clients)
@@ -184,7 +190,7 @@ def main() -> int:
         "after_the_load": rest,
         "exit_code": server.returncode,
         "server_reported": {key: reported[key] for key in ("vanished", "rejected")},
-        "server_stderr_lines": len(errors.splitlines()),
+        "server_stderr_lines": len(errors),
         "load_average": os.getloadavg()[0],
         "intervals": rows,
     }

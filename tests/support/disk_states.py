@@ -45,6 +45,10 @@ class Change:
     entries: tuple[tuple[Node, str, Node | None], ...]
 
 
+COUNTED = "counted"
+"""The name of the lines that only say which operations can fail; their path is the kind of operation."""
+
+
 def read(trace: Path) -> list[Operation]:
     """Read a record."""
     content, position, found = trace.read_bytes(), 0, []

@@ -11,13 +11,14 @@ import random
 import re
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import disk_states
 from fault_subjects import NEW, OLD, PARTLY, Subject, subjects
-from faults import FAULTS, SOUND, Fault, Forge, Outcome, library
+from faults import ALL_OPERATIONS, FAULTS, SOUND, Fault, Forge, Outcome, library
 
 POWER_CUT, TWO_AT_ONCE, OTHER_USER = "power cut", "two at once", "other user"
 OWNERS = ("all", "all, hidden", "results", "results, hidden")
@@ -85,7 +86,8 @@ class Bench:
         self._forge = Forge(self._preload, folder / "forge")
         self._second: Forge | None = None
         self._subjects = {subject.name: subject for subject in subjects()}
-        self._ready: dict[str, int] = {}
+        self._operations: dict[str, list[disk_states.Operation]] = {}
+        self._counted: dict[str, Counter[str]] = {}
 
     def close(self) -> None:
         """End the processes."""
@@ -102,8 +104,7 @@ class Bench:
         subject = self._subjects[name]
         if self._prepared is not self:
             self._place(subject, "work").parent.mkdir(exist_ok=True)
-            self._ready[name] = self._prepared._ready[name]
-        elif name not in self._ready:
+        elif name not in self._operations:
             work = self._place(subject, "work")
             work.mkdir(parents=True)
             subject.prepare(work)
@@ -111,9 +112,12 @@ class Bench:
                 _expect(self._run(subject, SOUND, arguments=subject.first), 0)
             subject.change(work)
             _copy(work, self._place(subject, "before"))
-            _expect(self._run(subject, SOUND, trace=self._place(subject, "trace")), 0)
+            everything = Fault("none", family=f"{ALL_OPERATIONS},read,read_open")
+            _expect(self._run(subject, everything, trace=self._place(subject, "trace")), 0)
             _copy(work, self._place(subject, "after"))
-            self._ready[name] = len(disk_states.read(self._place(subject, "trace")))
+            lines = disk_states.read(self._place(subject, "trace"))
+            self._operations[name] = [line for line in lines if line.name != disk_states.COUNTED]
+            self._counted[name] = Counter(line.path for line in lines if line.name == disk_states.COUNTED)
         return subject
 
     def _run(self, subject: Subject, fault: Fault, trace: Path | None = None, arguments: Sequence[str] = ()) -> Outcome:
@@ -134,11 +138,10 @@ class Bench:
         if fault == OTHER_USER:
             return len(OWNERS)
         if fault == POWER_CUT:
-            return (self._ready[subject.name] + 1) * len(disk_states.HOW)
+            return (len(self._operations[subject.name]) + 1) * len(disk_states.HOW)
         if FAULTS[fault].action == "":
             return 1
-        self._restore(subject)
-        return self._run(subject, replace(FAULTS[fault], action="none", nfs=False, at=-1)).operations
+        return sum(self._counted[subject.name][kind] for kind in FAULTS[fault].family.split(","))
 
     # --- judging ----------------------------------------------------------------------------------------------
 
@@ -198,17 +201,16 @@ class Bench:
     def _power_cut(self, subject: Subject, case: Case) -> Verdict:
         """The disk as it may be after a power cut, in the middle of the command or after its end."""
         count, how = divmod(case.at, len(disk_states.HOW))
-        work, trace = self._place(subject, "work"), self._place(subject, "trace")
-        before = self._place(subject, "before")
-        recorded = self._prepared._place(subject, "work")
-        disk = disk_states.Disk(recorded, before)
-        for operation in disk_states.read(trace)[:count]:
+        work, recorded = self._place(subject, "work"), self._prepared._place(subject, "work")
+        operations = self._prepared._operations[subject.name]
+        disk = disk_states.Disk(recorded, self._place(subject, "before"))
+        for operation in operations[:count]:
             disk.apply(operation)
         shutil.rmtree(work)
         disk.write(work, disk_states.HOW[how], random.Random(case.at))
         state = self._state(subject)
         wrong = _unknown(state)
-        if subject.is_durable and count == self._ready[subject.name] and state != NEW:
+        if subject.is_durable and count == len(operations) and state != NEW:
             wrong.append(f"the command had succeeded, and after the power cut its files are {state}")
         return Verdict(case, state, 0, (*wrong, *self._sound(subject, state)), "")
 

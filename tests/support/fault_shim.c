@@ -12,7 +12,8 @@
  *   FAULT_FAMILY  the names of FAULT_ACTION's operations, separated by commas; the default is all
  *   FAULT_NFS     file systems over a network: a file that is removed while it is open gets another name
  *   FAULT_REFUSE  operations that always fail: flock (ENOLCK), sync_folder (EINVAL), symlink (EPERM)
- *   FAULT_TRACE   a file to which every operation is written, with the data of writes
+ *   FAULT_TRACE   a file to which every operation is written, with the data of writes; and a line `counted` for each
+ *                 that is counted
  *
  * Operations: open (for writing), read_open, read, write, truncate, sync, rename, unlink, rmdir, mkdir, symlink, link,
  * chmod, flock. `read` and `read_open` are counted only if FAULT_FAMILY names them.
@@ -144,6 +145,7 @@ static enum decision decide(const char *name, const char *path) {
     int reads = !strcmp(name, "read") || !strcmp(name, "read_open");
     const char *family = !strcmp(name, "sync_folder") ? "sync" : name;
     if (settings.family[0] ? !listed(settings.family, family) : reads) return PROCEED;
+    record("counted", family, "", 0, NULL, 0);
     int64_t number = settings.counter ? __sync_fetch_and_add(settings.counter, 1) : -1;
     const char *action = settings.action;
     if (!strcmp(action, "errors") && number >= settings.at) {

@@ -104,7 +104,7 @@ def cpu_s(pid: int) -> float:
 
 
 def answered(client: Client, selector: selectors.BaseSelector) -> bool:
-    """Receive what came; whether an answer is whole. A connection that the server ended is counted, and another opened."""
+    """Receive what came; whether an answer is whole. If the server ended the connection, another one is opened."""
     try:
         return client.receive()
     except OSError:
