@@ -64,6 +64,19 @@ subprocess.Popen = failing
 """
 
 
+def at_the_switch(folder: object, *, after: bool) -> str:
+    """SIGKILL when the release in a folder was switched to, or when README.txt is written before that."""
+    event, name = ("open", "history.jsonl") if after else ("os.rename", "README.txt")
+    return f"""
+import os, signal, sys
+def hook(event, arguments):
+    if event == {event!r} and {str(folder)!r} + "/" in str(arguments) and {name!r} in str(arguments[:2]):
+        if event != "open" or arguments[1] == "a+b":
+            os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(hook)
+"""
+
+
 FLEET = ("killed", "connection", "after the switch", "full", "slow")
 
 
