@@ -67,7 +67,7 @@ def counts(verdicts: list[Verdict]) -> dict[str, dict[str, dict[str, int]]]:
     table: dict[str, dict[str, Counter[str]]] = {}
     for verdict in verdicts:
         cell = table.setdefault(verdict.case.subject, {}).setdefault(verdict.case.fault, Counter())
-        cell[verdict.state if verdict.state in ("old", "new", "partly new") else "neither"] += 1
+        cell[verdict.state if verdict.state in ("old", "new", "partly new", "removed") else "neither"] += 1
         cell["wrong"] += bool(verdict.wrong)
     return {subject: {fault: dict(cell) for fault, cell in row.items()} for subject, row in table.items()}
 

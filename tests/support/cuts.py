@@ -71,7 +71,7 @@ def at_the_switch(folder: object, *, after: bool) -> str:
 import os, signal, sys
 def hook(event, arguments):
     if event == {event!r} and {str(folder)!r} + "/" in str(arguments) and {name!r} in str(arguments[:2]):
-        if event != "open" or arguments[1] == "a+b":
+        if event != "open" or "a" in arguments[1]:
             os.kill(os.getpid(), signal.SIGKILL)
 sys.addaudithook(hook)
 """
@@ -105,7 +105,7 @@ if chance.random() < {share}:
         if left[0] < 0 or event not in {EVENTS!r}:
             return
         left[0] -= 1
-        switched = event == "open" and str(arguments[0]).endswith("history.jsonl") and arguments[1] == "a+b"
+        switched = event == "open" and str(arguments[0]).endswith("history.jsonl") and "a" in arguments[1]
         if not (switched if how == "after the switch" else left[0] < 0):
             return
         left[0] = -1

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import disk_states
-from fault_subjects import NEW, OLD, PARTLY, Subject, subjects
+from fault_subjects import NEW, OLD, PARTLY, REMOVED, Subject, subjects
 from faults import ALL_OPERATIONS, FAULTS, SOUND, Fault, Forge, Outcome, library
 
 POWER_CUT, TWO_AT_ONCE, OTHER_USER = "power cut", "two at once", "other user"
@@ -94,6 +94,11 @@ class Bench:
         for forge in (self._forge, self._second):
             if forge is not None:
                 forge.close()
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all subjects."""
+        return list(self._subjects)
 
     def _place(self, subject: Subject, what: str) -> Path:
         owner = self if what == "work" else self._prepared
@@ -245,7 +250,7 @@ def plan(bench: Bench, count: int, only: str = "") -> list[Case]:
         count: how many.
         only: the beginning of the names of cases.
     """
-    names = [name for name in bench._subjects if only.partition("/")[0] in ("", name)]
+    names = [name for name in bench.names if only.partition("/")[0] in ("", name)]
     total = sum(SUBJECT_SHARES.get(name, 1.0) for name in names)
     chosen: list[Case] = []
     for name in names:
@@ -291,7 +296,7 @@ def _changed(subject: Subject) -> set[str]:
 
 
 def _unknown(state: str) -> list[str]:
-    return [] if state in (OLD, NEW, PARTLY) else [state]
+    return [] if state in (OLD, NEW, PARTLY, REMOVED) else [state]
 
 
 def _message(subject: Subject, outcome: Outcome, *, kills: bool) -> list[str]:

@@ -17,7 +17,7 @@ from compress.pipeline.store import Store
 from deploy import learnt_file
 from deploy.contract import bundle, releases
 
-OLD, NEW, PARTLY = "old", "new", "partly new"
+OLD, NEW, PARTLY, REMOVED = "old", "new", "partly new", "removed"
 
 
 class Subject(ABC):
@@ -50,7 +50,7 @@ class Subject(ABC):
 
     @abstractmethod
     def state(self, folder: Path, before: Path, after: Path) -> str:
-        """`OLD`, `NEW`, `PARTLY`, or what is wrong.
+        """`OLD`, `NEW`, `PARTLY`, `REMOVED` (by a run that fails), or what is wrong.
 
         Args:
             folder: the files after a fault.
@@ -160,9 +160,8 @@ class Run(Subject):
         report = folder / "out" / self.title / "report.json"
         if report.exists():
             json.loads(report.read_text())
-        return _compared(
-            [f"out/{self.title}/{name.format(self.title)}" for name in self.outputs], folder, before, after
-        )
+        names = [f"out/{self.title}/{name.format(self.title)}" for name in self.outputs]
+        return _compared(names, folder, before, after, removable=True)  # a run that fails removes earlier outputs
 
 
 class Export(Run):
@@ -287,15 +286,15 @@ class FirstDeploy(Deploy):
         return super().state(folder, before, after)
 
 
-def _compared(names: Sequence[str], folder: Path, before: Path, after: Path) -> str:
+def _compared(names: Sequence[str], folder: Path, before: Path, after: Path, *, removable: bool = False) -> str:
     """Compare files with those of before and after; files that did not change are not looked at."""
     found = set()
     for name in names:
         content, old, new = (_content(place / name) for place in (folder, before, after))
-        if content not in (old, new):
+        if content not in (old, new) and not (content is None and removable):
             return f"{name} is neither old nor new"
         if old != new:
-            found.add(NEW if content == new else OLD)
+            found.add(NEW if content == new else OLD if content == old else REMOVED)
     return found.pop() if len(found) == 1 else PARTLY
 
 
