@@ -9,7 +9,7 @@ SITE := $(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --builder htm
 TF25 := .venv-tf25
 PYTHON38 ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.8.*/bin/python) $(shell command -v python3.8))
 
-.PHONY: demo shop test tf25 check docs bench bench-recipes bench-others wheel clean
+.PHONY: demo shop test tf25 check docs bench bench-recipes bench-others wheel constraints clean
 
 demo: $(READY)  ## train, prune, distil, quantize, check, package and measure a real model; then open runs/digits/report.html
 	$(BIN)/python -m compress pipeline.yaml
@@ -33,6 +33,7 @@ check: $(READY)  ## style, types, import rules, tests of the architecture, links
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy benchmarks
+	$(BIN)/mypy packaging/bill_of_materials.py
 	$(BIN)/mypy --python-version 3.10 deploy coralline_pycoral
 	$(BIN)/vermin --no-tips --violations -t=3.7- deploy coralline_pycoral
 	$(BIN)/lint-imports
@@ -51,16 +52,22 @@ bench-recipes: $(READY)  ## run the recipes in models/ that are not measured yet
 bench-others: $(READY)  ## compare with other tools, each in its own environment; needs the shared test data and a network
 	$(BIN)/python benchmarks/other_tools.py $(if $(MODELS),--models $(MODELS))
 
-wheel: $(READY)  ## build dist/*.whl: coralline, and coralline-deploy with the device side alone
+wheel: $(READY)  ## build dist/: coralline, coralline-deploy with the device side alone, and the bill of materials
 	$(BIN)/python -m build --wheel --no-isolation
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist packaging/deploy
+	$(BIN)/python packaging/bill_of_materials.py
+
+constraints:  ## pin all packages again by version and hash, the present versions first; needs uv
+	uv pip compile --quiet pyproject.toml --extra dev --python-version 3.11.7 --generate-hashes --no-annotate \
+		--custom-compile-command "make constraints" --output-file constraints.txt
 
 clean:  ## delete environments, builds and caches; runs/ is kept
 	rm -rf $(VENV) $(TF25) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	touch $@
 
 $(TF25)/ready:

@@ -12,10 +12,10 @@
     ├── ResultError            7   everything ran, but the result is not acceptable
     │   ├── BudgetError        7   ... because it breaks the budget
     │   └── NotUsableError     7   ... because the verdict on it is "not usable"
-    ├── SigningError           8   a bundle cannot be signed, or a key cannot be made or used
+    ├── SigningError           8   metadata cannot be signed, or a key or repository cannot be used
     └── DeploymentError        15  a device was not reached, or keeps the version that it had
 
-Exit code 0 is success, 8 also a bundle that does not verify (`deploy.contract.bundle.BundleError`),
+Exit code 0 is success, 8 also a bundle that does not verify, or that a device does not trust (`deploy.contract`),
 9 and 10 the answers of `check` (some operators on the CPU; refused), 11 to 13 what `runner.pyz` finds
 on a device and 14 that `doctor` found errors (`deploy.contract.errors`), 130 an interruption with Ctrl-C.
 """
@@ -112,7 +112,7 @@ class NotUsableError(ResultError):
 
 
 class SigningError(CorallineError):
-    """A bundle cannot be signed, or a key cannot be made or used."""
+    """Metadata cannot be signed, or a key or a repository cannot be used."""
 
     exit_code = 8
 

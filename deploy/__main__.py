@@ -59,6 +59,11 @@ def _library_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _trust_option(parser: argparse.ArgumentParser) -> None:
+    folder = "what this device trusts (default: /etc/coralline/trust, or ~/.config/coralline/trust)"
+    parser.add_argument("--trust-folder", default="", metavar="FOLDER", help=folder)
+
+
 def _run_options(parser: argparse.ArgumentParser) -> None:
     _model_options(parser)
     samples = (
@@ -194,12 +199,32 @@ def _doctor(arguments: Arguments) -> Tuple[Result, str]:
     return {"findings": rows, "sound": sound}, doctor.describe(findings)
 
 
+def _update_options(parser: argparse.ArgumentParser) -> None:
+    source = "a folder or memory card with the repository of `python -m compress trust`"
+    parser.add_argument("source", metavar="SOURCE", help=source)
+    first = "first contact: the fingerprint of the root that this device shall trust"
+    parser.add_argument("--first-root", default="", metavar="SHA256", help=first)
+    parser.add_argument("--install", metavar="NAME", help="the listed bundle to install (default: only the metadata)")
+    to = "the folder of the releases, as for `deploy` (required with --install)"
+    parser.add_argument("--to", metavar="FOLDER", help=to)
+    _trust_option(parser)
+
+
+def _update(arguments: Arguments) -> Tuple[Result, str]:
+    from deploy import update
+
+    return update.update(arguments)
+
+
 COMMANDS = {
     "run": Command("run the model on samples, and print its answers", _run_options, _run),
     "bench": Command("measure latency, energy and accuracy on this device", _bench_options, _bench),
     "verify": Command("check the bundle, and compare its models with the golden outputs", _device_options, _verify),
     "serve": Command("serve predictions over HTTP/JSON, on TCP or a Unix socket", _serve_options, _serve),
     "learn": Command("learn new classes from photos, without compiling", _learn_options, _learn),
+    "update": Command(
+        "accept signed metadata from a folder or card, and install a bundle", _update_options, _update, False
+    ),
     "doctor": Command("find problems of this host, with the command that fixes each", _library_option, _doctor, False),
 }
 
@@ -217,9 +242,9 @@ def _identity(opened: Any) -> Result:
 
 def _opened(arguments: Arguments) -> Any:
     """Open and verify the bundle."""
-    from deploy.contract import bundle, signature
+    from deploy.contract import bundle, trust
 
-    return bundle.read(arguments.bundle, signature.trusted(arguments.key))
+    return bundle.read(arguments.bundle, trust.find(arguments.trust_folder))
 
 
 def _runtime_options(arguments: Arguments) -> Any:
@@ -250,8 +275,7 @@ def _parser() -> argparse.ArgumentParser:
         subparser = commands.add_parser(name, help=command.help, description=command.help)
         if command.bundle:
             subparser.add_argument("bundle", metavar="BUNDLE", help="a .coralline file")
-            key = "public key (.pem) that the bundle must be signed with; may be repeated"
-            subparser.add_argument("--key", action="append", default=[], metavar="FILE", help=key)
+            _trust_option(subparser)
         command.options(subparser)
         subparser.add_argument("--json", action="store_true", help="print the result as JSON")
         subparser.add_argument("--out", metavar="FILE", help="write the result as JSON to a file, atomically")
@@ -286,7 +310,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         return EXIT_PIPE
     except OSError as error:
         return _fail(arguments, {"kind": "file", "what": str(error), "hint": "", "exit_code": EXIT_FILES}, str(error))
-    except ValueError as error:  # a BundleError or KeyFileError has an exit code; any other is a bug
+    except ValueError as error:  # a BundleError has an exit code; any other is a bug
         code = getattr(error, "exit_code", None)
         if code is None:
             raise

@@ -27,7 +27,7 @@ import numpy as np
 
 from deploy import host, probe, runtime, tiles
 from deploy.answers import decoder, in_image
-from deploy.contract import bundle, signature
+from deploy.contract import bundle, trust
 from deploy.contract.bundle import BundledModel
 from deploy.contract.detection import Detections
 from deploy.contract.errors import ArgumentError, EdgeTpuError, ImageError, LoadError
@@ -63,7 +63,8 @@ class Model:
         remark: why the model runs on the CPU although the bundle has a compiled model; otherwise empty.
 
     Raises:
-        BundleError: the file is not a bundle, was changed, or is not signed with a trusted key.
+        BundleError: the file is not a bundle, or was changed.
+        TrustError: this device trusts a root, and the bundle is not in the signed metadata.
         ArgumentError: the bundle has no such model, or the device name is invalid.
         RuntimeLibraryError: no TFLite runtime is installed.
         LoadError: the runtime refuses the model, or the model differs from its description in the manifest.
@@ -80,7 +81,7 @@ class Model:
         kernels: str = "default",
         library: str = runtime.LIBRARY,
     ) -> None:
-        self.bundle = path if isinstance(path, bundle.Bundle) else bundle.read(path, signature.trusted())
+        self.bundle = path if isinstance(path, bundle.Bundle) else bundle.read(path, trust.find())
         options = RuntimeOptions(device, threads, kernels, library)
         self.role, options, self.remark = _select(self.bundle, role, options)
         entry = self.bundle.models[self.role]

@@ -16,7 +16,7 @@ import sys
 from typing import Any, Dict, List, Optional, Tuple
 
 from deploy.admission import ServiceLimits
-from deploy.contract import bundle, signature
+from deploy.contract import bundle, trust
 from deploy.contract.errors import ArgumentError, EdgeTpuError
 from deploy.serve import Server
 
@@ -81,7 +81,7 @@ def serve(arguments: argparse.Namespace) -> Tuple[Dict[str, Any], str]:
         raise ArgumentError("--queue is %d, and must be at least 1" % arguments.queue, "use --queue 1 or more")
     sockets = [_socket(family, address) for family, address in addresses]
     try:
-        opened = bundle.read(arguments.bundle, signature.trusted(arguments.key))
+        opened = bundle.read(arguments.bundle, trust.find(arguments.trust_folder))
         options = RuntimeOptions(arguments.device, arguments.threads, library=arguments.library)
         model = load_safely(opened, arguments.role, options)
         if model.remark:
@@ -130,13 +130,11 @@ def _facts(model: Any, recognizer: Any = None) -> Dict[str, Any]:
     manifest = model.bundle.manifest
     entry = model.bundle.models[model.role]
     digests = {row["name"]: row["sha256"] for row in manifest["members"]}
-    signer = model.bundle.signer
     facts = {
         "schema_version": 1,
         "name": manifest["name"],
         "coralline": manifest["coralline"],
         "sha256": digests[entry.file],
-        "signed_by": None if signer is None else signature.key_name(signer),
         "task": model.bundle.task,
         "answers": model.bundle.answers if recognizer is None else "class",
         "labels": list(manifest["labels"]) if recognizer is None else recognizer.labels,
@@ -291,7 +289,7 @@ def _unit_options(arguments: argparse.Namespace) -> List[str]:
         value = getattr(arguments, name)
         if value not in (None, ""):
             options += ["--" + name, str(value)]
-    for name in ("unix", "token_file", "learnt"):
+    for name in ("unix", "token_file", "learnt", "trust_folder"):
         value = getattr(arguments, name)
         if value:
             options += ["--" + name.replace("_", "-"), os.path.abspath(value)]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from compress.cli.parser import Parser, Subparsers
     from compress.fleet.address import DeviceAddress
     from compress.fleet.remote import Access
+    from compress.fleet.repository import Contents
     from compress.fleet.rollout import RolloutResult, Work
 
 
@@ -88,6 +89,10 @@ def _add_doctor(subparsers: Subparsers) -> None:
 def _add_fleet(parser: Parser) -> None:
     _add_addresses(parser)
     parser.add_argument("--device", default="", help="the processor for the runner: cpu, usb, pci, usb:0, ...")
+    repository = "a repository of `trust`: the device accepts its signed metadata first"
+    parser.add_argument("--repository", type=Path, metavar="DIR", help=repository)
+    first = "first contact: the fingerprint of the root that the devices shall trust, from `trust status`"
+    parser.add_argument("--first-root", default="", metavar="SHA256", help=first)
     log = "the log of deployments (default: ~/.local/state/coralline/deployments.jsonl)"
     parser.add_argument("--log", type=Path, metavar="FILE", help=log)
 
@@ -128,9 +133,20 @@ def deploy(options: argparse.Namespace) -> int:
         raise PipelineError("--bench: a folder has no device to measure on", hint=hint)
     if options.keep < 1:
         raise PipelineError("--keep keeps at least the version that runs", allowed="1 or more")
-    payload = release.load(options.bundle)
+    contents, runner = _repository(options)
+    payload = release.load(options.bundle, runner)
+    if contents is not None:
+        release.require_listed(payload, contents)
     person = log.person()
-    settings = release.ReleaseOptions(options.keep, options.verify, options.bench, options.device, person)
+    settings = release.ReleaseOptions(
+        options.keep,
+        options.verify,
+        options.bench,
+        options.device,
+        person,
+        contents.messages() if contents else {},
+        options.first_root,
+    )
     step = partial(rollout.deploy, new_release=payload, settings=settings, folder=options.bundle.absolute().parent)
     about = {
         "action": "deploy",
@@ -151,7 +167,14 @@ def rollback(options: argparse.Namespace) -> int:
     from compress.fleet import log, release, rollout
 
     person = log.person()
-    step = partial(rollout.rollback, settings=release.ReleaseOptions(device=options.device, by=person))
+    contents, _ = _repository(options)
+    settings = release.ReleaseOptions(
+        device=options.device,
+        by=person,
+        metadata=contents.messages() if contents else {},
+        first_root=options.first_root,
+    )
+    step = partial(rollout.rollback, settings=settings)
     rows = _roll_out(options, _addresses(options), step, {"action": "rollback", "by": person})
     return _print_rows(rows, as_json=options.json)
 
@@ -173,6 +196,17 @@ def status(options: argparse.Namespace) -> int:
         errors = [str(row.error) for row in rows if row.error is not None]
         write("\n".join([rollout.status_table(rows), *errors]))
     return 0 if all(row.result in ("sound", "nothing deployed") for row in rows) else DeploymentError.exit_code
+
+
+def _repository(options: argparse.Namespace) -> tuple[Contents | None, bytes | None]:
+    """Return the repository whose metadata is sent to the devices, and its runner."""
+    if options.repository is None:
+        if options.first_root:
+            raise PipelineError("--first-root needs the repository of this root", hint="--repository DIR")
+        return None, None
+    from compress.fleet import repository
+
+    return repository.published(options.repository)
 
 
 def store_results(options: argparse.Namespace) -> int:

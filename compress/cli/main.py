@@ -15,17 +15,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from compress.cli import applications, comparison, data, devices, export, init, keys, models, output, reference, run
+from compress.cli import applications, comparison, data, devices, export, init, models, output, reference, run, trust
 from compress.cli.parser import Parser, refuse_unknown
 from compress.errors import EXIT_INTERRUPTED, CorallineError, PipelineError, ResultError
 from compress.version import __version__
 
 PROGRAM = "python -m compress"
 INTERRUPTED = "interrupted; run the same command to continue"
-GROUPS = (run, init, export, models, comparison, data, devices, applications, keys, reference)
+GROUPS = (run, init, export, models, comparison, data, devices, trust, applications, reference)
 EXIT_CODES = """exit codes:
   0 done   1 internal error   2 pipeline file or arguments   3 data   4 model   5 a stage failed
-  6 disk or permission   7 over budget, or not usable   8 a bundle cannot be signed
+  6 disk or permission   7 over budget, or not usable   8 metadata cannot be signed
   9 check: some operators stay on the CPU   10 check: the compiler will reject the model   14 doctor: errors were found
   15 a device was not reached, or was not changed   130 interrupted
 """

@@ -1,1 +1,1 @@
-"""Files for applications: Frigate, C++ header, runner.pyz, signatures."""
+"""Files for applications: Frigate, C++ header, runner.pyz."""

@@ -9,18 +9,21 @@ import json
 import re
 import struct
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from compress.errors import DeploymentError, ModelError
+from compress.errors import DeploymentError, ModelError, SigningError
 from compress.exporters import runner_pyz
 from compress.files import explain
 from compress.fleet import instructions
 from compress.fleet.remote import AgentSession, StepRefusedError
 from deploy.contract import bundle, releases
+
+if TYPE_CHECKING:
+    from compress.fleet.repository import Contents
 
 MIN_PIECE_BYTES = 4096
 VERIFY_TIMEOUT_S, BENCH_TIMEOUT_S = 900.0, 7200.0
@@ -44,8 +47,12 @@ class Release:
     contents: dict[str, bytes]
 
 
-def load(path: Path) -> Release:
+def load(path: Path, runner: bytes | None = None) -> Release:
     """Return the release of a bundle.
+
+    Args:
+        path: the bundle.
+        runner: the runner; None: that of this Coralline.
 
     Raises:
         ModelError: the verification of the bundle failed.
@@ -60,13 +67,25 @@ def load(path: Path) -> Release:
         raise ModelError(f"is not deployed: {error}", where=str(path), hint="run the pipeline again") from error
     files: dict[str, Any] = {}
     contents: dict[str, bytes] = {}
-    for file, archive in ((releases.BUNDLE, content), (releases.RUNNER, runner_pyz.content())):
+    for file, archive in ((releases.BUNDLE, content), (releases.RUNNER, runner or runner_pyz.content())):
         parts = pieces(archive)
         named = [(_sha256(part), part) for part in parts]
         files[file] = {"sha256": _sha256(archive), "pieces": [(digest, len(part)) for digest, part in named]}
         contents |= dict(named)
     name = releases.release_name(files[releases.BUNDLE]["sha256"], files[releases.RUNNER]["sha256"])
     return Release(name, manifest["name"], files, contents)
+
+
+def require_listed(release: Release, contents: Contents) -> None:
+    """Check that a repository lists the bundle of a release, before any device is asked.
+
+    Raises:
+        SigningError: it does not.
+    """
+    digest = release.files[releases.BUNDLE]["sha256"]
+    if digest not in {info.hashes.get("sha256") for info in contents.targets.values()}:
+        what = f"{release.title}: the bundle is not in the signed targets metadata of the repository"
+        raise SigningError(what, hint="python -m compress trust add REPOSITORY BUNDLE --keys FOLDER")
 
 
 def pieces(content: bytes) -> list[bytes]:
@@ -100,6 +119,8 @@ class ReleaseOptions:
         bench: whether to run the benchmark on the device.
         device: the runner's `--device`.
         by: the person who deploys, for the history on the device.
+        metadata: signed metadata that the device shall accept first, by file name; empty: none.
+        first_root: the fingerprint of the root for a device that trusts no root yet.
     """
 
     keep: int = 3
@@ -107,6 +128,8 @@ class ReleaseOptions:
     bench: bool = False
     device: str = ""
     by: str = ""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    first_root: str = ""
 
 
 @dataclass(frozen=True)
@@ -177,6 +200,7 @@ def deploy(session: AgentSession, release: Release, options: ReleaseOptions, pro
         DeploymentError: a step failed. The device runs its previous release; otherwise the message says so.
     """
     state = session.ask("open", path=session.address.path, by=options.by, create=True)
+    _update_trust(session, options, progress)
     removed = session.ask("prune", keep=options.keep)  # interrupted deployments may have left releases
     before, new = state["current"], release.name not in state["releases"] or release.name in removed
     sent = send(session, release, progress)
@@ -198,6 +222,14 @@ def deploy(session: AgentSession, release: Release, options: ReleaseOptions, pro
         removed += session.ask("prune", keep=options.keep)
     result = "unchanged" if before == release.name else "deployed"
     return ReleaseResult(result, before, release.name, sent, state["python"], results, tuple(removed))
+
+
+def _update_trust(session: AgentSession, options: ReleaseOptions, progress: Progress) -> None:
+    """Let the device accept signed metadata, after its own rules."""
+    if options.metadata:
+        trusted = session.ask("trust", metadata=dict(options.metadata), first_root=options.first_root)
+        first = "; it trusts this root from now on" if trusted["first_contact"] else ""
+        progress(f"accepted targets metadata version {trusted['roles']['targets']['version']}{first}")
 
 
 def _write_texts(
@@ -270,6 +302,7 @@ def rollback(session: AgentSession, options: ReleaseOptions, progress: Progress)
     before, after = state["current"], state["previous"]
     if after is None:
         raise DeploymentError("has no previous release", where=str(session.address), hint="deploy one first")
+    _update_trust(session, options, progress)
     progress("verifying on the device")
     results = {"verify": _run(session, after, "verify", options, VERIFY_TIMEOUT_S)}
     _write_texts(session, state, after, results["verify"], options)

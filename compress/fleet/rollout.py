@@ -162,8 +162,8 @@ def status_table(rows: Sequence[RolloutResult]) -> str:
     counts: Counter[str] = Counter()
     for row in rows:
         found = row.outcome if isinstance(row.outcome, Status) else Status(remote.UNKNOWN)
-        about = (printable(text or "-") for text in (found.name, found.time, found.by))
-        cells.append((str(row.address), _short(found.current), *about, row.result))
+        name, since, by = (printable(text or "-") for text in (found.name, found.time, found.by))
+        cells.append((str(row.address), _short(found.current), name, since, by, row.result))
         counts[_short(found.current) if row.result == "sound" else row.result] += 1
     return "\n".join([_aligned(cells), *(f"{count} of {len(rows)}: {what}" for what, count in counts.most_common())])
 

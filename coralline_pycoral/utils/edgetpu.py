@@ -14,7 +14,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
 import numpy as np
 
 from deploy import host, probe, runtime
-from deploy.contract import bundle, signature
+from deploy.contract import bundle, trust
 from deploy.contract.errors import EdgeTpuError
 from deploy.contract.preprocessing import Array
 
@@ -53,7 +53,8 @@ def make_interpreter(
 
     Raises:
         ValueError: the file cannot be read, or libedgetpu cannot open the Edge TPU.
-        BundleError: the bundle was changed, or is not signed with a trusted key.
+        BundleError: the bundle was changed.
+        TrustError: this device trusts a root, and the bundle is not in the signed metadata.
         EdgeTpuError: the model is compiled for the Edge TPU, and the device is `cpu`.
         LoadError: the runtime refuses the model.
         RuntimeLibraryError: no TFLite runtime is installed.
@@ -61,7 +62,8 @@ def make_interpreter(
     content = _content(model_path_or_content)
     opened = None
     if content.startswith(_ZIP):
-        opened = _bundled_interpreter(content, device, delegate)
+        path = "" if isinstance(model_path_or_content, bytes) else os.fspath(model_path_or_content)
+        opened = _bundled_interpreter(content, path, device, delegate)
         content = opened.bundle.content(opened.role)
     library = runtime.find()
     compiled = runtime.CUSTOM_OP.encode() in content
@@ -165,9 +167,12 @@ def _content(model: Union[str, bytes, "os.PathLike[str]"]) -> bytes:
         raise ValueError("Could not open %r: %s" % (os.fspath(model), error))
 
 
-def _bundled_interpreter(content: bytes, device: Optional[str], delegate: Any) -> BundledInterpreter:
+def _bundled_interpreter(content: bytes, path: str, device: Optional[str], delegate: Any) -> BundledInterpreter:
     """Return the verified bundle with the model that fits the device."""
-    opened = bundle.Bundle(content, signature.trusted())
+    trusted = trust.find()
+    if trusted is not None:
+        trusted.require_bundle(content, path)
+    opened = bundle.Bundle(content)
     on_tpu = delegate is not None or (device != "cpu" and bool(device or host.edge_tpus()))
     if "compiled" in opened.roles and on_tpu:
         return BundledInterpreter(opened, "compiled")

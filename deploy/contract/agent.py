@@ -17,6 +17,8 @@ import select
 import time
 from typing import Any, Callable, Dict, Iterator, Optional
 
+from deploy.contract import trust
+from deploy.contract.errors import DeviceError
 from deploy.contract.releases import DeviceFolder, Message, ReleaseError
 
 GREETING = "coralline-releases-1"
@@ -100,6 +102,7 @@ class Agent:
             "switch": lambda request: self.folder.switch(request["release"]),
             "discard": lambda request: self.folder.discard(request["release"]),
             "prune": lambda request: self.folder.prune(request["keep"]),
+            "trust": self.update_trust,
             "write": lambda request: self.folder.write(request["name"], request["text"]),
         }
 
@@ -118,6 +121,22 @@ class Agent:
         """Lock the folder, and describe its releases."""
         self._folder = DeviceFolder(request["path"], request["by"], request["create"])
         return self._folder.describe()
+
+    def update_trust(self, request: Message) -> Message:
+        """Accept the metadata of the host, after the rules of this device; see `trust.TrustFolder.update`."""
+        metadata: Dict[str, str] = request["metadata"]
+
+        def fetch(name: str, limit: int) -> Optional[bytes]:
+            return metadata[name].encode("utf-8")[: limit + 1] if name in metadata else None
+
+        trusted = trust.find()
+        is_first = trusted is None
+        if trusted is None:
+            if not request["first_root"]:
+                raise ReleaseError("trust", "this device trusts no root yet", trust.FIRST)
+            trusted = trust.first_contact(fetch, request["first_root"], running=self.folder.running())
+        trusted.update(fetch)
+        return dict(trusted.describe(), first_contact=is_first)
 
     def want(self, request: Message) -> Message:
         """Return the pieces of a release that must be sent."""
@@ -145,6 +164,8 @@ class Agent:
             return {"answer": self.requests[request["do"]](request)}
         except ReleaseError as error:
             return self._error(error)
+        except DeviceError as error:  # a TrustError
+            return self._error(ReleaseError("trust", error.what, error.hint))
         except OSError as error:
             full = error.errno in _FULL
             if full and self._folder:
@@ -157,7 +178,7 @@ class Agent:
             return self._error(ReleaseError("disk" if full else "files", what, hint))
 
     def _error(self, error: ReleaseError) -> Message:
-        content = {"kind": error.kind, "what": error.what, "hint": error.hint}
+        content: Dict[str, Any] = {"kind": error.kind, "what": error.what, "hint": error.hint}
         if self._folder:
             with contextlib.suppress(OSError):  # a disk that fails: what runs is not known
                 content["current"] = self._folder.current()

@@ -32,9 +32,9 @@ value; without it they are probabilities. A detector has `detection` (see `deplo
 boxes and scores in this order, and the labels of its evaluation are float32 [objects, 6]: index of the sample, class,
 ymin, xmin, ymax, xmax. The other tasks need no labels.
 
-A signed bundle ends with a trailer of 144 bytes: `TRAILER_MAGIC` (16 bytes), SHA-256 of the zip (32), public key (32),
-and the Ed25519 signature (64) of the first 48 bytes. It is verified before the zip is opened. A bundle that was changed
-after it was signed gives `ChangedError`, a wrong signature `WronglySignedError`.
+Bundles that earlier versions of Coralline signed end with a trailer of 144 bytes: `TRAILER_MAGIC` (16 bytes), SHA-256
+of the zip (32), public key (32), and the Ed25519 signature (64) of the first 48 bytes. It is still checked, but nothing
+trusts it: signed metadata (`deploy.contract.trust`) says which bundles a device accepts.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ import json
 import re
 import struct
 import zipfile
-from typing import Any, Callable, Collection, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 
@@ -54,6 +54,9 @@ from deploy.contract.detection import Detector
 from deploy.contract.detector_specification import DetectionError
 from deploy.contract.preprocessing import Array, Preprocessing, PreprocessingError
 from deploy.contract.tensors import TensorDescription, TensorLayout
+
+if TYPE_CHECKING:
+    from deploy.contract.trust import TrustFolder
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
@@ -125,36 +128,10 @@ class BundledModel(NamedTuple):
 
 
 class BundleError(ValueError):
-    """A file that is not a bundle, or was changed. Exit code 8.
-
-    Attributes:
-        kind: an identifier for programs: "changed" (or not a bundle), "unsigned", "untrusted" or "wrongly signed".
-    """
+    """A file that is not a bundle, or was changed. Exit code 8; `kind` is an identifier for programs."""
 
     exit_code = 8
     kind = "changed"
-
-
-class UnsignedError(BundleError):
-    """The bundle has no signature, and one is required."""
-
-    kind = "unsigned"
-
-
-class UntrustedBundleError(BundleError):
-    """The bundle is signed with a key that is not trusted."""
-
-    kind = "untrusted"
-
-
-class WronglySignedError(BundleError):
-    """The signature of the bundle does not match its public key."""
-
-    kind = "wrongly signed"
-
-
-class ChangedError(BundleError):
-    """The signature of the bundle is valid, but the content was changed."""
 
 
 def archive_of(members: Mapping[str, bytes]) -> bytes:
@@ -219,32 +196,11 @@ def read_array(content: Union[bytes, bytearray], name: str = "it") -> Array:
         raise BundleError("%s is not an array: %s" % (name, error))
 
 
-def sign(content: bytes, public_key: bytes, signer: Callable[[bytes], bytes]) -> bytes:
-    """Return a signed bundle; an existing signature is replaced.
-
-    Args:
-        content: the bytes of a bundle.
-        public_key: 32 bytes.
-        signer: a function that returns the Ed25519 signature of a message, 64 bytes.
-
-    Raises:
-        BundleError: the content is not a bundle, or the signature does not match the key.
-    """
-    Bundle(content)
-    archive, _ = _split(content)
-    message = TRAILER_MAGIC + hashlib.sha256(archive).digest()
-    signed = archive + message + public_key + signer(message)
-    Bundle(signed, [public_key])
-    return signed
-
-
 class Bundle:
     """A verified bundle: the constructor checks every byte.
 
     Args:
         content: the bytes of a .coralline file.
-        keys: the trusted public keys (`signature.trusted`). If there are any, the bundle must be signed with one of
-            them. Otherwise it may be unsigned, but a signature must be valid.
 
     Attributes:
         manifest: the parsed manifest.
@@ -255,17 +211,13 @@ class Bundle:
         detector: the function from the outputs of a detector to detections; None for other tasks.
         embedding: the embedding and its references; None: the bundle has no entry for it.
         confidence: the calibration of a classifier; None: it is not calibrated.
-        signer: the public key of the signature, or None.
 
     Raises:
-        BundleError: the content is not a bundle, was changed, has an unknown schema, or lacks a valid signature; see
-            the subclasses.
+        BundleError: the content is not a bundle, was changed, or has an unknown schema.
     """
 
-    def __init__(self, content: bytes, keys: Collection[bytes] = ()) -> None:
-        archive, trailer = _split(content)
-        self.signer = _check_signature(archive, trailer, keys)
-        self.members = read_archive(archive)
+    def __init__(self, content: bytes) -> None:
+        self.members = read_archive(_without_trailer(content))
         self.manifest = _read_manifest(self.members.pop(MANIFEST))
         _check_members(self.manifest, self.members)
         _check_references(self.manifest, self.members)
@@ -316,7 +268,7 @@ class Bundle:
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of the manifest, which has the SHA-256 of every member. A signature does not change it."""
+        """The SHA-256 of the manifest, which has the SHA-256 of every member."""
         return hashlib.sha256(_manifest_bytes(self.manifest)).hexdigest()
 
     @property
@@ -387,46 +339,39 @@ class Bundle:
         return [sample for stack in stacks for sample in stack]
 
 
-def read(path: str, keys: Collection[bytes] = ()) -> Bundle:
-    """Open and verify a .coralline file; `keys` as for `Bundle`. On a device: `read(path, signature.trusted())`.
+def read(path: str, trusted: Optional[TrustFolder] = None) -> Bundle:
+    """Open and verify a .coralline file.
+
+    Args:
+        path: the file.
+        trusted: what the device trusts: `trust.find()` on a device. The bundle must then be in the signed metadata,
+            which is checked before any part of the bundle is parsed.
 
     Raises:
         BundleError: see `Bundle`.
+        TrustError: the device does not accept the bundle.
         OSError: the file cannot be read.
     """
     with open(path, "rb") as stream:
         content = stream.read(MAX_BYTES + TRAILER_BYTES + 1)
-    return Bundle(content, keys)
+    if trusted is not None:
+        trusted.require_bundle(content, path)
+    return Bundle(content)
 
 
-def _split(content: bytes) -> Tuple[bytes, Optional[bytes]]:
-    """Return the zip, and the trailer or None."""
+def _without_trailer(content: bytes) -> bytes:
+    """Return the zip. A trailer of an earlier version must be unchanged."""
     end = len(content) - TRAILER_BYTES
     if end < 0 or not content.startswith(TRAILER_MAGIC, end):
-        return content, None
-    return content[:end], content[end:]
-
-
-def _check_signature(archive: bytes, trailer: Optional[bytes], keys: Collection[bytes]) -> Optional[bytes]:
-    """Return the public key of the signature, or None. The archive is not parsed."""
-    trusted = " or ".join(sorted(map(signature.key_name, keys)))
-    if trailer is None:
-        if keys:
-            raise UnsignedError("the bundle is not signed; this device only accepts signatures of %s" % trusted)
-        return None
+        return content
+    archive, trailer = content[:end], content[end:]
     key_start = len(TRAILER_MAGIC) + 32
     key_end = key_start + signature.KEY_BYTES
-    message = trailer[:key_start]
-    key = trailer[key_start:key_end]
-    name = signature.key_name(key)
-    if not signature.verify(key, trailer[key_end:], message):
-        raise WronglySignedError("the signature of the bundle does not match the key %s" % name)
-    if message[len(TRAILER_MAGIC) :] != hashlib.sha256(archive).digest():
-        raise ChangedError("the bundle was changed after it was signed with the key %s" % name)
-    if keys and key not in keys:
-        what = "the bundle is signed with the key %s, which this device does not trust; trusted: %s"
-        raise UntrustedBundleError(what % (name, trusted))
-    return key
+    message, key = trailer[:key_start], trailer[key_start:key_end]
+    is_signed = signature.verify(key, trailer[key_end:], message)
+    if not is_signed or message[len(TRAILER_MAGIC) :] != hashlib.sha256(archive).digest():
+        raise BundleError("the bundle was changed after an earlier version of Coralline signed it")
+    return archive
 
 
 def read_archive(content: bytes) -> Dict[str, bytes]:

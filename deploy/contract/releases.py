@@ -10,6 +10,10 @@
     .lock                           locked (flock) during a deployment; the kernel releases it when the process ends
 
 `deploy.contract.agent` calls these steps for the host. This module uses only the standard library.
+
+On a device that trusts a root (`deploy.contract.trust`), both files of a release must be in the signed targets
+metadata before any of them is used. The bundle that is switched to is recorded, so that it may go on running after
+newer metadata was accepted.
 """
 
 from __future__ import annotations
@@ -30,6 +34,8 @@ import time
 import zipfile
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
+from deploy.contract import trust
+
 BUNDLE, RUNNER, RELEASE = "bundle.coralline", "runner.pyz", "release.json"
 MANIFEST = "manifest.json"  # in the bundle
 TEXTS = ("coralline.service", "README.txt")
@@ -42,7 +48,7 @@ Wait = Callable[[float], None]
 
 
 class ReleaseError(Exception):
-    """A step failed. `kind`: locked, disk, files, damaged, absent, timeout, or request."""
+    """A step failed. `kind`: locked, disk, files, damaged, absent, timeout, trust, or request."""
 
     def __init__(self, kind: str, what: str, hint: str = "") -> None:
         super().__init__(what)
@@ -61,6 +67,7 @@ class DeviceFolder:
         path: the folder.
         by: the person who deploys, for the history.
         create: whether to create a missing folder.
+        trust_folder: what this device trusts, instead of `trust.FOLDERS`.
         lock: False to look only, also during a deployment: then nothing may be changed.
 
     Raises:
@@ -68,8 +75,8 @@ class DeviceFolder:
         OSError: the folder cannot be created or read.
     """
 
-    def __init__(self, path: str, by: str, create: bool, lock: bool = True) -> None:
-        self.path, self.by = os.path.abspath(os.path.expanduser(path)), by
+    def __init__(self, path: str, by: str, create: bool, trust_folder: str = "", lock: bool = True) -> None:
+        self.path, self.by, self._trust_folder = os.path.abspath(os.path.expanduser(path)), by, trust_folder
         if not create and not os.path.isdir(self._in("releases")):
             raise ReleaseError("absent", "nothing was deployed to %s" % self.path, "deploy a bundle there first")
         if not lock:
@@ -86,7 +93,7 @@ class DeviceFolder:
         self.clear()
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, ("%s (since %s)\n" % (by, _now())).encode()[:300], 0)
-        running = self.current()
+        running = self._at_open = self.current()
         if running and self._history()[-1:] != [running]:  # a cut came between the switch and its line
             self._remember(running)
 
@@ -282,6 +289,7 @@ class DeviceFolder:
 
         Raises:
             ReleaseError: a piece is missing, or the checksum of a file is wrong.
+            TrustError: this device trusts a root, and a file is not in the signed metadata.
         """
         if release_name(files[BUNDLE]["sha256"], files[RUNNER]["sha256"]) != release:
             raise ReleaseError("request", "%s is not the release of these files" % release)
@@ -297,6 +305,7 @@ class DeviceFolder:
             if _digest(os.path.join(folder, name)) != files[name]["sha256"]:
                 self.drop_incoming()  # a damaged piece must be sent again
                 raise ReleaseError("damaged", "%s is not what was sent" % name, "deploy again")
+        self._require_listed(folder)
         _write(os.path.join(folder, RELEASE), json.dumps({"installed": _now(), "by": self.by, "files": files}))
         if os.path.isdir(place):  # it was damaged, and may be the current release: replace it file by file
             for name in (BUNDLE, RUNNER, RELEASE):
@@ -325,10 +334,46 @@ class DeviceFolder:
         except OSError:
             return False
 
+    def running(self) -> Dict[str, List[str]]:
+        """Return the bundle of the current release, in the form of `trust.first_contact`."""
+        about = self._about(self.current() or "")
+        return {os.path.realpath(self.path): [about[BUNDLE]["sha256"]]} if about else {}
+
+    def allow(self, release: str) -> None:
+        """Check that this device accepts the files of a release now.
+
+        The current release needs no check. Neither does the one that was current before this session: it is switched
+        back to if the new one fails.
+
+        Raises:
+            TrustError: this device trusts a root, and a file is not in the signed metadata.
+        """
+        if release not in (self.current(), self._at_open):
+            self._require_listed(self._in("releases", _checked(release)))
+
+    def _require_listed(self, folder: str) -> None:
+        trusted = trust.find(self._trust_folder)
+        if trusted is None:
+            return
+        trusted.require_fresh()
+        for name, ending in ((BUNDLE, trust.BUNDLE_ENDING), (RUNNER, trust.RUNNER_ENDING)):
+            with open(os.path.join(folder, name), "rb") as stream:
+                trusted.require(stream.read(), ending, name)
+
     def switch(self, release: str) -> None:
-        """Make a release the current one, by one rename."""
+        """Make a release the current one, by one rename.
+
+        Raises:
+            ReleaseError: the release is damaged.
+            TrustError: see `allow`.
+        """
         if not self.whole(release):
             raise ReleaseError("damaged", "the release %s is damaged" % release, "deploy it again")
+        self.allow(release)
+        digests = [self._about(each)[BUNDLE]["sha256"] for each in (release, self.current() or "") if self._about(each)]
+        trusted = trust.find(self._trust_folder)
+        if trusted is not None:  # before the switch both: whichever is current after a power failure may run
+            trusted.record(self.path, digests)
         target, temporary = "releases/%s" % release, self._in(".new-current")
         try:
             os.symlink(target, temporary)
@@ -339,6 +384,8 @@ class DeviceFolder:
         os.replace(temporary, self._in("current"))
         _sync(self.path)
         self._remember(release)
+        if trusted is not None:
+            trusted.record(self.path, digests[:1])
 
     def prune(self, keep: int) -> List[str]:
         """Remove all but the last `keep` releases; the current and the previous one always stay."""
@@ -377,8 +424,11 @@ class DeviceFolder:
             timeout_s: the time limit.
             wait: a function that waits for some seconds; an exception from it ends the runner.
         """
-        folder = self._in("releases", _checked(release or self.current() or ""))
+        release = _checked(release or self.current() or "")
+        self.allow(release)
+        folder = self._in("releases", release)
         program = [sys.executable, os.path.join(folder, RUNNER), command[0], os.path.join(folder, BUNDLE), "--json"]
+        program += ["--trust-folder", self._trust_folder] if self._trust_folder else []
         with tempfile.TemporaryFile(dir=self.path) as out, tempfile.TemporaryFile(dir=self.path) as errors:
             process = subprocess.Popen(
                 program + command[1:], stdin=subprocess.DEVNULL, stdout=out, stderr=errors, start_new_session=True

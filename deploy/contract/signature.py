@@ -1,93 +1,19 @@
-"""Signatures: Ed25519 (RFC 8032), and the keys that a device trusts.
+"""Signatures: Ed25519 (RFC 8032).
 
 If `cryptography` is installed, it verifies signatures; otherwise the plain Python below does. Both follow the strict
 reading of RFC 8032, section 5.1.7, without the cofactor: s < L, and canonical encodings only. Both refuse public keys
 of small order, for which anybody can create signatures. No value here is secret, so constant time is not needed. The
-host signs (`compress.exporters.signing`).
-
-A key file is PEM, as `openssl pkey -pubout` writes it::
-
-    -----BEGIN PUBLIC KEY-----
-    MCowBQYDK2VwAyEA + the 32 bytes of the key in base64: its name in messages
-    -----END PUBLIC KEY-----
+host signs (`compress.fleet.repository`).
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
-import os
-import re
 import warnings
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import List, Optional, Tuple
 
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
-FOLDERS = ("/etc/coralline/keys", "~/.config/coralline/keys")
-"""The folders of the keys that a device trusts: every file `*.pem`."""
-MAX_KEY_FILE_BYTES = 10_000
-_PEM = re.compile(rb"\s*-----BEGIN PUBLIC KEY-----\s([A-Za-z0-9+/=\s]*)-----END PUBLIC KEY-----\s*\Z")
-_INFO = bytes.fromhex("302a300506032b6570032100")
-"""The bytes before the key in a SubjectPublicKeyInfo (RFC 8410)."""
-
-
-class KeyFileError(ValueError):
-    """A key file that cannot be used. Exit code 2."""
-
-    exit_code = 2
-
-
-def key_name(public_key: bytes) -> str:
-    """Return a public key in base64, as in its .pem file."""
-    return base64.b64encode(public_key).decode()
-
-
-def read_key(path: str) -> bytes:
-    """Return the public key in a .pem file: 32 bytes.
-
-    Raises:
-        KeyFileError: the file does not contain an Ed25519 public key, or cannot be read.
-    """
-    try:
-        with open(path, "rb") as stream:
-            match = _PEM.match(stream.read(MAX_KEY_FILE_BYTES))
-        info = base64.b64decode(b"".join(match.group(1).split()), validate=True) if match else b""
-    except OSError as error:
-        raise KeyFileError("%s: the key cannot be read: %s" % (path, error.strerror))
-    except binascii.Error as error:
-        raise KeyFileError("%s: not base64: %s" % (path, error))
-    key = info[len(_INFO) :]
-    if info[: len(_INFO)] != _INFO or len(key) != KEY_BYTES:
-        raise KeyFileError(
-            "%s: not an Ed25519 public key in PEM; make one: openssl pkey -in PRIVATE -pubout -out %s" % (path, path)
-        )
-    if not usable(key):
-        raise KeyFileError("%s: this key is weak: others than its owner could sign for it" % path)
-    return key
-
-
-def trusted(files: Sequence[str] = ()) -> Dict[bytes, str]:
-    """Return the trusted public keys, each with its file.
-
-    Args:
-        files: key files; if empty, all `*.pem` in `FOLDERS`.
-
-    Raises:
-        KeyFileError: a file is not a key, or a file or folder cannot be read.
-    """
-    paths = list(files)
-    for folder in FOLDERS if not files else ():
-        place = os.path.expanduser(folder)
-        if not os.path.isabs(place):  # the user has no home: do not read a folder `~` in the working directory
-            continue
-        try:
-            paths += [os.path.join(place, name) for name in sorted(os.listdir(place)) if name.endswith(".pem")]
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError as error:
-            raise KeyFileError("%s: the keys cannot be read: %s" % (place, error.strerror))
-    return {read_key(path): path for path in paths}
 
 
 def verify(public_key: bytes, signature: bytes, message: bytes) -> bool:

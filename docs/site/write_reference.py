@@ -30,7 +30,7 @@ from compress.tasks import TASKS  # noqa: E402
 from compress.tasks.base import Task  # noqa: E402
 from deploy.contract import bundle as device_bundle  # noqa: E402
 from deploy.contract import errors as device_errors  # noqa: E402
-from deploy.contract import preprocessing, signature  # noqa: E402
+from deploy.contract import preprocessing  # noqa: E402
 
 
 def pages() -> dict[str, str]:
@@ -227,8 +227,8 @@ MEANINGS = {
     5: "A stage failed.",
     6: "A file cannot be read or written: disk full, no permission, or a damaged result in the store.",
     7: "Everything ran, but the result is over the budget or not usable. The report is complete.",
-    8: "A bundle cannot be signed, or a key cannot be used. On the device: the file is not a bundle, it was changed, "
-    "or its signature is refused.",
+    8: "Metadata cannot be signed, or a key or repository cannot be used. On the device: the file is not a bundle, it "
+    "was changed, or the device does not trust it.",
     9: "`check`, `legalize`: some operators run on the CPU.",
     10: "`check`, `legalize`: the compiler will reject the model.",
     11: "The TFLite runtime is missing, or it does not work.",
@@ -261,7 +261,7 @@ def exit_codes() -> str:
     return "\n".join(lines) + "\n"
 
 
-PACKAGED = (device_bundle.BundleError.exit_code, signature.KeyFileError.exit_code)
+PACKAGED = (device_bundle.BundleError.exit_code,)
 """The exit codes of exceptions that are no `DeviceError`."""
 
 

@@ -29,7 +29,7 @@ from pictures_of_shop import opened
 from till import Seen, Till, line
 
 from deploy import Recognizer
-from deploy.contract import bundle, signature
+from deploy.contract import bundle, trust
 from deploy.contract.errors import ArgumentError, DeviceError
 from deploy.learnt_file import beside
 from deploy.model import load_safely
@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> None:
         BundleError, DeviceError, OSError: see `Recognizer`, `opened` and `Page`.
     """
     rows, columns = shelf_of(arguments.shelf)
-    content = bundle.read(arguments.bundle, signature.trusted())
+    content = bundle.read(arguments.bundle, trust.find())
     model = load_safely(content, None, RuntimeOptions(arguments.device))
     recognizer = Recognizer(model, arguments.learnt or beside(arguments.bundle))
     if model.remark:

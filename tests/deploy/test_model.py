@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,16 @@ from typing import Any
 import devices
 import numpy as np
 import pytest
+import update_attacks
 
 import compress.tflite.interpreter as host
 from deploy import Answer, Model
 from deploy.answers import _to_values
-from deploy.contract import bundle, signature
+from deploy.contract import bundle, trust
 from deploy.contract.errors import ArgumentError, EdgeTpuError, ImageError, LoadError
 from deploy.contract.preprocessing import Preprocessing, dequantize
 from deploy.contract.tensors import TensorDescription
+from deploy.contract.update_metadata import TrustError
 
 
 @pytest.fixture(scope="module")
@@ -214,9 +217,14 @@ def test_runner_pyz_is_the_package_too(python: str, path: Path, tmp_path: Path) 
     assert done.stdout.splitlines() == [f"{pyz}/deploy/__init__.py", str(devices.LABELS)], done.stderr
 
 
-def test_a_device_with_keys_takes_signed_bundles_only(
+def test_a_device_that_trusts_a_root_takes_listed_bundles_only(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(signature, "trusted", lambda files=(): {b"k" * 32: "shop.pem"})
-    with pytest.raises(bundle.UnsignedError):
+    source = update_attacks.Source()
+    source.root()
+    source.release(1, {"other.coralline": b"other"})
+    update_attacks.Device(tmp_path / "etc/coralline/trust", source)
+    monkeypatch.setattr(trust, "time", time)
+    monkeypatch.setenv("CORALLINE_ROOT", str(tmp_path))
+    with pytest.raises(TrustError, match="not in the signed targets metadata of this device"):
         Model(path)

@@ -1,11 +1,8 @@
-"""Ed25519 against the RFC's vectors, Wycheproof's and hostile keys; the files that keys are in."""
+"""Ed25519 against the RFC's vectors, Wycheproof's and hostile keys."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deploy.contract import signature
-from deploy.contract.signature import KeyFileError
 
 WYCHEPROOF = json.loads((Path(__file__).parent / "wycheproof_ed25519.json").read_text())["vectors"]
 #: RFC 8032, section 7.1: private key, public key, message, signature.
@@ -173,104 +169,3 @@ def test_an_interruption_is_no_broken_cryptography(tmp_path: Path, monkeypatch: 
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(KeyboardInterrupt):
         signature.verify(signer.public_key(), signer.sign(b""), b"")
-
-
-# --- key files --------------------------------------------------------------------------
-
-KEY = signer.public_key()
-BODY = base64.b64encode(bytes.fromhex("302a300506032b6570032100") + KEY).decode()
-PEM = f"-----BEGIN PUBLIC KEY-----\n{BODY}\n-----END PUBLIC KEY-----\n"
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Callable[[str], str]:
-    def write(text: str) -> str:
-        path = tmp_path / "some.pem"
-        path.write_bytes(text.encode())
-        return str(path)
-
-    return write
-
-
-@pytest.mark.parametrize("text", [PEM, PEM.rstrip(), PEM.replace("\n", "\r\n"), f"\n{PEM}\n"])
-def test_a_key_file(file: Callable[[str], str], text: str) -> None:
-    assert signature.read_key(file(text)) == KEY
-    assert signature.key_name(KEY) in PEM
-
-
-def test_a_key_file_of_another_program(file: Callable[[str], str]) -> None:
-    serialization = pytest.importorskip("cryptography.hazmat.primitives.serialization")
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
-    key = Ed25519PublicKey.from_public_bytes(KEY)
-    text = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    assert text.decode() == PEM
-    assert signature.read_key(file(text.decode())) == KEY
-
-
-SPOILT = {
-    "empty": "",
-    "text": "hello",
-    "a private key": PEM.replace("PUBLIC", "PRIVATE"),
-    "two keys": PEM + PEM,
-    "something before": f"x{PEM}",
-    "something behind": f"{PEM}x",
-    "shortened": PEM.replace(BODY, BODY[:-4]),
-    "lengthened": PEM.replace(BODY, BODY + "AAAA"),
-    "no base64": PEM.replace(BODY, BODY[:-1]),
-    "another algorithm": PEM.replace("MCowBQYDK2Vw", "MCowBQYDK2Vx"),
-    "small order": PEM.replace(BODY[16:], base64.b64encode(bytes.fromhex(SMALL[0])).decode()),
-    "no point": PEM.replace(BODY[16:], base64.b64encode(b"\2" + bytes(31)).decode()),
-    "endless": PEM.replace(BODY, "A" * 1_000_000),
-}
-
-
-@pytest.mark.parametrize("what", SPOILT)
-def test_a_spoilt_key_file(file: Callable[[str], str], what: str) -> None:
-    path = file(SPOILT[what])
-    with pytest.raises(KeyFileError) as caught:
-        signature.read_key(path)
-    assert path in str(caught.value)
-    assert caught.value.exit_code == 2
-
-
-def test_a_missing_key_file(tmp_path: Path) -> None:
-    with pytest.raises(KeyFileError, match="cannot be read: No such file"):
-        signature.read_key(str(tmp_path / "absent.pem"))
-
-
-def test_the_keys_of_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: Callable[[str], str]) -> None:
-    system, own = tmp_path / "etc", tmp_path / "home"
-    monkeypatch.setattr(signature, "FOLDERS", (str(system), "~/keys"))
-    monkeypatch.setenv("HOME", str(own))
-    assert signature.trusted() == {}
-    (own / "keys").mkdir(parents=True)
-    other = signer.public_key(hashlib.sha256(b"other").digest())
-    (own / "keys" / "other.pem").write_text(PEM.replace(BODY[16:], signature.key_name(other)))
-    (own / "keys" / "note.txt").write_text("no key")
-    assert signature.trusted() == {other: str(own / "keys" / "other.pem")}
-    system.mkdir()
-    (system / "shop.pem").write_text(PEM)
-    assert signature.trusted() == {KEY: str(system / "shop.pem"), other: str(own / "keys" / "other.pem")}
-    assert signature.trusted([file(PEM)]) == {KEY: file(PEM)}  # those that are named, and no others
-    (system / "bad.pem").write_text("")
-    with pytest.raises(KeyFileError, match=r"bad\.pem"):
-        signature.trusted()
-
-
-def test_a_home_that_is_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "~" / "keys").mkdir(parents=True)
-    (tmp_path / "~" / "keys" / "planted.pem").write_text(PEM)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(signature, "FOLDERS", ("~/keys",))
-    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # what it does without a home
-    assert signature.trusted() == {}
-
-
-def test_a_folder_that_cannot_be_read_trusts_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: str) -> list[str]:
-        raise PermissionError(13, os.strerror(13), path)
-
-    monkeypatch.setattr(os, "listdir", refuse)
-    with pytest.raises(KeyFileError, match="Permission denied"):
-        signature.trusted()
