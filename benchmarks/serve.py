@@ -21,10 +21,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import selectors
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -39,6 +37,7 @@ import repository
 import devices
 import numpy as np
 import tiny
+from load_clients import Client, answered, cpu_s, listening, resident_bytes, total
 from paths import ROOT
 
 from deploy.contract import bundle
@@ -50,7 +49,6 @@ RESULTS = repository.RESULTS / "serve.json"
 SIZE = (32, 32, 8)
 FILTERS = (64, 128, 256, 512, 1024, 2048)
 IMAGES = 32
-GARBAGE, VANISH = 0.05, 0.05
 WARM_S = 1.0
 BARE = """
 import json, sys, time
@@ -97,81 +95,6 @@ def chosen(folder: Path, at_least_s: float = 0.006) -> Path:
     return path
 
 
-class Client:
-    """One connection that sends requests one after another."""
-
-    def __init__(self, port: int, number: int, bodies: list[bytes], expected: list[list[Any]]) -> None:
-        self.port, self.number, self.bodies, self.expected = port, number, bodies, expected
-        self.random, self.turn, self.counts = np.random.default_rng(number), 0, Counter[str]()
-        self.sock: socket.socket | None = None
-
-    def send(self, selector: selectors.BaseSelector) -> None:
-        """The next request; those that vanish are followed by another one on a new connection."""
-        while True:
-            if self.sock is None:
-                self.sock = socket.create_connection(("127.0.0.1", self.port), timeout=30)
-                self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                selector.register(self.sock, selectors.EVENT_READ, self)
-            self.turn += 1
-            self.found, self.garbage = b"", bool(self.random.random() < GARBAGE)
-            self.image = int(self.random.integers(len(self.bodies)))
-            body = self.random.bytes(int(self.random.integers(1, 20000))) if self.garbage else self.bodies[self.image]
-            head = "POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\nX-Request-Id: %d-%d\r\n\r\n"
-            whole = (head % (len(body), self.number, self.turn)).encode() + body
-            vanishes = self.random.random() < VANISH
-            part = len(whole) if self.random.random() < 0.5 else int(self.random.integers(1, len(whole)))
-            try:
-                self.sock.sendall(whole[:part] if vanishes else whole)
-            except OSError:
-                self.counts["broken"] += 1
-                vanishes = True
-            self.sent = time.perf_counter()
-            if not vanishes:
-                return
-            self.counts["vanished"] += 1
-            self.close(selector)
-
-    def close(self, selector: selectors.BaseSelector) -> None:
-        """Goes away."""
-        if self.sock is not None:
-            selector.unregister(self.sock)
-            self.sock.close()
-            self.sock = None
-
-    def receive(self) -> bool:
-        """Whether the answer is whole; it is judged then."""
-        assert self.sock is not None
-        self.found += self.sock.recv(65536)
-        head, _, body = self.found.partition(b"\r\n\r\n")
-        length = re.search(rb"Content-Length: (\d+)", head)
-        if length is None or len(body) < int(length.group(1)):
-            return False
-        self.latency = time.perf_counter() - self.sent
-        self.counts[self.judged(int(head.split()[1]), head.decode(), json.loads(body))] += 1
-        return True
-
-    def judged(self, status: int, head: str, found: Any) -> str:
-        """What to count an answer as."""
-        if f"X-Request-Id: {self.number}-{self.turn}\r\n" not in head + "\r\n":
-            return "mixed"
-        if self.garbage:
-            return "garbage refused" if status == 400 else "garbage wrong"
-        if status != 200:
-            return f"status {status}"
-        same = [[row["label"], row["score"]] for row in found["top"]] == self.expected[self.image]
-        return "good" if same else "mixed"
-
-
-def resident_bytes(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
-
-
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def in_the_model_ms(port: int) -> float:
     """The mean time of an inference, as the server measured it."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
@@ -189,17 +112,17 @@ def loaded(pid: int, clients: list[Client], seconds: float) -> dict[str, Any]:
     began, warm = time.perf_counter(), None
     while (now := time.perf_counter()) < began + WARM_S + seconds:
         if warm is None and now > began + WARM_S:
-            warm = (now, cpu_s(pid), time.process_time(), sum((client.counts for client in clients), Counter()))
+            warm = (now, cpu_s(pid), time.process_time(), total(clients))
             latencies = []
         if warm and now > warm[0] + len(memory):
             memory.append(resident_bytes(pid))
         for key, _ in selector.select(0.2):
             client = key.data
-            if client.receive():
+            if answered(client, selector):
                 latencies.append(client.latency)
                 client.send(selector)
     assert warm is not None
-    counts = sum((client.counts for client in clients), Counter())
+    counts = total(clients)
     result = {
         "seconds": now - warm[0],
         "counts": dict(counts - warm[3]),
@@ -264,11 +187,7 @@ def main() -> None:
     loops, rounds = [bare(path, part / 2, others)], []
     arguments = ("-m", "deploy", "serve", path, "--role", "int8", "--port", 0, "--json")
     server = started(others, *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert server.stderr is not None
-    found = None
-    while found is None:
-        found = re.search(r"listening on http://127.0.0.1:(\d+)", server.stderr.readline())
-    port, bodies = int(found.group(1)), [bundle.array_bytes(image) for image in images]
+    port, bodies = listening(server), [bundle.array_bytes(image) for image in images]
     for turn in range(options.rounds):
         os.sched_setaffinity(0, {max(every)})
         clients = [Client(port, 1000 * turn + number, bodies, expected) for number in range(options.clients)]

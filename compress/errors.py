@@ -29,6 +29,11 @@ EXIT_REFUSED = 10
 EXIT_INTERRUPTED = 130
 
 
+def reason_of(error: BaseException) -> str:
+    """Return the reason of an error for a message; of the operating system, without its number and the path."""
+    return getattr(error, "strerror", None) or str(error)
+
+
 class CorallineError(Exception):
     """An error for the user: one message without a traceback.
 

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,9 @@ def explain(error: OSError, what: str, folder: Path | None = None) -> StoreError
         errno.EROFS: ("the file system is read-only", "choose another folder with --out"),
         errno.ENOTDIR: ("a part of the path is a file, not a folder", "choose another folder with --out"),
         errno.EEXIST: ("a file is in the way", "remove it, or choose another folder with --out"),
+        errno.EIO: ("the disk failed (input/output error)", "check the disk, or use another one, and run again"),
+        errno.ESTALE: ("the folder of the network file system has changed", "mount it again, and run again"),
+        errno.ENOLCK: ("the file system has no file locks", "use a folder on a local disk"),
     }
     reason, hint = reasons.get(error.errno or 0, (error.strerror or str(error), ""))
     return StoreError(f"{what}: {reason}", where=where, hint=hint)
@@ -49,25 +53,36 @@ def write_atomically(path: Path, content: bytes, scratch: Path | None = None, mo
         content: what it shall hold.
         scratch: a folder of the same file system for the new file until it is complete; by default the file's own.
         mode: its permissions.
+
+    Raises:
+        OSError: it names the file, whatever failed.
     """
-    handle, temporary = tempfile.mkstemp(dir=scratch or path.parent, prefix=f".{path.name}.")
+    temporary = None
     try:
+        handle, temporary = tempfile.mkstemp(dir=scratch or path.parent, prefix=f".{path.name}.")
         with os.fdopen(handle, "wb") as stream:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
         os.chmod(temporary, mode)
         os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        sync(path.parent)
+    except BaseException as error:
+        if temporary is not None:
+            with suppress(OSError):
+                os.unlink(temporary)
+        if isinstance(error, OSError):
+            error.filename, error.filename2 = str(path), None  # and not the temporary file
         raise
-    sync(path.parent)
 
 
 def sync(path: Path) -> None:
-    """Flush a file or folder to the disk."""
+    """Flush a file or folder to the disk. Some network file systems cannot flush a folder, and need not."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():
+            raise
     finally:
         os.close(handle)

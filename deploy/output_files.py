@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import tempfile
@@ -22,11 +23,12 @@ def write_atomically(path: str, content: bytes, durable: bool = True) -> None:
         durable: whether it must also survive a power failure from now on. This takes time on the flash of a board.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: the file cannot be written; the error names it.
     """
     folder = os.path.dirname(os.path.abspath(path))
-    handle, name = tempfile.mkstemp(dir=folder, prefix=".results-")
+    name = None
     try:
+        handle, name = tempfile.mkstemp(dir=folder, prefix=".results-")
         with os.fdopen(handle, "wb") as stream:
             stream.write(content)
             if durable:
@@ -34,9 +36,29 @@ def write_atomically(path: str, content: bytes, durable: bool = True) -> None:
                 os.fsync(stream.fileno())
         os.chmod(name, 0o644)
         os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
+        if durable:
+            _sync_folder(folder)
+    except BaseException as error:
+        if name is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+        if isinstance(error, OSError):
+            error.filename, error.filename2 = path, None  # and not the temporary file
         raise
+
+
+def _sync_folder(folder: str) -> None:
+    """Flush the names in a folder to the disk, where the system can do that."""
+    if os.name == "nt":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # some network file systems
+            raise
+    finally:
+        os.close(handle)
 
 
 class DrawnFiles:

@@ -1,4 +1,4 @@
-"""Commands for devices: deploy, rollback, results, doctor."""
+"""Commands for devices: deploy, rollback, status, results, doctor."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from compress.errors import DeploymentError, PipelineError
 if TYPE_CHECKING:
     from compress.cli.parser import Parser, Subparsers
     from compress.fleet.address import DeviceAddress
+    from compress.fleet.remote import Access
     from compress.fleet.repository import Contents
     from compress.fleet.rollout import RolloutResult, Work
 
@@ -23,6 +24,7 @@ def add_parsers(subparsers: Subparsers) -> None:
     """Add the commands."""
     _add_deploy(subparsers)
     _add_rollback(subparsers)
+    _add_status(subparsers)
     _add_results(subparsers)
     _add_doctor(subparsers)
 
@@ -46,6 +48,10 @@ def _add_deploy(subparsers: Subparsers) -> None:
 
 def _add_rollback(subparsers: Subparsers) -> None:
     _add_fleet(add_command(subparsers, "rollback", "Switch devices to the previous version", rollback))
+
+
+def _add_status(subparsers: Subparsers) -> None:
+    _add_addresses(add_command(subparsers, "status", "Ask devices which version they run", status))
 
 
 def _add_results(subparsers: Subparsers) -> None:
@@ -81,13 +87,23 @@ def _add_doctor(subparsers: Subparsers) -> None:
 
 
 def _add_fleet(parser: Parser) -> None:
+    _add_addresses(parser)
+    parser.add_argument("--device", default="", help="the processor for the runner: cpu, usb, pci, usb:0, ...")
+    repository = "a repository of `trust`: the device accepts its signed metadata first"
+    parser.add_argument("--repository", type=Path, metavar="DIR", help=repository)
+    first = "first contact: the fingerprint of the root that the devices shall trust, from `trust status`"
+    parser.add_argument("--first-root", default="", metavar="SHA256", help=first)
+    log = "the log of deployments (default: ~/.local/state/coralline/deployments.jsonl)"
+    parser.add_argument("--log", type=Path, metavar="FILE", help=log)
+
+
+def _add_addresses(parser: Parser) -> None:
     where = "ssh://[user@]host[:port]/path, file:///path or a folder; repeatable"
     parser.add_argument("--to", action="append", default=[], metavar="ADDRESS", help=where)
     parser.add_argument("--hosts", type=Path, metavar="FILE", help="addresses, one per line; # begins a comment")
     parser.add_argument("--jobs", type=int, default=4, metavar="N", help="number of devices at a time (default: 4)")
     python = "the Python interpreter on the device (default: python3), or a path such as '~/venv/bin/python3'"
     parser.add_argument("--python", default="python3", metavar="PROGRAM", help=python)
-    parser.add_argument("--device", default="", help="the processor for the runner: cpu, usb, pci, usb:0, ...")
     parser.add_argument(
         "--identity",
         type=Path,
@@ -100,12 +116,6 @@ def _add_fleet(parser: Parser) -> None:
         metavar="FILE",
         help="the file of host keys (default: the user's known_hosts)",
     )
-    repository = "a repository of `trust`: the device accepts its signed metadata first"
-    parser.add_argument("--repository", type=Path, metavar="DIR", help=repository)
-    first = "first contact: the fingerprint of the root that the devices shall trust, from `trust status`"
-    parser.add_argument("--first-root", default="", metavar="SHA256", help=first)
-    log = "the log of deployments (default: ~/.local/state/coralline/deployments.jsonl)"
-    parser.add_argument("--log", type=Path, metavar="FILE", help=log)
     parser.add_json()
 
 
@@ -169,6 +179,25 @@ def rollback(options: argparse.Namespace) -> int:
     return _print_rows(rows, as_json=options.json)
 
 
+def status(options: argparse.Namespace) -> int:
+    """`python -m compress status`.
+
+    Raises:
+        PipelineError: the arguments cannot be used.
+    """
+    from compress.fleet import release, rollout
+
+    rows = rollout.work(
+        _addresses(options), _access(options), lambda session, _: release.status(session), options.jobs, note, None
+    )
+    if options.json:
+        write_json({"schema_version": 1, "devices": [row.to_json() for row in rows]})
+    else:
+        errors = [str(row.error) for row in rows if row.error is not None]
+        write("\n".join([rollout.status_table(rows), *errors]))
+    return 0 if all(row.result in ("sound", "nothing deployed") for row in rows) else DeploymentError.exit_code
+
+
 def _repository(options: argparse.Namespace) -> tuple[Contents | None, bytes | None]:
     """Return the repository whose metadata is sent to the devices, and its runner."""
     if options.repository is None:
@@ -220,11 +249,15 @@ def _roll_out(
     options: argparse.Namespace, addresses: Sequence[DeviceAddress], step: Work, about: Mapping[str, str]
 ) -> list[RolloutResult]:
     from compress.fleet import log, rollout
+
+    deployments = log.Log(options.log or log.default_path(), about)
+    return rollout.work(addresses, _access(options), step, options.jobs, note, deployments)
+
+
+def _access(options: argparse.Namespace) -> Access:
     from compress.fleet.remote import Access
 
-    access = Access(options.python, options.known_hosts, options.identity)
-    deployments = log.Log(options.log or log.default_path(), about)
-    return rollout.work(addresses, access, step, options.jobs, note, deployments)
+    return Access(options.python, options.known_hosts, options.identity)
 
 
 def _print_rows(rows: Sequence[RolloutResult], *, as_json: bool) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from compress.artifact import MODEL_KERAS
-from compress.errors import DataError, ModelError, PipelineError
+from compress.errors import DataError, ModelError, PipelineError, reason_of
 from compress.files import explain, write_atomically
 from compress.importers import model_file
 from compress.importers.common import guarded_calls, verification
@@ -89,7 +89,7 @@ def _samples(inputs: Path) -> Any:
             raise ValueError(f"it contains {samples.dtype} {list(samples.shape)}")
         return np.asarray(samples, np.float32)
     except (OSError, ValueError, EOFError, TypeError) as error:
-        what = f"cannot be read: {str(error).splitlines()[0][:200]}"
+        what = f"cannot be read: {reason_of(error).splitlines()[0][:200]}"
         raise DataError(what, where=str(inputs), allowed="an .npy file of samples [n, ...]") from error
 
 

@@ -74,6 +74,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _fail(INTERRUPTED, EXIT_INTERRUPTED, as_json=as_json)
         already_printed = isinstance(error, ResultError)
         return _fail(str(error), error.exit_code, as_json=as_json and not already_printed, facts=error.facts)
+    except OSError as error:  # what a command does not explain better
+        from compress.files import explain
+
+        failure = explain(error, "a file cannot be read or written")
+        return _fail(str(failure), failure.exit_code, as_json=as_json)
     except KeyboardInterrupt:
         return _fail(INTERRUPTED, EXIT_INTERRUPTED, as_json=as_json)
 

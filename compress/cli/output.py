@@ -55,9 +55,7 @@ def write_file(path: Path, text: str, what: str) -> None:
     try:
         write_atomically(path, text.encode())
     except OSError as error:
-        explained = explain(error, what)
-        explained.where = str(path)  # and not the temporary file next to it
-        raise explained from error
+        raise explain(error, what) from error
 
 
 def note(text: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from compress.data import files
-from compress.errors import DataError
+from compress.errors import DataError, reason_of
 
 MAX_FILES = 5_000_000
 MAX_DEPTH = 32
@@ -253,7 +253,9 @@ def _members(stream: BinaryIO, where: str) -> tuple[dict[str, tuple[int, int]], 
             if any(block := stream.read(512)) or not block:
                 raise DataError(f"is damaged or cut short at byte {archive.offset}", where=where, hint="get it again")
     except _TAR_ERRORS as error:
-        raise DataError(f"is not a readable tar archive: {error}", where=where, hint="get it again") from error
+        raise DataError(
+            f"is not a readable tar archive: {reason_of(error)}", where=where, hint="get it again"
+        ) from error
     return places, folders
 
 

@@ -16,7 +16,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, BinaryIO
 
-from compress.errors import DataError
+from compress.errors import DataError, reason_of
 
 ROOM, TIMES = 256 << 20, 100
 """A compressed file may unpack to ROOM bytes, or to TIMES times its size. Archive bombs exceed both."""
@@ -116,7 +116,7 @@ def plain(stream: BinaryIO, where: str) -> BinaryIO:
         raise
     except (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError) as error:
         result.close()
-        raise DataError(f"cannot be unpacked: {error}", where=where, hint="get it again") from error
+        raise DataError(f"cannot be unpacked: {reason_of(error)}", where=where, hint="get it again") from error
     finally:
         stream.close()
     result.seek(0)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from compress.errors import ModelError, PipelineError
+from compress.errors import ModelError, PipelineError, reason_of
 from compress.files import explain, write_atomically
 from deploy.contract import bundle
 from deploy.contract.tensors import TensorDescription
@@ -136,7 +136,7 @@ def export(path: Path, out: Path, role: str | None = None) -> str:
     except OSError as error:
         raise ModelError(f"cannot be read: {error.strerror}", where=str(path)) from error
     except bundle.BundleError as error:
-        raise ModelError(str(error), where=str(path)) from error
+        raise ModelError(reason_of(error), where=str(path)) from error
     models = opened.models
     chosen_role = role or ("compiled" if "compiled" in models else "int8")
     if chosen_role not in models:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from compress.errors import ModelError
+from compress.errors import ModelError, reason_of
 from compress.exporters import detection_outputs
 from compress.files import explain, write_atomically
 from compress.targets.edgetpu.darwinn_package import OPERATOR
@@ -160,7 +160,7 @@ def _read_labels(path: Path) -> dict[int, str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"the labels cannot be read: {error}", where=str(path)) from error
+        raise ModelError(f"the labels cannot be read: {reason_of(error)}", where=str(path)) from error
     names = {index: line.strip() for index, line in enumerate(lines) if line.strip()}
     matches = [_NUMBERED.match(name) for name in names.values()]
     if None in matches:

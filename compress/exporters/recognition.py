@@ -18,7 +18,7 @@ from pydantic import Field
 
 from compress.data.dataset import spread
 from compress.data.types import Data, Split
-from compress.errors import DataError
+from compress.errors import DataError, reason_of
 from compress.measurement import Measurement, missing, proportion
 from compress.settings import Settings
 from compress.tasks.classification import class_scores
@@ -311,7 +311,9 @@ def _prepared(path: Path, data: Data) -> NDArray[np.float32]:
         image = pictures.decode(path.read_bytes(), settings.image_channels, orientation=settings.orientation)
         sample: NDArray[np.float32] = Preprocessing(data.preprocessing)(image)
     except (ImageError, PreprocessingError, OSError) as error:
-        raise DataError(f"cannot be used: {error}", where=str(path), hint="remove it from the folder") from error
+        raise DataError(
+            f"cannot be used: {reason_of(error)}", where=str(path), hint="remove it from the folder"
+        ) from error
     if sample.shape != data.input_shape:
         raise DataError(
             f"has the shape {list(sample.shape)} after preprocessing",

@@ -1,4 +1,4 @@
-"""Deployment to devices: `python -m compress deploy`, `rollback` and `results`; and `trust`: what devices accept.
+"""Deployment to devices: `deploy`, `rollback`, `status` and `results`; and `trust`: what devices accept.
 
 Each device is deployed to over one connection, by one process of ssh. `remote` starts it and sends
 `deploy.contract.agent`, which works in the device's folder (`deploy.contract.releases`) until the connection closes.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from compress.errors import PipelineError
+from compress.errors import PipelineError, reason_of
 
 ALLOWED = "ssh://[user@]host[:port]/path, file:///path, or a folder (./NAME if its name has a colon); no passwords"
 _SSH = re.compile(
@@ -118,7 +118,9 @@ def read_addresses(path: Path) -> list[DeviceAddress]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise PipelineError(f"cannot be read: {error}", where=str(path), hint="give a file of addresses") from error
+        raise PipelineError(
+            f"cannot be read: {reason_of(error)}", where=str(path), hint="give a file of addresses"
+        ) from error
     addresses = []
     for number, line in enumerate(lines, 1):
         text = re.sub(r"(^|\s)#.*", "", line).strip()

@@ -6,6 +6,7 @@ import hashlib
 import io
 import itertools
 import json
+import re
 import struct
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +19,7 @@ from compress.errors import DeploymentError, ModelError, SigningError
 from compress.exporters import runner_pyz
 from compress.files import explain
 from compress.fleet import instructions
-from compress.fleet.remote import AgentSession
+from compress.fleet.remote import AgentSession, StepRefusedError
 from deploy.contract import bundle, releases
 from deploy.contract.errors import INSTALL
 
@@ -130,6 +131,44 @@ class ReleaseOptions:
     by: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict)
     first_root: str = ""
+
+
+@dataclass(frozen=True)
+class Status:
+    """What a device runs.
+
+    Attributes:
+        current: the current release; None: there is none.
+        previous: the release before, if it is still there.
+        name: the name in the manifest of the bundle.
+        time: when it became the current release, UTC.
+        by: who deployed it.
+        whole: whether the checksums of its files are correct.
+        python: the version of the device's Python.
+    """
+
+    current: str | None
+    previous: str | None = None
+    name: str | None = None
+    time: str | None = None
+    by: str | None = None
+    whole: bool = False
+    python: str = ""
+
+
+def status(session: AgentSession) -> Status:
+    """Ask a device what it runs, and change nothing.
+
+    Raises:
+        DeploymentError: the device does not answer, or its folder cannot be read.
+    """
+    try:
+        answer = session.ask("look", path=session.address.path)
+    except StepRefusedError as error:
+        if error.kind == "absent":
+            return Status(None)
+        raise
+    return Status(**{name: answer[name] for name in ("current", "previous", "name", "time", "by", "whole", "python")})
 
 
 @dataclass(frozen=True)
@@ -296,5 +335,7 @@ def _run(
         raise DeploymentError("its Python has no numpy", where=where, hint=hint)
     if completed["exit_code"] < 0:
         raise DeploymentError(f"`{verb}` on the device was killed by signal {-completed['exit_code']}", where=where)
-    message = stderr[-1].removeprefix("runner: ")
+    message = re.sub(
+        r"^(\w+: )?\[Errno -?\d+\] ", "", stderr[-1].removeprefix("runner: ")
+    )  # of Python, without our code
     raise DeploymentError(f"`{verb}` failed on the device (exit code {completed['exit_code']}): {message}", where=where)

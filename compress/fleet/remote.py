@@ -44,6 +44,8 @@ for name, text in {sources!r}.items():
 sys.modules["deploy.contract.agent"].serve()
 """
 _PROFILE = "check whether the login shell's profile reads input, prints or exits without a terminal"
+UNKNOWN = "unknown"
+"""The release of a device whose connection ended before it was asked, or after a switch was requested."""
 HELLO = json.dumps({"hello": agent.GREETING}).encode()
 _SILENT = ("it does not respond", "check its power and the network")
 _SSH_FAILED = 255
@@ -136,15 +138,23 @@ class StepRefusedError(DeploymentError):
     def __init__(self, error: Mapping[str, Any], where: str) -> None:
         super().__init__(str(error.get("what")), where=where, hint=str(error.get("hint", "")))
         self.kind = error.get("kind")
-        self.current = error.get("current")
+        self.current: str | None = error.get("current", UNKNOWN)
 
 
 class AgentSession:
-    """An open connection to the agent: requests and their answers, in the same order."""
+    """An open connection to the agent: requests and their answers, in the same order.
+
+    Attributes:
+        address: the device.
+        before: the release that the device ran when the folder was opened; None: no release; or `UNKNOWN`.
+        current: the release that it runs now, as far as its answers say.
+    """
 
     def __init__(self, address: DeviceAddress, process: subprocess.Popen[bytes], errors: Any) -> None:
         self.address, self._process, self._errors = address, process, errors
         self._greeted, self._heard = False, b""
+        self.before: str | None = UNKNOWN
+        self.current: str | None = UNKNOWN
 
     def greet(self) -> None:
         """Send the program of the agent, and wait for its greeting."""
@@ -172,8 +182,20 @@ class AgentSession:
             StepRefusedError: the step failed on the device.
             DeploymentError: the connection ended.
         """
+        if do == "switch":
+            self.current = UNKNOWN  # until the answer comes
         self._send(json.dumps({"do": do, **arguments}).encode() + b"\n")
-        return self._answer()
+        try:
+            answer = self._answer()
+        except StepRefusedError as error:
+            if do == "switch":
+                self.current = error.current
+            raise
+        if do == "open":
+            self.before = self.current = answer["current"]
+        elif do == "switch":
+            self.current = arguments["release"]
+        return answer
 
     def put(self, pieces: Iterable[tuple[str, int, bytes]]) -> list[bool]:
         """Send pieces (SHA-256, number of bytes already there, content), and then wait for all answers.

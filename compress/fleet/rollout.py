@@ -1,8 +1,9 @@
-"""Deployment to many devices in parallel, with a row of a table and two lines of the log for each."""
+"""Deployment to many devices in parallel, with a row of a table and two lines of the log for each; and their status."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -14,32 +15,52 @@ from compress.errors import CorallineError, StoreError
 from compress.fleet import release, remote, results
 from compress.fleet.address import DeviceAddress
 from compress.fleet.log import Log
-from compress.fleet.release import Progress, ReleaseResult
+from compress.fleet.release import Progress, ReleaseResult, Status
 from compress.fleet.remote import Access, AgentSession
+from deploy.contract.captions import printable
 
-Work = Callable[[AgentSession, Progress], ReleaseResult]
+Work = Callable[[AgentSession, Progress], ReleaseResult | Status]
 _SHORT = 12
 
 
 @dataclass(frozen=True)
 class RolloutResult:
-    """The result of a deployment to one device, or its error.
+    """The result of a step on one device, or its error.
 
     Attributes:
         address: the device.
         seconds: the duration.
-        outcome: the result; None: the deployment failed.
+        outcome: the result; None: the step failed.
         error: the error.
+        before: the release that the device ran before; None: no release; or `remote.UNKNOWN`.
+        after: the release that it runs afterwards. It is unknown if the device was not reached, and if the connection
+            ended between the request to switch and its answer.
     """
 
     address: DeviceAddress
     seconds: float
-    outcome: ReleaseResult | None
+    outcome: ReleaseResult | Status | None
     error: CorallineError | None
+    before: str | None = remote.UNKNOWN
+    after: str | None = remote.UNKNOWN
+
+    @property
+    def result(self) -> str:
+        """One word for tables and programs."""
+        if isinstance(self.outcome, ReleaseResult):
+            return self.outcome.result
+        if self.outcome is None:
+            return "failed"
+        if self.outcome.current is None:
+            return "nothing deployed"
+        return "sound" if self.outcome.whole else "damaged"
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as a plain map."""
-        row: dict[str, Any] = {"address": str(self.address), "seconds": round(self.seconds, 3), "result": "failed"}
+        row: dict[str, Any] = {"address": str(self.address), "seconds": round(self.seconds, 3), "result": self.result}
+        if isinstance(self.outcome, Status):
+            return {**row, **vars(self.outcome)}
+        row |= {"before": self.before, "after": self.after}
         if self.outcome is None:
             return {**row, "error": str(self.error)}
         return {**row, **vars(self.outcome)}
@@ -78,7 +99,7 @@ def work(
     step: Work,
     jobs: int,
     progress: Progress,
-    log: Log,
+    log: Log | None,
 ) -> list[RolloutResult]:
     """Run one step on every device, in parallel. An interruption closes every connection.
 
@@ -88,7 +109,7 @@ def work(
         step: the function to run on each device.
         jobs: the number of parallel connections.
         progress: a function that is called with messages.
-        log: receives a line before and after each device.
+        log: receives a line before and after each device; None: nothing is logged.
 
     Returns:
         A result for each device, in the order of the addresses.
@@ -102,30 +123,56 @@ def work(
             raise
 
 
-def _one(address: DeviceAddress, access: Access, step: Work, progress: Progress, log: Log) -> RolloutResult:
+def _one(address: DeviceAddress, access: Access, step: Work, progress: Progress, log: Log | None) -> RolloutResult:
     start = time.monotonic()
     name = str(address)
+    session: AgentSession | None = None
     try:
-        log.add(name, "begun")
+        if log:
+            log.add(name, "begun")
         with remote.connected(address, access) as session:
             outcome = step(session, lambda text: progress(f"{address}: {text}"))
-        done = {"result": outcome.result, "before": outcome.before, "after": outcome.after}
-        log.add(name, "done", **done, sent_bytes=outcome.sent_bytes)
+        if log and isinstance(outcome, ReleaseResult):
+            done = {"result": outcome.result, "before": outcome.before, "after": outcome.after}
+            log.add(name, "done", **done, sent_bytes=outcome.sent_bytes)
     except CorallineError as error:
+        before, after = (session.before, session.current) if session else (remote.UNKNOWN, remote.UNKNOWN)
         with suppress(StoreError):
-            log.add(name, "failed", error=str(error))
-        return RolloutResult(address, time.monotonic() - start, None, error)
-    return RolloutResult(address, time.monotonic() - start, outcome, None)
+            if log:
+                log.add(name, "failed", error=str(error), before=before, after=after)
+        return RolloutResult(address, time.monotonic() - start, None, error, before, after)
+    return RolloutResult(address, time.monotonic() - start, outcome, None, session.before, session.current)
 
 
 def table(rows: Sequence[RolloutResult]) -> str:
-    """Return a table: device, release before and after, result, seconds."""
+    """Return a table of a deployment: device, release before and after, result, seconds."""
     cells = [("device", "before", "after", "result", "seconds")]
+    cells += [
+        (str(row.address), _short(row.before), _short(row.after), row.result, f"{row.seconds:.1f}") for row in rows
+    ]
+    text = _aligned(cells)
+    if any(row.after == remote.UNKNOWN for row in rows):
+        text += f"\n{remote.UNKNOWN}: not reached, or the connection ended during the switch; `status` asks the device"
+    return text
+
+
+def status_table(rows: Sequence[RolloutResult]) -> str:
+    """Return a table of what devices run, and how many run each release."""
+    cells = [("device", "release", "name", "since", "by", "state")]
+    counts: Counter[str] = Counter()
     for row in rows:
-        versions = ("-", "-", "failed")
-        if row.outcome:
-            versions = ((row.outcome.before or "-")[:_SHORT], row.outcome.after[:_SHORT], row.outcome.result)
-        cells.append((str(row.address), *versions, f"{row.seconds:.1f}"))
+        found = row.outcome if isinstance(row.outcome, Status) else Status(remote.UNKNOWN)
+        name, since, by = (printable(text or "-") for text in (found.name, found.time, found.by))
+        cells.append((str(row.address), _short(found.current), name, since, by, row.result))
+        counts[_short(found.current) if row.result == "sound" else row.result] += 1
+    return "\n".join([_aligned(cells), *(f"{count} of {len(rows)}: {what}" for what, count in counts.most_common())])
+
+
+def _short(release: str | None) -> str:
+    return (release or "-")[:_SHORT]
+
+
+def _aligned(cells: Sequence[tuple[str, ...]]) -> str:
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     return "\n".join(
         "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in cells

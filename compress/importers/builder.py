@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from compress.errors import ModelError, UntrustedError
+from compress.errors import ModelError, UntrustedError, reason_of
 from compress.resources import shipped
 from compress.suggestions import listing, nearest
 
@@ -66,7 +66,7 @@ def check_arguments(path: Path, function: str, arguments: Mapping[str, Any]) -> 
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError) as error:
-        raise ModelError(f"cannot be read: {error}", where=str(path)) from error
+        raise ModelError(f"cannot be read: {reason_of(error)}", where=str(path)) from error
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == function and node.args.kwarg is None:
             known = [each.arg for each in (*node.args.args[2:], *node.args.kwonlyargs) if each.arg != "trained"]

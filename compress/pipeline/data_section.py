@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.data.alternatives import RANGES
-from compress.errors import DataError, ModelError
+from compress.errors import DataError, ModelError, reason_of
 
 if TYPE_CHECKING:
     from compress.importers.model_file import ModelFile
@@ -299,5 +299,5 @@ def _array_shapes(path: Path) -> dict[str, tuple[int, ...]]:
                         read = np.lib.format.read_array_header_2_0
                     shapes[name.removesuffix(".npy")] = read(stream)[0]
     except (OSError, ValueError, SyntaxError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"is not a usable .npz file: {error}", where=str(path)) from error
+        raise DataError(f"is not a usable .npz file: {reason_of(error)}", where=str(path)) from error
     return shapes

@@ -20,7 +20,7 @@ from compress.data.file_tree import tree
 from compress.data.label_tables import TABLE_SUFFIXES, recognize
 from compress.data.sources import SOURCES
 from compress.data.types import SPLITS
-from compress.errors import DataError
+from compress.errors import DataError, reason_of
 from compress.importers import model_file
 from compress.ir.keras_graph import LayerOutput, Network
 from compress.ir.keras_graph import read as read_network
@@ -224,7 +224,9 @@ def _npz_arrays(path: Path) -> dict[str, str]:
         with np.load(path, allow_pickle=False) as stored:
             shapes = {name: (stored[name].shape, stored[name].dtype.kind) for name in stored.files}
     except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"cannot be read: {error}", where=str(path), allowed="an .npz file without pickles") from error
+        raise DataError(
+            f"cannot be read: {reason_of(error)}", where=str(path), allowed="an .npz file without pickles"
+        ) from error
     if "x" in shapes:
         return {} if "y" in shapes else {"y": ""}
     samples = [name for name, (shape, kind) in shapes.items() if len(shape) >= 2 and kind in "fiu"]

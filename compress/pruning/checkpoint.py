@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from compress.errors import ModelError
+from compress.errors import ModelError, reason_of
 from compress.files import write_atomically
 from compress.importers.keras import keras_file
 from compress.pruning.step import PruningStep
@@ -73,7 +73,9 @@ class PruningCheckpoint:
             saved = _adapter().validate_json(path.read_bytes())
             model = keras_file.load(self._folder / saved.model, trust=self._context.trust)
         except (OSError, ValidationError, ModelError) as error:
-            self._context.progress.note(f"restart: the files of the interrupted run cannot be read ({error})")
+            self._context.progress.note(
+                f"restart: the files of the interrupted run cannot be read ({reason_of(error)})"
+            )
             return PruningState(), model
         self._context.progress.note(f"continue after step {len(saved.state.steps)} of {steps}")
         return saved.state, model

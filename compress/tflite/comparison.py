@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.errors import DataError, ModelError
+from compress.errors import DataError, ModelError, reason_of
 from compress.tflite import edit, limits
 from compress.tflite.graph import DTYPES, Graph, Tensor, serialize
 from compress.tflite.runtime import IsolatedInterpreter, RuntimeRefusedError
@@ -169,7 +169,9 @@ def read_feeds(path: Path, graph: Graph) -> list[list[NDArray[Any]]]:
         stored = np.load(path, allow_pickle=False)
         arrays = {next(iter(tensors)): stored} if isinstance(stored, np.ndarray) else dict(stored)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"cannot be read: {error}", where=str(path), hint="give a .npy or .npz file") from error
+        raise DataError(
+            f"cannot be read: {reason_of(error)}", where=str(path), hint="give a .npy or .npz file"
+        ) from error
     if arrays.keys() != tensors.keys():
         raise DataError(f"has the arrays {sorted(arrays)}", where=str(path), allowed=", ".join(tensors))
     for name, array in arrays.items():

@@ -2,12 +2,14 @@
 
 Host and agent exchange lines of JSON over standard input and output. A request with `"do": "put"` is followed by the
 bytes of a piece. Each request gets one line, `{"answer": ...}` or `{"error": {"kind", "what", "hint", "current"}}`, in
-the same order. The first line of the agent is GREETING; the login shell may have printed others before. The agent ends
+the same order. An error has no "current" if the disk does not say what runs. The first line of the
+agent is GREETING; the login shell may have printed others before. The agent ends
 with the connection; the current release then stays. It uses only the standard library.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -91,6 +93,7 @@ class Agent:
         self.link = link
         self._folder: Optional[DeviceFolder] = None
         self.requests: Dict[str, Callable[[Message], Any]] = {
+            "look": self.look,
             "open": self.open,
             "want": self.want,
             "put": self.put,
@@ -109,6 +112,10 @@ class Agent:
         if self._folder is None:
             raise ReleaseError("request", "no folder is open")
         return self._folder
+
+    def look(self, request: Message) -> Message:
+        """Describe the current release. Nothing is locked or changed, so this works during a deployment too."""
+        return DeviceFolder(request["path"], by="", create=False, lock=False).status()
 
     def open(self, request: Message) -> Message:
         """Lock the folder, and describe its releases."""
@@ -162,15 +169,20 @@ class Agent:
         except OSError as error:
             full = error.errno in _FULL
             if full and self._folder:
-                self.folder.clear()
-                self.folder.drop_incoming()
-            what = "%s: %s" % (error.filename, error.strerror) if error.filename else str(error)
+                with contextlib.suppress(OSError):
+                    self.folder.clear()
+                    self.folder.drop_incoming()
+            reason = error.strerror or str(error)
+            what = "%s: %s" % (error.filename, reason) if error.filename else reason
             hint = "free some space" if full else _OWNED if error.errno in _FORBIDDEN else ""
             return self._error(ReleaseError("disk" if full else "files", what, hint))
 
     def _error(self, error: ReleaseError) -> Message:
-        current = self._folder.current() if self._folder else None
-        return {"error": {"kind": error.kind, "what": error.what, "hint": error.hint, "current": current}}
+        content: Dict[str, Any] = {"kind": error.kind, "what": error.what, "hint": error.hint}
+        if self._folder:
+            with contextlib.suppress(OSError):  # a disk that fails: what runs is not known
+                content["current"] = self._folder.current()
+        return {"error": content}
 
 
 def serve() -> None:

@@ -31,11 +31,13 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
 from deploy.contract import trust
 
 BUNDLE, RUNNER, RELEASE = "bundle.coralline", "runner.pyz", "release.json"
+MANIFEST = "manifest.json"  # in the bundle
 TEXTS = ("coralline.service", "README.txt")
 MAX_OUTPUT = 1 << 25
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
@@ -64,20 +66,23 @@ class DeviceFolder:
     Args:
         path: the folder.
         by: the person who deploys, for the history.
-        create: whether to create the folder.
+        create: whether to create a missing folder.
         trust_folder: what this device trusts, instead of `trust.FOLDERS`.
+        lock: False to look only, also during a deployment: then nothing may be changed.
 
     Raises:
         ReleaseError: another deployment has locked the folder, or the folder is missing and `create` is False.
         OSError: the folder cannot be created or read.
     """
 
-    def __init__(self, path: str, by: str, create: bool, trust_folder: str = "") -> None:
+    def __init__(self, path: str, by: str, create: bool, trust_folder: str = "", lock: bool = True) -> None:
         self.path, self.by, self._trust_folder = os.path.abspath(os.path.expanduser(path)), by, trust_folder
         if not create and not os.path.isdir(self._in("releases")):
             raise ReleaseError("absent", "nothing was deployed to %s" % self.path, "deploy a bundle there first")
-        os.makedirs(self._in("releases"), exist_ok=True)
-        os.makedirs(self._in("incoming"), exist_ok=True)
+        if not lock:
+            return
+        _create_folder(self._in("releases"))
+        _create_folder(self._in("incoming"))
         self._lock = os.open(self._in(".lock"), os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -117,6 +122,35 @@ class DeviceFolder:
             "node": platform.node(),
         }
 
+    def status(self) -> Message:
+        """Return what `describe` does, and about the current release: name, time and user of the switch, and whether
+        its files are undamaged."""
+        current = self.current()
+        result: Message = dict(self.describe(), name=None, time=None, by=None, whole=False)
+        if current is not None:
+            result.update(name=self._title(current), whole=self.whole(current))
+            entry = self._last_switch()
+            if entry.get("release") == current:  # a cut may come between the switch and its line
+                result.update(time=entry.get("time"), by=entry.get("by"))
+        return result
+
+    def _title(self, release: str) -> Optional[str]:
+        """Return the name in the manifest of a release's bundle; None if it cannot be read."""
+        try:
+            with zipfile.ZipFile(self._in("releases", release, BUNDLE)) as archive, archive.open(MANIFEST) as stream:
+                return str(json.loads(stream.read(MAX_OUTPUT).decode())["name"])[:100]
+        except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
+            return None
+
+    def _last_switch(self) -> Message:
+        """Return the last line of the history; empty if it is incomplete."""
+        try:
+            with open(self._in("history.jsonl"), encoding="utf-8", errors="replace") as stream:
+                entry = json.loads(stream.readlines()[-1])
+        except (OSError, ValueError, IndexError):
+            return {}
+        return entry if isinstance(entry, dict) else {}
+
     def current(self) -> Optional[str]:
         """Return the current release, or None."""
         try:
@@ -153,11 +187,14 @@ class DeviceFolder:
     def _remember(self, release: str) -> None:
         line = json.dumps({"time": _now(), "release": release, "by": self.by}, sort_keys=True)
         with open(self._in("history.jsonl"), "a+b") as stream:
+            is_new = not stream.tell()
             if stream.tell() and (stream.seek(-1, os.SEEK_END), stream.read(1))[1] != b"\n":
                 line = "\n" + line
             stream.write(line.encode() + b"\n")
             stream.flush()
             os.fsync(stream.fileno())
+        if is_new:
+            _sync(self.path)
 
     # --- what arrives -------------------------------------------------------------------
 
@@ -266,6 +303,7 @@ class DeviceFolder:
                 stream.flush()
                 os.fsync(stream.fileno())
             if _digest(os.path.join(folder, name)) != files[name]["sha256"]:
+                self.drop_incoming()  # a damaged piece must be sent again
                 raise ReleaseError("damaged", "%s is not what was sent" % name, "deploy again")
         self._require_listed(folder)
         _write(os.path.join(folder, RELEASE), json.dumps({"installed": _now(), "by": self.by, "files": files}))
@@ -365,6 +403,7 @@ class DeviceFolder:
             raise ReleaseError("request", "%s is what runs" % release)
         trash = self._in("releases", ".old-" + _checked(release))
         os.rename(self._in("releases", release), trash)
+        _sync(self._in("releases"))
         shutil.rmtree(trash)
 
     def write(self, name: str, text: str) -> None:
@@ -443,8 +482,22 @@ def _write(path: str, text: str) -> None:
 
 
 def _sync(path: str) -> None:
+    """Flush a folder to the disk. Some network file systems cannot do that, and need not."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            raise
     finally:
         os.close(handle)
+
+
+def _create_folder(path: str) -> None:
+    """Create a folder and those above it if they are missing; they survive a power cut."""
+    if os.path.isdir(path):
+        return
+    parent = os.path.dirname(path)
+    _create_folder(parent)
+    os.makedirs(path, exist_ok=True)
+    _sync(parent)

@@ -33,6 +33,7 @@ MANUALS = {
     "sensitivity": "[structured pruning](../training.md#structured-pruning)",
     "deploy": "[deployment](../deployment.md)",
     "rollback": "[deployment](../deployment.md)",
+    "status": "[deployment](../deployment.md#what-runs-where)",
     "results": "[deployment](../deployment.md)",
     "doctor": "[the device](../device.md)",
     "frigate": "[for Frigate](../detection.md#for-frigate)",

@@ -1,4 +1,7 @@
-"""Whatever happens to a deployment, the old or the new version runs. `benchmarks/deployment.py` does more of this."""
+"""Whatever happens to a deployment, the old or the new version runs.
+
+`benchmarks/faults.py` and `benchmarks/fleet.py` do more of this.
+"""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import cuts
 import pytest
 from deployments import answers, failed
 from remote_host import Host
@@ -129,3 +130,54 @@ def test_no_deployment_without_a_log(
     assert main(["deploy", str(bundle_file()), "--to", str(card), "--log", log]) == 6
     assert "log of deployments" in capsys.readouterr().err
     assert not card.exists()
+
+
+def test_status_of_a_fleet(host: Host, bundle_file: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = host.options(tmp_path / "a")
+    assert main(["deploy", str(bundle_file(1)), *options]) == 0
+    asked = ["status", *options[: options.index("--log")], "--to", host.address(tmp_path / "b"), "--jobs", "2"]
+    capsys.readouterr()
+    assert main([*asked, "--json"]) == 0
+    sound, nothing = json.loads(capsys.readouterr().out)["devices"]
+    assert (sound["result"], sound["name"], nothing["result"], nothing["current"]) == (
+        "sound",
+        "tiny",
+        "nothing deployed",
+        None,
+    )
+    current = os.readlink(tmp_path / "a" / "current")
+    assert current == f"releases/{sound['current']}"
+    assert not (tmp_path / "b").exists()
+
+    (tmp_path / "a" / current / "runner.pyz").write_bytes(b"damaged")
+    assert main([*asked, "--to", "ssh://127.0.0.1:1/x"]) == 15
+    table = capsys.readouterr().out
+    assert "damaged" in table.splitlines()[1]
+    assert "unknown" in table.splitlines()[3]
+    assert "1 of 3: damaged" in table
+    assert "refuses the connection" in table
+
+
+@pytest.mark.parametrize("moment", ["before the switch", "after the switch"])
+def test_a_connection_that_ends(
+    host: Host, bundle_file: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str], moment: str
+) -> None:
+    """What a device runs is said only if it is known."""
+    there = tmp_path / "there"
+    options = [*host.options(there), "--to", host.address(tmp_path / "other"), "--jobs", "1", "--json"]
+    assert main(["deploy", str(bundle_file(1)), *options]) == 0
+    old = os.readlink(there / "current").removeprefix("releases/")
+    capsys.readouterr()
+    host.python(before=cuts.at_the_switch(there, after=moment == "after the switch"))
+    assert main(["deploy", str(bundle_file(2)), *options]) == 15
+    failed_row, other = json.loads(capsys.readouterr().out)["devices"]
+    assert (failed_row["result"], failed_row["before"]) == ("failed", old)
+    assert other["result"] == "deployed"
+    runs = answers(there)
+    assert (failed_row["after"], runs) == {"before the switch": (old, 1), "after the switch": ("unknown", 2)}[moment]
+    (line,) = [
+        json.loads(text)
+        for text in (host.folder / "log.jsonl").read_text().splitlines()
+        if '"failed"' in text and str(there) in text
+    ]
+    assert line["after"] == failed_row["after"]

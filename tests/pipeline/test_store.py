@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -19,7 +21,7 @@ import tiny
 
 from compress.artifact import Artifact, Kind
 from compress.errors import StoreError
-from compress.files import digest_of, file_digest, write_atomically
+from compress.files import digest_of, explain, file_digest, write_atomically
 from compress.pipeline.store import Store
 
 KEY = "k" * 64
@@ -458,3 +460,32 @@ def test_a_full_disk_keeps_the_old_file(mounted: Callable[..., Path]) -> None:
         write_atomically(folder / "report.json", b"new" * 10_000)
     assert (folder / "report.json").read_bytes() == b"old"
     assert sorted(path.name for path in folder.iterdir()) == ["filler", "report.json"]
+
+
+@pytest.mark.parametrize("operation", ["fsync", "chmod", "replace"])
+def test_an_error_names_the_file_that_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    """And not the temporary file, which is removed; if that fails too, the first error is reported."""
+
+    def fail(*names: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", *names[:1])
+
+    monkeypatch.setattr(os, operation, fail)
+    monkeypatch.setattr(os, "unlink", fail)
+    with pytest.raises(OSError, match="No space left") as caught:
+        write_atomically(tmp_path / "report.json", b"new")
+    assert str(explain(caught.value, "not written")).startswith(f"{tmp_path / 'report.json'}: not written: the disk is")
+
+
+def test_a_file_system_that_cannot_flush_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flush = os.fsync
+
+    def of_files(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        flush(handle)
+
+    monkeypatch.setattr(os, "fsync", of_files)
+    write_atomically(tmp_path / "report.json", b"new")
+    assert (tmp_path / "report.json").read_bytes() == b"new"

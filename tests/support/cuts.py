@@ -62,3 +62,62 @@ def failing(command, **options):
     return popen(command if left[0] >= 0 else [sys.executable, "-c", "raise SystemExit('runner: broken')"], **options)
 subprocess.Popen = failing
 """
+
+
+def at_the_switch(folder: object, *, after: bool) -> str:
+    """SIGKILL when the release in a folder was switched to, or when README.txt is written before that."""
+    event, name = ("open", "history.jsonl") if after else ("os.rename", "README.txt")
+    return f"""
+import os, signal, sys
+def hook(event, arguments):
+    if event == {event!r} and {str(folder)!r} + "/" in str(arguments) and {name!r} in str(arguments[:2]):
+        if event != "open" or "a" in arguments[1]:
+            os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(hook)
+"""
+
+
+FLEET = ("killed", "connection", "after the switch", "full", "slow")
+
+
+def fleet(folder: object, share: float, seed: int) -> str:
+    """One of `FLEET` in a share of the agents, at a random operation on files; what and when is a line in a file.
+
+    Args:
+        folder: the file `failures.jsonl` is there; a line for each agent that fails.
+        share: of the agents that fail.
+        seed: with the number of the agent, decides.
+    """
+    return f"""
+import fcntl, json, os, random, signal, sys, time
+with open({str(folder)!r} + "/agents", "a+") as stream:
+    fcntl.flock(stream, fcntl.LOCK_EX)
+    stream.write("x")
+    stream.flush()
+    number = stream.tell()
+chance = random.Random({seed} * 100000 + number)
+if chance.random() < {share}:
+    how, left = chance.choice({FLEET!r}), [chance.randrange(5, 120)]
+    def note():
+        with open({str(folder)!r} + "/failures.jsonl", "a") as stream:
+            stream.write(json.dumps(dict(agent=number, how=how)) + chr(10))
+    def hook(event, arguments):
+        if left[0] < 0 or event not in {EVENTS!r}:
+            return
+        left[0] -= 1
+        switched = event == "open" and str(arguments[0]).endswith("history.jsonl") and "a" in arguments[1]
+        if not (switched if how == "after the switch" else left[0] < 0):
+            return
+        left[0] = -1
+        note()
+        if how == "slow":
+            time.sleep(5)
+        elif how == "full":
+            raise OSError(28, "No space left on device")
+        elif how == "connection":
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(0.5)
+        else:
+            os.kill(os.getpid(), signal.SIGKILL)
+    sys.addaudithook(hook)
+"""

@@ -24,7 +24,7 @@ from compress.data.sources.images import (
     refuse_other_format,
 )
 from compress.data.types import SPLITS, Objects, Split
-from compress.errors import DataError
+from compress.errors import DataError, reason_of
 from deploy.contract import orientation as exif
 
 BEYOND = 1.0
@@ -105,7 +105,9 @@ def head_of(path: Path, where: str) -> tuple[tuple[int, int], int]:
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         with path.open("rb") as stream:
             refuse_other_format(stream.read(256), str(path))
-        raise DataError(f"is not a readable image: {error}", where=str(path), hint="remove or repair it") from error
+        raise DataError(
+            f"is not a readable image: {reason_of(error)}", where=str(path), hint="remove or repair it"
+        ) from error
     check_size((width, height), str(path))
     return (width, height), orientation
 

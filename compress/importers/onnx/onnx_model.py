@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.errors import ModelError
+from compress.errors import ModelError, reason_of
 from compress.importers.onnx.selection import without_selection
 
 OPSETS = (7, 23)
@@ -251,7 +251,7 @@ def _external_data(tensor: Any, folder: Path, remaining_bytes: int) -> bytes:
             stream.seek(offset)
             return stream.read(length)
     except (OSError, ValueError) as error:
-        raise ModelError(f"{name} cannot be read from {location[:200]!r}: {error}") from error
+        raise ModelError(f"{name} cannot be read from {location[:200]!r}: {reason_of(error)}") from error
 
 
 def array(tensor: Any) -> NDArray[Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -159,3 +161,70 @@ def test_what_a_deployment_left_that_was_cut_when_its_release_was_whole(ends: En
     found = made.answer({"do": "want", "release": release, "pieces": pieces, "total": 100})
     assert found == {"answer": {"whole": True, "missing": {}}}
     assert not list((there / "incoming").iterdir())
+
+
+def test_a_damaged_piece_is_sent_again(tmp_path: Path) -> None:
+    """Otherwise every further deployment of this bundle would find the same damaged piece."""
+    folder = releases.DeviceFolder(str(tmp_path / "there"), "test", create=True)
+    digest = hashlib.sha256(b"sent").hexdigest()
+    (tmp_path / "there" / "incoming" / digest).write_bytes(b"spoilt on the disk")
+    files = {name: {"sha256": digest, "pieces": [[digest, 4]]} for name in (releases.BUNDLE, releases.RUNNER)}
+    assert folder.missing({digest: 4}, 8) == {}
+    with pytest.raises(releases.ReleaseError, match="not what was sent"):
+        folder.install(releases.release_name(digest, digest), files)
+    assert folder.missing({digest: 4}, 8) == {digest: 0}
+
+
+def test_a_disk_that_fails_is_an_answer(ends: Ends, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if nothing can be removed: the host must not lose the connection."""
+    made, there = ends[0], tmp_path / "there"
+    made.answer({"do": "open", "path": str(there), "by": "test", "create": True})
+    release, _ = installed(made.folder, b"whole")
+
+    def fail(*names: object, **more: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for name in ("symlink", "listdir"):
+        monkeypatch.setattr(os, name, fail)
+    error = made.answer({"do": "switch", "release": release})["error"]
+    assert error == {"kind": "disk", "what": "No space left on device", "hint": "free some space", "current": None}
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EIO])
+def test_a_file_system_that_cannot_flush_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    flush = os.fsync
+
+    def of_files(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(number, os.strerror(number))
+        flush(handle)
+
+    monkeypatch.setattr(os, "fsync", of_files)
+    if number == errno.EIO:
+        with pytest.raises(OSError, match="Input/output error"):
+            releases.DeviceFolder(str(tmp_path / "there"), "test", create=True)
+        return
+    folder = releases.DeviceFolder(str(tmp_path / "there"), "test", create=True)
+    release, _ = installed(folder, b"whole")
+    folder.switch(release)
+    assert folder.current() == release
+
+
+def test_a_look_changes_nothing(ends: Ends, tmp_path: Path) -> None:
+    """Also while a deployment works there."""
+    there = tmp_path / "there"
+    assert ends[0].answer({"do": "look", "path": str(there)})["error"]["kind"] == "absent"
+    folder = releases.DeviceFolder(str(there), "somebody", create=True)
+    release, _ = installed(folder, b"whole")
+    folder.switch(release)
+    (there / "releases" / ".new").mkdir()
+    found = ends[0].answer({"do": "look", "path": str(there)})["answer"]
+    assert {name: found[name] for name in ("current", "name", "by", "whole")} == {
+        "current": release,
+        "name": None,  # it is no bundle
+        "by": "somebody",
+        "whole": True,
+    }
+    assert (there / "releases" / ".new").exists()
+    (there / "releases" / release / releases.RUNNER).write_bytes(b"damaged")
+    assert not ends[0].answer({"do": "look", "path": str(there)})["answer"]["whole"]

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from compress.errors import reason_of
 from compress.files import digest_of, explain, write_atomically
 from compress.targets.edgetpu.compiler.host import LOG, CompilerRun
 
@@ -72,7 +73,7 @@ class Cache:
             try:
                 entries.append((path, _read(path, outputs)))
             except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-                note(f"the cached result {path} is damaged and not used: {error}")
+                note(f"the cached result {path} is damaged and not used: {reason_of(error)}")
         return entries
 
     def keep(self, model: bytes, options: Sequence[str], version: str | None, outcome: CompilerRun) -> None:

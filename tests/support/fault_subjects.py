@@ -1,0 +1,319 @@
+"""Commands that change files, and how to tell whether the files are old, new or neither afterwards."""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+
+import bundles
+import numpy as np
+import small_shop
+import tiny
+
+from compress.pipeline.store import Store
+from deploy import learnt_file
+from deploy.contract import bundle, releases
+
+OLD, NEW, PARTLY, REMOVED = "old", "new", "partly new", "removed"
+
+
+class Subject(ABC):
+    """A command, and the files that it changes.
+
+    Attributes:
+        name: of the subject.
+        arguments: the program, and its arguments.
+        first: the command that is run before, if any.
+        codes: the exit codes of its errors.
+        again: the exit codes with which a second command may refuse what is new already.
+        alone: see `fault_injection.Forge.start`.
+        is_durable: whether the files survive a power cut from the end of the command on.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    first: tuple[str, ...] = ()
+    codes: frozenset[int] = frozenset({6})
+    again: frozenset[int] = frozenset()
+    alone = False
+    is_durable = True
+
+    @abstractmethod
+    def prepare(self, folder: Path) -> None:
+        """Write the files of before into an empty folder."""
+
+    def change(self, folder: Path) -> None:  # noqa: B027
+        """Change what the command reads, after the one before."""
+
+    @abstractmethod
+    def state(self, folder: Path, before: Path, after: Path) -> str:
+        """`OLD`, `NEW`, `PARTLY`, `REMOVED` (by a run that fails), or what is wrong.
+
+        Args:
+            folder: the files after a fault.
+            before: the files of before.
+            after: the files after the undisturbed command.
+        """
+
+    def left(self, folder: Path) -> list[str]:
+        """Files that no command leaves unless it was killed."""
+        pattern = re.compile(r"\.results-|\..+\.[a-z0-9_]{8}$|\.nfs")
+        return [str(path.relative_to(folder)) for path in folder.rglob(".*") if pattern.match(path.name)]
+
+    def unfinished(self, folder: Path) -> list[str]:
+        """What is wrong after a command that succeeded."""
+        return []
+
+    def amount(self, folder: Path) -> int | None:
+        """How many commands took effect, if several can."""
+        return None
+
+
+class WrittenFile(Subject):
+    """A command that writes files whose content is known.
+
+    Args:
+        name: of the subject.
+        arguments: see `Subject`.
+        files: the names of the files.
+        old: whether they exist before, with another content.
+        again: see `Subject`.
+    """
+
+    def __init__(
+        self, name: str, arguments: Sequence[str], files: Sequence[str], *, old: bool, again: Sequence[int] = ()
+    ) -> None:
+        self.name, self.arguments, self.files = name, tuple(arguments), tuple(files)
+        self._old, self.again = old, frozenset(again)
+
+        self.codes = frozenset({2, 3, 4, 6})
+
+    def prepare(self, folder: Path) -> None:
+        """Write a model and data."""
+        (folder / "model.tflite").write_bytes(tiny.classifier())
+        (folder / "b.coralline").write_bytes(bundles.packed(1))
+        tiny.data(folder / "data.npz")
+        for name in self.files if self._old else ():
+            if not (folder / name).exists():
+                (folder / name).write_bytes(b"old")
+
+    def state(self, folder: Path, before: Path, after: Path) -> str:
+        """Compare the files."""
+        return _compared(self.files, folder, before, after)
+
+
+class Results(WrittenFile):
+    """`results`: a measurement of a device is stored in the folder of a run."""
+
+    def __init__(self) -> None:
+        arguments = ("compress", "results", "board.json", "--run", "run")
+        super().__init__("results", arguments, ("run/devices/board.json",), old=True)
+
+    def prepare(self, folder: Path) -> None:
+        """Write the bundle, an old measurement and a new one."""
+        (folder / "run" / "devices").mkdir(parents=True)
+        (folder / "run" / "v1.coralline").write_bytes(bundles.packed(1))
+        (folder / "run" / "devices" / "board.json").write_bytes(b"old")
+        rows = bundle.Bundle(bundles.packed(1)).manifest["members"]
+        digests = {row["name"]: row["sha256"] for row in rows}
+        median = {"value": 1.5, "unit": "ms", "how": "measured", "low": None, "high": None, "note": "100 runs"}
+        result = {
+            "schema_version": 1,
+            "verb": "bench",
+            "bundle": {"name": "tiny", "coralline": "0", "models": {"int8": digests["int8.tflite"]}},
+            "benchmark": {"model": {}, "host": {}, "steady": {"median": median}, "doubts": []},
+        }
+        (folder / "board.json").write_text(json.dumps(result))
+
+
+class Run(Subject):
+    """A pipeline of light stages: a new model, where the outputs of the old one are."""
+
+    name = "run"
+    arguments = ("compress", "pipeline.yaml", "--out", "out")
+    first = arguments
+    codes = frozenset({2, 3, 4, 6})
+    is_durable = False  # the store is durable, new folders for it and for the outputs need not be
+    outputs = ("model.tflite", "{}.coralline", "runner.pyz")
+    title = "tiny"
+
+    def prepare(self, folder: Path) -> None:
+        """Write the pipeline and its files."""
+        tiny.project(folder)
+
+    def change(self, folder: Path) -> None:
+        """Make the next run another one."""
+        (folder / "model.tflite").write_bytes(tiny.classifier(seed=1))
+
+    def state(self, folder: Path, before: Path, after: Path) -> str:
+        """All that a later run would use is complete, and each output is old or new."""
+        store = Store(folder / "out" / ".store")
+        for place in (store.folder / "artifacts").glob("*"):
+            if store._open(place.name) is None:
+                return f"the artifact {place.name} is not complete"
+        for key in (store.folder / "keys").glob("[!.]*"):
+            if store.find(key.name) is None:
+                return f"the key {key.name} names nothing"
+        report = folder / "out" / self.title / "report.json"
+        if report.exists():
+            json.loads(report.read_text())
+        names = [f"out/{self.title}/{name.format(self.title)}" for name in self.outputs]
+        return _compared(names, folder, before, after, removable=True)  # a run that fails removes earlier outputs
+
+
+class Export(Run):
+    """`export` of a quantized model, into a new folder."""
+
+    name = "export"
+    arguments = ("compress", "export", "model.tflite", "-o", "out")
+    first = ()
+    title = "model"
+
+    def change(self, folder: Path) -> None:
+        """Nothing."""
+
+
+class Training(Run):
+    """A pipeline that trains a network: with TensorFlow, from random weights."""
+
+    name = "training"
+    arguments = ("compress", "training.yaml", "--out", "out")
+    first = ()
+    alone = True
+    text = """
+schema_version: 1
+name: tiny
+model: {builder: digits_cnn}
+data:
+  source: {digits: {}}
+  preprocess: [{resize: {size: [32, 32], filter: bilinear}}, {scale: {from: [0, 16], to: [0, 1]}}]
+stages:
+  - train: {epochs: 2}
+  - quantize: {method: ptq}
+  - package: {}
+measure: {latency: {runs: 5}}
+"""
+
+    def prepare(self, folder: Path) -> None:
+        """Write the pipeline."""
+        (folder / "training.yaml").write_text(self.text)
+
+    def change(self, folder: Path) -> None:
+        """Nothing."""
+
+
+class Learn(Subject):
+    """`learn` on a device: one more class in the file next to the bundle."""
+
+    name = "learn"
+    arguments = ("deploy", "learn", "shop.coralline", "seven", "--name", "Seven")
+    codes = frozenset({3, 6, 8})
+
+    def prepare(self, folder: Path) -> None:
+        """Write a bundle and photos."""
+        (folder / "shop.coralline").write_bytes(small_shop.packed())
+        (folder / "seven").mkdir()
+        for number, photo in enumerate(small_shop.photos(7, 3)[0]):
+            np.save(folder / "seven" / f"{number}.npy", photo)
+
+    def state(self, folder: Path, before: Path, after: Path) -> str:
+        """Read the file."""
+        try:
+            return NEW if self.amount(folder) else OLD
+        except learnt_file.LearntFileError as error:
+            return str(error)
+
+    def amount(self, folder: Path) -> int:
+        """The number of changes."""
+        digest = bundle.Bundle((folder / "shop.coralline").read_bytes()).digest
+        path = folder / "shop.learnt"
+        return len(learnt_file.read(str(path), digest, small_shop.HIDDEN).changes)
+
+
+class Deploy(Subject):
+    """`deploy` into a folder of this machine, where another version runs: the host's side and the device's."""
+
+    name = "deploy"
+    arguments = ("compress", "deploy", "b2.coralline", "--to", "./there", "--log", "log.jsonl", "--keep", "1")
+    first = (*arguments[:2], "b1.coralline", *arguments[3:])
+    codes = frozenset({6, 15})
+
+    def prepare(self, folder: Path) -> None:
+        """Write two bundles."""
+        (folder / "b1.coralline").write_bytes(bundles.packed(1))
+        (folder / "b2.coralline").write_bytes(bundles.packed(2, extra_bytes=20_000))
+
+    def state(self, folder: Path, before: Path, after: Path) -> str:
+        """The version that runs, after its files were compared with their checksums."""
+        there = folder / "there"
+        installed = releases.DeviceFolder(str(there), by="", create=False, lock=False)
+        current = installed.current()
+        if current is None:
+            return "no release is current"
+        if not installed.whole(current):
+            return "the current release is damaged"
+        content = (there / "releases" / current / releases.BUNDLE).read_bytes()
+        version = bundle.Bundle(content).manifest["version"]
+        return {1: OLD, 2: NEW}.get(version, f"version {version}")
+
+    def left(self, folder: Path) -> list[str]:
+        """Nothing: an interrupted deployment is continued with what it leaves."""
+        return []
+
+    def unfinished(self, folder: Path) -> list[str]:
+        """What no deployment leaves, and a log whose last line is not the end of this deployment."""
+        there = folder / "there"
+        names = [str(path.relative_to(there)) for path in there.rglob("*")]
+        found = [name for name in names if re.match(r"incoming/.|releases/\.|\.new", name) or "/.nfs" in name]
+        if json.loads((folder / "log.jsonl").read_text().splitlines()[-1])["event"] != "done":
+            found.append("log.jsonl does not end with the end of the deployment")
+        return found
+
+
+class FirstDeploy(Deploy):
+    """`deploy` to where nothing was deployed."""
+
+    name = "first deploy"
+    first = ()
+
+    def state(self, folder: Path, before: Path, after: Path) -> str:
+        """As for `Deploy`; old is nothing."""
+        if not (folder / "there" / "current").is_symlink() and not (folder / "there" / "current").exists():
+            return OLD
+        return super().state(folder, before, after)
+
+
+def _compared(names: Sequence[str], folder: Path, before: Path, after: Path, *, removable: bool = False) -> str:
+    """Compare files with those of before and after; files that did not change are not looked at."""
+    found = set()
+    for name in names:
+        content, old, new = (_content(place / name) for place in (folder, before, after))
+        if content not in (old, new) and not (content is None and removable):
+            return f"{name} is neither old nor new"
+        if old != new:
+            found.add(NEW if content == new else OLD if content == old else REMOVED)
+    return found.pop() if len(found) == 1 else PARTLY
+
+
+def _content(path: Path) -> bytes | None:
+    return path.read_bytes() if path.exists() else None
+
+
+def subjects() -> list[Subject]:
+    """All of them."""
+    legalized = ("compress", "legalize", "model.tflite", "new.tflite")
+    return [
+        Run(),
+        Export(),
+        WrittenFile("legalize", legalized, ("new.tflite",), old=True),
+        WrittenFile("header", ("compress", "header", "b.coralline", "-o", "model.h"), ("model.h",), old=True),
+        WrittenFile("init", ("compress", "init", "data.npz", "-o", "shop.yaml"), ("shop.yaml",), old=False, again=(2,)),
+        Results(),
+        Learn(),
+        Deploy(),
+        FirstDeploy(),
+        Training(),
+    ]

@@ -1,0 +1,128 @@
+"""Clients of `serve` that send requests over open connections, vanish, and send garbage; and what the server uses.
+
+All clients are one thread with one selector. `benchmarks/serve.py` and `benchmarks/soak.py` use them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import selectors
+import socket
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+GARBAGE, VANISH = 0.05, 0.05
+
+
+class Client:
+    """One connection that sends requests one after another."""
+
+    def __init__(self, port: int, number: int, bodies: list[bytes], expected: list[list[Any]]) -> None:
+        self.port, self.number, self.bodies, self.expected = port, number, bodies, expected
+        self.random, self.turn, self.counts = np.random.default_rng(number), 0, Counter[str]()
+        self.sock: socket.socket | None = None
+
+    def send(self, selector: selectors.BaseSelector) -> None:
+        """The next request; those that vanish are followed by another one on a new connection."""
+        while True:
+            if self.sock is None:
+                self.sock = socket.create_connection(("127.0.0.1", self.port), timeout=30)
+                self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                selector.register(self.sock, selectors.EVENT_READ, self)
+            self.turn += 1
+            self.found, self.garbage = b"", bool(self.random.random() < GARBAGE)
+            self.image = int(self.random.integers(len(self.bodies)))
+            body = self.random.bytes(int(self.random.integers(1, 20000))) if self.garbage else self.bodies[self.image]
+            head = "POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\nX-Request-Id: %d-%d\r\n\r\n"
+            whole = (head % (len(body), self.number, self.turn)).encode() + body
+            vanishes = self.random.random() < VANISH
+            part = len(whole) if self.random.random() < 0.5 else int(self.random.integers(1, len(whole)))
+            try:
+                self.sock.sendall(whole[:part] if vanishes else whole)
+            except OSError:
+                self.counts["broken"] += 1
+                vanishes = True
+            self.sent = time.perf_counter()
+            if not vanishes:
+                return
+            self.counts["vanished"] += 1
+            self.close(selector)
+
+    def close(self, selector: selectors.BaseSelector) -> None:
+        """Goes away."""
+        if self.sock is not None:
+            selector.unregister(self.sock)
+            self.sock.close()
+            self.sock = None
+
+    def receive(self) -> bool:
+        """Whether the answer is whole; it is judged then.
+
+        Raises:
+            OSError: the connection ended.
+        """
+        assert self.sock is not None
+        part = self.sock.recv(65536)
+        if not part:
+            raise ConnectionResetError("the server closed the connection before its answer was complete")
+        self.found += part
+        head, _, body = self.found.partition(b"\r\n\r\n")
+        length = re.search(rb"Content-Length: (\d+)", head)
+        if length is None or len(body) < int(length.group(1)):
+            return False
+        self.latency = time.perf_counter() - self.sent
+        self.counts[self.judged(int(head.split()[1]), head.decode(), json.loads(body))] += 1
+        return True
+
+    def judged(self, status: int, head: str, found: Any) -> str:
+        """What to count an answer as."""
+        if f"X-Request-Id: {self.number}-{self.turn}\r\n" not in head + "\r\n":
+            return "mixed"
+        if self.garbage:
+            return "garbage refused" if 400 <= status < 500 else "garbage wrong"
+        if status != 200:
+            return f"status {status}"
+        same = [[row["label"], row["score"]] for row in found["top"]] == self.expected[self.image]
+        return "good" if same else "mixed"
+
+
+def resident_bytes(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def answered(client: Client, selector: selectors.BaseSelector) -> bool:
+    """Receive what came; whether an answer is whole. If the server ended the connection, another one is opened."""
+    try:
+        return client.receive()
+    except OSError:
+        client.counts["ended by the server"] += 1
+        client.close(selector)
+        client.send(selector)
+        return False
+
+
+def listening(server: subprocess.Popen[str]) -> int:
+    """The port of a server that begins, from what it prints."""
+    assert server.stderr is not None
+    for line in server.stderr:
+        if found := re.search(r"listening on http://127.0.0.1:(\d+)", line):
+            return int(found.group(1))
+    raise RuntimeError(f"the server ended with {server.wait()}")
+
+
+def total(clients: list[Client]) -> Counter[str]:
+    """What came of the requests of all clients."""
+    return sum((client.counts for client in clients), Counter())
