@@ -215,8 +215,9 @@ def _no_float(text: str) -> Any:
 
 
 def _integer(text: str) -> int:
-    if len(text) > MAX_DIGITS:
-        raise TrustError("the metadata has an integer of %d digits" % len(text))
+    digits = len(text.lstrip("-"))
+    if digits > MAX_DIGITS:
+        raise TrustError("the metadata has an integer of %d digits" % digits)
     return int(text)
 
 

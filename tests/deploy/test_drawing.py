@@ -257,7 +257,7 @@ def test_one_photo_and_a_folder_of_photos(path: Path, tmp_path: Path, capsys: py
         ("out.png", ["photos"], 2, "--draw out.png ends like one image"),
         ("out.png", [], 2, "the bundle has no golden inputs"),
         ("photos/0.png", ["photos/0.png", "elsewhere/0.png"], 2, "--draw photos/0.png is a file"),
-        ("file/drawn", ["photos"], 6, "Not a directory"),
+        ("file/drawn", ["photos"], 6, "a part of the path is a file"),
     ],
 )
 def test_files_that_must_not_be_drawn_into(

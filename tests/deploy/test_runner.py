@@ -104,8 +104,8 @@ def write(folder: Path, name: str, content: bytes) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "code", "kind", "says"),
     [
-        (["run", "BUNDLE", "nothing.npy"], 6, "file", "No such file"),
-        (["run", "nothing.coralline"], 6, "file", "No such file"),
+        (["run", "BUNDLE", "nothing.npy"], 6, "file", "it does not exist"),
+        (["run", "nothing.coralline"], 6, "file", "it does not exist"),
         (["run", "BUNDLE", "text.npy"], 3, "image", "text.npy is not an array"),
         (["run", "BUNDLE", "text.png"], 3, "image", "text.png: the image cannot be decoded: its format is unknown"),
         (["run", "BUNDLE", "color.npy"], 3, "image", "the model takes [4, 4, 1]"),
@@ -204,7 +204,7 @@ def test_out_is_written_whole_or_not_at_all(
     out.write_text("before")
     monkeypatch.setattr(os, "fsync", lambda number: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     assert command.main(["run", str(path), "--out", str(out)]) == 6
-    assert "No space left on device" in capsys.readouterr().err
+    assert "the disk is full" in capsys.readouterr().err
     assert ([each.name for each in out.parent.iterdir()], out.read_text()) == (["results.json"], "before")
     monkeypatch.undo()
     assert command.main(["run", str(path), "--out", str(out), "--role", "int8", "--json"]) == 0

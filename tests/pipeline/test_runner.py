@@ -656,7 +656,7 @@ def test_a_full_disk_ends_a_run_in_one_message_and_with_room_it_goes_on(
     project: Project, tmp_path: Path, mounted: Callable[..., Path], coralline: Coralline
 ) -> None:
     expected = undisturbed(project, tmp_path, STAMPS)
-    folder = mounted("size=1600k,nr_inodes=1k")
+    folder = mounted("size=2M,nr_inodes=1k")
     path = project(STAMPS)
     for free in (0, 4, 8, 16, 24):  # the disk is full a little later each time
         tiny.fill(folder)

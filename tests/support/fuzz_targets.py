@@ -266,8 +266,20 @@ def read_keras(folder: Path, seed: Seed) -> None:
 
 
 def import_seeds() -> Sequence[Seed]:
-    """Files of Keras, ONNX and TFLite."""
-    return [*keras_seeds(), *onnx_seeds(), Seed("m.tflite", tiny.classifier(int8=False))]
+    """Files of Keras, with weights, of ONNX and of TFLite."""
+    from compress.ir import tensorflow
+
+    keras = tensorflow.keras()
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Conv2D(2, 3), keras.layers.Flatten(), keras.layers.Dense(2, activation="softmax")]
+    model = keras.Sequential([keras.Input((8, 8, 3)), *layers])
+    made = []
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Keras' own: of numpy 2, and that .h5 is old
+        for name in ("m.keras", "m.h5"):
+            model.save(Path(folder) / name)
+            made.append(Seed(name, (Path(folder) / name).read_bytes()))
+    return [*made, *onnx_seeds(), Seed("m.tflite", tiny.classifier(int8=False))]
 
 
 def import_mutation(seed: Seed, dice: random.Random) -> bytes:

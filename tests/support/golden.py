@@ -133,7 +133,7 @@ def found():
     output = opened.preprocessing(opened.array("golden-input-0.npy"))
     stored = quantize(output, 0.05, -3, np.int8)
     signed = signer.signed(packed())
-    assert bundle.Bundle(signed, [signer.public_key()]).signer == signer.public_key()
+    assert bundle.Bundle(signed).manifest == opened.manifest
     return {
         "digest": opened.preprocessing.digest,
         "output": sha(output.tobytes()),

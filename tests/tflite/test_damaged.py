@@ -195,7 +195,6 @@ def test_a_dense_layer_that_lacks_its_weights() -> None:
 UNLIKELY: dict[str, tuple[str, list[Tensor | None], dict[str, int]]] = {
     "no first input": ("CONV_2D", [None, Tensor((3, 1, 1, 2), data=1)], {}),
     "no weights": ("CONV_2D", [Tensor((1, 4, 4, 2)), None], {"strideH": 1, "strideW": 1}),
-    "a stride of 0": ("CONV_2D", [Tensor((1, 4, 4, 2)), Tensor((3, 1, 1, 2), data=1)], {"strideH": 0}),
     "a huge kernel": ("CONV_2D", [Tensor((1, 4, 4, 2)), Tensor((1, 9000, 1, 2), data=1)], {"strideH": 1}),
     "too many axes": ("MEAN", [Tensor((1, 4, 4, 2)), one_op.integers(*[1] * 5000)], {}),
 }
@@ -211,8 +210,9 @@ def test_operators_that_are_not_as_their_kind_must_be(
 
 
 def test_what_many_operators_share_is_looked_at_once() -> None:
-    weights, bias = Tensor((3, 1, 1, 2), data=1, scales=(0.5,) * 30_000), Tensor((100_000,), "INT32", data=0)
-    made = {f"y{index}": Tensor((1, 4, 4, 3)) for index in range(400)}
+    weights = Tensor((30_000, 1, 1, 2), data=1, scales=(0.5,) * 30_000)
+    bias = Tensor((30_000,), "INT32", data=0)
+    made = {f"y{index}": Tensor((1, 4, 4, 30_000)) for index in range(400)}
     operators = [Op("CONV_2D", "xwb", [name], 1, ONES) for name in made]
     parsed = one_op.read({"x": Tensor((1, 4, 4, 2)), "w": weights, "b": bias, **made}, operators, "x", ["y0"])
     began = time.monotonic()
