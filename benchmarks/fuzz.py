@@ -3,9 +3,9 @@
 `python benchmarks/fuzz.py --mutations 1000000` makes a fixed number instead, divided by the targets' shares, and writes
 benchmarks/results/fuzz.json. tests/support/fuzz_targets.py has the targets. Each damaged file must end with an answer
 or an error in words. A crash, another exception, an answer that breaks a rule of its target, more than SECONDS, or
-more than ROOM beyond the sound file's need is a failure: the file is kept in tests/corpus/<target>, where
-tests/benchmarks/test_fuzz.py reads it from then on. `--replay TARGET:NUMBER` with the same seed runs one alone, in this
-process.
+more than ROOM beyond the sound file's need is a failure. Its file is kept in tests/corpus/<target>, where
+tests/benchmarks/test_fuzz.py reads it from then on, unless it was made of a shared model. `--replay TARGET:NUMBER` with
+the same seed runs one alone, in this process.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ from inspection_text import DifferentError
 
 RESULTS = repository.RESULTS / "fuzz.json"
 SECONDS = 10
-"""Processor time for one file ..."""
+"""Limit of processor time for one file."""
 WAITING = 6
-"""... and so many times as much of the clock."""
+"""The limit of elapsed time is SECONDS times this factor, because other processes run too."""
 ROOM = 300 << 20
 OUTCOMES = ("missing", "refused", "answer", "exception", "different", "memory", "died", "hang", "contained")
 SOUND = ("missing", "refused", "answer", "contained")
 BLOCK = 50
 """Mutations of one target that a worker makes in a row."""
 MOST_KEPT = 20
+MOST_KEPT_BYTES = 100_000
 
 
 class Worker:
@@ -217,17 +218,18 @@ def resident(name: str) -> int:
 
 
 def keep(failures: list[dict[str, Any]], seed: int) -> None:
-    """Write the files of failures to the corpus."""
+    """Write the files of failures to the corpus, unless they are large, or made of files that are not ours."""
     known = targets()
     for failure in failures[:MOST_KEPT]:
         sound, content = damaged(known[failure["target"]], seed, failure["number"])
-        folder = CORPUS / failure["target"]
-        folder.mkdir(parents=True, exist_ok=True)
-        suffix = "".join(Path(sound.name).suffixes)
-        path = folder / f"{hashlib.sha256(content).hexdigest()[:12]}{suffix}"
-        if len(content) < 100_000:
+        where = f"--seed {seed} --replay {failure['target']}:{failure['number']}"
+        if sound.is_ours and len(content) < MOST_KEPT_BYTES:
+            suffix = "".join(Path(sound.name).suffixes)
+            path = CORPUS / failure["target"] / f"{hashlib.sha256(content).hexdigest()[:12]}{suffix}"
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-        print(f"{failure['target']}:{failure['number']}: {failure['outcome']}, {path}, {len(content):,} bytes")
+            where = str(path)
+        print(f"{failure['target']}:{failure['number']}: {failure['outcome']}, {len(content):,} bytes: {where}")
 
 
 def summary(run: Run, took_s: float) -> dict[str, Any]:

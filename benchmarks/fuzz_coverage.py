@@ -1,6 +1,6 @@
 """`make fuzz COVERAGE=1`: the targets of fuzz.py, guided by the code that a file reaches (atheris, libFuzzer).
 
-Atheris is no dependency: `make` installs it into .venv-fuzz. It counts the branches of our own modules. A file that
+Atheris is not a dependency: `make` installs it into .venv-fuzz. It counts the branches of our own modules. A file that
 reaches new code is kept in build/fuzz/<target> and damaged further; a file that fails goes to tests/corpus/<target>.
 `--merge` adds the smallest files that together reach all of that code to the corpus.
 """

@@ -129,7 +129,7 @@ def made() -> dict[str, tuple[str, Callable[[], bytes]]]:
 
 
 def one(kind: str, content: bytes, folder: Path) -> tuple[str, float, int, str]:
-    """What becomes of a file: outcome, seconds, bytes beyond, and what was told."""
+    """Return the outcome of a file, seconds, bytes beyond the limit, and the message."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     seed = SEEDS[kind]
@@ -217,7 +217,8 @@ def main() -> None:
         ran.unlink()
         sys.exit("a program in a file was run")
     rows = {
-        name: {"outcome": what, "s": round(s, 2), "told": told} for name, _, what, s, _, told in found[len(sound) :]
+        name: {"outcome": outcome, "s": round(s, 2), "message": message}
+        for name, _, outcome, s, _, message in found[len(sound) :]
     }
     most = max(row[4] for row in found)
     if not failed:

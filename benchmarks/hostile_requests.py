@@ -255,14 +255,14 @@ def main() -> None:
     phases = [phase(server, port, part, slow, sound) for _ in range(options.rounds) for slow in (0, options.slow)]
     server.send_signal(signal.SIGTERM)
     output, noise = server.communicate(timeout=60)
-    told = json.loads(output)
+    summary = json.loads(output)
     summary = {
         "forms": len(request_corpus.forms()),
         "slow_clients": options.slow,
         "seconds_of_attack": options.seconds,
         **summed(phases),
         "exit_code": server.returncode,
-        "unexpected_errors": told["unexpected_errors"],
+        "unexpected_errors": summary["unexpected_errors"],
         "log": noise[-2000:],
         "load_average": os.getloadavg()[0],
     }

@@ -342,7 +342,7 @@ def _execute(arguments: Arguments) -> int:
     result = dict(result, schema_version=1, verb=arguments.verb)
     content = json.dumps(result, indent=1, sort_keys=True, allow_nan=False)
     if arguments.out:
-        from deploy.output_files import write_atomically
+        from deploy.contract.durable_files import write_atomically
 
         write_atomically(arguments.out, content.encode("utf-8") + b"\n")
     if arguments.json and result.get("is_stream"):  # one line, as for each frame

@@ -7,9 +7,9 @@ import os
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from deploy import learnt_file, samples
+from deploy.contract.durable_files import write_atomically
 from deploy.contract.errors import ArgumentError
 from deploy.model import Model
-from deploy.output_files import write_atomically
 from deploy.recognizer import Recognizer
 
 Result = Dict[str, Any]

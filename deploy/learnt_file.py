@@ -25,9 +25,9 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 import numpy as np
 
 from deploy.contract import bundle
+from deploy.contract.durable_files import write_atomically
 from deploy.contract.errors import ArgumentError, DeviceError
 from deploy.contract.preprocessing import Array
-from deploy.output_files import write_atomically
 
 SUFFIX = ".learnt"
 MAGIC = b"Coralline-learnt1 "

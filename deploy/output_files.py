@@ -1,64 +1,15 @@
-"""The files that the runner writes: whole or not at all, and never over a sample."""
+"""The images that the runner draws: never over a sample."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-import tempfile
 from typing import List, Sequence, Set, Tuple
 
 from deploy.contract.errors import ArgumentError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp")
 """The formats in which images are written."""
-
-
-def write_atomically(path: str, content: bytes, durable: bool = True) -> None:
-    """Write a file. Until it is complete, the file that was there before remains.
-
-    Args:
-        path: the file.
-        content: its content.
-        durable: whether it must also survive a power failure from now on. This takes time on the flash of a board.
-
-    Raises:
-        OSError: the file cannot be written; the error names it.
-    """
-    folder = os.path.dirname(os.path.abspath(path))
-    name = None
-    try:
-        handle, name = tempfile.mkstemp(dir=folder, prefix=".results-")
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-            if durable:
-                stream.flush()
-                os.fsync(stream.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-        if durable:
-            _sync_folder(folder)
-    except BaseException as error:
-        if name is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-        if isinstance(error, OSError):
-            error.filename, error.filename2 = path, None  # and not the temporary file
-        raise
-
-
-def _sync_folder(folder: str) -> None:
-    """Flush the names in a folder to the disk, where the system can do that."""
-    if os.name == "nt":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # some network file systems
-            raise
-    finally:
-        os.close(handle)
 
 
 class DrawnFiles:

@@ -12,9 +12,10 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 from deploy import drawing, samples, tiles
 from deploy.answers import to_json
+from deploy.contract.durable_files import write_atomically
 from deploy.contract.errors import ArgumentError, ImageError
 from deploy.model import Model
-from deploy.output_files import DrawnFiles, write_atomically
+from deploy.output_files import DrawnFiles
 
 Row = Dict[str, Any]
 Show = Callable[[str], None]

@@ -6,7 +6,6 @@ import hashlib
 import io
 import itertools
 import json
-import re
 import struct
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -335,7 +334,5 @@ def _run(
         raise DeploymentError("its Python has no numpy", where=where, hint=hint)
     if completed["exit_code"] < 0:
         raise DeploymentError(f"`{verb}` on the device was killed by signal {-completed['exit_code']}", where=where)
-    message = re.sub(
-        r"^(\w+: )?\[Errno -?\d+\] ", "", stderr[-1].removeprefix("runner: ")
-    )  # of Python, without our code
+    message = stderr[-1].removeprefix("runner: ")
     raise DeploymentError(f"`{verb}` failed on the device (exit code {completed['exit_code']}): {message}", where=where)

@@ -123,7 +123,7 @@ def program() -> bytes:
     """Return the agent as one line, as `_BOOT` reads it."""
     folder = Path(agent.__file__).parent
     sources = {"deploy": "", "deploy.contract": ""}
-    for name in ("errors", "signature", "update_metadata", "trust", "releases", "agent"):
+    for name in ("errors", "durable_files", "signature", "update_metadata", "trust", "releases", "agent"):
         sources[f"deploy.contract.{name}"] = (folder / f"{name}.py").read_text(encoding="utf-8")
     return base64.b64encode(zlib.compress(_PROGRAM.format(sources=sources).encode(), 9)) + b"\n"
 

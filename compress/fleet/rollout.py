@@ -17,7 +17,7 @@ from compress.fleet.address import DeviceAddress
 from compress.fleet.log import Log
 from compress.fleet.release import Progress, ReleaseResult, Status
 from compress.fleet.remote import Access, AgentSession
-from deploy.contract.captions import printable
+from deploy.contract import printable
 
 Work = Callable[[AgentSession, Progress], ReleaseResult | Status]
 _SHORT = 12
@@ -162,7 +162,7 @@ def status_table(rows: Sequence[RolloutResult]) -> str:
     counts: Counter[str] = Counter()
     for row in rows:
         found = row.outcome if isinstance(row.outcome, Status) else Status(remote.UNKNOWN)
-        name, since, by = (printable(text or "-") for text in (found.name, found.time, found.by))
+        name, since, by = (printable.line(text or "-") for text in (found.name, found.time, found.by))
         cells.append((str(row.address), _short(found.current), name, since, by, row.result))
         counts[_short(found.current) if row.result == "sound" else row.result] += 1
     return "\n".join([_aligned(cells), *(f"{count} of {len(rows)}: {what}" for what, count in counts.most_common())])

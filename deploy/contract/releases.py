@@ -35,6 +35,7 @@ import zipfile
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
 from deploy.contract import trust
+from deploy.contract.durable_files import PREFIX, create_folder, sync_folder, write_atomically
 
 BUNDLE, RUNNER, RELEASE = "bundle.coralline", "runner.pyz", "release.json"
 MANIFEST = "manifest.json"  # in the bundle
@@ -81,8 +82,8 @@ class DeviceFolder:
             raise ReleaseError("absent", "nothing was deployed to %s" % self.path, "deploy a bundle there first")
         if not lock:
             return
-        _create_folder(self._in("releases"))
-        _create_folder(self._in("incoming"))
+        create_folder(self._in("releases"))
+        create_folder(self._in("incoming"))
         self._lock = os.open(self._in(".lock"), os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -106,7 +107,7 @@ class DeviceFolder:
             if name.startswith("."):
                 shutil.rmtree(self._in("releases", name))
         for name in os.listdir(self.path):
-            if name.startswith(".new-"):
+            if name.startswith(PREFIX):
                 os.unlink(self._in(name))
 
     def describe(self) -> Message:
@@ -194,7 +195,7 @@ class DeviceFolder:
             stream.flush()
             os.fsync(stream.fileno())
         if is_new:
-            _sync(self.path)
+            sync_folder(self.path)
 
     # --- what arrives -------------------------------------------------------------------
 
@@ -312,9 +313,9 @@ class DeviceFolder:
                 os.replace(os.path.join(folder, name), os.path.join(place, name))
             os.rmdir(folder)
         else:
-            _sync(folder)
+            sync_folder(folder)
             os.rename(folder, place)
-        _sync(self._in("releases"))
+        sync_folder(self._in("releases"))
         self.drop_incoming()
 
     def drop_incoming(self) -> None:
@@ -374,7 +375,7 @@ class DeviceFolder:
         trusted = trust.find(self._trust_folder)
         if trusted is not None:  # before the switch both: whichever is current after a power failure may run
             trusted.record(self.path, digests)
-        target, temporary = "releases/%s" % release, self._in(".new-current")
+        target, temporary = "releases/%s" % release, self._in(PREFIX + "current")
         try:
             os.symlink(target, temporary)
         except OSError as error:
@@ -382,7 +383,7 @@ class DeviceFolder:
                 raise
             _write(temporary, target + "\n")
         os.replace(temporary, self._in("current"))
-        _sync(self.path)
+        sync_folder(self.path)
         self._remember(release)
         if trusted is not None:
             trusted.record(self.path, digests[:1])
@@ -403,15 +404,14 @@ class DeviceFolder:
             raise ReleaseError("request", "%s is what runs" % release)
         trash = self._in("releases", ".old-" + _checked(release))
         os.rename(self._in("releases", release), trash)
-        _sync(self._in("releases"))
+        sync_folder(self._in("releases"))
         shutil.rmtree(trash)
 
     def write(self, name: str, text: str) -> None:
         """Write one of the files TEXTS."""
         if name not in TEXTS:
             raise ReleaseError("request", "%r is not written here" % name)
-        _write(self._in(".new-text"), text)
-        os.replace(self._in(".new-text"), self._in(name))
+        write_atomically(self._in(name), text.encode())
 
     def run(
         self, release: Optional[str], command: List[str], timeout_s: float, wait: Callable[[float], None]
@@ -479,25 +479,3 @@ def _write(path: str, text: str) -> None:
         stream.write(text)
         stream.flush()
         os.fsync(stream.fileno())
-
-
-def _sync(path: str) -> None:
-    """Flush a folder to the disk. Some network file systems cannot do that, and need not."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
-            raise
-    finally:
-        os.close(handle)
-
-
-def _create_folder(path: str) -> None:
-    """Create a folder and those above it if they are missing; they survive a power cut."""
-    if os.path.isdir(path):
-        return
-    parent = os.path.dirname(path)
-    _create_folder(parent)
-    os.makedirs(path, exist_ok=True)
-    _sync(parent)

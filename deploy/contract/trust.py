@@ -29,6 +29,7 @@ import types
 from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from deploy.contract import update_metadata
+from deploy.contract.durable_files import PREFIX, write_atomically
 from deploy.contract.update_metadata import MAX_BYTES, FileInfo, Metadata, Root, TrustError
 
 FOLDERS = ("/etc/coralline/trust", "~/.config/coralline/trust")
@@ -107,10 +108,10 @@ def first_contact(
         if fingerprint(content) == digest.strip().lower():
             update_metadata.read_root(content)
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            new = tempfile.mkdtemp(prefix=".new-trust-", dir=os.path.dirname(path))
+            new = tempfile.mkdtemp(prefix=PREFIX + "trust-", dir=os.path.dirname(path))
             os.chmod(new, 0o755)  # noqa: S103  (nothing in it is secret, and other users run bundles)
-            _write(os.path.join(new, "root.json"), content)
-            _write(os.path.join(new, INSTALLED), _json(running))
+            write_atomically(os.path.join(new, "root.json"), content)
+            write_atomically(os.path.join(new, INSTALLED), _json(running))
             os.rename(new, path)  # fails if the folder exists, and is not empty
             return TrustFolder(path)
     raise TrustError("the source has no root with the fingerprint %.80s" % digest, FIRST, "first_contact")
@@ -269,7 +270,7 @@ class TrustFolder:
         with self._locked():
             everything = self._installed()
             everything[os.path.realpath(folder)] = sorted(set(digests))
-            _write(os.path.join(self.path, INSTALLED), _json(everything))
+            write_atomically(os.path.join(self.path, INSTALLED), _json(everything))
 
     # --- updates (5) ----------------------------------------------------------------------
 
@@ -368,7 +369,7 @@ class TrustFolder:
     def _store(self, role: str, content: bytes) -> None:
         path = os.path.join(self.path, role + ".json")
         if self._content(role) != content:
-            _write(path, content)
+            write_atomically(path, content)
 
     def _remove(self, role: str) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -432,24 +433,3 @@ def download(source: str, name: str, listed: Mapping[str, FileInfo], consistent:
 
 def _json(installed: Mapping[str, Sequence[str]]) -> bytes:
     return json.dumps(dict(installed), indent=1, sort_keys=True).encode()
-
-
-def _write(path: str, content: bytes) -> None:
-    """Replace a file by one rename."""
-    folder = os.path.dirname(path)
-    handle, temporary = tempfile.mkstemp(prefix=".new-", dir=folder)
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-    place_handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(place_handle)
-    finally:
-        os.close(place_handle)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.output_files import write_atomically
+from deploy.contract.durable_files import write_atomically
 
 
 @pytest.mark.parametrize("durable", [True, False])

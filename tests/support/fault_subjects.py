@@ -60,7 +60,7 @@ class Subject(ABC):
 
     def left(self, folder: Path) -> list[str]:
         """Files that no command leaves unless it was killed."""
-        pattern = re.compile(r"\.results-|\..+\.[a-z0-9_]{8}$|\.nfs")
+        pattern = re.compile(r"\.new-|\..+\.[a-z0-9_]{8}$|\.nfs")
         return [str(path.relative_to(folder)) for path in folder.rglob(".*") if pattern.match(path.name)]
 
     def unfinished(self, folder: Path) -> list[str]:

@@ -65,11 +65,13 @@ class Seed:
         name: its path in the folder of its data set.
         content: its bytes.
         kind: what else the target must know of it.
+        is_ours: whether it may be stored in this repository; shared models may not.
     """
 
     name: str
     content: bytes
     kind: str = ""
+    is_ours: bool = True
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ def tflite_seeds() -> Sequence[Seed]:
     return [
         Seed("m.tflite", tiny.classifier()),
         Seed("m.tflite", tiny.classifier(int8=False)),
-        *(Seed("m.tflite", path.read_bytes()) for path in small_real_models()),
+        *(Seed("m.tflite", path.read_bytes(), is_ours=False) for path in small_real_models()),
         *corpus("tflite", "m.tflite"),
     ]
 

@@ -22,13 +22,13 @@ MOST_ELEMENTS = 2**26
 """Elements in one sample of a tensor: an image of 1,024 x 1,024 with 64 channels."""
 READ_ERRORS = (
     *(zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, ValueError, LookupError, TypeError),
-    SystemError,  # of h5py, for some damaged files
+    *(SystemError, OverflowError),  # of h5py, for some damaged files
 )
 
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an exception's message that names a cause."""
-    if isinstance(error, SystemError):
+    if isinstance(error, (SystemError, OverflowError)):
         return "its structure is damaged"
     text = re.sub(r"\x1b\[\d+m", "", str(error)).rsplit("Exception encountered: ", 1)[-1]
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]

@@ -21,7 +21,7 @@ from compress.targets.base import Target
 from compress.targets.edgetpu import rules
 from compress.targets.edgetpu.placement import AFTER_CPU_OPERATOR, PlacedOperator, Placement, parser_rejection, place
 from compress.targets.edgetpu.rewrites import REWRITES, RewriteEntry, interface
-from compress.targets.edgetpu.rewrites.elementwise import NotEightBitError
+from compress.targets.edgetpu.rewrites.elementwise import NotEightBitError, Rewrite
 from compress.targets.edgetpu.rewrites.transposes import transposes, with_channels_last_inputs, with_original_inputs
 from compress.tflite import comparison
 from compress.tflite.edit import Edit, compact, extract
@@ -250,7 +250,7 @@ class _Legalizer:
         """Keep the first edit with a small mean difference, otherwise the best edit within the tolerance."""
         allowed: list[tuple[comparison.Difference, Graph, str]] = []
         refused: tuple[float | None, str] | None = None
-        for edit in _edits(entry, operator, self.graph):
+        for edit in _edits(entry.rewrite, operator, self.graph):
             changed = edit.graph()
             parser_rejection = self._refusal(edit, changed, entry)
             difference = None if parser_rejection else self._moved(entry, edit, changed)
@@ -332,10 +332,10 @@ def _cpu_operator_counts(graph: Graph, target: Target) -> tuple[int, int]:
     return refused, sum(op.placement == "cpu" for op in place(graph, target).ops)
 
 
-def _edits(entry: RewriteEntry, operator: Operator, graph: Graph) -> Iterator[Edit]:
+def _edits(rewrite: Rewrite, operator: Operator, graph: Graph) -> Iterator[Edit]:
     """Yield the edits that a rewrite proposes for an operator."""
     try:
-        yield from entry.rewrite(operator, graph)
+        yield from rewrite(operator, graph)
     except NotEightBitError:
         return
 
@@ -395,7 +395,10 @@ def _move_transposes_back(graph: Graph) -> Graph:
     """Move every transpose as far to the end of the graph as possible."""
     for _ in range(len(graph.operators) * 4):
         edits = (
-            edit for operator in graph.operators if operator.name == "TRANSPOSE" for edit in transposes(operator, graph)
+            edit
+            for operator in graph.operators
+            if operator.name == "TRANSPOSE"
+            for edit in _edits(transposes, operator, graph)
         )
         edit = next(edits, None)
         if edit is None:

@@ -336,6 +336,15 @@ def test_a_transpose_that_meets_none_stays_where_it_is() -> None:
     assert found.changes == ()
 
 
+@pytest.mark.parametrize("dtype", ["FLOAT32", "INT16", "INT32"])
+def test_a_transpose_of_another_type_stays(dtype: str) -> None:
+    """It moves no values, so that an 8-bit one becomes a reshape."""
+    shapes = {"x": Tensor((1, 1, 6, 8), dtype, scales=()), "y": Tensor((1, 6, 1, 8), dtype, scales=())}
+    operators = [Op("TRANSPOSE", ["x", "order"], ["y"], 2)]
+    found = legalize(one_op.read({**shapes, "order": integers(0, 2, 1, 3)}, operators, ["x"], ["y"]), TARGET)
+    assert [op.op for op in found.after.ops] == ["TRANSPOSE"]
+
+
 def test_what_stays_at_the_end_is_named() -> None:
     tensors = {"x": made(1, 16), "a": made(1, 16), "axis": Tensor((), "INT32", 1, ())}
     tensors["y"] = Tensor((1,), "INT32", scales=())
