@@ -132,6 +132,9 @@ def headers() -> Iterator[Form]:
         name, _, value = line.partition(b":")
         twice = line + b"\r\n" + name.swapcase() + b":" + value + b"\r\n"
         yield form(f"header twice in other case: {line!r}", start + twice + b"\r\n", closes=True)
+    for blank in (b" ", b"\t", b" \t"):  # a parser that tries all divisions of the blanks takes cubic time
+        line = b"a:" + blank * (14_000 // len(blank)) + b"\x01"
+        yield form(f"headers: 14 kB of {blank!r}", start + line + b"\r\n\r\n", closes=True)
     yield form("headers: 65", start + b"a: b\r\n" * 65 + b"\r\n", statuses=[431], closes=True)
     yield form("headers: 5000", start + b"a: b\r\n" * 5000 + b"\r\n", statuses=[431], closes=True)
     yield form("headers: of 20 kB", start + b"a: " + b"b" * 20_000 + b"\r\n\r\n", statuses=[431], closes=True)
