@@ -1,11 +1,11 @@
 """Many devices at a time, some of which fail: `python benchmarks/fleet.py [--devices 200] [--failing 0.1] [--jobs 16]`.
 
-A real sshd on this machine is all devices: each is a folder with its own address. All run version 1. Version 2 is
+One real sshd on this machine serves all devices: each is a folder with its own address. All run version 1. Version 2 is
 deployed to all in parallel. In a tenth of the sessions something fails at a random moment: the process on the device is
 killed, or its connection; it is killed right after the switch; its disk is full; it is slow. Then
 
 - each device runs the old or the new version, whole,
-- the table of the deployment is right for each of them: what it says is what runs, or it says that it is not known,
+- the table of the deployment has the release that each of them runs, or the word `unknown`,
 - `status` says of each what runs,
 - the same command finishes the deployment.
 

@@ -210,7 +210,7 @@ def _doctor(arguments: Arguments) -> Tuple[Result, str]:
 def _update_options(parser: argparse.ArgumentParser) -> None:
     source = "a folder or memory card with the repository of `python -m compress trust`"
     parser.add_argument("source", metavar="SOURCE", help=source)
-    first = "first contact: the fingerprint of the root that this device shall trust"
+    first = "first contact: the fingerprint of the root that this device will trust"
     parser.add_argument("--first-root", default="", metavar="SHA256", help=first)
     parser.add_argument("--install", metavar="NAME", help="the listed bundle to install (default: only the metadata)")
     to = "the folder of the releases, as for `deploy` (required with --install)"

@@ -91,7 +91,7 @@ def _add_fleet(parser: Parser) -> None:
     parser.add_argument("--device", default="", help="the processor for the runner: cpu, usb, pci, usb:0, ...")
     repository = "a repository of `trust`: the device accepts its signed metadata first"
     parser.add_argument("--repository", type=Path, metavar="DIR", help=repository)
-    first = "first contact: the fingerprint of the root that the devices shall trust, from `trust status`"
+    first = "first contact: the fingerprint of the root that the devices will trust, from `trust status`"
     parser.add_argument("--first-root", default="", metavar="SHA256", help=first)
     log = "the log of deployments (default: ~/.local/state/coralline/deployments.jsonl)"
     parser.add_argument("--log", type=Path, metavar="FILE", help=log)

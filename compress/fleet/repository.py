@@ -9,8 +9,8 @@
     targets/SHA256.NAME         the bundles and runners
 
 It is the standard layout with consistent snapshots, so any TUF client can read it. python-tuf creates and signs the
-metadata. What is in the folder is not trusted: whoever signs has a copy of a root next to the keys (`root.json`), and
-everything is verified from there before it is signed again. The device's rules are in `deploy.contract.trust`.
+metadata. The content of the folder is not trusted: there is a copy of a root next to the keys (`root.json`), and
+everything is verified from this root before it is signed again. The device's rules are in `deploy.contract.trust`.
 """
 
 from __future__ import annotations
