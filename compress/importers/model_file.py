@@ -208,6 +208,7 @@ def content_digest(path: Path) -> str:
 def _read_keras(path: Path) -> ModelFile:
     from compress.importers.keras import keras_file
 
+    keras_file.check_readable(path)
     scan = keras_file.scan(path)
     description = "Keras HDF5 file" if scan.format == "h5" else "Keras archive"
     producer = f"Keras {scan.keras_version}" if scan.keras_version else ""

@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from compress.errors import ModelError, UntrustedError
-from compress.importers.common import guarded_calls
+from compress.errors import CorallineError, ModelError, UntrustedError
+from compress.importers.common import guarded_calls, rehearsal
 from compress.importers.common.guarded_calls import READ_ERRORS
 from compress.importers.common.unsupported import Refused, carrying, listed
 from compress.importers.common.verification import Parity
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 MAX_CONFIG_BYTES = 64 * 2**20
 ALLOWED = "a .keras, .h5 or .hdf5 file with architecture and weights"
 RESAVE = "save it again with Keras: model.save('model.keras')"
+READ_MEMORY_BYTES = 2 * MAX_WEIGHTS_BYTES
 CONFIG, METADATA, WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
 
 
@@ -98,6 +99,31 @@ def scan(path: Path) -> Scan:
         raise _refusal(
             path, f"cannot be read: {guarded_calls.first_line(error)}", "check that it was copied completely"
         ) from error
+
+
+def check_readable(path: Path) -> None:
+    """Read a file of unknown origin once in a child process, with all of its weights.
+
+    Raises:
+        ModelError: the process crashed, or exceeded a limit.
+    """
+    rehearsal.check_readable(path, "HDF5", read_in_child, [str(path)], memory_bytes=READ_MEMORY_BYTES)
+
+
+def read_in_child(path: str) -> None:
+    """Read a file. A refusal is not an error here: the parent reads the file again and reports it."""
+    import h5py
+
+    try:
+        container = scan(Path(path)).format
+        if container == "h5":
+            with h5py.File(path, "r") as file:
+                hdf5_weights.read_all(file)
+            return
+        with zipfile.ZipFile(path) as archive, h5py.File(io.BytesIO(archive.read(WEIGHTS)), "r") as file:
+            hdf5_weights.read_all(file)
+    except (CorallineError, *READ_ERRORS):
+        return
 
 
 def load(path: Path, *, trust: bool = False) -> keras.Model:

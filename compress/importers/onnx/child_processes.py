@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress import sandbox
-from compress.errors import CorallineError, ModelError
+from compress.errors import CorallineError
+from compress.importers.common import rehearsal
 
-READ_TIMEOUT_S = 120
 RUN_TIMEOUT_S = 600
 MEMORY_BYTES = 6 * 2**30
 """Limit of each process: three times the largest .onnx file without external tensors."""
@@ -36,12 +36,8 @@ def check_readable(path: Path, shapes: Mapping[str, Sequence[int]]) -> None:
         ModelError: the process crashed or exceeded its time limit.
     """
     named = json.dumps({name: list(shape) for name, shape in shapes.items()})
-    try:
-        ended = _run_child(read_in_child, [str(path), named], READ_TIMEOUT_S)
-    except sandbox.SandboxTimeoutError as error:
-        raise ModelError(f"onnx did not finish reading it in {READ_TIMEOUT_S} s", where=str(path)) from error
-    if ended.status:
-        raise ModelError(f"onnx crashes when it reads it ({ended.reason})", where=str(path), hint="check the file")
+    arguments = [str(path), named]
+    rehearsal.check_readable(path, "onnx", read_in_child, arguments, memory_bytes=MEMORY_BYTES)
 
 
 def read_in_child(path: str, shapes: str) -> None:
@@ -88,7 +84,7 @@ def run_folder(folder: Path, count: int) -> None:
         OnnxRuntimeFailedError: it fails.
     """
     try:
-        ended = _run_child(run_in_child, [str(folder), str(count)], RUN_TIMEOUT_S)
+        ended = sandbox.run(run_in_child, [str(folder), str(count)], timeout_s=RUN_TIMEOUT_S, memory_bytes=MEMORY_BYTES)
     except sandbox.SandboxTimeoutError as error:
         raise OnnxRuntimeFailedError(f"onnxruntime did not finish in {RUN_TIMEOUT_S} s") from error
     if ended.status:
@@ -120,7 +116,3 @@ def run_session(folder: Path, count: int) -> None:
     for number in range(count):
         arrays = _stored(folder / f"inputs{number}.npz", len(inputs))
         np.savez(folder / f"outputs{number}.npz", *session.run(outputs, dict(zip(inputs, arrays, strict=True))))
-
-
-def _run_child(function: Callable[..., None], arguments: Sequence[str], timeout_s: float) -> sandbox.ChildExit:
-    return sandbox.run(function, arguments, timeout_s=timeout_s, memory_bytes=MEMORY_BYTES)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import resource
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from compress import sandbox
-from compress.errors import ModelError, StageError
+from compress.errors import StageError
 from compress.importers.onnx import child_processes
 
 
@@ -42,34 +41,6 @@ def test_outputs() -> None:
 def test_a_model_over_the_memory_limit() -> None:
     with pytest.raises(child_processes.OnnxRuntimeFailedError, match="onnxruntime cannot run it"):
         child_processes.run_model(expanded(child_processes.MEMORY_BYTES // 4), FEED, ["y"])
-
-
-@pytest.mark.parametrize(
-    ("entry", "message"),
-    [
-        ("crash", r"onnx crashes when it reads it \(signal 11, SIGSEGV\)"),
-        ("wait", "onnx did not finish reading it in 1 s"),
-        ("allocate", "MemoryError"),
-    ],
-)
-def test_a_file_that_ends_the_process_which_reads_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str, message: str
-) -> None:
-    (tmp_path / "hostile_library.py").write_text(
-        "import os, signal, time\n"
-        "def crash(*_): os.kill(os.getpid(), signal.SIGSEGV)\n"
-        "def wait(*_): time.sleep(60)\n"
-        "def allocate(*_): bytes(1 << 40)\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    run = sandbox.run
-    function = getattr(importlib.import_module("hostile_library"), entry)
-    monkeypatch.setattr(sandbox, "run", lambda _, *args, **limits: run(function, *args, **limits))
-    monkeypatch.delitem(sys.modules, "hostile_library")
-    if entry == "wait":
-        monkeypatch.setattr(child_processes, "READ_TIMEOUT_S", 1)
-    with pytest.raises(ModelError, match=message):
-        child_processes.check_readable(tmp_path / "model.onnx", {})
 
 
 def test_the_parent_has_no_limit(tmp_path: Path) -> None:

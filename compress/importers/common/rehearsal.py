@@ -1,0 +1,36 @@
+"""Reading a file of unknown origin once in a child process, before this process reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from compress import sandbox
+from compress.errors import ModelError
+
+TIMEOUT_S = 120
+
+
+def check_readable(
+    path: Path, library: str, function: Callable[..., None], arguments: Sequence[str], *, memory_bytes: int
+) -> None:
+    """Check that a native library reads a file within the limits.
+
+    Args:
+        path: the file, for the message.
+        library: the native library that reads it, for the message.
+        function: a module-level function that reads all of the file. What it refuses is not an error here: this
+            process reads the file again and reports it.
+        arguments: its arguments.
+        memory_bytes: limit of the data segment of the child process.
+
+    Raises:
+        ModelError: the child process crashed, or exceeded a limit.
+    """
+    try:
+        ended = sandbox.run(function, arguments, timeout_s=TIMEOUT_S, memory_bytes=memory_bytes)
+    except sandbox.SandboxTimeoutError as error:
+        raise ModelError(f"{library} did not finish reading it in {TIMEOUT_S} s", where=str(path)) from error
+    if ended.status:
+        hint = "check that it was copied completely"
+        raise ModelError(f"{library} crashes when it reads it ({ended.reason})", where=str(path), hint=hint)
