@@ -11,7 +11,7 @@ FUZZ := .venv-fuzz
 TF25 := .venv-tf25
 PYTHON38 ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.8.*/bin/python) $(shell command -v python3.8))
 
-.PHONY: demo shop test tf25 check fuzz docs bench bench-recipes bench-others wheel constraints clean
+.PHONY: demo shop test tf25 check static fuzz docs bench bench-recipes bench-others wheel constraints clean
 
 demo: $(READY)  ## train, prune, distil, quantize, check, package and measure a real model; then open runs/digits/report.html
 	$(BIN)/python -m compress pipeline.yaml
@@ -30,7 +30,10 @@ test: $(READY)  ## all tests that need no device and no compiler
 tf25: $(READY) $(TF25)/ready  ## run our .tflite files in TensorFlow 2.5, as old as the compiler; needs Python 3.8
 	$(BIN)/python -m pytest -m tf25
 
-check: $(READY)  ## style, types, import rules, tests of the architecture, links of the manuals
+check: static  ## style, types, import rules, links of the manuals, tests of the architecture
+	$(BIN)/python -m pytest -q tests/architecture
+
+static: $(READY)  ## `check` without tests: what `make test` does not cover
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -39,7 +42,6 @@ check: $(READY)  ## style, types, import rules, tests of the architecture, links
 	$(BIN)/mypy --python-version 3.10 deploy coralline_pycoral
 	$(BIN)/vermin --no-tips --violations -t=3.7- deploy coralline_pycoral
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q tests/architecture
 	$(SITE)
 
 fuzz: $(READY) $(if $(COVERAGE),$(FUZZ)/ready)  ## damaged and hostile files of every format: make fuzz [SECONDS=60] [TARGET=tflite]; COVERAGE=1 guides it (atheris)
