@@ -604,7 +604,7 @@ def targets() -> dict[str, Target]:
         Target("tflite_run", tflite_seeds, tflite_mutation, run_tflite, share=0.2),
         Target("import", cache(import_seeds), import_mutation, import_model, share=0.02, prepare=import_tensorflow),
         Target("onnx", cache(onnx_seeds), by(change.protobuf_changes), read_onnx, share=2, native=True),
-        Target("keras", cache(keras_seeds), keras_mutation, read_keras, share=4),
+        Target("keras", cache(keras_seeds), keras_mutation, read_keras, share=4, native=True),
         Target(
             "saved_model",
             cache(saved_model_seeds),
