@@ -7,6 +7,7 @@
     metadata/N.snapshot.json    the version of the targets metadata, signed by the online key
     metadata/timestamp.json     the version of the snapshot, signed often by the online key
     targets/SHA256.NAME         the bundles and runners
+    .lock                       locked (flock) during a change
 
 It is the standard layout with consistent snapshots, so any TUF client can read it. python-tuf creates and signs the
 metadata. The content of the folder is not trusted: there is a copy of a root next to the keys (`root.json`), and
@@ -15,10 +16,12 @@ everything is verified from this root before it is signed again. The device's ru
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -41,6 +44,7 @@ DAYS = {"root": 365, "targets": 365, "snapshot": 30, "timestamp": 30}
 """The validity of new metadata. The end of the timestamp bounds how long a device can be kept from updates."""
 ANCHOR = "root.json"
 RUNNER = "runner.pyz"
+LOCK = ".lock"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\.coralline\Z")
 
 
@@ -213,12 +217,29 @@ class Editor:
         if not anchors:
             hint = "copy it there from the computer on which `trust init` ran"
             raise SigningError(f"no folder of --keys has {ANCHOR}, the trusted root", hint=hint)
-        self.contents = read(folder, anchors[0])
+        self._anchor = anchors[0]
+        self._read()
+        self._signers = _signers(self.keys)
+
+    def _read(self) -> None:
+        """Read the repository, and the newest version of each role."""
+        self.contents = read(self.folder, self._anchor)
         self._versions = {role: row.version for role, row in self.contents.metadata.items()}
         if "snapshot" in self.contents.metadata:  # also if the keys of targets were rotated, and nothing is signed yet
             listed = update_metadata.meta(self.contents.metadata["snapshot"])["targets.json"].version
             self._versions["targets"] = max(listed, self._versions.get("targets", 0))
-        self._signers = _signers(self.keys)
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Hold the lock of the repository, and read again what another process may have changed meanwhile."""
+        try:
+            lock = (self.folder / LOCK).open("a")
+        except OSError as error:
+            raise explain(error, "the repository cannot be written") from error
+        with lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._read()
+            yield
 
     # --- steps ------------------------------------------------------------------------
 
@@ -239,6 +260,10 @@ class Editor:
                 bundle.Bundle(content)
             except bundle.BundleError as error:
                 raise SigningError(f"is not added: {error}", where=name, hint="run the pipeline again") from error
+        with self._changing():
+            self._add(files)
+
+    def _add(self, files: Mapping[str, bytes]) -> None:
         new = {**files, RUNNER: runner_pyz.content()}
         before = self.contents.targets.get(RUNNER)
         remaining = set(self.contents.targets) - set(new)
@@ -255,11 +280,12 @@ class Editor:
             PipelineError: a name is not listed.
             SigningError: a key is missing.
         """
-        for name in names:
-            if name not in self.contents.targets:
-                allowed = ", ".join(sorted(self.contents.targets)) or "nothing is listed"
-                raise PipelineError(f"{name} is not listed", where=str(self.folder), allowed=allowed)
-        self._release({}, names)
+        with self._changing():
+            for name in names:
+                if name not in self.contents.targets:
+                    allowed = ", ".join(sorted(self.contents.targets)) or "nothing is listed"
+                    raise PipelineError(f"{name} is not listed", where=str(self.folder), allowed=allowed)
+            self._release({}, names)
 
     def refresh(self) -> None:
         """Publish new snapshot and timestamp metadata with the online key.
@@ -267,6 +293,10 @@ class Editor:
         Raises:
             SigningError: the online key, or targets metadata, is missing.
         """
+        with self._changing():
+            self._refresh()
+
+    def _refresh(self) -> None:
         from tuf.api.metadata import MetaFile, Snapshot, Timestamp
 
         if "targets" not in self.contents.metadata:
@@ -299,6 +329,10 @@ class Editor:
             PipelineError: a key does not belong to the role, or the threshold is impossible.
             SigningError: the keys of the old or new root, or of the role, do not reach their thresholds.
         """
+        with self._changing():
+            return self._rotate(role, drop, threshold)
+
+    def _rotate(self, role: str, drop: Sequence[str], threshold: int | None) -> list[Path]:
         from tuf.api.metadata import Root as TufRoot
 
         roles = ("snapshot", "timestamp") if role == "online" else (role,)
@@ -332,7 +366,7 @@ class Editor:
         if role == "targets":
             self._release({}, (), targets)
         elif role == "online" and "targets" in self.contents.metadata:
-            self.refresh()
+            self._refresh()
         return created
 
     # --- parts ------------------------------------------------------------------------
@@ -359,7 +393,7 @@ class Editor:
             self._write(self.folder / "targets" / f"{digest}.{name}", content)
         self._publish("targets", Targets(self._next("targets"), None, self._expires("targets"), listed))
         if self.has_signers("timestamp") and self.has_signers("snapshot"):
-            self.refresh()
+            self._refresh()
 
     @property
     def is_published(self) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
 import stat
 import subprocess
 import sys
+import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -377,6 +379,28 @@ def test_removed(shop: Shop, tmp_path: Path) -> None:
     assert not accepts(ours, ONE)
     with pytest.raises(PipelineError, match=r"shop\.coralline is not listed"):
         shop.editor().remove(["shop.coralline"])
+
+
+def test_two_at_once(shop: Shop) -> None:
+    first, second = shop.editor(), shop.editor()
+    first.add({"two.coralline": TWO})
+    second.add({"three.coralline": THREE})  # it was created before the first one wrote
+    assert set(repository.read(shop.folder).targets) >= {"shop.coralline", "two.coralline", "three.coralline"}
+    second.remove(["two.coralline"])
+    with pytest.raises(PipelineError, match=r"two\.coralline is not listed"):
+        first.remove(["two.coralline"])
+
+
+def test_a_change_waits_for_another_one(shop: Shop) -> None:
+    before = repository.read(shop.folder).metadata["timestamp"].version
+    with (shop.folder / repository.LOCK).open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        thread = threading.Thread(target=shop.editor().refresh, daemon=True)
+        thread.start()
+        thread.join(0.3)
+        assert thread.is_alive()
+    thread.join(30)
+    assert repository.read(shop.folder).metadata["timestamp"].version == before + 1
 
 
 def test_validity(shop: Shop, tmp_path: Path) -> None:

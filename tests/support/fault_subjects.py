@@ -13,9 +13,13 @@ import numpy as np
 import small_shop
 import tiny
 
+from compress.errors import CorallineError
+from compress.fleet import repository
 from compress.pipeline.store import Store
 from deploy import learnt_file
-from deploy.contract import bundle, releases
+from deploy.contract import bundle, releases, update_metadata
+from deploy.contract import trust as update_trust
+from deploy.contract.update_metadata import TrustError
 
 OLD, NEW, PARTLY, REMOVED = "old", "new", "partly new", "removed"
 
@@ -286,6 +290,40 @@ class FirstDeploy(Deploy):
         return super().state(folder, before, after)
 
 
+class Trust(Subject):
+    """`trust add` in a repository that lists another bundle."""
+
+    name = "trust"
+    arguments = ("compress", "trust", "add", "repository", "b2.coralline", "--keys", "keys")
+    files = ("repository",)
+    codes = frozenset({6, 8})
+
+    def prepare(self, folder: Path) -> None:
+        """Write the repository, its keys and another bundle."""
+        repository.init(folder / "repository", folder / "keys")
+        repository.Editor(folder / "repository", [folder / "keys"]).add({"b1.coralline": bundles.packed(1)})
+        (folder / "b2.coralline").write_bytes(bundles.packed(2))
+
+    def state(self, folder: Path, before: Path, after: Path) -> str:
+        """Follow the metadata as devices do, and compare the listed files."""
+        place = folder / "repository"
+        try:
+            contents = repository.read(place)
+            row = contents.metadata["timestamp"]
+            for role in ("snapshot", "targets"):
+                info = update_metadata.meta(row)[f"{role}.json"]
+                content = (place / "metadata" / f"{info.version}.{role}.json").read_bytes()
+                info.check(content, role)
+                row = update_metadata.parse(content, role)
+                update_metadata.check_signatures(row, contents.root)
+            listed = update_metadata.targets(row)
+            for name in listed:
+                update_trust.download(str(place), name, listed, True)
+        except (CorallineError, TrustError, OSError) as error:
+            return str(error)
+        return NEW if "b2.coralline" in listed else OLD
+
+
 def _compared(names: Sequence[str], folder: Path, before: Path, after: Path, *, removable: bool = False) -> str:
     """Compare files with those of before and after; files that did not change are not looked at."""
     found = set()
@@ -315,5 +353,6 @@ def subjects() -> list[Subject]:
         Learn(),
         Deploy(),
         FirstDeploy(),
+        Trust(),
         Training(),
     ]
