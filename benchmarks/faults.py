@@ -4,8 +4,8 @@ Commands that write files (a run, a training, `export`, `legalize`, `header`, `i
 `trust add`) are disturbed at one of their operations on files: killed there or in the middle of a write, the disk full,
 broken or read-only, the permission missing, the reply of a network's file system lost, the clock changed by 20 years,
 the power cut (what may be on the disk then is built from a record of the operations), two commands at once, files of
-another user. Then each file must be old or new, nothing half-written may be taken for a result, an error must be a message with
-a documented exit code, and the same command without a fault must do its work.
+another user. Then each file must be old or new, nothing half-written may be taken for a result, an error must be a
+message with a documented exit code, and the same command without a fault must do its work.
 
 `--only deploy` or `--only "deploy/power cut"` selects cases; `--case "deploy/power cut/17"` repeats one, and prints its
 messages. Writes benchmarks/results/faults.json with the counts and every failure. The exit code is 1 if there is one.

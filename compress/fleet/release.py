@@ -6,6 +6,7 @@ import hashlib
 import io
 import itertools
 import json
+import re
 import struct
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -334,5 +335,8 @@ def _run(
         raise DeploymentError("its Python has no numpy", where=where, hint=hint)
     if completed["exit_code"] < 0:
         raise DeploymentError(f"`{verb}` on the device was killed by signal {-completed['exit_code']}", where=where)
+    if match := re.match(r"\w*Error: (\[Errno \d+\] )?(.*)", stderr[-1]):  # Python could not read runner.pyz
+        what = f"Python on the device cannot run runner.pyz (exit code {completed['exit_code']}): {match[2]}"
+        raise DeploymentError(what, where=where, hint="check the disk of the device, and deploy again")
     message = stderr[-1].removeprefix("runner: ")
     raise DeploymentError(f"`{verb}` failed on the device (exit code {completed['exit_code']}): {message}", where=where)

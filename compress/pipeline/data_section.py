@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compress import numpy_files
 from compress.data.alternatives import RANGES
 from compress.errors import DataError, ModelError, reason_of
 
@@ -288,16 +288,7 @@ def _arrays(path: Path, inputs: ModelInputs) -> dict[str, Any]:
 
 def _array_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the arrays of an .npz file."""
-    shapes = {}
     try:
-        with zipfile.ZipFile(path) as archive:
-            for name in archive.namelist():
-                with archive.open(name) as stream:
-                    version = np.lib.format.read_magic(stream)
-                    read = np.lib.format.read_array_header_1_0
-                    if version != (1, 0):
-                        read = np.lib.format.read_array_header_2_0
-                    shapes[name.removesuffix(".npy")] = read(stream)[0]
-    except (OSError, ValueError, SyntaxError, EOFError, zipfile.BadZipFile) as error:
+        return {name: shape for name, (shape, _) in numpy_files.headers(path).items()}
+    except (OSError, *numpy_files.ERRORS) as error:
         raise DataError(f"is not a usable .npz file: {reason_of(error)}", where=str(path)) from error
-    return shapes

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from compress import numpy_files
 from compress.data.dataset import Dataset
 from compress.data.file_tree import tree
 from compress.data.label_tables import TABLE_SUFFIXES, recognize
@@ -221,9 +222,8 @@ def _names(path: Path) -> list[str]:
 def _npz_arrays(path: Path) -> dict[str, str]:
     """Return the names of samples and labels in an .npz file, if they are not the usual x and y."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            shapes = {name: (stored[name].shape, stored[name].dtype.kind) for name in stored.files}
-    except (OSError, ValueError, EOFError) as error:
+        shapes = {name: (shape, dtype.kind) for name, (shape, dtype) in numpy_files.headers(path).items()}
+    except (OSError, *numpy_files.ERRORS) as error:
         raise DataError(
             f"cannot be read: {reason_of(error)}", where=str(path), allowed="an .npz file without pickles"
         ) from error

@@ -6,7 +6,6 @@ of its values.
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compress import numpy_files
 from compress.errors import DataError, ModelError, reason_of
 from compress.tflite import edit, limits
 from compress.tflite.graph import DTYPES, Graph, Tensor, serialize
@@ -168,7 +168,7 @@ def read_feeds(path: Path, graph: Graph) -> list[list[NDArray[Any]]]:
     try:
         stored = np.load(path, allow_pickle=False)
         arrays = {next(iter(tensors)): stored} if isinstance(stored, np.ndarray) else dict(stored)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, *numpy_files.ERRORS) as error:
         raise DataError(
             f"cannot be read: {reason_of(error)}", where=str(path), hint="give a .npy or .npz file"
         ) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import wave
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,26 @@ def test_more_samples_need_fewer_epochs(tmp_path: Path) -> None:
 def test_arrays_with_other_names_are_found(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", samples=np.ones((40, 9, 2), np.float32), kind=np.arange(40) % 2)
     assert recognized(tmp_path / "a.npz", tmp_path) == {"npz": {"file": "a.npz", "x": "samples", "y": "kind"}}
+
+
+@pytest.mark.parametrize("damage", ["text", "empty", "cut", "members", "flipped"])
+def test_damaged_arrays(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "a.npz"
+    np.savez_compressed(path, x=np.ones((40, 9, 2), np.float32), y=np.arange(40) % 2)
+    content = path.read_bytes()
+    start = content.index(b"\x93NUMPY") if b"\x93NUMPY" in content else 60
+    damaged = {
+        "text": b"no archive",
+        "empty": b"",
+        "cut": content[: len(content) // 2],
+        "flipped": content[:start] + bytes(20) + content[start + 20 :],
+    }
+    path.write_bytes(damaged.get(damage, content))
+    if damage == "members":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("x.npy", b"\x93NUMPY\x01\x00\x10\x00{'descr': [[[[\n\n")
+    with pytest.raises(DataError, match=r"a\.npz: .*cannot be read|a\.npz: is not a usable"):
+        recognized(path, tmp_path)
 
 
 def test_a_table_with_several_columns_of_labels_needs_the_name_of_one(tmp_path: Path) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import tokenize
 import zipfile
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from compress import numpy_files
 from compress.data import class_names, files, labels
 from compress.data.class_names import ClassList
 from compress.data.source import Samples, Stored
@@ -23,19 +22,6 @@ from compress.data.types import Split
 from compress.errors import DataError
 from deploy.contract.image_geometry import NO_CLASS
 
-_ERRORS = (
-    zipfile.BadZipFile,
-    zlib.error,
-    ValueError,
-    TypeError,
-    LookupError,
-    EOFError,
-    MemoryError,
-    RuntimeError,
-    SyntaxError,
-    tokenize.TokenError,
-)
-"""Exceptions of zipfile and numpy for damaged files; numpy evaluates the header of an array."""
 SHAPES = "numbers [n, samples], [n, height, width] or [n, height, width, channels]"
 MAX_LABELS_BYTES = 4 << 30
 
@@ -107,7 +93,7 @@ class Npz(Stored):
                     stored = file.files
         except OSError as error:
             raise files.unreadable(error, self.file) from error
-        except _ERRORS as error:
+        except numpy_files.ERRORS as error:
             raise DataError(f"is not a usable .npz file: {error}", where=self.file) from error
         for name in names:
             if name not in arrays:
@@ -193,7 +179,7 @@ def _mapped(path: Path) -> NDArray[Any]:
             return np.memmap(stream, dtype, "r", stream.tell(), shape, order)  # type: ignore[call-overload, no-any-return]
         except OSError as error:
             raise files.unreadable(error, path) from error
-        except (*_ERRORS, OverflowError, RecursionError) as error:
+        except (*numpy_files.ERRORS, OverflowError, RecursionError) as error:
             raise DataError(f"is not a usable .npy file: {error}", where=str(path), hint="write it again") from error
 
 
