@@ -1,7 +1,7 @@
 """Damaged and hostile files of every format: `make fuzz [SECONDS=60] [TARGET=tflite]`.
 
-`python benchmarks/fuzz.py --mutations 1000000` makes a fixed number instead, divided by the targets' shares, and writes
-benchmarks/results/fuzz.json. tests/support/fuzz_targets.py has the targets. Each damaged file must end with an answer
+`python benchmarks/fuzz.py --mutations 100000` makes a fixed number instead, divided by the targets' shares, and writes
+benchmarks/results/fuzz.json; with `--add` it adds to the figures there, with a new seed. tests/support/fuzz_targets.py has the targets. Each damaged file must end with an answer
 or an error in words. A crash, another exception, an answer that breaks a rule of its target, more than SECONDS, or
 more than ROOM beyond the sound file's need is a failure. Its file is kept in tests/corpus/<target>, where
 tests/benchmarks/test_fuzz.py reads it from then on, unless it was made of a shared model. `--replay TARGET:NUMBER` with
@@ -246,12 +246,30 @@ def summary(run: Run, took_s: float) -> dict[str, Any]:
     }
     return {
         "mutations": sum(row["mutations"] for row in rows.values()),
-        "seed": run.seed,
+        "seeds": [run.seed],
         "took_s": round(took_s, 1),
         "limits": {"s": SECONDS, "bytes_beyond_the_sound_file": ROOM},
         "failures": len(run.failures),
         "targets": rows,
     }
+
+
+def added(result: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:
+    """The figures of two runs together."""
+    rows = {}
+    for name, row in result["targets"].items():
+        other = earlier["targets"].get(name, {**row, "mutations": 0, "outcomes": {}, "slowest_s": 0.0})
+        count = row["mutations"] + other["mutations"]
+        spent = row["mean_ms"] * row["mutations"] + other["mean_ms"] * other["mutations"]
+        rows[name] = {
+            "mutations": count,
+            "outcomes": dict(Counter(row["outcomes"]) + Counter(other["outcomes"])),
+            "slowest_s": max(row["slowest_s"], other["slowest_s"]),
+            "most_memory_beyond_mib": max(row["most_memory_beyond_mib"], other["most_memory_beyond_mib"]),
+            "mean_ms": round(spent / max(count, 1), 2),
+        }
+    sums = {key: result[key] + earlier[key] for key in ("mutations", "seeds", "took_s", "failures")}
+    return {**result, **sums, "targets": rows}
 
 
 def replay(name: str, seed: int, number: int) -> None:
@@ -269,6 +287,7 @@ def replay(name: str, seed: int, number: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mutations", type=int)
+    parser.add_argument("--add", action="store_true", help="add to the figures in the results file")
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--target", action="append", choices=sorted(targets()))
     parser.add_argument("--seed", type=int, help="a fixed one, to repeat a run (default: a new one)")
@@ -308,6 +327,8 @@ def main() -> None:
         tail = f"{row['mean_ms']} ms | {row['slowest_s']} s | {row['most_memory_beyond_mib']} MiB"
         print("|", " | ".join(f"{cell:,}" if isinstance(cell, int) else cell for cell in cells), "|", tail, "|")
     if options.mutations and not options.target:
+        if options.add and RESULTS.exists():
+            result = added(result, json.loads(RESULTS.read_text()))
         RESULTS.write_text(json.dumps(result, indent=1) + "\n")
     sys.exit(1 if whole.failures else 0)
 
