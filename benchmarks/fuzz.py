@@ -1,11 +1,11 @@
 """Damaged and hostile files of every format: `make fuzz [SECONDS=60] [TARGET=tflite]`.
 
 `python benchmarks/fuzz.py --mutations 100000` makes a fixed number instead, divided by the targets' shares, and writes
-benchmarks/results/fuzz.json; with `--add` it adds to the figures there, with a new seed. tests/support/fuzz_targets.py has the targets. Each damaged file must end with an answer
-or an error in words. A crash, another exception, an answer that breaks a rule of its target, more than SECONDS, or
-more than ROOM beyond the sound file's need is a failure. Its file is kept in tests/corpus/<target>, where
-tests/benchmarks/test_fuzz.py reads it from then on, unless it was made of a shared model. `--replay TARGET:NUMBER` with
-the same seed runs one alone, in this process.
+benchmarks/results/fuzz.json; with `--add` it adds to the figures there, with a new seed. tests/support/fuzz_targets.py
+has the targets. Each damaged file must end with an answer or an error in words. A crash, another exception, an answer
+that breaks a rule of its target, more than SECONDS, or more than ROOM beyond the sound file's need is a failure. Its
+file is kept in tests/corpus/<target>, where tests/benchmarks/test_fuzz.py reads it from then on, unless it was made of
+a shared model. `--replay TARGET:NUMBER` with the same seed runs one alone, in this process.
 """
 
 from __future__ import annotations
