@@ -50,6 +50,11 @@ def opened(path: Path) -> BufferedReader:
     return os.fdopen(handle, "rb")
 
 
+def is_file(path: Path) -> bool:
+    """Return whether a file exists; False also for a name that no file can have, for which `Path.is_file` raises."""
+    return os.path.isfile(path)
+
+
 def unreadable(error: Exception, path: Path | str) -> DataError:
     """Return an error of the operating system as a data error."""
     reason = getattr(error, "strerror", None) or error

@@ -20,6 +20,7 @@ import data_files
 
 Change = Callable[[bytes, random.Random], bytes]
 MOST_BYTES = 4 << 20
+MOST_LINE = 10_000
 WORDS = (b"\xff\xff\xff\xff", b"\xff\xff\xff\x7f", bytes(4), b"\0\0\0\x80", b"\x01\0\0\0")
 INTEGERS = (0, 1, -1, 2, 3, 127, 128, 255, 65_536, 2**31 - 1, 2**31, -(2**31), 2**32 - 1, 2**63 - 1, 10**30)
 VALUES: tuple[Any, ...] = (*INTEGERS, 0.5, 1e308, -1e-308, None, True, "", "x" * 3000, [], {}, [[]], "../../etc/passwd")
@@ -71,7 +72,12 @@ def text_changes(content: bytes, dice: random.Random) -> bytes:
             lines = content.splitlines(keepends=True) or [b""]
             place = dice.randrange(len(lines))
             lines[place : place + dice.randint(0, 1)] = dice.choice(
-                (lines[place : place + 3] * 2, lines[place : place + 1] * 300, [], [dice.choice(lines)])
+                (
+                    lines[place : place + 3] * 2,
+                    [line[:MOST_LINE] for line in lines[place : place + 1]] * 300,
+                    [],
+                    [dice.choice(lines)],
+                )
             )
             content = b"".join(lines)
         else:

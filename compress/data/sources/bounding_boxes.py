@@ -95,7 +95,7 @@ def head_of(path: Path, where: str) -> tuple[tuple[int, int], int]:
     """
     from PIL import Image
 
-    if not path.is_file():
+    if not files.is_file(path):
         raise DataError(f"the image {path} does not exist", where=where, hint="add it, or remove its annotation")
     try:
         with warnings.catch_warnings(action="ignore"), Image.open(path, formats=tuple(set(FORMATS.values()))) as image:
@@ -175,7 +175,7 @@ def refuse_unfit(images: Sequence[AnnotatedImage]) -> None:
     """
     known: dict[str, str] = {}
     for image in images:
-        if not image.path.is_file():
+        if not files.is_file(image.path):
             hint = "add it, or remove its annotation"
             raise DataError(f"the image {image.path} does not exist", where=image.where, hint=hint)
         path = os.path.realpath(image.path)

@@ -159,7 +159,7 @@ class Voc(DecodedImages, Stored):
         if not root.is_dir():
             raise DataError("is not a folder", where=self.path, hint="check data.source")
         candidates = sorted(path for path in root.rglob("*.xml") if not _hidden(path.relative_to(root)))
-        paths = [path for path in candidates if path.is_file()]
+        paths = [path for path in candidates if files.is_file(path)]
         if not paths:
             raise DataError(
                 "contains no .xml files", where=self.path, allowed="Pascal VOC's annotations, one for each image"
@@ -206,14 +206,14 @@ class Voc(DecodedImages, Stored):
         named = [holder / name for holder in holders]
         same_stem = [holder / f"{path.stem}{suffix}" for holder in holders for suffix in FORMATS]
         options = [*named, *same_stem] if Path(name).stem == path.stem else [*same_stem, *named]
-        return next((option for option in options if option.is_file()), named[0])
+        return next((option for option in options if files.is_file(option)), named[0])
 
 
 def _lists(root: Path) -> list[Path]:
     """Return the existing lists of the images of each split; trainval.txt, which contains train.txt and val.txt, is
     last."""
     words = (*SPLIT_WORDS, "trainval")
-    paths = [path for path in root.rglob("ImageSets/Main/*.txt") if path.stem in words and path.is_file()]
+    paths = [path for path in root.rglob("ImageSets/Main/*.txt") if path.stem in words and files.is_file(path)]
     shown = (path for path in paths if not _hidden(path.relative_to(root)))
     return sorted(shown, key=lambda path: (words.index(path.stem), path))
 

@@ -15,7 +15,7 @@ from typing import ClassVar, NoReturn, Self
 
 from pydantic import model_validator
 
-from compress.data import class_names, labels
+from compress.data import class_names, files, labels
 from compress.data.class_names import ClassList
 from compress.data.file_tree import inside, unpacked
 from compress.data.source import Samples, Stored
@@ -157,7 +157,7 @@ class YoloFolder:
         self.lists: list[str] = []
         folder = Path(settings.folder or ".")
         path = Path(settings.file) if settings.file else folder / DATA_FILE
-        self.description = Description(path) if settings.file or path.is_file() else None
+        self.description = Description(path) if settings.file or files.is_file(path) else None
         self.tree = unpacked(folder if self.description is None else self._root(self.description))
         self.names = frozenset(self.tree.names)
         self.images = self._described(self.description) if self.description else self._foldered()
