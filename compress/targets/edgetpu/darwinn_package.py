@@ -254,6 +254,7 @@ class Table:
 
     @classmethod
     def root(cls, content: memoryview, allowance: Allowance, base: int) -> Table:
+        """Return the root table of a flatbuffer."""
         (position,) = struct.unpack_from("<I", content, 0)
         return cls(content, position, allowance, base)
 

@@ -27,5 +27,5 @@ def test_positions_are_those_of_the_bytes_in_the_file() -> None:
 
 
 def test_a_model_that_is_not_compiled_is_an_error() -> None:
-    with pytest.raises(ModelError, match="plain.tflite: has no edgetpu-custom-op"):
+    with pytest.raises(ModelError, match=r"plain\.tflite: has no edgetpu-custom-op"):
         compiled_file.parse(tiny.classifier(), "plain.tflite")
