@@ -7,7 +7,7 @@ after the operators that it needs have started, and ends after them. Where it ca
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -28,7 +28,7 @@ from compress.targets.edgetpu.compiled.instructions import (
     vector_instructions,
 )
 from compress.targets.edgetpu.compiled.operator_constants import DATA_MOVEMENT, ONE_BITS, Form
-from compress.tflite.graph import Graph, Operator
+from compress.tflite.graph import NONE, Graph, Operator
 
 _FACTOR_DISTANCES = (77, 71, 59, 53, 47, 41, 29, 23)
 """The bundles between the factors of an addition and its first instruction; four for each input."""
@@ -103,20 +103,10 @@ class ModelChange:
     @cached_property
     def changed(self) -> set[int]:
         """The operators of which a scale or zero point that instructions can hold is different."""
-        return {each.index for each in self.operators if self._numbers(self.old, each) != self._numbers(self.new, each)}
+        return {each.index for each in self.operators if self._is_changed(each)}
 
-    def _numbers(self, graph: Graph, operator: Operator) -> list[tuple[float, int] | None]:
-        numbers: list[tuple[float, int] | None] = []
-        for tensor in (*operator.inputs, *operator.outputs):
-            each = graph.tensors[tensor] if tensor >= 0 else None
-            quantization = each.quantization if each is not None else None
-            is_weight = operator.name in _WEIGHTED and tensor in operator.inputs[1:]
-            # Scales for each channel are in the parameters; that of a bias follows from those of input and weights.
-            if each is None or quantization is None or each.dtype == "INT32" or (is_weight and quantization.per_channel):
-                numbers.append(None)
-            else:
-                numbers.append((quantization.scale[0], operator_constants.unsigned_zero_point(each)))
-        return numbers
+    def _is_changed(self, operator: Operator) -> bool:
+        return _numbers(self.old, operator) != _numbers(self.new, self.new.operators[operator.index])
 
     def describe(self, index: int) -> str:
         """Return an operator's name for messages."""
@@ -163,6 +153,21 @@ class ModelChange:
             for tensor in operator.outputs:
                 reaching[tensor] = before
         return needs
+
+
+def _numbers(graph: Graph, operator: Operator) -> list[tuple[float, int] | None]:
+    """Return scale and zero point of each tensor of an operator; None for those that no instruction holds."""
+    numbers: list[tuple[float, int] | None] = []
+    for position, tensor in enumerate((*operator.inputs, *operator.outputs)):
+        each = graph.tensors[tensor] if tensor != NONE else None
+        quantization = each.quantization if each is not None else None
+        is_weight = operator.name in _WEIGHTED and 0 < position < len(operator.inputs)
+        # The scales of channels are in the parameters. That of a bias follows from those of input and weights.
+        if each is None or quantization is None or each.dtype == "INT32" or (is_weight and not quantization.one_scale):
+            numbers.append(None)
+        else:
+            numbers.append((quantization.scale[0], operator_constants.unsigned_zero_point(each)))
+    return numbers
 
 
 def _fits(instruction: VectorInstruction, form: Form) -> bool:
@@ -350,6 +355,24 @@ def _windows(program: bytes) -> NDArray[np.uint32]:
     return windows
 
 
+def unexplained_operators(programs: Sequence[bytes], change: ModelChange) -> list[str]:
+    """Return the operators with weights, and the additions, that have no instruction with their numbers.
+
+    Then the program was compiled from another model.
+
+    Args:
+        programs: the instructions of all executables.
+        change: a model, as the old one.
+    """
+    instructions = [each for program in programs for each in vector_instructions(bundles(program))]
+    found = {candidate.operator for each in instructions for candidate in change.candidates(each)}
+    return [
+        f"{change.describe(each.index)}: no instruction has its scales and zero points"
+        for each in change.operators
+        if each.name in _WEIGHTED and change.old_forms[each.index] and each.index not in found
+    ]
+
+
 def missing_instructions(change: ModelChange, found: Collection[int]) -> list[str]:
     """Return the changed operators whose instructions are not understood or were not found.
 
@@ -370,14 +393,15 @@ def missing_instructions(change: ModelChange, found: Collection[int]) -> list[st
 def _needs_none(change: ModelChange, operator: Operator) -> bool:
     """Return whether an operator can do without an instruction: it moves values that keep their meaning."""
     return operator.name in DATA_MOVEMENT and all(
-        len(set(_quantizations(graph, operator))) == 1 for graph in (change.old, change.new)
+        _has_one_quantization(graph, graph.operators[operator.index]) for graph in (change.old, change.new)
     )
 
 
-def _quantizations(graph: Graph, operator: Operator) -> Mapping[tuple[float, int], None]:
-    tensors = [graph.tensors[index] for index in (*operator.inputs, *operator.outputs) if index >= 0]
-    return {
-        (tensor.quantization.scale[0], operator_constants.unsigned_zero_point(tensor)): None
+def _has_one_quantization(graph: Graph, operator: Operator) -> bool:
+    tensors = [graph.tensors[index] for index in (*operator.inputs, *operator.outputs) if index != NONE]
+    numbers = {
+        (tensor.quantization.scale[0], operator_constants.unsigned_zero_point(tensor))
         for tensor in tensors
         if operator_constants.is_activation(tensor) and tensor.quantization is not None
     }
+    return len(numbers) == 1

@@ -27,11 +27,9 @@ ADD = 0x160
 POOL_AVERAGE = 0x30E0
 PAIR = 0x3860
 """Products of two tensors, maximum pooling, and moves."""
-INTERPOLATE = 0x3160
 NEGATE = 0x3120
 FIXED_POINT = 0x1E0
 """Products with 16 bits, at the end of a softmax and in an LSTM."""
-KINDS = MULTIPLY | {ADD, FIXED_POINT, INTERPOLATE, NEGATE, PAIR, POOL_AVERAGE}
 _FACTOR_BITS = (88, 104)
 _FACTOR_MARK = 1 << 87
 _FACTOR_LIMIT = 1 << 15
@@ -66,7 +64,7 @@ class VectorInstruction:
 
     Attributes:
         bundle: the index of its bundle; the prefix is the bundle before it.
-        kind: the operation, one of `KINDS`.
+        kind: the operation, such as `ADD`; some are not understood.
         form: the low bits of its bundle, which do not depend on numbers of the model.
         rows: the number of output channels that it computes at once.
         per_channel: whether the zero points of the weights are in the parameters.
@@ -109,7 +107,7 @@ def vector_instructions(program: Sequence[int]) -> list[VectorInstruction]:
     for index in range(1, len(program)):
         prefix, main = program[index - 1], program[index]
         kind = prefix >> _KIND_BIT & (1 << _KIND_BITS) - 1
-        has_prefix = kind in KINDS and not prefix & (1 << _KIND_BIT) - 1
+        has_prefix = kind and not prefix & (1 << _KIND_BIT) - 1
         if has_prefix and main >> _MARK_BIT & 7 == _MARK:
             following = program[index + 1] if index + 1 < len(program) else 0
             found.append(_instruction(index, kind, prefix, main, following))

@@ -43,7 +43,12 @@ _INDEPENDENT = (
     (frozenset({FIXED_POINT}), _RECIPROCAL),
     (frozenset({FIXED_POINT}), _PROBABILITY),
 )
-DATA_MOVEMENT = frozenset({"CONCATENATION", "QUANTIZE", "RESHAPE", "SPLIT", "SQUEEZE", "EXPAND_DIMS"})
+DATA_MOVEMENT = frozenset(
+    {
+        *("CONCATENATION", "EXPAND_DIMS", "PACK", "PAD", "QUANTIZE", "RESHAPE", "SLICE", "SPACE_TO_DEPTH", "SPLIT"),
+        *("SQUEEZE", "STRIDED_SLICE", "TRANSPOSE"),
+    }
+)
 """Operators that copy values; where nothing must be rescaled, the compiler may do it without an instruction."""
 
 

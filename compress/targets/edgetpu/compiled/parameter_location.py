@@ -397,3 +397,23 @@ def _compared(
             # Of equal shares, the layout with more equal padding is right.
             region = Region(part, choice.values, layout, blob.executable, offset, bool(equal.all()))
             yield share + 1e-6 * float(equal.mean()), region
+
+
+def possible_layouts(region: Region, file: CompiledFile) -> list[tuple[int, Layout]]:
+    """Return all layouts in which an operator's numbers have the bytes of its region, each with its choice's index.
+
+    Several are possible if many numbers are equal. Other numbers would then have different bytes in each.
+
+    Args:
+        region: an equal region.
+        file: the compiled file.
+    """
+    content = parameter_bytes(file, file.executables[region.executable])[region.offset :][: region.size_bytes]
+    found = []
+    for index, choice in enumerate(region.parameters.choices):
+        if choice.size_bytes != region.size_bytes:
+            continue
+        for layout in _layouts(choice, _usual_layout(choice), content, all_blocks=False):
+            if np.array_equal(layout.encode(choice.values), content):
+                found.append((index, layout))
+    return found

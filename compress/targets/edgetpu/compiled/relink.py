@@ -1,0 +1,290 @@
+"""`relink`: a retrained model of the same architecture in the program that the compiler once made.
+
+The program of the old model is kept. Its parameters, the scales and zero points in its instructions, and everything in the
+file around it that depends on the model's numbers are replaced. A relink is refused, with all reasons, if anything is
+ambiguous, was not found, or could need another program.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compress.errors import ModelError
+from compress.targets.edgetpu.compiled import compiled_file, parameter_location, same_program, surroundings
+from compress.targets.edgetpu.compiled.compiled_file import CompiledFile
+from compress.targets.edgetpu.compiled.instruction_map import (
+    ModelChange,
+    missing_instructions,
+    plan_program,
+    unexplained_operators,
+)
+from compress.targets.edgetpu.compiled.parameter_location import LeftoverKind, ParameterLocation, Region
+from compress.targets.edgetpu.compiled.parameter_layout import Values
+from compress.targets.edgetpu.compiled.stored_parameters import stored_parameters
+from compress.targets.edgetpu.compiled.surroundings import Replacement
+from compress.tflite import graph as graphs
+from compress.tflite.graph import Graph, Operator
+
+SCHEMA_VERSION = 1
+_WEIGHTED = frozenset({"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"})
+NOTES = (
+    "no device has run this file: compare it with the new model on one device before you send it to others",
+    "if the old file was compiled together with others, the new one no longer shares the chip's memory with them",
+)
+
+
+@dataclass(frozen=True)
+class Relinked:
+    """The result of a relink.
+
+    Attributes:
+        content: the new compiled file; None if it is refused.
+        problems: the reasons for the refusal; empty if it succeeded.
+        changes: what was replaced, by name: numbers of bytes and instructions.
+    """
+
+    content: bytes | None
+    problems: tuple[str, ...]
+    changes: dict[str, int]
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether there is no new file."""
+        return self.content is None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as a plain map, schema 1, without the file."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "refused": self.is_refused,
+            "problems": list(self.problems),
+            "changes": dict(self.changes),
+            "notes": [] if self.is_refused else list(NOTES),
+        }
+
+    def describe(self) -> str:
+        """Return the result as text for a person."""
+        if self.is_refused:
+            reasons = "".join(f"  {problem}\n" for problem in self.problems)
+            return f"refused, for {len(self.problems)} reason{'s' if len(self.problems) > 1 else ''}:\n{reasons}"
+        changes = "".join(f"{name:<32} {number:,}\n" for name, number in self.changes.items())
+        return changes + "".join(f"note: {note}\n" for note in NOTES)
+
+
+def relink_files(new: Path, old: Path, template: Path, *, keep_names: bool = False) -> Relinked:
+    """Put a model into the program of another one; the arguments are those of `relink`, as files.
+
+    Raises:
+        ModelError: a file cannot be read, is damaged, or the template was not made by the vendor's compiler.
+    """
+    contents = []
+    for path in (new, old):
+        try:
+            contents.append(path.read_bytes())
+        except OSError as error:
+            raise ModelError(f"cannot be read: {error.strerror}", where=str(path)) from error
+        if graphs.parse(contents[-1], str(path)).custom_operators(compiled_file.darwinn_package.OPERATOR):
+            raise ModelError("is compiled already", where=str(path), hint="give the model that it was compiled from")
+    return relink(contents[0], contents[1], compiled_file.read(template), keep_names=keep_names)
+
+
+def relink(
+    new: bytes,
+    old: bytes,
+    template: CompiledFile,
+    *,
+    keep_names: bool = False,
+    random: Callable[[int], int] = secrets.randbits,
+) -> Relinked:
+    """Put a model into the program of another one with the same structure.
+
+    Args:
+        new: the .tflite file of the model.
+        old: the .tflite file of the model that the template was compiled from.
+        template: the compiled file.
+        keep_names: whether the old names of tensors may stay.
+        random: returns a random integer of that many bits; for caching tokens.
+
+    Raises:
+        ModelError: a file is damaged.
+    """
+    models = graphs.parse(old, "the old model"), graphs.parse(new, "the new model")
+    attempt = _Attempt(*models, template, keep_names=keep_names)
+    attempt.problems += attempt.structure()
+    if not attempt.problems:
+        attempt.problems += surroundings.metadata_problems(*models, template, {"old": old, "new": new})
+        attempt.write(random)
+    if not attempt.problems:
+        attempt.problems += verify(bytes(attempt.replacement.content), models[1], attempt.mapped)
+    content = None if attempt.problems else bytes(attempt.replacement.content)
+    return Relinked(content, tuple(dict.fromkeys(attempt.problems)), attempt.changes)
+
+
+class _Attempt:
+    """The state of one relink: what was replaced so far, and the reasons against it."""
+
+    def __init__(self, old: Graph, new: Graph, template: CompiledFile, *, keep_names: bool) -> None:
+        self.old, self.new, self.template, self.keep_names = old, new, template, keep_names
+        self.problems: list[str] = []
+        self.changes: dict[str, int] = {}
+        self.replacement = Replacement(template.content)
+        self.mapped: set[int] = set()
+
+    def structure(self) -> list[str]:
+        """Return the reasons why the template is not the old model's, or the new one has another structure."""
+        on_cpu, problems = surroundings.operators_on_cpu(self.old, self.template)
+        self.mapped = {operator.index for operator in self.old.operators} - on_cpu
+        return problems + same_program.structure_differences(self.old, self.new)
+
+    def write(self, random: Callable[[int], int]) -> None:
+        """Replace everything, and add the reasons against it to the problems."""
+        self.problems += same_program.compiler_choices(self.old, self.new, self.mapped)
+        self._parameters()
+        self._instructions()
+        tensors = same_program.matching_tensors(self.old, self.new)
+        self.problems += surroundings.replace_numbers(
+            self.replacement, self.template, self.old, self.new, tensors, keep_names=self.keep_names
+        )
+        tokens = _fresh_tokens(self.template, random)
+        self.problems += surroundings.replace_tokens(self.replacement, self.template, tokens)
+
+    def _parameters(self) -> None:
+        operators = [operator for operator in self.old.operators if operator.index in self.mapped]
+        location = parameter_location.locate(self.template, self.old, operators)
+        self.problems += location_problems(location, operators, self.old)
+        if not location.is_complete:
+            return
+        copies = Counter(region.parameters for region in location.regions)
+        changed = 0
+        for region in location.regions:
+            written = self._region(region, copies[region.parameters])
+            changed += written
+        self.changes["bytes of parameters replaced"] = changed
+
+    def _region(self, region: Region, copies: int) -> int:
+        """Replace the parameters of one region, and return how many bytes differ."""
+        where = f"{same_program.describe(region.operator)}, {region.parameters.purpose}"
+        before = region.layout.encode(region.values)
+        encodings = set()
+        try:
+            for index, layout in parameter_location.possible_layouts(region, self.template):
+                encodings.add(layout.encode(self._new_values(region, index)).tobytes())
+        except ModelError as error:
+            self.problems.append(f"{where}: {error}")
+            return 0
+        if len(encodings) != 1:
+            self.problems.append(f"{where}: {len(encodings)} layouts fit the old numbers, and the new ones differ in them")
+            return 0
+        after = encodings.pop()
+        if after == before.tobytes():
+            return 0
+        if region.is_interchangeable:
+            self.problems.append(f"{where}: another operator has the same numbers, so that its place is ambiguous")
+        if copies > 1:
+            self.problems.append(f"{where}: the file has {copies} copies, and which of them belong to it is ambiguous")
+        start = self.template.executables[region.executable].parameters.start + region.offset
+        self.replacement.write(start, after, where)
+        return int((np.frombuffer(after, np.uint8) != before).sum())
+
+    def _new_values(self, region: Region, choice: int) -> Values:
+        """Return the new model's numbers for a region, as one of the choices of the compiler."""
+        parts = stored_parameters(region.operator, self.old)
+        number = next(
+            index
+            for index, part in enumerate(parts)
+            if part.purpose == region.parameters.purpose
+        )
+        numbers = [index for index, part in enumerate(parts) if part.purpose == region.parameters.purpose]
+        after = stored_parameters(self.new.operators[region.operator.index], self.new)
+        if len(after) != len(parts) or len(numbers) > 1 and not _are_equal(after, numbers):
+            raise ModelError("the new model has other parameters there")
+        choices = after[number].choices
+        if len(choices) != len(parts[number].choices):
+            raise ModelError("the compiler has other choices for the new model")
+        return choices[choice].values
+
+    def _instructions(self) -> None:
+        change = ModelChange(self.old, self.new, self.mapped)
+        programs = _programs(self.template)
+        self.problems += unexplained_operators([content for _, content in programs], change)
+        found: set[int] = set()
+        replaced = 0
+        for position, content in programs:
+            plan = plan_program(content, change)
+            self.problems += plan.problems
+            found |= plan.found
+            replaced += len(plan.constants) + len(plan.factors)
+            self.replacement.write(position, plan.apply(content), "the instructions")
+        self.problems += missing_instructions(change, found)
+        self.changes["instructions changed"] = replaced
+
+
+def _are_equal(parts: Sequence[Any], numbers: Sequence[int]) -> bool:
+    """Return whether the first choices of several parts have equal numbers."""
+    pools = {parts[number].choices[0].values.pool.tobytes() for number in numbers}
+    return len(pools) == 1
+
+
+def _programs(file: CompiledFile) -> list[tuple[int, bytes]]:
+    """Return position and content of each sequence of instructions."""
+    return [(extent.start, file.bytes_at(extent)) for each in file.executables for extent in each.instructions]
+
+
+def _fresh_tokens(file: CompiledFile, random: Callable[[int], int]) -> dict[int, int]:
+    """Return a new token for each one of a file, different from all of them."""
+    old = {executable.token for executable in file.executables}
+    tokens: dict[int, int] = {}
+    for token in old:
+        fresh = random(64)
+        while not fresh or fresh in old or fresh in tokens.values():
+            fresh = random(64)
+        tokens[token] = fresh
+    return tokens
+
+
+def location_problems(location: ParameterLocation, operators: Sequence[Operator], graph: Graph) -> list[str]:
+    """Return what is not accounted for in the parameters of a compiled file."""
+    problems = [
+        f"{same_program.describe(part.operator)}: its {part.purpose} were not found in the compiled file"
+        for part in location.missing
+    ]
+    problems += [
+        f"{same_program.describe(region.operator)}: its {region.parameters.purpose} in the compiled file differ"
+        for region in location.regions
+        if not region.is_equal
+    ]
+    problems += [
+        f"{len(leftover.extent):,} bytes of parameters from byte {leftover.extent.start:,} are not accounted for"
+        for leftover in location.leftovers
+        if leftover.kind is LeftoverKind.UNKNOWN
+    ]
+    found = {region.operator.index for region in location.regions}
+    problems += [
+        f"{same_program.describe(operator)}: how the compiler stores its weights is not known"
+        for operator in operators
+        if operator.name in _WEIGHTED and operator.index not in found and not stored_parameters(operator, graph)
+    ]
+    return problems
+
+
+def verify(content: bytes, model: Graph, mapped: set[int]) -> list[str]:
+    """Return the reasons why a compiled file does not hold a model; it is read again from its bytes.
+
+    Args:
+        content: the compiled file.
+        model: the model.
+        mapped: the operators of the model that run on the Edge TPU.
+    """
+    file = compiled_file.parse(content, "the new file")
+    operators = [operator for operator in model.operators if operator.index in mapped]
+    problems = location_problems(parameter_location.locate(file, model, operators), operators, model)
+    same = ModelChange(model, model, mapped)
+    problems += unexplained_operators([program for _, program in _programs(file)], same)
+    return [f"the new file was verified, and is wrong: {problem}" for problem in problems]
