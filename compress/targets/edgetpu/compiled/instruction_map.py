@@ -1,8 +1,9 @@
 """Which operator each vector instruction of a program belongs to, and its constants for another model.
 
-An instruction is known by its numbers: those that follow from an operator's scales and zero points. Several operators can
-have the same numbers. Where their new numbers differ, the order of the program decides if it can: an operator starts
-after the operators that it needs have started, and ends after them. Where it cannot, the instruction is ambiguous.
+An instruction is known by its numbers: those that follow from an operator's scales and zero points. Several operators
+can have the same numbers. Where their new numbers differ, the order of the program decides if it can: an operator
+starts after the operators that it needs have started, and ends after them. Where it cannot, the instruction is
+ambiguous.
 """
 
 from __future__ import annotations
@@ -116,11 +117,19 @@ class ModelChange:
     def candidates(self, instruction: VectorInstruction) -> list[Candidate]:
         """Return the operators that an instruction can belong to, because its numbers are theirs in the old model."""
         found = []
+        for operator, form in self._by_constants.get(instruction.constants, ()):
+            after = self.new_forms[operator.index].get(form.name)
+            if after is not None and _fits(instruction, form) and self._has_rows(operator, instruction):
+                found.append(Candidate(operator.index, form, after.constants, after.factors))
+        return found
+
+    @cached_property
+    def _by_constants(self) -> dict[Constants, list[tuple[Operator, Form]]]:
+        """The operators of the old model, and their forms, by the numbers of the instruction."""
+        found: dict[Constants, list[tuple[Operator, Form]]] = {}
         for operator in self.operators:
             for form in self.old_forms[operator.index]:
-                after = self.new_forms[operator.index].get(form.name)
-                if after is not None and _fits(instruction, form) and self._has_rows(operator, instruction):
-                    found.append(Candidate(operator.index, form, after.constants, after.factors))
+                found.setdefault(form.constants, []).append((operator, form))
         return found
 
     def _has_rows(self, operator: Operator, instruction: VectorInstruction) -> bool:
@@ -175,12 +184,13 @@ def _fits(instruction: VectorInstruction, form: Form) -> bool:
     return same_kind and instruction.constants == form.constants
 
 
-def plan_program(program: bytes, change: ModelChange) -> ProgramPlan:
+def plan_program(program: bytes, change: ModelChange, *, is_only: bool = True) -> ProgramPlan:
     """Return the changes of a program for another model, or the reasons why it cannot be changed.
 
     Args:
         program: the instructions of an executable.
         change: the models.
+        is_only: whether all operators are in this program, so that its order can decide between them.
     """
     plan = ProgramPlan()
     if not change.changed:
@@ -188,7 +198,8 @@ def plan_program(program: bytes, change: ModelChange) -> ProgramPlan:
     parsed = bundles(program)
     instructions = vector_instructions(parsed)
     possible = [change.candidates(instruction) for instruction in instructions]
-    possible = _by_order(possible, change)
+    if is_only:
+        possible = _by_order(possible, change)
     for instruction, candidates in zip(instructions, possible, strict=True):
         _plan_instruction(plan, change, instruction, candidates)
     _plan_factors(plan, change, instructions, possible, factors(parsed))
@@ -218,6 +229,8 @@ def _plan_instruction(
 
 def _by_order(possible: list[list[Candidate]], change: ModelChange) -> list[list[Candidate]]:
     """Drop the candidates that the order of the program excludes."""
+    original = possible
+    needed = {each for each in _positions(possible) if not _is_optional(each, change)}
     while True:
         first, last = _earliest(possible, change), _latest(possible, change)
         narrowed = [
@@ -226,9 +239,9 @@ def _by_order(possible: list[list[Candidate]], change: ModelChange) -> list[list
         ]
         if [len(each) for each in narrowed] == [len(each) for each in possible]:
             return possible
-        # An instruction without any candidate left contradicts the order: it decides nothing then.
-        if any(before and not after for before, after in zip(possible, narrowed, strict=True)):
-            return possible
+        lost = any(before and not after for before, after in zip(possible, narrowed, strict=True))
+        if lost or not needed <= _positions(narrowed).keys():
+            return original  # The program is not in this order, which then decides nothing.
         possible = narrowed
 
 
@@ -248,7 +261,8 @@ def _earliest(possible: Sequence[Sequence[Candidate]], change: ModelChange) -> d
     for operator, needs in change.needs.items():
         after = max((reached[each] for each in needs), default=-1)
         earliest[operator] = next((each for each in positions.get(operator, ()) if each > after), len(possible))
-        reached[operator] = after if _is_optional(operator, change) else max(after, earliest[operator])
+        can_be_missing = operator not in positions or _is_optional(operator, change)
+        reached[operator] = after if can_be_missing else max(after, earliest[operator])
     return earliest
 
 
@@ -264,7 +278,8 @@ def _latest(possible: Sequence[Sequence[Candidate]], change: ModelChange) -> dic
     for operator in reversed(list(change.needs)):
         before = max((reached[each] for each in consumers[operator]), default=len(possible))
         latest[operator] = next((each for each in reversed(positions.get(operator, ())) if each < before), -1)
-        reached[operator] = before if _is_optional(operator, change) else min(before, latest[operator])
+        can_be_missing = operator not in positions or _is_optional(operator, change)
+        reached[operator] = before if can_be_missing else min(before, latest[operator])
     return latest
 
 
@@ -284,7 +299,11 @@ def _plan_factors(
     used: set[int] = set()
     previous: set[int] = set()
     for instruction, candidates in zip(instructions, possible, strict=True):
-        sums = {each.operator: each for each in candidates if each.form.factors is not None and each.operator in change.changed}
+        sums = {
+            each.operator: each
+            for each in candidates
+            if each.form.factors is not None and each.operator in change.changed
+        }
         starts = set(sums) != previous
         previous = set(sums)
         if not sums or not starts or instruction.kind != ADD:
@@ -327,13 +346,17 @@ def _new_factors(candidate: Candidate, loads: Sequence[Factor | None]) -> tuple[
     return orders.pop() if len(orders) == 1 else None
 
 
+_COMMON = 0xFFF
+"""The last bits of a float32; where they are 0, as in 0.0625, the number is in a program by chance."""
+
+
 def _unknown_places(program: bytes, change: ModelChange, instructions: Sequence[VectorInstruction]) -> list[str]:
     """Return the changed operators whose multiplier is in the program at a place that is not understood."""
     multipliers = {
         form.constants.multiplier: index
         for index in change.changed
         for form in change.old_forms[index]
-        if form.constants.multiplier != ONE_BITS and form.constants.multiplier != ONE_BITS - 1
+        if form.constants.multiplier & _COMMON and form.constants.multiplier != ONE_BITS - 1
     }
     known = {instruction.bundle * BUNDLE_BYTES * 8 + 29 for instruction in instructions}
     windows = _windows(program)
@@ -353,24 +376,6 @@ def _windows(program: bytes) -> NDArray[np.uint32]:
     for shift in range(32):
         windows |= bits[shift : shift + count].astype(np.uint32) << np.uint32(shift)
     return windows
-
-
-def unexplained_operators(programs: Sequence[bytes], change: ModelChange) -> list[str]:
-    """Return the operators with weights, and the additions, that have no instruction with their numbers.
-
-    Then the program was compiled from another model.
-
-    Args:
-        programs: the instructions of all executables.
-        change: a model, as the old one.
-    """
-    instructions = [each for program in programs for each in vector_instructions(bundles(program))]
-    found = {candidate.operator for each in instructions for candidate in change.candidates(each)}
-    return [
-        f"{change.describe(each.index)}: no instruction has its scales and zero points"
-        for each in change.operators
-        if each.name in _WEIGHTED and change.old_forms[each.index] and each.index not in found
-    ]
 
 
 def missing_instructions(change: ModelChange, found: Collection[int]) -> list[str]:

@@ -1,8 +1,8 @@
 """The constants that the instructions of an operator hold, computed from the scales and zero points of its tensors.
 
-All arithmetic is float32; the reciprocal of an output's scale is rounded before it is multiplied. Zero points are those of
-uint8 (of int8: plus 128). Source: observed in compiled models; every rule is exact for all operators of its kind in 29 of
-them (docs/relink.md lists how many).
+All arithmetic is float32; the reciprocal of an output's scale is rounded before it is multiplied. Zero points are those
+of uint8 (of int8: plus 128). Source: observed in 29 compiled models, in which each rule is exact for all instructions
+of its kind (`benchmarks/relink.py` counts them).
 """
 
 from __future__ import annotations
@@ -14,7 +14,16 @@ from math import prod
 
 import numpy as np
 
-from compress.targets.edgetpu.compiled.instructions import ADD, FIXED_POINT, MULTIPLY, NEGATE, PAIR, POOL_AVERAGE, Constants, VectorInstruction
+from compress.targets.edgetpu.compiled.instructions import (
+    ADD,
+    FIXED_POINT,
+    MULTIPLY,
+    NEGATE,
+    PAIR,
+    POOL_AVERAGE,
+    Constants,
+    VectorInstruction,
+)
 from compress.tflite.graph import Graph, Operator, Tensor
 
 _F32 = np.float32
@@ -98,7 +107,7 @@ def unsigned_zero_point(tensor: Tensor) -> int:
 
 
 def forms(graph: Graph, operator: Operator) -> tuple[Form, ...]:
-    """Return the kinds of instructions that an operator can have, with their constants; none for an unknown operator."""
+    """Return the kinds of instructions that an operator can have, with their constants; none for an unknown one."""
     function = _FORMS.get(operator.name)
     if function is None:
         return ()
@@ -194,7 +203,7 @@ def _product(graph: Graph, operator: Operator) -> list[Form]:
 
 
 def _sum(graph: Graph, operator: Operator) -> list[Form]:
-    """ADD of two activations: each is multiplied by an integer factor, so that both have one scale. Or of a constant."""
+    """ADD. Of two activations, each is multiplied by an integer factor, so that both have one scale."""
     inputs, outputs = _activations(graph, operator)
     if len(inputs) == 1 and outputs and len(operator.inputs) == 2:
         rescaled = _F32(inputs[0].scale * outputs[0].reciprocal)
@@ -210,9 +219,7 @@ def _sum(graph: Graph, operator: Operator) -> list[Form]:
     factors = (ratio.denominator, ratio.numerator) if scales[0] >= scales[1] else (ratio.numerator, ratio.denominator)
     unit = _F32(max(first.scale, second.scale) / _F32(max(factors)))
     offset = -(first.zero_point * factors[0] + second.zero_point * factors[1])
-    constants = _constants(
-        _F32(unit * outputs[0].reciprocal), outputs[0], offset=offset, activation=_fused(operator)
-    )
+    constants = _constants(_F32(unit * outputs[0].reciprocal), outputs[0], offset=offset, activation=_fused(operator))
     return [Form("sum", frozenset({ADD}), constants, factors=factors)]
 
 
@@ -236,7 +243,7 @@ def _averaged(graph: Graph, operator: Operator) -> int | None:
     if operator.name == "MEAN":
         same_channels = output.elements == tensor.shape[0] * tensor.shape[3]
         return prod(tensor.shape[1:3]) if same_channels else None
-    window = (operator.option("filterHeight", 1), operator.option("filterWidth", 1))
+    window = (int(operator.option("filterHeight", 1)), int(operator.option("filterWidth", 1)))
     strides = (operator.option("strideH", 1), operator.option("strideW", 1))
     for length, positions, size, stride in zip(tensor.shape[1:3], output.shape[1:3], window, strides, strict=True):
         if (positions - 1) * stride + size > length:

@@ -409,11 +409,10 @@ def possible_layouts(region: Region, file: CompiledFile) -> list[tuple[int, Layo
         file: the compiled file.
     """
     content = parameter_bytes(file, file.executables[region.executable])[region.offset :][: region.size_bytes]
-    found = []
-    for index, choice in enumerate(region.parameters.choices):
-        if choice.size_bytes != region.size_bytes:
-            continue
-        for layout in _layouts(choice, _usual_layout(choice), content, all_blocks=False):
-            if np.array_equal(layout.encode(choice.values), content):
-                found.append((index, layout))
-    return found
+    return [
+        (index, layout)
+        for index, choice in enumerate(region.parameters.choices)
+        if choice.size_bytes == region.size_bytes
+        for layout in _layouts(choice, _usual_layout(choice), content, all_blocks=False)
+        if np.array_equal(layout.encode(choice.values), content)
+    ]

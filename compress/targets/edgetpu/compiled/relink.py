@@ -1,15 +1,15 @@
 """`relink`: a retrained model of the same architecture in the program that the compiler once made.
 
-The program of the old model is kept. Its parameters, the scales and zero points in its instructions, and everything in the
-file around it that depends on the model's numbers are replaced. A relink is refused, with all reasons, if anything is
-ambiguous, was not found, or could need another program.
+The program of the old model is kept. Its parameters, the scales and zero points in its instructions, and everything in
+the file around it that depends on the model's numbers are replaced. A relink is refused, with all reasons, if anything
+is ambiguous, was not found, or could need another program.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,23 +17,25 @@ from typing import Any
 import numpy as np
 
 from compress.errors import ModelError
+from compress.targets.edgetpu import darwinn_package
 from compress.targets.edgetpu.compiled import compiled_file, parameter_location, same_program, surroundings
 from compress.targets.edgetpu.compiled.compiled_file import CompiledFile
+from compress.targets.edgetpu.compiled.cpu_part import compare_cpu_part
 from compress.targets.edgetpu.compiled.instruction_map import (
     ModelChange,
     missing_instructions,
     plan_program,
-    unexplained_operators,
 )
-from compress.targets.edgetpu.compiled.parameter_location import LeftoverKind, ParameterLocation, Region
+from compress.targets.edgetpu.compiled.instructions import bundles, vector_instructions
 from compress.targets.edgetpu.compiled.parameter_layout import Values
-from compress.targets.edgetpu.compiled.stored_parameters import stored_parameters
-from compress.targets.edgetpu.compiled.surroundings import Replacement
+from compress.targets.edgetpu.compiled.parameter_location import Region
+from compress.targets.edgetpu.compiled.stored_parameters import StoredParameters, stored_parameters
+from compress.targets.edgetpu.compiled.surroundings import Replacement, TensorPair
+from compress.targets.edgetpu.compiled.verification import verify
 from compress.tflite import graph as graphs
-from compress.tflite.graph import Graph, Operator
+from compress.tflite.graph import Graph
 
 SCHEMA_VERSION = 1
-_WEIGHTED = frozenset({"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"})
 NOTES = (
     "no device has run this file: compare it with the new model on one device before you send it to others",
     "if the old file was compiled together with others, the new one no longer shares the chip's memory with them",
@@ -90,7 +92,7 @@ def relink_files(new: Path, old: Path, template: Path, *, keep_names: bool = Fal
             contents.append(path.read_bytes())
         except OSError as error:
             raise ModelError(f"cannot be read: {error.strerror}", where=str(path)) from error
-        if graphs.parse(contents[-1], str(path)).custom_operators(compiled_file.darwinn_package.OPERATOR):
+        if graphs.parse(contents[-1], str(path)).custom_operators(darwinn_package.OPERATOR):
             raise ModelError("is compiled already", where=str(path), hint="give the model that it was compiled from")
     return relink(contents[0], contents[1], compiled_file.read(template), keep_names=keep_names)
 
@@ -122,7 +124,8 @@ def relink(
         attempt.problems += surroundings.metadata_problems(*models, template, {"old": old, "new": new})
         attempt.write(random)
     if not attempt.problems:
-        attempt.problems += verify(bytes(attempt.replacement.content), models[1], attempt.mapped)
+        written = compiled_file.parse(bytes(attempt.replacement.content), "the new file")
+        attempt.problems += [f"the new file is wrong: {each}" for each in not_verified(written, models[1])]
     content = None if attempt.problems else bytes(attempt.replacement.content)
     return Relinked(content, tuple(dict.fromkeys(attempt.problems)), attempt.changes)
 
@@ -138,34 +141,47 @@ class _Attempt:
         self.mapped: set[int] = set()
 
     def structure(self) -> list[str]:
-        """Return the reasons why the template is not the old model's, or the new one has another structure."""
-        on_cpu, problems = surroundings.operators_on_cpu(self.old, self.template)
-        self.mapped = {operator.index for operator in self.old.operators} - on_cpu
+        """Return the reasons why the template does not hold the old model, or the new one has another structure."""
+        problems = [f"the template: {each}" for each in not_verified(self.template, self.old)]
         return problems + same_program.structure_differences(self.old, self.new)
 
     def write(self, random: Callable[[int], int]) -> None:
         """Replace everything, and add the reasons against it to the problems."""
+        custom_operators = {each.operator.index for each in self.template.operators}
+        cpu = compare_cpu_part(self.template.graph, self.old, custom_operators)
+        self.mapped = {operator.index for operator in self.old.operators} - cpu.operators
         self.problems += same_program.compiler_choices(self.old, self.new, self.mapped)
         self._parameters()
         self._instructions()
-        tensors = same_program.matching_tensors(self.old, self.new)
-        self.problems += surroundings.replace_numbers(
-            self.replacement, self.template, self.old, self.new, tensors, keep_names=self.keep_names
-        )
+        self._surroundings(cpu.tensors)
         tokens = _fresh_tokens(self.template, random)
         self.problems += surroundings.replace_tokens(self.replacement, self.template, tokens)
+        self.problems += self.replacement.problems
+
+    def _surroundings(self, old_tensors: Mapping[int, int]) -> None:
+        new_tensors = same_program.matching_tensors(self.old, self.new)
+        pairs = []
+        for stored in self.template.graph.tensors:
+            old = old_tensors.get(stored.index)
+            if old is None or old not in new_tensors:
+                self.problems.append(f"tensor {stored.name!r} of the compiled file is not in the models")
+            else:
+                pairs.append(TensorPair(stored, self.old.tensors[old], self.new.tensors[new_tensors[old]]))
+        self.problems += surroundings.replace_numbers(self.replacement, self.template, pairs)
+        if not self.keep_names:
+            self.problems += surroundings.replace_names(self.replacement, self.template, pairs)
 
     def _parameters(self) -> None:
         operators = [operator for operator in self.old.operators if operator.index in self.mapped]
         location = parameter_location.locate(self.template, self.old, operators)
-        self.problems += location_problems(location, operators, self.old)
-        if not location.is_complete:
-            return
+        found = {region.operator.index for region in location.regions}
+        self.problems += [
+            f"{same_program.describe(operator)}: how the compiler stores its weights is not known"
+            for operator in operators
+            if operator.name in same_program.WEIGHTED and operator.index not in found
+        ]
         copies = Counter(region.parameters for region in location.regions)
-        changed = 0
-        for region in location.regions:
-            written = self._region(region, copies[region.parameters])
-            changed += written
+        changed = sum(self._region(region, copies[region.parameters]) for region in location.regions)
         self.changes["bytes of parameters replaced"] = changed
 
     def _region(self, region: Region, copies: int) -> int:
@@ -180,7 +196,9 @@ class _Attempt:
             self.problems.append(f"{where}: {error}")
             return 0
         if len(encodings) != 1:
-            self.problems.append(f"{where}: {len(encodings)} layouts fit the old numbers, and the new ones differ in them")
+            self.problems.append(
+                f"{where}: {len(encodings)} layouts fit the old numbers, and the new ones differ in them"
+            )
             return 0
         after = encodings.pop()
         if after == before.tobytes():
@@ -195,29 +213,27 @@ class _Attempt:
 
     def _new_values(self, region: Region, choice: int) -> Values:
         """Return the new model's numbers for a region, as one of the choices of the compiler."""
-        parts = stored_parameters(region.operator, self.old)
-        number = next(
-            index
-            for index, part in enumerate(parts)
-            if part.purpose == region.parameters.purpose
-        )
-        numbers = [index for index, part in enumerate(parts) if part.purpose == region.parameters.purpose]
+        before = stored_parameters(region.operator, self.old)
         after = stored_parameters(self.new.operators[region.operator.index], self.new)
-        if len(after) != len(parts) or len(numbers) > 1 and not _are_equal(after, numbers):
+        numbers = [index for index, part in enumerate(before) if part.purpose == region.parameters.purpose]
+        if len(after) != len(before) or not _are_equal([after[number] for number in numbers]):
             raise ModelError("the new model has other parameters there")
-        choices = after[number].choices
-        if len(choices) != len(parts[number].choices):
+        choices = after[numbers[0]].choices
+        if len(choices) != len(before[numbers[0]].choices):
             raise ModelError("the compiler has other choices for the new model")
         return choices[choice].values
 
     def _instructions(self) -> None:
         change = ModelChange(self.old, self.new, self.mapped)
-        programs = _programs(self.template)
-        self.problems += unexplained_operators([content for _, content in programs], change)
+        programs = [
+            (position, content)
+            for position, content in _programs(self.template)
+            if vector_instructions(bundles(content))
+        ]
         found: set[int] = set()
         replaced = 0
         for position, content in programs:
-            plan = plan_program(content, change)
+            plan = plan_program(content, change, is_only=len(programs) == 1)
             self.problems += plan.problems
             found |= plan.found
             replaced += len(plan.constants) + len(plan.factors)
@@ -226,10 +242,9 @@ class _Attempt:
         self.changes["instructions changed"] = replaced
 
 
-def _are_equal(parts: Sequence[Any], numbers: Sequence[int]) -> bool:
-    """Return whether the first choices of several parts have equal numbers."""
-    pools = {parts[number].choices[0].values.pool.tobytes() for number in numbers}
-    return len(pools) == 1
+def _are_equal(parts: Sequence[StoredParameters]) -> bool:
+    """Return whether several parts of one purpose have equal numbers, so that any of them can be in a region."""
+    return len({part.choices[0].values.pool.tobytes() for part in parts}) == 1
 
 
 def _programs(file: CompiledFile) -> list[tuple[int, bytes]]:
@@ -249,42 +264,9 @@ def _fresh_tokens(file: CompiledFile, random: Callable[[int], int]) -> dict[int,
     return tokens
 
 
-def location_problems(location: ParameterLocation, operators: Sequence[Operator], graph: Graph) -> list[str]:
-    """Return what is not accounted for in the parameters of a compiled file."""
-    problems = [
-        f"{same_program.describe(part.operator)}: its {part.purpose} were not found in the compiled file"
-        for part in location.missing
-    ]
-    problems += [
-        f"{same_program.describe(region.operator)}: its {region.parameters.purpose} in the compiled file differ"
-        for region in location.regions
-        if not region.is_equal
-    ]
-    problems += [
-        f"{len(leftover.extent):,} bytes of parameters from byte {leftover.extent.start:,} are not accounted for"
-        for leftover in location.leftovers
-        if leftover.kind is LeftoverKind.UNKNOWN
-    ]
-    found = {region.operator.index for region in location.regions}
-    problems += [
-        f"{same_program.describe(operator)}: how the compiler stores its weights is not known"
-        for operator in operators
-        if operator.name in _WEIGHTED and operator.index not in found and not stored_parameters(operator, graph)
-    ]
-    return problems
-
-
-def verify(content: bytes, model: Graph, mapped: set[int]) -> list[str]:
-    """Return the reasons why a compiled file does not hold a model; it is read again from its bytes.
-
-    Args:
-        content: the compiled file.
-        model: the model.
-        mapped: the operators of the model that run on the Edge TPU.
-    """
-    file = compiled_file.parse(content, "the new file")
-    operators = [operator for operator in model.operators if operator.index in mapped]
-    problems = location_problems(parameter_location.locate(file, model, operators), operators, model)
-    same = ModelChange(model, model, mapped)
-    problems += unexplained_operators([program for _, program in _programs(file)], same)
-    return [f"the new file was verified, and is wrong: {problem}" for problem in problems]
+def not_verified(file: CompiledFile, model: Graph) -> list[str]:
+    """Return the reasons why a compiled file does not hold a model, or why that cannot be decided."""
+    verification = verify(file, model)
+    reasons = [each.message for each in verification.differences]
+    reasons += [each.reason for each in verification.undecided if each.blocks]
+    return reasons

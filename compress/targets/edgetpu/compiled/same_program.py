@@ -103,7 +103,11 @@ def _tensor_differences(old: Tensor, new: Tensor) -> Iterator[str]:
 
 def _scales(tensor: Tensor) -> tuple[int, int] | None:
     quantization = tensor.quantization
-    return None if quantization is None else (len(quantization.scale), quantization.axis if quantization.per_channel else 0)
+    return (
+        None
+        if quantization is None
+        else (len(quantization.scale), quantization.axis if quantization.per_channel else 0)
+    )
 
 
 def compiler_choices(old: Graph, new: Graph, operators: set[int]) -> list[str]:
@@ -135,7 +139,7 @@ def _choices(old: Graph, before: Operator, new: Graph, after: Operator) -> Itera
         elif number == _WEIGHT and _one_scale(pair[0]) != _one_scale(pair[1]):
             yield "the scales of its weights are all equal in one model only, which is another layout"
     if before.name not in _SHARED_SCALES and _equal_scales(old, before) != _equal_scales(new, after):
-        yield "which of its tensors have equal scales or zero points differs, so that the compiler can choose other steps"
+        yield "other tensors of it have equal scales or zero points, so that the compiler can choose other steps"
     if before.name == "PAD":
         padded = old.tensors[before.inputs[0]], new.tensors[after.inputs[0]]
         if unsigned_zero_point(padded[0]) != unsigned_zero_point(padded[1]):

@@ -1,4 +1,4 @@
-"""The .tflite file around the programs of a compiled model: which operators it holds, and its numbers for another model.
+"""The .tflite file around the programs of a compiled model: its numbers for another model.
 
 A compiled file has the operators that stay on the CPU, with their constants; the tensors between them and the programs,
 with names, scales and zero points; and inside each package the same for inputs and outputs. All of them are replaced in
@@ -8,19 +8,17 @@ place: no offset in the file changes.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from io import BytesIO
-from typing import Any
 from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 
-from compress.targets.edgetpu import darwinn_package
 from compress.targets.edgetpu.compiled.compiled_file import CompiledFile
 from compress.targets.edgetpu.compiled.operator_constants import unsigned_zero_point
-from compress.targets.edgetpu.compiled.same_program import describe
 from compress.targets.edgetpu.darwinn_package import Executable, LayerInfo, Table
-from compress.tflite.graph import NONE, Graph, Operator, Tensor
+from compress.tflite.graph import Graph, Tensor
 from compress.tflite.verifier import Allowance
 
 # Field numbers. Source: tensorflow/lite/schema/schema.fbs.
@@ -29,6 +27,8 @@ _SUBGRAPH_TENSORS = 0
 _TENSOR_QUANTIZATION = 4
 _QUANTIZATION_SCALE, _QUANTIZATION_ZERO_POINT = 2, 3
 _BUFFER_DATA = 0
+_ALLOWANCE = 1 << 24
+"""The memory limit for reading tensors of a file that was parsed before, in addition to its size."""
 _RUNTIME_METADATA = frozenset({"min_runtime_version", "CONVERSION_METADATA", "reduced_precision_support"})
 """Entries of the metadata that describe a conversion; others, such as labels, belong to the model."""
 
@@ -51,7 +51,8 @@ class Replacement:
         stop = position + len(data)
         again = self._written[position:stop]
         if stop > len(self.content) or (
-            again.any() and (np.frombuffer(data, np.uint8) != np.frombuffer(self.content[position:stop], np.uint8))[again].any()
+            again.any()
+            and (np.frombuffer(data, np.uint8) != np.frombuffer(self.content[position:stop], np.uint8))[again].any()
         ):
             self.problems.append(f"{what}: the compiled file shares its bytes with another number")
             return
@@ -59,100 +60,44 @@ class Replacement:
         again[:] = True
 
 
-def operators_on_cpu(model: Graph, file: CompiledFile) -> tuple[set[int], list[str]]:
-    """Return the operators of a model that a compiled file leaves on the CPU, and the reasons why it is another model's.
+@dataclass(frozen=True)
+class TensorPair:
+    """A tensor of a compiled file, in the model that the file holds and in the one that it shall hold.
 
-    Args:
-        model: the model.
-        file: the compiled file.
+    Attributes:
+        stored: the tensor of the compiled file.
+        old: the tensor of the old model.
+        new: the tensor of the new model.
     """
-    producers = {_names(model, operator.outputs): operator for operator in model.operators}
-    found: set[int] = set()
-    problems = []
-    for operator in file.graph.operators:
-        if operator.custom and operator.name == darwinn_package.OPERATOR:
-            continue
-        original = producers.get(_names(file.graph, operator.outputs))
-        if original is None or not _is_same(model, original, file.graph, operator):
-            problems.append(f"{describe(operator)} of the compiled file is not an operator of the old model")
-        else:
-            found.add(original.index)
-    problems += _interface_problems(model, file)
-    return found, problems
+
+    stored: Tensor
+    old: Tensor
+    new: Tensor
 
 
-def _names(graph: Graph, tensors: tuple[int, ...]) -> tuple[str, ...]:
-    return tuple(graph.tensors[index].name if index != NONE else "" for index in tensors)
-
-
-def _is_same(model: Graph, original: Operator, compiled: Graph, operator: Operator) -> bool:
-    same_kind = (original.name, original.custom) == (operator.name, operator.custom)
-    return same_kind and _names(model, original.inputs) == _names(compiled, operator.inputs)
-
-
-def _interface_problems(model: Graph, file: CompiledFile) -> list[str]:
-    """Return the tensors of a compiled file that are not those of a model."""
-    problems = []
-    for role in ("inputs", "outputs"):
-        if _names(model, getattr(model, role)) != _names(file.graph, getattr(file.graph, role)):
-            problems.append(f"the {role} of the compiled file are not those of the old model")
-    tensors = _by_name(model)
-    for tensor in file.graph.tensors:
-        original = tensors.get(tensor.name)
-        if original is None or _numbers(original) != _numbers(tensor):
-            problems.append(f"tensor {tensor.name!r} of the compiled file is not a tensor of the old model")
-    return problems
-
-
-def _by_name(model: Graph) -> dict[str, Tensor]:
-    """Return the tensors whose names occur once."""
-    counts: dict[str, int] = {}
-    for tensor in model.tensors:
-        counts[tensor.name] = counts.get(tensor.name, 0) + 1
-    return {tensor.name: tensor for tensor in model.tensors if counts[tensor.name] == 1}
-
-
-def _numbers(tensor: Tensor) -> tuple[Any, ...]:
-    quantization = tensor.quantization
-    data = b"" if tensor.data is None else tensor.data.tobytes()
-    scales = None if quantization is None else (quantization.scale, quantization.zero_point)
-    return tensor.dtype, tensor.shape, scales, data
-
-
-def replace_numbers(
-    replacement: Replacement, file: CompiledFile, old: Graph, new: Graph, tensors: Mapping[int, int], *, keep_names: bool
-) -> list[str]:
-    """Replace the scales, zero points, constants and names around the programs, and return what cannot be replaced.
+def replace_numbers(replacement: Replacement, file: CompiledFile, pairs: Sequence[TensorPair]) -> list[str]:
+    """Replace the scales, zero points and constants around the programs, and return what cannot be replaced.
 
     Args:
         replacement: the file.
-        file: the compiled file, whose tensors are those of the old model.
-        old: the model that it was compiled from.
-        new: the model that it shall hold.
-        tensors: the tensor of the new model for each tensor of the old one.
-        keep_names: whether the names of the old model's tensors stay if those of the new one need another place.
+        file: the compiled file.
+        pairs: all its tensors.
     """
-    by_name = _by_name(old)
     problems = []
-    model = Table.root(memoryview(file.content), Allowance(len(file.content) + (1 << 24)), 0)
+    model = Table.root(memoryview(file.content), Allowance(len(file.content) + _ALLOWANCE), 0)
     subgraph = model.item(_MODEL_SUBGRAPHS, 0)
-    for tensor in file.graph.tensors:
-        after = new.tensors[tensors.get(by_name[tensor.name].index, by_name[tensor.name].index)]
-        table = subgraph.item(_SUBGRAPH_TENSORS, tensor.index)
-        problems += _replace_quantization(replacement, table, tensor, after)
-        problems += _replace_data(replacement, file, model, tensor, after)
-    outside = {tensor.name for tensor in file.graph.tensors}
+    for pair in pairs:
+        table = subgraph.item(_SUBGRAPH_TENSORS, pair.stored.index)
+        problems += _replace_quantization(replacement, table, pair.old, pair.new)
+        problems += _replace_data(replacement, file, model, pair)
+    by_name = {pair.stored.name: pair for pair in pairs}
     for executable in file.executables:
         for layer in (*executable.inputs, *executable.outputs):
-            if layer.name not in outside:
-                continue  # a state inside the program
-            original = by_name[layer.name]
-            after = new.tensors[tensors.get(original.index, original.index)]
-            problems += _replace_layer(replacement, layer, original, after)
-    names = {by_name[t.name].name: new.tensors[tensors[by_name[t.name].index]].name for t in file.graph.tensors if by_name[t.name].index in tensors}
-    if not keep_names:
-        problems += _replace_names(replacement, file, names)
-    return problems + replacement.problems
+            layer_pair = by_name.get(layer.name)
+            # Others are states inside the program.
+            if layer_pair is not None and not layer_pair.old.is_variable:
+                problems += _replace_layer(replacement, layer, layer_pair.old, layer_pair.new)
+    return problems
 
 
 def _replace_quantization(replacement: Replacement, table: Table, before: Tensor, after: Tensor) -> list[str]:
@@ -163,22 +108,26 @@ def _replace_quantization(replacement: Replacement, table: Table, before: Tensor
     scales, zero_points = stored.extent(_QUANTIZATION_SCALE), stored.extent(_QUANTIZATION_ZERO_POINT)
     new_zero_points = after.quantization.zero_point
     if len(scales) != len(after.quantization.scale) or len(zero_points) != len(new_zero_points):
-        return [f"the compiled file has {len(zero_points)} zero points for tensor {before.name!r}, the new model {len(new_zero_points)}"]
+        return [
+            f"the compiled file has {len(zero_points)} zero points for tensor {before.name!r}, "
+            f"the new model {len(new_zero_points)}"
+        ]
     what = f"the quantization of tensor {before.name!r}"
     replacement.write(scales.start, np.array(after.quantization.scale, "<f4").tobytes(), what)
     replacement.write(zero_points.start, np.array(new_zero_points, "<i8").tobytes(), what)
     return []
 
 
-def _replace_data(
-    replacement: Replacement, file: CompiledFile, model: Table, before: Tensor, after: Tensor
-) -> list[str]:
+def _replace_data(replacement: Replacement, file: CompiledFile, model: Table, pair: TensorPair) -> list[str]:
+    before, after = pair.stored, pair.new
     if before.data is None or after.data is None:
         return []
     number = file.graph.source.subgraphs[0].tensors[before.index].buffer
     extent = model.item(_MODEL_BUFFERS, number).extent(_BUFFER_DATA)
     if len(extent) != len(after.data):
-        return [f"constant {before.name!r} has {len(extent)} bytes in the compiled file, {len(after.data)} in the new model"]
+        return [
+            f"constant {before.name!r} has {len(extent)} bytes in the compiled file, {len(after.data)} in the new model"
+        ]
     replacement.write(extent.start, after.data.tobytes(), f"constant {before.name!r}")
     return []
 
@@ -187,14 +136,11 @@ def _replace_layer(replacement: Replacement, layer: LayerInfo, before: Tensor, a
     """Replace scale and zero point in the description of an executable's input or output."""
     if before.quantization is None or after.quantization is None:
         return []
-    old_numbers = np.float32(before.quantization.scale[0]), unsigned_zero_point(before)
-    if (np.float32(layer.scale), layer.zero_point) != old_numbers:
-        return [f"layer {layer.name!r} of the program has not the scale and zero point of the old model"]
     scale, zero_point = np.float32(after.quantization.scale[0]), unsigned_zero_point(after)
     problems = []
     if bool(zero_point) != bool(layer.zero_point) or (zero_point and layer.zero_point_position is None):
         problems.append(
-            f"the zero point of layer {layer.name!r} is 0 in one of the models only, which needs another place in the file"
+            f"the zero point of {layer.name!r} (as uint8) is 0 in one of the models only, and the file then omits it"
         )
     elif layer.zero_point_position is not None:
         replacement.write(layer.zero_point_position, struct.pack("<i", zero_point), f"layer {layer.name!r}")
@@ -205,10 +151,11 @@ def _replace_layer(replacement: Replacement, layer: LayerInfo, before: Tensor, a
     return problems
 
 
-def _replace_names(replacement: Replacement, file: CompiledFile, names: Mapping[str, str]) -> list[str]:
-    """Replace names of tensors where the new one fits, with its padding, into the place of the old one."""
+def replace_names(replacement: Replacement, file: CompiledFile, pairs: Sequence[TensorPair]) -> list[str]:
+    """Replace the names of tensors, and return those whose new name does not fit into the place of the old one."""
     problems = []
-    for old_name, new_name in names.items():
+    for pair in pairs:
+        old_name, new_name = pair.stored.name, pair.new.name
         if old_name == new_name:
             continue
         old_text, new_text = old_name.encode(), new_name.encode()
@@ -251,12 +198,13 @@ def metadata_problems(old: Graph, new: Graph, file: CompiledFile, contents: Mapp
         file: the compiled file.
         contents: the bytes of the two models, "old" and "new", for files that are attached at their ends.
     """
-    problems = []
-    stored = _metadata(file.graph)
+    stored = {*_metadata(file.graph)} - _RUNTIME_METADATA
     first, second = _metadata(old), _metadata(new)
-    for name in sorted({*stored} - _RUNTIME_METADATA):
-        if first.get(name) != second.get(name):
-            problems.append(f"the metadata {name!r}, which the compiled file contains, differ between the models")
+    problems = [
+        f"the metadata {name!r}, which the compiled file contains, differ between the models"
+        for name in sorted(stored)
+        if first.get(name) != second.get(name)
+    ]
     attached = _attached(file.content)
     if attached and _attached(contents["new"]) != attached:
         problems.append("the files attached to the compiled file, such as labels, are not those of the new model")
@@ -296,7 +244,9 @@ def replace_tokens(replacement: Replacement, file: CompiledFile, tokens: Mapping
             places.setdefault(executable.token, set()).add(executable.token_position)
     for token, positions in places.items():
         if file.content.count(struct.pack("<Q", token)) != len(positions):
-            problems.append(f"the caching token {token:016x} is at more places in the file than the programs that have it")
+            problems.append(
+                f"the caching token {token:016x} is at more places in the file than the programs that have it"
+            )
         for position in positions:
             replacement.write(position, struct.pack("<Q", tokens[token]), "a caching token")
     problems += [
