@@ -31,6 +31,10 @@ from compress.targets.edgetpu.compiled.instructions import (
 from compress.targets.edgetpu.compiled.operator_constants import DATA_MOVEMENT, ONE_BITS, Form
 from compress.tflite.graph import NONE, Graph, Operator
 
+_MOST_CANDIDATES = 1_000_000
+"""The limit of instructions times operators with the same numbers; 30,000 in a large network."""
+_SMALLEST_EXPONENT, _LARGEST_EXPONENT = 64, 191
+"""The exponents of multipliers that a program can have: 2^-63 to 2^64. Others are 0, infinite or damaged."""
 _FACTOR_DISTANCES = (77, 71, 59, 53, 47, 41, 29, 23)
 """The bundles between the factors of an addition and its first instruction; four for each input."""
 _ROWS = 64
@@ -197,7 +201,12 @@ def plan_program(program: bytes, change: ModelChange, *, is_only: bool = True) -
         return plan
     parsed = bundles(program)
     instructions = vector_instructions(parsed)
-    possible = [change.candidates(instruction) for instruction in instructions]
+    possible = []
+    for instruction in instructions:
+        possible.append(change.candidates(instruction))
+        if len(possible[-1]) * len(instructions) > _MOST_CANDIDATES:
+            plan.problems.append("too many operators have the same scales and zero points")
+            return plan
     if is_only:
         possible = _by_order(possible, change)
     for instruction, candidates in zip(instructions, possible, strict=True):
@@ -223,6 +232,9 @@ def _plan_instruction(
         plan.problems.append(f"{where} is ambiguous: it can belong to {names}")
         return
     (constants,) = outcomes
+    if not _SMALLEST_EXPONENT <= constants.multiplier >> 23 <= _LARGEST_EXPONENT:
+        plan.problems.append(f"{where} would have a multiplier that is too small or too large")
+        return
     if constants != instruction.constants:
         plan.constants.append((instruction, constants))
 

@@ -81,7 +81,7 @@ class Form:
 
 
 @dataclass(frozen=True)
-class _Scale:
+class _TensorScale:
     """The quantization of one tensor: its scale as float32 and its zero point as unsigned number."""
 
     scale: np.float32
@@ -121,16 +121,16 @@ def is_independent(instruction: VectorInstruction) -> bool:
     return any(kind in kinds and constants == each for kinds, each in _INDEPENDENT)
 
 
-def _scale(tensor: Tensor) -> _Scale:
+def _scale(tensor: Tensor) -> _TensorScale:
     assert tensor.quantization is not None
-    return _Scale(_F32(tensor.quantization.scale[0]), unsigned_zero_point(tensor))
+    return _TensorScale(_F32(tensor.quantization.scale[0]), unsigned_zero_point(tensor))
 
 
 def _bits(value: np.float32) -> int:
     return int(_F32(value).view(np.uint32))
 
 
-def _clamps(output: _Scale, activation: int = 0) -> tuple[int, int]:
+def _clamps(output: _TensorScale, activation: int = 0) -> tuple[int, int]:
     """Return the bits of the upper and lower clamp of an output with a fused activation."""
     upper = _F32(_F32(_STEPS - output.zero_point) * output.scale)
     lower = _F32(_F32(-output.zero_point) * output.scale)
@@ -144,13 +144,19 @@ def _clamps(output: _Scale, activation: int = 0) -> tuple[int, int]:
 
 
 def _constants(
-    multiplier: np.float32, output: _Scale, *, inputs: int = 0, weights: int = 0, offset: int = 0, activation: int = 0
+    multiplier: np.float32,
+    output: _TensorScale,
+    *,
+    inputs: int = 0,
+    weights: int = 0,
+    offset: int = 0,
+    activation: int = 0,
 ) -> Constants:
     upper, lower = _clamps(output, activation)
     return Constants(_bits(multiplier), upper, lower, offset, output.zero_point, inputs, weights)
 
 
-def _activations(graph: Graph, operator: Operator) -> tuple[list[_Scale], list[_Scale]]:
+def _activations(graph: Graph, operator: Operator) -> tuple[list[_TensorScale], list[_TensorScale]]:
     """Return the scales of all inputs and outputs that are activations; no outputs if another one is not."""
     inputs = [_scale(tensor) for tensor in graph.input_tensors(operator) if is_activation(tensor)]
     outputs = graph.output_tensors(operator)
@@ -277,7 +283,7 @@ def _copy(graph: Graph, operator: Operator) -> list[Form]:
     return found
 
 
-def _copies(name: str, source: _Scale, output: _Scale, *, exact: bool) -> list[Form]:
+def _copies(name: str, source: _TensorScale, output: _TensorScale, *, exact: bool) -> list[Form]:
     """Return the forms of a copy: multiplied by one weight, or with the zero point as a weight.
 
     The product of a scale and its own reciprocal can be the float32 below 1. Concatenations use it. Whether other
@@ -316,7 +322,7 @@ def _softmax(graph: Graph, operator: Operator) -> list[Form]:
     if len(inputs) != 1 or operator.option("beta", 1.0) != 1.0:
         return []
     source = inputs[0]
-    negated = _Scale(source.scale, _STEPS)
+    negated = _TensorScale(source.scale, _STEPS)
     found = _copies("copy", source, source, exact=True)
     for suffix, multiplier in (("", _F32(source.scale * source.reciprocal)), (", exactly", _ONE)):
         first = _constants(multiplier, negated, weights=1)

@@ -34,6 +34,8 @@ def structure_differences(old: Graph, new: Graph) -> list[str]:
         differences.append(f"the models have {old.subgraphs} and {new.subgraphs} subgraphs; only one is supported")
     for before, after in zip(old.operators, new.operators, strict=True):
         differences += _operator_differences(before, after)
+        if _custom_options(old, before) != _custom_options(new, after):
+            differences.append(f"{describe(before)}: its custom options differ")
     tensors: dict[int, int] = {}
     for where, first, second in _tensor_pairs(old, new):
         if (first == NONE) != (second == NONE):
@@ -82,6 +84,11 @@ def _operator_differences(old: Operator, new: Operator) -> list[str]:
         if first.get(name) != second.get(name)
     ]
     return differences
+
+
+def _custom_options(graph: Graph, operator: Operator) -> bytes:
+    stored = graph.source.subgraphs[0].operators[operator.index].customOptions
+    return b"" if stored is None else bytes(stored)
 
 
 def _options(options: Any) -> Mapping[str, Any]:

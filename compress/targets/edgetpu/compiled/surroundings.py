@@ -29,6 +29,8 @@ _QUANTIZATION_SCALE, _QUANTIZATION_ZERO_POINT = 2, 3
 _BUFFER_DATA = 0
 _ALLOWANCE = 1 << 24
 """The memory limit for reading tensors of a file that was parsed before, in addition to its size."""
+_SHORTEST_NAME = 8
+"""The bytes of a shorter name could be in a file by chance."""
 _RUNTIME_METADATA = frozenset({"min_runtime_version", "CONVERSION_METADATA", "reduced_precision_support"})
 """Entries of the metadata that describe a conversion; others, such as labels, belong to the model."""
 
@@ -159,7 +161,7 @@ def replace_names(replacement: Replacement, file: CompiledFile, pairs: Sequence[
         if old_name == new_name:
             continue
         old_text, new_text = old_name.encode(), new_name.encode()
-        places = _strings(file, old_text)
+        places = _strings(file, old_text) if len(old_text) >= _SHORTEST_NAME else []
         if _padded(len(old_text)) != _padded(len(new_text)) or not places:
             problems.append(
                 f"the name {old_name!r} of a tensor has no room for {new_name!r}: give the new model the old names, "
