@@ -22,14 +22,14 @@ import repository
 from paths import EDGETPU
 from retrained import differing_parts, other_scales, other_weights, without_tokens
 
-from compress.targets.edgetpu.compiled import compiled_file, same_program
+from compress.targets.edgetpu.compiled import compiled_file
 from compress.targets.edgetpu.compiled.compiled_file import CompiledFile
 from compress.targets.edgetpu.compiled.cpu_part import compare_cpu_part
 from compress.targets.edgetpu.compiled.instruction_map import ModelChange
 from compress.targets.edgetpu.compiled.instructions import bundles, vector_instructions
 from compress.targets.edgetpu.compiled.operator_constants import is_independent
 from compress.targets.edgetpu.compiled.relink import Relinked, relink
-from compress.tflite import graph
+from compress.tflite import graph, structure
 
 RESULTS = repository.RESULTS / "relink.json"
 SCALE_SEEDS = range(3)
@@ -68,7 +68,7 @@ def into_itself(name: str) -> dict[str, Any]:
 def same_architecture(names: list[str]) -> Iterator[dict[str, Any]]:
     parsed = {name: graph.parse(model(name)) for name in names}
     for old, new in itertools.permutations(names, 2):
-        if not same_program.structure_differences(parsed[old], parsed[new]):
+        if not structure.differences(parsed[old], parsed[new]):
             result = relink(model(new), model(old), compiled(old))
             row = {"template": old, "new": new, **answer(result, without_tokens(compiled(new)))}
             if result.content is not None and row["outcome"] == "different":

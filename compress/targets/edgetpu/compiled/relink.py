@@ -33,6 +33,7 @@ from compress.targets.edgetpu.compiled.stored_parameters import StoredParameters
 from compress.targets.edgetpu.compiled.surroundings import Replacement, TensorPair
 from compress.targets.edgetpu.compiled.verification import verify
 from compress.tflite import graph as graphs
+from compress.tflite import structure
 from compress.tflite.graph import Graph
 
 SCHEMA_VERSION = 1
@@ -148,7 +149,7 @@ class _Attempt:
         if size > MAX_INSTRUCTION_BYTES:
             return [f"the template has {size:,} bytes of instructions; at most {MAX_INSTRUCTION_BYTES:,} are supported"]
         problems = [f"the template: {each}" for each in not_verified(self.template, self.old)]
-        return problems + same_program.structure_differences(self.old, self.new)
+        return problems + structure.differences(self.old, self.new)
 
     def write(self, random: Callable[[int], int]) -> None:
         """Replace everything, and add the reasons against it to the problems."""
@@ -164,7 +165,7 @@ class _Attempt:
         self.problems += self.replacement.problems
 
     def _surroundings(self, old_tensors: Mapping[int, int]) -> None:
-        new_tensors = same_program.matching_tensors(self.old, self.new)
+        new_tensors = structure.matching_tensors(self.old, self.new)
         pairs = []
         for stored in self.template.graph.tensors:
             old = old_tensors.get(stored.index)
@@ -181,7 +182,7 @@ class _Attempt:
         location = parameter_location.locate(self.template, self.old, operators)
         found = {region.operator.index for region in location.regions}
         self.problems += [
-            f"{same_program.describe(operator)}: how the compiler stores its weights is not known"
+            f"{structure.describe(operator)}: how the compiler stores its weights is not known"
             for operator in operators
             if operator.name in same_program.WEIGHTED and operator.index not in found
         ]
@@ -191,7 +192,7 @@ class _Attempt:
 
     def _region(self, region: Region, copies: int) -> int:
         """Replace the parameters of one region, and return how many bytes differ."""
-        where = f"{same_program.describe(region.operator)}, {region.parameters.purpose}"
+        where = f"{structure.describe(region.operator)}, {region.parameters.purpose}"
         before = region.layout.encode(region.values)
         encodings = set()
         try:
