@@ -124,7 +124,7 @@ def relink(
     attempt = _Attempt(*models, template, keep_names=keep_names)
     attempt.problems += attempt.structure()
     if not attempt.problems:
-        attempt.problems += surroundings.metadata_problems(*models, template, {"old": old, "new": new})
+        attempt.problems += surroundings.replace_metadata(attempt.replacement, template, *models, (old, new))
         attempt.write(random)
     if not attempt.problems:
         written = compiled_file.parse(bytes(attempt.replacement.content), "the new file")

@@ -31,8 +31,6 @@ _ALLOWANCE = 1 << 24
 """The memory limit for reading tensors of a file that was parsed before, in addition to its size."""
 _SHORTEST_NAME = 8
 """The bytes of a shorter name could be in a file by chance."""
-_RUNTIME_METADATA = frozenset({"min_runtime_version", "CONVERSION_METADATA", "reduced_precision_support"})
-"""Entries of the metadata that describe a conversion; others, such as labels, belong to the model."""
 
 
 class Replacement:
@@ -191,34 +189,46 @@ def _strings(file: CompiledFile, text: bytes) -> list[int]:
     return places
 
 
-def metadata_problems(old: Graph, new: Graph, file: CompiledFile, contents: Mapping[str, bytes]) -> list[str]:
-    """Return what a compiled file says about the old model and would say wrongly about the new one.
+def replace_metadata(
+    replacement: Replacement, file: CompiledFile, old: Graph, new: Graph, contents: tuple[bytes, bytes]
+) -> list[str]:
+    """Replace what a compiled file says about the old model, such as labels, and return what cannot be replaced.
 
     Args:
-        old: the model that the file was compiled from.
-        new: the model that it shall hold.
+        replacement: the file.
         file: the compiled file.
-        contents: the bytes of the two models, "old" and "new", for files that are attached at their ends.
+        old: the model that it was compiled from.
+        new: the model that it shall hold.
+        contents: the bytes of both models, for files that are attached at their ends.
     """
-    stored = {*_metadata(file.graph)} - _RUNTIME_METADATA
-    first, second = _metadata(old), _metadata(new)
-    problems = [
-        f"the metadata {name!r}, which the compiled file contains, differ between the models"
-        for name in sorted(stored)
-        if first.get(name) != second.get(name)
-    ]
+    model = Table.root(memoryview(file.content), Allowance(len(file.content) + _ALLOWANCE), 0)
+    before, after = _metadata(old), _metadata(new)
+    problems = []
+    for entry in file.graph.source.metadata or []:
+        name = _text(entry.name)
+        if before.get(name) == after.get(name):
+            continue
+        extent = model.item(_MODEL_BUFFERS, entry.buffer).extent(_BUFFER_DATA)
+        stored, wanted = file.bytes_at(extent), after.get(name)
+        if stored == before.get(name) and wanted is not None and len(wanted) == len(stored):
+            replacement.write(extent.start, wanted, f"the metadata {name!r}")
+        else:
+            problems.append(f"the metadata {name!r}, which the compiled file contains, differ between the models")
     attached = _attached(file.content)
-    if attached and _attached(contents["new"]) != attached:
-        problems.append("the files attached to the compiled file, such as labels, are not those of the new model")
+    if attached and (_attached(contents[0]) != attached or _attached(contents[1]) != attached):
+        problems.append("the files attached to the compiled file, such as labels, are not those of both models")
     return problems
+
+
+def _text(name: bytes | str) -> str:
+    return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
 
 
 def _metadata(graph: Graph) -> dict[str, bytes]:
     entries = {}
     for entry in graph.source.metadata or []:
         data = graph.source.buffers[entry.buffer].data
-        name = entry.name.decode("utf-8", "replace") if isinstance(entry.name, bytes) else str(entry.name)
-        entries[name] = b"" if data is None else np.asarray(data, np.uint8).tobytes()
+        entries[_text(entry.name)] = b"" if data is None else np.asarray(data, np.uint8).tobytes()
     return entries
 
 
