@@ -74,8 +74,8 @@ def main() -> int:
     RESULTS.write_text(json.dumps({"scales_from_seed": SEEDS[0], "rows": rows}, indent=1) + "\n")
     print("| seed | float | own scales | scales of seed 0 | clipped weights |\n|---|---|---|---|---|")
     for row in rows:
-        accuracies = (f"{row[key]:.3f}" for key in ("float", "own_scales", "old_scales"))
-        print(f"| {row['seed']} | {' | '.join(accuracies)} | {row['clipped_weights']} |")
+        shown = [f"{row[key]:.3f}" for key in ("float", "own_scales", "old_scales")]
+        print(f"| {row['seed']} | {' | '.join(shown)} | {row['clipped_weights']} |")
     return 0
 
 
