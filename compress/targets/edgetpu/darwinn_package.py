@@ -186,7 +186,7 @@ def _payload(options: bytes) -> tuple[bytes, int]:
 
 def _package(content: bytes, position: int) -> DarwinnPackage:
     allowance = Allowance(_MAX_EXPANSION * len(content) + _EXTRA_BYTES)
-    package = Table.root(memoryview(content), allowance, position)
+    package = PackageTable.root(memoryview(content), allowance, position)
     multi = package.nested(package.extent(1))
     executables = tuple(_executable(multi.nested(extent)) for extent in multi.extents(0))
     if not executables:
@@ -194,7 +194,7 @@ def _package(content: bytes, position: int) -> DarwinnPackage:
     return DarwinnPackage(package.number(0, "<i"), package.text(4), executables)
 
 
-def _executable(table: Table) -> Executable:
+def _executable(table: PackageTable) -> Executable:
     kind = table.number(13, "<h")
     if kind not in TYPES:
         raise ValueError(f"an executable of type {kind}")
@@ -211,7 +211,7 @@ def _executable(table: Table) -> Executable:
     )
 
 
-def _layer(table: Table) -> LayerInfo:
+def _layer(table: PackageTable) -> LayerInfo:
     numerics = table.table(5)
     scale = float(numerics.number(1, "<f")) if numerics else 0.0
     if not isfinite(scale):
@@ -228,7 +228,7 @@ def _layer(table: Table) -> LayerInfo:
     )
 
 
-class Table:
+class PackageTable:
     """A flatbuffer table, read field by field; every offset is checked against the buffer.
 
     A small file could refer to one table many times and take much memory. Therefore each table is charged to an
@@ -253,15 +253,15 @@ class Table:
         self.size = self._at(self.vtable, "<H")
 
     @classmethod
-    def root(cls, content: memoryview, allowance: Allowance, base: int) -> Table:
+    def root(cls, content: memoryview, allowance: Allowance, base: int) -> PackageTable:
         """Return the root table of a flatbuffer."""
         (position,) = struct.unpack_from("<I", content, 0)
         return cls(content, position, allowance, base)
 
-    def nested(self, extent: range) -> Table:
+    def nested(self, extent: range) -> PackageTable:
         """Return the root of a flatbuffer inside this one."""
         content = self.content[extent.start - self.base : extent.stop - self.base]
-        return Table.root(content, self.allowance, extent.start)
+        return PackageTable.root(content, self.allowance, extent.start)
 
     def _at(self, position: int, code: str) -> Any:
         if position < 0:
@@ -311,11 +311,11 @@ class Table:
         for place in range(start, start + 4 * length, 4):
             yield place + self._at(place, "<I")
 
-    def tables(self, field: int) -> list[Table]:
+    def tables(self, field: int) -> list[PackageTable]:
         """Return a vector of tables."""
         return [self._table(position) for position in self._items(field)]
 
-    def item(self, field: int, index: int) -> Table:
+    def item(self, field: int, index: int) -> PackageTable:
         """Return one table of a vector of tables."""
         start, length = self._vector(field)
         if not 0 <= index < length:
@@ -328,10 +328,10 @@ class Table:
         for position in self._items(field):
             yield self._extent(position + 4, self._at(position, "<I"))
 
-    def table(self, field: int) -> Table | None:
+    def table(self, field: int) -> PackageTable | None:
         """Return a table; None if it is missing."""
         place = self._place(field)
         return None if place is None else self._table(place + self._at(place, "<I"))
 
-    def _table(self, position: int) -> Table:
-        return Table(self.content, position, self.allowance, self.base)
+    def _table(self, position: int) -> PackageTable:
+        return PackageTable(self.content, position, self.allowance, self.base)

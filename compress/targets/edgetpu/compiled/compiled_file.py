@@ -11,7 +11,7 @@ from pathlib import Path
 
 from compress.errors import ModelError
 from compress.targets.edgetpu import darwinn_package
-from compress.targets.edgetpu.darwinn_package import DarwinnPackage, Executable, Table
+from compress.targets.edgetpu.darwinn_package import DarwinnPackage, Executable, PackageTable
 from compress.tflite import graph
 from compress.tflite.graph import Graph, Operator
 from compress.tflite.verifier import Allowance
@@ -102,7 +102,7 @@ def _compiled_operator(content: bytes, operator: Operator) -> CompiledOperator:
 def _custom_options(content: bytes, index: int) -> range:
     """Return the positions of the custom options of an operator of the main subgraph."""
     try:
-        model = Table.root(memoryview(content), Allowance(len(content)), 0)
+        model = PackageTable.root(memoryview(content), Allowance(len(content)), 0)
         return model.item(_MODEL_SUBGRAPHS, 0).item(_SUBGRAPH_OPERATORS, index).extent(_OPERATOR_CUSTOM_OPTIONS)
     except (struct.error, ValueError) as error:
         raise ModelError(f"is a damaged .tflite file: {error}") from error

@@ -29,7 +29,7 @@ VECTOR_BLOCK = 64
 """The bytes of 4 numbers of a vector: 4 x 4 bytes, then zeros."""
 
 
-class Kind(StrEnum):
+class NumberKind(StrEnum):
     """The kinds of numbers in a region."""
 
     FIXED = "fixed"
@@ -40,7 +40,7 @@ class Kind(StrEnum):
     CONSTANT = "constant"
 
 
-HEADER = (Kind.MULTIPLIER, Kind.BIAS, Kind.ZERO_POINT)
+HEADER = (NumberKind.MULTIPLIER, NumberKind.BIAS, NumberKind.ZERO_POINT)
 """The order of the numbers in the header of a group."""
 _ZERO, _ONE = 0, 1
 """The numbers of the kind FIXED: 0.0 (zero bytes) and 1.0."""
@@ -57,7 +57,7 @@ class Values:
             elements of another operand.
     """
 
-    arrays: Mapping[Kind, NDArray[Any]]
+    arrays: Mapping[NumberKind, NDArray[Any]]
 
     @cached_property
     def signature(self) -> tuple[tuple[str, str, int], ...]:
@@ -70,7 +70,7 @@ class Values:
         return np.concatenate([np.ascontiguousarray(array).ravel().view(np.uint8) for _, array in self._parts])
 
     @cached_property
-    def starts(self) -> dict[Kind, int]:
+    def starts(self) -> dict[NumberKind, int]:
         """The position of each array in the pool."""
         starts, position = {}, 0
         for kind, array in self._parts:
@@ -79,10 +79,10 @@ class Values:
         return starts
 
     @cached_property
-    def _parts(self) -> list[tuple[Kind, NDArray[Any]]]:
-        return [(Kind.FIXED, _FIXED), *self.arrays.items()]
+    def _parts(self) -> list[tuple[NumberKind, NDArray[Any]]]:
+        return [(NumberKind.FIXED, _FIXED), *self.arrays.items()]
 
-    def without(self, kind: Kind) -> Values:
+    def without(self, kind: NumberKind) -> Values:
         """Return the same numbers without one kind."""
         return Values({each: array for each, array in self.arrays.items() if each is not kind})
 
@@ -98,14 +98,14 @@ class NumberDifference:
         found: the value in the region.
     """
 
-    kind: Kind
+    kind: NumberKind
     index: int
     expected: int | float
     found: int | float
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class ParameterLayout:
     """The source of every byte of a region.
 
     Attributes:
@@ -137,7 +137,7 @@ class Layout:
             )
         return values.pool[self.sources]
 
-    def decode(self, region: NDArray[np.uint8], values: Values) -> dict[Kind, NDArray[Any]]:
+    def decode(self, region: NDArray[np.uint8], values: Values) -> dict[NumberKind, NDArray[Any]]:
         """Return the numbers in a region. Numbers that the region does not contain are those of `values`."""
         pool = values.pool.copy()
         stored = ~self.padding
@@ -180,7 +180,7 @@ class Matrix:
     values: Values
     positions: NDArray[np.int32]
     rows: int
-    header: tuple[Kind, ...]
+    header: tuple[NumberKind, ...]
 
     @property
     def channel_blocks(self) -> int:
@@ -212,7 +212,7 @@ class Matrix:
         """Whether the last of several groups has rows that the operator does not have."""
         return len(self.positions) > ROW_BLOCK and bool(len(self.positions) % ROW_BLOCK)
 
-    def layout_of(self, inner: int, *, ones: bool = False) -> Layout:
+    def layout_of(self, inner: int, *, ones: bool = False) -> ParameterLayout:
         """Return a layout.
 
         Args:
@@ -227,7 +227,7 @@ class Matrix:
                 sources.append(part)
                 padding.append(pads)
         rule = f"{inner} inner channel blocks" + (", multipliers of 1.0 in missing rows" if ones else "")
-        return Layout(np.concatenate(sources), np.concatenate(padding), self.values.signature, rule)
+        return ParameterLayout(np.concatenate(sources), np.concatenate(padding), self.values.signature, rule)
 
     @cached_property
     def _present(self) -> NDArray[np.int32]:
@@ -245,9 +245,9 @@ class Matrix:
         own = np.flatnonzero(~pads)
         for kind in self.header:
             start = self.values.starts[kind]
-            fixed = _ONE if ones and kind is Kind.MULTIPLIER else _ZERO
-            numbers = np.full(rows, self.values.starts[Kind.FIXED] + 4 * fixed, np.int32)
-            if kind is not Kind.BIAS:
+            fixed = _ONE if ones and kind is NumberKind.MULTIPLIER else _ZERO
+            numbers = np.full(rows, self.values.starts[NumberKind.FIXED] + 4 * fixed, np.int32)
+            if kind is not NumberKind.BIAS:
                 numbers[: round_up(len(group), INPUT_BLOCK)] = start + 4 * present[0]
             numbers[own] = start + 4 * present[own]
             sources = numbers[:, None] + np.arange(4, dtype=np.int32)
@@ -259,14 +259,14 @@ class Matrix:
         count, taps, channels = group.shape
         blocks = self.channel_blocks
         rows = self.first_rows
-        sources = np.full((rows, taps, blocks * INPUT_BLOCK), self.values.starts[Kind.FIXED], np.int32)
+        sources = np.full((rows, taps, blocks * INPUT_BLOCK), self.values.starts[NumberKind.FIXED], np.int32)
         pads = np.ones(sources.shape, bool)
         filled = min(round_up(count, INPUT_BLOCK), rows)
         present = self._present[first : first + count]
         sources[:filled] = self.zero_point_sources(present[:1])[:, None, None]
         sources[:count] = self.zero_point_sources(np.where(present < 0, present[0], present))[:, None, None]
         own = np.flatnonzero(present >= 0)
-        sources[own, :, :channels] = self.values.starts[Kind.WEIGHT] + group[own]
+        sources[own, :, :channels] = self.values.starts[NumberKind.WEIGHT] + group[own]
         pads[own, :, :channels] = False
         for start in range(0, blocks, inner):
             width = min(inner, blocks - start)
@@ -275,8 +275,8 @@ class Matrix:
 
     def zero_point_sources(self, outputs: NDArray[np.int32]) -> NDArray[np.int32]:
         """Return the positions in the pool of the low bytes of the zero points of outputs."""
-        start = self.values.starts[Kind.ZERO_POINT]
-        per_output = self.values.arrays[Kind.ZERO_POINT].size > 1
+        start = self.values.starts[NumberKind.ZERO_POINT]
+        per_output = self.values.arrays[NumberKind.ZERO_POINT].size > 1
         return (start + 4 * outputs if per_output else np.full(len(outputs), start)).astype(np.int32)
 
 
@@ -286,7 +286,7 @@ def _by_tap(values: NDArray[Any], width: int) -> NDArray[Any]:
     return values.reshape(rows, taps, width, INPUT_BLOCK).transpose(1, 2, 0, 3).ravel()
 
 
-def depthwise(matrix: Matrix) -> Layout:
+def depthwise(matrix: Matrix) -> ParameterLayout:
     """Return the layout of a depthwise convolution, of whose positions [channels, taps, 1] a group takes 4 rows."""
     sources, padding = [], []
     for first in range(0, len(matrix.positions), INPUT_BLOCK):
@@ -294,7 +294,7 @@ def depthwise(matrix: Matrix) -> Layout:
         for part, pads in (*matrix.group_header(first, group, INPUT_BLOCK), _diagonals(matrix, first, group)):
             sources.append(part)
             padding.append(pads)
-    return Layout(np.concatenate(sources), np.concatenate(padding), matrix.values.signature, "")
+    return ParameterLayout(np.concatenate(sources), np.concatenate(padding), matrix.values.signature, "")
 
 
 def _diagonals(matrix: Matrix, first: int, group: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
@@ -305,27 +305,27 @@ def _diagonals(matrix: Matrix, first: int, group: NDArray[np.int32]) -> tuple[ND
     blocks[:] = matrix.zero_point_sources(own)[:, None]
     pads = np.ones(blocks.shape, bool)
     diagonal = np.arange(count)
-    blocks[:, diagonal, diagonal] = matrix.values.starts[Kind.WEIGHT] + group[:, :, 0].T
+    blocks[:, diagonal, diagonal] = matrix.values.starts[NumberKind.WEIGHT] + group[:, :, 0].T
     pads[:, diagonal, diagonal] = False
     return blocks.ravel(), pads.ravel()
 
 
-def vector(values: Values) -> Layout:
+def vector(values: Values) -> ParameterLayout:
     """Return the layout of a constant vector of 4-byte numbers: 4 of them, then zeros, in every 64 bytes."""
-    count = values.arrays[Kind.CONSTANT].size
-    start = values.starts[Kind.CONSTANT]
-    numbers = np.full(round_up(count, INPUT_BLOCK), values.starts[Kind.FIXED], np.int32)
+    count = values.arrays[NumberKind.CONSTANT].size
+    start = values.starts[NumberKind.CONSTANT]
+    numbers = np.full(round_up(count, INPUT_BLOCK), values.starts[NumberKind.FIXED], np.int32)
     numbers[:count] = start + 4 * np.arange(count, dtype=np.int32)
-    blocks = np.full((len(numbers) // INPUT_BLOCK, VECTOR_BLOCK), values.starts[Kind.FIXED], np.int32)
+    blocks = np.full((len(numbers) // INPUT_BLOCK, VECTOR_BLOCK), values.starts[NumberKind.FIXED], np.int32)
     pads = np.ones(blocks.shape, bool)
     stored = 4 * INPUT_BLOCK
     blocks[:, :stored] = (numbers[:, None] + np.arange(4, dtype=np.int32)).reshape(-1, stored)
     pads[:, :stored] = np.repeat(np.arange(len(numbers)) >= count, 4).reshape(-1, stored)
-    return Layout(blocks.ravel(), pads.ravel(), values.signature, "")
+    return ParameterLayout(blocks.ravel(), pads.ravel(), values.signature, "")
 
 
-def plain(values: Values) -> Layout:
+def plain(values: Values) -> ParameterLayout:
     """Return the layout of a constant tensor: its bytes in their order."""
-    array = values.arrays[Kind.CONSTANT]
-    sources = values.starts[Kind.CONSTANT] + np.arange(array.nbytes, dtype=np.int32)
-    return Layout(sources, np.zeros(array.nbytes, bool), values.signature, "")
+    array = values.arrays[NumberKind.CONSTANT]
+    sources = values.starts[NumberKind.CONSTANT] + np.arange(array.nbytes, dtype=np.int32)
+    return ParameterLayout(sources, np.zeros(array.nbytes, bool), values.signature, "")

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.targets.edgetpu.compiled.compiled_file import CompiledFile
-from compress.targets.edgetpu.compiled.parameter_layout import ALIGNMENT, Kind, Layout, Values
+from compress.targets.edgetpu.compiled.parameter_layout import ALIGNMENT, NumberKind, ParameterLayout, Values
 from compress.targets.edgetpu.compiled.stored_parameters import Choice, Single, StoredParameters, stored_parameters
 from compress.targets.edgetpu.darwinn_package import Executable
 from compress.targets.edgetpu.parameter_memory import INPUT_BLOCK, round_up
@@ -39,7 +39,7 @@ class LeftoverKind(StrEnum):
 
 
 @dataclass(frozen=True, eq=False)
-class Region:
+class ParameterRegion:
     """The place of an operator's parameters.
 
     Attributes:
@@ -54,7 +54,7 @@ class Region:
 
     parameters: StoredParameters
     values: Values
-    layout: Layout
+    layout: ParameterLayout
     executable: int
     offset: int
     is_equal: bool
@@ -101,7 +101,7 @@ class ParameterLocation:
         leftovers: all other bytes.
     """
 
-    regions: tuple[Region, ...]
+    regions: tuple[ParameterRegion, ...]
     missing: tuple[StoredParameters, ...]
     leftovers: tuple[Leftover, ...]
 
@@ -175,7 +175,7 @@ class _Blob:
 class _Search:
     def __init__(self, blobs: Sequence[_Blob]) -> None:
         self.blobs = blobs
-        self.regions: list[Region] = []
+        self.regions: list[ParameterRegion] = []
 
     def find_equal(self, parts: Sequence[StoredParameters]) -> None:
         """Claim the regions that are exactly as predicted.
@@ -199,7 +199,7 @@ class _Search:
         self,
         part: StoredParameters,
         remaining: list[StoredParameters],
-        candidates: dict[StoredParameters, list[Region]],
+        candidates: dict[StoredParameters, list[ParameterRegion]],
     ) -> list[StoredParameters]:
         """Claim the places of operators with equal regions, in the order of the operators."""
         places = [(region.executable, region.offset) for region in candidates[part]]
@@ -215,17 +215,17 @@ class _Search:
             self._claim([replace(region, is_interchangeable=shared) for region in candidates[other][number:stop]])
         return [other for other in remaining if other not in alike]
 
-    def _free(self, regions: list[Region]) -> list[Region]:
+    def _free(self, regions: list[ParameterRegion]) -> list[ParameterRegion]:
         return [region for region in regions if not self._blob(region).lines(region.offset, region.size_bytes).any()]
 
-    def _claim(self, regions: Iterable[Region]) -> None:
+    def _claim(self, regions: Iterable[ParameterRegion]) -> None:
         for region in regions:
             lines = self._blob(region).lines(region.offset, region.size_bytes)
             if not lines.any():
                 lines[:] = True
                 self.regions.append(region)
 
-    def _blob(self, region: Region) -> _Blob:
+    def _blob(self, region: ParameterRegion) -> _Blob:
         return next(blob for blob in self.blobs if blob.executable == region.executable)
 
     def find_different(self, parts: Sequence[StoredParameters]) -> None:
@@ -252,7 +252,7 @@ class _Search:
                 between = parts[max(before[-1:], default=-1) + 1 : min(after[:1], default=len(parts))]
                 self._fill_gap(blob, gap, self._missing(between))
 
-    def _in(self, blob: _Blob) -> list[Region]:
+    def _in(self, blob: _Blob) -> list[ParameterRegion]:
         regions = [region for region in self.regions if region.executable == blob.executable]
         return sorted(regions, key=lambda region: region.offset)
 
@@ -297,7 +297,7 @@ def _classified(blob: _Blob, gap: range) -> Iterator[Leftover]:
         yield Leftover(blob.executable, range(start, gap.stop), last)
 
 
-def _equal(part: StoredParameters, blob: _Blob) -> Iterator[Region]:
+def _equal(part: StoredParameters, blob: _Blob) -> Iterator[ParameterRegion]:
     """Yield the regions in a blob that are exactly as predicted; of overlapping ones, the largest."""
     taken: list[range] = []
     for choice in sorted(part.choices, key=lambda each: -each.size_bytes):
@@ -309,7 +309,7 @@ def _equal(part: StoredParameters, blob: _Blob) -> Iterator[Region]:
                 yield region
 
 
-def _equal_to(part: StoredParameters, choice: Choice, blob: _Blob) -> Iterator[Region]:
+def _equal_to(part: StoredParameters, choice: Choice, blob: _Blob) -> Iterator[ParameterRegion]:
     usual = _usual_layout(choice)
     beginning = usual.encode(choice.values)[: _beginning(choice)].tobytes()
     for offset in blob.find(beginning):
@@ -318,11 +318,11 @@ def _equal_to(part: StoredParameters, choice: Choice, blob: _Blob) -> Iterator[R
         content = blob.content[offset : offset + choice.size_bytes]
         for layout in _layouts(choice, usual, content, all_blocks=False):
             if np.array_equal(layout.encode(choice.values), content):
-                yield Region(part, choice.values, layout, blob.executable, offset, is_equal=True)
+                yield ParameterRegion(part, choice.values, layout, blob.executable, offset, is_equal=True)
                 break
 
 
-def _usual_layout(choice: Choice) -> Layout:
+def _usual_layout(choice: Choice) -> ParameterLayout:
     return choice.layout if isinstance(choice, Single) else choice.layout_of(choice.inner_blocks[0])
 
 
@@ -333,7 +333,9 @@ def _beginning(choice: Choice) -> int:
     return choice.first_rows * (4 * len(choice.header) + INPUT_BLOCK)
 
 
-def _layouts(choice: Choice, usual: Layout, content: NDArray[np.uint8], *, all_blocks: bool) -> Iterator[Layout]:
+def _layouts(
+    choice: Choice, usual: ParameterLayout, content: NDArray[np.uint8], *, all_blocks: bool
+) -> Iterator[ParameterLayout]:
     """Yield the layouts of a region.
 
     Args:
@@ -360,11 +362,13 @@ def _layouts(choice: Choice, usual: Layout, content: NDArray[np.uint8], *, all_b
         best = sorted(equal, key=lambda count: -equal[count])
         counts = best[:4] if all_blocks else [count for count in best if equal[count] == block]
     for count in counts:
-        for ones in (False, True) if choice.is_padded_to_a_group and Kind.MULTIPLIER in choice.header else (False,):
+        for ones in (
+            (False, True) if choice.is_padded_to_a_group and NumberKind.MULTIPLIER in choice.header else (False,)
+        ):
             yield usual if count == choice.inner_blocks[0] and not ones else choice.layout_of(count, ones=ones)
 
 
-def _similar(part: StoredParameters, blob: _Blob, gap: range) -> Iterator[tuple[float, Region]]:
+def _similar(part: StoredParameters, blob: _Blob, gap: range) -> Iterator[tuple[float, ParameterRegion]]:
     """Yield the share of equal weights, and the region, for the best places in a gap."""
     for choice in part.choices:
         last = gap.stop - choice.size_bytes
@@ -382,10 +386,10 @@ def _similar(part: StoredParameters, blob: _Blob, gap: range) -> Iterator[tuple[
 
 def _compared(
     part: StoredParameters, choice: Choice, blob: _Blob, offsets: Sequence[int]
-) -> Iterator[tuple[float, Region]]:
+) -> Iterator[tuple[float, ParameterRegion]]:
     """Yield the share of equal weights, and the region, for each place and layout."""
     usual = _usual_layout(choice)
-    main = Kind.WEIGHT if Kind.WEIGHT in choice.values.arrays else Kind.CONSTANT
+    main = NumberKind.WEIGHT if NumberKind.WEIGHT in choice.values.arrays else NumberKind.CONSTANT
     start = choice.values.starts[main]
     stop = start + choice.values.arrays[main].nbytes
     for offset in offsets:
@@ -395,11 +399,11 @@ def _compared(
             weights = (layout.sources >= start) & (layout.sources < stop) & ~layout.padding
             share = float(equal[weights].mean()) if weights.any() else 0.0
             # Of equal shares, the layout with more equal padding is right.
-            region = Region(part, choice.values, layout, blob.executable, offset, bool(equal.all()))
+            region = ParameterRegion(part, choice.values, layout, blob.executable, offset, bool(equal.all()))
             yield share + 1e-6 * float(equal.mean()), region
 
 
-def possible_layouts(region: Region, file: CompiledFile) -> list[tuple[int, Layout]]:
+def possible_layouts(region: ParameterRegion, file: CompiledFile) -> list[tuple[int, ParameterLayout]]:
     """Return all layouts in which an operator's numbers have the bytes of its region, each with its choice's index.
 
     Several are possible if many numbers are equal. Other numbers would then have different bytes in each.

@@ -28,7 +28,7 @@ from compress.targets.edgetpu.compiled.instruction_map import (
 )
 from compress.targets.edgetpu.compiled.instructions import bundles, vector_instructions
 from compress.targets.edgetpu.compiled.parameter_layout import Values
-from compress.targets.edgetpu.compiled.parameter_location import Region
+from compress.targets.edgetpu.compiled.parameter_location import ParameterRegion
 from compress.targets.edgetpu.compiled.stored_parameters import StoredParameters, stored_parameters
 from compress.targets.edgetpu.compiled.surroundings import Replacement, TensorPair
 from compress.targets.edgetpu.compiled.verification import verify
@@ -190,7 +190,7 @@ class _Attempt:
         changed = sum(self._region(region, copies[region.parameters]) for region in location.regions)
         self.changes["bytes of parameters replaced"] = changed
 
-    def _region(self, region: Region, copies: int) -> int:
+    def _region(self, region: ParameterRegion, copies: int) -> int:
         """Replace the parameters of one region, and return how many bytes differ."""
         where = f"{structure.describe(region.operator)}, {region.parameters.purpose}"
         before = region.layout.encode(region.values)
@@ -217,7 +217,7 @@ class _Attempt:
         self.replacement.write(start, after, where)
         return int((np.frombuffer(after, np.uint8) != before).sum())
 
-    def _new_values(self, region: Region, choice: int) -> Values:
+    def _new_values(self, region: ParameterRegion, choice: int) -> Values:
         """Return the new model's numbers for a region, as one of the choices of the compiler."""
         before = stored_parameters(region.operator, self.old)
         after = stored_parameters(self.new.operators[region.operator.index], self.new)

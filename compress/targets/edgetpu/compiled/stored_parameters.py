@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from compress.targets.edgetpu import operator_parameters
 from compress.targets.edgetpu.compiled import parameter_layout
-from compress.targets.edgetpu.compiled.parameter_layout import HEADER, Kind, Layout, Matrix, Values
+from compress.targets.edgetpu.compiled.parameter_layout import HEADER, Matrix, NumberKind, ParameterLayout, Values
 from compress.targets.edgetpu.constants import PARAMETERS
 from compress.targets.edgetpu.parameter_memory import FEW_ROWS, INPUT_BLOCK, padded_rows, round_up
 from compress.tflite.graph import NONE, Graph, Operator, Tensor
@@ -37,7 +37,7 @@ class Single:
     """
 
     values: Values
-    layout: Layout
+    layout: ParameterLayout
 
     @property
     def size_bytes(self) -> int:
@@ -62,7 +62,7 @@ class StoredParameters:
 
     operator: Operator
     purpose: str
-    tensors: Mapping[Kind, tuple[int, ...]]
+    tensors: Mapping[NumberKind, tuple[int, ...]]
     choices: tuple[Choice, ...]
 
     @property
@@ -140,43 +140,43 @@ def _values(operator: Operator, graph: Graph) -> Values | None:
     output = graph.output_tensors(operator)[0]
     if weights.dtype not in ("INT8", "UINT8") or not weights.is_constant or weights.quantization is None:
         return None
-    arrays: dict[Kind, NDArray[Any]] = {Kind.ZERO_POINT: zero_points(weights).astype(np.uint32)}
+    arrays: dict[NumberKind, NDArray[Any]] = {NumberKind.ZERO_POINT: zero_points(weights).astype(np.uint32)}
     if len(operator.inputs) > 2 and operator.inputs[2] != NONE:
         bias = graph.tensors[operator.inputs[2]]
         if bias.dtype != "INT32" or not bias.is_constant:
             return None
-        arrays[Kind.BIAS] = bias.array().ravel()
+        arrays[NumberKind.BIAS] = bias.array().ravel()
     if weights.quantization.per_channel:
         count = len(weights.quantization.scale)
-        arrays[Kind.ZERO_POINT] = np.broadcast_to(arrays[Kind.ZERO_POINT], count)
+        arrays[NumberKind.ZERO_POINT] = np.broadcast_to(arrays[NumberKind.ZERO_POINT], count)
         if not weights.quantization.one_scale:
             scales = np.array(weights.quantization.scale, np.float32)
             with np.errstate(over="ignore"):
-                arrays[Kind.MULTIPLIER] = scale(source) * scales * reciprocal(output)
-    arrays[Kind.WEIGHT] = unsigned(weights)
+                arrays[NumberKind.MULTIPLIER] = scale(source) * scales * reciprocal(output)
+    arrays[NumberKind.WEIGHT] = unsigned(weights)
     return Values(arrays)
 
 
 def _with_and_without_bias(values: Values) -> Iterator[Values]:
     """Yield the numbers with their bias, and without it if it is zero: compiler 16.0 drops it."""
     yield values
-    if Kind.BIAS in values.arrays and not values.arrays[Kind.BIAS].any():
-        yield values.without(Kind.BIAS)
+    if NumberKind.BIAS in values.arrays and not values.arrays[NumberKind.BIAS].any():
+        yield values.without(NumberKind.BIAS)
 
 
-def _header(values: Values, graph: Graph, operator: Operator) -> tuple[Kind, ...]:
+def _header(values: Values, graph: Graph, operator: Operator) -> tuple[NumberKind, ...]:
     quantization = graph.tensors[operator.inputs[1]].quantization
     per_channel = quantization is not None and quantization.per_channel
-    present = {*values.arrays} - (set() if per_channel else {Kind.ZERO_POINT})
+    present = {*values.arrays} - (set() if per_channel else {NumberKind.ZERO_POINT})
     return tuple(kind for kind in HEADER if kind in present)
 
 
-def _tensors(operator: Operator) -> dict[Kind, tuple[int, ...]]:
-    tensors: dict[Kind, tuple[int, ...]] = dict.fromkeys(
-        (Kind.WEIGHT, Kind.MULTIPLIER, Kind.ZERO_POINT), (operator.inputs[1],)
+def _tensors(operator: Operator) -> dict[NumberKind, tuple[int, ...]]:
+    tensors: dict[NumberKind, tuple[int, ...]] = dict.fromkeys(
+        (NumberKind.WEIGHT, NumberKind.MULTIPLIER, NumberKind.ZERO_POINT), (operator.inputs[1],)
     )
     if len(operator.inputs) > 2 and operator.inputs[2] != NONE:
-        tensors[Kind.BIAS] = (operator.inputs[2],)
+        tensors[NumberKind.BIAS] = (operator.inputs[2],)
     return tensors
 
 
@@ -274,13 +274,13 @@ def _elementwise(operator: Operator, graph: Graph) -> list[StoredParameters]:
         or constant.dtype not in ("INT8", "UINT8")
     ):
         return []
-    tensors = {Kind.CONSTANT: (constant.index,)}
+    tensors = {NumberKind.CONSTANT: (constant.index,)}
     if sum(side > 1 for side in constant.shape) > 1:
-        whole = Values({Kind.CONSTANT: unsigned(constant)})
+        whole = Values({NumberKind.CONSTANT: unsigned(constant)})
         return [StoredParameters(operator, "constant", tensors, (Single(whole, parameter_layout.plain(whole)),))]
     choices = []
     for numbers in _vectors(operator, constant, other, graph.output_tensors(operator)[0]):
-        values = Values({Kind.CONSTANT: numbers})
+        values = Values({NumberKind.CONSTANT: numbers})
         choices.append(Single(values, parameter_layout.vector(values)))
     return [StoredParameters(operator, "constant", tensors, tuple(choices))] if choices else []
 
@@ -302,7 +302,7 @@ def _vectors(operator: Operator, constant: Tensor, other: Tensor, output: Tensor
 
 
 def _matrix_of_ones(
-    operator: Operator, purpose: str, read: NDArray[np.bool_], header: tuple[Kind, ...] = (Kind.BIAS,)
+    operator: Operator, purpose: str, read: NDArray[np.bool_], header: tuple[NumberKind, ...] = (NumberKind.BIAS,)
 ) -> StoredParameters:
     """Return a convolution that only moves data.
 
@@ -313,12 +313,12 @@ def _matrix_of_ones(
         header: the kinds of numbers in the header of a group.
     """
     outputs = len(read)
-    numbers: dict[Kind, NDArray[Any]] = {
-        Kind.ZERO_POINT: np.zeros(1, np.uint32),
-        Kind.WEIGHT: np.array([0, 1], np.uint8),
+    numbers: dict[NumberKind, NDArray[Any]] = {
+        NumberKind.ZERO_POINT: np.zeros(1, np.uint32),
+        NumberKind.WEIGHT: np.array([0, 1], np.uint8),
     }
     if header:
-        numbers[Kind.BIAS] = np.zeros(outputs, np.int32)
+        numbers[NumberKind.BIAS] = np.zeros(outputs, np.int32)
     values = Values(numbers)
     rows = sorted({FEW_ROWS if outputs <= FEW_ROWS else padded_rows(outputs), padded_rows(outputs)})
     positions = read.astype(np.int32)
@@ -405,7 +405,7 @@ def _softmax(operator: Operator, graph: Graph) -> list[StoredParameters]:
 
 
 def _table(operator: Operator, purpose: str, numbers: NDArray[Any]) -> StoredParameters:
-    values = Values({Kind.CONSTANT: numbers})
+    values = Values({NumberKind.CONSTANT: numbers})
     return StoredParameters(operator, purpose, {}, (Single(values, parameter_layout.vector(values)),))
 
 
@@ -431,13 +431,13 @@ def _lstm(operator: Operator, graph: Graph) -> list[StoredParameters]:
         positions = np.concatenate([_indices(of_input), _indices(of_state) + of_input.elements], axis=1)
         values = Values(
             {
-                Kind.ZERO_POINT: zero_points(of_input)[:1].astype(np.uint32),
-                Kind.BIAS: bias.array().ravel(),
-                Kind.WEIGHT: np.concatenate([unsigned(of_input), unsigned(of_state)]),
+                NumberKind.ZERO_POINT: zero_points(of_input)[:1].astype(np.uint32),
+                NumberKind.BIAS: bias.array().ravel(),
+                NumberKind.WEIGHT: np.concatenate([unsigned(of_input), unsigned(of_state)]),
             }
         )
-        matrix = Matrix(values, positions[:, np.newaxis], padded_rows(units), (Kind.BIAS,))
-        tensors = {Kind.WEIGHT: (of_input.index, of_state.index), Kind.BIAS: (bias.index,)}
+        matrix = Matrix(values, positions[:, np.newaxis], padded_rows(units), (NumberKind.BIAS,))
+        tensors = {NumberKind.WEIGHT: (of_input.index, of_state.index), NumberKind.BIAS: (bias.index,)}
         parts.append(StoredParameters(operator, f"{_GATES[gate]} gate", tensors, (matrix,)))
     return parts
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from compress.targets.edgetpu.compiled.compiled_file import CompiledFile
 from compress.targets.edgetpu.compiled.operator_constants import unsigned_zero_point
-from compress.targets.edgetpu.darwinn_package import Executable, LayerInfo, Table
+from compress.targets.edgetpu.darwinn_package import Executable, LayerInfo, PackageTable
 from compress.tflite.graph import Graph, Tensor
 from compress.tflite.verifier import Allowance
 
@@ -84,7 +84,7 @@ def replace_numbers(replacement: Replacement, file: CompiledFile, pairs: Sequenc
         pairs: all its tensors.
     """
     problems = []
-    model = Table.root(memoryview(file.content), Allowance(len(file.content) + _ALLOWANCE), 0)
+    model = PackageTable.root(memoryview(file.content), Allowance(len(file.content) + _ALLOWANCE), 0)
     subgraph = model.item(_MODEL_SUBGRAPHS, 0)
     for pair in pairs:
         table = subgraph.item(_SUBGRAPH_TENSORS, pair.stored.index)
@@ -100,7 +100,7 @@ def replace_numbers(replacement: Replacement, file: CompiledFile, pairs: Sequenc
     return problems
 
 
-def _replace_quantization(replacement: Replacement, table: Table, before: Tensor, after: Tensor) -> list[str]:
+def _replace_quantization(replacement: Replacement, table: PackageTable, before: Tensor, after: Tensor) -> list[str]:
     if before.quantization is None or after.quantization is None:
         return [] if before.quantization is after.quantization else [f"only one model quantizes tensor {before.name!r}"]
     stored = table.table(_TENSOR_QUANTIZATION)
@@ -118,7 +118,7 @@ def _replace_quantization(replacement: Replacement, table: Table, before: Tensor
     return []
 
 
-def _replace_data(replacement: Replacement, file: CompiledFile, model: Table, pair: TensorPair) -> list[str]:
+def _replace_data(replacement: Replacement, file: CompiledFile, model: PackageTable, pair: TensorPair) -> list[str]:
     before, after = pair.stored, pair.new
     if before.data is None or after.data is None:
         return []
@@ -201,7 +201,7 @@ def replace_metadata(
         new: the model that it shall hold.
         contents: the bytes of both models, for files that are attached at their ends.
     """
-    model = Table.root(memoryview(file.content), Allowance(len(file.content) + _ALLOWANCE), 0)
+    model = PackageTable.root(memoryview(file.content), Allowance(len(file.content) + _ALLOWANCE), 0)
     before, after = _metadata(old), _metadata(new)
     problems = []
     for entry in file.graph.source.metadata or []:

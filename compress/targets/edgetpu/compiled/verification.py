@@ -26,11 +26,11 @@ from compress.targets.edgetpu.compiled.operator_constants import (
     is_independent,
     unsigned_zero_point,
 )
-from compress.targets.edgetpu.compiled.parameter_layout import Kind, NumberDifference
+from compress.targets.edgetpu.compiled.parameter_layout import NumberDifference, NumberKind
 from compress.targets.edgetpu.compiled.parameter_location import (
     LeftoverKind,
     ParameterLocation,
-    Region,
+    ParameterRegion,
     locate,
     parameter_bytes,
 )
@@ -49,7 +49,7 @@ _MIN_EQUAL_FIELDS = 4
 """Of the 7 numbers of an instruction, those that must be equal, so that the rest are differences of one operator."""
 
 
-class Answer(StrEnum):
+class VerificationAnswer(StrEnum):
     """Whether a compiled file holds a model."""
 
     YES = "yes"
@@ -58,7 +58,7 @@ class Answer(StrEnum):
 
 
 @dataclass(frozen=True)
-class Difference:
+class VerificationDifference:
     """Something that differs between the model and the compiled file.
 
     Attributes:
@@ -120,22 +120,26 @@ class Verification:
         compared: the number of numbers that were compared, by kind.
     """
 
-    differences: tuple[Difference, ...]
+    differences: tuple[VerificationDifference, ...]
     undecided: tuple[Undecided, ...]
     compared: dict[str, int]
 
     @property
-    def answer(self) -> Answer:
+    def answer(self) -> VerificationAnswer:
         """The answer."""
         if self.differences:
-            return Answer.NO
-        return Answer.UNDECIDED if any(each.blocks for each in self.undecided) else Answer.YES
+            return VerificationAnswer.NO
+        return VerificationAnswer.UNDECIDED if any(each.blocks for each in self.undecided) else VerificationAnswer.YES
 
     def to_json(self) -> dict[str, Any]:
         """Return the answer as a plain map."""
         return {
             "schema_version": SCHEMA_VERSION,
-            "answer": {Answer.YES: "yes", Answer.NO: "no", Answer.UNDECIDED: "undecided"}[self.answer],
+            "answer": {
+                VerificationAnswer.YES: "yes",
+                VerificationAnswer.NO: "no",
+                VerificationAnswer.UNDECIDED: "undecided",
+            }[self.answer],
             "differences": [each.to_json() for each in self.differences],
             "undecided": [each.to_json() for each in self.undecided],
             "compared": self.compared,
@@ -144,9 +148,9 @@ class Verification:
     def describe(self) -> str:
         """Return the answer as text for a person."""
         sentences = {
-            Answer.YES: "yes: the compiled file holds this model",
-            Answer.NO: "no: the compiled file does not hold this model",
-            Answer.UNDECIDED: "cannot be decided: what was compared agrees, and the following was not compared",
+            VerificationAnswer.YES: "yes: the compiled file holds this model",
+            VerificationAnswer.NO: "no: the compiled file does not hold this model",
+            VerificationAnswer.UNDECIDED: "cannot be decided: what was compared agrees, and the following was not compared",
         }
         lines = [sentences[self.answer]]
         lines += _limited([f"  different: {each.message}" for each in self.differences])
@@ -167,12 +171,12 @@ def verify(file: CompiledFile, model: Graph) -> Verification:
         file: the compiled file.
         model: the model, not compiled.
     """
-    differences = [Difference(message) for message in interface_differences(file.graph, model)]
+    differences = [VerificationDifference(message) for message in interface_differences(file.graph, model)]
     if len(file.graph.inputs) != len(model.inputs) or len(file.graph.outputs) != len(model.outputs):
         return Verification(tuple(differences), (), {})
     custom_operators = {compiled.operator.index for compiled in file.operators}
     cpu = compare_cpu_part(file.graph, model, custom_operators)
-    differences += [Difference(message, kind="cpu") for message in cpu.differences]
+    differences += [VerificationDifference(message, kind="cpu") for message in cpu.differences]
     operators = [operator for operator in model.operators if operator.index not in cpu.operators]
     location = locate(file, model, operators)
     comparison = _Comparison(file, model, operators)
@@ -180,11 +184,11 @@ def verify(file: CompiledFile, model: Graph) -> Verification:
     differences += comparison.number_differences(location)
     undecided = comparison.missing(location)
     found = comparison.instruction_differences()
-    differences += [each for each in found if isinstance(each, Difference)]
+    differences += [each for each in found if isinstance(each, VerificationDifference)]
     undecided += [each for each in found if isinstance(each, Undecided)]
     if comparison.is_another_model(location):
         message = "most parameters of the model are not in the compiled file"
-        differences.append(Difference(message, kind="missing", count=len(location.missing)))
+        differences.append(VerificationDifference(message, kind="missing", count=len(location.missing)))
     return Verification(tuple(differences), tuple(undecided), comparison.compared(location))
 
 
@@ -207,7 +211,7 @@ class _Comparison:
             for instruction in vector_instructions(bundles(file.bytes_at(stream)))
         ]
 
-    def layer_differences(self, tensors: dict[int, int]) -> Iterator[Difference]:
+    def layer_differences(self, tensors: dict[int, int]) -> Iterator[VerificationDifference]:
         """Yield the differences of the inputs and outputs of the programs; `tensors`: see `CpuPart`."""
         by_name = {tensor.name.rstrip("\0"): tensor.index for tensor in self.file.graph.tensors}
         for executable in self.file.executables:
@@ -218,23 +222,23 @@ class _Comparison:
                     continue
                 expected = _quantization(tensor)
                 if layer.scale and (layer.scale, layer.zero_point) != expected:
-                    yield Difference(
+                    yield VerificationDifference(
                         f"input or output {layer.name}: scale {expected[0]:.9g} and zero point {expected[1]} in the "
                         f"model, {layer.scale:.9g} and {layer.zero_point} in the compiled file (as uint8)",
                         kind="scale",
                         tensor=layer.name,
                     )
 
-    def number_differences(self, location: ParameterLocation) -> Iterator[Difference]:
+    def number_differences(self, location: ParameterLocation) -> Iterator[VerificationDifference]:
         """Yield the weights, biases, multipliers and constants that differ, by tensor."""
         for region in location.regions:
             if not region.is_equal:
                 yield from self._region_differences(region)
 
-    def _region_differences(self, region: Region) -> Iterator[Difference]:
+    def _region_differences(self, region: ParameterRegion) -> Iterator[VerificationDifference]:
         executable = self.file.executables[region.executable]
         content = parameter_bytes(self.file, executable)[region.offset : region.offset + region.size_bytes]
-        by_tensor: dict[tuple[Kind, int], list[NumberDifference]] = {}
+        by_tensor: dict[tuple[NumberKind, int], list[NumberDifference]] = {}
         for difference in region.layout.differences(content, region.values):
             index, tensor = self._tensor(region, difference)
             by_tensor.setdefault((difference.kind, tensor.index), []).append(
@@ -244,9 +248,9 @@ class _Comparison:
             yield self._difference(region, kind, self.model.tensors[tensor_index], numbers)
         if not by_tensor:
             message = f"{_name(region.operator)}: bytes of missing rows or channels are different"
-            yield Difference(message, region.operator.index, "padding")
+            yield VerificationDifference(message, region.operator.index, "padding")
 
-    def _tensor(self, region: Region, difference: NumberDifference) -> tuple[int, Tensor]:
+    def _tensor(self, region: ParameterRegion, difference: NumberDifference) -> tuple[int, Tensor]:
         """Return the index of a number in its tensor, and the tensor."""
         index = difference.index
         candidates = [self.model.tensors[each] for each in region.parameters.tensors[difference.kind]]
@@ -257,25 +261,25 @@ class _Comparison:
         return index, candidates[-1]
 
     def _difference(
-        self, region: Region, kind: Kind, tensor: Tensor, numbers: Sequence[NumberDifference]
-    ) -> Difference:
-        offset = 128 if kind is Kind.WEIGHT and tensor.dtype == "INT8" else 0
+        self, region: ParameterRegion, kind: NumberKind, tensor: Tensor, numbers: Sequence[NumberDifference]
+    ) -> VerificationDifference:
+        offset = 128 if kind is NumberKind.WEIGHT and tensor.dtype == "INT8" else 0
         listed = []
         for number in numbers[:MAX_LISTED]:
-            by_output = kind in (Kind.MULTIPLIER, Kind.ZERO_POINT)
+            by_output = kind in (NumberKind.MULTIPLIER, NumberKind.ZERO_POINT)
             index = (number.index,) if by_output else _unraveled(number.index, tensor)
             listed.append((index, number.expected - offset, number.found - offset))
         total = region.values.arrays[kind].size
-        what = {Kind.MULTIPLIER: "scale", Kind.CONSTANT: "constant"}.get(kind, kind.value)
+        what = {NumberKind.MULTIPLIER: "scale", NumberKind.CONSTANT: "constant"}.get(kind, kind.value)
         shown = ", ".join(f"{list(index)}: {_number(mine)} -> {_number(theirs)}" for index, mine, theirs in listed[:3])
         hint = ""
-        if kind is Kind.MULTIPLIER:
+        if kind is NumberKind.MULTIPLIER:
             hint = " as multipliers (input scale x weight scale / output scale)"
         message = (
             f"{_name(region.operator)}: {len(numbers):,} of {total:,} {what}s of {tensor.name} are different{hint}, "
             f"at index: model -> compiled file: {shown}{', …' if len(numbers) > 3 else ''}"
         )
-        return Difference(message, region.operator.index, what, tensor.name, len(numbers), tuple(listed))
+        return VerificationDifference(message, region.operator.index, what, tensor.name, len(numbers), tuple(listed))
 
     def missing(self, location: ParameterLocation) -> list[Undecided]:
         """Return what was not found in the parameters."""
@@ -305,7 +309,7 @@ class _Comparison:
         missing = sum(part.choices[0].size_bytes for part in location.missing if part.choices)
         return bool(missing) and found < _SAME_MODEL * (found + missing)
 
-    def instruction_differences(self) -> Iterator[Difference | Undecided]:
+    def instruction_differences(self) -> Iterator[VerificationDifference | Undecided]:
         """Yield the operators whose scales and zero points are not in the instructions."""
         by_operator = {operator.index: forms(self.model, operator) for operator in self.operators}
         explained: set[int] = set()
@@ -336,7 +340,7 @@ class _Comparison:
 
     def _not_explained(
         self, operator: Operator, expected: Sequence[Form], unexplained: Sequence[VectorInstruction]
-    ) -> Difference | Undecided:
+    ) -> VerificationDifference | Undecided:
         candidates = [
             (_equal_fields(instruction.constants, form.constants), form, instruction)
             for form in expected
@@ -351,7 +355,7 @@ class _Comparison:
         message = f"{_name(operator)}: scales or zero points are different in its instruction: {different}"
         if operator.name in _WEIGHTED and equal >= _MIN_EQUAL_FIELDS:
             output = self.model.output_tensors(operator)[0]
-            return Difference(message, operator.index, "scale", output.name)
+            return VerificationDifference(message, operator.index, "scale", output.name)
         reason = f"{_name(operator)}: its scales or zero points may differ; the most similar instruction: {different}"
         return Undecided(operator.index, reason, blocks=True)
 
@@ -370,11 +374,11 @@ class _Comparison:
 
 
 _PLURALS = {
-    Kind.WEIGHT: "weights",
-    Kind.BIAS: "biases",
-    Kind.MULTIPLIER: "scales of channels",
-    Kind.CONSTANT: "constants",
-    Kind.ZERO_POINT: "zero points",
+    NumberKind.WEIGHT: "weights",
+    NumberKind.BIAS: "biases",
+    NumberKind.MULTIPLIER: "scales of channels",
+    NumberKind.CONSTANT: "constants",
+    NumberKind.ZERO_POINT: "zero points",
 }
 
 
