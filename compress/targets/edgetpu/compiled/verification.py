@@ -150,7 +150,7 @@ class Verification:
         sentences = {
             VerificationAnswer.YES: "yes: the compiled file holds this model",
             VerificationAnswer.NO: "no: the compiled file does not hold this model",
-            VerificationAnswer.UNDECIDED: "cannot be decided: what was compared agrees, and the following was not compared",
+            VerificationAnswer.UNDECIDED: "cannot be decided: what was compared agrees, but not all could be compared",
         }
         lines = [sentences[self.answer]]
         lines += _limited([f"  different: {each.message}" for each in self.differences])
