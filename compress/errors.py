@@ -16,8 +16,8 @@
     └── DeploymentError        15  a device was not reached, or keeps the version that it had
 
 Exit code 0 is success, 8 also a bundle that does not verify, or that a device does not trust (`deploy.contract`),
-9 and 10 the answers of `check` (some operators on the CPU; refused), 11 to 13 what `runner.pyz` finds
-on a device and 14 that `doctor` found errors (`deploy.contract.errors`), 130 an interruption with Ctrl-C.
+9 and 10 the answers of `check` (some operators on the CPU; refused; 10 also of `relink`), 11 to 13 what `runner.pyz`
+finds on a device and 14 that `doctor` found errors (`deploy.contract.errors`), 130 an interruption with Ctrl-C.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Commands for one model file: import, check, estimate, legalize, inspect, debug."""
+"""Commands for one model file: import, check, estimate, legalize, inspect, relink, debug."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def add_parsers(subparsers: Subparsers) -> None:
     _add_estimate(subparsers)
     _add_legalize(subparsers)
     _add_inspect(subparsers)
+    _add_relink(subparsers)
     _add_debug(subparsers)
 
 
@@ -300,6 +301,44 @@ def inspect(options: argparse.Namespace) -> int:
     else:
         write(result.describe().rstrip("\n"))
     return 0
+
+
+def _add_relink(subparsers: Subparsers) -> None:
+    summary = "Put a retrained model into the program of a compiled one, without the compiler"
+    parser = add_command(subparsers, "relink", summary, relink)
+    parser.add_argument("model", type=Path, metavar="NEW.tflite", help="the retrained model, not compiled")
+    parser.add_argument(
+        "--template",
+        type=Path,
+        nargs=2,
+        required=True,
+        metavar=("OLD.tflite", "OLD_COMPILED.tflite"),
+        help="a model with the same layers, and what edgetpu_compiler made of it",
+    )
+    output = parser.add_mutually_exclusive_group(required=True)
+    output.add_argument("-o", "--out", type=Path, metavar="NEW_COMPILED.tflite", help="file for the result")
+    output.add_argument("--check", action="store_true", help="only report whether it is possible, and write nothing")
+    parser.add_argument("--keep-names", action="store_true", help="keep the template's names of inputs and outputs")
+    parser.add_json()
+
+
+def relink(options: argparse.Namespace) -> int:
+    """`python -m compress relink`."""
+    from compress import targets
+    from compress.files import explain, write_atomically
+
+    old, template = options.template
+    result = targets.load(targets.DEFAULT).relink(options.model, old, template, keep_names=options.keep_names)
+    if result.content is not None and options.out is not None:
+        try:
+            write_atomically(options.out, result.content)
+        except OSError as error:
+            raise explain(error, "the compiled model cannot be written") from error
+    if options.json:
+        write_json(result.to_json())
+    else:
+        write(result.describe().rstrip("\n"))
+    return EXIT_REFUSED if result.content is None else 0
 
 
 def _add_debug(subparsers: Subparsers) -> None:

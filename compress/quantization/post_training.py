@@ -47,6 +47,7 @@ class QuantizationResult:
         layer_errors: the rounded tensors, the one that costs most first; empty without a plan.
         warnings: what is unusual about the samples, the model or the result.
         training: facts of the training with fake quantization, if there was one.
+        own_scales: the file with the ranges of its own calibration, if this one has the scales of another file.
     """
 
     content: bytes
@@ -60,6 +61,7 @@ class QuantizationResult:
     layer_errors: tuple[LayerError, ...] = ()
     warnings: tuple[str, ...] = ()
     training: Facts = field(default_factory=dict)
+    own_scales: bytes | None = None
 
     def calibrated(self) -> tuple[Network, QuantizationPlan]:
         """Return the network and its plan, where the converter did not choose the ranges."""

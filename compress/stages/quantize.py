@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
@@ -27,10 +28,13 @@ if TYPE_CHECKING:  # a dry run reads settings only
     from compress.quantization.calibration import CalibrationSplit
     from compress.quantization.plan import QuantizationPlan
     from compress.quantization.post_training import QuantizationResult
+    from compress.tasks.base import Judge
     from compress.training.loop import Loss
 
 SEARCHED = ("ranges", "equalize", "separate_gates", "correct_bias", "rounding", "search")
 """Settings of the search, which have no effect with a plan."""
+FILES = ("plan", "scales_from")
+"""Settings that are files."""
 BY_MODEL = ("hardness", "coverage")
 """Methods of sample selection that need the float model."""
 
@@ -108,6 +112,10 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
     are used only if the first of them do not decide."""
     plan: Path | None = None
     """The quantization.json of an earlier run, possibly edited by hand. It is applied instead of a search."""
+    scales_from: Path | None = None
+    """A .tflite file of the same architecture, whose activation scales are used: the result can be put into its
+    compiled program without a change of the instructions (`relink`). Channels are not equalized and biases not
+    corrected. With `method: qat` it needs `qat: {ranges: fixed}`."""
     epochs: Annotated[int, Field(ge=1, le=10_000)] = 6
     """Number of passes over the training split (qat)."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.0005
@@ -132,6 +140,8 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
         if self.plan is not None and searched:
             names = ", ".join(searched)
             raise ValueError(f"{names}: a `plan` replaces the search; remove one of them")
+        if self.scales_from is not None:
+            self._check_scales_from()
         if self.qat.distill is not None:
             self.qat.distill.check_training(self)
         if self.precision != "float32":
@@ -139,6 +149,12 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
         if self.subset is not None and self.subset.by in BY_MODEL and self.subset.of == "proxy":
             raise ValueError(f"subset: {{by: {self.subset.by}}}: the model is trained already; set `of: model`")
         return self
+
+    def _check_scales_from(self) -> None:
+        if self.plan is not None:
+            raise ValueError("scales_from: a `plan` has ranges already; remove one of them")
+        if self.method == "qat" and (self.engine == "tfmot" or self.qat.ranges != "fixed"):
+            raise ValueError("scales_from: training changes ranges; set `engine: coralline` and `qat: {ranges: fixed}`")
 
     def uses(self) -> tuple[Use, ...]:
         """Return the methods of training, of its teacher, and of the choice of calibration samples."""
@@ -154,22 +170,27 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
 
     def accepted_kinds(self) -> frozenset[Kind]:
         """Return the kinds of models: training, plans, and samples chosen by the model need layers."""
-        layers = self.method == "qat" or self.plan is not None or self.calibration.select in BY_MODEL
+        given = self.plan is not None or self.scales_from is not None
+        layers = self.method == "qat" or given or self.calibration.select in BY_MODEL
         return self.consumes - {Kind.FLOAT_TFLITE} if layers else self.consumes
 
     def with_paths_from(self, folder: Path) -> Self:
-        """Return the stage with the plan's path relative to `folder`."""
-        return self if self.plan is None else self.model_copy(update={"plan": folder / self.plan})
+        """Return the stage with the paths of its files relative to `folder`."""
+        files = {name: path for name in FILES if (path := getattr(self, name)) is not None}
+        return self.model_copy(update={name: folder / path for name, path in files.items()})
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings, with the content of a plan instead of its path."""
+        """Return the settings, with the contents of files instead of their paths."""
         settings = super().identity()
-        try:
-            return settings if self.plan is None else {**settings, "plan": file_digest(self.plan)}
-        except OSError as error:
-            raise StageError(
-                f"the plan cannot be read: {error.strerror}", where=str(self.plan), hint="check quantize.plan"
-            ) from error
+        for name in FILES:
+            path = getattr(self, name)
+            try:
+                settings |= {} if path is None else {name: file_digest(path)}
+            except OSError as error:
+                raise StageError(
+                    f"the file cannot be read: {error.strerror}", where=str(path), hint=f"check quantize.{name}"
+                ) from error
+        return settings
 
     def run(self, artifact: Artifact, context: Context) -> Facts:
         """Write the int8 model and the plan; return facts about the candidates."""
@@ -198,7 +219,25 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
         for text in warnings:
             context.progress.note(f"quantize: {text}")
         facts = samples.to_json() | result.to_json() | {"rewritten": rewritten, "agreement": answers.agreement}
+        if result.own_scales is not None:
+            facts |= {
+                "scales_from": self._cost_of_scales(result.own_scales, files[0], answers.agreement, samples, judge)
+            }
+            own = facts["scales_from"]["agreement_own_scales"]
+            context.progress.note(f"quantize: agreement {answers.agreement} with the old scales, {own} with its own")
         return facts | {"warnings": [*result.warnings, *warnings]}
+
+    def _cost_of_scales(
+        self, own: bytes, float_file: Path, agreement: float, samples: CalibrationSplit, judge: Judge
+    ) -> Facts:
+        """Return the agreement with the float model with the old scales, and with the scales that it would have."""
+        from compress.quantization import fidelity
+
+        with tempfile.TemporaryDirectory(prefix="coralline-") as folder:
+            file = Path(folder) / MODEL_TFLITE
+            file.write_bytes(own)
+            own_agreement = fidelity.compared(float_file, file, samples.held_out, judge).agreement
+        return {"file": str(self.scales_from), "agreement": agreement, "agreement_own_scales": own_agreement}
 
     def _split(self, model: Any, context: Context) -> CalibrationSplit:
         """Choose calibration samples and held-out samples from the training split."""
@@ -235,19 +274,12 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
         self, model: Any, samples: CalibrationSplit, context: Context, parts: _QuantizePhases
     ) -> QuantizationResult:
         """Quantize a Keras model; with `method: qat` train it too, and keep the better result."""
-        from compress.quantization import plan, post_training
+        from compress.quantization import plan
 
         with context.progress.phase(parts.search):
-            result = post_training.quantize(
-                model,
-                samples.calibration,
-                samples.held_out,
-                self,
-                plan=None if self.plan is None else plan.read(self.plan),
-                judge=task_of(context.data).fidelity(context.specification, logits=True),
-                note=lambda text: context.progress.note(f"quantize: {text}"),
-                progress=context.progress,
-            )
+            result = self._calibrated(model, samples, context, None if self.plan is None else plan.read(self.plan))
+            if self.scales_from is not None:
+                result = self._under_old_scales(result, model, samples, context)
         if self.method == "ptq":
             return result
         if result.plan is None:
@@ -257,6 +289,45 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
         (training,) = parts.qat
         with context.progress.phase(training):
             return self._better_of(result, model, samples, context)
+
+    def _calibrated(
+        self, model: Any, samples: CalibrationSplit, context: Context, plan: QuantizationPlan | None
+    ) -> QuantizationResult:
+        """Quantize a Keras model by calibration, or by a plan."""
+        from compress.quantization import post_training
+
+        without_edits = {"equalize": "off", "correct_bias": "off"}
+        return post_training.quantize(
+            model,
+            samples.calibration,
+            samples.held_out,
+            self if self.scales_from is None else self.model_copy(update=without_edits),
+            plan=plan,
+            judge=task_of(context.data).fidelity(context.specification, logits=True),
+            note=lambda text: context.progress.note(f"quantize: {text}"),
+            progress=context.progress,
+        )
+
+    def _under_old_scales(
+        self, own: QuantizationResult, model: Any, samples: CalibrationSplit, context: Context
+    ) -> QuantizationResult:
+        """Return the result with the scales of `scales_from`."""
+        from compress.quantization import old_scales
+        from compress.tflite import graph
+
+        assert self.scales_from is not None
+        if own.plan is None:
+            raise StageError(f"scales_from: the ranges were {own.ranges}, so that they cannot be replaced")
+
+        def rewrite(content: bytes) -> bytes:
+            parsed = graph.parse(content)
+            feeds = parsed.feeds(samples.calibration)
+            return graph.serialize(context.target.legalize(parsed, feeds, io=self.io.upper()).graph)
+
+        old = old_scales.read(self.scales_from)
+        plan = old_scales.plan_for(*own.calibrated(), old, self.io, rewrite)
+        result = self._calibrated(model, samples, context, plan)
+        return replace(result, own_scales=own.content)
 
     def _better_of(
         self, ptq: QuantizationResult, model: Any, samples: CalibrationSplit, context: Context
@@ -282,7 +353,7 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
         with progress.phase(comparison):
             found = qat.compared(ptq, trained, plan, inputs, score, judge, self.io)
             facts = {**history, task.score_name: dict(found.scores), "training_agrees": found.agreement}
-            result = replace(found.result, training=facts)
+            result = replace(found.result, training=facts, own_scales=ptq.own_scales)
             if result.method == "ptq":
                 return result
             return post_training.described(result, trained, plan, samples.held_out, progress=progress)
@@ -320,12 +391,18 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
     ) -> list[dict[str, Any]]:
         """Write the file and its plan; return the rewrites for the target's compiler."""
         from compress.ir import keras_graph
-        from compress.quantization import export
+        from compress.quantization import export, old_scales
         from compress.tflite import graph
 
         converted = graph.parse(result.content)
         legalized = context.target.legalize(converted, converted.feeds(samples.calibration), io=self.io.upper())
         content = graph.serialize(legalized.graph)
+        if self.scales_from is not None:
+            scaled = old_scales.with_scales(content, old_scales.read(self.scales_from))
+            content = scaled.content
+            if scaled.clipped_weights:
+                clipped = f"{scaled.clipped_weights:,} weights of dense layers"
+                context.progress.note(f"quantize: {clipped} are beyond their old scale, and clipped")
         # `legalize` removes some float operators; those that it writes itself run on the CPU.
         if export.float_operators(content).keys() & export.float_operators(result.content).keys():
             export.refuse_float(content, None if model is None else keras_graph.read(model))

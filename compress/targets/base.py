@@ -29,6 +29,14 @@ class TargetResult(Protocol):
         """Return the result as a plain map."""
 
 
+class RelinkResult(TargetResult, Protocol):
+    """The result of putting a retrained model into the program of a compiled one."""
+
+    @property
+    def content(self) -> bytes | None:
+        """The new compiled file; None if it is refused."""
+
+
 class OperatorPlacement(Protocol):
     """An operator and where it runs."""
 
@@ -387,6 +395,22 @@ class Target(ABC):
             ModelError: the file is not a compiled model.
         """
         del compiled, original
+        raise PipelineError(f"the target {self.name} has no compiled models")
+
+    def relink(self, new: Path, old: Path, template: Path, *, keep_names: bool = False) -> RelinkResult:
+        """Put a retrained model into the program of a compiled one.
+
+        Args:
+            new: the .tflite file of the retrained model.
+            old: the .tflite file that the template was compiled from.
+            template: the compiled file.
+            keep_names: whether the template's names of tensors stay.
+
+        Raises:
+            PipelineError: this target has no compiler.
+            ModelError: a file cannot be read or used.
+        """
+        del new, old, template, keep_names
         raise PipelineError(f"the target {self.name} has no compiled models")
 
     def operators_page(self) -> str:

@@ -172,6 +172,13 @@ class Edit:
         tensor.buffer = self._buffer(values)
         self._main.tensors[index] = tensor
 
+    def requantize(self, index: int, scale: Sequence[float]) -> None:
+        """Give a quantized tensor another scale; its zero points stay."""
+        tensor = copy.copy(self._main.tensors[index])
+        tensor.quantization = copy.copy(tensor.quantization)
+        tensor.quantization.scale = np.asarray(scale, np.float32)
+        self._main.tensors[index] = tensor
+
     def to_float(self, index: int, values: NDArray[Any] | None = None) -> None:
         """Make a tensor float32 without quantization; a constant gets these real values."""
         tensor = copy.copy(self._main.tensors[index])

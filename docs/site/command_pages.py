@@ -27,6 +27,7 @@ MANUALS = {
     "estimate": "[latency prediction](../compiling.md#latency-prediction)",
     "legalize": "[rewrites](../operators.md#rewrites)",
     "inspect": "[compilation](../compiling.md)",
+    "relink": "[new weights in a compiled model](../relink.md)",
     "compare": "[the report](../report.md#compare-runs)",
     "debug": "[the quantization plan](../training.md#the-quantization-plan)",
     "data": "[data](../data.md), [typical mistakes](../typical_mistakes.md)",

@@ -46,8 +46,10 @@ class LayerInfo:
         shape: (y, x, z).
         size_bytes: as transferred, padding included.
         data_type: the schema's name.
-        zero_point: of its quantization.
+        zero_point: of its quantization, as unsigned (that of int8 plus 128).
         scale: of its quantization.
+        zero_point_position: position of the zero point (int32) in the file; None: the file omits it, because it is 0.
+        scale_position: position of the scale (float32) in the file; None: the file omits it.
     """
 
     name: str
@@ -56,6 +58,13 @@ class LayerInfo:
     data_type: str
     zero_point: int
     scale: float
+    zero_point_position: int | None = None
+    scale_position: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the description as a plain map, without positions."""
+        names = ("name", "shape", "size_bytes", "data_type", "zero_point", "scale")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -72,16 +81,37 @@ class Executable:
         token: equal in executables that may keep their parameters on the chip together.
         inputs: its inputs.
         outputs: its outputs.
+        token_position: position of the token (uint64) in the file; None: the file omits it, because it is 0.
     """
 
     type: str
-    parameter_bytes: int
-    instruction_bytes: int
+    parameters: range
+    instructions: tuple[range, ...]
     scratch_bytes: int
     narrow_bytes_per_tile: int
     token: int
     inputs: tuple[LayerInfo, ...]
     outputs: tuple[LayerInfo, ...]
+    token_position: int | None = None
+
+    @property
+    def parameter_bytes(self) -> int:
+        """The number of bytes of its parameters."""
+        return len(self.parameters)
+
+    @property
+    def instruction_bytes(self) -> int:
+        """The number of bytes of its instructions."""
+        return sum(len(stream) for stream in self.instructions)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the description as a plain map, without positions."""
+        names = ("type", "parameter_bytes", "instruction_bytes", "scratch_bytes", "narrow_bytes_per_tile", "token")
+        return {
+            **{name: getattr(self, name) for name in names},
+            "inputs": tuple(layer.to_json() for layer in self.inputs),
+            "outputs": tuple(layer.to_json() for layer in self.outputs),
+        }
 
 
 @dataclass(frozen=True)
@@ -113,14 +143,19 @@ class DarwinnPackage:
         return self.parameter_bytes("STAND_ALONE", "EXECUTION_ONLY")
 
 
-def read(options: bytes) -> DarwinnPackage:
+def read(options: bytes, position: int = 0) -> DarwinnPackage:
     """Return the package in the options of a custom operator.
+
+    Args:
+        options: the operator's custom options.
+        position: the position of the options in the file, which is added to every position in the result.
 
     Raises:
         ModelError: the options contain no package: the vendor's compiler did not write the file.
     """
     try:
-        return _package(_payload(options))
+        payload, start = _payload(options)
+        return _package(payload, position + start)
     except (struct.error, IndexError, ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
         raise ModelError(
             f"its {OPERATOR} holds no Edge TPU package ({error}): the vendor's compiler did not make this file",
@@ -128,8 +163,8 @@ def read(options: bytes) -> DarwinnPackage:
         ) from error
 
 
-def _payload(options: bytes) -> bytes:
-    """Return entry "4" of the flexbuffer map."""
+def _payload(options: bytes) -> tuple[bytes, int]:
+    """Return entry "4" of the flexbuffer map, and its position in the options."""
     from flatbuffers import flexbuffers
 
     if len(options) < 16:
@@ -143,36 +178,40 @@ def _payload(options: bytes) -> bytes:
     payload = bytes(value.AsStringBytes)
     if len(payload) < 16 or payload[4:8] != IDENTIFIER:
         raise ValueError("its payload is not of the type DWN1")
-    return payload
+    start = options.find(payload)
+    if options.find(payload, start + 1) >= 0:
+        raise ValueError("its options hold the payload twice")
+    return payload, start
 
 
-def _package(content: bytes) -> DarwinnPackage:
+def _package(content: bytes, position: int) -> DarwinnPackage:
     allowance = Allowance(_MAX_EXPANSION * len(content) + _EXTRA_BYTES)
-    package = _Table.root(memoryview(content), allowance)
-    multi = _Table.root(package.blob(1), allowance)
-    executables = tuple(_executable(_Table.root(part, allowance)) for part in multi.blobs(0))
+    package = PackageTable.root(memoryview(content), allowance, position)
+    multi = package.nested(package.extent(1))
+    executables = tuple(_executable(multi.nested(extent)) for extent in multi.extents(0))
     if not executables:
         raise ValueError("it has no executables")
     return DarwinnPackage(package.number(0, "<i"), package.text(4), executables)
 
 
-def _executable(table: _Table) -> Executable:
+def _executable(table: PackageTable) -> Executable:
     kind = table.number(13, "<h")
     if kind not in TYPES:
         raise ValueError(f"an executable of type {kind}")
     return Executable(
         TYPES[kind],
-        len(table.blob(6)),
-        sum(len(stream.blob(0)) for stream in table.tables(5)),
+        table.extent(6),
+        tuple(stream.extent(0) for stream in table.tables(5)),
         table.number(4, "<i"),
         table.number(12, "<i"),
         table.number(14, "<Q"),
         tuple(_layer(layer) for layer in table.tables(8)),
         tuple(_layer(layer) for layer in table.tables(9)),
+        table.position_of(14),
     )
 
 
-def _layer(table: _Table) -> LayerInfo:
+def _layer(table: PackageTable) -> LayerInfo:
     numerics = table.table(5)
     scale = float(numerics.number(1, "<f")) if numerics else 0.0
     if not isfinite(scale):
@@ -184,10 +223,12 @@ def _layer(table: _Table) -> LayerInfo:
         DATA_TYPES.get(table.number(6, "<h"), "unknown"),
         numerics.number(0, "<i") if numerics else 0,
         scale,
+        numerics.position_of(0) if numerics else None,
+        numerics.position_of(1) if numerics else None,
     )
 
 
-class _Table:
+class PackageTable:
     """A flatbuffer table, read field by field; every offset is checked against the buffer.
 
     A small file could refer to one table many times and take much memory. Therefore each table is charged to an
@@ -197,16 +238,30 @@ class _Table:
     its vtable, whose entries are field offsets in 16 bits; 0 is a field left out.
     """
 
-    def __init__(self, content: memoryview, position: int, allowance: Allowance) -> None:
+    def __init__(self, content: memoryview, position: int, allowance: Allowance, base: int) -> None:
+        """Refer to a table.
+
+        Args:
+            content: the flatbuffer.
+            position: the table's position in it.
+            allowance: the memory limit.
+            base: the flatbuffer's position in the file.
+        """
         allowance.spend(_TABLE)
-        self.content, self.position, self.allowance = content, position, allowance
+        self.content, self.position, self.allowance, self.base = content, position, allowance, base
         self.vtable = position - self._at(position, "<i")
         self.size = self._at(self.vtable, "<H")
 
     @classmethod
-    def root(cls, content: memoryview, allowance: Allowance) -> _Table:
+    def root(cls, content: memoryview, allowance: Allowance, base: int) -> PackageTable:
+        """Return the root table of a flatbuffer."""
         (position,) = struct.unpack_from("<I", content, 0)
-        return cls(content, position, allowance)
+        return cls(content, position, allowance, base)
+
+    def nested(self, extent: range) -> PackageTable:
+        """Return the root of a flatbuffer inside this one."""
+        content = self.content[extent.start - self.base : extent.stop - self.base]
+        return PackageTable.root(content, self.allowance, extent.start)
 
     def _at(self, position: int, code: str) -> Any:
         if position < 0:
@@ -223,6 +278,11 @@ class _Table:
         place = self._place(field)
         return 0 if place is None else self._at(place, code)
 
+    def position_of(self, field: int) -> int | None:
+        """Return the position of a scalar in the file; None if it is missing."""
+        place = self._place(field)
+        return None if place is None else self.base + place
+
     def _vector(self, field: int) -> tuple[int, int]:
         """Return start and length of a vector; (0, 0) if it is missing."""
         place = self._place(field)
@@ -231,37 +291,47 @@ class _Table:
         start = place + self._at(place, "<I")
         return start + 4, self._at(start, "<I")
 
-    def blob(self, field: int) -> memoryview:
-        """Return a vector of bytes; empty if it is missing."""
-        start, length = self._vector(field)
+    def extent(self, field: int) -> range:
+        """Return the positions of a vector of bytes in the file; empty if it is missing."""
+        return self._extent(*self._vector(field))
+
+    def _extent(self, start: int, length: int) -> range:
         if start + length > len(self.content):
             raise ValueError("a vector beyond the end")
-        return self.content[start : start + length]
+        return range(self.base + start, self.base + start + length)
 
     def text(self, field: int) -> str:
         """Return a string; empty if it is missing."""
-        content = self.blob(field)
-        self.allowance.spend(4 * len(content))
-        return bytes(content).decode("utf-8", "replace")
+        start, length = self._vector(field)
+        self.allowance.spend(4 * length)
+        return bytes(self.content[start : start + length]).decode("utf-8", "replace")
 
     def _items(self, field: int) -> Iterator[int]:
         start, length = self._vector(field)
         for place in range(start, start + 4 * length, 4):
             yield place + self._at(place, "<I")
 
-    def tables(self, field: int) -> list[_Table]:
+    def tables(self, field: int) -> list[PackageTable]:
         """Return a vector of tables."""
-        return [_Table(self.content, position, self.allowance) for position in self._items(field)]
+        return [self._table(position) for position in self._items(field)]
 
-    def blobs(self, field: int) -> Iterator[memoryview]:
-        """Yield a vector of strings, as bytes."""
+    def item(self, field: int, index: int) -> PackageTable:
+        """Return one table of a vector of tables."""
+        start, length = self._vector(field)
+        if not 0 <= index < length:
+            raise ValueError(f"item {index} of {length}")
+        place = start + 4 * index
+        return self._table(place + self._at(place, "<I"))
+
+    def extents(self, field: int) -> Iterator[range]:
+        """Yield the positions of each string of a vector in the file."""
         for position in self._items(field):
-            length = self._at(position, "<I")
-            if position + 4 + length > len(self.content):
-                raise ValueError("a string beyond the end")
-            yield self.content[position + 4 : position + 4 + length]
+            yield self._extent(position + 4, self._at(position, "<I"))
 
-    def table(self, field: int) -> _Table | None:
+    def table(self, field: int) -> PackageTable | None:
         """Return a table; None if it is missing."""
         place = self._place(field)
-        return None if place is None else _Table(self.content, place + self._at(place, "<I"), self.allowance)
+        return None if place is None else self._table(place + self._at(place, "<I"))
+
+    def _table(self, position: int) -> PackageTable:
+        return PackageTable(self.content, position, self.allowance, self.base)

@@ -73,7 +73,7 @@ class Inspection:
             "cpu_ops": list(self.cpu_ops),
             "inputs": [_tensor(tensor) for tensor in self.inputs],
             "outputs": [_tensor(tensor) for tensor in self.outputs],
-            "executables": [asdict(executable) for executable in self.executables],
+            "executables": [executable.to_json() for executable in self.executables],
         }
 
     def describe(self) -> str:

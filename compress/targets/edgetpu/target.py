@@ -16,6 +16,7 @@ from compress.tflite.graph import Graph
 
 if TYPE_CHECKING:
     from compress.targets.edgetpu.check import Check
+    from compress.targets.edgetpu.compiled.relink import Relinked
     from compress.targets.edgetpu.estimate import Estimate
     from compress.targets.edgetpu.inspection import InspectionResult
     from compress.targets.edgetpu.legalize import Legalized
@@ -84,6 +85,12 @@ class EdgeTpu(Target):
         if original is not None:
             rows = inspection.compare_with_prediction(inspected, graph.read(original), self)
         return inspection.InspectionResult(inspected, rows)
+
+    def relink(self, new: Path, old: Path, template: Path, *, keep_names: bool = False) -> Relinked:
+        """Put a retrained model into the program of a compiled one."""
+        from compress.targets.edgetpu.compiled import relink
+
+        return relink.relink_files(new, old, template, keep_names=keep_names)
 
     def operators_page(self) -> str:
         """Return the manual page about the rules, the operators and the rewrites."""

@@ -1,0 +1,140 @@
+"""What `relink` makes of real compiled models: `python benchmarks/relink.py`.
+
+Needs the shared files (CORALLINE_SHARED, or ../shared beside the project). Four questions: does every model go into its
+own program without a change; does every model of one architecture go into the program of another, with the bytes of the
+real compiler; do random weights change the parameters alone; and what happens with other scales, where no compiled file
+shows the truth. Prints a table and every refusal, and writes benchmarks/results/relink.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import repository
+
+from paths import EDGETPU
+from retrained import differing_parts, other_scales, other_weights, without_tokens
+
+from compress.targets.edgetpu.compiled import compiled_file
+from compress.targets.edgetpu.compiled.compiled_file import CompiledFile
+from compress.targets.edgetpu.compiled.cpu_part import compare_cpu_part
+from compress.targets.edgetpu.compiled.instruction_map import ModelChange
+from compress.targets.edgetpu.compiled.instructions import bundles, vector_instructions
+from compress.targets.edgetpu.compiled.operator_constants import is_independent
+from compress.targets.edgetpu.compiled.relink import Relinked, relink
+from compress.tflite import graph, structure
+
+RESULTS = repository.RESULTS / "relink.json"
+SCALE_SEEDS = range(3)
+
+
+@cache
+def model(name: str) -> bytes:
+    return (EDGETPU / "pairs" / name / "model.tflite").read_bytes()
+
+
+@cache
+def compiled(name: str) -> CompiledFile:
+    return compiled_file.read(EDGETPU / "pairs" / name / "compiled.tflite")
+
+
+def mapped(name: str) -> set[int]:
+    """The operators of a model that run on the Edge TPU."""
+    file, parsed = compiled(name), graph.parse(model(name))
+    cpu = compare_cpu_part(file.graph, parsed, {each.operator.index for each in file.operators})
+    return {operator.index for operator in parsed.operators} - cpu.operators
+
+
+def answer(result: Relinked, expected: bytes) -> dict[str, Any]:
+    """What became of a relink whose right bytes, without tokens, are known."""
+    if result.content is None:
+        return {"outcome": "refused", "problems": list(result.problems)}
+    equal = without_tokens(compiled_file.parse(result.content)) == expected
+    return {"outcome": "equal" if equal else "different", **result.changes}
+
+
+def into_itself(name: str) -> dict[str, Any]:
+    file = compiled(name)
+    return {"model": name, **answer(relink(model(name), model(name), file), without_tokens(file))}
+
+
+def same_architecture(names: list[str]) -> Iterator[dict[str, Any]]:
+    parsed = {name: graph.parse(model(name)) for name in names}
+    for old, new in itertools.permutations(names, 2):
+        if not structure.differences(parsed[old], parsed[new]):
+            result = relink(model(new), model(old), compiled(old))
+            row = {"template": old, "new": new, **answer(result, without_tokens(compiled(new)))}
+            if result.content is not None and row["outcome"] == "different":
+                unchanged = without_tokens(compiled_file.parse(result.content)) == without_tokens(compiled(old))
+                # The same numbers: the models were compiled together, at other places in the chip's memory.
+                row["outcome"] = "the template: equal models" if unchanged else "different"
+            yield row
+
+
+def with_other_weights(name: str) -> dict[str, Any]:
+    result = relink(other_weights(model(name), mapped(name), 0), model(name), compiled(name))
+    if result.content is None:
+        return {"model": name, "outcome": "refused", "problems": list(result.problems)}
+    parts = differing_parts(compiled(name), compiled_file.parse(result.content))
+    return {"model": name, "outcome": "parameters alone" if parts <= {"parameters"} else "different", **result.changes}
+
+
+def with_other_scales(name: str, seed: int) -> dict[str, Any]:
+    """Other scales, and back again: the result must be the template."""
+    other = other_scales(model(name), seed)
+    row: dict[str, Any] = {"model": name, "seed": seed}
+    result = relink(other, model(name), compiled(name))
+    if result.content is None:
+        return {**row, "outcome": "refused", "problems": list(result.problems)}
+    back = relink(model(name), other, compiled_file.parse(result.content))
+    outcome = answer(back, without_tokens(compiled(name)))["outcome"]
+    return {**row, "outcome": "written", "back": outcome, **result.changes}
+
+
+def explained_instructions(name: str) -> Counter[str]:
+    """How many vector instructions of a file have exactly the numbers that an operator's rule gives."""
+    parsed = graph.parse(model(name))
+    change = ModelChange(parsed, parsed, mapped(name))
+    counts: Counter[str] = Counter()
+    for executable in compiled(name).executables:
+        for stream in executable.instructions:
+            for instruction in vector_instructions(bundles(compiled(name).bytes_at(stream))):
+                explained = bool(change.candidates(instruction))
+                kind = "independent" if is_independent(instruction) else "unexplained"
+                counts["explained" if explained else kind] += 1
+    return counts
+
+
+def main() -> int:
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    index = json.loads((EDGETPU / "pairs" / "index.json").read_text())
+    names = [entry["name"] for entry in index]
+    instructions: Counter[str] = sum((explained_instructions(name) for name in names), Counter())
+    parts: dict[str, list[dict[str, Any]]] = {
+        "itself": [into_itself(name) for name in names],
+        "pairs": list(same_architecture(names)),
+        "weights": [with_other_weights(name) for name in names],
+        "scales": [with_other_scales(name, seed) for name in names for seed in SCALE_SEEDS],
+    }
+    RESULTS.write_text(json.dumps({"instructions": dict(instructions), **parts}, indent=1) + "\n")
+    print(f"| | outcomes |\n|---|---|\n| vector instructions | {dict(instructions)} |")
+    for name, rows in parts.items():
+        print(f"| {name} | {dict(Counter(row['outcome'] for row in rows))} |")
+    print(f"| scales, and back | {dict(Counter(row['back'] for row in parts['scales'] if 'back' in row))} |")
+    for name, rows in parts.items():
+        for row in rows:
+            if row["outcome"] in ("refused", "different"):
+                print(name, *(row.get(key, "") for key in ("model", "new", "template", "seed", "outcome")))
+                print(*(f"    {problem}" for problem in row.get("problems", [])[:3]), sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""A compiled .tflite file with the positions of everything that a model's numbers determine.
+
+A file in which only such bytes are replaced keeps its structure: no offset in it changes.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from compress.errors import ModelError
+from compress.targets.edgetpu import darwinn_package
+from compress.targets.edgetpu.darwinn_package import DarwinnPackage, Executable, PackageTable
+from compress.tflite import graph
+from compress.tflite.graph import Graph, Operator
+from compress.tflite.verifier import Allowance
+
+# Field numbers. Source: tensorflow/lite/schema/schema.fbs.
+_MODEL_SUBGRAPHS = 2
+_SUBGRAPH_OPERATORS = 3
+_OPERATOR_CUSTOM_OPTIONS = 5
+
+
+@dataclass(frozen=True)
+class CompiledOperator:
+    """A custom operator for the Edge TPU.
+
+    Attributes:
+        operator: the operator in the compiled file's graph.
+        package: its package; every position in it is one in the file.
+    """
+
+    operator: Operator
+    package: DarwinnPackage
+
+
+@dataclass(frozen=True)
+class CompiledFile:
+    """A compiled .tflite file.
+
+    Attributes:
+        content: its bytes.
+        graph: its graph: custom operators and the operators on the CPU.
+        operators: its custom operators for the Edge TPU, in the order of execution.
+    """
+
+    content: bytes
+    graph: Graph
+    operators: tuple[CompiledOperator, ...]
+
+    @property
+    def executables(self) -> tuple[Executable, ...]:
+        """The executables of all custom operators."""
+        return tuple(executable for operator in self.operators for executable in operator.package.executables)
+
+    def bytes_at(self, positions: range) -> bytes:
+        """Return a part of the file, such as the parameters of an executable."""
+        return self.content[positions.start : positions.stop]
+
+
+def read(path: Path) -> CompiledFile:
+    """Read a compiled file.
+
+    Raises:
+        ModelError: not a .tflite file, not compiled, or not compiled by the vendor's compiler.
+    """
+    try:
+        return parse(path.read_bytes(), str(path))
+    except OSError as error:
+        raise ModelError(f"cannot be read: {error.strerror}", where=str(path)) from error
+
+
+def parse(content: bytes, where: str = "") -> CompiledFile:
+    """Return the compiled file with these bytes; `where` is its name in messages.
+
+    Raises:
+        ModelError: not a .tflite file, not compiled, or not compiled by the vendor's compiler.
+    """
+    parsed = graph.parse(content, where)
+    custom_operators = parsed.custom_operators(darwinn_package.OPERATOR)
+    if not custom_operators:
+        raise ModelError(
+            f"has no {darwinn_package.OPERATOR}: it is not compiled for the Edge TPU",
+            where=where,
+            hint="give the file that edgetpu_compiler wrote (…_edgetpu.tflite)",
+        )
+    try:
+        operators = tuple(_compiled_operator(content, operator) for operator in custom_operators)
+    except ModelError as error:
+        error.where = where
+        raise
+    return CompiledFile(content, parsed, operators)
+
+
+def _compiled_operator(content: bytes, operator: Operator) -> CompiledOperator:
+    positions = _custom_options(content, operator.index)
+    package = darwinn_package.read(content[positions.start : positions.stop], positions.start)
+    return CompiledOperator(operator, package)
+
+
+def _custom_options(content: bytes, index: int) -> range:
+    """Return the positions of the custom options of an operator of the main subgraph."""
+    try:
+        model = PackageTable.root(memoryview(content), Allowance(len(content)), 0)
+        return model.item(_MODEL_SUBGRAPHS, 0).item(_SUBGRAPH_OPERATORS, index).extent(_OPERATOR_CUSTOM_OPTIONS)
+    except (struct.error, ValueError) as error:
+        raise ModelError(f"is a damaged .tflite file: {error}") from error

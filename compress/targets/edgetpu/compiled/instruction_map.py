@@ -1,0 +1,424 @@
+"""Which operator each vector instruction of a program belongs to, and its constants for another model.
+
+An instruction is known by its numbers: those that follow from an operator's scales and zero points. Several operators
+can have the same numbers. Where their new numbers differ, the order of the program decides if it can: an operator
+starts after the operators that it needs have started, and ends after them. Where it cannot, the instruction is
+ambiguous.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.targets.edgetpu.compiled import operator_constants
+from compress.targets.edgetpu.compiled.instructions import (
+    ADD,
+    BUNDLE_BYTES,
+    Constants,
+    Factor,
+    VectorInstruction,
+    bundles,
+    factors,
+    replace_constants,
+    replace_factor,
+    vector_instructions,
+)
+from compress.targets.edgetpu.compiled.operator_constants import DATA_MOVEMENT, ONE_BITS, Form
+from compress.tflite.graph import NONE, Graph, Operator
+
+_MOST_CANDIDATES = 1_000_000
+"""The limit of instructions times operators with the same numbers; 30,000 in a large network."""
+_SMALLEST_EXPONENT, _LARGEST_EXPONENT = 64, 191
+"""The exponents of multipliers that a program can have: 2^-63 to 2^64. Others are 0, infinite or damaged."""
+_FACTOR_DISTANCES = (77, 71, 59, 53, 47, 41, 29, 23)
+"""The bundles between the factors of an addition and its first instruction; four for each input."""
+_ROWS = 64
+_ROW_BLOCK = 4
+_WEIGHTED = frozenset({"CONV_2D", "FULLY_CONNECTED", "DEPTHWISE_CONV_2D"})
+_OPTIONAL = DATA_MOVEMENT | {"SOFTMAX"}
+"""Operators that can have no instruction with scales or zero points."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An operator that an instruction can belong to.
+
+    Attributes:
+        operator: its index.
+        form: the kind of its instruction.
+        constants: the instruction's numbers for the new model.
+        factors: those of an addition, for the new model.
+    """
+
+    operator: int
+    form: Form
+    constants: Constants
+    factors: tuple[int, int] | None
+
+
+@dataclass
+class ProgramPlan:
+    """The changes of one program for another model.
+
+    Attributes:
+        constants: new numbers, by instruction.
+        factors: new factors of additions, by bundle that loads one.
+        problems: the reasons why the program cannot be changed; empty if it can.
+        found: the operators of which at least one instruction was found.
+    """
+
+    constants: list[tuple[VectorInstruction, Constants]] = field(default_factory=list)
+    factors: list[tuple[Factor, int]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    found: set[int] = field(default_factory=set)
+
+    def apply(self, program: bytes) -> bytes:
+        """Return the program with the new numbers."""
+        changed = bytearray(program)
+        for instruction, constants in self.constants:
+            replace_constants(changed, instruction, constants)
+        for factor, value in self.factors:
+            replace_factor(changed, factor, value)
+        return bytes(changed)
+
+
+class ModelChange:
+    """Two models of one structure, and the operators whose instructions differ.
+
+    Attributes:
+        old: the model that the program was compiled from.
+        new: the model that it shall run.
+        operators: the operators of the old model that run on the Edge TPU.
+    """
+
+    def __init__(self, old: Graph, new: Graph, operators: Collection[int]) -> None:
+        self.old, self.new = old, new
+        self.operators = [operator for operator in old.operators if operator.index in operators]
+        self.old_forms = {each.index: operator_constants.forms(old, each) for each in self.operators}
+        self.new_forms = {
+            each.index: {form.name: form for form in operator_constants.forms(new, new.operators[each.index])}
+            for each in self.operators
+        }
+
+    @cached_property
+    def changed(self) -> set[int]:
+        """The operators of which a scale or zero point that instructions can hold is different."""
+        return {each.index for each in self.operators if self._is_changed(each)}
+
+    def _is_changed(self, operator: Operator) -> bool:
+        return _numbers(self.old, operator) != _numbers(self.new, self.new.operators[operator.index])
+
+    def describe(self, index: int) -> str:
+        """Return an operator's name for messages."""
+        operator = self.old.operators[index]
+        return f"operator {index} ({operator.name})"
+
+    def candidates(self, instruction: VectorInstruction) -> list[Candidate]:
+        """Return the operators that an instruction can belong to, because its numbers are theirs in the old model."""
+        found = []
+        for operator, form in self._by_constants.get(instruction.constants, ()):
+            after = self.new_forms[operator.index].get(form.name)
+            if after is not None and _fits(instruction, form) and self._has_rows(operator, instruction):
+                found.append(Candidate(operator.index, form, after.constants, after.factors))
+        return found
+
+    @cached_property
+    def _by_constants(self) -> dict[Constants, list[tuple[Operator, Form]]]:
+        """The operators of the old model, and their forms, by the numbers of the instruction."""
+        found: dict[Constants, list[tuple[Operator, Form]]] = {}
+        for operator in self.operators:
+            for form in self.old_forms[operator.index]:
+                found.setdefault(form.constants, []).append((operator, form))
+        return found
+
+    def _has_rows(self, operator: Operator, instruction: VectorInstruction) -> bool:
+        """Return whether an operator's number of outputs allows the rows of an instruction."""
+        if operator.name not in _WEIGHTED:
+            return True
+        shape = self.old.tensors[operator.inputs[1]].shape
+        if operator.name == "DEPTHWISE_CONV_2D":
+            inputs = self.old.tensors[operator.inputs[0]].shape[-1]
+            return instruction.rows == _ROW_BLOCK or inputs == 1
+        consumers = self.old.consumers.get(operator.outputs[0], ())
+        if any(consumer.name == "RESHAPE" for consumer in consumers):  # the channels can be split into several parts
+            return True
+        rows = -(-shape[0] // _ROW_BLOCK) * _ROW_BLOCK
+        return instruction.rows in (rows % _ROWS, _ROWS if rows >= _ROWS else rows)
+
+    @cached_property
+    def needs(self) -> dict[int, set[int]]:
+        """For each operator, the nearest operators before it that have forms."""
+        known = {index for index, forms in self.old_forms.items() if forms}
+        reaching: dict[int, set[int]] = {}
+        needs: dict[int, set[int]] = {}
+        for operator in self.old.operators:
+            before: set[int] = set()
+            for tensor in operator.inputs:
+                before |= reaching.get(tensor, set())
+            if operator.index in known:
+                needs[operator.index] = before
+                before = {operator.index}
+            for tensor in operator.outputs:
+                reaching[tensor] = before
+        return needs
+
+
+def _numbers(graph: Graph, operator: Operator) -> list[tuple[float, int] | None]:
+    """Return scale and zero point of each tensor of an operator; None for those that no instruction holds."""
+    numbers: list[tuple[float, int] | None] = []
+    for position, tensor in enumerate((*operator.inputs, *operator.outputs)):
+        each = graph.tensors[tensor] if tensor != NONE else None
+        quantization = each.quantization if each is not None else None
+        is_weight = operator.name in _WEIGHTED and 0 < position < len(operator.inputs)
+        # The scales of channels are in the parameters. That of a bias follows from those of input and weights.
+        if each is None or quantization is None or each.dtype == "INT32" or (is_weight and not quantization.one_scale):
+            numbers.append(None)
+        else:
+            numbers.append((quantization.scale[0], operator_constants.unsigned_zero_point(each)))
+    return numbers
+
+
+def _fits(instruction: VectorInstruction, form: Form) -> bool:
+    same_kind = instruction.kind in form.kinds and instruction.per_channel == form.weights_per_channel
+    return same_kind and instruction.constants == form.constants
+
+
+def plan_program(program: bytes, change: ModelChange, *, is_only: bool = True) -> ProgramPlan:
+    """Return the changes of a program for another model, or the reasons why it cannot be changed.
+
+    Args:
+        program: the instructions of an executable.
+        change: the models.
+        is_only: whether all operators are in this program, so that its order can decide between them.
+    """
+    plan = ProgramPlan()
+    if not change.changed:
+        return plan
+    parsed = bundles(program)
+    instructions = vector_instructions(parsed)
+    possible = []
+    for instruction in instructions:
+        possible.append(change.candidates(instruction))
+        if len(possible[-1]) * len(instructions) > _MOST_CANDIDATES:
+            plan.problems.append("too many operators have the same scales and zero points")
+            return plan
+    if is_only:
+        possible = _by_order(possible, change)
+    for instruction, candidates in zip(instructions, possible, strict=True):
+        _plan_instruction(plan, change, instruction, candidates)
+    _plan_factors(plan, change, instructions, possible, factors(parsed))
+    plan.problems += _unknown_places(program, change, instructions)
+    return plan
+
+
+def _plan_instruction(
+    plan: ProgramPlan, change: ModelChange, instruction: VectorInstruction, candidates: Sequence[Candidate]
+) -> None:
+    where = f"the instruction at bundle {instruction.bundle}"
+    outcomes = {candidate.constants for candidate in candidates}
+    if operator_constants.is_independent(instruction):
+        outcomes.add(instruction.constants)
+    if not outcomes:
+        plan.problems.append(f"{where} has numbers that no operator of the old model explains")
+        return
+    plan.found.update(candidate.operator for candidate in candidates)
+    if len(outcomes) > 1:
+        names = ", ".join(sorted({change.describe(candidate.operator) for candidate in candidates}))
+        plan.problems.append(f"{where} is ambiguous: it can belong to {names}")
+        return
+    (constants,) = outcomes
+    if not _SMALLEST_EXPONENT <= constants.multiplier >> 23 <= _LARGEST_EXPONENT:
+        plan.problems.append(f"{where} would have a multiplier that is too small or too large")
+        return
+    if constants != instruction.constants:
+        plan.constants.append((instruction, constants))
+
+
+def _by_order(possible: list[list[Candidate]], change: ModelChange) -> list[list[Candidate]]:
+    """Drop the candidates that the order of the program excludes."""
+    original = possible
+    needed = {each for each in _positions(possible) if not _is_optional(each, change)}
+    while True:
+        first, last = _earliest(possible, change), _latest(possible, change)
+        narrowed = [
+            [each for each in candidates if first[each.operator] <= position <= last[each.operator]]
+            for position, candidates in enumerate(possible)
+        ]
+        if [len(each) for each in narrowed] == [len(each) for each in possible]:
+            return possible
+        lost = any(before and not after for before, after in zip(possible, narrowed, strict=True))
+        if lost or not needed <= _positions(narrowed).keys():
+            return original  # The program is not in this order, which then decides nothing.
+        possible = narrowed
+
+
+def _positions(possible: Sequence[Sequence[Candidate]]) -> dict[int, list[int]]:
+    positions: dict[int, list[int]] = {}
+    for position, candidates in enumerate(possible):
+        for operator in dict.fromkeys(each.operator for each in candidates):
+            positions.setdefault(operator, []).append(position)
+    return positions
+
+
+def _earliest(possible: Sequence[Sequence[Candidate]], change: ModelChange) -> dict[int, int]:
+    """Return the earliest possible first instruction of each operator."""
+    positions = _positions(possible)
+    earliest: dict[int, int] = {}
+    reached: dict[int, int] = {}
+    for operator, needs in change.needs.items():
+        after = max((reached[each] for each in needs), default=-1)
+        earliest[operator] = next((each for each in positions.get(operator, ()) if each > after), len(possible))
+        can_be_missing = operator not in positions or _is_optional(operator, change)
+        reached[operator] = after if can_be_missing else max(after, earliest[operator])
+    return earliest
+
+
+def _latest(possible: Sequence[Sequence[Candidate]], change: ModelChange) -> dict[int, int]:
+    """Return the latest possible last instruction of each operator."""
+    positions = _positions(possible)
+    consumers: dict[int, set[int]] = {operator: set() for operator in change.needs}
+    for operator, needs in change.needs.items():
+        for each in needs:
+            consumers[each].add(operator)
+    latest: dict[int, int] = {}
+    reached: dict[int, int] = {}
+    for operator in reversed(list(change.needs)):
+        before = max((reached[each] for each in consumers[operator]), default=len(possible))
+        latest[operator] = next((each for each in reversed(positions.get(operator, ())) if each < before), -1)
+        can_be_missing = operator not in positions or _is_optional(operator, change)
+        reached[operator] = before if can_be_missing else min(before, latest[operator])
+    return latest
+
+
+def _is_optional(operator: int, change: ModelChange) -> bool:
+    return change.old.operators[operator].name in _OPTIONAL
+
+
+def _plan_factors(
+    plan: ProgramPlan,
+    change: ModelChange,
+    instructions: Sequence[VectorInstruction],
+    possible: Sequence[Sequence[Candidate]],
+    loads: Sequence[Factor],
+) -> None:
+    """Add the factors of changed additions to a plan."""
+    by_bundle = {load.bundle: load for load in loads}
+    used: set[int] = set()
+    previous: set[int] = set()
+    for instruction, candidates in zip(instructions, possible, strict=True):
+        sums = {
+            each.operator: each
+            for each in candidates
+            if each.form.factors is not None and each.operator in change.changed
+        }
+        starts = set(sums) != previous
+        previous = set(sums)
+        if not sums or not starts or instruction.kind != ADD:
+            continue
+        found = [by_bundle.get(instruction.bundle - distance) for distance in _FACTOR_DISTANCES]
+        outcome = {_new_factors(each, found) for each in sums.values()}
+        (values,) = outcome if len(outcome) == 1 else (None,)
+        if values is None:
+            plan.problems.append(
+                f"the factors of {', '.join(map(change.describe, sorted(sums)))} were not found before its instruction"
+            )
+            continue
+        for load, value in zip(found, values, strict=True):
+            assert load is not None
+            used.add(load.bundle)
+            plan.factors.append((load, value))
+    left = {load.value for load in loads if load.bundle not in used}
+    for index in sorted(change.changed):
+        for form in change.old_forms[index]:
+            if form.factors is not None and left & {each for each in form.factors if each > _LIKELY_FACTOR}:
+                plan.problems.append(f"a factor of {change.describe(index)} is at another place in the program, too")
+
+
+_LIKELY_FACTOR = 1 << 10
+"""Smaller numbers are loaded for other purposes, too."""
+
+
+def _new_factors(candidate: Candidate, loads: Sequence[Factor | None]) -> tuple[int, ...] | None:
+    """Return the new values of the loads of an addition; None if they do not hold its factors, or in unknown order."""
+    old, new = candidate.form.factors, candidate.factors
+    if old is None or new is None:
+        return None
+    half = len(loads) // 2
+    values = [load.value if load is not None else -1 for load in loads]
+    orders = {
+        (*[new[a]] * half, *[new[b]] * half)
+        for a, b in ((0, 1), (1, 0))
+        if values == [*[old[a]] * half, *[old[b]] * half]
+    }
+    return orders.pop() if len(orders) == 1 else None
+
+
+_COMMON = 0xFFF
+"""The last bits of a float32; where they are 0, as in 0.0625, the number is in a program by chance."""
+
+
+def _unknown_places(program: bytes, change: ModelChange, instructions: Sequence[VectorInstruction]) -> list[str]:
+    """Return the changed operators whose multiplier is in the program at a place that is not understood."""
+    multipliers = {
+        form.constants.multiplier: index
+        for index in change.changed
+        for form in change.old_forms[index]
+        if form.constants.multiplier & _COMMON and form.constants.multiplier != ONE_BITS - 1
+    }
+    known = {instruction.bundle * BUNDLE_BYTES * 8 + 29 for instruction in instructions}
+    windows = _windows(program)
+    problems = []
+    for place in np.flatnonzero(np.isin(windows, np.array(sorted(multipliers), np.uint32))).tolist():
+        if place not in known:
+            operator = change.describe(multipliers[int(windows[place])])
+            problems.append(f"the multiplier of {operator} is at bit {place} of the program, in no known instruction")
+    return problems
+
+
+def _windows(program: bytes) -> NDArray[np.uint32]:
+    """Return the 32 bits at each bit position of a program."""
+    bits = np.unpackbits(np.frombuffer(program, np.uint8), bitorder="little")
+    count = max(len(bits) - 31, 0)
+    windows = np.zeros(count, np.uint32)
+    for shift in range(32):
+        windows |= bits[shift : shift + count].astype(np.uint32) << np.uint32(shift)
+    return windows
+
+
+def missing_instructions(change: ModelChange, found: Collection[int]) -> list[str]:
+    """Return the changed operators whose instructions are not understood or were not found.
+
+    Args:
+        change: the models.
+        found: the operators that have instructions in the programs.
+    """
+    problems = []
+    for index in sorted(change.changed):
+        operator = change.old.operators[index]
+        if not change.old_forms[index]:
+            problems.append(f"{change.describe(index)}: how its instructions depend on scales is not known")
+        elif index not in found and not _needs_none(change, operator):
+            problems.append(f"{change.describe(index)}: its instructions were not found")
+    return problems
+
+
+def _needs_none(change: ModelChange, operator: Operator) -> bool:
+    """Return whether an operator can do without an instruction: it moves values that keep their meaning."""
+    return operator.name in DATA_MOVEMENT and all(
+        _has_one_quantization(graph, graph.operators[operator.index]) for graph in (change.old, change.new)
+    )
+
+
+def _has_one_quantization(graph: Graph, operator: Operator) -> bool:
+    tensors = [graph.tensors[index] for index in (*operator.inputs, *operator.outputs) if index != NONE]
+    numbers = {
+        (tensor.quantization.scale[0], operator_constants.unsigned_zero_point(tensor))
+        for tensor in tensors
+        if operator_constants.is_activation(tensor) and tensor.quantization is not None
+    }
+    return len(numbers) == 1

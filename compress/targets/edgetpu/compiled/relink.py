@@ -1,0 +1,278 @@
+"""`relink`: a retrained model of the same architecture in the program that the compiler once made.
+
+The program of the old model is kept. Its parameters, the scales and zero points in its instructions, and everything in
+the file around it that depends on the model's numbers are replaced. A relink is refused, with all reasons, if anything
+is ambiguous, was not found, or could need another program.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compress.errors import ModelError
+from compress.targets.edgetpu import darwinn_package
+from compress.targets.edgetpu.compiled import compiled_file, parameter_location, same_program, surroundings
+from compress.targets.edgetpu.compiled.compiled_file import CompiledFile
+from compress.targets.edgetpu.compiled.cpu_part import compare_cpu_part
+from compress.targets.edgetpu.compiled.instruction_map import (
+    ModelChange,
+    missing_instructions,
+    plan_program,
+)
+from compress.targets.edgetpu.compiled.instructions import bundles, vector_instructions
+from compress.targets.edgetpu.compiled.parameter_layout import Values
+from compress.targets.edgetpu.compiled.parameter_location import ParameterRegion
+from compress.targets.edgetpu.compiled.stored_parameters import StoredParameters, stored_parameters
+from compress.targets.edgetpu.compiled.surroundings import Replacement, TensorPair
+from compress.targets.edgetpu.compiled.verification import verify
+from compress.tflite import graph as graphs
+from compress.tflite import structure
+from compress.tflite.graph import Graph
+
+SCHEMA_VERSION = 1
+MAX_INSTRUCTION_BYTES = 1 << 23
+"""The compiler writes less than a tenth of it; every bit is looked at, which takes 32 times the memory."""
+NOTES = (
+    "no device has run this file: compare it with the new model on one device before you send it to others",
+    "if the old file was compiled together with others, the new one no longer shares the chip's memory with them",
+)
+
+
+@dataclass(frozen=True)
+class Relinked:
+    """The result of a relink.
+
+    Attributes:
+        content: the new compiled file; None if it is refused.
+        problems: the reasons for the refusal; empty if it succeeded.
+        changes: what was replaced, by name: numbers of bytes and instructions.
+    """
+
+    content: bytes | None
+    problems: tuple[str, ...]
+    changes: dict[str, int]
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether there is no new file."""
+        return self.content is None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as a plain map, schema 1, without the file."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "refused": self.is_refused,
+            "problems": list(self.problems),
+            "changes": dict(self.changes),
+            "notes": [] if self.is_refused else list(NOTES),
+        }
+
+    def describe(self) -> str:
+        """Return the result as text for a person."""
+        if self.is_refused:
+            reasons = "".join(f"  {problem}\n" for problem in self.problems)
+            return f"refused, for {len(self.problems)} reason{'s' if len(self.problems) > 1 else ''}:\n{reasons}"
+        changes = "".join(f"{name:<32} {number:,}\n" for name, number in self.changes.items())
+        return changes + "".join(f"note: {note}\n" for note in NOTES)
+
+
+def relink_files(new: Path, old: Path, template: Path, *, keep_names: bool = False) -> Relinked:
+    """Put a model into the program of another one; the arguments are those of `relink`, as files.
+
+    Raises:
+        ModelError: a file cannot be read, is damaged, or the template was not made by the vendor's compiler.
+    """
+    contents = []
+    for path in (new, old):
+        try:
+            contents.append(path.read_bytes())
+        except OSError as error:
+            raise ModelError(f"cannot be read: {error.strerror}", where=str(path)) from error
+        if graphs.parse(contents[-1], str(path)).custom_operators(darwinn_package.OPERATOR):
+            raise ModelError("is compiled already", where=str(path), hint="give the model that it was compiled from")
+    return relink(contents[0], contents[1], compiled_file.read(template), keep_names=keep_names)
+
+
+def relink(
+    new: bytes,
+    old: bytes,
+    template: CompiledFile,
+    *,
+    keep_names: bool = False,
+    random: Callable[[int], int] = secrets.randbits,
+) -> Relinked:
+    """Put a model into the program of another one with the same structure.
+
+    Args:
+        new: the .tflite file of the model.
+        old: the .tflite file of the model that the template was compiled from.
+        template: the compiled file.
+        keep_names: whether the old names of tensors may stay.
+        random: returns a random integer of that many bits; for caching tokens.
+
+    Raises:
+        ModelError: a file is damaged.
+    """
+    models = graphs.parse(old, "the old model"), graphs.parse(new, "the new model")
+    attempt = _Attempt(*models, template, keep_names=keep_names)
+    attempt.problems += attempt.structure()
+    if not attempt.problems:
+        attempt.problems += surroundings.replace_metadata(attempt.replacement, template, *models, (old, new))
+        attempt.write(random)
+    if not attempt.problems:
+        written = compiled_file.parse(bytes(attempt.replacement.content), "the new file")
+        attempt.problems += [f"the new file is wrong: {each}" for each in not_verified(written, models[1])]
+    content = None if attempt.problems else bytes(attempt.replacement.content)
+    return Relinked(content, tuple(dict.fromkeys(attempt.problems)), attempt.changes)
+
+
+class _Attempt:
+    """The state of one relink: what was replaced so far, and the reasons against it."""
+
+    def __init__(self, old: Graph, new: Graph, template: CompiledFile, *, keep_names: bool) -> None:
+        self.old, self.new, self.template, self.keep_names = old, new, template, keep_names
+        self.problems: list[str] = []
+        self.changes: dict[str, int] = {}
+        self.replacement = Replacement(template.content)
+        self.mapped: set[int] = set()
+
+    def structure(self) -> list[str]:
+        """Return the reasons why the template does not hold the old model, or the new one has another structure."""
+        size = sum(executable.instruction_bytes for executable in self.template.executables)
+        if size > MAX_INSTRUCTION_BYTES:
+            return [f"the template has {size:,} bytes of instructions; at most {MAX_INSTRUCTION_BYTES:,} are supported"]
+        problems = [f"the template: {each}" for each in not_verified(self.template, self.old)]
+        return problems + structure.differences(self.old, self.new)
+
+    def write(self, random: Callable[[int], int]) -> None:
+        """Replace everything, and add the reasons against it to the problems."""
+        custom_operators = {each.operator.index for each in self.template.operators}
+        cpu = compare_cpu_part(self.template.graph, self.old, custom_operators)
+        self.mapped = {operator.index for operator in self.old.operators} - cpu.operators
+        self.problems += same_program.compiler_choices(self.old, self.new, self.mapped)
+        self._parameters()
+        self._instructions()
+        self._surroundings(cpu.tensors)
+        tokens = _fresh_tokens(self.template, random)
+        self.problems += surroundings.replace_tokens(self.replacement, self.template, tokens)
+        self.problems += self.replacement.problems
+
+    def _surroundings(self, old_tensors: Mapping[int, int]) -> None:
+        new_tensors = structure.matching_tensors(self.old, self.new)
+        pairs = []
+        for stored in self.template.graph.tensors:
+            old = old_tensors.get(stored.index)
+            if old is None or old not in new_tensors:
+                self.problems.append(f"tensor {stored.name!r} of the compiled file is not in the models")
+            else:
+                pairs.append(TensorPair(stored, self.old.tensors[old], self.new.tensors[new_tensors[old]]))
+        self.problems += surroundings.replace_numbers(self.replacement, self.template, pairs)
+        if not self.keep_names:
+            self.problems += surroundings.replace_names(self.replacement, self.template, pairs)
+
+    def _parameters(self) -> None:
+        operators = [operator for operator in self.old.operators if operator.index in self.mapped]
+        location = parameter_location.locate(self.template, self.old, operators)
+        found = {region.operator.index for region in location.regions}
+        self.problems += [
+            f"{structure.describe(operator)}: how the compiler stores its weights is not known"
+            for operator in operators
+            if operator.name in same_program.WEIGHTED and operator.index not in found
+        ]
+        copies = Counter(region.parameters for region in location.regions)
+        changed = sum(self._region(region, copies[region.parameters]) for region in location.regions)
+        self.changes["bytes of parameters replaced"] = changed
+
+    def _region(self, region: ParameterRegion, copies: int) -> int:
+        """Replace the parameters of one region, and return how many bytes differ."""
+        where = f"{structure.describe(region.operator)}, {region.parameters.purpose}"
+        before = region.layout.encode(region.values)
+        encodings = set()
+        try:
+            for index, layout in parameter_location.possible_layouts(region, self.template):
+                encodings.add(layout.encode(self._new_values(region, index)).tobytes())
+        except ModelError as error:
+            self.problems.append(f"{where}: {error}")
+            return 0
+        if len(encodings) != 1:
+            self.problems.append(
+                f"{where}: {len(encodings)} layouts fit the old numbers, and the new ones differ in them"
+            )
+            return 0
+        after = encodings.pop()
+        if after == before.tobytes():
+            return 0
+        if region.is_interchangeable:
+            self.problems.append(f"{where}: another operator has the same numbers, so that its place is ambiguous")
+        if copies > 1:
+            self.problems.append(f"{where}: the file has {copies} copies, and which of them belong to it is ambiguous")
+        start = self.template.executables[region.executable].parameters.start + region.offset
+        self.replacement.write(start, after, where)
+        return int((np.frombuffer(after, np.uint8) != before).sum())
+
+    def _new_values(self, region: ParameterRegion, choice: int) -> Values:
+        """Return the new model's numbers for a region, as one of the choices of the compiler."""
+        before = stored_parameters(region.operator, self.old)
+        after = stored_parameters(self.new.operators[region.operator.index], self.new)
+        numbers = [index for index, part in enumerate(before) if part.purpose == region.parameters.purpose]
+        if len(after) != len(before) or not _are_equal([after[number] for number in numbers]):
+            raise ModelError("the new model has other parameters there")
+        choices = after[numbers[0]].choices
+        if len(choices) != len(before[numbers[0]].choices):
+            raise ModelError("the compiler has other choices for the new model")
+        return choices[choice].values
+
+    def _instructions(self) -> None:
+        change = ModelChange(self.old, self.new, self.mapped)
+        programs = [
+            (position, content)
+            for position, content in _programs(self.template)
+            if vector_instructions(bundles(content))
+        ]
+        found: set[int] = set()
+        replaced = 0
+        for position, content in programs:
+            plan = plan_program(content, change, is_only=len(programs) == 1)
+            self.problems += plan.problems
+            found |= plan.found
+            replaced += len(plan.constants) + len(plan.factors)
+            self.replacement.write(position, plan.apply(content), "the instructions")
+        self.problems += missing_instructions(change, found)
+        self.changes["instructions changed"] = replaced
+
+
+def _are_equal(parts: Sequence[StoredParameters]) -> bool:
+    """Return whether several parts of one purpose have equal numbers, so that any of them can be in a region."""
+    return len({part.choices[0].values.pool.tobytes() for part in parts}) == 1
+
+
+def _programs(file: CompiledFile) -> list[tuple[int, bytes]]:
+    """Return position and content of each sequence of instructions."""
+    return [(extent.start, file.bytes_at(extent)) for each in file.executables for extent in each.instructions]
+
+
+def _fresh_tokens(file: CompiledFile, random: Callable[[int], int]) -> dict[int, int]:
+    """Return a new token for each one of a file, different from all of them."""
+    old = {executable.token for executable in file.executables}
+    tokens: dict[int, int] = {}
+    for token in old:
+        fresh = random(64)
+        while not fresh or fresh in old or fresh in tokens.values():
+            fresh = random(64)
+        tokens[token] = fresh
+    return tokens
+
+
+def not_verified(file: CompiledFile, model: Graph) -> list[str]:
+    """Return the reasons why a compiled file does not hold a model, or why that cannot be decided."""
+    verification = verify(file, model)
+    reasons = [each.message for each in verification.differences]
+    reasons += [each.reason for each in verification.undecided if each.blocks]
+    return reasons

@@ -1,0 +1,420 @@
+"""`verify-compiled`: whether a compiled file holds a model.
+
+The inputs, outputs and CPU operators of the file must be those of the model. On the Edge TPU, every weight, bias,
+multiplier and constant is compared where the file stores it, and the scales and zero points of activations are compared
+with the instructions. An answer of "yes" means that everything that can be seen agrees; what cannot be seen is listed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from compress.targets.edgetpu.compiled.compiled_file import CompiledFile
+from compress.targets.edgetpu.compiled.cpu_part import compare_cpu_part, interface_differences
+from compress.targets.edgetpu.compiled.instructions import Constants, VectorInstruction, bundles, vector_instructions
+from compress.targets.edgetpu.compiled.operator_constants import (
+    DATA_MOVEMENT,
+    Form,
+    forms,
+    is_activation,
+    is_independent,
+    unsigned_zero_point,
+)
+from compress.targets.edgetpu.compiled.parameter_layout import NumberDifference, NumberKind
+from compress.targets.edgetpu.compiled.parameter_location import (
+    LeftoverKind,
+    ParameterLocation,
+    ParameterRegion,
+    locate,
+    parameter_bytes,
+)
+from compress.tflite.graph import Graph, Operator, Tensor
+
+SCHEMA_VERSION = 1
+MAX_LISTED = 8
+"""The most numbers that are listed of those that differ in one tensor."""
+MAX_LINES = 40
+"""The most lines of one kind in the text; --json has all."""
+_SAME_MODEL = 0.5
+"""The share of the parameters that must be found, so that a missing operator can be due to an unknown layout."""
+_WEIGHTED = frozenset({"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"})
+"""Operators whose instruction is predicted without exception."""
+_MIN_EQUAL_FIELDS = 4
+"""Of the 7 numbers of an instruction, those that must be equal, so that the rest are differences of one operator."""
+
+
+class VerificationAnswer(StrEnum):
+    """Whether a compiled file holds a model."""
+
+    YES = "yes"
+    NO = "no"
+    UNDECIDED = "cannot be decided"
+
+
+@dataclass(frozen=True)
+class VerificationDifference:
+    """Something that differs between the model and the compiled file.
+
+    Attributes:
+        message: what differs, for a person.
+        operator: the index of the operator in the model; None: not of one operator on the Edge TPU.
+        kind: "weight", "bias", "multiplier", "zero point", "constant", "scale", "interface", "cpu" or "missing".
+        tensor: the name of the tensor.
+        count: the number of differing numbers.
+        numbers: the first of them: the index in the tensor, the model's value, the compiled file's value.
+    """
+
+    message: str
+    operator: int | None = None
+    kind: str = "interface"
+    tensor: str = ""
+    count: int = 1
+    numbers: tuple[tuple[tuple[int, ...], float, float], ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the difference as a plain map."""
+        return {
+            "operator": self.operator,
+            "kind": self.kind,
+            "tensor": self.tensor,
+            "count": self.count,
+            "numbers": [
+                {"index": list(index), "model": model, "compiled": compiled} for index, model, compiled in self.numbers
+            ],
+            "message": self.message,
+        }
+
+
+@dataclass(frozen=True)
+class Undecided:
+    """Something that cannot be compared.
+
+    Attributes:
+        operator: the index of the operator in the model; None: not of one operator.
+        reason: the reason.
+        blocks: whether the answer can therefore not be "yes".
+    """
+
+    operator: int | None
+    reason: str
+    blocks: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the reason as a plain map."""
+        return {"operator": self.operator, "reason": self.reason, "blocks": self.blocks}
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The answer, and what it is based on.
+
+    Attributes:
+        differences: what differs; empty unless the answer is "no".
+        undecided: what cannot be compared.
+        compared: the number of numbers that were compared, by kind.
+    """
+
+    differences: tuple[VerificationDifference, ...]
+    undecided: tuple[Undecided, ...]
+    compared: dict[str, int]
+
+    @property
+    def answer(self) -> VerificationAnswer:
+        """The answer."""
+        if self.differences:
+            return VerificationAnswer.NO
+        return VerificationAnswer.UNDECIDED if any(each.blocks for each in self.undecided) else VerificationAnswer.YES
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the answer as a plain map."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "answer": {
+                VerificationAnswer.YES: "yes",
+                VerificationAnswer.NO: "no",
+                VerificationAnswer.UNDECIDED: "undecided",
+            }[self.answer],
+            "differences": [each.to_json() for each in self.differences],
+            "undecided": [each.to_json() for each in self.undecided],
+            "compared": self.compared,
+        }
+
+    def describe(self) -> str:
+        """Return the answer as text for a person."""
+        sentences = {
+            VerificationAnswer.YES: "yes: the compiled file holds this model",
+            VerificationAnswer.NO: "no: the compiled file does not hold this model",
+            VerificationAnswer.UNDECIDED: "cannot be decided: what was compared agrees, but not all could be compared",
+        }
+        lines = [sentences[self.answer]]
+        lines += _limited([f"  different: {each.message}" for each in self.differences])
+        lines += _limited([f"  not compared: {each.reason}" for each in self.undecided])
+        counts = ", ".join(f"{count:,} {kind}" for kind, count in self.compared.items() if count)
+        return "\n".join([*lines, f"compared: {counts or 'inputs and outputs'}"]) + "\n"
+
+
+def _limited(lines: list[str]) -> list[str]:
+    more = len(lines) - MAX_LINES
+    return lines if more <= 0 else [*lines[:MAX_LINES], f"  … and {more:,} more (--json lists all)"]
+
+
+def verify(file: CompiledFile, model: Graph) -> Verification:
+    """Compare a compiled file with a model.
+
+    Args:
+        file: the compiled file.
+        model: the model, not compiled.
+    """
+    differences = [VerificationDifference(message) for message in interface_differences(file.graph, model)]
+    if len(file.graph.inputs) != len(model.inputs) or len(file.graph.outputs) != len(model.outputs):
+        return Verification(tuple(differences), (), {})
+    custom_operators = {compiled.operator.index for compiled in file.operators}
+    cpu = compare_cpu_part(file.graph, model, custom_operators)
+    differences += [VerificationDifference(message, kind="cpu") for message in cpu.differences]
+    operators = [operator for operator in model.operators if operator.index not in cpu.operators]
+    location = locate(file, model, operators)
+    comparison = _Comparison(file, model, operators)
+    differences += comparison.layer_differences(cpu.tensors)
+    differences += comparison.number_differences(location)
+    undecided = comparison.missing(location)
+    found = comparison.instruction_differences()
+    differences += [each for each in found if isinstance(each, VerificationDifference)]
+    undecided += [each for each in found if isinstance(each, Undecided)]
+    if comparison.is_another_model(location):
+        message = "most parameters of the model are not in the compiled file"
+        differences.append(VerificationDifference(message, kind="missing", count=len(location.missing)))
+    return Verification(tuple(differences), tuple(undecided), comparison.compared(location))
+
+
+class _Comparison:
+    """The comparison of the operators on the Edge TPU.
+
+    Attributes:
+        operators: the model's operators on the Edge TPU.
+    """
+
+    def __init__(self, file: CompiledFile, model: Graph, operators: Sequence[Operator]) -> None:
+        self.file = file
+        self.model = model
+        self.operators = operators
+        self.instructions = [
+            instruction
+            for executable in file.executables
+            if executable.type != "PARAMETER_CACHING"
+            for stream in executable.instructions
+            for instruction in vector_instructions(bundles(file.bytes_at(stream)))
+        ]
+
+    def layer_differences(self, tensors: dict[int, int]) -> Iterator[VerificationDifference]:
+        """Yield the differences of the inputs and outputs of the programs; `tensors`: see `CpuPart`."""
+        by_name = {tensor.name.rstrip("\0"): tensor.index for tensor in self.file.graph.tensors}
+        for executable in self.file.executables:
+            for layer in (*executable.inputs, *executable.outputs):
+                index = tensors.get(by_name.get(layer.name.rstrip("\0"), -1))
+                tensor = self.model.tensors[index] if index is not None else None
+                if tensor is None or tensor.quantization is None or tensor.dtype not in ("INT8", "UINT8"):
+                    continue
+                expected = _quantization(tensor)
+                if layer.scale and (layer.scale, layer.zero_point) != expected:
+                    yield VerificationDifference(
+                        f"input or output {layer.name}: scale {expected[0]:.9g} and zero point {expected[1]} in the "
+                        f"model, {layer.scale:.9g} and {layer.zero_point} in the compiled file (as uint8)",
+                        kind="scale",
+                        tensor=layer.name,
+                    )
+
+    def number_differences(self, location: ParameterLocation) -> Iterator[VerificationDifference]:
+        """Yield the weights, biases, multipliers and constants that differ, by tensor."""
+        for region in location.regions:
+            if not region.is_equal:
+                yield from self._region_differences(region)
+
+    def _region_differences(self, region: ParameterRegion) -> Iterator[VerificationDifference]:
+        executable = self.file.executables[region.executable]
+        content = parameter_bytes(self.file, executable)[region.offset : region.offset + region.size_bytes]
+        by_tensor: dict[tuple[NumberKind, int], list[NumberDifference]] = {}
+        for difference in region.layout.differences(content, region.values):
+            index, tensor = self._tensor(region, difference)
+            by_tensor.setdefault((difference.kind, tensor.index), []).append(
+                NumberDifference(difference.kind, index, difference.expected, difference.found)
+            )
+        for (kind, tensor_index), numbers in by_tensor.items():
+            yield self._difference(region, kind, self.model.tensors[tensor_index], numbers)
+        if not by_tensor:
+            message = f"{_name(region.operator)}: bytes of missing rows or channels are different"
+            yield VerificationDifference(message, region.operator.index, "padding")
+
+    def _tensor(self, region: ParameterRegion, difference: NumberDifference) -> tuple[int, Tensor]:
+        """Return the index of a number in its tensor, and the tensor."""
+        index = difference.index
+        candidates = [self.model.tensors[each] for each in region.parameters.tensors[difference.kind]]
+        for tensor in candidates[:-1]:
+            if index < tensor.elements:
+                return index, tensor
+            index -= tensor.elements
+        return index, candidates[-1]
+
+    def _difference(
+        self, region: ParameterRegion, kind: NumberKind, tensor: Tensor, numbers: Sequence[NumberDifference]
+    ) -> VerificationDifference:
+        offset = 128 if kind is NumberKind.WEIGHT and tensor.dtype == "INT8" else 0
+        listed = []
+        for number in numbers[:MAX_LISTED]:
+            by_output = kind in (NumberKind.MULTIPLIER, NumberKind.ZERO_POINT)
+            index = (number.index,) if by_output else _unraveled(number.index, tensor)
+            listed.append((index, number.expected - offset, number.found - offset))
+        total = region.values.arrays[kind].size
+        what = {NumberKind.MULTIPLIER: "scale", NumberKind.CONSTANT: "constant"}.get(kind, kind.value)
+        shown = ", ".join(f"{list(index)}: {_number(mine)} -> {_number(theirs)}" for index, mine, theirs in listed[:3])
+        hint = ""
+        if kind is NumberKind.MULTIPLIER:
+            hint = " as multipliers (input scale x weight scale / output scale)"
+        message = (
+            f"{_name(region.operator)}: {len(numbers):,} of {total:,} {what}s of {tensor.name} are different{hint}, "
+            f"at index: model -> compiled file: {shown}{', …' if len(numbers) > 3 else ''}"
+        )
+        return VerificationDifference(message, region.operator.index, what, tensor.name, len(numbers), tuple(listed))
+
+    def missing(self, location: ParameterLocation) -> list[Undecided]:
+        """Return what was not found in the parameters."""
+        reasons = [
+            Undecided(
+                part.operator.index,
+                f"{_name(part.operator)}: its {part.purpose} were not found in the compiled file; "
+                "they are different, or are stored in a layout that is not known",
+                blocks=True,
+            )
+            for part in location.missing
+        ]
+        unknown = [each for each in location.leftovers if each.kind is LeftoverKind.UNKNOWN]
+        if unknown:
+            size = sum(len(each.extent) for each in unknown)
+            reason = f"{size:,} bytes of parameters in the compiled file belong to no operator of the model"
+            reasons.append(Undecided(None, reason, blocks=True))
+        filled = sum(len(each.extent) for each in location.leftovers if each.kind is LeftoverKind.FILL)
+        if filled:
+            reason = f"{filled:,} bytes of parameters are zeros and one other value, as in matrices that move data"
+            reasons.append(Undecided(None, reason, blocks=False))
+        return reasons
+
+    def is_another_model(self, location: ParameterLocation) -> bool:
+        """Return whether so little was found that the file cannot hold the model."""
+        found = sum(region.size_bytes for region in location.regions if not region.parameters.is_table)
+        missing = sum(part.choices[0].size_bytes for part in location.missing if part.choices)
+        return bool(missing) and found < _SAME_MODEL * (found + missing)
+
+    def instruction_differences(self) -> Iterator[VerificationDifference | Undecided]:
+        """Yield the operators whose scales and zero points are not in the instructions."""
+        by_operator = {operator.index: forms(self.model, operator) for operator in self.operators}
+        explained: set[int] = set()
+        unexplained = []
+        for instruction in self.instructions:
+            owners = {index for index, each in by_operator.items() if any(_fits(instruction, form) for form in each)}
+            explained |= owners
+            if not owners and not is_independent(instruction):
+                unexplained.append(instruction)
+        unknown = [operator for operator in self.operators if not by_operator[operator.index]]
+        for operator in self.operators:
+            if not by_operator[operator.index]:
+                reason = f"{_name(operator)}: how its instructions hold scales and zero points is not known"
+                yield Undecided(operator.index, reason, blocks=False)
+            elif operator.index not in explained and not self._needs_no_instruction(operator):
+                yield self._not_explained(operator, by_operator[operator.index], unexplained)
+        if unexplained and not unknown:
+            kinds = len(unexplained)
+            reason = f"{kinds} instructions of the compiled file have scales or zero points of no operator of the model"
+            yield Undecided(None, reason, blocks=True)
+
+    def _needs_no_instruction(self, operator: Operator) -> bool:
+        """Return whether an operator can do without an instruction: it moves values that keep their meaning."""
+        if operator.name not in DATA_MOVEMENT:
+            return False
+        tensors = (*self.model.input_tensors(operator), *self.model.output_tensors(operator))
+        return len({_quantization(tensor) for tensor in tensors if is_activation(tensor)}) <= 1
+
+    def _not_explained(
+        self, operator: Operator, expected: Sequence[Form], unexplained: Sequence[VectorInstruction]
+    ) -> VerificationDifference | Undecided:
+        candidates = [
+            (_equal_fields(instruction.constants, form.constants), form, instruction)
+            for form in expected
+            for instruction in unexplained
+            if instruction.kind in form.kinds and instruction.per_channel == form.weights_per_channel
+        ]
+        equal, form, instruction = max(candidates, key=lambda each: each[0], default=(0, None, None))
+        if form is None or instruction is None:
+            reason = f"{_name(operator)}: no instruction with its scales and zero points was found"
+            return Undecided(operator.index, reason, blocks=operator.name in _WEIGHTED)
+        different = _different_fields(form.constants, instruction.constants)
+        message = f"{_name(operator)}: scales or zero points are different in its instruction: {different}"
+        if operator.name in _WEIGHTED and equal >= _MIN_EQUAL_FIELDS:
+            output = self.model.output_tensors(operator)[0]
+            return VerificationDifference(message, operator.index, "scale", output.name)
+        reason = f"{_name(operator)}: its scales or zero points may differ; the most similar instruction: {different}"
+        return Undecided(operator.index, reason, blocks=True)
+
+    def compared(self, location: ParameterLocation) -> dict[str, int]:
+        """Return the number of compared numbers, by kind."""
+        counts: Counter[str] = Counter()
+        for region in location.regions:
+            if not region.parameters.is_table:
+                for kind, array in region.values.arrays.items():
+                    counts[_PLURALS[kind]] += array.size
+        return {
+            "operators on the Edge TPU": len(self.operators),
+            **{kind: counts[kind] for kind in _PLURALS.values()},
+            "instructions": len(self.instructions),
+        }
+
+
+_PLURALS = {
+    NumberKind.WEIGHT: "weights",
+    NumberKind.BIAS: "biases",
+    NumberKind.MULTIPLIER: "scales of channels",
+    NumberKind.CONSTANT: "constants",
+    NumberKind.ZERO_POINT: "zero points",
+}
+
+
+def _fits(instruction: VectorInstruction, form: Form) -> bool:
+    same_kind = instruction.kind in form.kinds and instruction.per_channel == form.weights_per_channel
+    return same_kind and instruction.constants == form.constants
+
+
+def _equal_fields(first: Constants, second: Constants) -> int:
+    return sum(getattr(first, each.name) == getattr(second, each.name) for each in fields(Constants))
+
+
+def _different_fields(model: Constants, compiled: Constants) -> str:
+    """Return the numbers that differ, as text: those of the model, then those of the compiled file."""
+    parts = []
+    for each in fields(Constants):
+        mine, theirs = getattr(model, each.name), getattr(compiled, each.name)
+        if mine != theirs:
+            if each.name in ("multiplier", "upper", "lower"):
+                mine, theirs = (float(np.uint32(bits).view(np.float32)) for bits in (mine, theirs))
+            parts.append(f"{each.name.replace('_', ' ')} {_number(mine)} -> {_number(theirs)}")
+    return ", ".join(parts)
+
+
+def _quantization(tensor: Tensor) -> tuple[float, int]:
+    assert tensor.quantization is not None  # an activation
+    return tensor.quantization.scale[0], unsigned_zero_point(tensor)
+
+
+def _unraveled(index: int, tensor: Tensor) -> tuple[int, ...]:
+    return tuple(int(each) for each in np.unravel_index(index, tensor.shape or (1,)))
+
+
+def _number(value: float) -> str:
+    return f"{value:.9g}" if isinstance(value, float) else str(value)
+
+
+def _name(operator: Operator) -> str:
+    return f"operator {operator.index} ({operator.name})"

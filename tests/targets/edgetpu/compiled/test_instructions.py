@@ -1,0 +1,67 @@
+"""Vector instructions: their numbers, read and replaced."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import astuple, fields, replace
+
+from compress.targets.edgetpu.compiled.instructions import (
+    ADD,
+    Constants,
+    bundles,
+    factors,
+    replace_constants,
+    replace_factor,
+    vector_instructions,
+)
+
+# An addition of a MobileNetV2 and its factors, in the form of COMPILED files: prefix, bundle, and the next bundle.
+PREFIX = 0xB0000000000000
+MAIN = 0xF85FC00008600000070125EC8030C0E0
+NEXT = 0xFFFF5BB42
+FACTOR = 0x5C1F << 88 | 1 << 87
+PROGRAM = b"".join(each.to_bytes(16, "little") for each in (FACTOR, 0, PREFIX, MAIN, NEXT, 0))
+NUMBERS = Constants(0x38092F64, 0x43000000, 0xC2FE0000, -5383657, 127, 0, 0)
+
+
+def test_the_numbers_of_an_instruction_are_read() -> None:
+    (instruction,) = vector_instructions(bundles(PROGRAM))
+    assert (instruction.bundle, instruction.kind, instruction.rows) == (3, ADD, 4)
+    assert instruction.constants == NUMBERS
+
+
+def test_replaced_numbers_are_read_again_and_nothing_else_changes() -> None:
+    (instruction,) = vector_instructions(bundles(PROGRAM))
+    rng = random.Random(0)
+    for _ in range(100):
+        bits = [rng.getrandbits(32) for _ in range(3)]
+        offset, zero_points = rng.randrange(-(1 << 31), 1 << 31), [rng.getrandbits(8) for _ in range(3)]
+        other = Constants(*bits, offset, *zero_points)
+        program = bytearray(PROGRAM)
+        replace_constants(program, instruction, other)
+        assert [each.constants for each in vector_instructions(bundles(bytes(program)))] == [other]
+        replace_constants(program, instruction, NUMBERS)
+        assert bytes(program) == PROGRAM
+
+
+def test_every_number_is_in_its_own_bits() -> None:
+    (instruction,) = vector_instructions(bundles(PROGRAM))
+    for name in (each.name for each in fields(Constants)):
+        program = bytearray(PROGRAM)
+        replace_constants(program, instruction, replace(NUMBERS, **{name: 1}))
+        (found,) = vector_instructions(bundles(bytes(program)))
+        assert astuple(found.constants) == astuple(replace(NUMBERS, **{name: 1}))
+
+
+def test_a_factor_is_replaced() -> None:
+    (factor,) = factors(bundles(PROGRAM))
+    assert factor.value == 0x5C1F
+    program = bytearray(PROGRAM)
+    replace_factor(program, factor, 77)
+    assert [each.value for each in factors(bundles(bytes(program)))] == [77]
+
+
+def test_a_cut_program_is_read_up_to_its_last_whole_bundle() -> None:
+    assert vector_instructions(bundles(PROGRAM[:67]))
+    assert not vector_instructions(bundles(PROGRAM[:63]))
+    assert not vector_instructions(bundles(b""))
