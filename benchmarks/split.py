@@ -4,8 +4,8 @@ Every shared uncompiled model is split into 2, 3 and 4 segments on the host usb3
 the outputs of the model bit for bit (the command refuses otherwise), the slowest segment against exhaustive search
 over all cuts, and against segments of equal parameter bytes, as `edgetpu_compiler --num_segments` is documented.
 Exhaustive search uses the full `estimate` of every part of the model, as a model of its own, and is done for models of
-up to 80 operators. FOLDER has the networks of benchmarks/split_networks.py; those are searched, and split into 4 they
-are run. All times are predicted. Writes benchmarks/results/split.json.
+up to 130 operators. FOLDER has the networks of benchmarks/split_networks.py, which run in 4 segments. All times are
+predicted. Writes benchmarks/results/split.json.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from compress.tflite import graph
 RESULTS = repository.RESULTS / "split.json"
 TARGET = load("edgetpu")
 HOST = "usb3"
-MOST_OPERATORS = 80
+MOST_OPERATORS = 130
 """The largest model for exhaustive search: all its parts are estimated."""
 
 
@@ -78,7 +78,7 @@ def figures(model: segments.SplitGraph, count: int) -> dict[str, Any] | None:
     return row
 
 
-def measured(path: Path, name: str, *, run: tuple[int, ...], oracle: bool) -> list[dict[str, Any]]:
+def measured(path: Path, name: str, run: tuple[int, ...]) -> list[dict[str, Any]]:
     """Return the rows of one model."""
     try:
         model = segments.prepare(graph.read(path), TARGET, HOST, "max")
@@ -98,7 +98,7 @@ def measured(path: Path, name: str, *, run: tuple[int, ...], oracle: bool) -> li
         if count in run:
             verify(model.graph, [model.file(part) for part in model.segments((0, *row["cuts"], row["operators"]))])
             row["bit_equal"] = True
-        if oracle and model.network.operators <= MOST_OPERATORS:
+        if model.network.operators <= MOST_OPERATORS:
             best = exhaustive(model, count)
             row["exhaustive_ms"] = best[1] if best else None
         rows.append(row)
@@ -131,13 +131,13 @@ def main() -> None:
         rows = []
         for path in paths:
             name = path.parent.name if path.name == "model.tflite" else path.stem
-            rows += measured(path, name, run=(2, 3, 4), oracle=True)
+            rows += measured(path, name, (2, 3, 4))
         result["shared"] = {"summary": summary(rows), "rows": rows}
         RESULTS.write_text(json.dumps(result, indent=1) + "\n")
     if options.networks is not None:
         rows = []
         for path in sorted(options.networks.glob("*.tflite")):
-            rows += measured(path, path.stem, run=(4,), oracle=False)
+            rows += measured(path, path.stem, (4,))
         result["networks"] = {"summary": summary(rows), "rows": rows}
         RESULTS.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps({name: part["summary"] for name, part in result.items()}, indent=1))

@@ -102,7 +102,7 @@ class _Sample:
         self.entered = 0.0
 
 
-class Segment:
+class LoadedSegment:
     """A segment on its device.
 
     Args:
@@ -132,7 +132,7 @@ class Segment:
         self.times.append(time.perf_counter() - begin)
 
 
-class Pipeline:
+class SegmentPipeline:
     """Segments that work at the same time. One thread may use it at a time.
 
     Args:
@@ -150,7 +150,7 @@ class Pipeline:
     """
 
     def __init__(
-        self, copies: Sequence[Sequence[Segment]], waiting: int = WAITING, outputs: Sequence[str] = ()
+        self, copies: Sequence[Sequence[LoadedSegment]], waiting: int = WAITING, outputs: Sequence[str] = ()
     ) -> None:
         if waiting < 1:
             raise ArgumentError("--queue is %d, and must be at least 1" % waiting, "use --queue %d" % WAITING)
@@ -193,12 +193,12 @@ class Pipeline:
             ArgumentError: a sample lacks an input.
             EdgeTpuError: an inference failed.
         """
-        run = _Run(self.copies, samples, self._waiting)
         self._latencies.clear()
         for segment in self._segments():
             segment.times.clear()
         self._count = 0
         begin = time.perf_counter()
+        run = _Run(self.copies, samples, self._waiting)
         try:
             for sample in run.results():
                 now = time.perf_counter()
@@ -209,7 +209,7 @@ class Pipeline:
         finally:
             run.end()
 
-    def _segments(self) -> List[Segment]:
+    def _segments(self) -> List[LoadedSegment]:
         return [segment for copy in self.copies for segment in copy]
 
     def statistics(self) -> Dict[str, Any]:
@@ -231,7 +231,7 @@ class Pipeline:
         result["bottleneck"] = max(rows, key=lambda row: row["busy"]["value"])["name"]
         return result
 
-    def _row(self, segment: Segment) -> Dict[str, Any]:
+    def _row(self, segment: LoadedSegment) -> Dict[str, Any]:
         times = np.array(segment.times) * 1000
         note = "%d inferences" % len(times)
         busy = min(float(times.mean()) * self._count / len(self.copies) / 1000 / self._elapsed_s, 1.0)
@@ -248,7 +248,7 @@ class Pipeline:
         for segment in self._segments():
             segment.session.close()
 
-    def __enter__(self) -> Pipeline:
+    def __enter__(self) -> SegmentPipeline:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -264,7 +264,7 @@ class _Run:
         waiting: the limit of each channel.
     """
 
-    def __init__(self, copies: Sequence[Sequence[Segment]], samples: Iterable[Tensors], waiting: int) -> None:
+    def __init__(self, copies: Sequence[Sequence[LoadedSegment]], samples: Iterable[Tensors], waiting: int) -> None:
         self._channels = [[_Channel(waiting) for _ in range(len(copy) + 1)] for copy in copies]
         self._needed = {name for segment in copies[0] for name in segment.inputs}
         self._needed -= {name for segment in copies[0] for name in segment.outputs}
@@ -322,7 +322,7 @@ class _Run:
             thread.join(max(deadline - time.monotonic(), 0.0))
 
 
-def _work(segment: Segment, source: _Channel, target: _Channel) -> None:
+def _work(segment: LoadedSegment, source: _Channel, target: _Channel) -> None:
     """Run a segment on the samples of a channel, until its end: the work of one thread."""
     try:
         while True:
@@ -336,7 +336,7 @@ def _work(segment: Segment, source: _Channel, target: _Channel) -> None:
         pass
 
 
-def _ran(segment: Segment, sample: _Sample) -> Any:
+def _ran(segment: LoadedSegment, sample: _Sample) -> Any:
     try:
         segment.run(sample)
     except DeviceError as error:

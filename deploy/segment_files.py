@@ -15,7 +15,7 @@ from deploy import host, probe
 from deploy.contract.errors import ArgumentError, EdgeTpuError, ImageError
 from deploy.contract.preprocessing import Array
 from deploy.contract.tensors import TensorDescription
-from deploy.pipeline import WAITING, Pipeline, Segment, Tensors, text
+from deploy.pipeline import WAITING, LoadedSegment, SegmentPipeline, Tensors, text
 from deploy.runtime import LIBRARY, InferenceSession, RuntimeOptions, find, first_line
 
 DESCRIPTION = "split.json"
@@ -51,7 +51,7 @@ def load(
     library: str = LIBRARY,
     waiting: int = WAITING,
     kernels: str = "default",
-) -> Pipeline:
+) -> SegmentPipeline:
     """Load the segments of a model on their devices. A child process tries each one first, because it may crash.
 
     Args:
@@ -84,9 +84,9 @@ def load(
             except (OSError, ValueError) as error:  # the child process could open it a moment before
                 what = "%s: the Edge TPU cannot be opened again: %s" % (path, first_line(error))
                 raise EdgeTpuError(what, "name another --device for each segment", "busy")
-            segments.append(Segment(os.path.basename(path), session))
+            segments.append(LoadedSegment(os.path.basename(path), session))
         copies.append(segments)
-    return Pipeline(copies, waiting, outputs)
+    return SegmentPipeline(copies, waiting, outputs)
 
 
 def _wants_compiled(devices: Sequence[str]) -> bool:

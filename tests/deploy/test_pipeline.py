@@ -24,7 +24,7 @@ from deploy import __main__ as command
 from deploy import segment_files
 from deploy.contract.errors import ArgumentError, EdgeTpuError
 from deploy.contract.tensors import TensorDescription
-from deploy.pipeline import Pipeline, Segment
+from deploy.pipeline import LoadedSegment, SegmentPipeline
 
 
 class Session:
@@ -50,12 +50,12 @@ class Session:
         pass
 
 
-def pipeline(copies: int = 1, seconds: float = 0.0) -> Pipeline:
+def pipeline(copies: int = 1, seconds: float = 0.0) -> SegmentPipeline:
     made = []
     for _ in range(copies):
         sessions: list[Any] = [Session("a", "b", 1), Session("b", "c", 10, seconds), Session("c", "d", 100)]
-        made.append([Segment(f"part {index}", session) for index, session in enumerate(sessions)])
-    return Pipeline(made)
+        made.append([LoadedSegment(f"part {index}", session) for index, session in enumerate(sessions)])
+    return SegmentPipeline(made)
 
 
 def samples(count: int) -> Iterator[dict[str, Any]]:
@@ -118,7 +118,7 @@ def test_a_sample_without_an_input_is_refused() -> None:
 def test_wrong_orders_and_devices_are_refused() -> None:
     sessions: list[Any] = [Session("b", "c", 1), Session("a", "b", 1)]
     with pytest.raises(ArgumentError, match="in their order"):
-        Pipeline([[Segment("x", session) for session in sessions]])
+        SegmentPipeline([[LoadedSegment("x", session) for session in sessions]])
     with pytest.raises(ArgumentError, match="3 segments and 2 devices"):
         segment_files._devices(["a", "b", "c"], ["usb:0", "usb:1"])
     with pytest.raises(ArgumentError, match="twice"):
@@ -171,6 +171,36 @@ def test_the_command_on_every_interpreter(folder: Path, python: str, tmp_path: P
     found = json.loads(done.stdout)
     assert (found["verb"], found["samples"], len(found["segments"])) == ("pipeline", 6, 3)
     assert np.load(tmp_path / "out.npz")["total"].shape == (3, 1, 8, 8, 4)
+
+
+def test_compiled_segments_run_through_the_delegate(folder: Path, tmp_path: Path) -> None:
+    """A stand-in for libedgetpu copies its input, as a stand-in for the compiler lets the last operator do."""
+    for path in folder.glob("model_segment_*_of_3.tflite"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+        compiled = tmp_path / f"{path.stem}_edgetpu.tflite"
+        compiled.write_bytes(devices.compiled(path.read_bytes()))
+    np.save(tmp_path / "given.npy", np.arange(2 * 256, dtype=np.int16).astype(np.int8).reshape(2, 1, 8, 8, 4))
+    more = ["--inputs", tmp_path / "given.npy", "--runs", "6", "--warmup", "2"]
+    results = []
+    for name, chosen in (("tpu.npz", ["usb:0", "usb:1", "usb:2"]), ("cpu.npz", ["cpu"])):
+        given = [word for device in chosen for word in ("--device", device)]
+        environment = {"LD_LIBRARY_PATH": devices.stand_in(), "CORALLINE_ROOT": devices.host(tmp_path / name[:3])}
+        done = devices.runner(
+            "pipeline",
+            tmp_path,
+            "--json",
+            *more,
+            *given,
+            "--save",
+            tmp_path / name,
+            python=sys.executable,
+            **environment,
+        )
+        assert done.returncode == 0, done.stderr
+        results.append([row["name"] for row in json.loads(done.stdout)["segments"]])
+    assert results[0][1] == "model_segment_1_of_3_edgetpu.tflite"
+    assert results[1][1] == "model_segment_1_of_3.tflite"
+    assert np.array_equal(np.load(tmp_path / "tpu.npz")["total"], np.load(tmp_path / "cpu.npz")["total"])
 
 
 def test_ctrl_c_ends_the_command(folder: Path) -> None:

@@ -28,7 +28,7 @@ def waits_ms(
     total = sum(rates_per_s)
     gaps = random.exponential(1000 / total, requests)
     models = random.choice(len(rates_per_s), requests, p=np.array(rates_per_s) / total)
-    services = np.array(service_ms)[models]
+    services = np.array(service_ms, np.float64)[models]
     services[1:] += np.where(models[1:] != models[:-1], np.array(reload_ms)[models[1:]], 0.0)
     waits = np.empty(requests)
     wait = 0.0

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from compress.targets.edgetpu.estimate import Estimate
     from compress.targets.edgetpu.inspection import InspectionResult
     from compress.targets.edgetpu.legalize import Legalized
-    from compress.targets.edgetpu.several.sharing import Assignment
+    from compress.targets.edgetpu.several.sharing import TpuAssignment
     from compress.targets.edgetpu.several.split import Split
 
 
@@ -84,7 +84,7 @@ class EdgeTpu(Target):
 
     def assign(
         self, loads: Sequence[tuple[str, Graph, float]], count: int, host: str | None, clock: str | None
-    ) -> Assignment:
+    ) -> TpuAssignment:
         """Assign models to Edge TPUs, by the time that requests wait and run."""
         from compress.targets.edgetpu.several import sharing
 

@@ -20,7 +20,7 @@ from compress.targets import load
 from compress.targets.edgetpu.several import cuts as search
 from compress.targets.edgetpu.several import segments
 from compress.targets.edgetpu.several import split as splitting
-from compress.targets.edgetpu.several.cuts import FITS, STREAMS, Network
+from compress.targets.edgetpu.several.cuts import FITS, STREAMS, OperatorSequence
 from compress.targets.edgetpu.several.segments import SplitGraph
 from compress.tflite import graph
 
@@ -51,7 +51,7 @@ class Cost:
         self.risk = risk
 
 
-def random_network(seed: int) -> Network:
+def random_network(seed: int) -> OperatorSequence:
     """Operators with random times, bytes and parameters; a segment has a fixed time, and streams above a limit."""
     random = np.random.default_rng(seed)
     count = int(random.integers(4, 14))
@@ -65,10 +65,10 @@ def random_network(seed: int) -> Network:
         risk = STREAMS if sizes[start:stop].sum() > 6 else FITS
         return Cost(0.3 + times[start:stop].sum() + 0.1 * (crossing[start] + crossing[stop]), risk)
 
-    return Network(range(count + 1), list(times), [int(each) for each in crossing], predict)
+    return OperatorSequence(range(count + 1), list(times), [int(each) for each in crossing], predict)
 
 
-def exhaustive(network: Network, count: int) -> tuple[int, float] | None:
+def exhaustive(network: OperatorSequence, count: int) -> tuple[int, float] | None:
     """The least risk, and the shortest slowest segment with it, of all cuts."""
     found = []
     for inner in combinations(network.positions[1:-1], count - 1):
@@ -94,12 +94,14 @@ def test_cuts_of_random_networks_are_those_of_exhaustive_search(seed: int, count
 
 
 def test_of_equally_fast_cuts_the_least_crosses() -> None:
-    network = Network(range(5), [1.0] * 4, [0, 9, 5, 1, 0], lambda start, stop: Cost(max(3.0, stop - start), FITS))
+    network = OperatorSequence(
+        range(5), [1.0] * 4, [0, 9, 5, 1, 0], lambda start, stop: Cost(max(3.0, stop - start), FITS)
+    )
     assert search.best(network, 2) == (0, 3, 4)
 
 
 def test_without_enough_positions_there_are_no_cuts() -> None:
-    assert search.best(Network(range(3), [1.0] * 2, [0] * 3, lambda start, stop: Cost(1.0, FITS)), 3) is None
+    assert search.best(OperatorSequence(range(3), [1.0] * 2, [0] * 3, lambda start, stop: Cost(1.0, FITS)), 3) is None
 
 
 def prepared(content: bytes) -> SplitGraph:

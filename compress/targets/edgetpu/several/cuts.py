@@ -48,7 +48,7 @@ Cuts = tuple[int, ...]
 
 
 @dataclass
-class Network:
+class OperatorSequence:
     """What the search knows of a network. Costs are computed once.
 
     Attributes:
@@ -96,13 +96,13 @@ class Network:
         return self.positions[-1]
 
 
-def costs_of(network: Network, cuts: Cuts) -> list[SegmentCost]:
+def costs_of(network: OperatorSequence, cuts: Cuts) -> list[SegmentCost]:
     """Return the costs of the segments; empty if one of them cannot be a segment."""
     found = [network.cost(start, stop) for start, stop in pairwise(cuts)]
     return [cost for cost in found if cost is not None] if None not in found else []
 
 
-def best(network: Network, count: int) -> Cuts | None:
+def best(network: OperatorSequence, count: int) -> Cuts | None:
     """Return the best cuts into a number of segments; None if there are none."""
     risk = next(level for level in (FITS, UNCERTAIN, STREAMS) if _reaches_end(network, count, level, float("inf")))
     for level in range(risk, STREAMS + 1):
@@ -112,7 +112,7 @@ def best(network: Network, count: int) -> Cuts | None:
     return None
 
 
-def equal_bytes(network: Network, count: int, parameter_bytes: Sequence[int]) -> Cuts | None:
+def equal_bytes(network: OperatorSequence, count: int, parameter_bytes: Sequence[int]) -> Cuts | None:
     """Return the cuts into segments with about equal parameters, as `edgetpu_compiler --num_segments` is documented.
 
     Each cut is where the parameters before it are nearest to its share. Segments without an operator for the Edge TPU
@@ -138,7 +138,7 @@ def equal_bytes(network: Network, count: int, parameter_bytes: Sequence[int]) ->
     return whole if costs_of(network, whole) else None
 
 
-def _reach(network: Network, start: int, risk: int, limit_ms: float) -> int:
+def _reach(network: OperatorSequence, start: int, risk: int, limit_ms: float) -> int:
     """Return the last position up to which a segment from `start` has at most this risk and latency."""
     positions = network.positions
     low = bisect_right(positions, start) - 1
@@ -152,7 +152,7 @@ def _reach(network: Network, start: int, risk: int, limit_ms: float) -> int:
     return positions[low]
 
 
-def _reaches_end(network: Network, count: int, risk: int, limit_ms: float) -> bool:
+def _reaches_end(network: OperatorSequence, count: int, risk: int, limit_ms: float) -> bool:
     if risk == STREAMS and limit_ms == float("inf"):
         return True
     position = 0
@@ -161,7 +161,7 @@ def _reaches_end(network: Network, count: int, risk: int, limit_ms: float) -> bo
     return position == network.operators
 
 
-def _fastest(network: Network, count: int, risk: int) -> Cuts | None:
+def _fastest(network: OperatorSequence, count: int, risk: int) -> Cuts | None:
     """Return cuts with the shortest slowest segment, up to TOLERANCE, and with the fewest bytes that cross of these."""
     low = network.operators_ms(0, network.operators) / count
     limit_ms = _greedy_limit(network, count, risk)
@@ -183,7 +183,7 @@ def _fastest(network: Network, count: int, risk: int) -> Cuts | None:
     return None
 
 
-def _greedy_limit(network: Network, count: int, risk: int) -> float:
+def _greedy_limit(network: OperatorSequence, count: int, risk: int) -> float:
     """Return a latency that greedy segments do not exceed: close to the best one, as most costs grow with a segment."""
     high = max(network.operators_ms(0, network.operators) / count, 1e-3)
     while not _reaches_end(network, count, risk, high) and high < _MOST_MS:
@@ -195,7 +195,7 @@ def _greedy_limit(network: Network, count: int, risk: int) -> float:
     return high
 
 
-def _least_crossing(network: Network, count: int, risk: int, limit_ms: float) -> Cuts | None:
+def _least_crossing(network: OperatorSequence, count: int, risk: int, limit_ms: float) -> Cuts | None:
     """Return the cuts with the fewest bytes that cross, of all whose segments have at most this risk and latency."""
     usable = _usable(network, count, risk, limit_ms)
     reached: list[tuple[int, Cuts]] = [(0, (0,))]
@@ -210,7 +210,7 @@ def _least_crossing(network: Network, count: int, risk: int, limit_ms: float) ->
     return reached[0][1] if reached else None
 
 
-def _usable(network: Network, count: int, risk: int, limit_ms: float) -> list[list[int]]:
+def _usable(network: OperatorSequence, count: int, risk: int, limit_ms: float) -> list[list[int]]:
     """Return for each segment the positions where it may end, because allowed segments lead from there to the end."""
     end = network.operators
     usable = [[end]]
@@ -222,7 +222,7 @@ def _usable(network: Network, count: int, risk: int, limit_ms: float) -> list[li
     return usable
 
 
-def _allowed(network: Network, start: int, stop: int, risk: int, limit_ms: float) -> bool:
+def _allowed(network: OperatorSequence, start: int, stop: int, risk: int, limit_ms: float) -> bool:
     if start >= stop or network.is_longer(start, stop, limit_ms * _SLACK):
         return False
     cost = network.cost(start, stop)

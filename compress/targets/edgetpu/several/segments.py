@@ -22,12 +22,12 @@ from compress.targets.edgetpu import estimate
 from compress.targets.edgetpu.estimate import Estimate
 from compress.targets.edgetpu.latency import ArrayLayer
 from compress.targets.edgetpu.placement import place
-from compress.targets.edgetpu.several.cuts import FITS, STREAMS, UNCERTAIN, Cuts, Network, SegmentCost
+from compress.targets.edgetpu.several.cuts import FITS, STREAMS, UNCERTAIN, Cuts, OperatorSequence, SegmentCost
 from compress.tflite import edit
 from compress.tflite.edit import Edit
 from compress.tflite.graph import DTYPES, NONE, Graph, Operator, Tensor
 
-MAX_OPERATORS = 5000
+MAX_OPERATORS = 2000
 """The largest model that is split. The largest published one for the Edge TPU has less than 1,000 operators."""
 DESCRIPTION_OF_WHOLE = b"TFLITE_METADATA"
 """The metadata that describe inputs, outputs and labels of the whole model: wrong for a segment."""
@@ -88,9 +88,9 @@ class SplitGraph:
     clock: str
 
     @cached_property
-    def network(self) -> Network:
+    def network(self) -> OperatorSequence:
         """The network for the search of cuts."""
-        return Network(self._positions, self._operator_ms, self._crossing_bytes, self._predict, self._at_least)
+        return OperatorSequence(self._positions, self._operator_ms, self._crossing_bytes, self._predict, self._at_least)
 
     @cached_property
     def parameter_bytes(self) -> list[int]:

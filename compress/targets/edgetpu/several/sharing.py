@@ -188,7 +188,7 @@ class Predictions:
 
 
 @dataclass(frozen=True)
-class Assignment:
+class TpuAssignment:
     """Models on Edge TPUs.
 
     Attributes:
@@ -294,7 +294,7 @@ class Assignment:
         }
 
 
-def assign(loads: Sequence[Load], target: Target, tpus: int, host: str, clock: str) -> Assignment:
+def assign(loads: Sequence[Load], target: Target, tpus: int, host: str, clock: str) -> TpuAssignment:
     """Assign models to Edge TPUs.
 
     Args:
@@ -326,7 +326,7 @@ def assign(loads: Sequence[Load], target: Target, tpus: int, host: str, clock: s
         groups = _improved(_greedy(predictions, tpus), predictions)
         method = "greedy assignment, then moving and exchanging models"
     found = tuple(predictions.best(group) for group in groups if group)
-    return Assignment(tuple(loads), tpus, found, host, clock, method, target.compiler_name)
+    return TpuAssignment(tuple(loads), tpus, found, host, clock, method, target.compiler_name)
 
 
 def _waiting(queue: Queue) -> str:
