@@ -167,6 +167,13 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "quantize it first" in capsys.readouterr().err
 
 
+def test_a_damaged_file_is_a_message() -> None:
+    source = graph.parse(residual())
+    source.source.subgraphs[0].operators[0].intermediates = [999]
+    with pytest.raises(ModelError, match="damaged"):
+        splitting.split(source, TARGET, 2, "usb3", "max")
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("net.tflite").write_bytes(residual())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -252,6 +253,13 @@ def split(graph: Graph, target: Target, tpus: int, host: str, clock: str, *, com
     if not 2 <= tpus <= MAX_TPUS:
         raise PipelineError(f"--tpus is {tpus}", allowed=f"2 to {MAX_TPUS}")
     estimate.estimate(graph, target, host, clock)  # refuses what the compiler will refuse
+    try:
+        return _split(graph, target, tpus, host, clock, compare)
+    except (IndexError, KeyError, ValueError, TypeError, AttributeError, ArithmeticError, struct.error) as error:
+        raise ModelError(f"an operator or tensor is invalid ({error}): the file is damaged") from error
+
+
+def _split(graph: Graph, target: Target, tpus: int, host: str, clock: str, compare: bool) -> Split:
     model = prepare(graph, target, host, clock)
     found = found_choices(model, tpus)
     if found[-1].segments != tpus:
