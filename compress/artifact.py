@@ -28,6 +28,8 @@ class Kind(StrEnum):
 MODEL_KERAS = "model.keras"
 MODEL_TFLITE = "model.tflite"
 MODEL_COMPILED = "model_edgetpu.tflite"
+MODEL_SEGMENT = "model_segment_{}_of_{}.tflite"
+"""A part of a model for one of several Edge TPUs."""
 SEGMENT_COMPILED = "model_segment_{}_of_{}_edgetpu.tflite"
 SEGMENTS = SEGMENT_COMPILED.format("*", "*")
 """A model compiled in segments for several Edge TPUs. It has no MODEL_COMPILED."""

@@ -6,7 +6,9 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -74,6 +76,37 @@ def write_atomically(path: Path, content: bytes, scratch: Path | None = None, mo
         if isinstance(error, OSError):
             error.filename, error.filename2 = str(path), None  # and not the temporary file
         raise
+
+
+def publish_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Create a folder with files. It does not exist before it is complete.
+
+    Args:
+        folder: the folder, which must not exist, or be empty.
+        contents: the content of each file by its name.
+
+    Raises:
+        OSError: it exists and has files, or cannot be written.
+    """
+    temporary = None
+    try:
+        temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+        complete = temporary / "complete"
+        complete.mkdir()
+        for name, content in contents.items():
+            with (complete / name).open("wb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+        sync(complete)
+        os.replace(complete, folder)
+        sync(folder.parent)
+    except OSError as error:
+        error.filename, error.filename2 = str(folder), None  # and not the temporary folder
+        raise
+    finally:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def sync(path: Path) -> None:

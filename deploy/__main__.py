@@ -224,12 +224,42 @@ def _update(arguments: Arguments) -> Tuple[Result, str]:
     return update.update(arguments)
 
 
+def _pipeline_options(parser: argparse.ArgumentParser) -> None:
+    segments = "the folder of `python -m compress split`, or the .tflite files of the segments in their order"
+    parser.add_argument("segments", nargs="+", metavar="SEGMENT", help=segments)
+    device = (
+        "the device of a segment: usb:0, pci:1, cpu, …; once for each segment in their order, or once for all. With "
+        "twice or more as many devices, as many copies take turns (default: the Edge TPUs :0, :1, … for compiled "
+        "segments, else cpu)"
+    )
+    parser.add_argument("--device", action="append", default=[], metavar="DEVICE", help=device)
+    parser.add_argument("--threads", type=int, default=1, help="number of CPU threads of each segment (default: 1)")
+    _library_option(parser)
+    parser.add_argument("--queue", type=int, default=2, help="waiting samples of each segment (default: 2)")
+    samples = "samples as arrays [n, …]: .npy for one input, .npz by the names of inputs (default: random values)"
+    parser.add_argument("--inputs", metavar="FILE", help=samples)
+    parser.add_argument("--runs", type=int, default=200, help="number of samples; --inputs repeat (default: 200)")
+    parser.add_argument(
+        "--warmup", type=int, default=20, help="number of samples before the measured ones (default: 20)"
+    )
+    parser.add_argument("--save", metavar="FILE.npz", help="write the outputs for --inputs, each once, by name")
+
+
+def _pipeline(arguments: Arguments) -> Tuple[Result, str]:
+    from deploy import segment_files
+
+    return segment_files.run(arguments)
+
+
 COMMANDS = {
     "run": Command("run the model on samples, and print its answers", _run_options, _run),
     "bench": Command("measure latency, energy and accuracy on this device", _bench_options, _bench),
     "verify": Command("check the bundle, and compare its models with the golden outputs", _device_options, _verify),
     "serve": Command("serve predictions over HTTP/JSON, on TCP or a Unix socket", _serve_options, _serve),
     "learn": Command("learn new classes from photos, without compiling", _learn_options, _learn),
+    "pipeline": Command(
+        "run the segments of a model on several devices at once, and measure them", _pipeline_options, _pipeline, False
+    ),
     "update": Command(
         "accept signed metadata from a folder or card, and install a bundle", _update_options, _update, False
     ),

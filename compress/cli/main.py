@@ -15,14 +15,27 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from compress.cli import applications, comparison, data, devices, export, init, models, output, reference, run, trust
+from compress.cli import (
+    applications,
+    comparison,
+    data,
+    devices,
+    export,
+    init,
+    models,
+    output,
+    reference,
+    run,
+    several_tpus,
+    trust,
+)
 from compress.cli.parser import Parser, refuse_unknown
 from compress.errors import EXIT_INTERRUPTED, CorallineError, PipelineError, ResultError
 from compress.version import __version__
 
 PROGRAM = "python -m compress"
 INTERRUPTED = "interrupted; run the same command to continue"
-GROUPS = (run, init, export, models, comparison, data, devices, trust, applications, reference)
+GROUPS = (run, init, export, models, several_tpus, comparison, data, devices, trust, applications, reference)
 EXIT_CODES = """exit codes:
   0 done   1 internal error   2 pipeline file or arguments   3 data   4 model   5 a stage failed
   6 disk or permission   7 over budget, or not usable   8 metadata cannot be signed

@@ -109,6 +109,21 @@ class LegalizeResult(TargetResult, Protocol):
         """The placement of the rewritten model."""
 
 
+class SplitResult(TargetResult, Protocol):
+    """A model in segments for several accelerators."""
+
+    def all_files(self) -> dict[str, bytes]:
+        """Return the segments and their description, by file name."""
+
+
+class AssignResult(TargetResult, Protocol):
+    """Models on several accelerators."""
+
+    @property
+    def stable(self) -> bool:
+        """Whether the accelerators can serve all requests."""
+
+
 @dataclass(frozen=True)
 class ChannelBlocks:
     """Numbers of channels that a target computes at once: fewer channels save time only in whole blocks.
@@ -382,6 +397,43 @@ class Target(ABC):
         """
         del graph, host, clock, compiled
         raise PipelineError(f"no latency is predicted for the target {self.name}")
+
+    def split(
+        self, graph: Graph, count: int, host: str | None, clock: str | None, *, compare: bool = False
+    ) -> SplitResult:
+        """Split a model into segments, one for each of several accelerators.
+
+        Args:
+            graph: the model, not compiled.
+            count: the number of accelerators.
+            host: one of `cost.hosts`; None for the default host.
+            clock: one of `cost.clocks`; None for the first.
+            compare: whether to compare with the segments of the target's compiler.
+
+        Raises:
+            PipelineError: this target has no segments, or an argument is invalid.
+            ModelError: the model cannot be split, with the reason.
+        """
+        del graph, count, host, clock, compare
+        raise PipelineError(f"the target {self.name} has no models in segments")
+
+    def assign(
+        self, loads: Sequence[tuple[str, Graph, float]], count: int, host: str | None, clock: str | None
+    ) -> AssignResult:
+        """Assign models to several accelerators that they share.
+
+        Args:
+            loads: for each model its name, the model, and its requests per second.
+            count: the number of accelerators.
+            host: one of `cost.hosts`; None for the default host.
+            clock: one of `cost.clocks`; None for the first.
+
+        Raises:
+            PipelineError: this target has no such assignment, or an argument is invalid.
+            ModelError: the compiler will reject a model.
+        """
+        del loads, count, host, clock
+        raise PipelineError(f"no models are assigned to the target {self.name}")
 
     def inspect(self, compiled: Path, original: Path | None = None) -> TargetResult:
         """Show the contents of a compiled model.

@@ -28,6 +28,8 @@ MANUALS = {
     "legalize": "[rewrites](../operators.md#rewrites)",
     "inspect": "[compilation](../compiling.md)",
     "relink": "[new weights in a compiled model](../relink.md)",
+    "split": "[several Edge TPUs](../several_tpus.md)",
+    "assign": "[several Edge TPUs](../several_tpus.md#several-models-on-one-edge-tpu)",
     "compare": "[the report](../report.md#compare-runs)",
     "debug": "[the quantization plan](../training.md#the-quantization-plan)",
     "data": "[data](../data.md), [typical mistakes](../typical_mistakes.md)",

@@ -1,0 +1,1 @@
+"""Several Edge TPUs: a model split over them, and models that share them."""
