@@ -168,11 +168,6 @@ def dense_on_unsigned_rows() -> Graph:
     return dense_on_rows(unsigned(made(1, 9, 8)), unsigned(made(1, 9, 12, step=0.4)))
 
 
-def dilated_row() -> Graph:
-    given, out = [made(1, 1, 16, 8), weights(6, 1, 3, 8, scales=6), bias(6)], made(1, 1, 12, 6, step=0.5)
-    return one_op.one("CONV_2D", given, out, 3, padding=1, strideH=1, strideW=1, dilationWFactor=2, dilationHFactor=1)
-
-
 def dilated(same: bool) -> Graph:
     """What old converters made of a convolution with dilation 2."""
     pads = [[2, 2], [2, 2]] if same else [[0, 0], [0, 0]]
@@ -278,7 +273,6 @@ CASES: list[tuple[str, str, Callable[[], Graph]]] = [
     ("fused_activation", "relu", lambda: transposed_convolution(made(1, 16, 16, 8), 1)),
     ("fused_activation", "relu6", lambda: transposed_convolution(made(1, 16, 16, 8, step=0.1), 3)),
     ("fused_activation", "pooling", lambda: pooling(1)),
-    ("equal_dilation", "", dilated_row),
     ("dense_layer_on_rows", "a map", lambda: dense_on_rows(MAP, made(1, 8, 8, 12, step=0.4), 12)),
     ("dense_layer_on_rows", "rows", lambda: dense_on_rows(made(1, 9, 8), made(1, 9, 12, step=0.4))),
     (

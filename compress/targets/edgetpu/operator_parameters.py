@@ -22,6 +22,10 @@ Count = Callable[[Operator, Graph, Target], Parameters]
 _Source = tuple[int, int, int]
 MAX_JOINED = 256
 """The most concatenations and splits that are followed from one tensor, and the most outputs of a split."""
+CHANNELS_FIRST = (0, 3, 1, 2)
+"""The transpose from channels last to channels first."""
+SINGLE_CHANNEL_FLATTEN = Parameters(PARAMETERS["flattened_map_bytes"], PARAMETERS["flattened_map_bytes"])
+"""The most memory for the flatten of a map with one channel."""
 MAX_KERNEL = 8192
 """The largest valid kernel size; a larger one means a damaged file."""
 
@@ -49,14 +53,18 @@ def _position(tensor: Tensor) -> tuple[int, int, int]:
 
 
 def _overhead(operator: Operator, graph: Graph, target: Target) -> int:
-    """Return the bytes of one output in addition to its weights: 4 for a bias, 8 for a scale (4 if all are equal)."""
+    """Return the bytes of one output in addition to its weights: 4 for a bias, 8 for a scale (4 if all are equal).
+
+    Compiler 16 drops a bias of zeros, older ones only if the layer has one scale.
+    """
     weights = graph.tensors[operator.inputs[1]]
     size_bytes = 0
+    per_channel = weights.quantization is not None and weights.quantization.per_channel
     if len(operator.inputs) > 2 and operator.inputs[2] != NONE:
         bias = graph.tensors[operator.inputs[2]]
-        dropped = _compiler(target) == "16.0" and weights.dtype == "INT8" and bias.is_zero
-        size_bytes += 0 if dropped else 4
-    if weights.quantization and weights.quantization.per_channel:
+        can_drop = weights.dtype == "INT8" and (_compiler(target) == "16.0" or not per_channel)
+        size_bytes += 0 if can_drop and bias.is_zero else 4
+    if weights.quantization is not None and per_channel:
         size_bytes += 4 if weights.quantization.one_scale else 8
     return size_bytes
 
@@ -102,7 +110,7 @@ def _convolution(operator: Operator, graph: Graph, target: Target) -> Parameters
     output_height, output_width, _ = _position(graph.output_tensors(operator)[0])
     for consumer in graph.consumers.get(operator.outputs[0], ()):
         last = graph.output_tensors(consumer)[0].shape[-1:] or (1,)
-        if consumer.name == "RESHAPE" and 1 < last[0] < outputs and outputs % last[0] == 0:
+        if consumer.name == "RESHAPE" and 0 < last[0] < outputs and outputs % last[0] == 0:
             outputs = outputs // last[0] * round_up(last[0], INPUT_BLOCK)  # boxes x coordinates: each part padded
     per_output = _taps(operator, graph, (kernel_h, kernel_w)) * round_up(channels, INPUT_BLOCK)
     parameters = parameter_memory.convolution(
@@ -126,9 +134,8 @@ def _dense(operator: Operator, graph: Graph, target: Target) -> Parameters:
     per_output = (
         height * width * round_up(channels, INPUT_BLOCK) if flattened else round_up(weights.shape[1], INPUT_BLOCK)
     )
-    one_position_in = not flattened or height * width == 1
     parameters = parameter_memory.convolution(
-        weights.shape[0], per_output, _overhead(operator, graph, target), 1, one_position_in=one_position_in
+        weights.shape[0], per_output, _overhead(operator, graph, target), 1, one_position_in=True
     )
     return parameter_memory.mark_uncacheable(parameters, per_output, target)
 
@@ -159,7 +166,11 @@ def _elementwise(operator: Operator, graph: Graph, target: Target) -> Parameters
 
 
 def _softmax(operator: Operator, graph: Graph, target: Target) -> Parameters:
-    """Count the table of a softmax. Compiler 16 adds a block with the output's scale for uint8 models."""
+    """Count the table of a softmax. Compiler 16 adds a block with the output's scale for uint8 models.
+
+    Files of uint8 models that need runtime 12 have the block (9 of 9), those that need runtime 14 do not (3 of 3). The
+    reason is unknown, so the prediction can be one block too high.
+    """
     output = graph.output_tensors(operator)[0]
     elements = output.shape[-1] if output.shape else 1
     size = PARAMETERS["softmax_bytes"].get(_compiler(target), 0) * round_up(elements, 4) if elements % 4 else 0
@@ -168,16 +179,29 @@ def _softmax(operator: Operator, graph: Graph, target: Target) -> Parameters:
 
 
 def _reshape(operator: Operator, graph: Graph, target: Target) -> Parameters:
-    """Count a flatten that the input or a dense layer does not absorb, if channels are not a multiple of 4."""
-    source, vector = graph.tensors[operator.inputs[0]], graph.output_tensors(operator)[0]
+    """Count a reshape that joins dimensions, if channels are not a multiple of 4: a matrix that packs their blocks.
+
+    A flatten may be absorbed by the input or a dense layer.
+    """
+    source, output = graph.tensors[operator.inputs[0]], graph.output_tensors(operator)[0]
     height, width, channels = _position(source)
-    if vector.shape[-1:] != (vector.elements,) or height * width == 1 or channels % 4 == 0 or _on_input(source, graph):
+    if channels % INPUT_BLOCK == 0 or height * width == 1:
         return parameter_memory.NONE
-    consumers = graph.consumers.get(vector.index, ())
+    if width > 1 and _position(output)[1:] == (height, width * channels):  # [C, H, W] -> [C, H*W]
+        return _packed(width, channels)
+    is_flatten = output.shape[-1:] == (output.elements,)
+    consumers = graph.consumers.get(output.index, ())
     if channels > 1 and consumers and all(consumer.name == "FULLY_CONNECTED" for consumer in consumers):
         return parameter_memory.NONE
-    size = padded_rows(vector.elements) * (height * width * round_up(channels, 4) + 4)
-    size = min(size, PARAMETERS["flattened_map_bytes"]) if channels == 1 else size
+    if not is_flatten or _on_input(source, graph):
+        return parameter_memory.NONE
+    packed = _packed(height * width, channels)
+    return min(packed, SINGLE_CHANNEL_FLATTEN, key=lambda each: each.size_bytes) if channels == 1 else packed
+
+
+def _packed(blocks: int, channels: int) -> Parameters:
+    """Return the memory for the matrix that joins blocks of channels: a row for each value, and its zero bias."""
+    size = padded_rows(blocks * channels) * (blocks * round_up(channels, INPUT_BLOCK) + 4)
     return Parameters(size, size)
 
 
@@ -242,7 +266,10 @@ def _along_channels(operator: Operator, graph: Graph) -> bool:
 
 
 def _pad(operator: Operator, graph: Graph, target: Target) -> Parameters:
-    """Count padding: an identity 1x1 convolution for channels, nothing for height and width."""
+    """Count padding: an identity 1x1 convolution for channels, nothing for height and width.
+
+    Its bias is zero. Compilers before 16 store it.
+    """
     paddings = graph.tensors[operator.inputs[1]]
     if not paddings.is_constant or len(paddings.shape) != 2 or not paddings.array()[-1].any():
         return parameter_memory.NONE
@@ -250,7 +277,30 @@ def _pad(operator: Operator, graph: Graph, target: Target) -> Parameters:
         _position(graph.tensors[operator.inputs[0]])[2],
         _position(graph.output_tensors(operator)[0])[2],
     )
-    size = padded_rows(output_channels) * round_up(input_channels, INPUT_BLOCK)
+    bias_bytes = 0 if _compiler(target) == "16.0" else 4
+    size = round_up(padded_rows(output_channels) * (round_up(input_channels, INPUT_BLOCK) + bias_bytes), 64)
+    return Parameters(size, size)
+
+
+def _transpose(operator: Operator, graph: Graph, target: Target) -> Parameters:
+    """Count a transpose from channels last to channels first.
+
+    The compiler makes three convolutions with zeros and ones of it: the first moves channels into height (blocks of 4
+    at once; if the channels are not in whole blocks, each channel is first put into a block of its own), the second
+    moves width into channels, which take a block of 4 each, and the third packs the blocks.
+    Source: the matrices are visible in compiled models.
+    """
+    del target
+    permutation = graph.tensors[operator.inputs[1]]
+    if not permutation.is_constant or tuple(permutation.array().ravel().tolist()) != CHANNELS_FIRST:
+        return parameter_memory.NONE
+    _, width, channels = _position(graph.tensors[operator.inputs[0]])
+    blocks = INPUT_BLOCK * width
+    size = padded_rows(blocks) * blocks + padded_rows(width) * blocks
+    if channels % INPUT_BLOCK:
+        size += padded_rows(INPUT_BLOCK * channels) * (round_up(channels, INPUT_BLOCK) + 4)
+    else:
+        size += INPUT_BLOCK**3
     return Parameters(size, size)
 
 
@@ -263,5 +313,6 @@ COUNTS: Mapping[str, Count] = {
     "RESHAPE": _reshape,
     **dict.fromkeys(("CONCATENATION", "SPLIT"), _joined),
     "PAD": _pad,
+    "TRANSPOSE": _transpose,
 }
 """The function that counts the parameters of each operator; other operators have none."""

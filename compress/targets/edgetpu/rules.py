@@ -147,14 +147,16 @@ def no_fused_activation(operator: Operator, graph: Graph, target: Target) -> str
 
 
 def equal_dilation(operator: Operator, graph: Graph, target: Target) -> str | None:
-    """A convolution must have the same dilation in x and y.
+    """A convolution must have the same dilation in x and y, unless its kernel has one tap along one of them.
 
-    Set dilation_rate to one value. For 1-D convolutions, run `python -m compress legalize`.
+    Set dilation_rate to one value.
     """
-    del graph, target
+    del target
     width = operator.option("dilationWFactor", 1)
     height = operator.option("dilationHFactor", 1)
-    return None if width == height else f"dilation {height} by {width}"
+    if width == height or 1 in graph.tensors[operator.inputs[1]].shape[1:3]:  # a temporal network: [files]
+        return None
+    return f"dilation {height} by {width}"
 
 
 def dense_layer_format(operator: Operator, graph: Graph, target: Target) -> str | None:

@@ -168,13 +168,13 @@ def test_how_another_model_is_known(tmp_path: Path) -> None:
             return error.what
         return ""
 
-    model, other = (graph.parse(tiny.classifier((16, 16, 3), filters=count)) for count in (4, 400))
-    compiled = inspection.inspect_graph(graph.parse(packages.compiled(tiny.classifier((16, 16, 3)))))
+    model, other = (graph.parse(tiny.classifier((8, 8, 3), filters=count)) for count in (4, 400))
+    compiled = inspection.inspect_graph(graph.parse(packages.compiled(tiny.classifier((8, 8, 3)))))
     assert refused(compiled, model) == ""
     assert refused(compiled, other).startswith("has 4,160 bytes of parameters; 431,168 are expected")
-    assert "INT8 [1, 16, 16, 3]" in refused(compiled, graph.parse(tiny.classifier((8, 8, 3))))
+    assert "INT8 [1, 8, 8, 3]" in refused(compiled, graph.parse(tiny.classifier((16, 16, 3))))
     assert "leaves NEG on the CPU" in refused(replace(compiled, cpu_ops=("NEG",)), model)
-    assert refused(compiled, graph.parse(tiny.classifier((16, 16, 3), int8=False))) == ""  # refused as it is
+    assert refused(compiled, graph.parse(tiny.classifier((8, 8, 3), int8=False))) == ""  # refused as it is
 
 
 @pytest.mark.parametrize(("width", "doubted", "streams"), [(1000, 0, 0), (2304, 1, 0), (2560, 0, 1)])

@@ -41,7 +41,6 @@ class RewriteEntry:
 
 REWRITES = (
     RewriteEntry(layers.grouped_convolution, 1, ("CONV_2D",)),
-    RewriteEntry(layers.equal_dilation, 0, ("CONV_2D", "DEPTHWISE_CONV_2D")),
     RewriteEntry(layers.fused_activation, 0, ("TRANSPOSE_CONV", "AVERAGE_POOL_2D", "MAX_POOL_2D", "CONCATENATION")),
     RewriteEntry(layers.dense_layer_on_rows, 1, ("FULLY_CONNECTED",)),
     RewriteEntry(layers.per_channel_dense_layer, 4, ("FULLY_CONNECTED",), also_if_mapped=True, allows_cpu=True),

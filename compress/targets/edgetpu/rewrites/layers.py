@@ -107,16 +107,6 @@ def grouped_convolution(operator: Operator, graph: Graph) -> Iterator[Edit]:
     yield edit
 
 
-def equal_dilation(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """Set the dilation along an axis on which the kernel has one tap (1-D convolutions) to that of the other axis."""
-    _, height, width, _ = graph.tensors[operator.inputs[1]].shape
-    names = ("dilationHFactor", "dilationWFactor")
-    if 1 in (height, width):
-        edit = Edit(graph)
-        edit.change(operator, options=dict.fromkeys(names, operator.option(names[0 if width == 1 else 1], 1)))
-        yield edit
-
-
 def fused_activation(operator: Operator, graph: Graph) -> Iterator[Edit]:
     """Replace a fused activation of TRANSPOSE_CONV, pooling or CONCATENATION by a separate operator, or remove it if
     the output's range already clips the values."""
