@@ -1,4 +1,4 @@
-"""Commands for one model file: import, check, estimate, legalize, inspect, relink, debug."""
+"""Commands for one model file: import, check, estimate, legalize, inspect, verify-compiled, relink, debug."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def add_parsers(subparsers: Subparsers) -> None:
     _add_estimate(subparsers)
     _add_legalize(subparsers)
     _add_inspect(subparsers)
+    _add_verify_compiled(subparsers)
     _add_relink(subparsers)
     _add_debug(subparsers)
 
@@ -301,6 +302,28 @@ def inspect(options: argparse.Namespace) -> int:
     else:
         write(result.describe().rstrip("\n"))
     return 0
+
+
+def _add_verify_compiled(subparsers: Subparsers) -> None:
+    summary = "Report whether a compiled file holds a model: every weight, bias and scale that can be found"
+    parser = add_command(subparsers, "verify-compiled", summary, verify_compiled)
+    parser.add_argument("model", type=Path, metavar="MODEL.tflite", help="the model, not compiled")
+    parser.add_argument("compiled", type=Path, metavar="COMPILED.tflite", help="a file written by edgetpu_compiler")
+    parser.add_json()
+
+
+def verify_compiled(options: argparse.Namespace) -> int:
+    """`python -m compress verify-compiled`."""
+    from compress import targets
+
+    result = targets.load(targets.DEFAULT).verify_compiled(options.model, options.compiled)
+    if options.json:
+        write_json(result.to_json())
+    else:
+        write(result.describe().rstrip("\n"))
+    if result.holds is None:
+        return EXIT_PARTLY
+    return 0 if result.holds else EXIT_REFUSED
 
 
 def _add_relink(subparsers: Subparsers) -> None:

@@ -37,6 +37,14 @@ class RelinkResult(TargetResult, Protocol):
         """The new compiled file; None if it is refused."""
 
 
+class VerificationResult(TargetResult, Protocol):
+    """Whether a compiled file holds a model."""
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether it does; None if that cannot be decided."""
+
+
 class OperatorPlacement(Protocol):
     """An operator and where it runs."""
 
@@ -447,6 +455,20 @@ class Target(ABC):
             ModelError: the file is not a compiled model.
         """
         del compiled, original
+        raise PipelineError(f"the target {self.name} has no compiled models")
+
+    def verify_compiled(self, model: Path, compiled: Path) -> VerificationResult:
+        """Return whether a compiled file holds a model.
+
+        Args:
+            model: the .tflite file, not compiled.
+            compiled: the file that the target's compiler wrote.
+
+        Raises:
+            PipelineError: this target has no compiler.
+            ModelError: a file cannot be read, or is not a compiled model.
+        """
+        del model, compiled
         raise PipelineError(f"the target {self.name} has no compiled models")
 
     def relink(self, new: Path, old: Path, template: Path, *, keep_names: bool = False) -> RelinkResult:

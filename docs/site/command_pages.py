@@ -27,6 +27,7 @@ MANUALS = {
     "estimate": "[latency prediction](../compiling.md#latency-prediction)",
     "legalize": "[rewrites](../operators.md#rewrites)",
     "inspect": "[compilation](../compiling.md)",
+    "verify-compiled": "[new weights in a compiled model](../relink.md#does-a-compiled-file-hold-this-model)",
     "relink": "[new weights in a compiled model](../relink.md)",
     "split": "[several Edge TPUs](../several_tpus.md)",
     "assign": "[several Edge TPUs](../several_tpus.md#several-models-on-one-edge-tpu)",

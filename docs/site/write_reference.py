@@ -229,8 +229,8 @@ MEANINGS = {
     7: "Everything ran, but the result is over the budget or not usable. The report is complete.",
     8: "Metadata cannot be signed, or a key or repository cannot be used. On the device: the file is not a bundle, it "
     "was changed, or the device does not trust it.",
-    9: "`check`, `legalize`: some operators run on the CPU.",
-    10: "`check`, `legalize`: the compiler will reject the model. `relink`: refused.",
+    9: "`check`, `legalize`: some operators run on the CPU. `verify-compiled`: it cannot be decided.",
+    10: "`check`, `legalize`: the compiler will reject the model. `relink`: refused. `verify-compiled`: another model.",
     11: "The TFLite runtime is missing, or it does not work.",
     12: "The Edge TPU cannot be used.",
     13: "The outputs differ from the golden outputs.",

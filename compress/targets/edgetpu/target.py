@@ -17,6 +17,7 @@ from compress.tflite.graph import Graph
 if TYPE_CHECKING:
     from compress.targets.edgetpu.check import Check
     from compress.targets.edgetpu.compiled.relink import Relinked
+    from compress.targets.edgetpu.compiled.verification import Verification
     from compress.targets.edgetpu.estimate import Estimate
     from compress.targets.edgetpu.inspection import InspectionResult
     from compress.targets.edgetpu.legalize import Legalized
@@ -102,6 +103,13 @@ class EdgeTpu(Target):
         if original is not None:
             rows = inspection.compare_with_prediction(inspected, graph.read(original), self)
         return inspection.InspectionResult(inspected, rows)
+
+    def verify_compiled(self, model: Path, compiled: Path) -> Verification:
+        """Return whether a compiled file holds a model."""
+        from compress.targets.edgetpu.compiled import compiled_file, verification
+        from compress.tflite import graph
+
+        return verification.verify(compiled_file.read(compiled), graph.read(model))
 
     def relink(self, new: Path, old: Path, template: Path, *, keep_names: bool = False) -> Relinked:
         """Put a retrained model into the program of a compiled one."""

@@ -16,6 +16,8 @@ from compress.tflite import graph
 from compress.tflite.graph import Graph, Operator
 from compress.tflite.verifier import Allowance
 
+MAX_INSTRUCTION_BYTES = 1 << 23
+"""The compiler writes less than a tenth of it; every bit is looked at, which takes 32 times the memory."""
 # Field numbers. Source: tensorflow/lite/schema/schema.fbs.
 _MODEL_SUBGRAPHS = 2
 _SUBGRAPH_OPERATORS = 3
@@ -90,7 +92,12 @@ def parse(content: bytes, where: str = "") -> CompiledFile:
     except ModelError as error:
         error.where = where
         raise
-    return CompiledFile(content, parsed, operators)
+    file = CompiledFile(content, parsed, operators)
+    size = sum(executable.instruction_bytes for executable in file.executables)
+    if size > MAX_INSTRUCTION_BYTES:
+        allowed = f"{MAX_INSTRUCTION_BYTES:,} bytes"
+        raise ModelError(f"has {size:,} bytes of instructions", where=where, allowed=allowed)
+    return file
 
 
 def _compiled_operator(content: bytes, operator: Operator) -> CompiledOperator:

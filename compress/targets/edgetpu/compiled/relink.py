@@ -37,8 +37,6 @@ from compress.tflite import structure
 from compress.tflite.graph import Graph
 
 SCHEMA_VERSION = 1
-MAX_INSTRUCTION_BYTES = 1 << 23
-"""The compiler writes less than a tenth of it; every bit is looked at, which takes 32 times the memory."""
 NOTES = (
     "no device has run this file: compare it with the new model on one device before you send it to others",
     "if the old file was compiled together with others, the new one no longer shares the chip's memory with them",
@@ -145,9 +143,6 @@ class _Attempt:
 
     def structure(self) -> list[str]:
         """Return the reasons why the template does not hold the old model, or the new one has another structure."""
-        size = sum(executable.instruction_bytes for executable in self.template.executables)
-        if size > MAX_INSTRUCTION_BYTES:
-            return [f"the template has {size:,} bytes of instructions; at most {MAX_INSTRUCTION_BYTES:,} are supported"]
         problems = [f"the template: {each}" for each in not_verified(self.template, self.old)]
         return problems + structure.differences(self.old, self.new)
 

@@ -39,6 +39,8 @@ from compress.tflite.graph import Graph, Operator, Tensor
 SCHEMA_VERSION = 1
 MAX_LISTED = 8
 """The most numbers that are listed of those that differ in one tensor."""
+MAX_CANDIDATES = 1000
+"""The most instructions that are compared with an operator without one, to name what differs."""
 MAX_LINES = 40
 """The most lines of one kind in the text; --json has all."""
 _SAME_MODEL = 0.5
@@ -123,6 +125,12 @@ class Verification:
     differences: tuple[VerificationDifference, ...]
     undecided: tuple[Undecided, ...]
     compared: dict[str, int]
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the file holds the model; None if that cannot be decided."""
+        answers = {VerificationAnswer.YES: True, VerificationAnswer.NO: False, VerificationAnswer.UNDECIDED: None}
+        return answers[self.answer]
 
     @property
     def answer(self) -> VerificationAnswer:
@@ -312,12 +320,17 @@ class _Comparison:
     def instruction_differences(self) -> Iterator[VerificationDifference | Undecided]:
         """Yield the operators whose scales and zero points are not in the instructions."""
         by_operator = {operator.index: forms(self.model, operator) for operator in self.operators}
+        owners: dict[tuple[int, bool, Constants], set[int]] = {}
+        for index, each in by_operator.items():
+            for form in each:
+                for kind in form.kinds:
+                    owners.setdefault((kind, form.weights_per_channel, form.constants), set()).add(index)
         explained: set[int] = set()
         unexplained = []
         for instruction in self.instructions:
-            owners = {index for index, each in by_operator.items() if any(_fits(instruction, form) for form in each)}
-            explained |= owners
-            if not owners and not is_independent(instruction):
+            found = owners.get((instruction.kind, instruction.per_channel, instruction.constants), set())
+            explained |= found
+            if not found and not is_independent(instruction):
                 unexplained.append(instruction)
         unknown = [operator for operator in self.operators if not by_operator[operator.index]]
         for operator in self.operators:
@@ -344,7 +357,7 @@ class _Comparison:
         candidates = [
             (_equal_fields(instruction.constants, form.constants), form, instruction)
             for form in expected
-            for instruction in unexplained
+            for instruction in unexplained[:MAX_CANDIDATES]
             if instruction.kind in form.kinds and instruction.per_channel == form.weights_per_channel
         ]
         equal, form, instruction = max(candidates, key=lambda each: each[0], default=(0, None, None))
@@ -380,11 +393,6 @@ _PLURALS = {
     NumberKind.CONSTANT: "constants",
     NumberKind.ZERO_POINT: "zero points",
 }
-
-
-def _fits(instruction: VectorInstruction, form: Form) -> bool:
-    same_kind = instruction.kind in form.kinds and instruction.per_channel == form.weights_per_channel
-    return same_kind and instruction.constants == form.constants
 
 
 def _equal_fields(first: Constants, second: Constants) -> int:

@@ -1,0 +1,148 @@
+"""What `verify-compiled` answers: `python benchmarks/verify_compiled.py [--changes 20]`.
+
+Needs the shared files (CORALLINE_SHARED, or ../shared beside the project). Every model is compared with every compiled
+file. Then one number of a model is changed at a time (a weight or a bias by one, the scale of a channel or of an
+activation by 1%, a zero point by one), and the model is compared with its own compiled file: the change must be found,
+and its operator and index named. Prints a table and what was missed, and writes
+benchmarks/results/verify_compiled.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from typing import Any
+
+import repository
+
+import numpy as np
+from paths import EDGETPU
+from retrained import WEIGHTED, changed
+
+from compress.targets.edgetpu.compiled import compiled_file
+from compress.targets.edgetpu.compiled.compiled_file import CompiledFile
+from compress.targets.edgetpu.compiled.cpu_part import compare_cpu_part
+from compress.targets.edgetpu.compiled.operator_constants import is_activation
+from compress.targets.edgetpu.compiled.verification import Verification, verify
+from compress.tflite import graph
+from compress.tflite.graph import Graph
+
+RESULTS = repository.RESULTS / "verify_compiled.json"
+KINDS = ("weight", "bias", "channel scale", "scale", "zero point")
+ANSWERS = {True: "yes", False: "no", None: "undecided"}
+
+
+def all_pairs(models: dict[str, bytes], files: dict[str, CompiledFile]) -> list[dict[str, Any]]:
+    """Compare every model with every compiled file; return the rows whose answer is not the expected one."""
+    rows = []
+    for name, content in models.items():
+        parsed = graph.parse(content)
+        for other, file in files.items():
+            holds = verify(file, parsed).holds
+            rows.append({"model": name, "file": other, "answer": ANSWERS[holds], "same": content == models[other]})
+    return rows
+
+
+def one_change(content: bytes, file: CompiledFile, kind: str, draw: np.random.Generator) -> tuple[bytes, int, Any]:
+    """Change one number; return the model, the operator and the index (None: there is nothing of this kind)."""
+    parsed = graph.parse(content)
+    cpu = compare_cpu_part(file.graph, parsed, {each.operator.index for each in file.operators})
+    operators = [each for each in parsed.operators if each.index not in cpu.operators]
+    weighted = [each for each in operators if each.name in WEIGHTED and parsed.tensors[each.inputs[1]].is_constant]
+    if kind in ("scale", "zero point"):
+        candidates = [
+            (each.index, index) for each in operators for index in each.outputs if is_activation(parsed.tensors[index])
+        ]
+    elif kind == "bias":
+        candidates = [
+            (each.index, each.inputs[2])
+            for each in weighted
+            if each.inputs[2:3] and each.inputs[2] >= 0 and not parsed.tensors[each.inputs[2]].is_zero
+        ]
+    else:
+        candidates = [(each.index, each.inputs[1]) for each in weighted]
+    if not candidates:
+        return content, -1, None
+    operator, tensor_index = candidates[draw.integers(len(candidates))]
+    tensor = parsed.tensors[tensor_index]
+    place = int(draw.integers(tensor.elements)) if kind in ("weight", "bias") else 0
+
+    def change(model: Graph) -> None:
+        stored = model.source.subgraphs[0].tensors[tensor_index]
+        if kind in ("weight", "bias"):
+            values = tensor.array().ravel().copy()
+            values[place] = int(values[place]) + (1 if values[place] < 100 else -1)
+            model.source.buffers[stored.buffer].data = values.view(np.uint8)
+        elif kind == "zero point":
+            stored.quantization.zeroPoint = np.asarray(stored.quantization.zeroPoint).copy()
+            stored.quantization.zeroPoint[0] += 1 if stored.quantization.zeroPoint[0] < 100 else -1
+        else:
+            stored.quantization.scale = np.asarray(stored.quantization.scale).copy()
+            at = int(draw.integers(len(stored.quantization.scale)))
+            stored.quantization.scale[at] *= np.float32(1.01)
+
+    index = tuple(int(each) for each in np.unravel_index(place, tensor.shape or (1,)))
+    return changed(content, change), operator, index if kind in ("weight", "bias") else None
+
+
+def outcome(result: Verification, operator: int, index: Any) -> str:
+    """What became of a change: "named", "found" (another place is named too, or only that), "undecided" or "missed"."""
+    if result.holds is not False:
+        return "undecided" if result.holds is None else "missed"
+    for difference in result.differences:
+        if difference.operator == operator and (index is None or index in [each[0] for each in difference.numbers]):
+            return "named"
+    return "found"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--changes", type=int, default=20, help="of each kind and model")
+    options = parser.parse_args()
+    if not EDGETPU.exists():
+        sys.exit(f"{EDGETPU} does not exist; set CORALLINE_SHARED to the folder of shared files")
+    folders = sorted(each for each in (EDGETPU / "pairs").iterdir() if each.is_dir())
+    models = {folder.name: (folder / "model.tflite").read_bytes() for folder in folders}
+    files = {folder.name: compiled_file.read(folder / "compiled.tflite") for folder in folders}
+    began = time.monotonic()
+    rows = all_pairs(models, files)
+    counts = Counter((row["same"], row["answer"]) for row in rows)
+    print("| models | answer | pairs |\n|---|---|---|")
+    for (same, answer), count in sorted(counts.items()):
+        print(f"| {'the same' if same else 'another'} | {answer} | {count} |")
+    unexpected = [row for row in rows if row["answer"] != ANSWERS[row["same"]]]
+    for row in unexpected:
+        print(row)
+    draw = np.random.default_rng(0)
+    changes: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
+    missed = []
+    for name, content in models.items():
+        for kind in KINDS:
+            for _ in range(options.changes):
+                model, operator, index = one_change(content, files[name], kind, draw)
+                if operator < 0:
+                    break
+                found = outcome(verify(files[name], graph.parse(model)), operator, index)
+                changes[kind][found] += 1
+                if found != "named":
+                    missed.append({"model": name, "kind": kind, "operator": operator, "outcome": found})
+    print("| changed | named | found | undecided | missed |\n|---|---|---|---|---|")
+    for kind, counter in changes.items():
+        print(f"| {kind} | {' | '.join(str(counter[each]) for each in ('named', 'found', 'undecided', 'missed'))} |")
+    print(Counter((row["model"], row["kind"], row["outcome"]) for row in missed))
+    result = {
+        "pairs": len(rows),
+        "answers": {f"{'same' if same else 'other'}: {answer}": count for (same, answer), count in counts.items()},
+        "unexpected": unexpected,
+        "changes": {kind: dict(counter) for kind, counter in changes.items()},
+        "not_named": missed,
+        "seconds": round(time.monotonic() - began),
+    }
+    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
