@@ -46,7 +46,9 @@ MAX_LINES = 40
 _SAME_MODEL = 0.5
 """The share of the parameters that must be found, so that a missing operator can be due to an unknown layout."""
 _WEIGHTED = frozenset({"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"})
-"""Operators whose instruction is predicted without exception."""
+"""Operators whose instruction is predicted without exception, and can be told from those of others."""
+_EXCEPTIONS = frozenset({"MUL", "SOFTMAX"})
+"""Operators whose instruction is known with exceptions: SOFTMAX of compilers before 15.0, some products of tensors."""
 _MIN_EQUAL_FIELDS = 4
 """Of the 7 numbers of an instruction, those that must be equal, so that the rest are differences of one operator."""
 
@@ -191,7 +193,7 @@ def verify(file: CompiledFile, model: Graph) -> Verification:
     differences += comparison.layer_differences(cpu.tensors)
     differences += comparison.number_differences(location)
     undecided = comparison.missing(location)
-    found = comparison.instruction_differences()
+    found = list(comparison.instruction_differences())
     differences += [each for each in found if isinstance(each, VerificationDifference)]
     undecided += [each for each in found if isinstance(each, Undecided)]
     if comparison.is_another_model(location):
@@ -363,14 +365,14 @@ class _Comparison:
         equal, form, instruction = max(candidates, key=lambda each: each[0], default=(0, None, None))
         if form is None or instruction is None:
             reason = f"{_name(operator)}: no instruction with its scales and zero points was found"
-            return Undecided(operator.index, reason, blocks=operator.name in _WEIGHTED)
+            return Undecided(operator.index, reason, blocks=operator.name not in _EXCEPTIONS)
         different = _different_fields(form.constants, instruction.constants)
         message = f"{_name(operator)}: scales or zero points are different in its instruction: {different}"
         if operator.name in _WEIGHTED and equal >= _MIN_EQUAL_FIELDS:
             output = self.model.output_tensors(operator)[0]
             return VerificationDifference(message, operator.index, "scale", output.name)
         reason = f"{_name(operator)}: its scales or zero points may differ; the most similar instruction: {different}"
-        return Undecided(operator.index, reason, blocks=True)
+        return Undecided(operator.index, reason, blocks=operator.name not in _EXCEPTIONS)
 
     def compared(self, location: ParameterLocation) -> dict[str, int]:
         """Return the number of compared numbers, by kind."""
