@@ -320,14 +320,21 @@ class Target(ABC):
         """The name of the target's compiler; "" without a compiler."""
         return str(self.tables["compiler"]["name"]) if self.has_compiler else ""
 
-    def compiled_by(self, version: str) -> Target:
+    def compiled_by(self, version: str, runtime: int | None = None) -> Target:
         """Return the same target with another version of its compiler.
+
+        Args:
+            version: the compiler's version.
+            runtime: the oldest runtime that the compiled model must run on; the version's own if it is None or newer.
 
         Raises:
             PipelineError: unknown version.
         """
         _require("compiler", version, [*self.tables["compiler"]["runtimes"]] if self.has_compiler else [])
-        compiler = {**self.tables["compiler"], "version": version}
+        runtimes = dict(self.tables["compiler"]["runtimes"])
+        if runtime is not None:
+            runtimes[version] = min(runtime, runtimes[version])
+        compiler = {**self.tables["compiler"], "version": version, "runtimes": runtimes}
         return replace(self, tables={**self.tables, "compiler": compiler})
 
     @abstractmethod

@@ -30,6 +30,7 @@ class CompiledModel:
         name: its name.
         parsed: the model before it was compiled.
         version: the compiler whose rules it follows.
+        runtime: the oldest runtime that the compiled model runs on.
         placement: "tpu" or "cpu" for each operator.
         parameter_bytes: all parameters in the compiled file, cached and streamed.
         narrow_bytes_per_tile: activation memory that the compiled file asks for.
@@ -38,6 +39,7 @@ class CompiledModel:
     name: str
     parsed: graph.Graph
     version: str
+    runtime: int
     placement: tuple[str, ...]
     parameter_bytes: int
     narrow_bytes_per_tile: int
@@ -54,7 +56,7 @@ class CompiledModel:
 
     def predicted_parameter_bytes(self) -> int:
         """The predicted parameter bytes of the mapped operators."""
-        target = TARGET.compiled_by(self.version)
+        target = TARGET.compiled_by(self.version, self.runtime)
         return sum(operator_parameters.count(op, self.parsed, target).size_bytes for op in self.mapped)
 
     def predicted_narrow_bytes(self) -> int:
@@ -73,6 +75,7 @@ def real_models() -> list[CompiledModel]:
                 name=row["name"],
                 parsed=graph.read(folder / "model.tflite"),
                 version=VERSIONS[row["behaves_like"]],
+                runtime=real.min_runtime,
                 placement=tuple(row["placement"]),
                 parameter_bytes=real.cached_bytes + real.streamed_bytes,
                 narrow_bytes_per_tile=max(each.narrow_bytes_per_tile for each in real.executables),
@@ -88,6 +91,7 @@ def recorded_models() -> list[CompiledModel]:
             name=row["name"],
             parsed=operator_tables.graph_of(row["table"]),
             version=row["version"],
+            runtime=row["runtime"],
             placement=tuple(row["placement"]),
             parameter_bytes=row["parameter_bytes"],
             narrow_bytes_per_tile=row["narrow_bytes_per_tile"],
@@ -105,6 +109,7 @@ def record() -> None:
         facts = {
             "name": model.name,
             "version": model.version,
+            "runtime": model.runtime,
             "placement": model.placement,
             "parameter_bytes": model.parameter_bytes,
             "narrow_bytes_per_tile": model.narrow_bytes_per_tile,

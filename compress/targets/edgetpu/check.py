@@ -51,6 +51,7 @@ class Check:
         activation_bytes: the activation memory of the fullest tile; None if the compiler rejects the model.
         tile_bytes: the memory of a tile.
         plan_bytes: the on-chip memory for parameters that is available to every network.
+        has_repeated_constants: whether an operator with a constant vector runs on the Edge TPU.
     """
 
     placement: Placement
@@ -60,6 +61,7 @@ class Check:
     activation_bytes: int | None
     tile_bytes: int
     plan_bytes: int
+    has_repeated_constants: bool
 
     @property
     def ops(self) -> tuple[PlacedOperator, ...]:
@@ -72,6 +74,15 @@ class Check:
         if self.parameters is None or self.parameters.report_on_chip_bytes <= self.plan_bytes:
             return ""
         return f"more than {self.plan_bytes:,} bytes on chip: for some networks the compiler cached no more than that"
+
+    @property
+    def parameter_warning(self) -> str:
+        """Why the compiled file can have more parameter bytes than predicted, or ""."""
+        if any(op.placement == "tpu" and "LSTM" in op.op for op in self.ops):
+            return "more in the file: matrices that the compiler adds for an LSTM are not predicted"
+        if self.has_repeated_constants and (self.activation_bytes or 0) > self.tile_bytes:
+            return "more in the file if element-wise operators run in passes: each pass stores their constants"
+        return ""
 
     @property
     def risk(self) -> str:
@@ -117,8 +128,7 @@ class Check:
             lines.append(
                 f"             {self.parameters.streamed_bytes:,} bytes streamed at every inference, predicted"
             )
-            if self.cache_warning:
-                lines.append(f"             {self.cache_warning}")
+            lines += [f"             {warning}" for warning in (self.parameter_warning, self.cache_warning) if warning]
             lines.append(f"activations  {self.activation_bytes:,} bytes in a tile, predicted")
             lines.append(f"risk         {self.risk}")
         return "\n".join(lines) + "\n"
@@ -143,6 +153,7 @@ class Check:
             **self.placement.to_json(),
             "subgraphs": self.subgraphs,
             **sizes,
+            "parameter_warning": self.parameter_warning,
             "activation_bytes": self.activation_bytes,
             "risk": self.risk,
             "blockers": [asdict(blocker) for blocker in self.blockers],
@@ -172,9 +183,15 @@ def _check(graph: Graph, target: Target, all_subgraphs: bool) -> Check:
     on_tpu = {op.index for op in placement.ops if op.placement == "tpu"}
     allocation = activation_bytes = None
     subgraphs = 0
+    has_repeated_constants = False
     if placement.failure is None:
         mapped = [operator for operator in graph.operators if operator.index in on_tpu]
-        allocation = allocate_cache([parameters.count(operator, graph, target) for operator in mapped], target)
+        counts = [parameters.count(operator, graph, target) for operator in mapped]
+        allocation = allocate_cache(counts, target)
+        has_repeated_constants = any(
+            count.size_bytes and operator.name in parameters.ELEMENTWISE
+            for operator, count in zip(mapped, counts, strict=True)
+        )
         activation_bytes = activation_memory.bytes_per_tile(graph, on_tpu)
         subgraphs = _partition_count(graph.operators, on_tpu)
     return Check(
@@ -185,6 +202,7 @@ def _check(graph: Graph, target: Target, all_subgraphs: bool) -> Check:
         activation_bytes,
         target.tables["memory"]["narrow_bytes_per_tile"],
         target.tables["memory"]["plan_bytes"],
+        has_repeated_constants,
     )
 
 

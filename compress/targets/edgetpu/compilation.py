@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from compress.artifact import Facts
@@ -130,18 +129,9 @@ def expected(
 ) -> tuple[Check, CompilerReport]:
     """Return the predicted placement and log for a compiler version; for the target's version if it is unknown."""
     known = compiler.known_version(version, target) or str(target.tables["compiler"]["version"])
-    target = target.compiled_by(known)
-    if settings.min_runtime_version is not None:
-        target = _limited(target, known, settings.min_runtime_version)
+    target = target.compiled_by(known, settings.min_runtime_version)
     checked = check(parsed, target, all_subgraphs=settings.all_subgraphs)
     return checked, log.expected_report(checked, parsed, known)
-
-
-def _limited(target: Target, version: str, runtime: int) -> Target:
-    """Return the target for an older runtime: operators that need a newer one stay on the CPU."""
-    tables = target.tables["compiler"]
-    runtimes = {**tables["runtimes"], version: min(runtime, tables["runtimes"][version])}
-    return replace(target, tables={**target.tables, "compiler": {**tables, "runtimes": runtimes}})
 
 
 def _inspected(parts: Sequence[Graph]) -> Inspection | None:

@@ -20,12 +20,18 @@ from compress.tflite.graph import NONE, Graph, Operator, Tensor
 
 Count = Callable[[Operator, Graph, Target], Parameters]
 _Source = tuple[int, int, int]
+ELEMENTWISE = ("ADD", "MUL", "SUB", "MAXIMUM", "MINIMUM", "PRELU")
+"""The operators that may have a constant operand. One that runs in passes stores it for each pass."""
 MAX_JOINED = 256
 """The most concatenations and splits that are followed from one tensor, and the most outputs of a split."""
 CHANNELS_FIRST = (0, 3, 1, 2)
 """The transpose from channels last to channels first."""
 SINGLE_CHANNEL_FLATTEN = Parameters(PARAMETERS["flattened_map_bytes"], PARAMETERS["flattened_map_bytes"])
 """The most memory for the flatten of a map with one channel."""
+MAX_VALUES = 1 << 20
+"""The most values that are counted in parts; more do not fit on the chip."""
+RUNTIME_WITHOUT_ONE = 14
+"""The oldest runtime for which compiler 16 stores no 1.0 beside the table of a uint8 softmax."""
 MAX_KERNEL = 8192
 """The largest valid kernel size; a larger one means a damaged file."""
 
@@ -166,15 +172,17 @@ def _elementwise(operator: Operator, graph: Graph, target: Target) -> Parameters
 
 
 def _softmax(operator: Operator, graph: Graph, target: Target) -> Parameters:
-    """Count the table of a softmax. Compiler 16 adds a block with the output's scale for uint8 models.
+    """Count the table of a softmax.
 
-    Files of uint8 models that need runtime 12 have the block (9 of 9), those that need runtime 14 do not (3 of 3). The
-    reason is unknown, so the prediction can be one block too high.
+    Compiler 16 adds a block with the number 1.0 to uint8 models if the file must run on runtimes before 14
+    (`min_runtime_version`). Source: 9 compiled models for runtime 12 have it, 3 for runtime 14 do not.
     """
     output = graph.output_tensors(operator)[0]
     elements = output.shape[-1] if output.shape else 1
     size = PARAMETERS["softmax_bytes"].get(_compiler(target), 0) * round_up(elements, 4) if elements % 4 else 0
-    size += 64 if size and output.dtype == "UINT8" and _compiler(target) == "16.0" else 0
+    runtime = target.tables["compiler"]["runtimes"]["16.0"]
+    is_old = _compiler(target) == "16.0" and runtime < RUNTIME_WITHOUT_ONE
+    size += 64 if size and output.dtype == "UINT8" and is_old else 0
     return Parameters(size, size)
 
 
@@ -188,7 +196,8 @@ def _reshape(operator: Operator, graph: Graph, target: Target) -> Parameters:
     if channels % INPUT_BLOCK == 0 or height * width == 1:
         return parameter_memory.NONE
     if width > 1 and _position(output)[1:] == (height, width * channels):  # [C, H, W] -> [C, H*W]
-        return _packed(width, channels)
+        in_parts = PARAMETERS["joined_values_at_once"] < width * channels <= MAX_VALUES
+        return _packed_in_parts(width, channels) if in_parts else _packed(width, channels)
     is_flatten = output.shape[-1:] == (output.elements,)
     consumers = graph.consumers.get(output.index, ())
     if channels > 1 and consumers and all(consumer.name == "FULLY_CONNECTED" for consumer in consumers):
@@ -203,6 +212,26 @@ def _packed(blocks: int, channels: int) -> Parameters:
     """Return the memory for the matrix that joins blocks of channels: a row for each value, and its zero bias."""
     size = padded_rows(blocks * channels) * (blocks * round_up(channels, INPUT_BLOCK) + 4)
     return Parameters(size, size)
+
+
+def _packed_in_parts(blocks: int, channels: int) -> Parameters:
+    """Return the memory for the same in parts. Each reads only the blocks of 4 from its first value to its last.
+
+    Source: observed in compiled detectors.
+    """
+    values, part = blocks * channels, PARAMETERS["joined_values_of_a_part"]
+    size = 0
+    for first in range(0, values, part):
+        last = min(first + part, values) - 1
+        read = _block_of(last, channels) - _block_of(first, channels) + 1
+        size += padded_rows(last - first + 1) * (INPUT_BLOCK * read + 4)
+    return Parameters(size, size)
+
+
+def _block_of(value: int, channels: int) -> int:
+    """Return the index of the block of 4 that contains a value, where each position begins a new block."""
+    position, channel = divmod(value, channels)
+    return int(position * (round_up(channels, INPUT_BLOCK) // INPUT_BLOCK) + channel // INPUT_BLOCK)
 
 
 def _on_input(tensor: Tensor, graph: Graph) -> bool:
@@ -287,16 +316,15 @@ def _transpose(operator: Operator, graph: Graph, target: Target) -> Parameters:
 
     The compiler makes three convolutions with zeros and ones of it: the first moves channels into height (blocks of 4
     at once; if the channels are not in whole blocks, each channel is first put into a block of its own), the second
-    moves width into channels, which take a block of 4 each, and the third packs the blocks.
+    moves height into width, and the third packs the blocks of 4 in which the values then are.
     Source: the matrices are visible in compiled models.
     """
     del target
     permutation = graph.tensors[operator.inputs[1]]
     if not permutation.is_constant or tuple(permutation.array().ravel().tolist()) != CHANNELS_FIRST:
         return parameter_memory.NONE
-    _, width, channels = _position(graph.tensors[operator.inputs[0]])
-    blocks = INPUT_BLOCK * width
-    size = padded_rows(blocks) * blocks + padded_rows(width) * blocks
+    height, width, channels = _position(graph.tensors[operator.inputs[0]])
+    size = padded_rows(INPUT_BLOCK * height) * INPUT_BLOCK * height + padded_rows(width) * INPUT_BLOCK * width
     if channels % INPUT_BLOCK:
         size += padded_rows(INPUT_BLOCK * channels) * (round_up(channels, INPUT_BLOCK) + 4)
     else:
@@ -308,7 +336,7 @@ COUNTS: Mapping[str, Count] = {
     "CONV_2D": _convolution,
     "FULLY_CONNECTED": _dense,
     "DEPTHWISE_CONV_2D": _depthwise,
-    **dict.fromkeys(("ADD", "MUL", "SUB", "MAXIMUM", "MINIMUM", "PRELU"), _elementwise),
+    **dict.fromkeys(ELEMENTWISE, _elementwise),
     "SOFTMAX": _softmax,
     "RESHAPE": _reshape,
     **dict.fromkeys(("CONCATENATION", "SPLIT"), _joined),

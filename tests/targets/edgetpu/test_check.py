@@ -156,3 +156,14 @@ def test_damaged_models_are_errors_or_answers() -> None:
         except ModelError:
             continue
     assert 0 < answers < 3000
+
+
+def test_what_is_not_predicted_is_said() -> None:
+    """A slope for each channel is stored once in each pass, and passes are needed beyond a tile's memory."""
+    warnings = []
+    for size in (8, 512):
+        image = Tensor((1, size, size, 64))
+        graph_of_one = one_op.one("PRELU", [image, Tensor((1, 1, 64), data=1)], image)
+        warnings.append(check(graph_of_one, load("edgetpu")).parameter_warning)
+    assert warnings[0] == ""
+    assert "each pass" in warnings[1]

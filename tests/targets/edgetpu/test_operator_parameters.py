@@ -61,3 +61,39 @@ def test_a_long_chain_of_concatenations_takes_no_time() -> None:
         tensors[f"t{index + 1}"] = Tensor((1, 2, 2, 3))
         operators.append(Op("CONCATENATION", [f"t{index}"] * 2, [f"t{index + 1}"], 1, {"axis": 3}))
     assert sizes(one_op.read(tensors, operators, ["t0"], ["t60"]))[:-1] == [0] * 59
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [
+        ((1, 20, 20, 144), 64 + 128 * 80 + 32 * 80),
+        ((1, 20, 20, 65), 320 * (68 + 4) + 128 * 80 + 32 * 80),
+        ((1, 10, 13, 66), 320 * (68 + 4) + 48 * 40 + 16 * 52),  # height first, then width
+    ],
+)
+def test_channels_first(shape: tuple[int, ...], size: int) -> None:
+    """The sizes of these matrices were seen in compiled detectors."""
+    out = Tensor((1, shape[3], shape[1], shape[2]))
+    assert sizes(one_op.one("TRANSPOSE", [Tensor(shape), one_op.integers(0, 3, 1, 2)], out, 2)) == [size]
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [
+        ((1, 144, 20, 20), 0),
+        ((1, 144, 10, 10), 128 * (120 + 4)),
+        ((1, 66, 20, 26), 576 * (560 + 4)),
+        ((1, 71, 26, 26), 512 * (552 + 4) + 192 * (180 + 4)),  # in two parts, which read what they need
+    ],
+)
+def test_joining_height_and_width(shape: tuple[int, ...], size: int) -> None:
+    """The sizes of these matrices were seen in compiled detectors."""
+    out = Tensor((1, shape[1], shape[2] * shape[3]))
+    assert sizes(one_op.one("RESHAPE", [Tensor(shape), one_op.integers(*out.shape)], out)) == [size]
+
+
+@pytest.mark.parametrize(("runtime", "size"), [(None, 48 * 12), (14, 48 * 12), (12, 48 * 12 + 64)])
+def test_the_softmax_of_a_uint8_model(runtime: int | None, size: int) -> None:
+    graph = one_op.one("SOFTMAX", [Tensor((1, 10), "UINT8")], Tensor((1, 10), "UINT8"), beta=1.0)
+    target = TARGET.compiled_by("16.0", runtime)
+    assert operator_parameters.count(graph.operators[0], graph, target).size_bytes == size
