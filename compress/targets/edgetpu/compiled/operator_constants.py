@@ -188,8 +188,9 @@ def _weighted(graph: Graph, operator: Operator) -> list[Form]:
 
 
 def _product(graph: Graph, operator: Operator) -> list[Form]:
-    """MUL of two activations, of which any can come first; or by a constant, with multipliers in the parameters."""
+    """MUL of two tensors, of which any can come first; or by a vector, with multipliers in the parameters."""
     inputs, outputs = _activations(graph, operator)
+    inputs += [_scale(tensor) for tensor in graph.input_tensors(operator) if _is_constant_map(tensor)]
     if len(inputs) == 1 and outputs and len(operator.inputs) == 2:
         constants = _constants(_ONE, outputs[0], inputs=inputs[0].zero_point, activation=_fused(operator))
         return [Form("product with a constant", MULTIPLY, constants)]
@@ -206,6 +207,12 @@ def _product(graph: Graph, operator: Operator) -> list[Form]:
         )
         for name, a, b in (("product", first, second), ("product, second input first", second, first))
     ]
+
+
+def _is_constant_map(tensor: Tensor) -> bool:
+    """Return whether a tensor is an 8-bit constant with several dimensions, which is handled as an activation."""
+    is_8_bit = tensor.is_constant and tensor.dtype in ("INT8", "UINT8") and tensor.quantization is not None
+    return is_8_bit and sum(side > 1 for side in tensor.shape) > 1
 
 
 def _sum(graph: Graph, operator: Operator) -> list[Form]:

@@ -128,9 +128,11 @@ def locate(file: CompiledFile, graph: Graph, operators: Iterable[Operator]) -> P
     blobs = [_Blob(index, parameter_bytes(file, each)) for index, each in enumerate(file.executables)]
     search = _Search([blob for blob in blobs if len(blob.content)])
     parts = [part for operator in operators for part in stored_parameters(operator, graph)]
-    search.find_equal([part for part in parts if not part.is_table])
+    own = [part for part in parts if not part.is_table]
+    search.find_equal(own)
     search.find_equal([part for part in parts if part.is_table])
-    search.find_different([part for part in parts if not part.is_table])
+    search.find_different(own)
+    search.find_equal(search.missing(own), zeros=True)
     order = {part: position for position, part in enumerate(parts)}
     regions = sorted(search.regions, key=lambda region: (order[region.parameters], region.executable, region.offset))
     found = {region.parameters for region in regions}
@@ -177,12 +179,16 @@ class _Search:
         self.blobs = blobs
         self.regions: list[ParameterRegion] = []
 
-    def find_equal(self, parts: Sequence[StoredParameters]) -> None:
+    def find_equal(self, parts: Sequence[StoredParameters], *, zeros: bool = False) -> None:
         """Claim the regions that are exactly as predicted.
 
-        The certain ones come first: a place that is claimed is no longer a candidate for another operator.
+        The certain ones come first: a place that is claimed is no longer a candidate for another operator. Regions of
+        zeros are equal to the padding of other regions: they count only if `zeros`.
         """
-        candidates = {part: [match for blob in self.blobs for match in _equal(part, blob)] for part in parts}
+        candidates = {
+            part: [match for blob in self.blobs for match in _equal(part, blob) if zeros or self._content(match).any()]
+            for part in parts
+        }
         remaining = list(parts)
         while remaining:
             for part in remaining:
@@ -225,12 +231,15 @@ class _Search:
                 lines[:] = True
                 self.regions.append(region)
 
+    def _content(self, region: ParameterRegion) -> NDArray[np.uint8]:
+        return self._blob(region).content[region.offset : region.offset + region.size_bytes]
+
     def _blob(self, region: ParameterRegion) -> _Blob:
         return next(blob for blob in self.blobs if blob.executable == region.executable)
 
     def find_different(self, parts: Sequence[StoredParameters]) -> None:
         """Claim regions whose numbers differ from the predicted ones, in the gaps."""
-        missing = self._missing(parts)
+        missing = self.missing(parts)
         for part in missing:
             found = [match for blob in self.blobs for gap in blob.gaps() for match in _similar(part, blob, gap)]
             share, best = max(found, key=lambda match: match[0], default=(0.0, None))
@@ -238,7 +247,8 @@ class _Search:
                 self._claim([best])
         self._fill_gaps(parts)
 
-    def _missing(self, parts: Sequence[StoredParameters]) -> list[StoredParameters]:
+    def missing(self, parts: Sequence[StoredParameters]) -> list[StoredParameters]:
+        """Return the parameters without a region."""
         found = {region.parameters for region in self.regions}
         return [part for part in parts if part not in found]
 
@@ -250,7 +260,7 @@ class _Search:
                 before = [order.get(r.parameters, -1) for r in self._in(blob) if r.extent.stop <= gap.start]
                 after = [order.get(r.parameters, len(parts)) for r in self._in(blob) if r.offset >= gap.stop]
                 between = parts[max(before[-1:], default=-1) + 1 : min(after[:1], default=len(parts))]
-                self._fill_gap(blob, gap, self._missing(between))
+                self._fill_gap(blob, gap, self.missing(between))
 
     def _in(self, blob: _Blob) -> list[ParameterRegion]:
         regions = [region for region in self.regions if region.executable == blob.executable]
