@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flatbuffers
@@ -91,7 +91,7 @@ def options(*executables: bytes, runtime: int = 14, identifier: bytes = b"DWN1")
 CACHING, EXECUTION, ALONE = (executable(kind, b"p" * size) for kind, size in ((1, 4096), (2, 64), (0, 128)))
 
 
-def compiled(model: bytes, on_cpu: int = 0) -> bytes:
+def compiled(model: bytes, on_cpu: int = 0, executables: Sequence[bytes] = (CACHING, EXECUTION)) -> bytes:
     """A model as if compiled: one custom operator, and behind it the last `on_cpu` operators as they were."""
     from ai_edge_litert import schema_py_generated as schema
 
@@ -103,7 +103,7 @@ def compiled(model: bytes, on_cpu: int = 0) -> bytes:
     operator.opcodeIndex = len(parsed.source.operatorCodes)
     kept = len(main.operators) - on_cpu
     operator.inputs, operator.outputs = list(main.inputs), list(main.operators[kept - 1].outputs)
-    operator.customOptions = list(options(CACHING, EXECUTION))
+    operator.customOptions = list(options(*executables))
     parsed.source.operatorCodes.append(code)
     main.operators = [operator, *main.operators[kept:]]
     return graph.serialize(parsed)

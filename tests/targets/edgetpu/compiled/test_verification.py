@@ -53,24 +53,26 @@ def test_it_holds_no_other_model(name: str) -> None:
             assert verified(name, model(other)).holds is False
 
 
-def _weighted(parsed: Graph) -> Any:
-    return next(each for each in parsed.operators if each.name in ("CONV_2D", "FULLY_CONNECTED"))
+def _weighted(parsed: Graph, number: int = 0) -> Any:
+    return [each for each in parsed.operators if each.name in ("CONV_2D", "FULLY_CONNECTED")][number]
 
 
 @needs_pairs
 @pytest.mark.parametrize(
-    ("name", "position", "kind"),
+    ("name", "number", "position", "kind"),
     [
-        ("mobilenet_v1_0.25_128_quant", 1, "weight"),
-        ("mobilenet_v1_0.25_128_quant", 2, "bias"),
-        ("color_red_64x64", 1, "weight"),
-        ("yamnet_spectra_in", 1, "weight"),
-        ("yamnet_spectra_in", 2, "bias"),
+        ("mobilenet_v1_0.25_128_quant", 0, 1, "weight"),
+        ("mobilenet_v1_0.25_128_quant", 0, 2, "bias"),
+        ("color_red_64x64", 0, 1, "weight"),
+        ("yamnet_spectra_in", 0, 1, "weight"),
+        ("yamnet_spectra_in", 0, 2, "bias"),
+        # Its region has lines of zeros, as a constant of another operator would have.
+        ("movenet_single_pose_lightning_ptq", 2, 1, "weight"),
     ],
 )
-def test_one_number_that_differs_by_one_is_named(name: str, position: int, kind: str) -> None:
+def test_one_number_that_differs_by_one_is_named(name: str, number: int, position: int, kind: str) -> None:
     parsed = graph.parse(model(name))
-    operator = _weighted(parsed)
+    operator = _weighted(parsed, number)
     tensor = parsed.tensors[operator.inputs[position]]
     values = tensor.array().copy()
     index = tuple(int(size) // 2 for size in values.shape)
@@ -103,6 +105,19 @@ def test_another_scale_or_zero_point_of_an_activation(field: str) -> None:
     result = verified(name, changed(model(name), change))
     assert result.holds is False
     assert any(each.kind in ("scale", "bias", "multiplier") for each in result.differences)
+
+
+@needs_pairs
+def test_an_operator_without_an_instruction_leaves_it_undecided() -> None:
+    output = _weighted(graph.parse(model("pong_10_quant8")), -1).outputs[0]
+
+    def change(source: Graph) -> None:
+        stored = source.source.subgraphs[0].tensors[output].quantization
+        stored.zeroPoint = np.asarray(stored.zeroPoint) + 1
+
+    result = verified("pong_10_quant8", changed(model("pong_10_quant8"), change))
+    assert result.holds is None
+    assert any("no instruction with its scales and zero points" in each.reason for each in result.undecided)
 
 
 @needs_pairs
