@@ -27,7 +27,7 @@ def test_attack(name: str, tmp_path: Path) -> None:
     assert actual == expected
 
 
-@pytest.mark.parametrize("interpreter", interpreters())
+@pytest.mark.parametrize("interpreter", sorted({interpreters()[0], interpreters()[-1]}))
 def test_attacks_on_the_interpreters_of_boards(interpreter: str, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(tmp_path)}
     command = [executable(interpreter), "-W", "error", attacks.__file__]
@@ -237,7 +237,7 @@ NAMES = ("1.root.json", "timestamp.json", "4.snapshot.json", "4.targets.json")
 SIGNERS = {"1.root.json": attacks.ROOTS, "4.targets.json": ("targets",)}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_signed_metadata_with_any_value(data: st.DataObject) -> None:
     """Whoever has the keys may sign anything: it is accepted or a `TrustError`, and nothing else happens."""
@@ -263,7 +263,7 @@ def test_signed_metadata_with_any_value(data: st.DataObject) -> None:
             trust.time = before
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_metadata_with_any_edit_is_not_accepted(data: st.DataObject) -> None:
     """Without the keys, an edit changes nothing that the device believes."""
