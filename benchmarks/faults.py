@@ -106,7 +106,11 @@ def main() -> int:
             show(verdict)
         return int(any(verdict.wrong for verdict in found))
     failures = [
-        {"case": str(verdict.case), "wrong": list(verdict.wrong), "errors": verdict.errors[-2000:]}
+        {
+            "case": str(verdict.case),
+            "wrong": [each.replace(str(folder), "") for each in verdict.wrong],
+            "errors": verdict.errors[-2000:].replace(str(folder), ""),
+        }
         for verdict in found
         if verdict.wrong
     ]

@@ -205,13 +205,13 @@ def test_recordings_of_the_length_of_the_input(keras: Any, tmp_path: Path) -> No
     keras.Model(sound, keras.layers.Dense(3)(sound)).save(tmp_path / "sound.keras")
     (tmp_path / "sounds").mkdir()
     random = np.random.default_rng(0)
-    for number in range(40):
+    for number in range(200):  # of fewer random ones, the test samples exceed the calibrated range
         with wave.open(str(tmp_path / "sounds" / f"{number}.wav"), "wb") as file:
             file.setnchannels(1)
             file.setsampwidth(2)
             file.setframerate(8000)
             file.writeframes(random.integers(-8000, 8000, 500).astype("<i2").tobytes())
     result = compress.export(tmp_path / "sound.keras", calibrate=tmp_path / "sounds", out=tmp_path / "out")
-    assert result.facts["outputs"][0]["sqnr_db"] > 15
+    assert result.facts["outputs"][0]["sqnr_db"] > 20
     assert result.run.record.data is not None
     assert result.run.record.data.input_shape == (400,)
