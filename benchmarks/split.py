@@ -3,9 +3,9 @@
 Every shared uncompiled model is split into 2, 3 and 4 segments on the host usb3. For each: whether the segments give
 the outputs of the model bit for bit (the command refuses otherwise), the slowest segment against exhaustive search
 over all cuts, and against segments of equal parameter bytes, as `edgetpu_compiler --num_segments` is documented.
-Exhaustive search uses the full `estimate` of every part of the model, as a model of its own, and is done for models of
-up to 130 operators. FOLDER has the networks of benchmarks/split_networks.py, which run in 4 segments. All times are
-predicted. Writes benchmarks/results/split.json.
+Exhaustive search estimates every part of a model as a separate model, and is done for models of up to 130 operators.
+FOLDER has the networks of benchmarks/split_networks.py, which run in 4 segments. All times are predicted. Writes
+benchmarks/results/split.json.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def exhaustive(model: segments.SplitGraph, count: int) -> tuple[int, float] | No
 
 
 def figures(model: segments.SplitGraph, count: int) -> dict[str, Any] | None:
-    """Return the figures of a model in a number of segments; None if it cannot be cut into so many."""
+    """Return the figures of a model in a number of segments; None if it cannot be cut into that number."""
     begin = time.perf_counter()
     found = cuts.best(model.network, count)
     seconds = time.perf_counter() - begin

@@ -1,8 +1,8 @@
 """Quantization under the activation scales of another .tflite file of the same architecture (`scales_from`).
 
 A compiled model keeps scales in its instructions. A retrained model with the same scales can be put into it without a
-change of the instructions (`relink`). Which tensor of the file has the range of which point is found by a conversion in
-which every point has a range of its own.
+change of the instructions (`relink`). To find the tensor of the file for each quantization
+point, the network is converted once with a different range at every point.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def plan_for(
         plan: any plan for it, whose ranges are replaced.
         old: the other file.
         io: type of the inputs and outputs.
-        rewrite: what is done with a converted file before it is stored.
+        rewrite: the function that is applied to a converted file before it is stored.
 
     Raises:
         StageError: the other file has another structure, or different scales where this network has one.

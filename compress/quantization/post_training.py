@@ -47,7 +47,7 @@ class QuantizationResult:
         layer_errors: the rounded tensors, the one that costs most first; empty without a plan.
         warnings: what is unusual about the samples, the model or the result.
         training: facts of the training with fake quantization, if there was one.
-        own_scales: the file with the ranges of its own calibration, if this one has the scales of another file.
+        own_scales: with `scales_from`, the network quantized with calibrated ranges, to compare; otherwise None.
     """
 
     content: bytes

@@ -19,8 +19,8 @@ def check_readable(
     Args:
         path: the file, for the message.
         library: the native library that reads it, for the message.
-        function: a module-level function that reads all of the file. What it refuses is not an error here: this
-            process reads the file again and reports it.
+        function: a module-level function that reads all of the file. It returns normally for a file that it refuses:
+            this process reads the file again, and reports the refusal.
         arguments: its arguments.
         memory_bytes: limit of the data segment of the child process.
 

@@ -12,6 +12,7 @@ from compress.errors import ModelError
 from compress.targets.base import Target
 from compress.targets.edgetpu import darwinn_package
 from compress.targets.edgetpu.check import check
+from compress.targets.edgetpu.compiled import compiled_file
 from compress.targets.edgetpu.constants import MEMORY
 from compress.targets.edgetpu.darwinn_package import DarwinnPackage, Executable
 from compress.tflite import graph
@@ -163,19 +164,9 @@ def inspect_graph(parsed: Graph, where: str = "") -> Inspection:
     Raises:
         ModelError: not compiled, or not compiled by the vendor's compiler.
     """
-    custom_operators = []
-    cpu_ops = []
-    for operator in parsed.operators:
-        if operator.custom and operator.name == darwinn_package.OPERATOR:
-            custom_operators.append(operator)
-        else:
-            cpu_ops.append(operator.name)
-    if not custom_operators:
-        raise ModelError(
-            f"has no {darwinn_package.OPERATOR}: it is not compiled for the Edge TPU",
-            where=where,
-            hint="give the file that edgetpu_compiler wrote (…_edgetpu.tflite)",
-        )
+    custom_operators = compiled_file.custom_operators(parsed, where)
+    compiled = {operator.index for operator in custom_operators}
+    cpu_ops = [operator.name for operator in parsed.operators if operator.index not in compiled]
     try:
         packages = tuple(darwinn_package.read(_custom_options(parsed, operator.index)) for operator in custom_operators)
     except ModelError as error:

@@ -314,9 +314,9 @@ def _pad(operator: Operator, graph: Graph, target: Target) -> Parameters:
 def _transpose(operator: Operator, graph: Graph, target: Target) -> Parameters:
     """Count a transpose from channels last to channels first.
 
-    The compiler makes three convolutions with zeros and ones of it: the first moves channels into height (blocks of 4
-    at once; if the channels are not in whole blocks, each channel is first put into a block of its own), the second
-    moves height into width, and the third packs the blocks of 4 in which the values then are.
+    The compiler replaces it by three convolutions whose weights are 0 or 1. The first moves channels into the height,
+    in blocks of 4. If the number of channels is not a multiple of 4, it first gives each channel a separate block. The
+    second moves the height into the width. The third packs the blocks of 4 that hold the values then.
     Source: the matrices are visible in compiled models.
     """
     del target

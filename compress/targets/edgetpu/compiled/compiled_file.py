@@ -80,15 +80,8 @@ def parse(content: bytes, where: str = "") -> CompiledFile:
         ModelError: not a .tflite file, not compiled, or not compiled by the vendor's compiler.
     """
     parsed = graph.parse(content, where)
-    custom_operators = parsed.custom_operators(darwinn_package.OPERATOR)
-    if not custom_operators:
-        raise ModelError(
-            f"has no {darwinn_package.OPERATOR}: it is not compiled for the Edge TPU",
-            where=where,
-            hint="give the file that edgetpu_compiler wrote (…_edgetpu.tflite)",
-        )
     try:
-        operators = tuple(_compiled_operator(content, operator) for operator in custom_operators)
+        operators = tuple(_compiled_operator(content, operator) for operator in custom_operators(parsed, where))
     except ModelError as error:
         error.where = where
         raise
@@ -98,6 +91,22 @@ def parse(content: bytes, where: str = "") -> CompiledFile:
         allowed = f"{MAX_INSTRUCTION_BYTES:,} bytes"
         raise ModelError(f"has {size:,} bytes of instructions", where=where, allowed=allowed)
     return file
+
+
+def custom_operators(parsed: Graph, where: str) -> tuple[Operator, ...]:
+    """Return the custom operators for the Edge TPU.
+
+    Raises:
+        ModelError: there are none.
+    """
+    found = tuple(parsed.custom_operators(darwinn_package.OPERATOR))
+    if not found:
+        raise ModelError(
+            f"has no {darwinn_package.OPERATOR}: it is not compiled for the Edge TPU",
+            where=where,
+            hint="give the file that edgetpu_compiler wrote (…_edgetpu.tflite)",
+        )
+    return found
 
 
 def _compiled_operator(content: bytes, operator: Operator) -> CompiledOperator:

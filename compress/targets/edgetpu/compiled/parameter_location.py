@@ -182,8 +182,8 @@ class _Search:
     def find_equal(self, parts: Sequence[StoredParameters], *, zeros: bool = False) -> None:
         """Claim the regions that are exactly as predicted.
 
-        The certain ones come first: a place that is claimed is no longer a candidate for another operator. Regions of
-        zeros are equal to the padding of other regions: they count only if `zeros`.
+        Operators with one candidate are claimed first, because a claimed region is no longer a candidate for others.
+        Regions of zeros look like the padding of other regions, and are claimed only if `zeros` is set.
         """
         candidates = {
             part: [match for blob in self.blobs for match in _equal(part, blob) if zeros or self._content(match).any()]

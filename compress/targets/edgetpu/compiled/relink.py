@@ -59,7 +59,7 @@ class Relinked:
 
     @property
     def is_refused(self) -> bool:
-        """Whether there is no new file."""
+        """Whether the relink was refused."""
         return self.content is None
 
     def to_json(self) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -46,19 +45,11 @@ MAX_LINES = 40
 _SAME_MODEL = 0.5
 """The share of the parameters that must be found, so that a missing operator can be due to an unknown layout."""
 _WEIGHTED = frozenset({"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"})
-"""Operators whose instruction is predicted without exception, and can be told from those of others."""
+"""Operators whose instruction is always predicted, and is never one of another operator."""
 _EXCEPTIONS = frozenset({"MUL", "SOFTMAX"})
 """Operators whose instruction is known with exceptions: SOFTMAX of compilers before 15.0, some products of tensors."""
 _MIN_EQUAL_FIELDS = 4
 """Of the 7 numbers of an instruction, those that must be equal, so that the rest are differences of one operator."""
-
-
-class VerificationAnswer(StrEnum):
-    """Whether a compiled file holds a model."""
-
-    YES = "yes"
-    NO = "no"
-    UNDECIDED = "cannot be decided"
 
 
 @dataclass(frozen=True)
@@ -119,7 +110,7 @@ class Verification:
     """The answer, and what it is based on.
 
     Attributes:
-        differences: what differs; empty unless the answer is "no".
+        differences: what differs; empty unless the file holds another model.
         undecided: what cannot be compared.
         compared: the number of numbers that were compared, by kind.
     """
@@ -131,25 +122,15 @@ class Verification:
     @property
     def holds(self) -> bool | None:
         """Whether the file holds the model; None if that cannot be decided."""
-        answers = {VerificationAnswer.YES: True, VerificationAnswer.NO: False, VerificationAnswer.UNDECIDED: None}
-        return answers[self.answer]
-
-    @property
-    def answer(self) -> VerificationAnswer:
-        """The answer."""
         if self.differences:
-            return VerificationAnswer.NO
-        return VerificationAnswer.UNDECIDED if any(each.blocks for each in self.undecided) else VerificationAnswer.YES
+            return False
+        return None if any(each.blocks for each in self.undecided) else True
 
     def to_json(self) -> dict[str, Any]:
         """Return the answer as a plain map."""
         return {
             "schema_version": SCHEMA_VERSION,
-            "answer": {
-                VerificationAnswer.YES: "yes",
-                VerificationAnswer.NO: "no",
-                VerificationAnswer.UNDECIDED: "undecided",
-            }[self.answer],
+            "answer": {True: "yes", False: "no", None: "undecided"}[self.holds],
             "differences": [each.to_json() for each in self.differences],
             "undecided": [each.to_json() for each in self.undecided],
             "compared": self.compared,
@@ -158,11 +139,11 @@ class Verification:
     def describe(self) -> str:
         """Return the answer as text for a person."""
         sentences = {
-            VerificationAnswer.YES: "yes: the compiled file holds this model",
-            VerificationAnswer.NO: "no: the compiled file does not hold this model",
-            VerificationAnswer.UNDECIDED: "cannot be decided: what was compared agrees, but not all could be compared",
+            True: "yes: the compiled file holds this model",
+            False: "no: the compiled file does not hold this model",
+            None: "cannot be decided: what was compared agrees, but not all could be compared",
         }
-        lines = [sentences[self.answer]]
+        lines = [sentences[self.holds]]
         lines += _limited([f"  different: {each.message}" for each in self.differences])
         lines += _limited([f"  not compared: {each.reason}" for each in self.undecided])
         counts = ", ".join(f"{count:,} {kind}" for kind, count in self.compared.items() if count)

@@ -20,7 +20,7 @@ from typing import Protocol
 FITS, UNCERTAIN, STREAMS = range(3)
 """Whether the parameters of a segment fit: surely, as predicted, or not."""
 TOLERANCE = 1.001
-"""The slowest segment is at most so many times that of the best cuts."""
+"""The largest ratio of the slowest segment's latency to that of the best cuts."""
 _BISECTIONS = 12
 _SLACK = 1 + 1e-9
 """The same latency, computed in another order, differs by rounding."""

@@ -21,7 +21,7 @@ import numpy as np
 POINTS = 1 << 14
 """Points of the grid for the distribution."""
 _HORIZON = 16
-"""The grid ends at so many times the mean waiting time of those that wait."""
+"""The end of the grid, as a multiple of the mean waiting time of the requests that wait."""
 _STABLE = 0.999
 """With more load than this, the queue is considered to grow without end."""
 

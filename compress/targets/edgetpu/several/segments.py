@@ -1,7 +1,7 @@
 """A .tflite file as a network of `cuts`, and its segments as .tflite files.
 
-Several tensors may cross a cut. What a later segment needs is an output of the segment that computes it, whatever lies
-between: the runner keeps it until then, as the vendor's runner does, and it does not pass through the segments between.
+Several tensors may cross a cut. A tensor that any later segment needs is an output of the segment that computes it. The
+runner keeps it until then, as the vendor's runner does; it is not an input of the segments between.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Segment:
         stop: the index after its last operator.
         inputs: the tensors that it reads and does not compute.
         outputs: the tensors that it computes, and a later segment or the application reads.
-        estimate: its predicted latency and placement, as a model of its own.
+        estimate: its predicted latency and placement, as a separate model.
         risk: FITS, UNCERTAIN or STREAMS.
     """
 
@@ -241,7 +241,7 @@ class SplitGraph:
         return inputs, tuple(_in_order(needed, graph.outputs))
 
     def file(self, segment: Segment) -> Graph:
-        """Return a segment as a model of its own, with the metadata that still hold."""
+        """Return a segment as a separate model, with the metadata that remain true."""
         chosen = range(segment.start, segment.stop)
         source = copy.copy(self.graph.source)
         source.metadata = [entry for entry in source.metadata or [] if entry.name != DESCRIPTION_OF_WHOLE] or None
