@@ -214,7 +214,7 @@ def _lines(segment: Segment, file: str) -> list[str]:
         f"{file}: operators {segment.start} to {segment.stop - 1}, {predicted.latency_ms:.3f} ms "
         f"({predicted.low_ms:.3g} to {predicted.high_ms:.3g})",
         f"  {cached_bytes:,} bytes of parameters cached, {predicted.streamed_bytes:,} streamed; "
-        f"{len(segment.inputs)} tensors in, {len(segment.outputs)} out",
+        f"tensors: {len(segment.inputs)} in, {len(segment.outputs)} out",
     ]
     if segment.on_cpu:
         shown = ", ".join(f"{segment.estimate.check.ops[i - segment.start].op} {i}" for i in segment.on_cpu[:8])
