@@ -74,7 +74,9 @@ class Worker:
         need = self.need(target, seed, place)
         outcome, seconds, used = self.read(target, seed, place, content, number)
         beyond = used - need
-        return ("memory" if beyond > ROOM else outcome), seconds, beyond
+        if beyond > ROOM:
+            outcome = "contained" if target.native and contained(target.name, self.seed, number) else "memory"
+        return outcome, seconds, 0 if outcome == "contained" else beyond
 
     def need(self, target: Target, seed: Seed, place: Path) -> int:
         """The memory that the sound file takes."""

@@ -21,8 +21,8 @@ from typing import IO, Any
 
 from compress import memory
 
-OUT_OF_MEMORY = ("MemoryError", "std::bad_alloc", "Cannot allocate memory")
-"""Ends of processes that reached their memory limit."""
+OUT_OF_MEMORY = ("MemoryError", "std::bad_alloc", "Cannot allocate memory", "memory allocation failed")
+"""Messages of Python and of native libraries in a process that reached its memory limit."""
 
 
 class SandboxTimeoutError(Exception):
@@ -44,11 +44,16 @@ class ChildExit:
     @property
     def reason(self) -> str:
         """The cause of a failure: the signal, the last line of stderr, or the exit status."""
-        if any(text in self.last_line for text in OUT_OF_MEMORY):
+        if is_out_of_memory(self.last_line):
             return f"it needs more memory than allowed: {self.last_line}"
         if self.status < 0:
             return f"signal {-self.status}, {signal_name(-self.status)}"
         return self.last_line or f"exit status {self.status}"
+
+
+def is_out_of_memory(message: str) -> bool:
+    """Return whether a message says that memory could not be allocated."""
+    return any(text in message for text in OUT_OF_MEMORY)
 
 
 def run(function: Callable[..., None], arguments: Sequence[str], *, timeout_s: float, memory_bytes: int) -> ChildExit:

@@ -31,6 +31,9 @@ def check_readable(
         ended = sandbox.run(function, arguments, timeout_s=TIMEOUT_S, memory_bytes=memory_bytes)
     except sandbox.SandboxTimeoutError as error:
         raise ModelError(f"{library} did not finish reading it in {TIMEOUT_S} s", where=str(path)) from error
+    hint = "check that it was copied completely"
+    if ended.status and sandbox.is_out_of_memory(ended.last_line):
+        limit = f"{memory_bytes >> 20:,} MiB"
+        raise ModelError(f"{library} needs more than {limit} of memory to read it", where=str(path), hint=hint)
     if ended.status:
-        hint = "check that it was copied completely"
         raise ModelError(f"{library} crashes when it reads it ({ended.reason})", where=str(path), hint=hint)

@@ -21,13 +21,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from compress import sandbox
 from compress.errors import CorallineError, ModelError, UntrustedError
 from compress.importers.common import guarded_calls, rehearsal
 from compress.importers.common.guarded_calls import READ_ERRORS
 from compress.importers.common.unsupported import Refused, carrying, listed
 from compress.importers.common.verification import Parity
 from compress.importers.keras import hdf5_weights, keras2, keras2_weights, keras_config
-from compress.importers.keras.hdf5_weights import MAX_WEIGHTS_BYTES
+from compress.importers.keras.hdf5_weights import MAX_WEIGHTS_BYTES, MOST_PACKED
 from compress.importers.keras.keras_config import MAX_DEPTH, loadable, shown
 from compress.ir import mixed_precision, tensorflow
 from compress.ir.passes.explicit_states import with_explicit_states
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
 MAX_CONFIG_BYTES = 64 * 2**20
 ALLOWED = "a .keras, .h5 or .hdf5 file with architecture and weights"
 RESAVE = "save it again with Keras: model.save('model.keras')"
-READ_MEMORY_BYTES = 2 * MAX_WEIGHTS_BYTES
+READ_MEMORY_BYTES = 512 * 2**20
+"""Limit of the process that reads a file first, without its weights: a damaged length of a text can be any number."""
 CONFIG, METADATA, WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
 
 
@@ -107,11 +109,17 @@ def check_readable(path: Path) -> None:
     Raises:
         ModelError: the process crashed, or exceeded a limit.
     """
-    rehearsal.check_readable(path, "HDF5", read_in_child, [str(path)], memory_bytes=READ_MEMORY_BYTES)
+    unpacked = MOST_PACKED * path.stat().st_size if path.is_file() else 0
+    memory_bytes = READ_MEMORY_BYTES + min(unpacked, 2 * MAX_WEIGHTS_BYTES)
+    rehearsal.check_readable(path, "HDF5", read_in_child, [str(path)], memory_bytes=memory_bytes)
 
 
 def read_in_child(path: str) -> None:
-    """Read a file. A refusal is not an error here: the parent reads the file again and reports it."""
+    """Read a file. A refusal is not an error here: the parent reads the file again and reports it.
+
+    Raises:
+        SystemExit: memory could not be allocated.
+    """
     import h5py
 
     try:
@@ -122,8 +130,10 @@ def read_in_child(path: str) -> None:
             return
         with zipfile.ZipFile(path) as archive, h5py.File(io.BytesIO(archive.read(WEIGHTS)), "r") as file:
             hdf5_weights.read_all(file)
-    except (CorallineError, *READ_ERRORS):
-        return
+    except (CorallineError, MemoryError, *READ_ERRORS) as error:
+        message = f"{type(error).__name__}: {error}"
+        if sandbox.is_out_of_memory(message):
+            raise SystemExit(message) from error
 
 
 def load(path: Path, *, trust: bool = False) -> keras.Model:
