@@ -66,7 +66,7 @@ def predicted(model: Any, host: str) -> float:
     network = layers(model)
     streamed = latency.streamed_bytes(network, benchmark.TARGET)
     inputs, outputs = math.prod(shape(model.inputs[0])), latency.padded_map_bytes(shape(model.outputs[0]))
-    sent = BusTraffic(inputs, outputs, latency.instruction_bytes(network, inputs + outputs), streamed)
+    sent = BusTraffic(inputs, outputs, latency.instruction_bytes(network), streamed)
     return latency.predict(network, sent, benchmark.TARGET.tables["latency"], host).total
 
 

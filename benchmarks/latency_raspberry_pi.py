@@ -2,11 +2,13 @@
 
 Few measurements of Raspberry Pi boards are published (`raspberry_pi.csv`), so the other hosts' fit does not work here:
 
-- pi4-usb3: the fixed time and the time of the bus are fitted to the networks whose layers are known. The time of
-  outputs is that of another ARM host on USB 3, a Jetson Nano (outputs alone were measured there).
+- pi4-usb3: the fixed time, the time of the bus and the factor of the array are fitted to the networks whose layers are
+  known. The factor is 2.0: the clock is not stated, and was probably that of libedgetpu1-std, half of the maximum. The
+  time of outputs is that of another ARM host on USB 3, a Jetson Nano (outputs alone were measured there).
 - pi5-usb3: no network with known layers was measured. Four YOLOv8 networks were measured on both, at both clocks.
   The array takes twice as long at half the clock, so twice the time at the maximum clock less the time at half of it is
-  what transfers and the CPU take. The constants of the Pi 4 are multiplied by the median ratio of these times.
+  what transfers and the CPU take. The constants of the Pi 4 are multiplied by the median ratio of these times. The
+  array's factor is that of usb3, because the clock is stated.
 - pi5-pcie: no measurement was found. The constants are between those of x86 hosts and of the Dev Board; the interval
   contains the predictions for both, and the measurements on a Compute Module 4.
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,17 @@ KNOWN = {
     "conv_ns": 2.05,
     "window_ns": 2.05,
     "layer_us": 2.0,
-    "fixed_ms": {"pcie": 0.1, "usb3": 0.3, "devboard": 0.3, "usb2": 0.4},
+    "fixed_ms": {"pcie": 0.07, "usb3": 0.65, "devboard": 0.65, "usb2": 0.4},
     "transfer_ms_per_mb": {"pcie": 2.65, "usb3": 2.74, "devboard": 2.65, "usb2": 27.5},
-    "output_ms_per_mb": {"pcie": 7.1, "usb3": 32.0, "devboard": 32.0, "usb2": 60.0},
+    "output_ms_per_mb": {"pcie": 7.1, "usb3": 18.6, "devboard": 44.9, "usb2": 60.0},
+    "compute_factor": dict.fromkeys(HOSTS, 1.0),
 }
-"""Values known without these rows: the clock; stacks of layers on PCIe and USB; outputs alone on an ARM host."""
+"""Values known without these rows: the clock; an earlier fit of other hosts' starts and outputs; stacks of layers."""
+STACK = re.compile(r"conv(\d+)x(\d+)x(\d+)layers_(\d+)x(\d+)_F(\d+)")
+"""A published stack of convolutions: kernel, layers, map, and filters of each layer. The image has 3 channels."""
+STACKS_COUNT_AS = 4
+"""All stacks together count as so many networks: they are one architecture."""
+FAMILIES = ("mobilenet", "inception", "resnet", "vgg", "squeezenet", "efficientnet", "unet", "posenet", "stack")
 TARGET = load("edgetpu")
 PRIOR_WEIGHT = 0.1
 """How strongly a constant is held near its known value."""
@@ -50,16 +57,35 @@ class Row:
     layers: tuple[ArrayLayer, ...]
     sent: BusTraffic
 
+    @property
+    def is_stack(self) -> bool:
+        """Whether it is a stack of equal layers, not a network that anybody uses."""
+        return self.model.startswith("stack")
+
+    @property
+    def family(self) -> str:
+        """The architecture: PoseNet's is MobileNet."""
+        return "mobilenet" if self.model.startswith("posenet") else next(filter(self.model.startswith, FAMILIES))
+
 
 def network(table: Mapping[str, Any]) -> tuple[tuple[ArrayLayer, ...], BusTraffic]:
     """The layers of a table: rows of t, h, w, k, kw, ci, co, ih, iw; inb and outb bytes."""
     layers = tuple(_layer(row) for row in table["ops"])
     layers = tuple(replace(each, parameters=latency.layer_parameters(each, TARGET)) for each in layers)
+    return layers, _traffic(layers, table["inb"], _outputs(layers, table["outb"]))
+
+
+def _traffic(layers: Sequence[ArrayLayer], input_bytes: int, output_bytes: int) -> BusTraffic:
     streamed = latency.streamed_bytes(layers, TARGET)
-    outputs = _outputs(layers, table["outb"])
-    return layers, BusTraffic(
-        table["inb"], outputs, latency.instruction_bytes(layers, table["inb"] + table["outb"]), streamed
-    )
+    return BusTraffic(input_bytes, output_bytes, latency.instruction_bytes(layers), streamed)
+
+
+def stack(kernel: int, count: int, side: int, filters: int) -> tuple[tuple[ArrayLayer, ...], BusTraffic]:
+    """A stack of convolutions on square maps."""
+    channels = [3, *[filters] * count]
+    shapes = [ArrayLayer("conv", (side, side, filters), (side, side, each), (kernel, kernel)) for each in channels[:-1]]
+    layers = tuple(replace(each, parameters=latency.layer_parameters(each, TARGET)) for each in shapes)
+    return layers, _traffic(layers, side * side * 3, latency.padded_map_bytes((side, side, filters)))
 
 
 def _layer(row: Mapping[str, Any]) -> ArrayLayer:
@@ -88,10 +114,15 @@ def _outputs(layers: Sequence[ArrayLayer], stated: int) -> int:
 
 
 def rows(table: Path, tables: Path) -> list[Row]:
-    """The rows that can be predicted: fully mapped, on a known host, with a table."""
+    """The rows that can be predicted: fully mapped, on a known host, with a table; and stacks of convolutions."""
     networks = {name: network(each) for name, each in json.loads(tables.read_text()).items()}
     found = []
     for row in csv.DictReader(table.read_text().splitlines()):
+        match = STACK.match(row["model"])
+        if match:
+            kernel, _, count, side, _, filters = map(int, match.groups())
+            measured_ms = float(row["latency_ms"])
+            found.append(Row(f"stack of {filters}", "pcie", "max", measured_ms, *stack(kernel, count, side, filters)))
         if row["table"] not in networks or row["fully_mapped"] != "yes" or row["host_kind"] not in HOSTS:
             continue
         if "unstated" in row["host"] and row["host_kind"] == "usb2":  # some of them are faster than USB 2 can be
@@ -124,28 +155,34 @@ def predicted(row: Row, constants: Mapping[str, Any]) -> float:
     return latency.predict(row.layers, row.sent, constants, row.host, row.clock).total
 
 
+def _weights(given: Sequence[Row]) -> Any:
+    """How much each row counts: a model on a host as much as any other, and all stacks as STACKS_COUNT_AS models."""
+    often = Counter((row.model, row.host) for row in given)
+    stacks = sum(row.is_stack for row in given)
+    return np.array([STACKS_COUNT_AS / stacks if row.is_stack else 1 / often[row.model, row.host] for row in given])
+
+
 def fitted(given: Sequence[Row]) -> dict[str, float]:
-    """The constants that suit some rows best, each model on a host counting once."""
+    """The constants that suit some rows best."""
     start = flat(KNOWN)
     names, zero = list(start), np.log(list(start.values()))
-    often = Counter((row.model, row.host) for row in given)
-    weights = [1 / math.sqrt(often[row.model, row.host]) for row in given]
+    importance = np.sqrt(_weights(given))
 
     def misses(point: Any) -> Any:
         constants = nested(dict(zip(names, np.exp(point), strict=True)))
         told = [math.log(predicted(row, constants) / row.measured_ms) for row in given]
-        return np.concatenate([np.multiply(told, weights), PRIOR_WEIGHT * (point - zero)])
+        return np.concatenate([np.multiply(told, importance), PRIOR_WEIGHT * (point - zero)])
 
     found = least_squares(misses, zero, loss="soft_l1", f_scale=LOSS_SCALE)
     return {name: float(value) for name, value in zip(names, np.exp(found.x), strict=True)}
 
 
-def left_out(given: Sequence[Row]) -> list[float]:
-    """The prediction of each row by constants that no row of its model had a part in."""
+def left_out(given: Sequence[Row], group: Callable[[Row], str]) -> list[float]:
+    """The prediction of each row by constants that no row of its group had a part in."""
     constants = {
-        model: nested(fitted([row for row in given if row.model != model])) for model in {row.model for row in given}
+        name: nested(fitted([row for row in given if group(row) != name])) for name in {group(row) for row in given}
     }
-    return [predicted(row, constants[row.model]) for row in given]
+    return [predicted(row, constants[group(row)]) for row in given]
 
 
 def spread(misses: Sequence[float]) -> float:
@@ -153,15 +190,16 @@ def spread(misses: Sequence[float]) -> float:
     return float(np.quantile(np.abs(misses), COVERED, method="higher")) if len(misses) else math.inf
 
 
-def judged(given: Sequence[Row], told: Sequence[float]) -> dict[str, Any]:
-    """The figures over the judged hosts, pooled, and for each of them."""
+def judged(given: Sequence[Row], told: Sequence[float], group: Callable[[Row], str]) -> dict[str, Any]:
+    """The figures over the networks on the judged hosts, pooled, and for each host."""
     misses = np.log(np.array(told) / [row.measured_ms for row in given])
-    chosen = [index for index, row in enumerate(given) if row.host in JUDGED]
-    holds = []
+    chosen = [index for index, row in enumerate(given) if row.host in JUDGED and not row.is_stack]
+    holds, widths = [], []
     for index in chosen:
-        others = [misses[i] for i in chosen if given[i].model != given[index].model]
-        holds.append(abs(misses[index]) <= spread(others))
-    errors = {index: abs(told[index] / given[index].measured_ms - 1) for index in chosen}
+        others = [i for i in chosen if group(given[i]) != group(given[index])]
+        widths.append(spread(misses[others]))
+        holds.append(abs(misses[index]) <= widths[-1])
+    errors = {index: abs(told[index] / given[index].measured_ms - 1) for index in range(len(given))}
     measured = [given[index].measured_ms for index in chosen]
 
     def figures(some: Sequence[int]) -> dict[str, float]:
@@ -170,13 +208,17 @@ def judged(given: Sequence[Row], told: Sequence[float]) -> dict[str, Any]:
             "rows": len(some),
             "median": float(np.median(values)),
             "90th percentile": float(np.percentile(values, 90)),
+            "worst": max(values),
         }
 
+    stacks = [index for index, row in enumerate(given) if row.is_stack]
     return {
         "pooled": figures(chosen)
         | {
             "rank correlation": float(spearmanr([told[index] for index in chosen], measured).statistic),
             "intervals hold": float(np.mean(holds)),
+            "mean half width of the intervals, as a logarithm": float(np.mean(widths)),
         },
         **{host: figures([index for index in chosen if given[index].host == host]) for host in JUDGED},
+        "stacks of convolutions": figures(stacks),
     }

@@ -24,8 +24,8 @@ TABLES = EDGETPU / "layer_tables.json"
 SHIPPED: dict[str, Any] = load("edgetpu").tables["latency"]
 OUTPUT_MS_PER_MB = 32.0
 """Of an ARM host on USB 3: outputs of 4 to 262 kB on a Jetson Nano (github.com/iwatake2222/EdgeTPU_Analysis)."""
-FITTED = ("fixed_ms", "transfer_ms_per_mb")
-SCALED = (*FITTED, "output_ms_per_mb")
+FITTED = ("fixed_ms", "transfer_ms_per_mb", "compute_factor")
+SCALED = ("fixed_ms", "transfer_ms_per_mb", "output_ms_per_mb")
 LEAST_SPREAD = float(SHIPPED["hosts"]["usb2"]["spread"])
 Measurement = Mapping[str, str]
 Constants = dict[str, float]
@@ -72,16 +72,18 @@ def transfer_ratios() -> list[float]:
 
 
 def scaled(host: Constants, ratios: Sequence[float]) -> Constants:
-    """The constants of pi5-usb3; the interval is wider by the disagreement of the ratios."""
+    """The constants of pi5-usb3, with the array of usb3; the interval is wider by the disagreement of the ratios."""
     ratio = float(np.median(ratios))
     disagreement = max(abs(math.log(each / ratio)) for each in ratios)
-    return {**host, **{name: host[name] * ratio for name in SCALED}, "spread": math.hypot(LEAST_SPREAD, disagreement)}
+    transfers = {name: host[name] * ratio for name in SCALED}
+    array = {"compute_factor": float(SHIPPED["hosts"]["usb3"]["compute_factor"])}
+    return {**host, **transfers, **array, "spread": math.hypot(LEAST_SPREAD, disagreement)}
 
 
 def between() -> Constants:
     """The constants of pi5-pcie: the geometric means of x86 hosts and of the Dev Board."""
     x86, board = SHIPPED["hosts"]["pcie"], SHIPPED["hosts"]["devboard"]
-    host: Constants = {name: math.sqrt(x86[name] * board[name]) for name in SCALED}
+    host: Constants = {name: math.sqrt(x86[name] * board[name]) for name in (*SCALED, "compute_factor")}
     host.update(overlap=0, spread=LEAST_SPREAD)
     misses = [LEAST_SPREAD]
     for table in json.loads(TABLES.read_text()):

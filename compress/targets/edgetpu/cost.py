@@ -49,7 +49,7 @@ class LayersCost(NetworkCost):
 
     def latency_ms(self, host: str, clock: str) -> float:
         """Return the predicted latency of one inference on a host."""
-        instructions = latency.instruction_bytes(self.layers, self.input_bytes + self.output_bytes)
+        instructions = latency.instruction_bytes(self.layers)
         traffic = latency.BusTraffic(self.input_bytes, self.output_bytes, instructions, self._streamed)
         return latency.predict(self.layers, traffic, self.target.tables["latency"], host, clock).total
 

@@ -298,7 +298,7 @@ def _bus_traffic(
         streamed = _distribute_streamed_bytes(streamed, layers, compiled.streamed_bytes)
     # Instructions are always predicted, because the constants were fitted with predicted ones: MobileNetV1 0.25 at 128
     # pixels has 170 kB of them. By their bytes it would take 0.6 ms on PCIe; 0.36 ms were measured.
-    instruction_bytes = latency.instruction_bytes(layers, input_bytes + output_bytes)
+    instruction_bytes = latency.instruction_bytes(layers)
     return BusTraffic(input_bytes, output_bytes, instruction_bytes, streamed, max(checked.subgraphs, 1))
 
 

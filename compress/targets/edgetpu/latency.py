@@ -3,8 +3,8 @@
 A network is a list of `ArrayLayer`s and the traffic on the bus, from a .tflite file or from a table of shapes. The
 model of the hardware: the array computes 4x4 tiles of a feature map, and blocks of 4 input by 64 output channels, so
 time is saved in whole steps only. Instructions are sent at every inference. Streamed parameters overlap with the
-computation of the same layer; on x86 hosts all transfers overlap with all computation. The constants are in
-`edgetpu.toml`; `benchmarks/latency.py` fits them and reports the error for each published measurement.
+computation of the same layer; on x86 hosts with PCIe, the input and the instructions overlap with the layers. The
+constants are in `edgetpu.toml`; `benchmarks/latency.py` fits them and reports the error for each published measurement.
 """
 
 from __future__ import annotations
@@ -85,25 +85,20 @@ def layer_parameters(layer: ArrayLayer, target: Target) -> Parameters:
     return parameter_memory.mark_uncacheable(parameters, per_output, target)
 
 
-def instruction_bytes(layers: Sequence[ArrayLayer], transfer_bytes: int) -> int:
-    """Return the approximate bytes of instructions; for half of the compiled models the error is below 20%.
+def instruction_bytes(layers: Sequence[ArrayLayer]) -> int:
+    """Return the approximate bytes of instructions for the layers on the Edge TPU.
 
-    Args:
-        layers: the layers on the Edge TPU.
-        transfer_bytes: inputs and outputs together.
+    For half of the compiled models the error is below 20%.
     """
     constants = LATENCY["instructions"]
-    total = constants["per_mb"] * max(transfer_bytes / 2**20 - constants["fixed_mb"], 0)
-    return int(total + sum(_layer_instruction_bytes(layer, constants) for layer in layers))
+    return int(constants["base"] + sum(_layer_instruction_bytes(layer, constants) for layer in layers))
 
 
 def _layer_instruction_bytes(layer: ArrayLayer, constants: Mapping[str, Any]) -> int:
-    if layer.kind == "fc":
-        return int(constants["dense"] + constants["dense_per_block"] * -(-layer.output_shape[2] // ROW_BLOCK))
-    if layer.kind in WEIGHTED:
-        ragged = sum(size % TILES > 0 for size in layer.output_shape[:2])
-        return int(constants["convolution"] + constants["ragged_side"] * constants["ragged_times"][ragged])
-    return int(constants["depthwise"] if layer.kind == "dw" else constants["other"])
+    height, width = layer.output_shape[:2]
+    ragged = sum(size % TILES > 0 for size in (height, width)) if height * width > 1 else 0
+    kind = {"conv": "convolution", "tconv": "convolution", "fc": "dense", "dw": "depthwise"}.get(layer.kind, "other")
+    return int(constants[kind] + constants["ragged_sides"][ragged])
 
 
 def padded_map_bytes(shape: tuple[int, int, int]) -> int:
@@ -145,7 +140,8 @@ class LatencyPrediction:
         total: the sum of `parts`.
         low: with `high`, the interval in which measurements are expected.
         high: see `low`.
-        parts: `fixed_ms` (start, and instructions), `input_ms`, `compute_ms`, `stream_ms`, `output_ms`, `cpu_ms`.
+        parts: `fixed_ms` (start of the inference and of each layer, and instructions), `input_ms`, `compute_ms`,
+            `stream_ms`, `output_ms`, `cpu_ms`.
         layers: for each layer, its computation and streaming.
     """
 
@@ -157,7 +153,7 @@ class LatencyPrediction:
 
 
 def compute_ms(layer: ArrayLayer, constants: Mapping[str, Any], clock: str = "max") -> float:
-    """Return the time of the array for one layer."""
+    """Return the time of the array for one layer, without what a host adds (`compute_factor`)."""
     ns_per_cycle = constants["conv_ns"] if layer.kind in WEIGHTED else constants["window_ns"]
     return float(layer.megacycles * ns_per_cycle * CLOCKS[clock])
 
@@ -176,27 +172,26 @@ def predict(
     """
     bus = constants["hosts"][host]
     ms_per_byte = bus["transfer_ms_per_mb"] / 1e6
-    computing = [compute_ms(layer, constants, clock) for layer in layers]
+    computing = [bus["compute_factor"] * compute_ms(layer, constants, clock) for layer in layers]
+    layer_ms = bus["compute_factor"] * constants["layer_us"] / 1000 * CLOCKS[clock]
     sizes = zip(layers, traffic.streamed_bytes, strict=True)
     streaming = [ms_per_byte * size_bytes * layer.passes for layer, size_bytes in sizes]
-    instructions_ms = ms_per_byte * traffic.instruction_bytes + constants["layer_us"] * len(layers) / 1000
+    pairs = zip(streaming, computing, strict=True)
+    streaming = [max(streaming_ms - computing_ms - layer_ms, 0.0) for streaming_ms, computing_ms in pairs]
+    starting_ms = layer_ms * len(layers)
+    instructions_ms = ms_per_byte * traffic.instruction_bytes
     input_ms = ms_per_byte * traffic.input_bytes
     if bus["overlap"]:
-        # All transfers overlap with all computation: the longer of both counts, with a smooth transition (p-norm).
+        # The longer of the two counts, with a smooth transition (p-norm).
         power = bus["overlap"]
-        transfer_ms = instructions_ms + input_ms + sum(streaming)
-        sequential_ms = sum(computing) + transfer_ms
-        overlapped_ms = (sum(computing) ** power + transfer_ms**power) ** (1 / power)
-        factor = overlapped_ms / sequential_ms if sequential_ms else 1.0
-        instructions_ms *= factor
-        input_ms *= factor
-        streaming = [layer_ms * factor for layer_ms in streaming]
-        computing = [layer_ms * factor for layer_ms in computing]
-    else:  # Each layer's streaming overlaps with its own computation.
-        pairs = zip(streaming, computing, strict=True)
-        streaming = [max(streaming_ms - computing_ms, 0.0) for streaming_ms, computing_ms in pairs]
+        before_ms, layers_ms = instructions_ms + input_ms, sum(computing) + sum(streaming) + starting_ms
+        overlapped_ms = (before_ms**power + layers_ms**power) ** (1 / power)
+        factor = overlapped_ms / (before_ms + layers_ms) if before_ms + layers_ms else 1.0
+        starting_ms, instructions_ms, input_ms = (part * factor for part in (starting_ms, instructions_ms, input_ms))
+        streaming = [streaming_ms * factor for streaming_ms in streaming]
+        computing = [computing_ms * factor for computing_ms in computing]
     parts = {
-        "fixed_ms": bus["fixed_ms"] * traffic.invocations + instructions_ms,
+        "fixed_ms": bus["fixed_ms"] * traffic.invocations + instructions_ms + starting_ms,
         "input_ms": input_ms,
         "compute_ms": sum(computing),
         "stream_ms": sum(streaming),
@@ -205,5 +200,5 @@ def predict(
     }
     spread = exp(bus["spread"])
     total = sum(parts.values())
-    layers_ms = tuple(map(sum, zip(computing, streaming, strict=True)))
-    return LatencyPrediction(total, total / spread, total * spread, parts, layers_ms)
+    of_layers = tuple(map(sum, zip(computing, streaming, strict=True)))
+    return LatencyPrediction(total, total / spread, total * spread, parts, of_layers)
