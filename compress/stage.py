@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
@@ -17,6 +17,7 @@ from pydantic import Field
 
 from compress.artifact import Artifact, Facts, Kind
 from compress.data.types import Data
+from compress.execution import Execution
 from compress.progress import Progress
 from compress.settings import Settings
 from compress.targets.base import Target
@@ -76,6 +77,7 @@ class Context:
         logs: a folder for TensorBoard's files; None: no logs.
         specification: how the model's outputs are read (`compress.tasks.base.Head.specification`); None if the data and
             the layers say it.
+        execution: how training runs on this machine.
     """
 
     name: str
@@ -89,6 +91,7 @@ class Context:
     unfinished: Path | None = None
     logs: Path | None = None
     specification: Mapping[str, Any] | None = None
+    execution: Execution = field(default_factory=Execution)
 
 
 class Work(Settings):

@@ -21,7 +21,7 @@ NARROW_INPUTS = ("uint8", "float16", "bfloat16")
 """Input types that can be float32 as well; wider integers may be more than pixels, such as indices."""
 
 
-def lowered(model: Any, policy: str) -> Any:
+def lowered(model: Any, policy: str, *, copy: bool = False) -> Any:
     """Return a copy of a model that computes in another precision, with the same weights; for float32 the model itself.
 
     Layers that make the model's outputs stay in 32 bits.
@@ -29,9 +29,10 @@ def lowered(model: Any, policy: str) -> Any:
     Args:
         model: a functional or sequential Keras model.
         policy: Keras' name of a precision.
+        copy: whether float32 is a copy too.
     """
     if policy == "float32":
-        return model
+        return _copy(model, lambda layer, config: config) if copy else model
     ends = {tensor._keras_history.operation.name for tensor in model.outputs}
 
     def changed(layer: Any, config: dict[str, Any]) -> dict[str, Any]:

@@ -294,6 +294,7 @@ class PipelineRun:
             progress,
             self.store.unfinished(key),
             self.folder / "tensorboard" / title,
+            execution=pipeline.head.execution,
         )
 
 

@@ -22,6 +22,7 @@ from compress import targets
 from compress.artifact import Kind
 from compress.data.dataset import SOURCES, Dataset, Splitting
 from compress.errors import ModelError, PipelineError
+from compress.execution import Execution
 from compress.pipeline import data_section
 from compress.pipeline.yaml_file import DocumentNode, Location, read
 from compress.settings import Settings
@@ -119,6 +120,8 @@ class PipelineKeys(Settings):
     """Measurements in addition to accuracy and size."""
     budget: Budget = Budget()
     """Limits for the result."""
+    execution: Execution = Execution()
+    """How training runs on this machine: devices, XLA."""
 
     @field_validator("schema_version", mode="before")
     @classmethod

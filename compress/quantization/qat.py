@@ -74,7 +74,7 @@ def train(
     chosen = (norms or {}) if how.batch_norm == "trained" else {}
     model = build(_prepared(fake_quantization.with_rounded_weights(quantized), kept, _moments(start, plan, chosen)))
     loss = loss or own_loss(build(network), context)
-    history = fit(model, loss, settings, context, [_freezing(keras(), model, how.freeze)])
+    history = fit(model, loss, settings, context, [lambda trained: _freezing(trained, how.freeze)])
     trained = {operation.name: operation for operation in model.operations}
     layers = {name: _trained(layer, trained[name]) for name, layer in start.layers.items() if layer.weights}
     found = {name: trained[names[name]] for name in following}
@@ -189,25 +189,25 @@ def _trained(layer: Layer, live: Any) -> Layer:
     return replace(layer, weights=tuple(live.plain_weights() if plain else live.get_weights()))
 
 
-def _freezing(library: Any, model: Any, share: float) -> Any:
+def _freezing(model: Any, share: float) -> Any:
     """Return a Keras callback that freezes ranges and batch norms in the last part of the training."""
     moving = [layer for layer in model.layers if hasattr(layer, "moves")]
 
-    class Freezing(library.callbacks.Callback):  # type: ignore[misc]
-        done = 0
+    class Freezing(keras().callbacks.Callback):  # type: ignore[misc]
+        before = 0  # the steps of the epochs before
         frozen = False
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             del logs
-            self.done = epoch * self.params["steps"]  # the first epoch is not 0 where an interrupted training goes on
+            self.before = epoch * self.params["steps"]
 
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            del batch, logs
-            if not self.frozen and self.done >= ceil(self.params["steps"] * self.params["epochs"] * (1 - share)):
+            del logs
+            last = ceil(self.params["steps"] * self.params["epochs"] * (1 - share))
+            if not self.frozen and self.before + batch >= last:
                 self.frozen = True
                 for layer in moving:
                     layer.moves.assign(0.0)
-            self.done += 1
 
     return Freezing()
 

@@ -112,7 +112,7 @@ def train(
         return total
 
     rates = {path: Rate(factor) for path, factor in steps.items()}
-    facts = fit(model, Loss(loss), settings, context, [_rising(keras(), model, how.share)], rates)
+    facts = fit(model, Loss(loss), settings, context, [lambda trained: _rising(trained, how.share)], rates)
     _measure_statistics(model, context, settings.batch_size)
     facts.pop("batch_norms", None)
     plain, _ = replace_by_relu(start, how.kinds, how.by)
@@ -290,23 +290,22 @@ def _scale_and_shift(ops: Any, statistics: Sequence[Any], gain: Any, offset: Any
     return factor, original_mean + offset * deviation - factor * mean
 
 
-def _rising(library: Any, model: Any, share: float) -> Any:
+def _rising(model: Any, share: float) -> Any:
     """Return a Keras callback that sets the share of the replacements, by the number of the step."""
     joined = [layer for layer in model.layers if isinstance(layer, layers()[JOINED])]
 
-    class Rising(library.callbacks.Callback):  # type: ignore[misc]
-        done = 0
+    class Rising(keras().callbacks.Callback):  # type: ignore[misc]
+        before = 0  # the steps of the epochs before
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             del logs
-            self.done = epoch * self.params["steps"]  # the first epoch is not 0 where an interrupted training goes on
+            self.before = epoch * self.params["steps"]
 
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            del batch, logs
+            del logs
             steps = share * self.params["steps"] * self.params["epochs"]
             for layer in joined:
-                layer.share.assign(min((self.done + 1) / steps, 1.0))
-            self.done += 1
+                layer.share.assign(min((self.before + batch + 1) / steps, 1.0))
 
     return Rising()
 

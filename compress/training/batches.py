@@ -140,13 +140,24 @@ def batches(
     return dataset.map(augmented, num_parallel_calls=tf.data.AUTOTUNE).prefetch(ahead)
 
 
-def held_out(inputs: NDArray[np.float32], targets: Any) -> Any:
-    """Return the validation samples for `fit`: arrays unchanged, a memory map as batches of Keras' default size."""
+def validation_batch_size(samples: int, devices: int) -> int:
+    """Return Keras' default batch size for validation, or fewer, so that the first batch is divided equally.
+
+    Raises:
+        StageError: there are fewer samples than devices.
+    """
+    if samples < devices:
+        raise StageError(f"{samples} validation samples are fewer than {devices} devices", allowed="strategy: one")
+    return min(VALIDATION_BATCH, samples) // devices * devices or devices
+
+
+def held_out(inputs: NDArray[np.float32], targets: Any, batch_size: int = VALIDATION_BATCH) -> Any:
+    """Return the validation samples for `fit`: arrays unchanged, a memory map in batches."""
     if not rows.mapped(inputs):
         return inputs, targets
     import tensorflow as tf
 
-    dataset = tf.data.Dataset.range(len(inputs)).batch(VALIDATION_BATCH)
+    dataset = tf.data.Dataset.range(len(inputs)).batch(batch_size)
     return dataset.map(_from_file(inputs, targets), num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
 
 

@@ -31,15 +31,18 @@ def reporting(library: Any, progress: Progress, steps: int, epochs: int, first: 
     """
 
     class Report(library.callbacks.Callback):  # type: ignore[misc]
-        done = first * steps
+        before = done = first * steps
         validation: dict[str, float]
 
         def on_train_begin(self, logs: Any = None) -> None:
             self.validation = {}
             progress.update(self.done, steps * epochs)
 
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.before = epoch * steps
+
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            self.done += 1
+            self.done = self.before + batch + 1
             logs = logs or {}
             names = [*(name for name in logs if name == "loss"), *(name for name in logs if name != "loss")]
             shown = {name: float(logs[name]) for name in names}

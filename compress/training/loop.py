@@ -23,8 +23,8 @@ from compress.stage import Context, Use
 from compress.tasks import task_of
 from compress.tasks.base import Head, Specification
 from compress.training import callbacks as monitoring
-from compress.training import memory_estimate, schedules, subset_selection
-from compress.training.batches import Augment, EpochSettings, batches, held_out
+from compress.training import memory_estimate, schedules, strategies, subset_selection
+from compress.training.batches import Augment, EpochSettings, batches, held_out, validation_batch_size
 from compress.training.bn_recalibration import recalibrate_batch_norms
 from compress.training.checkpoint import Checkpoint
 from compress.training.loss_scale import LossScale
@@ -190,18 +190,20 @@ def fit(
     loss: Loss,
     settings: TrainingSettings,
     context: Context,
-    callbacks: Sequence[Any] = (),
+    callbacks: Sequence[Callable[[Any], Any]] = (),
     rates: Mapping[str, Rate] = MappingProxyType({}),
 ) -> Facts:
     """Train a model in place, then recalibrate its batch norms.
+
+    With 16-bit precision or several devices, a copy of the model is trained, and the model gets its weights at the end.
 
     Args:
         model: a Keras model. Of several outputs the first is the classifier's, and the others are used only by the
             loss; a detector has two.
         loss: the value to minimize.
         settings: the training settings.
-        context: data, seed, progress.
-        callbacks: additional Keras callbacks.
+        context: data, seed, progress, devices.
+        callbacks: functions that return additional Keras callbacks for the model that is trained.
         rates: the learning rates of weights that differ from the others, by the path of the weight.
 
     Returns:
@@ -212,21 +214,31 @@ def fit(
         `batch_norms`: whether their recalibration was kept, if there are any.
 
     Raises:
-        StageError: the loss is not finite.
+        StageError: the loss is not finite, or this machine does not have the devices.
     """
     loss, context, subset_facts = _on_subset(model, loss, settings, context)
     library = keras(context.seed)
-    worker = precision.lowered(model, settings.precision)
+    strategy = strategies.strategy(context.execution)
     weighted = _mixed(_weighted(loss, settings, context.data), settings)
-    trainer = _trainer(library, worker, weighted)
     targets = {split: _targets(context.data, loss, split) for split in ("train", "validation")}
+    strategies.refuse_batches(len(targets["train"]["labels"]), settings.batch_size, strategy)
+    validation_batch = validation_batch_size(len(targets["validation"]["labels"]), strategy.num_replicas_in_sync)
     steps = settings.batches_per_epoch(len(targets["train"]["labels"]))
-    optimizer = _optimizer(library, settings, steps, rates)
     task = task_of(context.data)
-    trainer.compile(optimizer, metrics=["accuracy"] if task.counts_right else None, jit_compile=False)
-    stopping = _stopping(library, settings, "val_accuracy" if task.counts_right else "val_loss")
-    checkpoint = _checkpoint(trainer, optimizer, stopping, context)
-    first = checkpoint.read() if checkpoint else 0
+    with strategy.scope():
+        is_copied = context.execution.strategy != "one"
+        worker = precision.lowered(model, settings.precision, copy=is_copied)
+        trainer = _trainer(library, worker, weighted, strategy.num_replicas_in_sync)
+        optimizer = _optimizer(library, settings, steps, rates)
+        trainer.compile(
+            optimizer,
+            metrics=["accuracy"] if task.counts_right else None,
+            jit_compile=context.execution.jit_compile,
+            steps_per_execution=_steps_per_execution(context.execution.steps_per_execution, steps),
+        )
+        stopping = _stopping(library, settings, "val_accuracy" if task.counts_right else "val_loss")
+        checkpoint = _checkpoint(trainer, optimizer, stopping, context)
+        first = checkpoint.read() if checkpoint else 0
     note = memory_estimate.estimate(model, context.data.inputs("train")).note(settings.batch_size, memory.memory())
     if note is not None:
         context.progress.note(note)
@@ -242,7 +254,7 @@ def fit(
         monitoring.reporting(library, context.progress, steps, settings.epochs, first),
         library.callbacks.SwapEMAWeights(swap_on_epoch=True) if settings.ema is not None else None,
         stopping,
-        *callbacks,
+        *(callback(worker) for callback in callbacks),
         monitoring.tensorboard(context.logs, first) if settings.tensorboard and context.logs else None,
         checkpoint.callback() if checkpoint else None,
     ]
@@ -259,7 +271,8 @@ def fit(
             epochs=settings.epochs,
             initial_epoch=first,
             steps_per_epoch=steps,
-            validation_data=held_out(context.data.inputs("validation"), targets["validation"]),
+            validation_data=held_out(context.data.inputs("validation"), targets["validation"], validation_batch),
+            validation_batch_size=validation_batch,
             shuffle=False,
             verbose=0,
             callbacks=[callback for callback in optional_callbacks if callback is not None],
@@ -339,6 +352,11 @@ def _on_subset(model: Any, loss: Loss, settings: TrainingSettings, context: Cont
     if "train" in soft_targets:
         soft_targets["train"] = soft_targets["train"][indices]
     return replace(loss, soft_targets=soft_targets), replace(context, data=Part(context.data, indices)), facts
+
+
+def _steps_per_execution(most: int, steps: int) -> int:
+    """Return the largest number of steps that divides an epoch: Keras would begin the next epoch in the same call."""
+    return next(count for count in range(min(most, steps), 0, -1) if steps % count == 0)
 
 
 def _stopping(library: Any, settings: TrainingSettings, metric: str) -> Any:
@@ -463,8 +481,15 @@ def _plain(value: Any) -> float | None:
     return round(float(value), 6) if np.isfinite(value) else None
 
 
-def _trainer(library: Any, model: Any, loss: Loss) -> Any:
-    """Return a model around the model: its loss gets the batch and all outputs, its metrics get labels and scores."""
+def _trainer(library: Any, model: Any, loss: Loss, replicas: int) -> Any:
+    """Return a model around the model: its loss gets the batch and all outputs, its metrics get labels and scores.
+
+    Args:
+        library: Keras.
+        model: the model that is trained.
+        loss: the value to minimize.
+        replicas: number of devices; the gradients of their losses are added.
+    """
 
     class Trainer(library.Model):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -485,7 +510,10 @@ def _trainer(library: Any, model: Any, loss: Loss) -> Any:
             values = loss.head.training_values(batch.labels, y_pred) if loss.head else {}
             for mean in self.value_means:
                 mean.update_state(values[mean.name])
-            return library.ops.mean(loss.of(batch, y_pred)) + sum(self.losses)
+            losses = loss.of(batch, y_pred)
+            if replicas == 1:
+                return library.ops.mean(losses) + sum(self.losses)
+            return strategies.share_of_mean(losses) + sum(self.losses) / replicas
 
         def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
             scores = y_pred[0] if isinstance(y_pred, list | tuple) else y_pred

@@ -68,7 +68,7 @@ def test_it_starts_at_the_original_and_the_result_is_what_was_trained(
     data, before = Blobs(), keras_graph.read(model)
     first: list[Any] = []
     monkeypatch.setattr(
-        gradual, "_rising", lambda library, joint, share: first.append(joint) or library.callbacks.Callback()
+        gradual, "_rising", lambda joint, share: first.append(joint) or keras.callbacks.Callback()
     )
     seen = observed(monkeypatch)
     changed, replacements, facts = gradual.train(

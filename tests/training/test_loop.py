@@ -325,7 +325,7 @@ def test_an_interrupted_training_goes_on(
 
     expected, whole = trained(folder=None)
     with pytest.raises(Stopped):
-        trained(stopping_after(2), folder=given.unfinished)
+        trained(lambda model: stopping_after(2), folder=given.unfinished)
     model, facts = trained(folder=given.unfinished)
     (note,) = notes
     assert note in ("continues after epoch 2 of 6", "continues after epoch 3 of 6")

@@ -1,0 +1,22 @@
+"""How training runs on the hardware: devices, compilation, steps per call. What is trained does not depend on it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from compress.settings import Settings
+
+
+class Execution(Settings):
+    """How training runs on this machine. The result depends on it only by rounding: it is not part of the cache key."""
+
+    strategy: Literal["one", "mirrored", "tpu"] = "one"
+    """The devices of a training. one: one device. mirrored: all GPUs of this machine, each with a copy of the model and
+    a part of every batch. tpu: the cores of a Cloud TPU."""
+    jit_compile: bool = False
+    """Compile the training step with XLA. The first step takes longer, and the others may be faster."""
+    steps_per_execution: Annotated[int, Field(ge=1, le=10_000)] = 1
+    """Most batches in one call of the training function; more than 1 helps if steps take a few milliseconds. The number
+    used is the largest that divides the batches of an epoch."""

@@ -1,0 +1,95 @@
+"""The devices of a training: one, all GPUs of this machine, or a Cloud TPU, through `tf.distribute`.
+
+Rules, for every strategy: `batch_size` is that of all devices together, so the learning rate and the number of steps
+stay the same. Shuffling and augmentation are drawn for the whole batch before it is divided. Batch norms use the
+statistics of the part of the batch on their device, and their moving averages are the mean of all devices.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from compress.errors import StageError
+from compress.execution import Execution
+from compress.ir.tensorflow import keras
+
+
+def strategy(execution: Execution) -> Any:
+    """Return the `tf.distribute.Strategy`; for one device that of TensorFlow, which changes nothing.
+
+    Raises:
+        StageError: this machine does not have the devices.
+    """
+    return _strategy(execution.strategy)
+
+
+def refuse_batches(samples: int, batch_size: int, strategy: Any) -> None:
+    """Refuse batches that cannot be divided among the devices: each needs samples, for its batch norms.
+
+    Args:
+        samples: number of training samples.
+        batch_size: number of samples in a batch; the last one of an epoch may be smaller.
+        strategy: the strategy.
+
+    Raises:
+        StageError: they cannot be divided.
+    """
+    count = strategy.num_replicas_in_sync
+    if batch_size % count:
+        raise StageError(
+            f"batch_size: {batch_size} samples cannot be divided equally among {count} devices",
+            allowed=f"multiples of {count}, such as {-(-batch_size // count) * count}",
+        )
+    last = samples % batch_size
+    if 0 < last < count:
+        raise StageError(
+            f"batch_size: the last of {-(-samples // batch_size)} batches has {last} samples for {count} devices",
+            allowed=f"sizes that leave no batch with fewer than {count} of {samples} samples",
+        )
+
+
+def share_of_mean(losses: Any) -> Any:
+    """Return this device's part of the mean loss of the whole batch: the sum over its samples / all samples.
+
+    Args:
+        losses: the losses of the samples on this device [n]; n can be 0.
+    """
+    import tensorflow
+
+    count = tensorflow.cast(tensorflow.size(losses), losses.dtype)
+    total = tensorflow.distribute.get_replica_context().all_reduce("SUM", count)
+    return tensorflow.reduce_sum(losses) / total
+
+
+@functools.cache
+def _strategy(name: str) -> Any:
+    keras()  # sets the environment before TensorFlow is imported
+    import tensorflow
+
+    if name == "one":
+        return tensorflow.distribute.get_strategy()
+    if name == "tpu":
+        return _tpu(tensorflow)
+    devices = tensorflow.config.list_logical_devices("GPU") or tensorflow.config.list_logical_devices("CPU")
+    if len(devices) < 2:
+        raise StageError(
+            f"strategy: mirrored needs several devices, and TensorFlow finds only {devices[0].name}",
+            allowed="one",
+            hint="TensorFlow sees the GPUs in the environment variable CUDA_VISIBLE_DEVICES, such as 0,1",
+        )
+    return tensorflow.distribute.MirroredStrategy([device.name for device in devices])
+
+
+def _tpu(tensorflow: Any) -> Any:
+    try:
+        resolver = tensorflow.distribute.cluster_resolver.TPUClusterResolver()
+        tensorflow.config.experimental_connect_to_cluster(resolver)
+        tensorflow.tpu.experimental.initialize_tpu_system(resolver)
+        return tensorflow.distribute.TPUStrategy(resolver)
+    except (ValueError, tensorflow.errors.OpError) as error:
+        raise StageError(
+            f"strategy: tpu found no TPU: {str(error).splitlines()[0]}",
+            allowed="one, mirrored",
+            hint="run it on a Cloud TPU VM, with TPU_NAME=local if there is more than one: docs/scale.md",
+        ) from error
