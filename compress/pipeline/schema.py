@@ -497,4 +497,4 @@ def _words(error: ErrorDetails) -> list[str]:
 
 
 DATA_KEYS = ["source", "task", "preprocess", "split"]
-KEYS = ["schema_version", "name", "seed", "target", "model", "data", "stages", "measure", "budget"]
+KEYS = ["schema_version", "name", "seed", "target", "model", "data", "stages", "measure", "budget", "execution"]

@@ -67,9 +67,7 @@ def test_it_starts_at_the_original_and_the_result_is_what_was_trained(
     )
     data, before = Blobs(), keras_graph.read(model)
     first: list[Any] = []
-    monkeypatch.setattr(
-        gradual, "_rising", lambda joint, share: first.append(joint) or keras.callbacks.Callback()
-    )
+    monkeypatch.setattr(gradual, "_rising", lambda joint, share: first.append(joint) or keras.callbacks.Callback())
     seen = observed(monkeypatch)
     changed, replacements, facts = gradual.train(
         before, before, how(model), settings(learning_rate=1e-9), context(data, tmp_path)
