@@ -20,3 +20,6 @@ class Execution(Settings):
     steps_per_execution: Annotated[int, Field(ge=1, le=10_000)] = 1
     """Most batches in one call of the training function; more than 1 helps if steps take a few milliseconds. The number
     used is the largest that divides the batches of an epoch."""
+    profile: bool = False
+    """Measure where the time of each stage goes, and write a trace of some training steps, which TensorBoard's profiler
+    opens, to runs/NAME/profile. The same as `--profile`."""

@@ -18,6 +18,7 @@ from pydantic import Field
 from compress.artifact import Artifact, Facts, Kind
 from compress.data.types import Data
 from compress.execution import Execution
+from compress.profiling import Profile
 from compress.progress import Progress
 from compress.settings import Settings
 from compress.targets.base import Target
@@ -78,6 +79,7 @@ class Context:
         specification: how the model's outputs are read (`compress.tasks.base.Head.specification`); None if the data and
             the layers say it.
         execution: how training runs on this machine.
+        profile: the receiver of the times of training steps; None if they are not measured.
     """
 
     name: str
@@ -92,6 +94,7 @@ class Context:
     logs: Path | None = None
     specification: Mapping[str, Any] | None = None
     execution: Execution = field(default_factory=Execution)
+    profile: Profile | None = None
 
 
 class Work(Settings):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from compress.pipeline.schema import Pipeline
     from compress.report.record import RunRecord
 
-USAGE = "[--dry-run] [--out DIR] [--force STAGE] [--json]"
+USAGE = "[--dry-run] [--out DIR] [--force STAGE] [--profile] [--json]"
 
 
 def add_parsers(subparsers: Subparsers) -> None:
@@ -28,6 +28,9 @@ def add_parsers(subparsers: Subparsers) -> None:
     parser.add_out()
     parser.add_argument(
         "--force", action="append", default=[], metavar="STAGE", help="re-run the stage with this id; repeatable"
+    )
+    parser.add_argument(
+        "--profile", action="store_true", help="measure where the time goes, with a trace for TensorBoard's profiler"
     )
     parser.add_json()
 
@@ -41,6 +44,8 @@ def run(options: argparse.Namespace) -> int:
     from compress.pipeline.schema import load
 
     pipeline = load(options.pipeline)
+    if options.profile:
+        pipeline = pipeline.profiled()
     known = [step.id for step in pipeline.steps]
     for name in options.force:
         if name not in known:

@@ -41,6 +41,7 @@ from compress.pipeline import device_results, record
 from compress.pipeline.record import Findings, RunResults
 from compress.pipeline.schema import Pipeline, StageEntry
 from compress.pipeline.store import Store
+from compress.profiling import Profile
 from compress.progress import Phase, Progress, RunStep
 from compress.report import examples, render
 from compress.report.json_values import decode
@@ -270,6 +271,8 @@ class PipelineRun:
             subject = inputs.get("given") or next(iter(inputs.values()), NOTHING)
             specification = subject.facts.get("specification")
             context = replace(context, folder=folder, specification=specification)
+            if context.profile is not None:
+                context = replace(context, progress=context.profile.watching(context.progress))
             _start_tensorflow(work, context.progress)
             if isinstance(work, Probe):
                 facts = work.run(inputs, context)
@@ -277,6 +280,8 @@ class PipelineRun:
                 facts = work.run(subject, context)
                 if specification:  # it belongs to the model
                     facts = {"specification": specification, **facts}
+                if context.profile is not None:
+                    facts = {**facts, "profile": context.profile.to_json()}
             return self.store.publish(key, kind, folder, facts, time.monotonic() - started)
 
     def _context(self, title: str, key: str, progress: Progress) -> Context:
@@ -295,6 +300,7 @@ class PipelineRun:
             self.store.unfinished(key),
             self.folder / "tensorboard" / title,
             execution=pipeline.head.execution,
+            profile=Profile(self.folder / "profile" / title) if pipeline.head.execution.profile else None,
         )
 
 

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeGuard, TypeVar
@@ -178,6 +178,11 @@ class Pipeline:
         """The steps before the first that removes channels, or whose result has no layers."""
         layered = (Kind.UNTRAINED, Kind.KERAS)
         return tuple(takewhile(lambda step: step.stage.name != "prune" and step.makes in layered, self.steps))
+
+    def profiled(self) -> Pipeline:
+        """Return the pipeline with `execution: {profile: true}`."""
+        execution = self.head.execution.model_copy(update={"profile": True})
+        return replace(self, head=self.head.model_copy(update={"execution": execution}))
 
 
 def load(path: Path, stages: Mapping[str, type[Stage]] = STAGES) -> Pipeline:

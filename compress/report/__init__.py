@@ -50,6 +50,7 @@ def sections(record: RunRecord, pictures: Mapping[str, bytes]) -> Sequence[Secti
         quantization,
         replacement,
         run_context,
+        time_use,
     )
 
     return [
@@ -69,6 +70,7 @@ def sections(record: RunRecord, pictures: Mapping[str, bytes]) -> Sequence[Secti
         *quantization.sections(record),
         placement.section(record),
         run_context.data(record),
+        *time_use.sections(record),
         run_context.outputs(record),
         run_context.environment(record),
         run_context.stage_facts(record),

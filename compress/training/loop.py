@@ -29,6 +29,7 @@ from compress.training.bn_recalibration import recalibrate_batch_norms
 from compress.training.checkpoint import Checkpoint
 from compress.training.loss_scale import LossScale
 from compress.training.phases import BUILD, training_cost, validation_cost
+from compress.training.step_times import StepTimes
 from compress.training.subset import Part, Subset
 
 GUESSED = 512
@@ -224,6 +225,7 @@ def fit(
     strategies.refuse_batches(len(targets["train"]["labels"]), settings.batch_size, strategy)
     validation_batch = validation_batch_size(len(targets["validation"]["labels"]), strategy.num_replicas_in_sync)
     steps = settings.batches_per_epoch(len(targets["train"]["labels"]))
+    steps_per_execution = _steps_per_execution(context.execution.steps_per_execution, steps)
     task = task_of(context.data)
     with strategy.scope():
         is_copied = context.execution.strategy != "one"
@@ -234,7 +236,7 @@ def fit(
             optimizer,
             metrics=["accuracy"] if task.counts_right else None,
             jit_compile=context.execution.jit_compile,
-            steps_per_execution=_steps_per_execution(context.execution.steps_per_execution, steps),
+            steps_per_execution=steps_per_execution,
         )
         stopping = _stopping(library, settings, "val_accuracy" if task.counts_right else "val_loss")
         checkpoint = _checkpoint(trainer, optimizer, stopping, context)
@@ -250,7 +252,9 @@ def fit(
     context.progress.plan(epochs, recalibration)
     if first:
         context.progress.note(f"continues after epoch {first} of {settings.epochs}")
+    times = None if context.profile is None else StepTimes(context.profile, steps_per_execution)
     optional_callbacks = [
+        times.callback() if times else None,
         monitoring.reporting(library, context.progress, steps, settings.epochs, first),
         library.callbacks.SwapEMAWeights(swap_on_epoch=True) if settings.ema is not None else None,
         stopping,
@@ -258,16 +262,11 @@ def fit(
         monitoring.tensorboard(context.logs, first) if settings.tensorboard and context.logs else None,
         checkpoint.callback() if checkpoint else None,
     ]
+    augmentation = task.augmentation(settings.augment)
+    dataset = batches(context.data.inputs("train"), targets["train"], settings, context.seed, first, augmentation)
     with context.progress.phase(epochs):
         history = trainer.fit(
-            batches(
-                context.data.inputs("train"),
-                targets["train"],
-                settings,
-                context.seed,
-                first,
-                task.augmentation(settings.augment),
-            ),
+            dataset,
             epochs=settings.epochs,
             initial_epoch=first,
             steps_per_epoch=steps,
@@ -277,6 +276,8 @@ def fit(
             verbose=0,
             callbacks=[callback for callback in optional_callbacks if callback is not None],
         ).history
+    if times is not None:
+        times.record(dataset)
     if worker is not model:
         model.set_weights(worker.get_weights())
     with context.progress.phase(recalibration):

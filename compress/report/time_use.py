@@ -1,0 +1,119 @@
+"""The section on where the time of a profiled run went, and what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from compress.report.blocks import Block, Section, Text, table
+from compress.report.json_values import decode
+from compress.report.record import RunRecord, StageRecord
+from compress.report.wording import seconds, shorten
+
+MAX_PHASES = 8
+"""The most phases of a stage that are listed."""
+LEAST_SHARE = 0.02
+"""The smallest share of the run that a listed phase has."""
+WAITING = 0.5
+"""The share of a step that reading a batch may take before the training waits for data."""
+SHORT_STEP_MS = 5.0
+"""The step time below which calls cost as much as computation."""
+TRACING = 0.3
+"""The share of a training that the first step may take."""
+
+
+@dataclass(frozen=True)
+class PhaseTime:
+    """The seconds of a phase; a phase inside another has its name before its own."""
+
+    phase: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class TrainingTime:
+    """The times of a training, see `compress.profiling.TrainingTimes`."""
+
+    first_step_ms: float
+    step_ms: float
+    input_ms: float
+    steps: int
+
+
+@dataclass(frozen=True)
+class StageProfile:
+    """The profile of a stage (`compress.profiling.Profile`)."""
+
+    phases: tuple[PhaseTime, ...] = ()
+    trainings: tuple[TrainingTime, ...] = ()
+    trace: str | None = None
+
+
+@dataclass(frozen=True)
+class _ProfileFacts:
+    profile: StageProfile | None = None
+
+
+def sections(record: RunRecord) -> Sequence[Section]:
+    """Return the section; none if the run was not profiled."""
+    profiles = [(stage, decode(_ProfileFacts, stage.facts).profile) for stage in record.stages]
+    known = [(stage, profile) for stage, profile in profiles if profile is not None]
+    if not known:
+        return ()
+    total = sum(stage.seconds or 0.0 for stage in record.stages) or 1.0
+    rows = [row for stage, profile in known for row in _phase_rows(stage, profile, total)]
+    steps = [row for stage, profile in known for row in _step_rows(stage, profile)]
+    blocks: list[Block] = [
+        *table(
+            ("Stage", "Phase", "Time (measured)", "Share of the run"),
+            rows,
+            "A phase contains the phases whose names begin with its name.",
+        ),
+        *table(
+            ("Stage", "Steps", "First step", "Later steps", "Reading a batch"),
+            steps,
+            "Medians. The first step contains the tracing of the training function. Reading is measured alone.",
+        ),
+        *(Text(text) for stage, profile in known for text in _advice(stage, profile)),
+    ]
+    return (Section("Where the time went", blocks),)
+
+
+def _phase_rows(stage: StageRecord, profile: StageProfile, total: float) -> Iterator[tuple[str, ...]]:
+    name = shorten(stage.id)
+    yield name, "", seconds(stage.seconds), f"{(stage.seconds or 0.0) / total:.0%}"
+    phases = sorted(profile.phases, key=lambda each: -each.seconds)
+    for each in phases[:MAX_PHASES]:
+        if each.seconds >= LEAST_SHARE * total:
+            yield name, shorten(each.phase), seconds(each.seconds), f"{each.seconds / total:.0%}"
+
+
+def _step_rows(stage: StageRecord, profile: StageProfile) -> Iterator[tuple[str, ...]]:
+    for times in profile.trainings:
+        later = (f"{value:,.3g} ms" for value in (times.step_ms, times.input_ms))
+        yield shorten(stage.id), f"{times.steps + 1:,}", seconds(times.first_step_ms / 1000), *later
+
+
+def _advice(stage: StageRecord, profile: StageProfile) -> Iterator[str]:
+    """Yield what would make a stage faster."""
+    name = shorten(stage.id)
+    for times in profile.trainings[:1]:
+        if times.input_ms > WAITING * times.step_ms:
+            share = f"{times.input_ms / times.step_ms:.0%}"
+            yield (
+                f"{name}: reading a batch takes {share} of the time of a step, so the training may wait for data. Use "
+                "fewer augmentations, smaller images in the data set, or more CPU cores."
+            )
+        elif times.step_ms < SHORT_STEP_MS:
+            yield (
+                f"{name}: a step takes {times.step_ms:.2g} ms. A larger batch_size, or execution: "
+                "{steps_per_execution: 20}, uses the machine better."
+            )
+        if times.first_step_ms > TRACING * (times.first_step_ms + times.steps * times.step_ms):
+            yield (
+                f"{name}: the first step, in which TensorFlow traces the training function, takes "
+                f"{times.first_step_ms / (times.first_step_ms + times.steps * times.step_ms):.0%} of the training. "
+                "Fewer and longer trainings spend less on it."
+            )
+    if profile.trace is not None:
+        yield f"{name}: TensorBoard, with the package tensorboard-plugin-profile, opens the trace in {profile.trace}."

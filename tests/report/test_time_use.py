@@ -1,0 +1,45 @@
+"""The section on where the time of a profiled run went."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from run_records import html_of, markdown_of, with_stages
+
+
+def trained(first_step_ms: float = 2000, step_ms: float = 30, input_ms: float = 3, steps: int = 999) -> dict[str, Any]:
+    times = {"first_step_ms": first_step_ms, "step_ms": step_ms, "input_ms": input_ms, "steps": steps}
+    phases = [{"phase": "training", "seconds": 33.0}, {"phase": "training, batch norms", "seconds": 0.01}]
+    facts = {"profile": {"phases": phases, "trainings": [times], "trace": "runs/digits/profile/train"}}
+    return {"stage": "train", "seconds": 40.0, "facts": facts}
+
+
+def test_stages_phases_and_steps() -> None:
+    record = with_stages(trained(), {"stage": "quantize", "seconds": 10.0})
+    for text in (markdown_of(record), html_of(record)):
+        assert "Where the time went" in text
+        assert "33.0 s" in text
+        assert "66%" in text  # of 50 s
+        assert "batch norms" not in text.split("Where the time went")[1].split("Settings")[0]  # less than 2%
+        assert "runs/digits/profile/train" in text
+    (row,) = [line for line in markdown_of(record).splitlines() if "2.0 s" in line and "1,000" in line]
+    assert "30 ms" in row
+    assert "3 ms" in row
+
+
+@pytest.mark.parametrize(
+    ("times", "advice"),
+    [
+        ({"input_ms": 20}, "reading a batch takes 67% of the time of a step"),
+        ({"step_ms": 2, "input_ms": 0.1}, "steps_per_execution: 20"),
+        ({"steps": 100}, "takes 40% of the training"),
+    ],
+)
+def test_advice(times: dict[str, float], advice: str) -> None:
+    assert advice in markdown_of(with_stages(trained(**times)))  # type: ignore[arg-type]
+    assert advice not in markdown_of(with_stages(trained()))
+
+
+def test_a_run_without_a_profile_has_no_section() -> None:
+    assert "Where the time went" not in markdown_of(with_stages({"stage": "train"}))

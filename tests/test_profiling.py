@@ -1,0 +1,66 @@
+"""Profiles: phases of stages, steps of trainings, and the command's option."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+from blobs import Blobs, context
+
+from compress.execution import Execution
+from compress.pipeline.schema import load
+from compress.profiling import Profile
+from compress.progress import Phase, SilentProgress
+
+
+def test_phases_add_up_under_the_names_around_them(tmp_path: Path) -> None:
+    profile = Profile(tmp_path / "trace")
+    progress = profile.watching(SilentProgress())
+    for _ in range(2):
+        with progress.phase(Phase("search")), progress.phase(Phase("")), progress.phase(Phase("ranges")):
+            progress.update(1, 2)
+            time.sleep(0.01)
+    facts = profile.to_json()
+    assert [each["phase"] for each in facts["phases"]] == ["search, ranges", "search"]
+    assert all(each["seconds"] >= 0.02 for each in facts["phases"])
+    assert (facts["trainings"], facts["trace"]) == ([], None)
+
+
+def test_the_option_is_the_key(tmp_path: Path) -> None:
+    path = tiny.project(tmp_path)
+    assert load(path).profiled().head.execution == Execution(profile=True)
+    assert load(tiny.project(tmp_path, execution={"profile": True})).head.execution == Execution(profile=True)
+
+
+def test_a_run_with_the_option(tmp_path: Path, coralline: tiny.Coralline) -> None:
+    path = tiny.project(tmp_path)
+    assert coralline(path, "--profile", "--out", tmp_path / "out").returncode == 0
+    record = json.loads((tmp_path / "out" / "tiny" / "report.json").read_text())
+    assert all("phases" in stage["facts"]["profile"] for stage in record["stages"] if stage["status"] == "done")
+
+
+@pytest.mark.tensorflow
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras' own
+@pytest.mark.parametrize("epochs", [1, 4])
+def test_steps_of_a_training(keras: Any, tmp_path: Path, epochs: int) -> None:
+    from compress.training import loop
+
+    model = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(2, "softmax")])
+    given = replace(context(Blobs(), tmp_path), profile=Profile(tmp_path / "trace"))
+    assert given.profile is not None
+    loop.fit(model, loop.own_loss(model, given), loop.TrainingSettings(epochs=epochs, batch_size=20), given)
+    (times,) = given.profile.trainings
+    assert times.steps == 5 * epochs - 1
+    assert times.first_step_ms > times.step_ms > 0
+    assert times.input_ms > 0
+    (trace,) = (tmp_path / "trace").glob("plugins/profile/*/*.xplane.pb")  # where TensorBoard looks
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    planes = xplane_pb2.XSpace.FromString(trace.read_bytes()).planes
+    assert any(line.events for plane in planes for line in plane.lines)
+    assert given.profile.to_json()["trace"] == str(tmp_path / "trace")
