@@ -29,7 +29,7 @@ from compress.training.bn_recalibration import recalibrate_batch_norms
 from compress.training.checkpoint import Checkpoint
 from compress.training.loss_scale import LossScale
 from compress.training.phases import BUILD, training_cost, validation_cost
-from compress.training.step_times import StepTimes
+from compress.training.step_times import TrainingTimer
 from compress.training.subset import Part, Subset
 
 GUESSED = 512
@@ -252,7 +252,7 @@ def fit(
     context.progress.plan(epochs, recalibration)
     if first:
         context.progress.note(f"continues after epoch {first} of {settings.epochs}")
-    times = None if context.profile is None else StepTimes(context.profile, steps_per_execution)
+    times = None if context.profile is None else TrainingTimer(context.profile, steps_per_execution)
     optional_callbacks = [
         times.callback() if times else None,
         monitoring.reporting(library, context.progress, steps, settings.epochs, first),

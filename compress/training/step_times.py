@@ -19,7 +19,7 @@ READ = 50
 READ_S = 2.0
 
 
-class StepTimes:
+class TrainingTimer:
     """The measurement of a training.
 
     Args:
