@@ -55,6 +55,9 @@ _VECTOR_BYTES = 16
 _LARGEST_SUMMAND = 1 << 20
 _SMALLEST_EXPONENT, _LARGEST_EXPONENT = 87, 167
 """The exponents of float32 factors that occur: 2^-40 to 2^40."""
+_SAME_SHAPE = frozenset({"ADD", "LOGISTIC", "MUL", "QUANTIZE", "SUB", "TANH", "move"})
+"""The first names of operators whose output has the shape of their input."""
+_POOLS = frozenset({"AVERAGE_POOL_2D", "MAX_POOL_2D", "RESIZE_BILINEAR"})
 _MOST_SKIPPED = 4
 """The most parameters in a row that no weighted sum has: tables of a softmax, constant vectors."""
 _MATRIX_NAMES = ("CONCATENATION", "RESHAPE", "PAD", "SPLIT")
@@ -215,6 +218,7 @@ class RecoveredOperator:
         reads: the indices of the operators whose output it reads; -1 is an input of the program or an unknown source.
         cycles: the cycles of the array, without waiting.
         passes: how often it is executed for different parts of its output.
+        blocks: blocks of 4 output channels of an operator without geometry; None if unknown.
     """
 
     names: tuple[str, ...]
@@ -228,6 +232,12 @@ class RecoveredOperator:
     reads: tuple[int, ...] = ()
     cycles: int = 0
     passes: int = 1
+    blocks: int | None = None
+
+    @property
+    def output_blocks(self) -> int | None:
+        """Blocks of 4 output channels; None if unknown."""
+        return self.geometry.output_blocks if self.geometry else self.blocks
 
     @property
     def name(self) -> str:
@@ -293,6 +303,24 @@ def _copy_kind(vector: VectorInstruction) -> tuple[StepKind, str]:
     return (StepKind.MOVE if operator_constants.is_independent(vector) else StepKind.RESCALE), ""
 
 
+def step_reads(steps: Sequence[Step]) -> list[list[int]]:
+    """Return for each step the steps whose output it reads, one for each of its `sources`; -1 if it is not a step."""
+    targets = [step.target for step in steps]
+    found = []
+    for index, step in enumerate(steps):
+        sources = []
+        for extent in step.sources:
+            earlier = range(index - 1, max(index - 1 - _MAX_DISTANCE, -1), -1)
+            writers = (each for each in earlier if _overlap(targets[each], extent))
+            sources.append(next(writers, -1))
+        found.append(sources)
+    return found
+
+
+def _overlap(first: range, second: range) -> bool:
+    return first.start < second.stop and second.start < first.stop
+
+
 def recover(
     steps: Sequence[Step], parameters: Sequence[ProgramParameters], contents: Sequence[NDArray[np.uint8]]
 ) -> list[RecoveredOperator]:
@@ -309,6 +337,7 @@ def recover(
     recovery.finish()
     for operator in recovery.operators:
         _measure(operator, [steps[index] for index in operator.steps])
+        _complete(operator, [recovery.operators[each] for each in operator.reads if each >= 0])
     return recovery.operators
 
 
@@ -327,10 +356,9 @@ class _Recovery:
         contents: Sequence[NDArray[np.uint8]],
     ) -> None:
         self.steps = steps
+        self.reads = step_reads(steps)
         self.content = dict(zip(parameters, contents, strict=True))
-        self.queues = {
-            cached: [each for each in parameters if each.is_cached is cached] for cached in (True, False)
-        }
+        self.queues = {cached: [each for each in parameters if each.is_cached is cached] for cached in (True, False)}
         self.operators: list[RecoveredOperator] = []
         self.owner: list[int] = []
         self.pass_of = -1
@@ -338,7 +366,7 @@ class _Recovery:
     def add(self, index: int) -> None:
         """Recover the operator of the next step, or assign the step to the operator before."""
         step = self.steps[index]
-        reads = self._reads(index)
+        reads = self.reads[index]
         self.pass_of = len(self.operators) - 1
         operator = self._operator(index, reads)
         if operator is None:
@@ -351,20 +379,6 @@ class _Recovery:
         operator.reads = tuple(dict.fromkeys(self.owner[each] if each >= 0 else -1 for each in reads))
         self.owner.append(len(self.operators))
         self.operators.append(operator)
-
-    def _reads(self, index: int) -> list[int]:
-        """Return the steps whose output a step reads; -1 for a source that is not a step."""
-        step = self.steps[index]
-        sources = []
-        for extent in step.sources:
-            found = -1
-            for earlier in range(index - 1, max(index - 1 - _MAX_DISTANCE, -1), -1):
-                written = self.steps[earlier].target
-                if written.start < extent.stop and extent.start < written.stop:
-                    found = earlier
-                    break
-            sources.append(found)
-        return sources
 
     def _operator(self, index: int, reads: Sequence[int]) -> RecoveredOperator | None:
         """Return the operator that a step begins; None if it belongs to the last one."""
@@ -393,8 +407,11 @@ class _Recovery:
         if not index:
             return False
         step, before = self.steps[index], self.steps[index - 1]
-        same = step.kind is before.kind and step.constants == before.constants
-        return same and (step.kind is StepKind.MOVE or not step.tiles & before.tiles)
+        if step.kind is not before.kind:
+            return False
+        if step.kind is StepKind.MOVE:
+            return step.constants == before.constants
+        return not any(step.tiles & self.steps[each].tiles for each in self.operators[-1].steps)
 
     def _is_inside_softmax(self, index: int) -> bool:
         """Return whether a step between two parts of a softmax only copies."""
@@ -468,7 +485,10 @@ class _Recovery:
             operator = self.operators[index]
             if operator.geometry is None or not operator.parameters:
                 continue
-            if _shape(operator.geometry) == _shape(geometry) and self.steps[operator.steps[0]].constants == step.constants:
+            if (
+                _shape(operator.geometry) == _shape(geometry)
+                and self.steps[operator.steps[0]].constants == step.constants
+            ):
                 return index
         return None
 
@@ -607,7 +627,14 @@ def _convolution(step: Step, rows: int, source: list[Loop], target: list[Loop]) 
     input_blocks, window, rest = channels
     taps = words // input_blocks
     return Geometry(
-        False, _kernel(window, taps), taps, _stride(window, rest, input_blocks, taps), input_blocks, blocks, all_rows, words
+        False,
+        _kernel(window, taps),
+        taps,
+        _stride(window, rest, input_blocks, taps),
+        input_blocks,
+        blocks,
+        all_rows,
+        words,
     )
 
 
@@ -675,10 +702,31 @@ def _measure(operator: RecoveredOperator, steps: Sequence[Step]) -> None:
     elif operator.names != ("SOFTMAX",):
         grids = [_TileGrid(step, geometry) for step in steps]
         operator.positions = sum(grid.positions for grid in grids)
-        if len(grids) == 1:
+        if geometry is None and operator.positions == sum(len(grid.counts) for grid in grids) > 1:
+            operator.positions = 0  # one in each tile: other positions, or other channels of one
+        elif len(grids) == 1:
             operator.height, operator.width = grids[0].size()
     if operator.names[0] == "CONV_2D" and geometry is not None and geometry.taps <= 1 and operator.positions == 1:
         operator.names = ("FULLY_CONNECTED", "CONV_2D")
+
+
+def _complete(operator: RecoveredOperator, sources: Sequence[RecoveredOperator]) -> None:
+    """Add what follows from the operators that it reads: the shape of element-wise results, and of 1x1 convolutions."""
+    geometry = operator.geometry
+    source = next((each for each in sources if each.positions), None)
+    if geometry is None and operator.names[0] in _SAME_SHAPE:
+        if source is None:
+            operator.positions = 0 if operator.names == ("move",) else operator.positions
+            operator.height = operator.width = None if not operator.positions else operator.height
+            return
+        operator.positions, operator.blocks = source.positions, source.output_blocks
+        operator.height, operator.width = source.height, source.width
+    elif geometry is None and operator.names[0] in _POOLS:
+        operator.blocks = source.output_blocks if source else None
+    elif geometry is not None and geometry.kernel == (1, 1) and operator.height is None:
+        same = next((each for each in sources if each.positions == operator.positions), None)
+        if same is not None and operator.passes == 1:
+            operator.height, operator.width = same.height, same.width
 
 
 class _TileGrid:
