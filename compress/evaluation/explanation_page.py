@@ -15,6 +15,7 @@ from compress.targets.explanation import (
     ExplainedTransfer,
     Explanation,
     ScheduleComparison,
+    order_text,
 )
 from compress.version import __version__
 
@@ -24,9 +25,9 @@ _MAX_ROWS = 2000
 """Of longer tables, the first rows."""
 _MOVE = "move"
 _CAPTION = (
-    "From left to right the steps of one inference. Transfers are at the step before which they start. The rectangles in "
-    "the memory are results: their height is their addresses, over all tiles, and they end with the last step that reads "
-    "them. The dashed line is the memory that the file claims."
+    "From left to right the steps of one inference. Transfers are at the step before which they start. The rectangles "
+    "in the memory are results: their height is their addresses, over all tiles, and they end with the last step that "
+    "reads them. The dashed line is the memory that the file claims."
 )
 
 
@@ -48,9 +49,8 @@ def headlines(explanation: Explanation) -> list[str]:
     counts = ", ".join(f"{count} {certainty}" for certainty, count in certain.items())
     understood = sum(program.understood_bundles for program in explanation.programs)
     bundles = sum(program.bundles for program in explanation.programs)
-    lines = [
-        f"{len(operators)} operators recovered ({counts or 'none'}); {understood:,} of {bundles:,} instruction bundles understood."
-    ]
+    recovered = f"{len(operators)} operators recovered ({counts or 'none'})"
+    lines = [f"{recovered}; {understood:,} of {bundles:,} instruction bundles understood."]
     comparison = explanation.comparison
     if comparison is not None:
         total = sum(comparison.compared.values())
@@ -63,7 +63,7 @@ def sections(explanation: Explanation) -> list[Section]:
     programs = explanation.programs
     return [
         Section("Program over time", list(_pictures(programs))),
-        Section("Order and executables", [Text(shorten(", ".join(explanation.order), 4000)), *_executables(programs)]),
+        Section("Order and executables", [Text(order_text(explanation.order)), *_executables(programs)]),
         Section("Operators", list(_operators(programs))),
         Section("Transfers", list(_transfers(programs))),
         Section("Parameters", list(_parameters(programs))),

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from compress.report import svg
 
-WIDTH = 1000
-LEFT, RIGHT = 128, 992
+WIDTH = 980
+LEFT, RIGHT = 128, 972
 MAX_MARKS = 4000
 """Of more rectangles, the drawing is left out."""
 _LANE, _GAP = 24, 8
@@ -85,8 +85,8 @@ def program_chart(
     parts += _memory(occupied, edges, axis, memory_bytes)
     parts.append(svg.text(LEFT, top + _MEMORY + 18, f"{len(weights)} steps, as wide as their cycles", "tick"))
     description = (
-        f"{len(weights)} steps from left to right; {', '.join(band.name for band in bands)}; below them the memory of a "
-        f"tile, {memory_bytes:,} bytes, with {len(occupied)} results"
+        f"{len(weights)} steps from left to right; {', '.join(band.name for band in bands)}; below them the memory of "
+        f"a tile, {memory_bytes:,} bytes, with {len(occupied)} results"
     )
     return svg.svg(ident, (WIDTH, top + _MEMORY + 26), "The program over time", description, parts)
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from typing import Any
 
 SCHEMA_VERSION = 1
+CPU_MARK = " (CPU)"
+MAX_NAMES = 6
+"""The most neighbouring operators on the CPU that are named in a text."""
 MAX_LINES = 12
 """The most differences in the text for a terminal."""
 
@@ -241,12 +245,25 @@ class Explanation:
 
     def describe(self) -> str:
         """Return a summary as text for a person."""
-        lines = [f"order              {', '.join(self.order)}"]
+        lines = [f"order              {order_text(self.order)}"]
         for program in self.programs:
             lines += describe_program(program)
         lines += _describe_comparison(self.comparison)
         lines += [f"limit              {limit}" for limit in self.limits]
         return "\n".join(lines) + "\n"
+
+
+def order_text(order: Sequence[str]) -> str:
+    """Return the operators of a file as text: of more than a few neighbours on the CPU, the first and their number."""
+    parts = []
+    for on_cpu, group in groupby(order, key=lambda name: name.endswith(CPU_MARK)):
+        names = [name.removesuffix(CPU_MARK) for name in group]
+        if not on_cpu:
+            parts += names
+            continue
+        more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+        parts.append(f"on the CPU {', '.join(names[:MAX_NAMES])}{more}")
+    return "; ".join(parts)
 
 
 def describe_program(program: ExplainedProgram) -> list[str]:

@@ -22,6 +22,7 @@ from compress.targets.edgetpu.compiled.schedule_comparison import compare
 from compress.targets.edgetpu.darwinn_package import DmaHint, DmaHints, Executable, LayerInfo
 from compress.targets.edgetpu.parameter_memory import INPUT_BLOCK
 from compress.targets.explanation import (
+    CPU_MARK,
     ExplainedOperator,
     ExplainedParameters,
     ExplainedProgram,
@@ -32,6 +33,8 @@ from compress.targets.explanation import (
 from compress.tflite.graph import Graph
 
 _CACHING = "PARAMETER_CACHING"
+_MAX_UNREAD = 512
+"""The most steps that a result without a reader is followed."""
 _LIMITS = (
     "The file has no clock: the cycles are those of the array, without waiting for data.",
     "Channels are known in blocks of 4: those of an operator can be up to 3 fewer.",
@@ -39,8 +42,8 @@ _LIMITS = (
 )
 _NO_PICTURE = "A program could not be read to its end: what follows the first unknown instruction is missing."
 _SCALAR = (
-    "The scalar core computes something itself, in loops. In known files this is a softmax of compilers before 16, or an "
-    "LSTM."
+    "The scalar core computes something itself, in loops. In known files this is a softmax of compilers before 16, or "
+    "an LSTM."
 )
 _NO_REGIONS = "The parts that load the parameters are not those of the parameters: no operator has parameters here."
 
@@ -129,7 +132,7 @@ def _bundles(file: CompiledFile, executable: Executable) -> list[int]:
 def _order(file: CompiledFile) -> tuple[str, ...]:
     numbers = {compiled.operator.index: number for number, compiled in enumerate(file.operators, 1)}
     return tuple(
-        f"Edge TPU part {numbers[each.index]}" if each.index in numbers else f"{each.name} (CPU)"
+        f"Edge TPU part {numbers[each.index]}" if each.index in numbers else f"{each.name}{CPU_MARK}"
         for each in file.graph.operators
     )
 
@@ -312,32 +315,40 @@ def _covered(extents: Sequence[tuple[int, int]], size: int) -> int:
     return covered
 
 
-def _buffers(read: _ReadProgram, owners: Sequence[int], reads: Sequence[Sequence[int]]) -> list[MemoryBuffer]:
+def _buffers(read: _ReadProgram, owners: Sequence[int], reads: Sequence[Sequence[Sequence[int]]]) -> list[MemoryBuffer]:
     """Return the results in the activation memory, each up to the last step that reads it.
 
-    A result that no step reads is one for the host: it stays up to the next output that the program sends.
+    A result that no step reads can be one for the host: it stays up to the next output that the program sends, or until
+    another step writes there.
     """
     steps = read.steps
-    last = list(range(1, len(steps) + 1))
-    was_read = [False] * len(steps)
+    last = [0] * len(steps)
     inputs: dict[tuple[int, int], int] = {}
     for index, sources in enumerate(reads):
-        for number, source in enumerate(sources):
-            if source >= 0:
-                last[source] = max(last[source], index + 1)
-                was_read[source] = True
-            else:
+        for number, writers in enumerate(sources):
+            for writer in writers:
+                last[writer] = index + 1
+            if not writers:
                 extent = steps[index].sources[number]
                 inputs[extent.start, extent.stop] = index + 1
     starts = [step.bundle for step in steps]
     outputs = [bisect_right(starts, each.bundle) for each in read.program.transfers if each.kind == "output"]
     buffers = [MemoryBuffer(-1, start, stop, (0, until)) for (start, stop), until in inputs.items()]
-    for index, step in enumerate(steps):
-        until = last[index]
-        if not was_read[index]:
-            until = min((each for each in outputs if each > index), default=until)
-        buffers.append(MemoryBuffer(owners[index], step.target.start, step.target.stop, (index, until)))
+    targets = [step.target for step in steps]
+    for index, target in enumerate(targets):
+        until = last[index] or _unread_until(index, targets, outputs)
+        buffers.append(MemoryBuffer(owners[index], target.start, target.stop, (index, until)))
     return buffers
+
+
+def _unread_until(index: int, targets: Sequence[range], outputs: Sequence[int]) -> int:
+    """Return the end of a result that no step reads."""
+    sent = min((each for each in outputs if each > index), default=index + 1)
+    target = targets[index]
+    for later in range(index + 1, min(sent, index + 1 + _MAX_UNREAD)):
+        if targets[later].start < target.stop and target.start < targets[later].stop:
+            return later
+    return min(sent, index + 1 + _MAX_UNREAD)
 
 
 def _live_bytes(buffers: Sequence[MemoryBuffer], steps: int) -> list[int]:

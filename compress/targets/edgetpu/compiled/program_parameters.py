@@ -4,8 +4,8 @@ The program that caches parameters sends them to the tiles in parts: first an in
 one, then the parts. All parts of one operator are announced together, so that the announcements separate operators.
 Parameters that are not cached arrive in one transfer for each operator.
 
-Source: observed in compiled models. In 28 of 29, these are exactly the regions that are predicted for the operators; the
-29th, with an LSTM, has operators whose parameters are not predicted.
+Source: observed in compiled models. In 28 of 29, these are exactly the regions that are predicted for the operators;
+the 29th, with an LSTM, has operators whose parameters are not predicted.
 """
 
 from __future__ import annotations

@@ -40,6 +40,8 @@ MAX_STEPS = 20_000
 """A large network has 300."""
 _MAX_DISTANCE = 512
 """The steps before a step that are searched for what it reads."""
+_MAX_PARTS = 8
+"""The steps before a step that can write other parts of the same result."""
 _VECTOR_BUNDLE = 15
 """The distance from the first bundle of a tensor instruction to the one with its numbers."""
 _PRODUCTS, _MAXIMA, _SUMS, _INTERPOLATION = 1, 2, 3, 5
@@ -303,18 +305,44 @@ def _copy_kind(vector: VectorInstruction) -> tuple[StepKind, str]:
     return (StepKind.MOVE if operator_constants.is_independent(vector) else StepKind.RESCALE), ""
 
 
-def step_reads(steps: Sequence[Step]) -> list[list[int]]:
-    """Return for each step the steps whose output it reads, one for each of its `sources`; -1 if it is not a step."""
+def step_reads(steps: Sequence[Step]) -> list[list[list[int]]]:
+    """Return for each step, and each of its `sources`, the steps that wrote it; none if it is no result of a step."""
     targets = [step.target for step in steps]
+    signatures = [_signature(step) for step in steps]
     found = []
     for index, step in enumerate(steps):
         sources = []
         for extent in step.sources:
             earlier = range(index - 1, max(index - 1 - _MAX_DISTANCE, -1), -1)
-            writers = (each for each in earlier if _overlap(targets[each], extent))
-            sources.append(next(writers, -1))
+            last = next((each for each in earlier if _overlap(targets[each], extent)), None)
+            parts = [] if last is None else [*_other_parts(signatures, targets, last), last]
+            sources.append([each for each in parts if _overlap(targets[each], extent)])
         found.append(sources)
     return found
+
+
+def _signature(step: Step) -> tuple[object, ...]:
+    """Return what is equal in all steps of one operator."""
+    shape = _shape(_geometry(step)) if step.kind is StepKind.WEIGHTS else ()
+    return step.kind, step.constants, shape
+
+
+def _other_parts(signatures: Sequence[tuple[object, ...]], targets: Sequence[range], last: int) -> list[int]:
+    """Return the steps before `last` that wrote other parts of the same result, which no step wrote over."""
+    found = []
+    for each in range(max(last - _MAX_PARTS, 0), last):
+        if signatures[each] != signatures[last]:
+            continue
+        own, later = targets[each], range(each + 1, last + 1)
+        is_covered = any(_covers(targets[other], own) for other in later)
+        is_reused = any(_overlap(targets[other], own) for other in later if signatures[other] != signatures[last])
+        if not is_covered and not is_reused:
+            found.append(each)
+    return found
+
+
+def _covers(outer: range, inner: range) -> bool:
+    return outer.start <= inner.start and inner.stop <= outer.stop
 
 
 def _overlap(first: range, second: range) -> bool:
@@ -368,7 +396,7 @@ class _Recovery:
         step = self.steps[index]
         reads = self.reads[index]
         self.pass_of = len(self.operators) - 1
-        operator = self._operator(index, reads)
+        operator = self._operator(index)
         if operator is None:
             self.owner.append(self.pass_of)
             last = self.operators[self.pass_of]
@@ -376,17 +404,20 @@ class _Recovery:
             last.cycles += step.cycles
             return
         operator.cycles = step.cycles
-        operator.reads = tuple(dict.fromkeys(self.owner[each] if each >= 0 else -1 for each in reads))
+        operator.reads = tuple(dict.fromkeys(each for source in reads for each in self._owners(source)))
         self.owner.append(len(self.operators))
         self.operators.append(operator)
 
-    def _operator(self, index: int, reads: Sequence[int]) -> RecoveredOperator | None:
+    def _owners(self, source: Sequence[int]) -> list[int]:
+        return [self.owner[each] for each in source] or [-1]
+
+    def _operator(self, index: int) -> RecoveredOperator | None:
         """Return the operator that a step begins; None if it belongs to the last one."""
         step = self.steps[index]
         if step.kind is StepKind.SOFTMAX or self._is_inside_softmax(index):
             return self._softmax(index)
         if step.kind is StepKind.WEIGHTS:
-            return self._weighted(index, reads)
+            return self._weighted(index)
         if step.kind is StepKind.RESCALE:
             return self._rescale(index)
         names = {
@@ -453,7 +484,7 @@ class _Recovery:
                 return queue.pop(0)
         return None
 
-    def _weighted(self, index: int, reads: Sequence[int]) -> RecoveredOperator | None:
+    def _weighted(self, index: int) -> RecoveredOperator | None:
         """Return a convolution or dense layer; None if it is another pass of the last one."""
         step = self.steps[index]
         geometry = _geometry(step)
