@@ -6,12 +6,13 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from compress.errors import ModelError
 from compress.targets.base import Target
 from compress.targets.edgetpu.compiled import compiled_file
 from compress.targets.edgetpu.compiled.compiled_file import CompiledFile, CompiledOperator
 from compress.targets.edgetpu.compiled.instructions import bundles
 from compress.targets.edgetpu.compiled.parameter_location import parameter_bytes
-from compress.targets.edgetpu.compiled.program import TILE_COUNT, Program, read_program
+from compress.targets.edgetpu.compiled.program import TILE_COUNT, Program, ProgramTransfer, read_program
 from compress.targets.edgetpu.compiled.program_parameters import (
     ProgramParameters,
     cached_parameters,
@@ -33,6 +34,12 @@ from compress.targets.explanation import (
 from compress.tflite.graph import Graph
 
 _CACHING = "PARAMETER_CACHING"
+_MAX_INPUTS = 64
+"""The most results that no step wrote."""
+MAX_TRANSFERS = 10_000
+"""The most transfers of a program, and the most DMA hints; real programs have 20."""
+_HINT_WINDOW = 64
+"""The hints among which that of a transfer is searched."""
 _MAX_UNREAD = 512
 """The most steps that a result without a reader is followed."""
 _LIMITS = (
@@ -244,64 +251,70 @@ def _transfers(read: _ReadProgram) -> list[ExplainedTransfer]:
 
     A hint can be several transfers of the program: parameters that it receives one after another.
     """
+    if max(len(read.program.transfers), len(read.hints.hints)) > MAX_TRANSFERS:
+        raise ModelError(f"has more than {MAX_TRANSFERS:,} transfers in one program")
     starts = [step.bundle for step in read.steps]
-    waiting = [[hint, hint.size_bytes] for hint in read.hints.hints]
-    found = [_hint_transfer(hint, None) for hint in read.hints.hints if hint.kind == "instructions"]
-    used: set[int] = set()
+    found = [_hint_transfer(hint) for hint in read.hints.hints if hint.kind == "instructions"]
+    open_hints = _OpenHints(read.hints.hints)
     for transfer in read.program.transfers:
         step = bisect_right(starts, transfer.bundle)
-        match = _matching_hint(waiting, transfer.kind, transfer.size_bytes)
+        match = open_hints.take(transfer)
         if match is None:
             kind, to_host = transfer.kind, transfer.kind in ("output", "interrupt")
             found.append(ExplainedTransfer(kind, "", None, transfer.size_bytes, to_host, step, is_announced=False))
-            continue
-        hint, left = read.hints.hints[match], waiting[match][1]
-        assert isinstance(left, int)
-        used.add(match)
-        offset = hint.offset + hint.size_bytes - left
-        waiting[match][1] = left - transfer.size_bytes
-        found.append(
-            ExplainedTransfer(hint.kind, hint.name.rstrip("\0"), offset, transfer.size_bytes, hint.to_host, step, True)
-        )
-    found += [
-        _hint_transfer(hint, None)
-        for index, hint in enumerate(read.hints.hints)
-        if index not in used and hint.kind not in ("instructions", "fence")
-    ]
-    return found
+        else:
+            found.append(replace(match, step=step))
+    return found + [_hint_transfer(hint) for hint in open_hints.unused()]
 
 
-def _matching_hint(waiting: Sequence[Sequence[DmaHint | int]], kind: str, size: int) -> int | None:
-    """Return the first hint of a kind that has this number of bytes left."""
-    for index, (hint, left) in enumerate(waiting):
-        assert isinstance(hint, DmaHint)
-        assert isinstance(left, int)
-        same = hint.kind == kind or (hint.kind == "scratch" and kind == ("output" if hint.to_host else "input"))
-        whole = left == size or (hint.kind == "parameters" and left > size)
-        if same and whole and (left or not hint.size_bytes):
-            return index
-    return None
+class _OpenHints:
+    """The DMA hints that are not yet transfers of the program, in order, each with the bytes that are left."""
+
+    def __init__(self, hints: Sequence[DmaHint]) -> None:
+        self.hints = [hint for hint in hints if hint.kind not in ("instructions", "fence")]
+        self.left = [hint.size_bytes for hint in self.hints]
+        self.is_used = [False] * len(self.hints)
+        self.first = 0
+
+    def take(self, transfer: ProgramTransfer) -> ExplainedTransfer | None:
+        """Return a transfer with the name and the offset of its hint; None without a hint."""
+        while self.first < len(self.hints) and self.is_used[self.first] and not self.left[self.first]:
+            self.first += 1
+        for index in range(self.first, min(self.first + _HINT_WINDOW, len(self.hints))):
+            hint, left = self.hints[index], self.left[index]
+            scratch = "output" if hint.to_host else "input"
+            same = transfer.kind in (hint.kind, scratch if hint.kind == "scratch" else hint.kind)
+            is_part = hint.kind == "parameters" and left > transfer.size_bytes
+            if same and (left == transfer.size_bytes or is_part) and (left or not self.is_used[index]):
+                self.left[index] = left - transfer.size_bytes
+                self.is_used[index] = True
+                offset = hint.offset + hint.size_bytes - left
+                return replace(_hint_transfer(hint), offset=offset, size_bytes=transfer.size_bytes)
+        return None
+
+    def unused(self) -> list[DmaHint]:
+        """Return the hints that no transfer took."""
+        return [hint for hint, used in zip(self.hints, self.is_used, strict=True) if not used]
 
 
-def _hint_transfer(hint: DmaHint, step: int | None) -> ExplainedTransfer:
+def _hint_transfer(hint: DmaHint) -> ExplainedTransfer:
     name = hint.name.rstrip("\0")
-    return ExplainedTransfer(hint.kind, name, hint.offset, hint.size_bytes, hint.to_host, step, is_announced=True)
+    return ExplainedTransfer(hint.kind, name, hint.offset, hint.size_bytes, hint.to_host, None, is_announced=True)
 
 
 def _coverage(executable: Executable, hints: DmaHints) -> list[tuple[str, int, int]]:
     """Return for each input, output and the parameters their bytes, and how many of them the hints transfer."""
-    rows = []
+    extents: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for hint in hints.hints:
+        extents.setdefault((hint.kind, hint.name), []).append((hint.offset, hint.offset + hint.size_bytes))
     wanted = [("input", layer.name, layer.size_bytes) for layer in executable.inputs]
     wanted += [("output", layer.name, layer.size_bytes) for layer in executable.outputs]
     wanted.append(("parameters", "", executable.parameter_bytes))
+    rows = []
     for kind, name, size in wanted:
-        extents = [
-            (hint.offset, hint.offset + hint.size_bytes)
-            for hint in hints.hints
-            if hint.kind == kind and hint.name == name
-        ]
-        if size or extents:
-            rows.append((f"{kind} {name}".rstrip("\0 "), size, _covered(extents, size)))
+        own = extents.get((kind, name), [])
+        if size or own:
+            rows.append((f"{kind} {name}".rstrip("\0 "), size, _covered(own, size)))
     return rows
 
 
@@ -328,7 +341,7 @@ def _buffers(read: _ReadProgram, owners: Sequence[int], reads: Sequence[Sequence
         for number, writers in enumerate(sources):
             for writer in writers:
                 last[writer] = index + 1
-            if not writers:
+            if not writers and len(inputs) < _MAX_INPUTS:
                 extent = steps[index].sources[number]
                 inputs[extent.start, extent.stop] = index + 1
     starts = [step.bundle for step in steps]
@@ -343,7 +356,8 @@ def _buffers(read: _ReadProgram, owners: Sequence[int], reads: Sequence[Sequence
 
 def _unread_until(index: int, targets: Sequence[range], outputs: Sequence[int]) -> int:
     """Return the end of a result that no step reads."""
-    sent = min((each for each in outputs if each > index), default=index + 1)
+    position = bisect_right(outputs, index)
+    sent = outputs[position] if position < len(outputs) else index + 1
     target = targets[index]
     for later in range(index + 1, min(sent, index + 1 + _MAX_UNREAD)):
         if targets[later].start < target.stop and target.start < targets[later].stop:

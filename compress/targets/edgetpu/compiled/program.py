@@ -41,6 +41,8 @@ _WAIT = 0x1A
 _START, _END = 0x1E, 0x1F
 _BRANCHES = frozenset({2, 3})
 _NUMBER_MASK = (1 << 14) - 1
+_MOST_MISSING = 8
+"""The most instructions that are skipped after a bundle that is not understood."""
 _SCALAR_BIT = 11
 _TILES_BIT = 12
 _MOVE_IMMEDIATE, _MOVE = 0x2F, 0x0F
@@ -122,33 +124,58 @@ class Program:
 
 
 def read_program(bundles: Sequence[int]) -> Program:
-    """Return the instructions of a program; its bundles are from `instructions.bundles`."""
-    program = Program(bundles)
-    scalar = _ScalarCore()
+    """Return the instructions of a program; its bundles are from `instructions.bundles`.
+
+    After a bundle that is not understood, reading continues at the next instruction whose number is a little higher.
+    """
+    reader = _Reader(Program(bundles))
     index = 0
     while index < len(bundles):
-        bundle = bundles[index]
+        index += reader.read(index)
+    return reader.program
+
+
+class _Reader:
+    """The state while a program is read.
+
+    Attributes:
+        program: what was read.
+        numbered: the number of the next instruction.
+        is_lost: whether the last bundle was not understood.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.numbered = 0
+        self.is_lost = False
+        self._scalar = _ScalarCore()
+
+    def read(self, index: int) -> int:
+        """Read an instruction; return the number of its bundles."""
+        bundle = self.program.bundles[index]
         operation = bundle >> 6 & 31
-        if bundle >> _SCALAR_BIT & 1:
-            _scalar(program, scalar, index, operation)
-            index += _SCALAR_LENGTHS.get(operation, 1)
-        elif bundle == 0:
-            index += 1
-        elif bundle & 0x3F == 0 and operation in _LENGTHS and _number(bundle, operation) == _next_number(program):
-            program.instructions.append(TileInstruction(index, operation, bundle >> _TILES_BIT & 0xFFFF))
-            index += _LENGTHS[operation]
-        else:
-            program.unknown.append(index)
-            index += 1
-    return program
+        if bundle >> _SCALAR_BIT & 1 and not self.is_lost:
+            if operation == _START:
+                self.numbered = 0  # of another stream of instructions
+            _scalar(self.program, self._scalar, index, operation)
+            return _SCALAR_LENGTHS.get(operation, 1)
+        if bundle == 0:
+            return 1
+        if bundle & 0x3F == 0 and operation in _LENGTHS and not bundle >> _SCALAR_BIT & 1:
+            missing = _number(bundle, operation) - self.numbered & _NUMBER_MASK
+            if missing == 0 or (self.is_lost and missing <= _MOST_MISSING):
+                self.numbered += missing + 1
+                self.is_lost = False
+                tiles = bundle >> _TILES_BIT & 0xFFFF
+                self.program.instructions.append(TileInstruction(index, operation, tiles))
+                return _LENGTHS[operation]
+        self.program.unknown.append(index)
+        self.is_lost = True
+        return 1
 
 
 def _number(bundle: int, operation: int) -> int:
     return bundle >> (28 if operation == _WAIT else 46) & _NUMBER_MASK
-
-
-def _next_number(program: Program) -> int:
-    return len(program.instructions) & _NUMBER_MASK
 
 
 class _ScalarCore:

@@ -36,7 +36,7 @@ from compress.targets.edgetpu.compiled.program_parameters import ProgramParamete
 from compress.targets.edgetpu.compiled.traversal import WORD_BYTES, Loop, Traversal, traversals
 from compress.targets.edgetpu.parameter_memory import FEW_ROWS, INPUT_BLOCK, ROW_BLOCK, padded_rows, round_up
 
-MAX_STEPS = 20_000
+MAX_STEPS = 4_000
 """A large network has 300."""
 _MAX_DISTANCE = 512
 """The steps before a step that are searched for what it reads."""
@@ -474,7 +474,8 @@ class _Recovery:
 
     def _take_in_order(self, index: int, sizes: set[int]) -> ProgramParameters | None:
         """Take the next parameters for a step that can do without: if the next weighted sum fits those after them."""
-        following = next((each for each in self.steps[index + 1 :] if each.kind is StepKind.WEIGHTS), None)
+        near = self.steps[index + 1 : index + 1 + _MAX_PASS_DISTANCE]
+        following = next((each for each in near if each.kind is StepKind.WEIGHTS), None)
         for queue in self.queues.values():
             if not queue or queue[0].size_bytes not in sizes:
                 continue
@@ -794,9 +795,9 @@ class _TileGrid:
         for _ in range(2):
             for tile, count in self.counts.items():
                 row, column = divmod(tile, _TILE_COLUMNS)
-                if column in widths and row not in heights:
+                if widths.get(column) and row not in heights:
                     heights[row] = count // widths[column]
-                elif row in heights and column not in widths:
+                elif heights.get(row) and column not in widths:
                     widths[column] = count // heights[row]
         height, width = sum(heights.values()), sum(widths.values())
         return (height, width) if height * width == self.positions else (None, None)

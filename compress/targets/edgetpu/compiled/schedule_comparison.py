@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from compress.errors import ModelError
 from compress.targets.base import Target
 from compress.targets.edgetpu import estimate, latency
 from compress.targets.edgetpu.check import Check, check
 from compress.targets.edgetpu.compiled.compiled_file import CompiledFile
-from compress.targets.edgetpu.compiled.cpu_part import compare_cpu_part
+from compress.targets.edgetpu.compiled.cpu_part import compare_cpu_part, interface_differences
 from compress.targets.edgetpu.compiled.parameter_location import locate
 from compress.targets.edgetpu.latency import ArrayLayer
 from compress.targets.edgetpu.parameter_memory import round_up
@@ -43,7 +44,16 @@ def compare(
 
     Returns:
         The operators of each program with their originals, and the comparison.
+
+    Raises:
+        ModelError: the original has other inputs or outputs.
     """
+    different = interface_differences(file.graph, original)
+    if different:
+        raise ModelError(
+            f"the original is not the model that it was compiled from: {different[0]}",
+            hint="give the model that edgetpu_compiler read",
+        )
     comparison = _Comparison(file, original, target, programs)
     named = comparison.named()
     differences = list(comparison.differences(named))
@@ -198,7 +208,7 @@ def _most_similar(original: Graph, target: Target, parameter_bytes: int) -> tupl
 
     The file does not say its version: its minimum runtime alone fits several.
     """
-    found = []
+    found: list[tuple[int, bool, int, Target, Check]] = []
     for version in target.tables["compiler"]["runtimes"]:
         candidate = target.compiled_by(version)
         predicted = check(original, candidate)
