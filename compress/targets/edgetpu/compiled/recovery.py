@@ -108,6 +108,16 @@ class TensorInstruction:
     source: Traversal
     target: Traversal
 
+    @property
+    def written(self) -> range:
+        """The addresses that it writes: without the output channels of the last group that the operator lacks."""
+        extent = self.target.extent
+        row_blocks = -(-self.vector.rows // INPUT_BLOCK)
+        groups = prod(loop.count for loop in _trailing_zeros(self.source.loops))
+        positions = [loop.stride for loop in self.target.loops if loop.stride not in (1, row_blocks)]
+        excess = row_blocks * groups - min(positions, default=row_blocks * groups)
+        return range(extent.start, extent.stop - WORD_BYTES * excess) if 0 < excess < row_blocks else extent
+
 
 @dataclass
 class Step:
@@ -144,14 +154,14 @@ class Step:
     @property
     def target(self) -> range:
         """The addresses of a tile that it writes, over all tiles."""
-        return _union([each.target.extent for each in self.instructions])
+        return _union([each.written for each in self.instructions])
 
     @property
     def sources(self) -> list[range]:
         """The addresses of a tile that it reads, as far as known, over all tiles."""
         found = []
         plain = [each.source.extent for each in self.instructions if each.source.mode == 0]
-        if plain and self.instructions[0].tile.operation == _PRODUCTS:
+        if self.kind is not StepKind.AVERAGE and plain and self.instructions[0].tile.operation == _PRODUCTS:
             found.append(_union(plain))
         pairs = [each for each in self.instructions if each.source.mode == 2 and self.kind is StepKind.SUM]
         if pairs:
@@ -309,15 +319,18 @@ def step_reads(steps: Sequence[Step]) -> list[list[list[int]]]:
     """Return for each step, and each of its `sources`, the steps that wrote it; none if it is no result of a step."""
     targets = [step.target for step in steps]
     signatures = [_signature(step) for step in steps]
-    found = []
+    found: list[list[list[int]]] = []
+    last_reader = [-1] * len(steps)
     for index, step in enumerate(steps):
         sources = []
         for extent in step.sources:
             earlier = range(index - 1, max(index - 1 - _MAX_DISTANCE, -1), -1)
             last = next((each for each in earlier if _overlap(targets[each], extent)), None)
-            parts = [] if last is None else [*_other_parts(signatures, targets, last), last]
+            parts = [] if last is None else [*_other_parts(signatures, targets, last, last_reader), last]
             sources.append([each for each in parts if _overlap(targets[each], extent)])
         found.append(sources)
+        for writer in (each for source in sources for each in source):
+            last_reader[writer] = index
     return found
 
 
@@ -327,11 +340,13 @@ def _signature(step: Step) -> tuple[object, ...]:
     return step.kind, step.constants, shape
 
 
-def _other_parts(signatures: Sequence[tuple[object, ...]], targets: Sequence[range], last: int) -> list[int]:
-    """Return the steps before `last` that wrote other parts of the same result, which no step wrote over."""
+def _other_parts(
+    signatures: Sequence[tuple[object, ...]], targets: Sequence[range], last: int, last_reader: Sequence[int]
+) -> list[int]:
+    """Return the steps before `last` that wrote other parts of the same result: not read or written over before it."""
     found = []
     for each in range(max(last - _MAX_PARTS, 0), last):
-        if signatures[each] != signatures[last]:
+        if signatures[each] != signatures[last] or each < last_reader[each] < last:
             continue
         own, later = targets[each], range(each + 1, last + 1)
         is_covered = any(_covers(targets[other], own) for other in later)
@@ -363,8 +378,11 @@ def recover(
     for index in range(len(steps)):
         recovery.add(index)
     recovery.finish()
-    for operator in recovery.operators:
+    for index, operator in enumerate(recovery.operators):
         _measure(operator, [steps[index] for index in operator.steps])
+        if operator.geometry is not None and operator.positions == 1:
+            # Vectors are sent between tiles by instructions that are not recovered: older results are still there.
+            operator.reads = tuple(each if each == index - 1 else -1 for each in operator.reads)
         _complete(operator, [recovery.operators[each] for each in operator.reads if each >= 0])
     return recovery.operators
 

@@ -105,6 +105,9 @@ class _Comparison:
                 index = by_place.get((program.part, is_cached, offset))
                 if index is not None and operator is not None:
                     own.setdefault(operator, self.original.operators[index])
+            followed = self._following(program.operators, own, left)
+            own.update(followed)
+            left = [each for each in left if each not in followed.values()]
             aligned = _aligned(program.operators, own, left)
             left = [each for each in left if each not in aligned.values()]
             own.update(aligned)
@@ -114,6 +117,27 @@ class _Comparison:
                     for each in program.operators
                 )
             )
+        return found
+
+    def _following(
+        self, operators: Sequence[ExplainedOperator], known: dict[int, Operator], left: Sequence[Operator]
+    ) -> dict[int, Operator]:
+        """Return the originals of operators that read a known one, if it has one consumer of their name."""
+        found: dict[int, Operator] = {}
+        open_originals = {each.index for each in left}
+        for operator in operators:
+            sources = [found.get(each) or known.get(each) for each in operator.reads]
+            if operator.index in known or operator.name == "move" or len(sources) != 1 or sources[0] is None:
+                continue
+            consumers = [
+                consumer
+                for tensor in sources[0].outputs
+                for consumer in self.original.consumers.get(tensor, ())
+                if consumer.index in open_originals and consumer.name in operator.name.split(" or ")
+            ]
+            if len(consumers) == 1:
+                found[operator.index] = consumers[0]
+                open_originals.discard(consumers[0].index)
         return found
 
     def _operators_by_parameters(self) -> dict[tuple[int, bool, int], int]:
