@@ -38,7 +38,9 @@ table of a function; 0x1A waits for others."""
 _SCALAR_LENGTHS = {_STREAM: 4, 4: 2, 5: 2, 7: 2}
 """Operations of the scalar core with more than one bundle."""
 _WAIT = 0x1A
-_START, _END = 0x1E, 0x1F
+_START_BITS, _LOW_BITS, _START_SIZE = 0xF80, 0xFFF, 40
+"""The first bundle of a program has these low bits, and a size, in bits, below bit _START_SIZE."""
+_END = 0x1F
 _BRANCHES = frozenset({2, 3})
 _NUMBER_MASK = (1 << 14) - 1
 _MOST_MISSING = 8
@@ -141,29 +143,32 @@ class _Reader:
     Attributes:
         program: what was read.
         numbered: the number of the next instruction.
+        has_begun: whether the first bundle of a program was read.
         is_lost: whether the last bundle was not understood.
     """
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self.numbered = 0
-        self.is_lost = False
+        self.has_begun = False
+        self.is_lost = True
         self._scalar = _ScalarCore()
 
     def read(self, index: int) -> int:
         """Read an instruction; return the number of its bundles."""
         bundle = self.program.bundles[index]
         operation = bundle >> 6 & 31
+        if bundle & _LOW_BITS == _START_BITS and not bundle >> _START_SIZE:
+            self.numbered, self.has_begun, self.is_lost = 0, True, False  # there is one in each stream
+            return 1
         if bundle >> _SCALAR_BIT & 1 and not self.is_lost:
-            if operation == _START:
-                self.numbered = 0  # of another stream of instructions
             _scalar(self.program, self._scalar, index, operation)
             return _SCALAR_LENGTHS.get(operation, 1)
         if bundle == 0:
             return 1
         if bundle & 0x3F == 0 and operation in _LENGTHS and not bundle >> _SCALAR_BIT & 1:
             missing = _number(bundle, operation) - self.numbered & _NUMBER_MASK
-            if missing == 0 or (self.is_lost and missing <= _MOST_MISSING):
+            if self.has_begun and (missing == 0 or (self.is_lost and missing <= _MOST_MISSING)):
                 self.numbered += missing + 1
                 self.is_lost = False
                 tiles = bundle >> _TILES_BIT & 0xFFFF
@@ -214,7 +219,7 @@ def _scalar(program: Program, scalar: _ScalarCore, index: int, operation: int) -
     elif operation == _STREAM and index + 3 < len(program.bundles):
         line = (program.bundles[index + 2] >> 64 & 0xFFFF) - 1
         program.parts.append(StreamPart(index, program.bundles[index + 3] >> 25 & 0xFFFF, line))
-    elif operation not in _SCALAR_LENGTHS and operation not in (_START, _END) and scalar.execute(bundle):
+    elif operation not in _SCALAR_LENGTHS and operation != _END and scalar.execute(bundle):
         kind, size = scalar.word(_KIND_WORD), scalar.word(_SIZE_WORD)
         if kind is not None and size is not None:
             program.transfers.append(ProgramTransfer(index, TRANSFER_KINDS.get(kind, "unknown"), size))
