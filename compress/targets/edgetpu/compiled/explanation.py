@@ -18,7 +18,7 @@ from compress.targets.edgetpu.compiled.program_parameters import (
     cached_parameters,
     streamed_parameters,
 )
-from compress.targets.edgetpu.compiled.recovery import RecoveredOperator, Step, recover, step_reads, tensor_steps
+from compress.targets.edgetpu.compiled.recovery import ProgramStep, RecoveredOperator, recover, step_reads, tensor_steps
 from compress.targets.edgetpu.compiled.schedule_comparison import compare
 from compress.targets.edgetpu.darwinn_package import DmaHint, DmaHints, Executable, LayerInfo
 from compress.targets.edgetpu.parameter_memory import INPUT_BLOCK
@@ -63,7 +63,7 @@ class _ReadProgram:
     executable: Executable
     hints: DmaHints
     program: Program
-    steps: tuple[Step, ...]
+    steps: tuple[ProgramStep, ...]
     operators: tuple[RecoveredOperator, ...]
     parameters: tuple[ProgramParameters, ...]
 

@@ -130,14 +130,14 @@ def read_program(bundles: Sequence[int]) -> Program:
 
     After a bundle that is not understood, reading continues at the next instruction whose number is a little higher.
     """
-    reader = _Reader(Program(bundles))
+    reader = _ProgramReader(Program(bundles))
     index = 0
     while index < len(bundles):
         index += reader.read(index)
     return reader.program
 
 
-class _Reader:
+class _ProgramReader:
     """The state while a program is read.
 
     Attributes:

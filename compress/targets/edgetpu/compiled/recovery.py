@@ -120,7 +120,7 @@ class TensorInstruction:
 
 
 @dataclass
-class Step:
+class ProgramStep:
     """Instructions with the same numbers, for different tiles.
 
     Attributes:
@@ -257,14 +257,14 @@ class RecoveredOperator:
         return " or ".join(self.names)
 
 
-def tensor_steps(program: Program) -> list[Step]:
+def tensor_steps(program: Program) -> list[ProgramStep]:
     """Return the steps of a program.
 
     Raises:
         ModelError: there are too many.
     """
     vectors = {each.bundle - _VECTOR_BUNDLE: each for each in vector_instructions(program.bundles)}
-    steps: list[Step] = []
+    steps: list[ProgramStep] = []
     for tile in program.instructions:
         vector = vectors.get(tile.bundle)
         if tile.operation not in TENSOR_OPERATIONS or vector is None:
@@ -274,13 +274,13 @@ def tensor_steps(program: Program) -> list[Step]:
         if steps and _continues(steps[-1], instruction, kind):
             steps[-1].instructions.append(instruction)
         else:
-            steps.append(Step(kind, [instruction], name))
+            steps.append(ProgramStep(kind, [instruction], name))
         if len(steps) > MAX_STEPS:
             raise ModelError(f"has more than {MAX_STEPS:,} steps in one program")
     return steps
 
 
-def _continues(step: Step, instruction: TensorInstruction, kind: StepKind) -> bool:
+def _continues(step: ProgramStep, instruction: TensorInstruction, kind: StepKind) -> bool:
     """Return whether an instruction belongs to a step: the same numbers, for other tiles."""
     same_operation = step.instructions[0].tile.operation == instruction.tile.operation
     same_numbers = step.constants == instruction.vector.constants
@@ -315,7 +315,7 @@ def _copy_kind(vector: VectorInstruction) -> tuple[StepKind, str]:
     return (StepKind.MOVE if operator_constants.is_independent(vector) else StepKind.RESCALE), ""
 
 
-def step_reads(steps: Sequence[Step]) -> list[list[list[int]]]:
+def step_reads(steps: Sequence[ProgramStep]) -> list[list[list[int]]]:
     """Return for each step, and each of its `sources`, the steps that wrote it; none if it is no result of a step."""
     targets = [step.target for step in steps]
     signatures = [_signature(step) for step in steps]
@@ -334,7 +334,7 @@ def step_reads(steps: Sequence[Step]) -> list[list[list[int]]]:
     return found
 
 
-def _signature(step: Step) -> tuple[object, ...]:
+def _signature(step: ProgramStep) -> tuple[object, ...]:
     """Return what is equal in all steps of one operator."""
     shape = _shape(_geometry(step)) if step.kind is StepKind.WEIGHTS else ()
     return step.kind, step.constants, shape
@@ -365,7 +365,7 @@ def _overlap(first: range, second: range) -> bool:
 
 
 def recover(
-    steps: Sequence[Step], parameters: Sequence[ProgramParameters], contents: Sequence[NDArray[np.uint8]]
+    steps: Sequence[ProgramStep], parameters: Sequence[ProgramParameters], contents: Sequence[NDArray[np.uint8]]
 ) -> list[RecoveredOperator]:
     """Return the operators of a program, in the order of execution.
 
@@ -397,7 +397,7 @@ class _Recovery:
 
     def __init__(
         self,
-        steps: Sequence[Step],
+        steps: Sequence[ProgramStep],
         parameters: Sequence[ProgramParameters],
         contents: Sequence[NDArray[np.uint8]],
     ) -> None:
@@ -529,7 +529,7 @@ class _Recovery:
         operator.parameters = [found] if found is not None else []
         return operator
 
-    def _earlier_pass(self, step: Step, geometry: Geometry) -> int | None:
+    def _earlier_pass(self, step: ProgramStep, geometry: Geometry) -> int | None:
         """Return the operator that a weighted sum repeats, with the same parameters, for other positions."""
         for index in range(len(self.operators) - 1, max(len(self.operators) - 1 - _MAX_PASS_DISTANCE, -1), -1):
             operator = self.operators[index]
@@ -596,7 +596,7 @@ def _vector_names(content: NDArray[np.uint8]) -> tuple[str, ...]:
     return "CONV_2D", "DEPTHWISE_CONV_2D", "MUL", "ADD"
 
 
-def _both_fit(step: Step) -> Callable[[int], bool]:
+def _both_fit(step: ProgramStep) -> Callable[[int], bool]:
     geometry = _geometry(step)
     divided = _divided(step, geometry)
     return lambda size: _fits(geometry, size) or _fits(divided, size)
@@ -618,7 +618,7 @@ def _shape(geometry: Geometry) -> tuple[bool, int, int]:
     return geometry.depthwise, geometry.word_count, geometry.rows
 
 
-def _divided(step: Step, geometry: Geometry) -> Geometry:
+def _divided(step: ProgramStep, geometry: Geometry) -> Geometry:
     """Return the dimensions if each tile computes other output channels, as for a vector."""
     rows = sum(each.vector.rows * each.tile.tiles.bit_count() for each in step.instructions)
     return replace(geometry, rows=rows, output_blocks=-(-rows // INPUT_BLOCK), is_divided=True)
@@ -629,7 +629,7 @@ def _only_moves(content: NDArray[np.uint8]) -> bool:
     return bool((content <= 1).all())
 
 
-def _geometry(step: Step) -> Geometry:
+def _geometry(step: ProgramStep) -> Geometry:
     """Return the dimensions of a weighted sum, from the instruction with the most repetitions."""
     instruction = max(step.instructions, key=lambda each: (len(each.source.loops), each.target.repetitions))
     source, target = list(instruction.source.loops), list(instruction.target.loops)
@@ -656,7 +656,7 @@ def _depthwise(source: list[Loop], target: list[Loop]) -> Geometry:
     return Geometry(True, _kernel(window, taps), taps, stride, blocks, blocks, INPUT_BLOCK * blocks, taps)
 
 
-def _convolution(step: Step, rows: int, source: list[Loop], target: list[Loop]) -> Geometry:
+def _convolution(step: ProgramStep, rows: int, source: list[Loop], target: list[Loop]) -> Geometry:
     groups = 1
     while source and source[-1].stride == 0:
         groups *= source.pop().count
@@ -744,7 +744,7 @@ def _stride(window: Sequence[Loop], rest: Sequence[Loop], blocks: int, taps: int
     return stride, stride
 
 
-def _measure(operator: RecoveredOperator, steps: Sequence[Step]) -> None:
+def _measure(operator: RecoveredOperator, steps: Sequence[ProgramStep]) -> None:
     """Add the positions of an operator's output, over all tiles and passes; name a dense layer."""
     geometry = operator.geometry
     if geometry is not None and geometry.is_divided:
@@ -787,7 +787,7 @@ class _TileGrid:
         sides: by tile, height and width, where the loops separate them.
     """
 
-    def __init__(self, step: Step, geometry: Geometry | None) -> None:
+    def __init__(self, step: ProgramStep, geometry: Geometry | None) -> None:
         self.counts: dict[int, int] = {}
         self.sides: dict[int, tuple[int, int]] = {}
         for each in step.instructions:
@@ -821,7 +821,7 @@ class _TileGrid:
         return (height, width) if height * width == self.positions else (None, None)
 
 
-def _spatial_loops(instruction: TensorInstruction, step: Step, geometry: Geometry | None) -> list[Loop]:
+def _spatial_loops(instruction: TensorInstruction, step: ProgramStep, geometry: Geometry | None) -> list[Loop]:
     """Return the loops of an output over positions, the innermost (along the width) first."""
     loops = list(instruction.target.loops)
     if geometry is None:

@@ -54,7 +54,7 @@ def compare(
             f"the original is not the model that it was compiled from: {different[0]}",
             hint="give the model that edgetpu_compiler read",
         )
-    comparison = _Comparison(file, original, target, programs)
+    comparison = _ComparedSchedule(file, original, target, programs)
     named = comparison.named()
     differences = list(comparison.differences(named))
     found = {each.original[0] for operators in named for each in operators if each.original}
@@ -63,7 +63,7 @@ def compare(
     return named, ScheduleComparison(version, tuple(differences), dict(comparison.counts), unmatched)
 
 
-class _Comparison:
+class _ComparedSchedule:
     """A file, its original, and the prediction.
 
     Attributes:
