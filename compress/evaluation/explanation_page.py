@@ -182,6 +182,9 @@ def _executables(programs: Sequence[ExplainedProgram]) -> Iterator[Block]:
         if program.live_bytes:
             rows.append(("largest sum of results in a tile", f"{max(program.live_bytes):,} bytes"))
         yield Pairs(rows)
+        counts: list[Row] = [(name, f"{count:,}") for name, count in program.operations.items()]
+        if counts:
+            yield Details("Instructions for tiles", [Table(("What they do", "Number"), counts)])
 
 
 def _shape(shape: Sequence[int]) -> str:
@@ -261,7 +264,7 @@ def _parameters(programs: Sequence[ExplainedProgram]) -> Iterator[Block]:
             tiles = "; ".join(",".join(map(str, part)) for part in each.tiles[:32])
             owner = "not known" if each.operator is None else f"{each.operator} {_name(program, each.operator)}"
             kind = "cached" if each.is_cached else "streamed"
-            rows.append((f"{each.offset:,}", f"{each.size_bytes:,}", kind, tiles or "—", owner))
+            rows.append((f"{each.offset:,}", f"{each.size_bytes:,}", kind, tiles or "—", Cell(owner, each.layout)))
         if rows and program.operators:
             head = ("Offset", "Bytes", "Kind", "Tiles of the parts", "Operator")
             yield Details(f"Part {program.part}: {len(rows)} regions", [Table(head, rows)], is_open=len(rows) <= 12)

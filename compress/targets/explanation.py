@@ -49,6 +49,7 @@ class ExplainedParameters:
         is_cached: whether they are loaded once; otherwise at every inference.
         tiles: the tiles that store each part; empty for streamed ones.
         operator: the index of the recovered operator; None if it is unknown.
+        layout: rows, weights and other numbers as text; "" if unknown.
     """
 
     offset: int
@@ -56,6 +57,7 @@ class ExplainedParameters:
     is_cached: bool
     tiles: tuple[tuple[int, ...], ...]
     operator: int | None
+    layout: str = ""
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,7 @@ class ExplainedProgram:
         bundles: the instruction bundles of 16 bytes.
         understood_bundles: those of instructions whose structure is known.
         instructions: the number of instructions for tiles.
+        operations: the number of instructions for tiles, by what they do.
         scalar_loops: the jumps of the scalar core: it computes something itself that is not recovered.
         step_cycles: the cycles of each step's slowest tile.
         step_operators: the operator of each step.
@@ -173,6 +176,7 @@ class ExplainedProgram:
     bundles: int
     understood_bundles: int
     instructions: int
+    operations: dict[str, int]
     scalar_loops: int
     step_cycles: tuple[int, ...]
     step_operators: tuple[int, ...]
@@ -281,7 +285,10 @@ def describe_program(program: ExplainedProgram) -> list[str]:
         counts = ", ".join(f"{count} {certainty}" for certainty, count in names.items())
         moves = sum(each.name == "move" for each in program.operators)
         lines.append(f"  operators        {counts}; {moves} that only copy")
-        lines += [f"  {_describe_operator(each)}" for each in program.operators if each.name != "move"]
+        own = [each for each in program.operators if each.name != "move"]
+        lines += [f"  {_describe_operator(each)}" for each in own[:MAX_LINES]]
+        if len(own) > MAX_LINES:
+            lines.append(f"  … and {len(own) - MAX_LINES:,} more (--json and the page list all)")
         lines.append(
             f"  memory           at most {max(program.live_bytes, default=0):,} bytes of results in a tile, "
             f"in {program.memory_bytes:,} that it takes"

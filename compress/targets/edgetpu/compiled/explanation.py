@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -12,13 +13,26 @@ from compress.targets.edgetpu.compiled import compiled_file
 from compress.targets.edgetpu.compiled.compiled_file import CompiledFile, CompiledOperator
 from compress.targets.edgetpu.compiled.instructions import bundles
 from compress.targets.edgetpu.compiled.parameter_location import parameter_bytes
-from compress.targets.edgetpu.compiled.program import TILE_COUNT, Program, ProgramTransfer, read_program
+from compress.targets.edgetpu.compiled.program import (
+    OPERATION_NAMES,
+    TILE_COUNT,
+    Program,
+    ProgramTransfer,
+    read_program,
+)
 from compress.targets.edgetpu.compiled.program_parameters import (
     ProgramParameters,
     cached_parameters,
     streamed_parameters,
 )
-from compress.targets.edgetpu.compiled.recovery import ProgramStep, RecoveredOperator, recover, step_reads, tensor_steps
+from compress.targets.edgetpu.compiled.recovery import (
+    ProgramStep,
+    RecoveredOperator,
+    layout_text,
+    recover,
+    step_reads,
+    tensor_steps,
+)
 from compress.targets.edgetpu.compiled.schedule_comparison import compare
 from compress.targets.edgetpu.darwinn_package import DmaHint, DmaHints, Executable, LayerInfo
 from compress.targets.edgetpu.parameter_memory import INPUT_BLOCK
@@ -66,6 +80,7 @@ class _ReadProgram:
     steps: tuple[ProgramStep, ...]
     operators: tuple[RecoveredOperator, ...]
     parameters: tuple[ProgramParameters, ...]
+    transfers: tuple[ExplainedTransfer, ...]
 
 
 def explain(file: CompiledFile, name: str, original: Graph | None, target: Target) -> Explanation:
@@ -118,17 +133,21 @@ def _read_part(file: CompiledFile, compiled: CompiledOperator, first: int) -> li
     for index, executable, hint, program in read:
         if executable.type == _CACHING:
             own = tuple(each for each in cached if each.executable == index)
-            found.append(_ReadProgram(index, executable, hint, program, (), (), own))
+            found.append(_ReadProgram(index, executable, hint, program, (), (), own, _transfers(program, hint, ())))
             continue
-        streamed = streamed_parameters(program, index, executable.parameter_bytes)
-        parameters = [*cached, *streamed]
         steps = tensor_steps(program)
+        transfers = _transfers(program, hint, steps)
+        arriving = [(each.offset, each.size_bytes) for each in transfers if each.kind == "parameters"]
+        streamed = streamed_parameters(arriving, index, executable.parameter_bytes)
+        parameters = [*cached, *streamed]
         contents = [
             parameter_bytes(file, file.executables[each.executable])[each.extent.start : each.extent.stop]
             for each in parameters
         ]
         operators = recover(steps, parameters, contents)
-        found.append(_ReadProgram(index, executable, hint, program, tuple(steps), tuple(operators), tuple(streamed)))
+        found.append(
+            _ReadProgram(index, executable, hint, program, tuple(steps), tuple(operators), tuple(streamed), transfers)
+        )
     return found
 
 
@@ -176,18 +195,25 @@ def _explained(part: int, read: _ReadProgram) -> ExplainedProgram:
         bundles=len(program.bundles),
         understood_bundles=len(program.bundles) - len(program.unknown),
         instructions=len(program.instructions),
+        operations=_operations(program),
         scalar_loops=program.scalar_loops,
         step_cycles=tuple(step.cycles for step in read.steps),
         step_operators=tuple(owners),
         live_bytes=tuple(_live_bytes(buffers, len(read.steps))),
         memory_bytes=executable.narrow_bytes_per_tile,
-        transfers=tuple(_transfers(read)),
+        transfers=read.transfers,
         coverage=tuple(_coverage(executable, read.hints)),
         hints_are_complete=read.hints.is_complete,
         parameters=tuple(_parameters(read)),
         operators=tuple(_operator(index, each, read) for index, each in enumerate(read.operators)),
         buffers=tuple(buffers),
     )
+
+
+def _operations(program: Program) -> dict[str, int]:
+    """Return the number of instructions for tiles, by what they do."""
+    counts = Counter(OPERATION_NAMES[each.operation] for each in program.instructions)
+    return dict(counts.most_common())
 
 
 def _layer(layer: LayerInfo) -> tuple[str, tuple[int, ...], int]:
@@ -236,7 +262,12 @@ def _parameters(read: _ReadProgram) -> list[ExplainedParameters]:
     own = list(dict.fromkeys([*read.parameters, *owners])) if read.operators else list(read.parameters)
     return [
         ExplainedParameters(
-            each.offset, each.size_bytes, each.is_cached, tuple(map(_tile_numbers, each.tiles)), owners.get(each)
+            each.offset,
+            each.size_bytes,
+            each.is_cached,
+            tuple(map(_tile_numbers, each.tiles)),
+            owners.get(each),
+            layout_text(read.operators[owners[each]]) if each in owners else "",
         )
         for each in own
     ]
@@ -246,17 +277,17 @@ def _tile_numbers(tiles: int) -> tuple[int, ...]:
     return tuple(tile for tile in range(TILE_COUNT) if tiles >> tile & 1)
 
 
-def _transfers(read: _ReadProgram) -> list[ExplainedTransfer]:
+def _transfers(program: Program, hints: DmaHints, steps: Sequence[ProgramStep]) -> tuple[ExplainedTransfer, ...]:
     """Return the transfers of the program with the names and offsets of the DMA hints; then hints that are not in it.
 
     A hint can be several transfers of the program: parameters that it receives one after another.
     """
-    if max(len(read.program.transfers), len(read.hints.hints)) > MAX_TRANSFERS:
+    if max(len(program.transfers), len(hints.hints)) > MAX_TRANSFERS:
         raise ModelError(f"has more than {MAX_TRANSFERS:,} transfers in one program")
-    starts = [step.bundle for step in read.steps]
-    found = [_hint_transfer(hint) for hint in read.hints.hints if hint.kind == "instructions"]
-    open_hints = _OpenHints(read.hints.hints)
-    for transfer in read.program.transfers:
+    starts = [step.bundle for step in steps]
+    found = [_hint_transfer(hint) for hint in hints.hints if hint.kind == "instructions"]
+    open_hints = _OpenHints(hints.hints)
+    for transfer in program.transfers:
         step = bisect_right(starts, transfer.bundle)
         match = open_hints.take(transfer)
         if match is None:
@@ -264,7 +295,7 @@ def _transfers(read: _ReadProgram) -> list[ExplainedTransfer]:
             found.append(ExplainedTransfer(kind, "", None, transfer.size_bytes, to_host, step, is_announced=False))
         else:
             found.append(replace(match, step=step))
-    return found + [_hint_transfer(hint) for hint in open_hints.unused()]
+    return (*found, *map(_hint_transfer, open_hints.unused()))
 
 
 class _OpenHints:

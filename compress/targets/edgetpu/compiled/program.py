@@ -35,6 +35,19 @@ _LENGTHS = {
 }
 """The number of bundles of each numbered operation. 0x15 to 0x18 exchange borders between neighbours; 0x19 loads a
 table of a function; 0x1A waits for others."""
+OPERATION_NAMES = {
+    1: "products and sums",
+    2: "maxima",
+    3: "sums over positions",
+    5: "bilinear interpolation",
+    PARAMETER_READ: "parameters or outputs from the memory of a tile",
+    PARAMETER_WRITE: "data from the host into tiles",
+    **dict.fromkeys((0x12, 0x13, 0x14), "data between tiles"),
+    **dict.fromkeys((0x15, 0x16, 0x17, 0x18), "borders between neighbouring tiles"),
+    0x19: "tables of functions",
+    0x1A: "waiting",
+}
+"""What the operations do, as far as it is known."""
 _SCALAR_LENGTHS = {_STREAM: 4, 4: 2, 5: 2, 7: 2}
 """Operations of the scalar core with more than one bundle."""
 _WAIT = 0x1A

@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from compress.targets.edgetpu.compiled.parameter_layout import ALIGNMENT
 from compress.targets.edgetpu.compiled.program import PARAMETER_WRITE, Program
@@ -82,16 +83,28 @@ def _consecutive(
     ]
 
 
-def streamed_parameters(program: Program, executable: int, size_bytes: int) -> list[ProgramParameters]:
-    """Return the parameters that a program receives at every inference, by transfer.
+def streamed_parameters(
+    transfers: Sequence[tuple[int | None, int]], executable: int, size_bytes: int
+) -> list[ProgramParameters]:
+    """Return the parameters that a program receives at every inference; those that it receives again only once.
 
-    None if the transfers have another size than the parameters.
+    None if the transfers are not all parameters.
+
+    Args:
+        transfers: offset and size of each, in order; None: the offset is not known.
+        executable: the index of its executable.
+        size_bytes: the size of all its parameters.
     """
-    sizes = [transfer.size_bytes for transfer in program.transfers if transfer.kind == "parameters"]
-    if sum(sizes) != size_bytes:
-        return []
-    found, offset = [], 0
-    for size in sizes:
-        found.append(ProgramParameters(executable, offset, size, (), is_cached=False))
-        offset += size
-    return found
+    if sum(size for _, size in transfers) == size_bytes:
+        stops = list(accumulate(size for _, size in transfers))
+        extents = [(stop - size, size) for stop, (_, size) in zip(stops, transfers, strict=True)]
+    else:
+        extents = list(dict.fromkeys((offset, size) for offset, size in transfers if offset is not None))
+        position = 0
+        for offset, size in sorted(extents):
+            if offset != position:
+                return []
+            position += size
+        if position != size_bytes:
+            return []
+    return [ProgramParameters(executable, offset, size, (), is_cached=False) for offset, size in extents]

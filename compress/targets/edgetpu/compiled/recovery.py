@@ -60,6 +60,8 @@ _SMALLEST_EXPONENT, _LARGEST_EXPONENT = 87, 167
 _SAME_SHAPE = frozenset({"ADD", "LOGISTIC", "MUL", "QUANTIZE", "SUB", "TANH", "move"})
 """The first names of operators whose output has the shape of their input."""
 _POOLS = frozenset({"AVERAGE_POOL_2D", "MAX_POOL_2D", "RESIZE_BILINEAR"})
+_MOST_TRANSFERS = 256
+"""The most transfers that are the streamed parameters of one operator."""
 _MOST_SKIPPED = 4
 """The most parameters in a row that no weighted sum has: tables of a softmax, constant vectors."""
 _MATRIX_NAMES = ("CONCATENATION", "RESHAPE", "PAD", "SPLIT")
@@ -543,10 +545,23 @@ class _Recovery:
         return None
 
     def _take(self, fits: Callable[[int], bool]) -> ProgramParameters | None:
-        """Take the next cached or streamed parameters, if their size fits."""
+        """Take the next cached or streamed parameters, if their size fits; streamed ones can be several transfers."""
         for queue in self.queues.values():
             if queue and fits(queue[0].size_bytes):
                 return queue.pop(0)
+        return self._take_together(fits)
+
+    def _take_together(self, fits: Callable[[int], bool]) -> ProgramParameters | None:
+        queue, size = self.queues[False], 0
+        for count, each in enumerate(queue[:_MOST_TRANSFERS], 1):
+            size += each.size_bytes
+            if each.offset != queue[0].offset + size - each.size_bytes:
+                return None
+            if count > 1 and fits(size):
+                found = replace(queue[0], size_bytes=size)
+                self.content[found] = np.concatenate([self.content[part] for part in queue[:count]])
+                del queue[:count]
+                return found
         return None
 
     def _take_later(self, fits: Callable[[int], bool]) -> ProgramParameters | None:
@@ -604,13 +619,39 @@ def _both_fit(step: ProgramStep) -> Callable[[int], bool]:
 
 def _fits(geometry: Geometry, size_bytes: int) -> bool:
     """Return whether parameters have the size of an operator's."""
+    return _layout(geometry, size_bytes) is not None
+
+
+def _layout(geometry: Geometry, size_bytes: int) -> tuple[int, int] | None:
+    """Return rows and bytes of overhead for each row of parameters of this size; None if it is not an operator's.
+
+    The rows of a depthwise operator are its channels.
+    """
     if geometry.depthwise:
-        sizes = {geometry.output_blocks * (16 * geometry.word_count + 4 * each) for each in _OVERHEADS}
+        rows = [INPUT_BLOCK * geometry.output_blocks]
     else:
-        rows = {geometry.rows, padded_rows(geometry.rows), round_up(geometry.rows, ROW_BLOCK)}
-        rows |= {FEW_ROWS} if geometry.rows <= FEW_ROWS else set()
-        sizes = {count * (WORD_BYTES * geometry.word_count + each) for count in rows for each in _OVERHEADS}
-    return size_bytes in {round_up(size, ALIGNMENT) for size in sizes}
+        rows = [geometry.rows, padded_rows(geometry.rows), round_up(geometry.rows, ROW_BLOCK)]
+        rows += [FEW_ROWS] if geometry.rows <= FEW_ROWS else []
+    for count in rows:
+        for overhead in _OVERHEADS:
+            # A depthwise operator has 4x4 weights for each tap and block of 4 channels: 4 bytes for a row, as others.
+            if round_up(count * (WORD_BYTES * geometry.word_count + overhead), ALIGNMENT) == size_bytes:
+                return count, overhead
+    return None
+
+
+def layout_text(operator: RecoveredOperator) -> str:
+    """Return the layout of an operator's parameters as text; "" if it is not confirmed."""
+    if operator.geometry is None or not operator.parameters:
+        return ""
+    layout = _layout(operator.geometry, operator.parameters[0].size_bytes)
+    if layout is None:
+        return ""
+    rows, overhead = layout
+    kind = "channels" if operator.geometry.depthwise else "rows"
+    weights = WORD_BYTES * operator.geometry.word_count
+    numbers = f" and {overhead} bytes of bias and scale" if overhead else ""
+    return f"{rows:,} {kind} of {weights:,} bytes of weights{numbers}"
 
 
 def _shape(geometry: Geometry) -> tuple[bool, int, int]:

@@ -228,9 +228,30 @@ def test_parts_that_do_not_fit_the_parameters_are_none() -> None:
 
 
 def test_streamed_parameters_are_the_transfers_of_the_program() -> None:
+    found = streamed_parameters([(None, 512), (None, 1024)], 0, 1536)
+    assert [each.extent for each in found] == [range(512), range(512, 1536)]
+    assert streamed_parameters([(None, 512), (None, 1024)], 0, 1537) == []
+
+
+def test_parameters_that_are_streamed_again_are_the_same() -> None:
+    found = streamed_parameters([(0, 512), (512, 64), (0, 512), (512, 64)], 0, 576)
+    assert [each.extent for each in found] == [range(512), range(512, 576)]
+    assert streamed_parameters([(0, 512), (512, 64), (0, 512)], 0, 600) == []
+
+
+def test_streamed_parameters_of_one_operator_can_be_several_transfers() -> None:
     maker = ProgramMaker()
-    for size in (512, 1024):
-        maker.transfer("parameters", size)
-    program = read(maker)
-    assert [each.extent for each in streamed_parameters(program, 0, 1536)] == [range(512), range(512, 1536)]
-    assert streamed_parameters(program, 0, 1537) == []
+    maker.tensor(SOURCE, TARGET)
+    size = 128 * (9 * 16 + 12)
+    parts = streamed_parameters([(None, 64 * 100), (None, size - 64 * 100)], 0, size)
+    contents = [np.full(each.size_bytes, 7, np.uint8) for each in parts]
+    (operator,) = recover(tensor_steps(read(maker)), parts, contents)
+    assert operator.certainty is Certainty.CONFIRMED
+    assert [each.size_bytes for each in operator.parameters] == [size]
+
+
+def test_the_layout_of_parameters_is_described() -> None:
+    maker = ProgramMaker()
+    maker.tensor(SOURCE, TARGET)
+    (operator,) = recovered(maker, 128 * (9 * 16 + 12))
+    assert recovery.layout_text(operator) == "128 rows of 144 bytes of weights and 12 bytes of bias and scale"
