@@ -223,8 +223,10 @@ def memory(program: ExplainedProgram) -> dict[str, int]:
 
 def totals(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The sums over all files."""
-    plain = ("bundles", "understood", "transfer_bytes", "hinted_bytes", "transfers", "transfers_in_both")
-    plain += ("operators", "in_order", "passes")
+    plain = [
+        *("bundles", "understood", "transfer_bytes", "hinted_bytes", "transfers", "transfers_in_both"),
+        *("operators", "in_order", "passes"),
+    ]
     result: dict[str, Any] = {key: sum(row[key] for row in rows) for key in plain}
     for key in ("regions", "not_recovered", "certainty", "reads", "compared", "differences"):
         result[key] = dict(sum((Counter(row[key]) for row in rows), Counter()))

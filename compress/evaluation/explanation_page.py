@@ -27,7 +27,8 @@ _MOVE = "move"
 _CAPTION = (
     "From left to right the steps of one inference. Transfers are at the step before which they start. The rectangles "
     "in the memory are results: their height is their addresses, over all tiles, and they end with the last step that "
-    "reads them. The dashed line is the memory that the file claims."
+    "reads them. Their colours alternate; grey ones were written by no step. The dashed line is the memory that the "
+    "file claims. “Cached” and “streamed” are parameters: the higher a mark, the more bytes."
 )
 
 
@@ -95,7 +96,8 @@ def _bands(program: ExplainedProgram) -> list[Band]:
     return [
         Band("input", _transfer_marks(to_chip, "in", steps)),
         Band("output", _transfer_marks(to_host, "out", steps)),
-        Band("parameters", list(_parameter_marks(program))),
+        Band("cached", list(_parameter_marks(program, is_cached=True))),
+        Band("streamed", list(_parameter_marks(program, is_cached=False))),
         Band("conv, dense", _operator_marks(program, "weights")),
         Band("depthwise", _operator_marks(program, "depthwise")),
         Band("other operators", _operator_marks(program, "other")),
@@ -111,10 +113,10 @@ def _transfer_marks(transfers: Sequence[ExplainedTransfer], style: str, steps: i
     return marks
 
 
-def _parameter_marks(program: ExplainedProgram) -> Iterator[Mark]:
+def _parameter_marks(program: ExplainedProgram, *, is_cached: bool) -> Iterator[Mark]:
     largest = max((each.parameter_bytes for each in program.operators), default=0) or 1
     for each in program.operators:
-        if each.parameter_bytes:
+        if each.parameter_bytes and each.is_cached is is_cached:
             kind = "cached" if each.is_cached else "streamed"
             tip = f"{each.index} {each.name}: {each.parameter_bytes:,} bytes of parameters, {kind}"
             for first, stop in _runs(program, each):
