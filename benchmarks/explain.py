@@ -32,6 +32,9 @@ RESULTS = repository.RESULTS / "explain.json"
 WEIGHTED = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")
 
 
+POOLS = ("AVERAGE_POOL_2D", "MAX_POOL_2D", "MEAN")
+
+
 def in_order(operators: Sequence[ExplainedOperator], originals: Sequence[Operator]) -> list[bool]:
     """For each original, whether it is one of the longest sequence that both have in the same order."""
     names = [set(each.name.split(" or ")) for each in operators if each.name != "move"]
@@ -72,6 +75,13 @@ def dimensions(operator: ExplainedOperator, original: Operator, model: Graph) ->
         "output channels": None if operator.output_channels is None else blocks(channels) == operator.output_channels,
         "height and width": None if not operator.height else (operator.height, operator.width) == (height, width),
     }
+
+
+def pool_window(operator: ExplainedOperator, original: Operator, model: Graph) -> bool | None:
+    """Whether the recovered window of an average is that of the original; None: not recovered."""
+    height, width = (1, 1, 1, *model.tensors[original.inputs[0]].shape)[-3:-1]
+    window = (original.option("filterHeight", height), original.option("filterWidth", width))
+    return None if operator.kernel is None else operator.kernel == window
 
 
 def blocks(channels: int) -> int:
@@ -189,9 +199,13 @@ def all_dimensions(explained: Explanation, model: Graph) -> dict[str, dict[str, 
     words = {True: "right", False: "wrong", None: "not recovered"}
     for program in explained.programs:
         for operator in program.operators:
-            if operator.original is None or operator.original[1] not in WEIGHTED or operator.passes > 1:
+            if operator.original is None or operator.passes > 1:
                 continue
             original = model.operators[operator.original[0]]
+            if original.name in POOLS:
+                counts.setdefault("window of a pool", Counter())[words[pool_window(operator, original, model)]] += 1
+            if original.name not in WEIGHTED:
+                continue
             for what, is_right in dimensions(operator, original, model).items():
                 counts.setdefault(what, Counter())[words[is_right]] += 1
     return {what: dict(each) for what, each in counts.items()}

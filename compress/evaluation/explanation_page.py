@@ -129,7 +129,7 @@ def style_of(operator: ExplainedOperator) -> str:
         return "move"
     if operator.name.startswith("DEPTHWISE"):
         return "depthwise"
-    return "weights" if operator.kernel is not None or operator.name.startswith(("CONV", "FULLY")) else "other"
+    return "weights" if operator.name.startswith(("CONV_2D", "FULLY")) else "other"
 
 
 def _operator_marks(program: ExplainedProgram, style: str) -> list[Mark]:

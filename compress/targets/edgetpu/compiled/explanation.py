@@ -240,7 +240,7 @@ def _operator(index: int, operator: RecoveredOperator, read: _ReadProgram) -> Ex
         index=index,
         name=operator.name,
         certainty=operator.certainty.value,
-        kernel=geometry.kernel if geometry else None,
+        kernel=geometry.kernel if geometry else operator.window,
         stride=geometry.stride if geometry else None,
         input_channels=inputs * INPUT_BLOCK if inputs else None,
         output_channels=operator.output_blocks * INPUT_BLOCK if operator.output_blocks else None,

@@ -233,6 +233,7 @@ class RecoveredOperator:
         cycles: the cycles of the array, without waiting.
         passes: how often it is executed for different parts of its output.
         blocks: blocks of 4 output channels of an operator without geometry; None if unknown.
+        window: height and width of the window of an average; None if unknown, or for another operator.
     """
 
     names: tuple[str, ...]
@@ -247,6 +248,7 @@ class RecoveredOperator:
     cycles: int = 0
     passes: int = 1
     blocks: int | None = None
+    window: tuple[int, int] | None = None
 
     @property
     def output_blocks(self) -> int | None:
@@ -451,7 +453,8 @@ class _Recovery:
         }[step.kind]
         if step.kind in (StepKind.INTERPOLATION, StepKind.MOVE) and self._repeats(index):
             return None
-        return RecoveredOperator(names, Certainty.READ, [index])
+        window = _average_window(step.instructions[0]) if step.kind is StepKind.AVERAGE else None
+        return RecoveredOperator(names, Certainty.READ, [index], window=window)
 
     def _repeats(self, index: int) -> bool:
         """Return whether a step does the same as the step before, for other data."""
@@ -609,6 +612,12 @@ def _vector_names(content: NDArray[np.uint8]) -> tuple[str, ...]:
     if len(numbers) and exponents.min() >= _SMALLEST_EXPONENT and exponents.max() <= _LARGEST_EXPONENT:
         return ("MUL",) if len(blocks) > 1 else ("MUL", "CONV_2D", "DEPTHWISE_CONV_2D")
     return "CONV_2D", "DEPTHWISE_CONV_2D", "MUL", "ADD"
+
+
+def _average_window(instruction: TensorInstruction) -> tuple[int, int] | None:
+    """Return height and width of the window of an average: its first two loops, whose stride is 0."""
+    loops = instruction.source.loops[:2]
+    return (loops[1].count, loops[0].count) if len(loops) == 2 and not any(loop.stride for loop in loops) else None
 
 
 def _both_fit(step: ProgramStep) -> Callable[[int], bool]:

@@ -8,7 +8,7 @@ from edgetpu_programs import ALL_TILES, Loops, ProgramMaker, traversal
 
 from compress.errors import ModelError
 from compress.targets.edgetpu.compiled import recovery
-from compress.targets.edgetpu.compiled.instructions import ADD, PAIR, bundles
+from compress.targets.edgetpu.compiled.instructions import ADD, PAIR, POOL_AVERAGE, bundles
 from compress.targets.edgetpu.compiled.program import Program, read_program
 from compress.targets.edgetpu.compiled.program_parameters import (
     ProgramParameters,
@@ -188,6 +188,15 @@ def test_a_move_is_not_an_operator_with_weights() -> None:
     (step,) = tensor_steps(read(maker))
     assert step.kind is recovery.StepKind.PRODUCT
     assert step.sources == []
+
+
+def test_the_window_of_an_average_is_read() -> None:
+    maker = ProgramMaker()
+    maker.tensor(traversal(0, [(0, 2), (0, 3), (1, 16)]), traversal(64, [(1, 16)]), kind=POOL_AVERAGE, multiplier=9)
+    (operator,) = recovered(maker)
+    assert operator.names == ("AVERAGE_POOL_2D", "MEAN")
+    assert operator.window == (3, 2)
+    assert operator.reads == ()
 
 
 def test_too_many_steps_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
