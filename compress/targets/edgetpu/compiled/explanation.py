@@ -140,10 +140,8 @@ def _read_part(file: CompiledFile, compiled: CompiledOperator, first: int) -> li
         arriving = [(each.offset, each.size_bytes) for each in transfers if each.kind == "parameters"]
         streamed = streamed_parameters(arriving, index, executable.parameter_bytes)
         parameters = [*cached, *streamed]
-        contents = [
-            parameter_bytes(file, file.executables[each.executable])[each.extent.start : each.extent.stop]
-            for each in parameters
-        ]
+        blobs = {number: parameter_bytes(file, file.executables[number]) for number in indices}
+        contents = [blobs[each.executable][each.extent.start : each.extent.stop] for each in parameters]
         operators = recover(steps, parameters, contents)
         found.append(
             _ReadProgram(index, executable, hint, program, tuple(steps), tuple(operators), tuple(streamed), transfers)
