@@ -11,6 +11,7 @@ from compress.errors import ModelError
 from compress.targets.base import Target
 from compress.targets.edgetpu.compiled import compiled_file
 from compress.targets.edgetpu.compiled.compiled_file import CompiledFile, CompiledOperator
+from compress.targets.edgetpu.compiled.data_flow import step_reads
 from compress.targets.edgetpu.compiled.instructions import bundles
 from compress.targets.edgetpu.compiled.parameter_location import parameter_bytes
 from compress.targets.edgetpu.compiled.program import (
@@ -25,15 +26,9 @@ from compress.targets.edgetpu.compiled.program_parameters import (
     cached_parameters,
     streamed_parameters,
 )
-from compress.targets.edgetpu.compiled.recovery import (
-    ProgramStep,
-    RecoveredOperator,
-    layout_text,
-    recover,
-    step_reads,
-    tensor_steps,
-)
+from compress.targets.edgetpu.compiled.recovery import RecoveredOperator, layout_text, recover
 from compress.targets.edgetpu.compiled.schedule_comparison import compare
+from compress.targets.edgetpu.compiled.tensor_steps import ProgramStep, tensor_steps
 from compress.targets.edgetpu.darwinn_package import DmaHint, DmaHints, Executable, LayerInfo
 from compress.targets.edgetpu.parameter_memory import INPUT_BLOCK
 from compress.targets.explanation import (

@@ -7,7 +7,7 @@ import pytest
 from edgetpu_programs import ALL_TILES, Loops, ProgramMaker, traversal
 
 from compress.errors import ModelError
-from compress.targets.edgetpu.compiled import recovery
+from compress.targets.edgetpu.compiled import tensor_steps as steps_module
 from compress.targets.edgetpu.compiled.instructions import ADD, PAIR, POOL_AVERAGE, bundles
 from compress.targets.edgetpu.compiled.program import Program, read_program
 from compress.targets.edgetpu.compiled.program_parameters import (
@@ -15,7 +15,8 @@ from compress.targets.edgetpu.compiled.program_parameters import (
     cached_parameters,
     streamed_parameters,
 )
-from compress.targets.edgetpu.compiled.recovery import Certainty, RecoveredOperator, recover, tensor_steps
+from compress.targets.edgetpu.compiled.recovery import Certainty, RecoveredOperator, layout_text, recover
+from compress.targets.edgetpu.compiled.tensor_steps import StepKind, tensor_steps
 from compress.targets.edgetpu.compiled.traversal import Loop, traversals
 
 
@@ -186,7 +187,7 @@ def test_a_move_is_not_an_operator_with_weights() -> None:
     maker = ProgramMaker()
     maker.tensor(traversal(0, [(1, 3)], mode=1), traversal(0, [(1, 3)]), kind=PAIR, rows=4)
     (step,) = tensor_steps(read(maker))
-    assert step.kind is recovery.StepKind.PRODUCT
+    assert step.kind is StepKind.PRODUCT
     assert step.sources == []
 
 
@@ -200,7 +201,7 @@ def test_the_window_of_an_average_is_read() -> None:
 
 
 def test_too_many_steps_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "MAX_STEPS", 2)
+    monkeypatch.setattr(steps_module, "MAX_STEPS", 2)
     maker = ProgramMaker()
     for number in range(3):
         maker.tensor(SOURCE, TARGET, multiplier=number)
@@ -263,4 +264,4 @@ def test_the_layout_of_parameters_is_described() -> None:
     maker = ProgramMaker()
     maker.tensor(SOURCE, TARGET)
     (operator,) = recovered(maker, 128 * (9 * 16 + 12))
-    assert recovery.layout_text(operator) == "128 rows of 144 bytes of weights and 12 bytes of bias and scale"
+    assert layout_text(operator) == "128 rows of 144 bytes of weights and 12 bytes of bias and scale"
