@@ -26,7 +26,7 @@ from compress.targets.edgetpu.compiled.program_parameters import (
     cached_parameters,
     streamed_parameters,
 )
-from compress.targets.edgetpu.compiled.recovery import RecoveredOperator, layout_text, recover
+from compress.targets.edgetpu.compiled.recovery import Certainty, RecoveredOperator, layout_text, recover
 from compress.targets.edgetpu.compiled.schedule_comparison import compare
 from compress.targets.edgetpu.compiled.tensor_steps import ProgramStep, tensor_steps
 from compress.targets.edgetpu.darwinn_package import DmaHint, DmaHints, Executable, LayerInfo
@@ -138,6 +138,10 @@ def _read_part(file: CompiledFile, compiled: CompiledOperator, first: int) -> li
         blobs = {number: parameter_bytes(file, file.executables[number]) for number in indices}
         contents = [blobs[each.executable][each.extent.start : each.extent.stop] for each in parameters]
         operators = recover(steps, parameters, contents)
+        if steps and any(bundle > steps[-1].bundle for bundle in program.exponentials):
+            # Compilers before 16 compute a softmax at the end of a network on the scalar core.
+            reads = (len(operators) - 1,)
+            operators.append(RecoveredOperator(("SOFTMAX",), Certainty.INFERRED, [], reads=reads))
         found.append(
             _ReadProgram(index, executable, hint, program, tuple(steps), tuple(operators), tuple(streamed), transfers)
         )
@@ -243,7 +247,7 @@ def _operator(index: int, operator: RecoveredOperator, read: _ReadProgram) -> Ex
         passes=operator.passes,
         cycles=operator.cycles,
         tiles=tiles.bit_count(),
-        steps=(operator.steps[0], operator.steps[-1] + 1),
+        steps=(operator.steps[0], operator.steps[-1] + 1) if operator.steps else (len(read.steps),) * 2,
         reads=operator.reads,
         parameter_bytes=sum(sizes),
         is_cached=operator.parameters[0].is_cached if operator.parameters else None,

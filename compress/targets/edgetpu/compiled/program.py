@@ -62,6 +62,8 @@ _SCALAR_BIT = 11
 _TILES_BIT = 12
 _MOVE_IMMEDIATE, _MOVE = 0x2F, 0x0F
 _COMPARISONS = frozenset({*range(0x09, 0x0F), *range(0x29, 0x2F)})
+_LOG2_E = 0x3FB8AA3B
+"""Bits of the float32 1.4427: 2 to the power of it times x is e to the power of x."""
 _LOAD_DESCRIPTOR, _START_TRANSFER = 0x0A, 0x0C
 _SIZE_WORD, _KIND_WORD = 2, 3
 TRANSFER_KINDS = {0: "instructions", 1: "input", 2: "parameters", 3: "output", 4: "interrupt"}
@@ -123,6 +125,7 @@ class Program:
         parts: the parts of streams from the host, in order.
         unknown: the indices of bundles that are not understood; a program with any was not read correctly after it.
         scalar_loops: the number of jumps of the scalar core: it computes something itself.
+        exponentials: the indices of bundles in which the scalar core multiplies by the logarithm of e to base 2.
     """
 
     bundles: Sequence[int]
@@ -131,6 +134,7 @@ class Program:
     parts: list[StreamPart] = field(default_factory=list)
     unknown: list[int] = field(default_factory=list)
     scalar_loops: int = 0
+    exponentials: list[int] = field(default_factory=list)
 
     @property
     def is_complete(self) -> bool:
@@ -227,6 +231,8 @@ class _ScalarCore:
 def _scalar(program: Program, scalar: _ScalarCore, index: int, operation: int) -> None:
     """Read a bundle of the scalar core."""
     bundle = program.bundles[index]
+    if bundle >> 70 & 0xFFFFFFFF == _LOG2_E:
+        program.exponentials.append(index)
     if operation in _BRANCHES:
         program.scalar_loops += 1
     elif operation == _STREAM and index + 3 < len(program.bundles):

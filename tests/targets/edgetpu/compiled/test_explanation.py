@@ -95,6 +95,15 @@ def test_streamed_parameters_belong_to_their_operators() -> None:
 
 
 @needs_pairs
+def test_a_softmax_on_the_scalar_core_is_recovered() -> None:
+    result = explained("ASR_Model5", named=True)
+    last = inference(result).operators[-1]
+    assert (last.name, last.certainty, last.original) == ("SOFTMAX", "inferred", (11, "SOFTMAX"))
+    assert any("scalar core" in limit for limit in result.limits)
+    assert explanation_page.page(result)
+
+
+@needs_pairs
 def test_the_prediction_is_compared_where_both_exist() -> None:
     result = explained("mobilenet_v2_1.0_224_inat_bird_quant_segment_0_of_3", named=True)
     assert result.comparison is not None
