@@ -58,7 +58,7 @@ class Certainty(StrEnum):
     """How certain a recovered operator is."""
 
     CONFIRMED = "confirmed"
-    """The size of its parameters is exactly that of the recovered kernel and channels."""
+    """Its parameters have the size of the recovered kernel and channels, and are read from the tiles that store them."""
     READ = "read"
     """Its kind is in the instruction."""
     INFERRED = "inferred"
@@ -254,19 +254,22 @@ class _Recovery:
         """Return a convolution or dense layer; None if it is another pass of the last one."""
         step = self.steps[index]
         geometry = geometry_of(step)
-        found = self._take(lambda size: fits(geometry, size))
+        by_tile = divided(step, geometry)
+        found = self._take(lambda each: fits(geometry, each.size_bytes) and _is_read_by(step, each))
         if found is None:
-            by_tile = divided(step, geometry)
-            found = self._take(lambda size: fits(by_tile, size))
+            found = self._take(lambda each: fits(by_tile, each.size_bytes) and _is_read_by(step, each))
             geometry = geometry if found is None else by_tile
+        certainty = Certainty.CONFIRMED
         if found is None:
             earlier = self._earlier_pass(step, geometry)
             if earlier is not None:
                 self.operators[earlier].passes += 1
                 self.pass_of = earlier
                 return None
-            found = self._take_later(lambda size: fits(geometry, size))
-        certainty = Certainty.INFERRED if found is None else Certainty.CONFIRMED
+            found = self._take(lambda each: fits(geometry, each.size_bytes)) or self._take_later(
+                lambda each: fits(geometry, each.size_bytes)
+            )
+            certainty = Certainty.CONFIRMED if found and _is_read_by(step, found) else Certainty.INFERRED
         names: tuple[str, ...] = ("DEPTHWISE_CONV_2D",) if geometry.depthwise else ("CONV_2D",)
         if geometry.input_blocks == 1 and not geometry.depthwise:
             names = ("CONV_2D", "DEPTHWISE_CONV_2D")
@@ -282,38 +285,37 @@ class _Recovery:
             operator = self.operators[index]
             if operator.geometry is None or not operator.parameters:
                 continue
-            if (
-                pass_shape(operator.geometry) == pass_shape(geometry)
-                and self.steps[operator.steps[0]].constants == step.constants
-            ):
+            same_numbers = self.steps[operator.steps[0]].constants == step.constants
+            same_shape = pass_shape(operator.geometry) == pass_shape(geometry)
+            if same_shape and same_numbers and _is_read_by(step, operator.parameters[0]):
                 return index
         return None
 
-    def _take(self, fits: Callable[[int], bool]) -> ProgramParameters | None:
-        """Take the next cached or streamed parameters, if their size fits; streamed ones can be several transfers."""
+    def _take(self, suits: Callable[[ProgramParameters], bool]) -> ProgramParameters | None:
+        """Take the next cached or streamed parameters, if they suit; streamed ones can be several transfers."""
         for queue in self.queues.values():
-            if queue and fits(queue[0].size_bytes):
+            if queue and suits(queue[0]):
                 return queue.pop(0)
-        return self._take_together(fits)
+        return self._take_together(suits)
 
-    def _take_together(self, fits: Callable[[int], bool]) -> ProgramParameters | None:
+    def _take_together(self, suits: Callable[[ProgramParameters], bool]) -> ProgramParameters | None:
         queue, size = self.queues[False], 0
         for count, each in enumerate(queue[:_MOST_TRANSFERS], 1):
             size += each.size_bytes
             if each.offset != queue[0].offset + size - each.size_bytes:
                 return None
-            if count > 1 and fits(size):
-                found = replace(queue[0], size_bytes=size)
+            found = replace(queue[0], size_bytes=size)
+            if count > 1 and suits(found):
                 self.content[found] = np.concatenate([self.content[part] for part in queue[:count]])
                 del queue[:count]
                 return found
         return None
 
-    def _take_later(self, fits: Callable[[int], bool]) -> ProgramParameters | None:
+    def _take_later(self, suits: Callable[[ProgramParameters], bool]) -> ProgramParameters | None:
         """Take parameters after some that fit no step; those are assigned to the softmax before them, if any."""
         for queue in self.queues.values():
             for position in range(1, min(1 + _MOST_SKIPPED, len(queue))):
-                if fits(queue[position].size_bytes):
+                if suits(queue[position]):
                     self._assign_tables(queue[:position])
                     found = queue[position]
                     del queue[: position + 1]
@@ -331,6 +333,12 @@ class _Recovery:
             for queue in self.queues.values():
                 self._assign_tables(queue)
                 queue.clear()
+
+
+def _is_read_by(step: ProgramStep, parameters: ProgramParameters) -> bool:
+    """Return whether a step can read cached parameters: it reads them from the tiles that store them, or in place."""
+    tiles = parameters.tiles
+    return not tiles or not step.parameter_tiles or tuple(step.parameter_tiles[: len(tiles)]) == tiles
 
 
 def _innermost_blocks(instruction: TensorInstruction) -> int:

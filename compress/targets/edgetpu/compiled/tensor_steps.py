@@ -6,7 +6,7 @@ The kind and the numbers of an instruction say what it computes. Its addresses s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from math import prod
 
@@ -22,7 +22,7 @@ from compress.targets.edgetpu.compiled.instructions import (
     vector_instructions,
 )
 from compress.targets.edgetpu.compiled.operator_constants import EXPONENTIAL_LIMIT, TABLE_LIMITS
-from compress.targets.edgetpu.compiled.program import TENSOR_OPERATIONS, Program, TileInstruction
+from compress.targets.edgetpu.compiled.program import PARAMETER_READ, TENSOR_OPERATIONS, Program, TileInstruction
 from compress.targets.edgetpu.compiled.traversal import WORD_BYTES, Loop, Traversal, traversals
 from compress.targets.edgetpu.parameter_memory import INPUT_BLOCK
 
@@ -85,11 +85,14 @@ class ProgramStep:
         kind: what they compute.
         instructions: the instructions.
         name: of a function.
+        parameter_tiles: the tiles of each instruction after it that sends data from the memory of a tile: its
+            parameters, before other data.
     """
 
     kind: StepKind
     instructions: list[TensorInstruction]
     name: str = ""
+    parameter_tiles: list[int] = field(default_factory=list)
 
     @property
     def tiles(self) -> int:
@@ -154,6 +157,8 @@ def tensor_steps(program: Program) -> list[ProgramStep]:
     vectors = {each.bundle - _VECTOR_BUNDLE: each for each in vector_instructions(program.bundles)}
     steps: list[ProgramStep] = []
     for tile in program.instructions:
+        if tile.operation == PARAMETER_READ and steps:
+            steps[-1].parameter_tiles.append(tile.tiles)
         vector = vectors.get(tile.bundle)
         if tile.operation not in TENSOR_OPERATIONS or vector is None:
             continue

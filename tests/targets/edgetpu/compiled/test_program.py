@@ -9,7 +9,7 @@ from edgetpu_programs import ALL_TILES, Loops, ProgramMaker, traversal
 from compress.errors import ModelError
 from compress.targets.edgetpu.compiled import tensor_steps as steps_module
 from compress.targets.edgetpu.compiled.instructions import ADD, PAIR, POOL_AVERAGE, bundles
-from compress.targets.edgetpu.compiled.program import Program, read_program
+from compress.targets.edgetpu.compiled.program import PARAMETER_READ, Program, read_program
 from compress.targets.edgetpu.compiled.program_parameters import (
     ProgramParameters,
     cached_parameters,
@@ -161,6 +161,18 @@ def test_a_step_with_the_parameters_of_an_earlier_one_is_a_pass_of_it() -> None:
     first, second = recovered(maker, 128 * (9 * 16 + 12), 16 * (48 + 4))
     assert (first.passes, first.steps) == (2, [0, 2])
     assert (second.passes, second.steps) == (1, [1])
+
+
+def test_the_tiles_that_are_read_tell_a_pass_from_the_next_operator() -> None:
+    maker = ProgramMaker()
+    size = 48 * (48 + 4)
+    for start, stop, tiles in ((0, 4096, 1), (4096, 8192, 2), (1440, 12288, 1)):
+        maker.tensor(traversal(start, [(1, 12), (12, 30)]), traversal(stop, [(1, 12), (12, 30)]), rows=48)
+        maker.numbered(PARAMETER_READ, 4, tiles)
+    regions = [parameters(size, offset=size * index, tiles=(tiles,)) for index, tiles in enumerate((1, 2, 4))]
+    first, second = recover(tensor_steps(read(maker)), regions, [np.full(size, 7, np.uint8)] * 3)
+    assert (first.steps, first.passes) == ([0, 2], 2)
+    assert (second.steps, second.passes) == ([1], 1)
 
 
 def test_an_operator_reads_what_was_written_last_at_its_addresses() -> None:
