@@ -58,7 +58,7 @@ class Certainty(StrEnum):
     """How certain a recovered operator is."""
 
     CONFIRMED = "confirmed"
-    """Its parameters have the size of the recovered kernel and channels, and are read from the tiles that store them."""
+    """Its parameters have the size of its kernel and channels, and are read from the tiles that store them."""
     READ = "read"
     """Its kind is in the instruction."""
     INFERRED = "inferred"
