@@ -12,6 +12,8 @@ SCHEMA_VERSION = 1
 CPU_MARK = " (CPU)"
 MAX_NAMES = 6
 """The most neighbouring operators on the CPU that are named in a text."""
+MAX_NAME = 48
+"""The most characters of a tensor's name in a text."""
 MAX_LINES = 12
 """The most differences in the text for a terminal."""
 
@@ -274,12 +276,10 @@ def describe_program(program: ExplainedProgram) -> list[str]:
     """Return a summary of an executable, line by line."""
     read = f"{program.understood_bundles:,} of {program.bundles:,} bundles understood"
     lines = [f"{program.type:<18} {read}, {program.instructions:,} instructions for tiles"]
-    for transfer in program.transfers:
-        if transfer.kind not in ("instructions", "interrupt"):
-            direction = "to the host" if transfer.to_host else "to the chip"
-            lines.append(
-                f"  transfer         {transfer.size_bytes:>12,} bytes {direction}: {transfer.kind} {transfer.name}"
-            )
+    moved = [each for each in program.transfers if each.kind not in ("instructions", "interrupt")]
+    lines += [f"  transfer         {_describe_transfer(each)}" for each in moved[:MAX_LINES]]
+    if len(moved) > MAX_LINES:
+        lines.append(f"  … and {len(moved) - MAX_LINES:,} more (--json and the page list all)")
     if program.operators:
         names = Counter(each.certainty for each in program.operators if each.name != "move")
         counts = ", ".join(f"{count} {certainty}" for certainty, count in names.items())
@@ -294,6 +294,12 @@ def describe_program(program: ExplainedProgram) -> list[str]:
             f"in {program.memory_bytes:,} that it takes"
         )
     return lines
+
+
+def _describe_transfer(transfer: ExplainedTransfer) -> str:
+    direction = "to the host" if transfer.to_host else "to the chip"
+    name = transfer.name if len(transfer.name) <= MAX_NAME else f"{transfer.name[:MAX_NAME]}…"
+    return f"{transfer.size_bytes:>12,} bytes {direction}: {transfer.kind} {name}".rstrip()
 
 
 def _describe_operator(operator: ExplainedOperator) -> str:
