@@ -288,7 +288,15 @@ def _add_inspect(subparsers: Subparsers) -> None:
     parser.add_argument("model", type=Path, help="a file written by edgetpu_compiler")
     _add_target(parser)
     against = "the .tflite file that it was compiled from, to compare"
-    parser.add_argument("--against", type=Path, metavar="MODEL", help=against)
+    parser.add_argument("--against", "--original", type=Path, metavar="MODEL", help=against)
+    parser.add_argument(
+        "--explain",
+        action="store_true",
+        help="recover the operators, the memory over time and the transfers from the compiled file",
+    )
+    parser.add_argument(
+        "-o", "--out", type=Path, metavar="PAGE.html", help="with --explain: write a page with a picture of them"
+    )
     parser.add_json()
 
 
@@ -296,11 +304,19 @@ def inspect(options: argparse.Namespace) -> int:
     """`python -m compress inspect`."""
     from compress import targets
 
-    result = targets.load(options.target or targets.DEFAULT).inspect(options.model, options.against)
+    target = targets.load(options.target or targets.DEFAULT)
+    if options.out is not None and not options.explain:
+        raise PipelineError("-o is for the page of --explain", hint="add --explain")
+    result = target.explain(options.model, options.against) if options.explain else None
+    if result is not None and options.out is not None:
+        from compress.evaluation import explanation_page
+
+        write_file(options.out, explanation_page.page(result), "the page cannot be written")
+    shown = target.inspect(options.model, options.against) if result is None else result
     if options.json:
-        write_json(result.to_json())
+        write_json(shown.to_json())
     else:
-        write(result.describe().rstrip("\n"))
+        write(shown.describe().rstrip("\n"))
     return 0
 
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from compress.artifact import Facts
 from compress.errors import PipelineError
 from compress.targets.compiler_settings import CompilerSettings
+from compress.targets.explanation import Explanation
 from compress.tflite.comparison import Feed
 from compress.tflite.graph import Graph
 
@@ -456,6 +457,20 @@ class Target(ABC):
         Args:
             compiled: the file that the target's compiler wrote.
             original: the .tflite file that it was compiled from, for a comparison with predictions.
+
+        Raises:
+            PipelineError: this target has no compiler.
+            ModelError: the file is not a compiled model.
+        """
+        del compiled, original
+        raise PipelineError(f"the target {self.name} has no compiled models")
+
+    def explain(self, compiled: Path, original: Path | None = None) -> Explanation:
+        """Explain what a compiled model does: operators, memory over time and transfers, from the file alone.
+
+        Args:
+            compiled: the file that the target's compiler wrote.
+            original: the .tflite file that it was compiled from, for names and for a comparison with the prediction.
 
         Raises:
             PipelineError: this target has no compiler.

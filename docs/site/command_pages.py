@@ -26,7 +26,7 @@ MANUALS = {
     "check": "[operators](../operators.md), [the graph](../report.md#the-operators-as-a-graph)",
     "estimate": "[latency prediction](../compiling.md#latency-prediction)",
     "legalize": "[rewrites](../operators.md#rewrites)",
-    "inspect": "[compilation](../compiling.md)",
+    "inspect": "[what a compiled model does](../explain.md), [compilation](../compiling.md)",
     "verify-compiled": "[new weights in a compiled model](../relink.md#does-a-compiled-file-hold-this-model)",
     "relink": "[new weights in a compiled model](../relink.md)",
     "split": "[several Edge TPUs](../several_tpus.md)",

@@ -147,9 +147,25 @@ def read_tflite(folder: Path, seed: Seed) -> None:
     """Check, estimate, inspect, write and read again; where only weights differ, the answer is that of the seed."""
     content = (folder / seed.name).read_bytes()
     answer = inspection_text(content)
+    explain_if_compiled(content)
     same_size = len(content) == len(seed.content)
     if same_size and only_weights_differ(content, seed) and answer != sound_answer(seed.content):
         raise DifferentError("other weights change what is reported of the structure")
+
+
+def explain_if_compiled(content: bytes) -> None:
+    """What a compiled model does, as JSON and as a page."""
+    from compress.evaluation import explanation_page
+    from compress.targets import load
+    from compress.targets.edgetpu.compiled import compiled_file, explanation
+
+    try:
+        file = compiled_file.parse(content)
+    except CorallineError:
+        return
+    result = explanation.explain(file, "compiled", None, load("edgetpu"))
+    json.dumps(result.to_json(), allow_nan=False)
+    explanation_page.page(result)
 
 
 def only_weights_differ(content: bytes, seed: Seed) -> bool:

@@ -31,6 +31,11 @@ DATA_TYPES = {
     8: "SIGNED_FIXED_POINT8",
     9: "SIGNED_FIXED_POINT16",
 }
+DMA_KINDS = {0: "output", 1: "input", 2: "parameters", 3: "scratch"}
+_TRANSFER_HINT, _INSTRUCTION_HINT = 1, 2
+_OTHER_HINTS = {3: "interrupt", 4: "fence"}
+_HINT_EXPANSION = 32
+"""As _MAX_EXPANSION, for DMA hints: three tables for each."""
 _MAX_EXPANSION, _EXTRA_BYTES = 4, 4096
 """The memory limit for reading a package: a multiple of its size, plus a constant."""
 _TABLE = 512
@@ -141,6 +146,89 @@ class DarwinnPackage:
     def streamed_bytes(self) -> int:
         """Parameters that are sent at every inference."""
         return self.parameter_bytes("STAND_ALONE", "EXECUTION_ONLY")
+
+
+@dataclass(frozen=True)
+class DmaHint:
+    """A transfer that an executable announces to the runtime, or another event in their order.
+
+    Attributes:
+        kind: one of DMA_KINDS, or "instructions", "interrupt" or "fence".
+        name: of the input or output.
+        offset: the first byte in the input, output, parameters or scratch memory.
+        size_bytes: the number of bytes; of instructions those of their stream.
+        to_host: whether the transfer is to the host.
+    """
+
+    kind: str
+    name: str = ""
+    offset: int = 0
+    size_bytes: int = 0
+    to_host: bool = False
+
+
+@dataclass(frozen=True)
+class DmaHints:
+    """The DMA hints of an executable.
+
+    Attributes:
+        hints: in order.
+        is_complete: whether they are all transfers of the executable.
+    """
+
+    hints: tuple[DmaHint, ...]
+    is_complete: bool
+
+
+def read_dma_hints(options: bytes) -> tuple[DmaHints, ...]:
+    """Return the DMA hints of each executable in the options of a custom operator.
+
+    They are read apart from the rest of the package, because only their explanation needs them.
+
+    Raises:
+        ModelError: the options contain no package, or damaged hints.
+    """
+    try:
+        payload, _ = _payload(options)
+        allowance = Allowance(_HINT_EXPANSION * len(payload) + _EXTRA_BYTES)
+        package = PackageTable.root(memoryview(payload), allowance, 0)
+        multi = package.nested(package.extent(1))
+        return tuple(_dma_hints(multi.nested(extent)) for extent in multi.extents(0))
+    except (struct.error, IndexError, ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
+        raise ModelError(f"its {OPERATOR} has damaged DMA hints ({error})") from error
+
+
+def _dma_hints(executable: PackageTable) -> DmaHints:
+    table = executable.table(7)
+    if table is None:
+        return DmaHints((), is_complete=False)
+    streams = [len(stream.extent(0)) for stream in executable.tables(5)]
+    hints = tuple(_dma_hint(hint, streams) for hint in table.tables(0))
+    return DmaHints(hints, bool(table.number(1, "<B")))
+
+
+def _dma_hint(table: PackageTable, streams: list[int]) -> DmaHint:
+    kind, content = table.number(0, "<B"), table.table(1)
+    if content is None:
+        raise ValueError("a DMA hint without content")
+    to_host = bool(table.number(2, "<h"))
+    if kind == _TRANSFER_HINT:
+        meta = content.table(0)
+        described = meta.number(0, "<h") if meta else None
+        if meta is None or described not in DMA_KINDS:
+            raise ValueError(f"a DMA hint for {described}")
+        offset, size = content.number(1, "<i"), content.number(2, "<i")
+        if offset < 0 or size < 0:
+            raise ValueError("a DMA hint of a negative size")
+        return DmaHint(DMA_KINDS[described], meta.text(2), offset, size, to_host)
+    if kind == _INSTRUCTION_HINT:
+        index = content.number(0, "<i")
+        if not 0 <= index < len(streams):
+            raise ValueError(f"a DMA hint for instructions {index} of {len(streams)}")
+        return DmaHint("instructions", size_bytes=streams[index])
+    if kind not in _OTHER_HINTS:
+        raise ValueError(f"a DMA hint of type {kind}")
+    return DmaHint(_OTHER_HINTS[kind], to_host=to_host)
 
 
 def read(options: bytes, position: int = 0) -> DarwinnPackage:

@@ -271,15 +271,8 @@ def _map_shape(tensor: Tensor) -> tuple[int, int, int]:
     return height, width, channels
 
 
-def _bus_traffic(
-    graph: Graph,
-    on_tpu: set[int],
-    layers: Sequence[ArrayLayer],
-    checked: Check,
-    target: Target,
-    compiled: Inspection | None,
-) -> BusTraffic:
-    """Return the bytes on the bus: tensors, instructions, and parameters that are not cached."""
+def transfer_sizes(graph: Graph, on_tpu: set[int]) -> tuple[list[int], list[int]]:
+    """Return the bytes of each input and of each output of the Edge TPU; `on_tpu`: the indices of its operators."""
     made_on_tpu: set[int] = set()
     read_on_tpu: set[int] = set()
     read_on_host = set(graph.outputs)
@@ -290,9 +283,22 @@ def _bus_traffic(
         else:
             read_on_host.update(operator.inputs)
     sent = [graph.tensors[index] for index in read_on_tpu - made_on_tpu - {NONE}]
-    input_bytes = sum(tensor.elements for tensor in sent if not tensor.is_constant)
     received = [graph.tensors[index] for index in read_on_host & made_on_tpu]
-    output_bytes = sum(latency.padded_map_bytes(_map_shape(tensor)) for tensor in received)
+    inputs = [tensor.elements for tensor in sent if not tensor.is_constant]
+    return inputs, [latency.padded_map_bytes(_map_shape(tensor)) for tensor in received]
+
+
+def _bus_traffic(
+    graph: Graph,
+    on_tpu: set[int],
+    layers: Sequence[ArrayLayer],
+    checked: Check,
+    target: Target,
+    compiled: Inspection | None,
+) -> BusTraffic:
+    """Return the bytes on the bus: tensors, instructions, and parameters that are not cached."""
+    inputs, outputs = transfer_sizes(graph, on_tpu)
+    input_bytes, output_bytes = sum(inputs), sum(outputs)
     streamed = latency.streamed_bytes(layers, target)
     if compiled is not None:
         streamed = _distribute_streamed_bytes(streamed, layers, compiled.streamed_bytes)

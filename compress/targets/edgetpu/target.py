@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from compress.artifact import Facts
 from compress.targets.base import CostModel, Target
 from compress.targets.compiler_settings import CompilerSettings
+from compress.targets.explanation import Explanation
 from compress.tflite.comparison import Feed
 from compress.tflite.graph import Graph
 
@@ -103,6 +104,14 @@ class EdgeTpu(Target):
         if original is not None:
             rows = inspection.compare_with_prediction(inspected, graph.read(original), self)
         return inspection.InspectionResult(inspected, rows)
+
+    def explain(self, compiled: Path, original: Path | None = None) -> Explanation:
+        """Explain what a compiled model does: operators, memory over time and transfers, from the file alone."""
+        from compress.targets.edgetpu.compiled import compiled_file, explanation
+        from compress.tflite import graph
+
+        model = None if original is None else graph.read(original)
+        return explanation.explain(compiled_file.read(compiled), compiled.name, model, self)
 
     def verify_compiled(self, model: Path, compiled: Path) -> Verification:
         """Return whether a compiled file holds a model."""

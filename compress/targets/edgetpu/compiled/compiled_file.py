@@ -11,7 +11,7 @@ from pathlib import Path
 
 from compress.errors import ModelError
 from compress.targets.edgetpu import darwinn_package
-from compress.targets.edgetpu.darwinn_package import DarwinnPackage, Executable, PackageTable
+from compress.targets.edgetpu.darwinn_package import DarwinnPackage, DmaHints, Executable, PackageTable
 from compress.tflite import graph
 from compress.tflite.graph import Graph, Operator
 from compress.tflite.verifier import Allowance
@@ -91,6 +91,16 @@ def parse(content: bytes, where: str = "") -> CompiledFile:
         allowed = f"{MAX_INSTRUCTION_BYTES:,} bytes"
         raise ModelError(f"has {size:,} bytes of instructions", where=where, allowed=allowed)
     return file
+
+
+def dma_hints(file: CompiledFile, compiled: CompiledOperator) -> tuple[DmaHints, ...]:
+    """Return the DMA hints of each executable of a custom operator.
+
+    Raises:
+        ModelError: they are damaged.
+    """
+    positions = _custom_options(file.content, compiled.operator.index)
+    return darwinn_package.read_dma_hints(file.bytes_at(positions))
 
 
 def custom_operators(parsed: Graph, where: str) -> tuple[Operator, ...]:

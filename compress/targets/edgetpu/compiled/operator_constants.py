@@ -35,9 +35,9 @@ _LARGEST_FACTOR = 32767
 """The factors of an addition have 15 bits."""
 _RELU, _RELU_N1_TO_1, _RELU6 = 1, 2, 3
 _CLAMPED = {_RELU: (0.0, None), _RELU_N1_TO_1: (-1.0, 1.0), _RELU6: (0.0, 6.0)}
-_TABLE_LIMITS = {"LOGISTIC": 0x41265904, "TANH": 0x40DBFE6B}
+TABLE_LIMITS = {"LOGISTIC": 0x41265904, "TANH": 0x40DBFE6B}
 """Bits of the largest input of each function by table: 10.3967 and 6.8748."""
-_EXPONENTIAL_LIMIT = 0xC1509C0D
+EXPONENTIAL_LIMIT = 0xC1509C0D
 """Bits of the smallest input of the exponential in a softmax: -13.0381."""
 _SIGN = 0x80000000
 _MOVE = Constants(ONE_BITS, INFINITY_BITS, MINUS_INFINITY_BITS, 0, 0, 0, 0)
@@ -313,7 +313,7 @@ def _function(graph: Graph, operator: Operator) -> list[Form]:
     inputs, outputs = _activations(graph, operator)
     if len(inputs) != 1 or not outputs:
         return []
-    limit = _TABLE_LIMITS[operator.name]
+    limit = TABLE_LIMITS[operator.name]
     constants = Constants(
         _bits(inputs[0].scale), limit, limit | _SIGN, 0, outputs[0].zero_point, inputs[0].zero_point, 0
     )
@@ -337,7 +337,7 @@ def _softmax(graph: Graph, operator: Operator) -> list[Form]:
         found.append(Form(f"negated{suffix}", frozenset({ADD, NEGATE}), first))
         found.append(Form(f"negated again{suffix}", MULTIPLY, again))
     for name, scale in (("exponential", source.scale), ("exponential, scaled before", _ONE)):
-        constants = Constants(_bits(scale), 0, _EXPONENTIAL_LIMIT, 0, 0, _STEPS, 0)
+        constants = Constants(_bits(scale), 0, EXPONENTIAL_LIMIT, 0, 0, _STEPS, 0)
         found.append(Form(name, MULTIPLY, constants))
     return found
 

@@ -1,0 +1,285 @@
+"""What `inspect --explain` recovers from compiled files: `python benchmarks/explain.py`.
+
+Needs the shared files (CORALLINE_SHARED, or ../shared beside the project). Every compiled file is explained without its
+original. Then the result is compared with the original: the operators in their order, kernels, strides, shapes, and
+which operator reads which. Transfers are compared with the sizes in the file, and addresses with the memory that the
+file claims. Last, the prediction for the original is compared with the file. Prints a table, and writes
+benchmarks/results/explain.json.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import repository
+
+from paths import EDGETPU
+
+from compress import targets
+from compress.targets.edgetpu.compiled import compiled_file, explanation
+from compress.targets.edgetpu.compiled.cpu_part import compare_cpu_part
+from compress.targets.edgetpu.compiled.parameter_location import locate
+from compress.targets.explanation import ExplainedOperator, ExplainedProgram, Explanation, difference_counts
+from compress.tflite import graph
+from compress.tflite.graph import Graph, Operator
+
+RESULTS = repository.RESULTS / "explain.json"
+WEIGHTED = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")
+
+
+POOLS = ("AVERAGE_POOL_2D", "MAX_POOL_2D", "MEAN")
+
+
+def in_order(operators: Sequence[ExplainedOperator], originals: Sequence[Operator]) -> list[bool]:
+    """For each original, whether it is one of the longest sequence that both have in the same order."""
+    names = [set(each.name.split(" or ")) for each in operators if each.name != "move"]
+    rows, columns = len(names), len(originals)
+    lengths = [[0] * (columns + 1) for _ in range(rows + 1)]
+    for row in range(rows - 1, -1, -1):
+        for column in range(columns - 1, -1, -1):
+            best = max(lengths[row + 1][column], lengths[row][column + 1])
+            fits = originals[column].name in names[row]
+            lengths[row][column] = max(best, lengths[row + 1][column + 1] + 1) if fits else best
+    found, row, column = [False] * columns, 0, 0
+    while row < rows and column < columns:
+        if originals[column].name in names[row] and lengths[row][column] == lengths[row + 1][column + 1] + 1:
+            found[column] = True
+            row, column = row + 1, column + 1
+        elif lengths[row + 1][column] >= lengths[row][column + 1]:
+            row += 1
+        else:
+            column += 1
+    return found
+
+
+def dimensions(operator: ExplainedOperator, original: Operator, model: Graph) -> dict[str, bool | None]:
+    """Whether each recovered dimension of a layer with weights is that of the original; None: not recovered."""
+    weights = model.tensors[original.inputs[1]].shape
+    source = (1, 1, 1, *model.tensors[original.inputs[0]].shape)[-3:]
+    height, width, channels = (1, 1, 1, *model.tensors[original.outputs[0]].shape)[-3:]
+    kernel = weights[1:3] if len(weights) == 4 else (1, 1)
+    inputs = source[2] if len(weights) == 4 else weights[1]
+    strides = (original.option("strideH", 1), original.option("strideW", 1)) if len(weights) == 4 else (1, 1)
+    is_flat = len(weights) == 2
+    return {
+        "kernel": None if operator.kernel is None else operator.kernel == kernel,
+        "stride": None if operator.stride is None else operator.stride == strides,
+        "input channels": None
+        if operator.input_channels is None or is_flat
+        else blocks(inputs) == operator.input_channels,
+        "output channels": None if operator.output_channels is None else blocks(channels) == operator.output_channels,
+        "height and width": None if not operator.height else (operator.height, operator.width) == (height, width),
+    }
+
+
+def pool_window(operator: ExplainedOperator, original: Operator, model: Graph) -> bool | None:
+    """Whether the recovered window of an average is that of the original; None: not recovered."""
+    height, width = (1, 1, 1, *model.tensors[original.inputs[0]].shape)[-3:-1]
+    window = (original.option("filterHeight", height), original.option("filterWidth", width))
+    return None if operator.kernel is None else operator.kernel == window
+
+
+def blocks(channels: int) -> int:
+    """The channels, in whole blocks of 4."""
+    return -(-channels // 4) * 4
+
+
+def sources(program: ExplainedProgram, index: int, known: set[int]) -> set[int]:
+    """The originals that an operator reads, through copies and operators without an original; -1 for inputs."""
+    found: set[int] = set()
+    waiting = list(program.operators[index].reads)
+    seen: set[int] = set()
+    while waiting:
+        each = waiting.pop()
+        if each < 0:
+            found.add(-1)
+            continue
+        original = program.operators[each].original
+        if original is not None and original[0] in known:
+            found.add(original[0])
+        elif each not in seen:
+            seen.add(each)
+            waiting += program.operators[each].reads or (-1,)
+    return found
+
+
+def true_sources(model: Graph, operator: Operator, known: set[int]) -> set[int]:
+    """The operators that an operator reads, through those that were not recovered; -1 for inputs."""
+    found: set[int] = set()
+    waiting = [each for each in operator.inputs if each >= 0 and not model.tensors[each].is_constant]
+    while waiting:
+        producer = model.producer.get(waiting.pop())
+        if producer is None:
+            found.add(-1)
+        elif producer.index in known:
+            found.add(producer.index)
+        else:
+            waiting += [each for each in producer.inputs if each >= 0 and not model.tensors[each].is_constant]
+    return found
+
+
+def measure(name: str, folder: Path) -> dict[str, Any]:
+    """Explain one compiled file, and compare it with its original."""
+    target = targets.load("edgetpu")
+    file = compiled_file.read(folder / "compiled.tflite")
+    model = graph.read(folder / "model.tflite")
+    alone = explanation.explain(file, name, None, target)
+    named = explanation.explain(file, name, model, target)
+    cpu = compare_cpu_part(file.graph, model, {each.operator.index for each in file.operators})
+    originals = [each for each in model.operators if each.index not in cpu.operators]
+    operators = [each for program in alone.programs for each in program.operators]
+    found = in_order(operators, originals)
+    assert named.comparison is not None
+    return {
+        "name": name,
+        "bundles": sum(program.bundles for program in alone.programs),
+        "understood": sum(program.understood_bundles for program in alone.programs),
+        **transfers(alone),
+        "regions": regions(file, model, originals, alone),
+        "operators": len(originals),
+        "in_order": sum(found),
+        "not_recovered": dict(
+            Counter(each.name for each, is_found in zip(originals, found, strict=True) if not is_found)
+        ),
+        "certainty": dict(Counter(each.certainty for each in operators if each.name != "move")),
+        "dimensions": all_dimensions(named, model),
+        "reads": reads(named, model),
+        "passes": sum(each.passes > 1 for each in operators),
+        "memory": [memory(program) for program in alone.programs if program.operators],
+        "compared": named.comparison.compared,
+        "differences": difference_counts(named.comparison.differences),
+    }
+
+
+def transfers(explained: Explanation) -> dict[str, Any]:
+    """The bytes of inputs, outputs and parameters, and those that the hints transfer; transfers that both have."""
+    rows = [row for program in explained.programs for row in program.coverage]
+    moved = [
+        each
+        for program in explained.programs
+        for each in program.transfers
+        if each.kind not in ("instructions", "interrupt")
+    ]
+    return {
+        "transfer_bytes": sum(size for _, size, _ in rows),
+        "hinted_bytes": sum(covered for _, _, covered in rows),
+        "transfers": len(moved),
+        "transfers_in_both": sum(each.is_announced and each.step is not None for each in moved),
+    }
+
+
+def regions(
+    file: compiled_file.CompiledFile, model: Graph, originals: Sequence[Operator], explained: Explanation
+) -> dict[str, int]:
+    """The cached regions of the program, and how many begin exactly where the original's parameters were found."""
+    parts = [
+        (part, executable.type == "PARAMETER_CACHING")
+        for part, compiled in enumerate(file.operators, 1)
+        for executable in compiled.package.executables
+    ]
+    known = {(*parts[each.executable], each.offset) for each in locate(file, model, originals).regions}
+    own = {
+        (program.part, each.is_cached, each.offset)
+        for program in explained.programs
+        for each in program.parameters
+        if each.is_cached
+    }
+    expected = {each for each in known if each[1]}
+    return {"program": len(own), "original": len(expected), "equal": len(own & expected)}
+
+
+def all_dimensions(explained: Explanation, model: Graph) -> dict[str, dict[str, int]]:
+    """The recovered dimensions of layers with weights that are right, wrong, and not recovered."""
+    counts: dict[str, Counter[str]] = {}
+    words = {True: "right", False: "wrong", None: "not recovered"}
+    for program in explained.programs:
+        for operator in program.operators:
+            if operator.original is None or operator.passes > 1:
+                continue
+            original = model.operators[operator.original[0]]
+            if original.name in POOLS:
+                counts.setdefault("window of a pool", Counter())[words[pool_window(operator, original, model)]] += 1
+            if original.name not in WEIGHTED:
+                continue
+            for what, is_right in dimensions(operator, original, model).items():
+                counts.setdefault(what, Counter())[words[is_right]] += 1
+    return {what: dict(each) for what, each in counts.items()}
+
+
+def reads(explained: Explanation, model: Graph) -> dict[str, int]:
+    """The operators with an original that read exactly what that reads; an input counts as not recovered."""
+    known = {
+        each.original[0] for program in explained.programs for each in program.operators if each.original is not None
+    }
+    counts: Counter[str] = Counter()
+    for program in explained.programs:
+        for operator in program.operators:
+            if operator.original is None:
+                continue
+            found = sources(program, operator.index, known) if operator.reads else {-1}
+            expected = true_sources(model, model.operators[operator.original[0]], known)
+            if -1 in found and found != expected:
+                counts["not recovered"] += 1
+            else:
+                counts["right" if found == expected else "wrong"] += 1
+    return dict(counts)
+
+
+def memory(program: ExplainedProgram) -> dict[str, int]:
+    """The highest address that the program writes or reads, and the memory that the file claims."""
+    return {"highest": max(each.stop for each in program.buffers), "claimed": program.memory_bytes}
+
+
+def totals(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The sums over all files."""
+    plain = [
+        *("bundles", "understood", "transfer_bytes", "hinted_bytes", "transfers", "transfers_in_both"),
+        *("operators", "in_order", "passes"),
+    ]
+    result: dict[str, Any] = {key: sum(row[key] for row in rows) for key in plain}
+    for key in ("regions", "not_recovered", "certainty", "reads", "compared", "differences"):
+        result[key] = dict(sum((Counter(row[key]) for row in rows), Counter()))
+    sums: dict[str, Counter[str]] = {}
+    for row in rows:
+        for what, counts in row["dimensions"].items():
+            sums.setdefault(what, Counter()).update(counts)
+    result["dimensions"] = {what: dict(counts) for what, counts in sums.items()}
+    programs = [each for row in rows for each in row["memory"]]
+    result["memory"] = {
+        "programs": len(programs),
+        "highest address is the claimed memory": sum(each["highest"] == each["claimed"] for each in programs),
+        "below it": sum(each["highest"] < each["claimed"] for each in programs),
+        "above it": sum(each["highest"] > each["claimed"] for each in programs),
+    }
+    result["files"] = len(rows)
+    result["files with all operators"] = sum(row["operators"] == row["in_order"] for row in rows)
+    result["files with all regions"] = sum(
+        row["regions"]["program"] == row["regions"]["original"] == row["regions"]["equal"] for row in rows
+    )
+    return result
+
+
+def main() -> int:
+    pairs = EDGETPU / "pairs"
+    if not pairs.is_dir():
+        print(f"{pairs} is missing: set CORALLINE_SHARED to the shared files", file=sys.stderr)
+        return 2
+    names = [row["name"] for row in json.loads((pairs / "index.json").read_text())]
+    rows = [measure(name, pairs / name) for name in names]
+    for row in rows:
+        differences = ", ".join(f"{count} {what}" for what, count in row["differences"].items()) or "none"
+        found = f"{row['in_order']:>3} of {row['operators']:>3} operators"
+        print(f"{row['name'][:44]:<44} {found}, differences: {differences}")
+    summary = totals(rows)
+    print(json.dumps(summary, indent=1))
+    RESULTS.write_text(json.dumps({"totals": summary, "files": rows}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,217 @@
+"""The steps of a program: tensor instructions with the same numbers, each for other tiles.
+
+The kind and the numbers of an instruction say what it computes. Its addresses say what it reads and writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import prod
+
+from compress.errors import ModelError
+from compress.targets.edgetpu.compiled import operator_constants
+from compress.targets.edgetpu.compiled.instructions import (
+    ADD,
+    MULTIPLY,
+    PAIR,
+    POOL_AVERAGE,
+    Constants,
+    VectorInstruction,
+    vector_instructions,
+)
+from compress.targets.edgetpu.compiled.operator_constants import EXPONENTIAL_LIMIT, TABLE_LIMITS
+from compress.targets.edgetpu.compiled.program import PARAMETER_READ, TENSOR_OPERATIONS, Program, TileInstruction
+from compress.targets.edgetpu.compiled.traversal import WORD_BYTES, Loop, Traversal, traversals
+from compress.targets.edgetpu.parameter_memory import INPUT_BLOCK
+
+MAX_STEPS = 4_000
+"""A large network has 300."""
+_VECTOR_BUNDLE = 15
+"""The distance from the first bundle of a tensor instruction to the one with its numbers."""
+_PRODUCTS, _MAXIMA, _SUMS, _INTERPOLATION = 1, 2, 3, 5
+_COPY = 0x60
+_WEIGHTS = MULTIPLY - {_COPY}
+
+
+class StepKind(StrEnum):
+    """What the instructions of a step compute."""
+
+    WEIGHTS = "weighted sum"
+    SUM = "sum"
+    PRODUCT = "product"
+    AVERAGE = "average"
+    MAXIMUM = "maximum"
+    FUNCTION = "function"
+    RESCALE = "rescale"
+    MOVE = "move"
+    INTERPOLATION = "interpolation"
+    SOFTMAX = "part of a softmax"
+
+
+@dataclass(frozen=True)
+class TensorInstruction:
+    """A tensor instruction.
+
+    Attributes:
+        tile: its operation and tiles.
+        vector: its kind and numbers.
+        source: what it reads.
+        target: what it writes.
+    """
+
+    tile: TileInstruction
+    vector: VectorInstruction
+    source: Traversal
+    target: Traversal
+
+    @property
+    def written(self) -> range:
+        """The addresses that it writes: without the output channels of the last group that the operator lacks."""
+        extent = self.target.extent
+        row_blocks = -(-self.vector.rows // INPUT_BLOCK)
+        groups = prod(loop.count for loop in trailing_zeros(self.source.loops))
+        positions = [loop.stride for loop in self.target.loops if loop.stride not in (1, row_blocks)]
+        excess = row_blocks * groups - min(positions, default=row_blocks * groups)
+        return range(extent.start, extent.stop - WORD_BYTES * excess) if 0 < excess < row_blocks else extent
+
+
+@dataclass
+class ProgramStep:
+    """Instructions with the same numbers, for different tiles.
+
+    Attributes:
+        kind: what they compute.
+        instructions: the instructions.
+        name: of a function.
+        parameter_tiles: the tiles of each instruction after it that sends data from the memory of a tile: its
+            parameters, before other data.
+    """
+
+    kind: StepKind
+    instructions: list[TensorInstruction]
+    name: str = ""
+    parameter_tiles: list[int] = field(default_factory=list)
+
+    @property
+    def tiles(self) -> int:
+        """One bit for each tile that takes part."""
+        tiles = 0
+        for each in self.instructions:
+            tiles |= each.tile.tiles
+        return tiles
+
+    @property
+    def bundle(self) -> int:
+        """The index of its first bundle."""
+        return self.instructions[0].tile.bundle
+
+    @property
+    def cycles(self) -> int:
+        """The repetitions of its slowest tile: cycles of the array, as far as it does not wait."""
+        return max(each.source.repetitions for each in self.instructions)
+
+    @property
+    def target(self) -> range:
+        """The addresses of a tile that it writes, over all tiles."""
+        return _union([each.written for each in self.instructions])
+
+    @property
+    def sources(self) -> list[range]:
+        """The addresses of a tile that it reads, as far as known, over all tiles."""
+        found = []
+        plain = [each.source.extent for each in self.instructions if each.source.mode == 0]
+        if self.kind is not StepKind.AVERAGE and plain and self.instructions[0].tile.operation == _PRODUCTS:
+            found.append(_union(plain))
+        pairs = [each for each in self.instructions if each.source.mode == 2 and self.kind is StepKind.SUM]
+        if pairs:
+            size = max(each.target.repetitions for each in pairs) * WORD_BYTES
+            first = pairs[0].source
+            found += [
+                range(start, start + size) for start in (first.start, first.start + first.second_operand) if start >= 0
+            ]
+        return found
+
+    @property
+    def constants(self) -> Constants:
+        """Its numbers."""
+        return self.instructions[0].vector.constants
+
+    @property
+    def rows(self) -> int:
+        """The number of output channels that it computes at once."""
+        return max(each.vector.rows for each in self.instructions)
+
+
+def _union(extents: Sequence[range]) -> range:
+    return range(min(each.start for each in extents), max(each.stop for each in extents))
+
+
+def tensor_steps(program: Program) -> list[ProgramStep]:
+    """Return the steps of a program.
+
+    Raises:
+        ModelError: there are too many.
+    """
+    vectors = {each.bundle - _VECTOR_BUNDLE: each for each in vector_instructions(program.bundles)}
+    steps: list[ProgramStep] = []
+    for tile in program.instructions:
+        if tile.operation == PARAMETER_READ and steps:
+            steps[-1].parameter_tiles.append(tile.tiles)
+        vector = vectors.get(tile.bundle)
+        if tile.operation not in TENSOR_OPERATIONS or vector is None:
+            continue
+        instruction = TensorInstruction(tile, vector, *traversals(program.bundles, tile.bundle))
+        kind, name = _kind(tile.operation, vector)
+        if steps and _continues(steps[-1], instruction, kind):
+            steps[-1].instructions.append(instruction)
+        else:
+            steps.append(ProgramStep(kind, [instruction], name))
+        if len(steps) > MAX_STEPS:
+            raise ModelError(f"has more than {MAX_STEPS:,} steps in one program")
+    return steps
+
+
+def _continues(step: ProgramStep, instruction: TensorInstruction, kind: StepKind) -> bool:
+    """Return whether an instruction belongs to a step: the same numbers, for other tiles."""
+    same_operation = step.instructions[0].tile.operation == instruction.tile.operation
+    same_numbers = step.constants == instruction.vector.constants
+    return kind is step.kind and same_operation and same_numbers and not step.tiles & instruction.tile.tiles
+
+
+def _kind(operation: int, vector: VectorInstruction) -> tuple[StepKind, str]:
+    """Return what an instruction computes, and the name of a function."""
+    kind = vector.kind
+    if operation == _MAXIMA:
+        return (StepKind.MAXIMUM, "") if kind == PAIR else (StepKind.SOFTMAX, "")
+    if operation == _INTERPOLATION:
+        return StepKind.INTERPOLATION, ""
+    if operation == _SUMS or kind not in (*_WEIGHTS, _COPY, ADD, PAIR, POOL_AVERAGE):
+        return StepKind.SOFTMAX, ""
+    if kind == _COPY:
+        return _copy_kind(vector)
+    moves = operator_constants.is_independent(vector)
+    by_kind = {ADD: StepKind.SUM, PAIR: StepKind.PRODUCT, POOL_AVERAGE: StepKind.AVERAGE}
+    if moves and kind in by_kind:
+        return (StepKind.SOFTMAX if kind == ADD else StepKind.MOVE), ""
+    return by_kind.get(kind, StepKind.WEIGHTS), ""
+
+
+def _copy_kind(vector: VectorInstruction) -> tuple[StepKind, str]:
+    for name, limit in TABLE_LIMITS.items():
+        if vector.constants.upper == limit:
+            return StepKind.FUNCTION, name
+    if vector.constants.lower == EXPONENTIAL_LIMIT:
+        return StepKind.SOFTMAX, ""
+    return (StepKind.MOVE if operator_constants.is_independent(vector) else StepKind.RESCALE), ""
+
+
+def trailing_zeros(loops: Sequence[Loop]) -> list[Loop]:
+    """Return the outermost loops that read the same addresses again: for each group of output channels."""
+    found: list[Loop] = []
+    for loop in reversed(loops):
+        if loop.stride:
+            break
+        found.append(loop)
+    return found

@@ -1,0 +1,339 @@
+"""What a compiled model does, recovered from its file: operators, memory over time, transfers, parameters."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from typing import Any
+
+SCHEMA_VERSION = 1
+CPU_MARK = " (CPU)"
+MAX_NAMES = 6
+"""The most neighbouring operators on the CPU that are named in a text."""
+MAX_NAME = 48
+"""The most characters of a tensor's name in a text."""
+MAX_LINES = 12
+"""The most differences in the text for a terminal."""
+
+
+@dataclass(frozen=True)
+class ExplainedTransfer:
+    """A transfer between host and accelerator.
+
+    Attributes:
+        kind: "instructions", "input", "parameters", "output", "scratch" or "interrupt".
+        name: of the input or output; "" for others.
+        offset: the first byte in the input, output or parameters; None if it is not in the file.
+        size_bytes: the number of bytes.
+        to_host: whether it is to the host.
+        step: the number of steps of the program before it; None if it is not in the program.
+        is_announced: whether the file's DMA hints have it.
+    """
+
+    kind: str
+    name: str
+    offset: int | None
+    size_bytes: int
+    to_host: bool
+    step: int | None
+    is_announced: bool
+
+
+@dataclass(frozen=True)
+class ExplainedParameters:
+    """The parameters that a program handles together.
+
+    Attributes:
+        offset: their beginning in the executable's parameters.
+        size_bytes: their size.
+        is_cached: whether they are loaded once; otherwise at every inference.
+        tiles: the tiles that store each part; empty for streamed ones.
+        operator: the index of the recovered operator; None if it is unknown.
+        layout: rows, weights and other numbers as text; "" if unknown.
+    """
+
+    offset: int
+    size_bytes: int
+    is_cached: bool
+    tiles: tuple[tuple[int, ...], ...]
+    operator: int | None
+    layout: str = ""
+
+
+@dataclass(frozen=True)
+class ExplainedOperator:
+    """An operator that was recovered from a program.
+
+    Attributes:
+        index: its number in the order of execution.
+        name: its name in TFLite, or several that compile to the same instructions; "move" only copies.
+        certainty: "confirmed": its parameters have exactly the size of its kernel and channels; "read": its kind is in
+            the instruction; "inferred": it is the usual cause of the instructions.
+        kernel: height and width of its window.
+        stride: along height and width.
+        input_channels: rounded up to a multiple of 4.
+        output_channels: rounded up to a multiple of 4.
+        height: of its output.
+        width: of its output.
+        positions: height times width; with several passes, borders count twice.
+        passes: how often it is executed, for different parts of its output.
+        cycles: of the slowest tile, without waiting.
+        tiles: the number of tiles that compute it.
+        steps: the first step and the one after the last.
+        reads: the operators whose output it reads; -1: an input, or an unknown source.
+        parameter_bytes: of its parameters.
+        is_cached: whether they are cached; None without parameters.
+        original: the index and name of the operator of the original, if that is given and known.
+    """
+
+    index: int
+    name: str
+    certainty: str
+    kernel: tuple[int, int] | None
+    stride: tuple[int, int] | None
+    input_channels: int | None
+    output_channels: int | None
+    height: int | None
+    width: int | None
+    positions: int
+    passes: int
+    cycles: int
+    tiles: int
+    steps: tuple[int, int]
+    reads: tuple[int, ...]
+    parameter_bytes: int
+    is_cached: bool | None
+    original: tuple[int, str] | None = None
+
+    @property
+    def window(self) -> str:
+        """Its kernel and stride as text; "" without a kernel."""
+        if self.kernel is None:
+            return ""
+        text = f"{self.kernel[0]}x{self.kernel[1]}"
+        if self.stride is None:
+            return text if self.kernel == (1, 1) else f"{text}, stride unknown"
+        return text if self.stride == (1, 1) else f"{text}, stride {'x'.join(map(str, dict.fromkeys(self.stride)))}"
+
+    @property
+    def shape(self) -> str:
+        """Its output as text: height x width x channels, as far as known."""
+        channels = "?" if self.output_channels is None else str(self.output_channels)
+        if self.height and self.width:
+            return f"{self.height}x{self.width}x{channels}"
+        return f"{self.positions:,} positions x {channels}" if self.positions else "unknown"
+
+
+@dataclass(frozen=True)
+class MemoryBuffer:
+    """A part of the activation memory of a tile, and the steps during which it holds a result.
+
+    Attributes:
+        operator: the index of the operator that writes it; -1 for an input.
+        start: its first address, in bytes.
+        stop: the address after its last one; over all tiles.
+        steps: the step that writes it, and the one after the last that reads it.
+    """
+
+    operator: int
+    start: int
+    stop: int
+    steps: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class ExplainedProgram:
+    """One executable.
+
+    Attributes:
+        part: the number of its custom operator in the file.
+        type: as in the file.
+        figures: sizes in bytes, by name.
+        inputs: name, shape and bytes of each.
+        outputs: name, shape and bytes of each.
+        bundles: the instruction bundles of 16 bytes.
+        understood_bundles: those of instructions whose structure is known.
+        instructions: the number of instructions for tiles.
+        operations: the number of instructions for tiles, by what they do.
+        scalar_loops: the jumps of the scalar core: it computes something itself that is not recovered.
+        step_cycles: the cycles of each step's slowest tile.
+        step_operators: the operator of each step.
+        live_bytes: by step, the bytes of a tile's memory that hold results.
+        memory_bytes: the activation memory of a tile that the file claims.
+        transfers: in order.
+        coverage: for each input, output and the parameters: name, their bytes, and those that the DMA hints transfer.
+        hints_are_complete: whether the file says that its DMA hints are all transfers.
+        parameters: in the order of their use.
+        operators: in the order of execution.
+        buffers: the activation memory over time.
+    """
+
+    part: int
+    type: str
+    figures: dict[str, int]
+    inputs: tuple[tuple[str, tuple[int, ...], int], ...]
+    outputs: tuple[tuple[str, tuple[int, ...], int], ...]
+    bundles: int
+    understood_bundles: int
+    instructions: int
+    operations: dict[str, int]
+    scalar_loops: int
+    step_cycles: tuple[int, ...]
+    step_operators: tuple[int, ...]
+    live_bytes: tuple[int, ...]
+    memory_bytes: int
+    transfers: tuple[ExplainedTransfer, ...]
+    coverage: tuple[tuple[str, int, int], ...]
+    hints_are_complete: bool
+    parameters: tuple[ExplainedParameters, ...]
+    operators: tuple[ExplainedOperator, ...]
+    buffers: tuple[MemoryBuffer, ...]
+
+
+@dataclass(frozen=True)
+class ScheduleDifference:
+    """A difference between the prediction for the original and the file.
+
+    Attributes:
+        what: the figure: "placement", "parameter bytes", "cached", "passes", "order", "transfer", "memory", "cycles",
+            "partitions".
+        where: the operator, or another place.
+        predicted: the prediction as text.
+        actual: what the file has.
+    """
+
+    what: str
+    where: str
+    predicted: str
+    actual: str
+
+
+@dataclass(frozen=True)
+class ScheduleComparison:
+    """The prediction for the original, compared with the file.
+
+    Attributes:
+        rules: the version of the compiler whose rules the prediction uses: those that fit the parameters best.
+        differences: what is different.
+        compared: the number of comparisons, by figure.
+        unmatched: the original's operators on the accelerator that are no recovered operator, as text.
+    """
+
+    rules: str
+    differences: tuple[ScheduleDifference, ...]
+    compared: dict[str, int]
+    unmatched: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a compiled model does.
+
+    Attributes:
+        name: the file's name.
+        order: the operators of the file: those on the CPU, and the parts on the accelerator.
+        programs: the executables.
+        comparison: with the prediction; None without an original.
+        limits: what the file does not say, one sentence each.
+    """
+
+    name: str
+    order: tuple[str, ...]
+    programs: tuple[ExplainedProgram, ...]
+    comparison: ScheduleComparison | None
+    limits: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as a plain map, schema 1."""
+        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
+
+    def describe(self) -> str:
+        """Return a summary as text for a person."""
+        lines = [f"order              {order_text(self.order)}"]
+        for program in self.programs:
+            lines += describe_program(program)
+        lines += _describe_comparison(self.comparison)
+        lines += [f"limit              {limit}" for limit in self.limits]
+        return "\n".join(lines) + "\n"
+
+
+def order_text(order: Sequence[str]) -> str:
+    """Return the operators of a file as text: of more than a few neighbours on the CPU, the first and their number."""
+    parts = []
+    for on_cpu, group in groupby(order, key=lambda name: name.endswith(CPU_MARK)):
+        names = [name.removesuffix(CPU_MARK) for name in group]
+        if not on_cpu:
+            parts += names
+            continue
+        more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+        parts.append(f"on the CPU {', '.join(names[:MAX_NAMES])}{more}")
+    return "; ".join(parts)
+
+
+def describe_program(program: ExplainedProgram) -> list[str]:
+    """Return a summary of an executable, line by line."""
+    read = f"{program.understood_bundles:,} of {program.bundles:,} bundles understood"
+    lines = [f"{program.type:<18} {read}, {program.instructions:,} instructions for tiles"]
+    moved = [each for each in program.transfers if each.kind not in ("instructions", "interrupt")]
+    lines += [f"  transfer         {_describe_transfer(each)}" for each in moved[:MAX_LINES]]
+    if len(moved) > MAX_LINES:
+        lines.append(f"  … and {len(moved) - MAX_LINES:,} more (--json and the page list all)")
+    if program.operators:
+        names = Counter(each.certainty for each in program.operators if each.name != "move")
+        counts = ", ".join(f"{count} {certainty}" for certainty, count in names.items())
+        moves = sum(each.name == "move" for each in program.operators)
+        lines.append(f"  operators        {counts}; {moves} that only copy")
+        own = [each for each in program.operators if each.name != "move"]
+        lines += [f"  {_describe_operator(each)}" for each in own[:MAX_LINES]]
+        if len(own) > MAX_LINES:
+            lines.append(f"  … and {len(own) - MAX_LINES:,} more (--json and the page list all)")
+        lines.append(
+            f"  memory           at most {max(program.live_bytes, default=0):,} bytes of results in a tile, "
+            f"in {program.memory_bytes:,} that it takes"
+        )
+    return lines
+
+
+def _describe_transfer(transfer: ExplainedTransfer) -> str:
+    direction = "to the host" if transfer.to_host else "to the chip"
+    name = transfer.name if len(transfer.name) <= MAX_NAME else f"{transfer.name[:MAX_NAME]}…"
+    return f"{transfer.size_bytes:>12,} bytes {direction}: {transfer.kind} {name}".rstrip()
+
+
+def _describe_operator(operator: ExplainedOperator) -> str:
+    window = f" {operator.window}" if operator.window else ""
+    parameters = ""
+    if operator.parameter_bytes:
+        kind = "cached" if operator.is_cached else "streamed"
+        parameters = f", {operator.parameter_bytes:,} bytes {kind}"
+    passes = f", {operator.passes} passes" if operator.passes > 1 else ""
+    original = f"  = {operator.original[0]} {operator.original[1]}" if operator.original else ""
+    return (
+        f"{operator.index:>4} {operator.name}{window} -> {operator.shape}{parameters}{passes} "
+        f"({operator.certainty}){original}"
+    )
+
+
+def _describe_comparison(comparison: ScheduleComparison | None) -> list[str]:
+    if comparison is None:
+        return ["prediction         not compared: give the model that was compiled with --original"]
+    total = sum(comparison.compared.values())
+    rules = f"with the rules of compiler {comparison.rules}"
+    lines = [f"prediction         {len(comparison.differences)} differences in {total:,} comparisons, {rules}"]
+    lines += [describe_difference(each) for each in comparison.differences[:MAX_LINES]]
+    more = len(comparison.differences) - MAX_LINES
+    if more > 0:
+        lines.append(f"  … and {more:,} more (--json and the page list all)")
+    return lines
+
+
+def describe_difference(difference: ScheduleDifference) -> str:
+    """Return a difference on one line."""
+    return f"  {difference.what}, {difference.where}: predicted {difference.predicted}, in the file {difference.actual}"
+
+
+def difference_counts(differences: Sequence[ScheduleDifference]) -> dict[str, int]:
+    """Return the number of differences by figure."""
+    return dict(Counter(each.what for each in differences))
