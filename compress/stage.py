@@ -132,6 +132,8 @@ class Stage(Work):
     role: ClassVar[Literal["stage", "probe"]] = "stage"
     consumes: ClassVar[frozenset[Kind]]
     produces: ClassVar[Kind]
+    changes_cost: ClassVar[bool] = False
+    """Whether the stage changes layers or their widths, and with them what the model costs on the target."""
 
     id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")] | None = None
     """A unique name for this stage, needed where the same stage occurs twice."""

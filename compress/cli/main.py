@@ -26,6 +26,7 @@ from compress.cli import (
     output,
     reference,
     run,
+    search,
     several_tpus,
     trust,
 )
@@ -35,7 +36,7 @@ from compress.version import __version__
 
 PROGRAM = "python -m compress"
 INTERRUPTED = "interrupted; run the same command to continue"
-GROUPS = (run, init, export, models, several_tpus, comparison, data, devices, trust, applications, reference)
+GROUPS = (run, search, init, export, models, several_tpus, comparison, data, devices, trust, applications, reference)
 EXIT_CODES = """exit codes:
   0 done   1 internal error   2 pipeline file or arguments   3 data   4 model   5 a stage failed
   6 disk or permission   7 over budget, or not usable   8 metadata cannot be signed

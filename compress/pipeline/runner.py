@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -326,8 +326,21 @@ def _is_interrupt(error: BaseException) -> bool:
     return cause is not None
 
 
-def run(pipeline: Pipeline, out: Path, monitor: Monitor, forced: frozenset[str] = frozenset()) -> RunRecord:
+def run(
+    pipeline: Pipeline,
+    out: Path,
+    monitor: Monitor,
+    forced: frozenset[str] = frozenset(),
+    store: Path | None = None,
+) -> RunRecord:
     """Run a pipeline, and write report and outputs to `out/<name>`.
+
+    Args:
+        pipeline: what is run.
+        out: the folder for the results.
+        monitor: the receiver of reports about the run.
+        forced: ids of steps to re-run.
+        store: the folder of the store; by default that in `out`.
 
     Returns:
         The record; its `status` is "ok", "over budget" or "not usable".
@@ -336,12 +349,12 @@ def run(pipeline: Pipeline, out: Path, monitor: Monitor, forced: frozenset[str] 
         CorallineError: something failed; the report is written all the same.
         KeyboardInterrupt: the same for Ctrl-C.
     """
-    store = Store(out / STORE)
-    store.prepare()
-    session = PipelineRun(pipeline, store, out / pipeline.head.name, monitor, forced)
+    opened = Store(store or out / STORE)
+    opened.prepare()
+    session = PipelineRun(pipeline, opened, out / pipeline.head.name, monitor, forced)
     started = time.monotonic()
     try:
-        _stages(session)
+        run_stages(session)
         _probes(session)
     except (CorallineError, KeyboardInterrupt) as error:
         try:
@@ -360,8 +373,13 @@ def _failure(session: PipelineRun, error: CorallineError | KeyboardInterrupt) ->
     return ErrorRecord(stage, str(error), error.exit_code)
 
 
-def _stages(session: PipelineRun) -> None:
-    """Run every stage in order; fill the records of stages, the artifacts and the original."""
+def run_stages(session: PipelineRun, after: Callable[[StageEntry, Artifact], None] | None = None) -> None:
+    """Run every stage in order; fill the records of stages, the artifacts and the original.
+
+    Args:
+        session: the run.
+        after: is called after each stage with its artifact; an exception from it ends the run.
+    """
     entries = session.pipeline.steps
     session.stages |= {entry.id: record.initial(entry, task_of(session.pipeline.data)) for entry in entries}
     current: Artifact | None = None
@@ -382,6 +400,8 @@ def _stages(session: PipelineRun) -> None:
             kind=current.kind,
             facts=current.facts,
         )
+        if after is not None:
+            after(entry, current)
     session.find_original()
 
 
@@ -395,7 +415,7 @@ def _probes(session: PipelineRun) -> None:
     findings = session.findings
     findings.data = session.obtain("data", DataSummary(), {}, Kind.FINDINGS)[0].facts
     for name, artifact in session.artifacts.items():
-        session.stages[name] = replace(session.stages[name], measurements=_measure(session, name, artifact))
+        session.stages[name] = replace(session.stages[name], measurements=measure(session, name, artifact))
     _sensitivity(session)
     models = {name: artifact for name, artifact in session.artifacts.items() if artifact.kind in MEASURED}
     if session.original not in models:
@@ -429,7 +449,7 @@ def _examine_original(session: PipelineRun) -> None:
         findings.batch_norms = session.obtain("batch norm statistics", probe, subject, Kind.FINDINGS)[0].facts
 
 
-def _measure(session: PipelineRun, name: str, artifact: Artifact) -> Measurements:
+def measure(session: PipelineRun, name: str, artifact: Artifact) -> Measurements:
     """Return the size and the validation accuracy of the model of a stage."""
     if artifact.kind not in MEASURED:
         return record.unmeasured(f"{artifact.kind}s are not measured", task_of(session.pipeline.data))

@@ -24,7 +24,8 @@ from compress.data.dataset import SOURCES, Dataset, Splitting
 from compress.errors import ModelError, PipelineError
 from compress.execution import Execution
 from compress.pipeline import data_section
-from compress.pipeline.yaml_file import DocumentNode, Location, read
+from compress.pipeline.search_section import SearchSettings
+from compress.pipeline.yaml_file import Document, DocumentNode, Location, read
 from compress.settings import Settings
 from compress.stage import Refusal, Stage
 from compress.stages import STAGES
@@ -122,6 +123,8 @@ class PipelineKeys(Settings):
     """Limits for the result."""
     execution: Execution = Execution()
     """How training runs on this machine: devices, XLA."""
+    search: SearchSettings | None = None
+    """What `python -m compress search` tries. An ordinary run ignores it."""
 
     @field_validator("schema_version", mode="before")
     @classmethod
@@ -195,7 +198,16 @@ def load(path: Path, stages: Mapping[str, type[Stage]] = STAGES) -> Pipeline:
     Raises:
         PipelineError: with file, line, what is wrong, and what is allowed.
     """
-    root = read(path).root
+    return check(read(path), stages)
+
+
+def check(document: Document, stages: Mapping[str, type[Stage]] = STAGES) -> Pipeline:
+    """Return the pipeline of a file that was read, possibly with other values.
+
+    Raises:
+        PipelineError: as `load`.
+    """
+    root, folder = document.root, document.path.parent
     content = _checked_map(root, KEYS, {"model": "", "stages": ""})
     plain = {key: value for key, value in content.items() if key in PipelineKeys.model_fields}
     head = _settings(PipelineKeys, DocumentNode(root.document, (), plain))
@@ -203,11 +215,11 @@ def load(path: Path, stages: Mapping[str, type[Stage]] = STAGES) -> Pipeline:
     _check_host(head.measure.host, target, root)
     model = _settings(ModelSettings, root.child("model"))
     with _located(root.child("model")):
-        loader = model.loader(path.parent, trust=model.trust)
+        loader = model.loader(folder, trust=model.trust)
     if "data" not in content:
         content = {**content, "data": _random_data(loader, root)}
-    data = _dataset(DocumentNode(root.document, ("data",), content["data"]), path.parent, model.file)
-    steps = _steps(loader, root.child("stages"), target, stages, path.parent)
+    data = _dataset(DocumentNode(root.document, ("data",), content["data"]), folder, model.file)
+    steps = _steps(loader, root.child("stages"), target, stages, folder)
     pipeline = Pipeline(head, model, target, data, steps, content)
     _refuse_unfit(pipeline, root)
     return pipeline
@@ -502,4 +514,4 @@ def _words(error: ErrorDetails) -> list[str]:
 
 
 DATA_KEYS = ["source", "task", "preprocess", "split"]
-KEYS = ["schema_version", "name", "seed", "target", "model", "data", "stages", "measure", "budget", "execution"]
+KEYS = ["schema_version", "name", "seed", "target", "model", "data", "stages", "measure", "budget", "execution", "search"]

@@ -17,10 +17,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from paths import ROOT
+from pydantic import Field
 
 from compress.artifact import MODEL_TFLITE, Artifact, Facts, Kind
 from compress.errors import StageError
@@ -315,7 +316,38 @@ class Exchange(_Light):
         return {}
 
 
-LIGHT: dict[str, type[Stage]] = {stage.name: stage for stage in (Stamp, Seeded, Pause, Fail, Exchange)}
+class Remade(_Light):
+    """Replaces the model by another `classifier`: what a search can vary."""
+
+    name: ClassVar[str] = "remade"
+    filters: Annotated[int, Field(ge=1, le=64)] = 4
+    gain: Annotated[float, Field(ge=0, le=4)] = 1.0
+    weights: int = 0
+    """Their seed."""
+    trouble: Literal["none", "error", "crash", "kill"] = "none"
+    """What happens instead."""
+    log: str = ""
+    """A file that gets a line for each time that this stage runs; not part of the key."""
+
+    def identity(self) -> dict[str, Any]:
+        return {name: value for name, value in super().identity().items() if name != "log"}
+
+    def run(self, given: Artifact, context: Context) -> Facts:
+        if self.log:
+            with Path(self.log).open("a") as stream:
+                stream.write(f"{self.filters} {self.gain} {self.weights}\n")
+        if self.trouble == "error":
+            raise StageError("this cannot work")
+        if self.trouble == "crash":
+            os._exit(3)
+        if self.trouble == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        content = classifier(filters=self.filters, gain=self.gain, seed=self.weights)
+        (context.folder / MODEL_TFLITE).write_bytes(content)
+        return {}
+
+
+LIGHT: dict[str, type[Stage]] = {stage.name: stage for stage in (Stamp, Seeded, Pause, Fail, Exchange, Remade)}
 STAGES: dict[str, type[Stage]] = {**SHIPPED, **LIGHT}
 
 
@@ -324,6 +356,10 @@ STAGES: dict[str, type[Stage]] = {**SHIPPED, **LIGHT}
 
 Coralline = Callable[..., subprocess.CompletedProcess[str]]
 """The fixture `coralline`: runs the command line in tmp_path."""
+
+
+WORKER = "search-worker"
+"""The argument of the process that runs the trials of a search."""
 
 
 def command(*arguments: object) -> list[str]:
@@ -415,9 +451,14 @@ def kill_after(events: int, folder: str) -> None:
 
 if __name__ == "__main__":
     from compress import stages
+    from compress.cli import search, search_worker
     from compress.cli.main import main
+    from compress.search.worker import serve
 
     stages.STAGES.update(LIGHT)
+    search.WORKER = command(WORKER)
     if "TINY_KILL_AFTER" in os.environ:
         kill_after(int(os.environ["TINY_KILL_AFTER"]), os.environ["TINY_KILL_FOLDER"])
+    if sys.argv[1:] == [WORKER]:
+        serve(search_worker.display)
     sys.exit(main())

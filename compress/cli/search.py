@@ -1,0 +1,73 @@
+"""`search`: find the settings of a pipeline with the best trade-offs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compress.cli.output import note, write, write_json
+from compress.cli.parser import add_command
+from compress.errors import ResultError
+
+if TYPE_CHECKING:
+    from compress.cli.parser import Subparsers
+    from compress.search.space import Space
+
+WORKER = [sys.executable, "-m", "compress.cli.search_worker"]
+"""The program of the process that runs trials."""
+
+
+def add_parsers(subparsers: Subparsers) -> None:
+    """Add the command."""
+    summary = "Try the settings of a pipeline's `search`, and report the best trade-offs"
+    parser = add_command(subparsers, "search", summary, search)
+    parser.add_argument("pipeline", type=Path, help="a pipeline file with the key `search`")
+    parser.add_argument("--dry-run", action="store_true", help="check the file, and show what would be varied")
+    parser.add_argument(
+        "--storage", metavar="URL", help="a database for the trials, such as sqlite:///search.db (default: a journal)"
+    )
+    parser.add_out()
+    parser.add_json()
+
+
+def search(options: argparse.Namespace) -> int:
+    """`python -m compress search`.
+
+    Raises:
+        ResultError: no trial is complete and holds all conditions.
+    """
+    from compress.report import search_page
+    from compress.search.run import Search, read_plan
+    from compress.search.study import require_optuna
+    from compress.search.worker import WorkerProcess
+
+    plan = read_plan(options.pipeline)
+    require_optuna()
+    if options.dry_run:
+        return _dry_run(plan.space, as_json=options.json)
+    running = Search(plan, options.out, WorkerProcess(WORKER), note, options.storage)
+    note(f"coralline: {options.pipeline} -> {running.folder}")
+    record = running.run()
+    if options.json:
+        write_json(record.to_json())
+    else:
+        write(search_page.text(record).rstrip("\n"))
+        write(f"report: {running.folder / 'search.html'}")
+    if not record.front:
+        raise ResultError(record.reason, where="search", hint="allow more, or widen the ranges")
+    return 0
+
+
+def _dry_run(space: Space, *, as_json: bool) -> int:
+    """Show what would be varied."""
+    from compress.search.run import varied
+
+    settings = varied(space)
+    if as_json:
+        write_json({"schema_version": 1, "settings": settings, "combinations": space.count})
+        return 0
+    for name, values in settings.items():
+        write(f"{name:<28} {values}")
+    return 0

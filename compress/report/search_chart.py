@@ -1,0 +1,124 @@
+"""Drawings of a search: one mark for each complete trial, and the front."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from compress.measurement import Metric
+from compress.report import svg
+from compress.report.labels import placed_labels
+from compress.report.search_record import SearchRecord, TrialRecord
+from compress.report.svg import WIDTH
+from compress.report.wording import noun, number
+
+LEFT = 78
+RIGHT = 468
+TOP = 30
+BOTTOM = 284
+HEIGHT = 332
+LOG_FROM = 12.0
+"""An axis of costs is logarithmic if the largest is so many times the smallest."""
+
+
+def trade_off(record: SearchRecord, first: Metric, other: Metric) -> str:
+    """Draw the first objective against another one."""
+    trials = _drawn(record, [first, other])
+    x = _axis([trial.values[other.name] for trial in trials], LEFT, RIGHT - 10, log=True)
+    ticks = [svg.tick(x.at(tick), BOTTOM, number(tick, other.unit) if tick else "0") for tick in _ticks(x, other.unit)]
+    better = "→ more" if other.higher_is_better else "← less"
+    name = f"{better} {noun(other.label)}{', logarithmic' if x.log else ''}"
+    positions = {trial.number: x.at(trial.values[other.name]) for trial in trials}
+    return _drawing(record, first, trials, positions, [*ticks, svg.text(RIGHT, HEIGHT - 6, name, "name", "end")])
+
+
+def course(record: SearchRecord, first: Metric) -> str:
+    """Draw the only objective of each trial, in their order."""
+    trials = _drawn(record, [first])
+    x = svg.Axis(-0.5, max(trial.number for trial in trials) + 0.5, LEFT, RIGHT)
+    ticks = [svg.tick(x.at(tick), BOTTOM, f"{tick:g}") for tick in x.ticks(5) if float(tick).is_integer()]
+    positions = {trial.number: x.at(trial.number) for trial in trials}
+    return _drawing(record, first, trials, positions, [*ticks, svg.text(RIGHT, HEIGHT - 6, "trial", "name", "end")])
+
+
+def notes(record: SearchRecord, first: Metric, other: Metric | None) -> list[str]:
+    """Return what explains the marks and the axes."""
+    trials = _drawn(record, [first] if other is None else [first, other])
+    found = ["Filled: on the front, with the number of the trial; hollow: another trial that holds all conditions."]
+    if any(not trial.is_feasible for trial in trials):
+        found.append("Crosses: trials that violate a condition.")
+    if record.recommended is not None:
+        found.append("Ring: the recommended trial.")
+    undrawn = len(record.trials) - len(trials)
+    if undrawn:
+        found.append(f"Not drawn: {undrawn} trials that are not complete, or repeat another one.")
+    y = _axis([trial.values[first.name] for trial in trials], BOTTOM - 6, TOP)
+    if y.low > 0:
+        found.append(f"The vertical axis begins at {number(y.low, first.unit)}, not at 0.")
+    return found
+
+
+def _drawn(record: SearchRecord, metrics: Sequence[Metric]) -> list[TrialRecord]:
+    return [t for t in record.trials if t.status == "complete" and all(m.name in t.values for m in metrics)]
+
+
+def _axis(values: Sequence[float], start: float, end: float, *, log: bool = False) -> svg.Axis:
+    low, high = min(values), max(values)
+    if log and 0 < low * LOG_FROM < high:
+        return svg.Axis(low / 1.3, high * 1.3, start, end, log=True)
+    room = 0.08 * (high - low) or abs(high) * 0.05 or 1.0
+    return svg.Axis(max(0.0, low - room) if low >= 0 else low - room, high + room, start, end)
+
+
+def _ticks(axis: svg.Axis, unit: str) -> list[float]:
+    base = 1024.0 if unit == "bytes" and axis.high >= 4096 else 1.0
+    return axis.ticks(4, base)
+
+
+def _drawing(
+    record: SearchRecord, first: Metric, trials: Sequence[TrialRecord], x: dict[int, float], below: Sequence[str]
+) -> str:
+    """Return the drawing.
+
+    Args:
+        record: the search.
+        first: the vertical objective.
+        trials: the trials to draw.
+        x: the horizontal position of each.
+        below: the horizontal axis.
+    """
+    y = _axis([trial.values[first.name] for trial in trials], BOTTOM - 6, TOP)
+    levels = [svg.level(y.at(tick), LEFT, RIGHT, number(tick, first.unit)) for tick in _ticks(y, first.unit)]
+    on_front = {point.number for point in record.front}
+    at = {trial.number: (x[trial.number], y.at(trial.values[first.name])) for trial in trials}
+    front = sorted(at[trial.number] for trial in trials if trial.number in on_front)
+    way = " ".join(f"{svg.n(a)},{svg.n(b)}" for a, b in front)
+    others = [_mark(trial, at[trial.number], record) for trial in trials if trial.number not in on_front]
+    best = [_mark(trial, at[trial.number], record) for trial in trials if trial.number in on_front]
+    named = [trial.number for trial in trials if trial.number in on_front]
+    parts = [
+        svg.text(10, 14, svg.fit(f"{first.label}, validation", WIDTH - 20), "name"),
+        *levels,
+        svg.line(LEFT, BOTTOM, RIGHT, BOTTOM, "axis"),
+        *below,
+        *others,
+        f'<polyline points="{way}" class="way"/>',
+        *best,
+        *placed_labels([str(number) for number in named], [at[number] for number in named], []),
+    ]
+    words = f"{len(trials)} trials, {len(named)} of them on the front: " + "; ".join(
+        f"trial {number}: {first.name} {record.trial(number).values[first.name]:.4g}" for number in named
+    )
+    return svg.svg(f"search-{len(below)}-{first.name}", (WIDTH, HEIGHT), f"{first.label} of the trials", words, parts)
+
+
+def _mark(trial: TrialRecord, at: tuple[float, float], record: SearchRecord) -> str:
+    a, b = (svg.n(value) for value in at)
+    values = ", ".join(number(trial.values[m.name], m.unit) for m in record.objectives if m.name in trial.values)
+    tip = svg.tip(f"trial {trial.number}: {values}")
+    if not trial.is_feasible:
+        left, right, top, low = (svg.n(value) for value in (at[0] - 4, at[0] + 4, at[1] - 4, at[1] + 4))
+        return f'<path d="M{left} {top}L{right} {low}M{left} {low}L{right} {top}" class="cut">{tip}</path>'
+    if trial.number not in {point.number for point in record.front}:
+        return f'<circle cx="{a}" cy="{b}" r="4" class="original ring">{tip}</circle>'
+    ring = f'<circle cx="{a}" cy="{b}" r="9" class="whisker"/>' if trial.number == record.recommended else ""
+    return f'{ring}<circle cx="{a}" cy="{b}" r="5" class="dot">{tip}</circle>'

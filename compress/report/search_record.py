@@ -1,0 +1,129 @@
+"""The record of a search: all that its page and search.json show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from compress.measurement import Measurement, Metric
+from compress.report.json_values import decode, encode
+
+SCHEMA_VERSION = 1
+TrialStatus = Literal["complete", "stopped", "failed", "repeated", "interrupted", "running"]
+COUNTED: tuple[TrialStatus, ...] = ("complete", "stopped", "failed", "running")
+"""Trials that count for the number of trials. A repeated one has the settings of an earlier one, and costs nothing."""
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """A trial.
+
+    Attributes:
+        number: its number, from 0.
+        status: "complete": measured to its end; "stopped": it was hopeless, see `reason`; "failed": a stage failed.
+        settings: its values by the name of the setting.
+        values: the quantities of its result that are known: quality on the validation split, costs.
+        stages: the quality after each stage on the validation split.
+        original: the quality of the model before it is compressed, on the validation split.
+        predicted: the costs that were predicted before the training; empty if they were not.
+        excess: how far each condition is violated; at most 0 where it holds.
+        reason: why it was stopped, or failed.
+        seconds: the time that it took.
+    """
+
+    number: int
+    status: TrialStatus
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, float] = field(default_factory=dict)
+    stages: Mapping[str, float] = field(default_factory=dict)
+    original: float | None = None
+    predicted: Mapping[str, float] = field(default_factory=dict)
+    excess: Mapping[str, float] = field(default_factory=dict)
+    reason: str = ""
+    seconds: float = 0.0
+
+    @property
+    def is_feasible(self) -> bool:
+        """Whether it is complete, and all conditions hold."""
+        return self.status == "complete" and all(value <= 0 for value in self.excess.values())
+
+    @classmethod
+    def from_json(cls, content: object) -> TrialRecord:
+        """Return the record in plain values.
+
+        Raises:
+            TypeError: it is not a record.
+        """
+        return decode(cls, content)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as plain values."""
+        content: dict[str, Any] = encode(self)
+        return content
+
+
+@dataclass(frozen=True)
+class FrontPoint:
+    """A trial that no other one beats in everything, after a complete run.
+
+    Attributes:
+        number: the number of the trial.
+        folder: the folder of its run, with the report, from the folder of the search.
+        bundle: its bundle there; empty if the pipeline has no stage `package`.
+        model: its .tflite file there.
+        test: its quality on the test split, which was not used for any choice.
+        verdict: the verdict on its result.
+    """
+
+    number: int
+    folder: str
+    bundle: str = ""
+    model: str = ""
+    test: Measurement | None = None
+    verdict: str = ""
+
+
+@dataclass(frozen=True)
+class SearchRecord:
+    """A search.
+
+    Attributes:
+        name: the name of the pipeline.
+        status: "complete", or "interrupted" while trials are missing.
+        objectives: the quantities to improve; the first one is that of the recommendation.
+        conditions: the constraints, one sentence each.
+        host: the host for which latency is predicted; empty without prediction.
+        settings: what was varied: the choices or the range in words, by the name of the setting.
+        trials: the trials in order.
+        front: the trials that no other one beats in everything, the best first objective first.
+        recommended: the number of the recommended trial; None if there is none.
+        reason: why it is recommended, or why there is no recommendation.
+        notes: what the reader must know.
+        seconds: the time of all trials.
+        finished: the time at which the record was made, ISO 8601.
+        coralline: the version of Coralline.
+    """
+
+    name: str
+    status: Literal["complete", "interrupted"]
+    objectives: tuple[Metric, ...]
+    conditions: tuple[str, ...]
+    host: str
+    settings: Mapping[str, str]
+    trials: tuple[TrialRecord, ...]
+    front: tuple[FrontPoint, ...]
+    recommended: int | None
+    reason: str
+    notes: tuple[str, ...]
+    seconds: float
+    finished: str
+    coralline: str
+
+    def trial(self, number: int) -> TrialRecord:
+        """Return the trial with a number."""
+        return next(trial for trial in self.trials if trial.number == number)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of search.json."""
+        return {"schema_version": SCHEMA_VERSION, **encode(self)}

@@ -1,0 +1,102 @@
+"""The early end of hopeless trials.
+
+Optuna's pruners compare one value of running trials; a search for a trade-off has several. So the rules are ours. A
+trial ends
+
+1. before its training, if a cost that is predicted for its architecture exceeds a limit by more than SLACK, or
+2. after a stage, if its quality there, with the largest gain that any complete trial with the same stages had from this
+   stage to its end, is below a limit, or is beaten in every objective by a complete trial.
+
+The second rule needs LEAST_SEEN such trials. The first one holds only as long as predictions of this search agree with
+the final costs within SLACK.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from compress.report.search_record import TrialRecord
+from compress.search.goals import Goals, Limit, dominates, is_cost, losses
+
+SLACK = 0.05
+"""The fraction by which a predicted cost may differ from the final one."""
+LEAST_SEEN = 5
+"""Complete trials with the same stages, from which the gain after a stage is known."""
+
+
+@dataclass(frozen=True)
+class TrialState:
+    """What is known of a running trial.
+
+    Attributes:
+        stage: the id of the stage that is complete.
+        order: the ids of all its stages.
+        quality: the quality after the stage on the validation split; None if it was not measured.
+        costs: the predicted costs of the final architecture; empty as long as it is not known.
+    """
+
+    stage: str
+    order: tuple[str, ...]
+    quality: float | None
+    costs: Mapping[str, float]
+
+
+def reason_to_stop(state: TrialState, goals: Goals, trials: Sequence[TrialRecord]) -> str:
+    """Return the reason why a trial is hopeless; "" if it goes on."""
+    costs = state.costs if _is_reliable(trials) else {}
+    for limit in goals.limits:
+        if is_cost(limit.metric) and limit.metric.name in costs:
+            value = costs[limit.metric.name]
+            if value > limit.bound * (1 + SLACK):
+                return f"{limit.metric.name} is predicted to be {value:.4g}, and the limit is {_bound(limit)}"
+    return _hopeless_quality(state, costs, goals, trials)
+
+
+def _bound(limit: Limit) -> str:
+    return f"{limit.bound:g}"
+
+
+def _is_reliable(trials: Sequence[TrialRecord]) -> bool:
+    """Whether predictions agree with the final costs of all complete trials."""
+    for trial in trials:
+        for name, predicted in trial.predicted.items() if trial.status == "complete" else ():
+            final = trial.values.get(name)
+            if final is not None and abs(predicted - final) > SLACK * max(final, predicted):
+                return False
+    return True
+
+
+def _hopeless_quality(
+    state: TrialState, costs: Mapping[str, float], goals: Goals, trials: Sequence[TrialRecord]
+) -> str:
+    metric = goals.quality
+    if metric is None or state.quality is None:
+        return ""
+    seen = [trial for trial in trials if trial.status == "complete" and _order(trial) == state.order]
+    sign = 1 if metric.higher_is_better else -1
+    gains = [sign * (trial.values[metric.name] - trial.stages[state.stage]) for trial in seen
+             if state.stage in trial.stages and metric.name in trial.values]  # fmt: skip
+    if len(gains) < LEAST_SEEN:
+        return ""
+    best = state.quality + sign * max(0.0, *gains)
+    possible = {metric.name: best}
+    start = f"{metric.name} is {state.quality:.4g} after {state.stage}, and {best:.4g} with the largest gain so far"
+    for limit in goals.limits:
+        if limit.metric == metric and limit.excess(possible) > 0:
+            return f"{start}; the limit is {_bound(limit)}"
+    if any(name not in costs for name in (cost.name for cost in goals.costs)):
+        return ""
+    if len(goals.costs) + 1 < len(goals.objectives):  # another quality is not known before the end
+        return ""
+    possible |= {cost.name: costs[cost.name] * (1 - SLACK) for cost in goals.costs}
+    point = losses(possible, goals.objectives)
+    for trial in seen:
+        if trial.is_feasible and dominates(losses(trial.values, goals.objectives), point):
+            return f"{start}; trial {trial.number} is better in every objective"
+    return ""
+
+
+def _order(trial: TrialRecord) -> tuple[str, ...]:
+    """Return the ids of the stages whose models were measured."""
+    return tuple(trial.stages)

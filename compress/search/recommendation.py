@@ -1,0 +1,98 @@
+"""The trial of the front that is recommended for the budget, with the reason. Only the validation split decides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from compress.measurement import LATENCIES, SIZES, Metric
+from compress.report.search_record import TrialRecord
+from compress.report.wording import count, noun, number
+from compress.search.goals import Goals, Limit, is_cost, losses
+
+COSTS = {metric.name: metric for metric in (*SIZES, LATENCIES[0])}
+
+
+def recommend(
+    front: Sequence[TrialRecord], trials: Sequence[TrialRecord], goals: Goals, budget: Mapping[str, float], task: Metric
+) -> tuple[int | None, str]:
+    """Return the number of the recommended trial, and the reason; None without one.
+
+    Args:
+        front: the trials that no other one beats in everything, the best first objective first.
+        trials: all trials: the best original among them is what a drop is measured from.
+        goals: the objectives and conditions of the search.
+        budget: the limits of the pipeline file by name.
+        task: the first metric of the task, which the budget can limit.
+    """
+    if not front:
+        return None, "no trial is complete and holds all conditions"
+    limits = _limits(trials, budget, task)
+    holding = [trial for trial in front if all(limit.excess(trial.values) <= 0 for limit in limits)]
+    words = " and ".join(_in_words(limit, budget) for limit in limits)
+    if not holding:
+        nearest = min(front, key=lambda trial: max(limit.excess(trial.values) for limit in limits))
+        return None, f"no trial holds the budget ({words}); trial {nearest.number} comes nearest"
+    first = goals.objectives[0]
+    limits_cost = any(is_cost(limit.metric) and limit.bound > 0 for limit in (*limits, *goals.limits))
+    which = f"of the {count(len(holding), 'trial')} on the front"
+    which += f" that hold the budget ({words})" if words else ""
+    if limits_cost or len(goals.objectives) == 1:
+        return holding[0].number, f"it has the best {_named(first, holding[0])} {which}"
+    cheapest = next((metric for metric in goals.costs), None)
+    if limits and cheapest is not None:
+        chosen = min(holding, key=lambda trial: trial.values[cheapest.name])
+        return chosen.number, f"it has the best {_named(cheapest, chosen)} {which}"
+    chosen = _balanced(holding, goals.objectives)
+    return chosen.number, f"no budget is set: {which}, it is nearest to the best value of every objective, each scaled"
+
+
+def _named(metric: Metric, trial: TrialRecord) -> str:
+    return f"{noun(metric.label)}, {number(trial.values[metric.name], metric.unit)},"
+
+
+def _limits(trials: Sequence[TrialRecord], budget: Mapping[str, float], task: Metric) -> list[Limit]:
+    """Return the limits of a budget; a drop is one of the task's metric, from the best original of the search."""
+    found = []
+    for name, bound in budget.items():
+        if name in COSTS:
+            found.append(Limit(name, COSTS[name], bound, bound))
+        elif name == task.change:
+            best = _best_original(trials, task)
+            if best is not None:
+                found.append(Limit(name, task, _worst(best, bound, task), max(abs(best), 1e-9)))
+    return found
+
+
+def _best_original(trials: Sequence[TrialRecord], task: Metric) -> float | None:
+    originals = [trial.original for trial in trials if trial.original is not None]
+    choose = max if task.higher_is_better else min
+    return choose(originals, default=None)
+
+
+def _worst(best: float, bound: float, task: Metric) -> float:
+    """Return the worst value that a budget allows; an increase is a fraction of the original's value, unless that is
+    0."""
+    if task.higher_is_better:
+        return best - bound
+    return best * (1 + bound) if best else bound
+
+
+def _in_words(limit: Limit, budget: Mapping[str, float]) -> str:
+    bound = f"{limit.name} of at most {budget[limit.name]:g}"
+    if is_cost(limit.metric):
+        return bound
+    return f"{bound} from the best original of the search, so {limit.metric.name} of {limit.bound:.4g}"
+
+
+def _balanced(trials: Sequence[TrialRecord], objectives: Sequence[Metric]) -> TrialRecord:
+    """Return the trial nearest to the best value of every objective, where each is scaled to its range on the front."""
+    points = [losses(trial.values, objectives) for trial in trials]
+    lowest = [min(column) for column in zip(*points, strict=True)]
+    spans = [max(column) - low or 1.0 for column, low in zip(zip(*points, strict=True), lowest, strict=True)]
+
+    def distance(place: int) -> float:
+        scaled = [(value - low) / span for value, low, span in zip(points[place], lowest, spans, strict=True)]
+        return math.hypot(*scaled)
+
+    return trials[min(range(len(trials)), key=distance)]

@@ -1,0 +1,316 @@
+"""A search from its pipeline file to its front: ask for a trial, run it, tell its result, and so on."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from compress.errors import PipelineError, StageError
+from compress.files import explain, write_atomically
+from compress.measurement import Measurement
+from compress.pipeline import schema
+from compress.pipeline.schema import Pipeline
+from compress.pipeline.yaml_file import read
+from compress.report import search_page
+from compress.report.json_values import decode
+from compress.report.search_record import COUNTED, FrontPoint, SearchRecord, TrialRecord, TrialStatus
+from compress.report.wording import count, number, seconds
+from compress.search.early_stop import TrialState, reason_to_stop
+from compress.search.goals import Goals, front, read_goals
+from compress.search.recommendation import recommend
+from compress.search.space import Choices, Dimension, Space, read_space
+from compress.search.study import SearchStudy
+from compress.search.trial import models_of
+from compress.search.worker import WorkerProcess, WorkRequest
+from compress.tasks import task_of
+from compress.version import __version__
+
+FOLDER = "search"
+"""The folder of a search, in that of the runs of its pipeline."""
+MAX_NAME = 64
+FIRST_FAILURES = 5
+"""A search ends if this number of trials failed, and none was complete."""
+MAX_REPEATED = 50
+"""A search ends after this number of choices in a row that were made before."""
+Show = Callable[[str], None]
+"""Shows one line to the user."""
+EXAMPLE = "search: {settings: {prune.keep: {from: 0.3, to: 0.9}}}"
+
+
+@dataclass(frozen=True)
+class SearchPlan:
+    """A checked search.
+
+    Attributes:
+        path: the pipeline file.
+        pipeline: its pipeline, with the file's own values.
+        space: what is varied.
+        goals: what it is for.
+        trials: the number of trials.
+    """
+
+    path: Path
+    pipeline: Pipeline
+    space: Space
+    goals: Goals
+    trials: int
+
+    def identity(self) -> dict[str, Any]:
+        """Return what the values of trials depend on."""
+        content = {name: value for name, value in self.space.document.value.items() if name not in ("budget", "search")}
+        search = {name: value for name, value in self.space.document.value["search"].items() if name != "trials"}
+        return {"content": content, "search": search, "data": self.pipeline.data.digest}
+
+
+def read_plan(path: Path) -> SearchPlan:
+    """Read and check the search of a pipeline file.
+
+    Raises:
+        PipelineError: the file has no search, or one that is invalid; with the line.
+    """
+    document = read(path)
+    pipeline = schema.check(document)
+    if pipeline.head.search is None:
+        raise PipelineError("has no key `search`", where=str(path), allowed=EXAMPLE, hint="see docs/search.md")
+    models_of(pipeline)
+    space = read_space(document, lambda edited: models_of(schema.check(edited)))
+    return SearchPlan(path, pipeline, space, read_goals(document, pipeline), pipeline.head.search.trials)
+
+
+class Search:
+    """A search that runs.
+
+    Args:
+        plan: what to search.
+        out: the folder for results, with the store.
+        worker: the process that runs trials.
+        show: shows one line.
+        storage: the URL of a database for the trials; None for a journal file in the folder of the search.
+
+    Attributes:
+        folder: the folder of the search.
+    """
+
+    def __init__(self, plan: SearchPlan, out: Path, worker: WorkerProcess, show: Show, storage: str | None) -> None:
+        self._plan, self._out, self._worker, self._show = plan, out, worker, show
+        self.folder = out / plan.pipeline.head.name / FOLDER
+        head = plan.pipeline.head
+        self._study = SearchStudy(plan.space, plan.goals, head.name, plan.identity(), head.seed, storage or self.folder)
+        self._notes: list[str] = []
+
+    def run(self) -> SearchRecord:
+        """Run the trials that are missing, then the front; write search.json and search.html.
+
+        Raises:
+            StageError: the first trials all failed.
+            KeyboardInterrupt: it was interrupted; what is known is written.
+        """
+        try:
+            while self._next():
+                pass
+            return self._written(self._front_points(), "complete")
+        except KeyboardInterrupt:
+            self._written((), "interrupted")
+            raise
+        finally:
+            self._worker.close()
+
+    def _next(self) -> bool:
+        """Run the next trial; return False if the search is over."""
+        taken = self._study.take_over()
+        if taken:
+            self._show(f"{count(taken, 'trial')} of a search that ended will be tried again")
+        records = self._study.records()
+        counted = [record for record in records if record.status in COUNTED]
+        self._refuse_failing(counted)
+        if len(counted) >= self._plan.trials:
+            return False
+        trial, values = self._study.ask()
+        same = next((each for each in records if each.settings == values and each.status in COUNTED[:3]), None)
+        if same is not None:
+            again = replace(same, number=trial.number, status="repeated", seconds=0, reason=f"as trial {same.number}")
+            self._study.tell(trial, again)
+            return not self._is_exhausted([*records, again])
+        title = f"trial {len(counted) + 1} of {self._plan.trials}"
+        try:
+            record = self._tried(trial.number, values, title, records)
+        except KeyboardInterrupt:
+            try:
+                self._worker.interrupt()
+            finally:
+                stopped = TrialRecord(trial.number, "interrupted", values, reason="interrupted with Ctrl-C")
+                self._study.tell(trial, stopped)
+            raise
+        self._study.tell(trial, record)
+        self._show(f"{title}: {self._in_words(record)}{self._time_left([*counted, record])}")
+        return True
+
+    def _refuse_failing(self, counted: Sequence[TrialRecord]) -> None:
+        """Refuse to go on if nothing works.
+
+        Raises:
+            StageError: the first trials failed.
+        """
+        failed = [record for record in counted if record.status == "failed"]
+        if len(failed) >= FIRST_FAILURES and len(failed) == len(counted):
+            raise StageError(
+                f"the first {len(failed)} trials failed, the last one: {failed[-1].reason}", where="search"
+            )
+
+    def _is_exhausted(self, records: Sequence[TrialRecord]) -> bool:
+        """Return whether there is probably nothing new to try."""
+        distinct = {json.dumps(record.settings, sort_keys=True) for record in records if record.status in COUNTED}
+        all_tried = self._plan.space.count is not None and len(distinct) >= self._plan.space.count
+        repeated = len(records) >= MAX_REPEATED and all(r.status == "repeated" for r in records[-MAX_REPEATED:])
+        if all_tried or repeated:
+            self._notes.append(
+                f"The search ended after {len(distinct)} trials: "
+                + ("all combinations were tried." if all_tried else f"{MAX_REPEATED} choices in a row were known.")
+            )
+        return all_tried or repeated
+
+    def _tried(self, trial: int, values: dict[str, Any], title: str, records: Sequence[TrialRecord]) -> TrialRecord:
+        """Run a trial, and return its record."""
+        started = time.monotonic()
+
+        def judge(state: TrialState) -> str:
+            return reason_to_stop(state, self._plan.goals, records)
+
+        try:
+            result = self._worker.run(self._request("trial", trial, values, title), judge)
+        except StageError as error:
+            result = {"failed": str(error)}
+        if "interrupted" in result:
+            raise KeyboardInterrupt
+        measured = result.get("done") or result
+        status: TrialStatus = "failed" if "failed" in result else "stopped" if "stopped" in result else "complete"
+        record = TrialRecord(
+            trial,
+            status,
+            values,
+            measured.get("values", {}),
+            measured.get("stages", {}),
+            measured.get("original"),
+            measured.get("predicted", {}),
+            reason=result.get("failed") or result.get("stopped") or "",
+            seconds=round(time.monotonic() - started, 3),
+        )
+        if status == "complete":
+            return replace(record, excess=self._plan.goals.excess(record.values))
+        if status == "stopped":
+            return replace(record, excess=self._predicted_excess(record))
+        return record
+
+    def _predicted_excess(self, record: TrialRecord) -> dict[str, float]:
+        """Return how far the predicted costs of a stopped trial violate the conditions on them."""
+        limits = [limit for limit in self._plan.goals.limits if limit.metric.name in record.predicted]
+        return {limit.name: limit.excess(record.predicted) for limit in limits}
+
+    def _request(self, kind: Any, trial: int, values: dict[str, Any], title: str) -> WorkRequest:
+        ending = f"-{trial}"
+        name = self._plan.pipeline.head.name[: MAX_NAME - len(ending)] + ending
+        document = self._plan.space.with_values(values, name)
+        folder = self.folder / name if kind == "front" else self.folder
+        path = self._plan.path.resolve()
+        return WorkRequest(kind, str(path), document.value, str(self._out.resolve()), str(folder.resolve()), title)
+
+    def _in_words(self, record: TrialRecord) -> str:
+        known = [(metric, record.values[metric.name]) for metric in self._plan.goals.objectives
+                 if metric.name in record.values]  # fmt: skip
+        parts = [f"{metric.name} {number(value, metric.unit)}" for metric, value in known]
+        text = ", ".join(parts) if record.status == "complete" else f"{record.status}: {record.reason}"
+        violated = [name for name, excess in record.excess.items() if excess > 0]
+        if record.status == "complete" and violated:
+            text += f" (violates {', '.join(violated)})"
+        settings = ", ".join(f"{name} {search_page.value_text(value)}" for name, value in record.settings.items())
+        return f"{text}; {settings}; {seconds(record.seconds)}"
+
+    def _time_left(self, counted: Sequence[TrialRecord]) -> str:
+        timed = [record.seconds for record in counted if record.seconds]
+        left = self._plan.trials - len(counted)
+        return f"; about {seconds(sum(timed) / len(timed) * left)} left" if left and timed else ""
+
+    def _front(self) -> list[TrialRecord]:
+        return front(self._study.records(), self._plan.goals.objectives)
+
+    def _front_points(self) -> tuple[FrontPoint, ...]:
+        """Return the points of the front after a complete run of each, which measures it on the test split."""
+        trials = self._front()
+        points = []
+        for place, trial in enumerate(trials, 1):
+            title = f"front {place} of {len(trials)}"
+            request = self._request("front", trial.number, dict(trial.settings), title)
+            name = Path(request.folder).name
+            try:
+                result = self._worker.run(request, lambda state: "")
+            except StageError as error:
+                result = {"failed": str(error)}
+            except KeyboardInterrupt:
+                self._worker.interrupt()
+                raise
+            if "interrupted" in result:
+                raise KeyboardInterrupt
+            if "failed" in result:
+                self._notes.append(f"The complete run of trial {trial.number} failed: {result['failed']}")
+                self._show(self._notes[-1])
+                points.append(FrontPoint(trial.number, name, verdict="failed"))
+                continue
+            done = result["done"]
+            bundle, model = (f"{name}/{file}" if file in done["outputs"] else ""
+                             for file in (f"{name}.coralline", "model.tflite"))  # fmt: skip
+            test = decode(Measurement, done["test"])
+            points.append(FrontPoint(trial.number, name, bundle, model, test, done["verdict"]))
+        return tuple(points)
+
+    def _written(self, points: Sequence[FrontPoint], status: Any) -> SearchRecord:
+        """Write the record and the page."""
+        plan = self._plan
+        records = self._study.records()
+        trials = front(records, plan.goals.objectives)
+        budget = plan.pipeline.head.budget.model_dump(exclude_none=True)
+        task = task_of(plan.pipeline.data).metrics[0]
+        chosen, reason = recommend(trials, records, plan.goals, budget, task)
+        found = SearchRecord(
+            name=plan.pipeline.head.name,
+            status=status,
+            objectives=plan.goals.objectives,
+            conditions=tuple(limit.in_words() for limit in plan.goals.limits),
+            host=plan.goals.host,
+            settings=varied(plan.space),
+            trials=tuple(records),
+            front=tuple(points) or tuple(FrontPoint(trial.number, "") for trial in trials),
+            recommended=chosen,
+            reason=reason,
+            notes=tuple(self._notes),
+            seconds=round(sum(record.seconds for record in records), 3),
+            finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            coralline=__version__,
+        )
+        contents = {
+            "search.json": json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n",
+            "search.html": search_page.page(found),
+        }
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for name, content in contents.items():
+                write_atomically(self.folder / name, content.encode())
+        except OSError as error:
+            raise explain(error, "the result of the search cannot be written", self.folder) from error
+        return found
+
+
+def varied(space: Space) -> dict[str, str]:
+    """Return the choices or the range of each setting in words."""
+    return {dimension.key: _in_words(dimension) for dimension in space.dimensions}
+
+
+def _in_words(dimension: Dimension) -> str:
+    if isinstance(dimension, Choices):
+        return ", ".join(search_page.value_text(value) for value in dimension.values)
+    step = f", step {dimension.step:g}" if dimension.step else ", whole numbers" if dimension.whole else ""
+    return f"{dimension.low:g} to {dimension.high:g}{step}{', logarithmic' if dimension.log else ''}"
