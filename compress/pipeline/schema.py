@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeGuard, TypeVar
+from typing import Annotated, Any, Literal, TypeGuard, TypeVar, get_args
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
@@ -478,9 +478,12 @@ def _explain(error: ErrorDetails, kind: type[Settings], node: DocumentNode) -> P
     """Convert an error of pydantic."""
     is_missing = error["type"] == "missing"
     inner: Location = ()
+    value: Any = node.value
     for part in error["loc"]:  # a part that is not in the file is pydantic's name for a member of a union
-        if is_missing or (*node.location, *inner, part) in node.document.lines:
+        is_there = part in value if isinstance(value, dict) else isinstance(value, list) and isinstance(part, int)
+        if is_missing or is_there:
             inner = (*inner, part)
+            value = value[part] if is_there else None
     if is_missing:
         return node.error(f"the key {inner[-1]!r} is missing", *inner)
     holder = _settings_at(kind, inner[:-1])
@@ -500,7 +503,9 @@ def _settings_at(kind: type[Settings], location: Location) -> type[Settings] | N
     for part in location:
         if not _is_settings(holder) or str(part) not in holder.model_fields:
             return None
-        holder = holder.model_fields[str(part)].annotation
+        annotation: object = holder.model_fields[str(part)].annotation
+        members = [member for member in get_args(annotation) if _is_settings(member)]  # `X | None`
+        holder = members[0] if members else annotation
     return holder if _is_settings(holder) else None
 
 

@@ -16,6 +16,8 @@ RIGHT = 468
 TOP = 30
 BOTTOM = 284
 HEIGHT = 332
+LEAST_SPAN = 0.05
+"""An axis covers at least this fraction of its largest value: smaller differences are none."""
 LOG_FROM = 12.0
 """An axis of costs is logarithmic if the largest is so many times the smallest."""
 
@@ -65,7 +67,8 @@ def _axis(values: Sequence[float], start: float, end: float, *, log: bool = Fals
     low, high = min(values), max(values)
     if log and 0 < low * LOG_FROM < high:
         return svg.Axis(low / 1.3, high * 1.3, start, end, log=True)
-    room = 0.08 * (high - low) or abs(high) * 0.05 or 1.0
+    span = max(high - low, LEAST_SPAN * abs(high)) or 1.0
+    room = 0.08 * (high - low) + 0.5 * (span - (high - low))
     return svg.Axis(max(0.0, low - room) if low >= 0 else low - room, high + room, start, end)
 
 

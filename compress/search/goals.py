@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from compress.errors import PipelineError
-from compress.measurement import LATENCIES, SIZES, Metric
+from compress.measurement import SIZES, Metric
 from compress.pipeline.schema import Pipeline
 from compress.pipeline.yaml_file import Document, DocumentNode
 from compress.report.search_record import TrialRecord
@@ -14,7 +14,7 @@ from compress.suggestions import listing, nearest, shown
 from compress.targets.base import Target
 from compress.tasks import task_of
 
-LATENCY = LATENCIES[0]
+LATENCY = Metric("latency_ms", "Predicted latency", "ms", "latency_ratio")
 STREAMED = Metric("streamed_bytes", "Streamed parameters", "bytes", "streamed_ratio")
 ON_CPU = Metric("cpu_share", "Operators on the CPU", "fraction", "cpu_share_ratio")
 PREDICTED = (LATENCY, STREAMED)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from compress.measurement import LATENCIES, SIZES, Metric
+from compress.measurement import SIZES, Metric
 from compress.report.search_record import TrialRecord
 from compress.report.wording import count, noun, number
-from compress.search.goals import Goals, Limit, is_cost, losses
+from compress.search.goals import LATENCY, Goals, Limit, is_cost, losses
 
-COSTS = {metric.name: metric for metric in (*SIZES, LATENCIES[0])}
+COSTS = {metric.name: metric for metric in (*SIZES, LATENCY)}
 
 
 def recommend(

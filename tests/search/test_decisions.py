@@ -1,0 +1,145 @@
+"""What a search decides: the front, the early end of trials, and the recommendation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from compress.measurement import SIZES, Metric
+from compress.report.search_record import TrialRecord
+from compress.search.early_stop import LEAST_SEEN, TrialState, reason_to_stop
+from compress.search.goals import CACHED, LATENCY, ON_CPU, STREAMED, WHOLE, Goals, Limit, dominates, front
+from compress.search.recommendation import recommend
+
+ACCURACY = Metric("accuracy", "Accuracy", "fraction", "accuracy_drop", limited=True)
+SIZE = SIZES[2]
+GOALS = Goals((ACCURACY, LATENCY), (), "usb3")
+
+
+def trial(number: int, accuracy: float, latency: float, **others: Any) -> TrialRecord:
+    values = {"accuracy": accuracy, "latency_ms": latency, "size_bytes": 1000 * latency, **others.pop("values", {})}
+    return TrialRecord(number, others.pop("status", "complete"), values=values, **others)
+
+
+def test_the_front_has_what_nothing_beats_in_everything() -> None:
+    trials = [
+        trial(0, 0.90, 3.0),
+        trial(1, 0.80, 1.0),
+        trial(2, 0.85, 3.0),  # beaten by 0
+        trial(3, 0.90, 3.0),  # the same as 0
+        trial(4, 0.99, 0.5, excess={"fits_cache": 0.1}),
+        trial(5, 0.99, 0.5, status="stopped"),
+        trial(6, 0.70, 1.0),  # beaten by 1
+        trial(7, 0.95, 9.0, excess={"fits_cache": 0.0}),
+    ]
+    assert [each.number for each in front(trials, GOALS.objectives)] == [7, 0, 1]
+    assert [each.number for each in front(trials, (LATENCY,))] == [1]
+    assert dominates((1, 2), (1, 3))
+    assert not dominates((1, 2), (1, 2))
+    assert not dominates((1, 3), (2, 2))
+
+
+def test_conditions_and_unknown_quantities() -> None:
+    limits = (Limit(WHOLE, ON_CPU, 0, 1), Limit(CACHED, STREAMED, 0, 8e6), Limit("latency_ms", LATENCY, 5, 5),
+              Limit("accuracy", ACCURACY, 0.9, 0.9))  # fmt: skip
+    goals = Goals((ACCURACY, SIZE), limits, "usb3")
+    values = {"accuracy": 0.81, "size_bytes": 1.0, "cpu_share": 0.25, "streamed_bytes": 0, "latency_ms": 4}
+    excess = goals.excess(values)
+    assert excess == pytest.approx({"mapped_whole": 0.25, "fits_cache": 0, "latency_ms": -0.2, "accuracy": 0.1})
+    assert goals.excess({}) == dict.fromkeys(("accuracy", "size_bytes", *excess), 1.0)
+    assert [limit.in_words() for limit in limits] == [
+        "all operators run on the accelerator",
+        "all parameters fit the cache",
+        "latency_ms of at most 5",
+        "accuracy of at least 0.9",
+    ]
+
+
+def state(quality: float | None = None, stage: str = "train", **costs: float) -> TrialState:
+    return TrialState(stage, ("train", "quantize"), quality, costs)
+
+
+def test_a_predicted_cost_over_a_limit_ends_a_trial_before_its_training() -> None:
+    goals = Goals((ACCURACY, LATENCY), (Limit("latency_ms", LATENCY, 5, 5),), "usb3")
+    assert reason_to_stop(state(latency_ms=5.2), goals, []) == ""  # predictions are not exact
+    expected = "latency_ms is predicted to be 7.1, and the limit is 5"
+    assert reason_to_stop(state(latency_ms=7.1), goals, []) == expected
+    whole = Goals((ACCURACY, LATENCY), (Limit(WHOLE, ON_CPU, 0, 1),), "usb3")
+    assert "cpu_share is predicted to be 0.1" in reason_to_stop(state(cpu_share=0.1), whole, [])
+
+
+def test_predictions_that_were_wrong_in_this_search_end_no_trial() -> None:
+    goals = Goals((ACCURACY, LATENCY), (Limit("latency_ms", LATENCY, 5, 5),), "usb3")
+    right = trial(0, 0.9, 4.0, predicted={"latency_ms": 4.1})
+    wrong = trial(1, 0.9, 3.0, predicted={"latency_ms": 4.0})
+    assert reason_to_stop(state(latency_ms=7.1), goals, [right])
+    assert not reason_to_stop(state(latency_ms=7.1), goals, [right, wrong])
+
+
+def seen(count: int) -> list[TrialRecord]:
+    """Complete trials whose quality rises by at most 0.02 after `train`."""
+    return [trial(i, 0.90, 3.0 + i, stages={"train": 0.88 + 0.01 * (i % 3), "quantize": 0.90}) for i in range(count)]
+
+
+def test_a_quality_that_cannot_reach_the_front_ends_a_trial() -> None:
+    hopeless = state(0.7, latency_ms=4.0)
+    reason = reason_to_stop(hopeless, GOALS, seen(LEAST_SEEN))
+    assert reason == (
+        "accuracy is 0.7 after train, and 0.72 with the largest gain so far; trial 0 is better in every objective"
+    )
+    assert not reason_to_stop(hopeless, GOALS, seen(LEAST_SEEN - 1))
+    assert not reason_to_stop(state(0.7, latency_ms=2.9), GOALS, seen(9))  # less accurate, and faster than all
+    assert not reason_to_stop(state(0.7), GOALS, seen(9))  # the cost is not known yet
+    assert not reason_to_stop(state(0.885, latency_ms=4.0), GOALS, seen(9))
+    assert not reason_to_stop(state(None, latency_ms=4.0), GOALS, seen(9))
+    others = [TrialRecord(each.number, "complete", values=each.values, stages={"prune": 0.9}) for each in seen(9)]
+    assert not reason_to_stop(hopeless, GOALS, others)
+
+
+def test_a_quality_that_cannot_reach_a_limit_ends_a_trial() -> None:
+    goals = Goals((ACCURACY, LATENCY), (Limit("accuracy", ACCURACY, 0.85, 0.85),), "usb3")
+    assert reason_to_stop(state(0.8), goals, seen(LEAST_SEEN)).endswith("the limit is 0.85")
+    assert not reason_to_stop(state(0.84), goals, seen(LEAST_SEEN))
+
+
+FRONT = [trial(3, 0.95, 9.0, original=0.96), trial(1, 0.93, 4.0, original=0.94), trial(2, 0.80, 1.0, original=0.85)]
+
+
+@pytest.mark.parametrize(
+    ("budget", "number", "reason"),
+    [
+        ({}, 1, "no budget is set: of the 3 trials on the front, it is nearest to the best value of every objective"),
+        ({"latency_ms": 5}, 1, "it has the best accuracy, 0.930, of the 2 trials on the front that hold the budget"),
+        ({"accuracy_drop": 0.04}, 1, "it has the best predicted latency, 4.00 ms, of the 2 trials on the front that"),
+        ({"accuracy_drop": 0.2}, 2, "from the best original of the search, so accuracy of 0.76"),
+        ({"size_bytes": 2000, "accuracy_drop": 0.2}, 2, "size_bytes of at most 2000 and accuracy_drop of at most 0.2"),
+        ({"latency_ms": 0.5}, None, "no trial holds the budget (latency_ms of at most 0.5); trial 2 comes nearest"),
+        ({"accuracy_drop": 0.001}, None, "trial 3 comes nearest"),
+    ],
+)
+def test_the_recommendation_for_a_budget(budget: dict[str, float], number: int | None, reason: str) -> None:
+    chosen, text = recommend(FRONT, FRONT, GOALS, budget, ACCURACY)
+    assert chosen == number
+    assert reason in text
+
+
+def test_a_drop_is_from_the_best_original_of_all_trials() -> None:
+    beaten = trial(9, 0.5, 20.0, original=0.99)
+    assert recommend(FRONT, [*FRONT, beaten], GOALS, {"accuracy_drop": 0.04}, ACCURACY)[0] == 3
+
+
+def test_an_error_is_limited_relative_to_the_original() -> None:
+    error = Metric("mae", "Mean absolute error", "", "mae_increase", limited=True)
+    goals = Goals((error, LATENCY), (), "usb3")
+    trials = [TrialRecord(n, "complete", values={"mae": mae, "latency_ms": ms}, original=2.0)
+              for n, mae, ms in ((0, 2.1, 5.0), (1, 2.3, 2.0), (2, 3.0, 1.0))]  # fmt: skip
+    assert [each.number for each in front(trials, goals.objectives)] == [0, 1, 2]
+    assert recommend(trials, trials, goals, {"mae_increase": 0.2}, error)[0] == 1
+
+
+def test_without_a_complete_trial_nothing_is_recommended() -> None:
+    assert recommend([], [trial(0, 1, 1, status="failed")], GOALS, {}, ACCURACY) == (
+        None,
+        "no trial is complete and holds all conditions",
+    )
