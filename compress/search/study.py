@@ -36,8 +36,6 @@ MAX_ATTEMPTS = 3
 """Times that a trial is tried whose process dies."""
 OWNED_S = 10.0
 """Time after which a trial without an owner is taken for one whose process ended."""
-STARTUP = 10
-"""Random trials before the sampler uses what was found."""
 
 
 def require_optuna() -> Any:
@@ -56,7 +54,7 @@ def require_optuna() -> Any:
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Leave out Optuna's warnings about experimental features that are used on purpose."""
+    """Leave out warnings about experimental features of Optuna, and about fits of few trials."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -147,13 +145,12 @@ class SearchStudy:
 
     def ask(self) -> tuple[Trial, dict[str, Any]]:
         """Return a new trial of this process, and the values that it chooses."""
-        samplers = self._optuna.samplers
+        from compress.search.sampler import FrontSampler
+
         number = len(self._study.get_trials(deepcopy=False))
         with _without_warnings():
             # A seed for each trial: a search that was killed continues with the same choices.
-            self._study.sampler = samplers.TPESampler(
-                n_startup_trials=STARTUP, multivariate=True, group=True, seed=(self._seed * 1_000_003 + number) % 2**32
-            )
+            self._study.sampler = FrontSampler(self._space, (self._seed * 1_000_003 + number) % 2**32)
             trial = self._study.ask()
             trial.set_user_attr(OWNER, _owner())
             values = self._space.suggest(trial)
