@@ -47,7 +47,8 @@ def search(options: argparse.Namespace) -> int:
     require_optuna()
     if options.dry_run:
         return _dry_run(plan.space, as_json=options.json)
-    running = Search(plan, options.out, WorkerProcess(WORKER), note, options.storage)
+    study = plan.study(options.out, options.storage)
+    running = Search(plan, options.out, study, WorkerProcess(WORKER), note)
     note(f"coralline: {options.pipeline} -> {running.folder}")
     record = running.run()
     if options.json:

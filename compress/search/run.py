@@ -60,6 +60,21 @@ class SearchPlan:
     goals: Goals
     trials: int
 
+    def folder(self, out: Path) -> Path:
+        """Return the folder of the search, in that of the results."""
+        return out / self.pipeline.head.name / FOLDER
+
+    def study(self, out: Path, storage: str | None = None, kind: type[SearchStudy] = SearchStudy) -> SearchStudy:
+        """Return the trials of this search, those of earlier commands included.
+
+        Args:
+            out: the folder for results.
+            storage: the URL of a database for the trials; None for a journal file in the folder of the search.
+            kind: how trials are chosen.
+        """
+        head = self.pipeline.head
+        return kind(self.space, self.goals, head.name, self.identity(), head.seed, storage or self.folder(out))
+
     def identity(self) -> dict[str, Any]:
         """Return what the values of trials depend on."""
         content = {name: value for name, value in self.space.document.value.items() if name not in ("budget", "search")}
@@ -88,19 +103,17 @@ class Search:
     Args:
         plan: what to search.
         out: the folder for results, with the store.
+        study: its trials.
         worker: the process that runs trials.
         show: shows one line.
-        storage: the URL of a database for the trials; None for a journal file in the folder of the search.
 
     Attributes:
         folder: the folder of the search.
     """
 
-    def __init__(self, plan: SearchPlan, out: Path, worker: WorkerProcess, show: Show, storage: str | None) -> None:
-        self._plan, self._out, self._worker, self._show = plan, out, worker, show
-        self.folder = out / plan.pipeline.head.name / FOLDER
-        head = plan.pipeline.head
-        self._study = SearchStudy(plan.space, plan.goals, head.name, plan.identity(), head.seed, storage or self.folder)
+    def __init__(self, plan: SearchPlan, out: Path, study: SearchStudy, worker: WorkerProcess, show: Show) -> None:
+        self._plan, self._out, self._study, self._worker, self._show = plan, out, study, worker, show
+        self.folder = plan.folder(out)
         self._notes: list[str] = []
 
     def run(self) -> SearchRecord:

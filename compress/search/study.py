@@ -25,6 +25,7 @@ from compress.search.goals import Goals
 from compress.search.space import Space
 
 if TYPE_CHECKING:
+    from optuna.samplers import BaseSampler
     from optuna.study import Study
     from optuna.trial import FrozenTrial, Trial
 
@@ -143,14 +144,18 @@ class SearchStudy:
     def _again(self, parameters: Mapping[str, Any], attempt: int) -> None:
         self._study.enqueue_trial(dict(parameters), user_attrs={ATTEMPT: attempt + 1})
 
-    def ask(self) -> tuple[Trial, dict[str, Any]]:
-        """Return a new trial of this process, and the values that it chooses."""
+    def sampler(self, seed: int) -> BaseSampler:
+        """Return what chooses the next trial."""
         from compress.search.sampler import FrontSampler
 
+        return FrontSampler(self._space, seed)
+
+    def ask(self) -> tuple[Trial, dict[str, Any]]:
+        """Return a new trial of this process, and the values that it chooses."""
         number = len(self._study.get_trials(deepcopy=False))
         with _without_warnings():
             # A seed for each trial: a search that was killed continues with the same choices.
-            self._study.sampler = FrontSampler(self._space, (self._seed * 1_000_003 + number) % 2**32)
+            self._study.sampler = self.sampler((self._seed * 1_000_003 + number) % 2**32)
             trial = self._study.ask()
             trial.set_user_attr(OWNER, _owner())
             values = self._space.suggest(trial)
