@@ -29,6 +29,7 @@ MANUALS = {
     "inspect": "[what a compiled model does](../explain.md), [compilation](../compiling.md)",
     "verify-compiled": "[new weights in a compiled model](../relink.md#does-a-compiled-file-hold-this-model)",
     "relink": "[new weights in a compiled model](../relink.md)",
+    "search": "[search](../search.md)",
     "split": "[several Edge TPUs](../several_tpus.md)",
     "assign": "[several Edge TPUs](../several_tpus.md#several-models-on-one-edge-tpu)",
     "compare": "[the report](../report.md#compare-runs)",
