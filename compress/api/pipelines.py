@@ -82,6 +82,9 @@ def run(pipeline: FilePath, *, out: FilePath = "runs", force: Sequence[str] = ()
     from compress.pipeline import runner, schema
 
     checked = schema.load(Path(pipeline))
+    if checked.head.recipe is not None:
+        hint = "run the file with `python -m compress`, or write the stages"
+        raise PipelineError("`recipe: auto` is for the command line", where=str(pipeline), hint=hint)
     known = [step.id for step in checked.steps]
     for name in force:
         if name not in known:

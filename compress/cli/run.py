@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compress.cli.output import write, write_json
+from compress.cli.output import note, write, write_file, write_json
 from compress.cli.parser import add_command
 from compress.errors import PipelineError
 from compress.measurement import LATENCIES, SIZES, Measurement
@@ -46,12 +47,23 @@ def run(options: argparse.Namespace) -> int:
     pipeline = load(options.pipeline)
     if options.profile:
         pipeline = pipeline.profiled()
+    if pipeline.head.recipe is not None:
+        return _with_recipe(pipeline, options)
     known = [step.id for step in pipeline.steps]
     for name in options.force:
         if name not in known:
             raise PipelineError(f"--force: unknown stage {name!r}", allowed=", ".join(known))
     if options.dry_run:
         return _dry_run(pipeline, options)
+    return _run(pipeline, options)
+
+
+def _run(pipeline: Pipeline, options: argparse.Namespace) -> int:
+    """Run a pipeline and print the results.
+
+    Raises:
+        CorallineError: a stage failed, or the result exceeds the budget.
+    """
     from compress.cli.console import Console
     from compress.pipeline import runner
     from compress.pipeline.acceptance import result_error
@@ -67,6 +79,43 @@ def run(options: argparse.Namespace) -> int:
     if (error := result_error(record)) is not None:
         raise error
     return 0
+
+
+def _with_recipe(pipeline: Pipeline, options: argparse.Namespace) -> int:
+    """Find the cheapest recipe that holds the budget, and run it.
+
+    Raises:
+        CorallineError: no recipe can be used or holds the budget, or the run failed.
+    """
+    from compress.cli.search import WORKER
+    from compress.errors import BudgetError
+    from compress.pipeline import schema, yaml_file
+    from compress.search import recipes
+    from compress.search.worker import WorkerProcess
+
+    document = yaml_file.read(options.pipeline)
+    if options.force:
+        raise PipelineError("--force cannot be used with `recipe: auto`")
+    if options.dry_run:
+        recipes.budget_of(document, pipeline)
+        for recipe in recipes.RECIPES:
+            write(recipe.name)
+        return 0
+    worker = WorkerProcess(WORKER)
+    try:
+        choice = recipes.choose(document, pipeline, options.out, worker, note)
+    finally:
+        worker.close()
+    folder = options.out / pipeline.head.name
+    write_file(folder / "recipes.json", json.dumps(choice.to_json(), indent=1) + "\n", "the recipes cannot be written")
+    if not options.json:
+        for result in choice.results:
+            write(result.describe())
+        write(f"{'cheapest that holds the budget' if choice.holds else 'nearest to the budget'}: {choice.chosen}")
+    code = _run(schema.check(choice.document), options)
+    if not choice.holds:
+        raise BudgetError(f"no recipe holds the budget; the nearest: {choice.chosen}", where="recipe")
+    return code
 
 
 def _dry_run(pipeline: Pipeline, options: argparse.Namespace) -> int:

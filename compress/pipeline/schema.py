@@ -123,6 +123,8 @@ class PipelineKeys(Settings):
     """Limits for the result."""
     execution: Execution = Execution()
     """How training runs on this machine: devices, XLA."""
+    recipe: Literal["auto"] | None = None
+    """auto: try recipes after the `stages`, from cheap to dear, until one holds the budget."""
     search: SearchSettings | None = None
     """What `python -m compress search` tries. An ordinary run ignores it."""
 
@@ -519,4 +521,4 @@ def _words(error: ErrorDetails) -> list[str]:
 
 
 DATA_KEYS = ["source", "task", "preprocess", "split"]
-KEYS = ["schema_version", "name", "seed", "target", "model", "data", "stages", "measure", "budget", "execution", "search"]
+KEYS = ["schema_version", "name", "seed", "target", "model", "data", "stages", "measure", "budget", "execution", "search", "recipe"]

@@ -27,7 +27,7 @@ def recommend(
     """
     if not front:
         return None, "no trial is complete and holds all conditions"
-    limits = _limits(trials, budget, task)
+    limits = budget_limits(trials, budget, task)
     holding = [trial for trial in front if all(limit.excess(trial.values) <= 0 for limit in limits)]
     words = " and ".join(_in_words(limit, budget) for limit in limits)
     if not holding:
@@ -51,7 +51,7 @@ def _named(metric: Metric, trial: TrialRecord) -> str:
     return f"{noun(metric.label)}, {number(trial.values[metric.name], metric.unit)},"
 
 
-def _limits(trials: Sequence[TrialRecord], budget: Mapping[str, float], task: Metric) -> list[Limit]:
+def budget_limits(trials: Sequence[TrialRecord], budget: Mapping[str, float], task: Metric) -> list[Limit]:
     """Return the limits of a budget; a drop is one of the task's metric, from the best original of the search."""
     found = []
     for name, bound in budget.items():
