@@ -39,7 +39,7 @@ def search(options: argparse.Namespace) -> int:
         ResultError: no trial is complete and holds all conditions.
     """
     from compress.report import search_page
-    from compress.search.run import Search, read_plan
+    from compress.search.run import SettingsSearch, read_plan
     from compress.search.study import require_optuna
     from compress.search.worker import WorkerProcess
 
@@ -48,7 +48,7 @@ def search(options: argparse.Namespace) -> int:
     if options.dry_run:
         return _dry_run(plan.space, as_json=options.json)
     study = plan.study(options.out, options.storage)
-    running = Search(plan, options.out, study, WorkerProcess(WORKER), note)
+    running = SettingsSearch(plan, options.out, study, WorkerProcess(WORKER), note)
     note(f"coralline: {options.pipeline} -> {running.folder}")
     record = running.run()
     if options.json:

@@ -241,15 +241,7 @@ def _measured(
     """
     costs = tuple(limit for limit in budget_limits((), budget, metric) if is_cost(limit.metric))
     goals = Goals((metric,), costs, "")
-    try:
-        result = worker.run(request, lambda state: reason_to_stop(state, goals, ()))
-    except StageError as error:
-        result = {"failed": str(error)}
-    except KeyboardInterrupt:
-        worker.interrupt()
-        raise
-    if "interrupted" in result:
-        raise KeyboardInterrupt
+    result = worker.run(request, lambda state: reason_to_stop(state, goals, ()))
     measured = result.get("done") or result
     record = TrialRecord(
         0,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from compress.artifact import MODEL_TFLITE
 from compress.errors import PipelineError, StageError
 from compress.files import explain, write_atomically
 from compress.measurement import Measurement
@@ -97,7 +98,7 @@ def read_plan(path: Path) -> SearchPlan:
     return SearchPlan(path, pipeline, space, read_goals(document, pipeline), pipeline.head.search.trials)
 
 
-class Search:
+class SettingsSearch:
     """A search that runs.
 
     Args:
@@ -153,11 +154,7 @@ class Search:
         try:
             record = self._tried(trial.number, values, title, records)
         except KeyboardInterrupt:
-            try:
-                self._worker.interrupt()
-            finally:
-                stopped = TrialRecord(trial.number, "interrupted", values, reason="interrupted with Ctrl-C")
-                self._study.tell(trial, stopped)
+            self._study.tell(trial, TrialRecord(trial.number, "interrupted", values, reason="interrupted with Ctrl-C"))
             raise
         self._study.tell(trial, record)
         self._show(f"{title}: {self._in_words(record)}{self._time_left([*counted, record])}")
@@ -194,12 +191,7 @@ class Search:
         def judge(state: TrialState) -> str:
             return reason_to_stop(state, self._plan.goals, records)
 
-        try:
-            result = self._worker.run(self._request("trial", trial, values, title), judge)
-        except StageError as error:
-            result = {"failed": str(error)}
-        if "interrupted" in result:
-            raise KeyboardInterrupt
+        result = self._worker.run(self._request("trial", trial, values, title), judge)
         measured = result.get("done") or result
         status: TrialStatus = "failed" if "failed" in result else "stopped" if "stopped" in result else "complete"
         record = TrialRecord(
@@ -254,31 +246,23 @@ class Search:
     def _front_points(self) -> tuple[FrontPoint, ...]:
         """Return the points of the front after a complete run of each, which measures it on the test split."""
         trials = self._front()
-        points = []
-        for place, trial in enumerate(trials, 1):
-            title = f"front {place} of {len(trials)}"
-            request = self._request("front", trial.number, dict(trial.settings), title)
-            name = Path(request.folder).name
-            try:
-                result = self._worker.run(request, lambda state: "")
-            except StageError as error:
-                result = {"failed": str(error)}
-            except KeyboardInterrupt:
-                self._worker.interrupt()
-                raise
-            if "interrupted" in result:
-                raise KeyboardInterrupt
-            if "failed" in result:
-                self._notes.append(f"The complete run of trial {trial.number} failed: {result['failed']}")
-                self._show(self._notes[-1])
-                points.append(FrontPoint(trial.number, name, verdict="failed"))
-                continue
-            done = result["done"]
-            bundle, model = (f"{name}/{file}" if file in done["outputs"] else ""
-                             for file in (f"{name}.coralline", "model.tflite"))  # fmt: skip
-            test = decode(Measurement, done["test"])
-            points.append(FrontPoint(trial.number, name, bundle, model, test, done["verdict"]))
-        return tuple(points)
+        titles = [f"front {place} of {len(trials)}" for place in range(1, len(trials) + 1)]
+        return tuple(self._completed(trial, title) for trial, title in zip(trials, titles, strict=True))
+
+    def _completed(self, trial: TrialRecord, title: str) -> FrontPoint:
+        """Return a point of the front after its complete run."""
+        request = self._request("front", trial.number, dict(trial.settings), title)
+        name = Path(request.folder).name
+        result = self._worker.run(request, lambda state: "")
+        if "failed" in result:
+            self._notes.append(f"The complete run of trial {trial.number} failed: {result['failed']}")
+            self._show(self._notes[-1])
+            return FrontPoint(trial.number, name, verdict="failed")
+        done = result["done"]
+        bundle, model = (
+            f"{name}/{file}" if file in done["files"] else "" for file in (f"{name}.coralline", MODEL_TFLITE)
+        )
+        return FrontPoint(trial.number, name, bundle, model, decode(Measurement, done["test"]), done["verdict"])
 
     def _written(self, points: Sequence[FrontPoint], status: Any) -> SearchRecord:
         """Write the record and the page."""

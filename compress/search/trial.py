@@ -59,7 +59,7 @@ def models_of(pipeline: Pipeline) -> Pipeline:
 
 
 @dataclass
-class Trial:
+class PipelineTrial:
     """A trial that runs.
 
     Attributes:
@@ -156,7 +156,7 @@ class Trial:
         return tuple(reported.ops if reported else target.check(read(artifact.file(MODEL_TFLITE))).ops)
 
 
-def prepare(pipeline: Pipeline, out: Path, folder: Path, monitor: Monitor, judge: Judge) -> Trial:
+def prepare(pipeline: Pipeline, out: Path, folder: Path, monitor: Monitor, judge: Judge) -> PipelineTrial:
     """Return a trial that is ready to run.
 
     Args:
@@ -168,4 +168,4 @@ def prepare(pipeline: Pipeline, out: Path, folder: Path, monitor: Monitor, judge
     """
     store = Store(out / STORE)
     store.prepare()
-    return Trial(PipelineRun(models_of(pipeline), store, folder, monitor), judge)
+    return PipelineTrial(PipelineRun(models_of(pipeline), store, folder, monitor), judge)

@@ -70,11 +70,28 @@ class WorkerProcess:
         self._done = 0
 
     def run(self, request: WorkRequest, judge: Judge) -> dict[str, Any]:
-        """Run one piece of work, and return its result: one of the keys "done", "stopped", "failed", "interrupted".
+        """Run one piece of work, and return its result, with one of the keys "done", "stopped" and "failed".
 
         Args:
             request: the work.
             judge: decides after each stage whether a trial goes on.
+
+        Raises:
+            KeyboardInterrupt: this process was interrupted, or the other one. The work is over.
+        """
+        try:
+            result = self._answered(request, judge)
+        except StageError as error:
+            return {"failed": str(error)}
+        except KeyboardInterrupt:
+            self.interrupt()
+            raise
+        if "interrupted" in result:
+            raise KeyboardInterrupt
+        return result
+
+    def _answered(self, request: WorkRequest, judge: Judge) -> dict[str, Any]:
+        """Send a request, answer its questions, and return the result.
 
         Raises:
             StageError: the process ended, with the probable reason.
@@ -87,9 +104,8 @@ class WorkerProcess:
             if "ask" not in message:
                 return message
             state = message["ask"]
-            answer = {
-                "stop": judge(TrialState(state["stage"], tuple(state["order"]), state["quality"], state["costs"]))
-            }
+            known = TrialState(state["stage"], tuple(state["order"]), state["quality"], state["costs"])
+            answer = {"stop": judge(known)}
 
     def _started(self) -> subprocess.Popen[str]:
         if self._process is not None and self._done >= TRIALS_PER_PROCESS:
@@ -126,11 +142,13 @@ class WorkerProcess:
 
     def interrupt(self) -> None:
         """Interrupt the work, as Ctrl-C does, and wait for its end."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(signal.SIGINT)
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(PATIENCE_S)
-        self.close()
+        try:
+            if self._process is not None and self._process.poll() is None:
+                self._process.send_signal(signal.SIGINT)
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(PATIENCE_S)
+        finally:  # a second Ctrl-C does not wait
+            self.close()
 
     def close(self) -> None:
         """End the process."""
@@ -210,7 +228,7 @@ def _run_facts(record: RunRecord) -> dict[str, Any]:
     """Return what the front shows of a complete run."""
     assert record.models is not None
     return {
-        "outputs": list(record.outputs),
+        "files": list(record.outputs),
         "test": record.models.result.measurements[record.quality.name].to_json(),
         "verdict": "" if record.verdict is None else record.verdict.level,
     }
