@@ -11,6 +11,7 @@ from compress.report.json_values import decode, encode
 
 SCHEMA_VERSION = 1
 TrialStatus = Literal["complete", "stopped", "failed", "repeated", "interrupted", "running"]
+SearchStatus = Literal["complete", "interrupted"]
 COUNTED: tuple[TrialStatus, ...] = ("complete", "stopped", "failed", "running")
 """Trials that count for the number of trials. A repeated one has the settings of an earlier one, and costs nothing."""
 
@@ -106,7 +107,7 @@ class SearchRecord:
     """
 
     name: str
-    status: Literal["complete", "interrupted"]
+    status: SearchStatus
     objectives: tuple[Metric, ...]
     conditions: tuple[str, ...]
     host: str

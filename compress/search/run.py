@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from compress.artifact import MODEL_TFLITE
-from compress.errors import PipelineError, StageError
+from compress.errors import PipelineError, StageError, StoreError
 from compress.files import explain, write_atomically
 from compress.measurement import Measurement
 from compress.pipeline import schema
@@ -19,7 +19,7 @@ from compress.pipeline.schema import Pipeline
 from compress.pipeline.yaml_file import read
 from compress.report import search_page
 from compress.report.json_values import decode
-from compress.report.search_record import COUNTED, FrontPoint, SearchRecord, TrialRecord, TrialStatus
+from compress.report.search_record import COUNTED, FrontPoint, SearchRecord, SearchStatus, TrialRecord, TrialStatus
 from compress.report.wording import count, number, seconds
 from compress.search.early_stop import TrialState, reason_to_stop
 from compress.search.goals import Goals, front, read_goals
@@ -27,7 +27,7 @@ from compress.search.recommendation import recommend
 from compress.search.space import Choices, Dimension, Space, read_space
 from compress.search.study import SearchStudy
 from compress.search.trial import models_of
-from compress.search.worker import WorkerProcess, WorkRequest
+from compress.search.worker import WorkerProcess, WorkKind, WorkRequest
 from compress.tasks import task_of
 from compress.version import __version__
 
@@ -122,14 +122,21 @@ class SettingsSearch:
 
         Raises:
             StageError: the first trials all failed.
+            StoreError: a file cannot be written.
             KeyboardInterrupt: it was interrupted; what is known is written.
         """
         try:
             while self._next():
                 pass
-            return self._written(self._front_points(), "complete")
+            records = self._study.records()
+            trials = front(records, self._plan.goals.objectives)
+            titles = [f"front {place} of {len(trials)}" for place in range(1, len(trials) + 1)]
+            points = [self._completed(trial, title) for trial, title in zip(trials, titles, strict=True)]
+            return self._written(records, points, "complete")
         except KeyboardInterrupt:
-            self._written((), "interrupted")
+            records = self._study.records()
+            known = [FrontPoint(trial.number, "") for trial in front(records, self._plan.goals.objectives)]
+            self._written(records, known, "interrupted")
             raise
         finally:
             self._worker.close()
@@ -153,8 +160,9 @@ class SettingsSearch:
         title = f"trial {len(counted) + 1} of {self._plan.trials}"
         try:
             record = self._tried(trial.number, values, title, records)
-        except KeyboardInterrupt:
-            self._study.tell(trial, TrialRecord(trial.number, "interrupted", values, reason="interrupted with Ctrl-C"))
+        except (KeyboardInterrupt, StoreError) as error:
+            reason = str(error) or "interrupted with Ctrl-C"
+            self._study.tell(trial, TrialRecord(trial.number, "interrupted", values, reason=reason))
             raise
         self._study.tell(trial, record)
         self._show(f"{title}: {self._in_words(record)}{self._time_left([*counted, record])}")
@@ -194,6 +202,8 @@ class SettingsSearch:
         result = self._worker.run(self._request("trial", trial, values, title), judge)
         measured = result.get("done") or result
         status: TrialStatus = "failed" if "failed" in result else "stopped" if "stopped" in result else "complete"
+        if result.get("exit_code") == StoreError.exit_code:  # a full disk: every other trial would fail, too
+            raise StoreError(result["failed"])
         record = TrialRecord(
             trial,
             status,
@@ -216,7 +226,7 @@ class SettingsSearch:
         limits = [limit for limit in self._plan.goals.limits if limit.metric.name in record.predicted]
         return {limit.name: limit.excess(record.predicted) for limit in limits}
 
-    def _request(self, kind: Any, trial: int, values: dict[str, Any], title: str) -> WorkRequest:
+    def _request(self, kind: WorkKind, trial: int, values: dict[str, Any], title: str) -> WorkRequest:
         ending = f"-{trial}"
         name = self._plan.pipeline.head.name[: MAX_NAME - len(ending)] + ending
         document = self._plan.space.with_values(values, name)
@@ -240,15 +250,6 @@ class SettingsSearch:
         left = self._plan.trials - len(counted)
         return f"; about {seconds(sum(timed) / len(timed) * left)} left" if left and timed else ""
 
-    def _front(self) -> list[TrialRecord]:
-        return front(self._study.records(), self._plan.goals.objectives)
-
-    def _front_points(self) -> tuple[FrontPoint, ...]:
-        """Return the points of the front after a complete run of each, which measures it on the test split."""
-        trials = self._front()
-        titles = [f"front {place} of {len(trials)}" for place in range(1, len(trials) + 1)]
-        return tuple(self._completed(trial, title) for trial, title in zip(trials, titles, strict=True))
-
     def _completed(self, trial: TrialRecord, title: str) -> FrontPoint:
         """Return a point of the front after its complete run."""
         request = self._request("front", trial.number, dict(trial.settings), title)
@@ -264,11 +265,12 @@ class SettingsSearch:
         )
         return FrontPoint(trial.number, name, bundle, model, decode(Measurement, done["test"]), done["verdict"])
 
-    def _written(self, points: Sequence[FrontPoint], status: Any) -> SearchRecord:
+    def _written(
+        self, records: Sequence[TrialRecord], points: Sequence[FrontPoint], status: SearchStatus
+    ) -> SearchRecord:
         """Write the record and the page."""
         plan = self._plan
-        records = self._study.records()
-        trials = front(records, plan.goals.objectives)
+        trials = [record for point in points for record in records if record.number == point.number]
         budget = plan.pipeline.head.budget.model_dump(exclude_none=True)
         task = task_of(plan.pipeline.data).metrics[0]
         chosen, reason = recommend(trials, records, plan.goals, budget, task)
@@ -280,7 +282,7 @@ class SettingsSearch:
             host=plan.goals.host,
             settings=varied(plan.space),
             trials=tuple(records),
-            front=tuple(points) or tuple(FrontPoint(trial.number, "") for trial in trials),
+            front=tuple(points),
             recommended=chosen,
             reason=reason,
             notes=tuple(self._notes),

@@ -32,6 +32,7 @@ from compress.search.trial import HopelessError, Judge
 TRIALS_PER_PROCESS = 20
 PATIENCE_S = 30.0
 """Time for a process to end after it was interrupted: a training writes its state first."""
+WorkKind = Literal["trial", "front"]
 Open = Callable[[Path, str], AbstractContextManager[runner.Monitor]]
 """Opens the display of one piece of work, from its log file and its title."""
 
@@ -49,7 +50,7 @@ class WorkRequest:
         title: what it is called in messages.
     """
 
-    kind: Literal["trial", "front"]
+    kind: WorkKind
     path: str
     content: Mapping[str, Any]
     out: str

@@ -344,3 +344,17 @@ def test_files_without_a_search_or_without_a_quantized_model_are_refused(coralli
         )
     )
     assert "latency_ms is not predicted for the target cpu" in coralline("search", "pipeline.yaml", "--dry-run").stderr
+
+
+def test_a_store_that_cannot_be_written_ends_the_search_and_loses_no_trial(
+    coralline: Coralline, tmp_path: Path
+) -> None:
+    stages = ({"remade": {}}, {"fail": {"how": "disk", "unless": str(tmp_path / "space")}}, "compile")
+    project(tmp_path, stages=stages, trials=3)
+    done = coralline("search", "pipeline.yaml")
+    assert done.returncode == 6
+    assert "the disk is full" in done.stderr
+    (tmp_path / "space").touch()
+    done = coralline("search", "pipeline.yaml")
+    assert done.returncode == 0, done.stderr
+    assert statuses(found(tmp_path)) == ["interrupted", "complete", "complete", "complete"]

@@ -1,0 +1,101 @@
+"""The choice of trials: values stay in their ranges, conditions are learned, and fronts are better than random ones."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+optuna = pytest.importorskip("optuna", reason="optuna is not installed: pip install 'coralline[search]'")
+
+from compress.pipeline.yaml_file import Document  # noqa: E402
+from compress.search.sampler import FrontSampler  # noqa: E402
+from compress.search.space import Choices, Range, Space  # noqa: E402
+
+STAGES = {"stages": [{"first": {}}, {"second": {}}]}
+SPACE = Space(
+    Document(Path(), STAGES, {}),
+    (
+        Choices("stages", ("stages",), (["first"], ["first", "second"])),
+        Range("first.x", ("stages", 0, "first", "x"), 0.0, 1.0),
+        Range("second.n", ("stages", 1, "second", "n"), 2, 8, step=2, whole=True),
+        Range("rate", ("rate",), 1e-4, 1e-1, log=True),
+        Choices("size", ("size",), (8, 16, 32)),
+    ),
+)
+Objective = Callable[[dict[str, Any]], tuple[list[float] | None, float]]
+
+
+def searched(
+    objective: Objective, trials: int, directions: list[str], seed: int = 0
+) -> tuple[Any, list[dict[str, Any]]]:
+    """A study after some trials; `objective` returns the values (None: the trial fails) and a violation."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(directions=directions)
+    chosen = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for number in range(trials):
+            study.sampler = FrontSampler(SPACE, seed * 1000 + number)
+            trial = study.ask()
+            chosen.append(SPACE.suggest(trial))
+            values, violation = objective(chosen[-1])
+            trial.set_constraint("limit", violation)
+            if values is None:
+                study.tell(trial, state=optuna.trial.TrialState.FAIL)
+            else:
+                study.tell(trial, values)
+    return study, chosen
+
+
+def trade_off(values: dict[str, Any]) -> tuple[list[float], float]:
+    error = (values["first.x"] - 0.3) ** 2 + 1 / values["size"] + (0.2 if values["rate"] > 0.01 else 0.0)
+    return [error, values["size"] + values.get("second.n", 9)], 0.0
+
+
+def test_values_are_from_the_space_and_no_choice_is_made_twice() -> None:
+    _, chosen = searched(trade_off, 20, ["minimize", "minimize"])
+    for values in chosen:
+        assert 0 <= values["first.x"] <= 1
+        assert 1e-4 <= values["rate"] <= 1e-1
+        assert values["size"] in (8, 16, 32)
+        assert ("second.n" in values) == (values["stages"] == ["first", "second"])
+        assert values.get("second.n", 2) in (2, 4, 6, 8)
+    assert len({str(values) for values in chosen}) == 20
+
+
+def test_the_same_seed_gives_the_same_choices() -> None:
+    assert searched(trade_off, 12, ["minimize", "minimize"])[1] == searched(trade_off, 12, ["minimize", "minimize"])[1]
+    assert searched(trade_off, 12, ["minimize", "minimize"], seed=1)[1] != searched(trade_off, 12, ["minimize"] * 2)[1]
+
+
+def test_one_objective_of_which_more_is_better() -> None:
+    study, _ = searched(lambda values: ([-trade_off(values)[0][0]], 0.0), 30, ["maximize"])
+    assert study.best_trial.params["first.x"] == pytest.approx(0.3, abs=0.15)
+    assert study.best_trial.params["size"] == 2  # the position of 32
+    assert study.best_trial.params["rate"] <= 0.01
+
+
+def test_conditions_and_failures_are_learned() -> None:
+    def limited(values: dict[str, Any]) -> tuple[list[float] | None, float]:
+        if values["rate"] > 0.03:
+            return None, 0.0
+        return trade_off(values)[0], values["first.x"] - 0.2  # the limit is far from the best value
+
+    _, chosen = searched(limited, 35, ["minimize", "minimize"])
+    early, late = chosen[:10], chosen[-15:]
+    holding = [[values["first.x"] <= 0.2 and values["rate"] <= 0.03 for values in part] for part in (early, late)]
+    assert sum(holding[1]) / 15 > 0.5 > sum(holding[0]) / 10
+
+
+def test_without_a_trial_that_holds_the_conditions_their_violation_decides() -> None:
+    _, chosen = searched(lambda values: (trade_off(values)[0], 0.1 + values["first.x"]), 25, ["minimize", "minimize"])
+    assert sum(values["first.x"] < 0.15 for values in chosen[-10:]) > 5
+
+
+def test_all_trials_may_fail() -> None:
+    _, chosen = searched(lambda values: (None, 0.0), 14, ["minimize", "minimize"])
+    assert len(chosen) == 14
