@@ -3,10 +3,12 @@
 Groceries (43 classes, photos of 48x48): a small network of models/fused_bottleneck.py is searched in its width, blocks,
 expansion, fused stages and last layer, and in the learning rate and label smoothing of its training, for accuracy and
 predicted latency. Three ways have the same number of trials: `search` as users run it, random values of the same
-settings, and a uniform sweep of the width alone. All share one store, so a stage is trained once. The figure is the
-hypervolume of the front: the share of the rectangle between the reference (the accuracy of the most frequent class, and
-the longest latency of any trial) and the ideal (accuracy 1, latency 0) that it dominates, with the accuracies of the
-validation split, which decided, and with those of the test split, which nothing has seen.
+settings, and a uniform sweep of the width alone. All share one store, so a stage is trained once.
+
+The figure is the hypervolume of the front: the share that it dominates of the rectangle between the reference (the
+accuracy of the most frequent class, and the longest latency of any trial of the seed) and the ideal (accuracy 1, and
+the shortest latency). It is calculated with the accuracies of the validation split, which decided, and with those of
+the test split, which nothing has seen.
 
 `--samplers` compares what chooses the trials on two analytical problems like such a search, without any training:
 random values, Optuna's TPE and NSGA-II, and ours. It takes some minutes.
@@ -113,14 +115,14 @@ def pipeline(name: str, seed: int, epochs: int, trials: int, settings: Mapping[s
     }
 
 
-def hypervolume(points: Sequence[Point], reference: Point) -> float:
-    """Return the share of the rectangle from the reference to accuracy 1 and latency 0 that points dominate."""
+def hypervolume(points: Sequence[Point], reference: Point, shortest: float = 0.0) -> float:
+    """Return the share that points dominate of the rectangle from the reference to the ideal."""
     area, worst = 0.0, reference[0]
     for accuracy, latency in sorted(points, key=lambda point: point[1]):
         if accuracy > worst and latency < reference[1]:
             area += (accuracy - worst) * (reference[1] - latency)
             worst = accuracy
-    return area / ((1 - reference[0]) * reference[1])
+    return area / ((1 - reference[0]) * (reference[1] - shortest))
 
 
 def searched(way: str, seed: int, options: argparse.Namespace) -> SearchRecord:
@@ -154,13 +156,17 @@ def row(records: Mapping[str, SearchRecord], trials: int) -> dict[str, Any]:
     """Return the figures of one seed: for each way, the hypervolume after some trials and at the end."""
     every = [point for record in records.values() for point in points_of(record.trials, trials)]
     reference = (MAJORITY, max(latency for _, latency in every))
+    shortest = min(latency for _, latency in every)
     counts = sorted({max(1, trials // 3), max(1, 2 * trials // 3), trials})
     return {
         "reference": reference,
+        "shortest_ms": shortest,
         "ways": {
             way: {
-                "after": {str(n): round(hypervolume(points_of(record.trials, n), reference), 5) for n in counts},
-                "test": round(hypervolume(points_on_test(record, record.front), reference), 5),
+                "after": {
+                    str(n): round(hypervolume(points_of(record.trials, n), reference, shortest), 5) for n in counts
+                },
+                "test": round(hypervolume(points_on_test(record, record.front), reference, shortest), 5),
                 "front": len(record.front),
                 "best_accuracy": max(accuracy for accuracy, _ in points_of(record.trials, trials)),
                 "stopped": sum(trial.status == "stopped" for trial in record.trials),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from compress.measurement import Metric
 from compress.report import html, plain_text, search_chart
-from compress.report.blocks import Block, Cell, Details, Figure, Pairs, Section, Table, Text, missing
+from compress.report.blocks import Block, Cell, Details, Figure, FileLink, Pairs, Section, Table, Text, missing
 from compress.report.search_record import FrontPoint, SearchRecord, TrialRecord
 from compress.report.wording import count, moment, noun, number, seconds, sentence, shorten, show
 
@@ -55,7 +55,9 @@ def _front(record: SearchRecord) -> Section:
     caption = "Trials that no other one beats in everything. They were chosen by the validation split alone."
     if has_test:
         caption += " The test split is read once the search is over, and changes nothing."
-    return Section("Front", [Table(header, rows, caption)])
+    links = [FileLink(f"{point.folder}/report.html", f"the report of trial {point.number}") for point in record.front
+             if point.test is not None]  # fmt: skip
+    return Section("Front", [Table(header, rows, caption), *links])
 
 
 def _front_row(record: SearchRecord, point: FrontPoint, *, has_test: bool) -> Row:

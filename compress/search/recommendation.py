@@ -44,7 +44,10 @@ def recommend(
         chosen = min(holding, key=lambda trial: trial.values[cheapest.name])
         return chosen.number, f"it has the best {_named(cheapest, chosen)} {which}"
     chosen = _balanced(holding, goals.objectives)
-    return chosen.number, f"no budget is set: {which}, it is nearest to the best value of every objective, each scaled"
+    return (
+        chosen.number,
+        f"without a budget, it is the one {which} that is nearest to the best value of every objective",
+    )
 
 
 def _named(metric: Metric, trial: TrialRecord) -> str:

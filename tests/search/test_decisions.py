@@ -109,7 +109,11 @@ FRONT = [trial(3, 0.95, 9.0, original=0.96), trial(1, 0.93, 4.0, original=0.94),
 @pytest.mark.parametrize(
     ("budget", "number", "reason"),
     [
-        ({}, 1, "no budget is set: of the 3 trials on the front, it is nearest to the best value of every objective"),
+        (
+            {},
+            1,
+            "without a budget, it is the one of the 3 trials on the front that is nearest to",
+        ),
         ({"latency_ms": 5}, 1, "it has the best accuracy, 0.930, of the 2 trials on the front that hold the budget"),
         ({"accuracy_drop": 0.04}, 1, "it has the best predicted latency, 4.00 ms, of the 2 trials on the front that"),
         ({"accuracy_drop": 0.2}, 2, "from the best original of the search, so accuracy of 0.76"),
