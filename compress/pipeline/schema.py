@@ -521,4 +521,17 @@ def _words(error: ErrorDetails) -> list[str]:
 
 
 DATA_KEYS = ["source", "task", "preprocess", "split"]
-KEYS = ["schema_version", "name", "seed", "target", "model", "data", "stages", "measure", "budget", "execution", "search", "recipe"]
+KEYS = [
+    "schema_version",
+    "name",
+    "seed",
+    "target",
+    "model",
+    "data",
+    "stages",
+    "measure",
+    "budget",
+    "execution",
+    "search",
+    "recipe",
+]
