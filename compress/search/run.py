@@ -35,7 +35,7 @@ FOLDER = "search"
 """The folder of a search, in that of the runs of its pipeline."""
 MAX_NAME = 64
 FIRST_FAILURES = 5
-"""A search ends if this number of trials failed, and none was complete."""
+"""A search ends if so many trials of one command fail before another one works."""
 MAX_REPEATED = 50
 """A search ends after this number of choices in a row that were made before."""
 Show = Callable[[str], None]
@@ -116,6 +116,7 @@ class SettingsSearch:
         self._plan, self._out, self._study, self._worker, self._show = plan, out, study, worker, show
         self.folder = plan.folder(out)
         self._notes: list[str] = []
+        self._failures = 0
 
     def run(self) -> SearchRecord:
         """Run the trials that are missing, then the front; write search.json and search.html.
@@ -148,7 +149,6 @@ class SettingsSearch:
             self._show(f"{count(taken, 'trial')} of a search that ended will be tried again")
         records = self._study.records()
         counted = [record for record in records if record.status in COUNTED]
-        self._refuse_failing(counted)
         if len(counted) >= self._plan.trials:
             return False
         trial, values = self._study.ask()
@@ -166,19 +166,18 @@ class SettingsSearch:
             raise
         self._study.tell(trial, record)
         self._show(f"{title}: {self._in_words(record)}{self._time_left([*counted, record])}")
+        self._refuse_failing(record)
         return True
 
-    def _refuse_failing(self, counted: Sequence[TrialRecord]) -> None:
-        """Refuse to go on if nothing works.
+    def _refuse_failing(self, record: TrialRecord) -> None:
+        """Refuse to go on if nothing has worked since this process began.
 
         Raises:
             StageError: the first trials failed.
         """
-        failed = [record for record in counted if record.status == "failed"]
-        if len(failed) >= FIRST_FAILURES and len(failed) == len(counted):
-            raise StageError(
-                f"the first {len(failed)} trials failed, the last one: {failed[-1].reason}", where="search"
-            )
+        self._failures = self._failures + 1 if record.status == "failed" and self._failures >= 0 else -1
+        if self._failures == FIRST_FAILURES:
+            raise StageError(f"the first {FIRST_FAILURES} trials failed, the last one: {record.reason}", where="search")
 
     def _is_exhausted(self, records: Sequence[TrialRecord]) -> bool:
         """Return whether there is probably nothing new to try."""

@@ -2,9 +2,10 @@
 
 Source: J. Knowles, ParEGO: A Hybrid Algorithm with On-Line Landscape Approximation for Expensive Multiobjective
 Optimization Problems, IEEE Transactions on Evolutionary Computation 10 (2006), 50-66. The mixture is the augmented
-Tchebycheff function of the scaled objectives with new weights for each trial; the trial with the largest expected
-improvement is next. A trial that violates a condition, was stopped or failed counts as worse than all others, the more
-the further it violates conditions.
+Tchebycheff function of the objectives with new weights for each trial; the trial with the largest expected improvement
+is next. Unlike there, objectives are scaled by their ranks, so that a few extreme trials do not hide the others. A
+trial that violates a condition, was stopped or failed counts as worse than all others, the more the further it violates
+conditions.
 
 `benchmarks/search.py --samplers` compares it with the samplers that come with Optuna: with 60 trials it finds clearly
 better fronts than TPE and NSGA-II (docs/measured.md).
@@ -97,15 +98,15 @@ class FrontSampler(BaseSampler):
 
     def _mixture(self, trials: Sequence[FrozenTrial], study: Study) -> NDArray[np.float64]:
         """Return one value for each trial, of which less is better: a mixture of its objectives with random weights."""
+        from scipy.stats import rankdata
+
         signs = [1 if direction.name == "MINIMIZE" else -1 for direction in study.directions]
         is_good = np.array([each.state == TrialState.COMPLETE and _violation(each) == 0 for each in trials])
         worst = 0.0
         result = np.zeros(len(trials))
         if is_good.any():
             losses = np.array([each.values for each, good in zip(trials, is_good, strict=True) if good]) * signs
-            low = losses.min(axis=0)
-            span = losses.max(axis=0) - low
-            scaled = (losses - low) / np.where(span > 0, span, 1.0)
+            scaled = (rankdata(losses, axis=0) - 1) / max(1, len(losses) - 1)
             weighted = scaled * self._random.dirichlet(np.ones(len(signs)))
             result[is_good] = weighted.max(axis=1) + AUGMENTATION * weighted.sum(axis=1)
             worst = result[is_good].max()

@@ -16,10 +16,11 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from compress.data.dataset import Dataset
 from compress.errors import CorallineError, StageError
 from compress.files import explain
 from compress.pipeline import runner, schema
@@ -181,10 +182,11 @@ def serve(display: Open) -> None:
         _send(answers, {"ask": asdict(state)})
         return str(json.loads(lines.get())["stop"])
 
+    data: dict[str, Dataset] = {}
     while True:
         request = WorkRequest(**json.loads(lines.get()))
         try:
-            result = _result(request, display, ask)
+            result = _result(request, display, ask, data)
         except KeyboardInterrupt:
             _send(answers, {"interrupted": True})
             return
@@ -203,12 +205,15 @@ def _send(stream: IO[str], message: Mapping[str, Any]) -> None:
     stream.flush()
 
 
-def _result(request: WorkRequest, display: Open, ask: Judge) -> dict[str, Any]:
-    """Return the result of one piece of work; an error is a result, too."""
+def _result(request: WorkRequest, display: Open, ask: Judge, data: dict[str, Dataset]) -> dict[str, Any]:
+    """Return the result of one piece of work; an error is a result, too. Decoded samples stay for the next one."""
     folder = Path(request.folder)
     try:
         with display(folder / runner.LOG, request.title) as monitor:
             pipeline = schema.check(Document(Path(request.path), request.content, {}))
+            if pipeline.data.digest not in data:
+                data.clear()  # the samples of one size, in case that varies
+            pipeline = replace(pipeline, data=data.setdefault(pipeline.data.digest, pipeline.data))
             if request.kind == "front":
                 store = Path(request.out) / runner.STORE
                 return {"done": _run_facts(runner.run(pipeline, folder.parent, monitor, store=store))}
