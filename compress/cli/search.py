@@ -36,7 +36,7 @@ def search(options: argparse.Namespace) -> int:
     """`python -m compress search`.
 
     Raises:
-        ResultError: no trial is complete and holds all conditions.
+        ResultError: no trial holds all conditions and the budget.
     """
     from compress.report import search_page
     from compress.search.run import SettingsSearch, read_plan
@@ -56,7 +56,7 @@ def search(options: argparse.Namespace) -> int:
     else:
         write(search_page.text(record).rstrip("\n"))
         write(f"report: {running.folder / 'search.html'}")
-    if not record.front:
+    if record.recommended is None:
         raise ResultError(record.reason, where="search", hint="allow more, or widen the ranges")
     return 0
 

@@ -21,6 +21,8 @@ from compress.suggestions import listing, nearest, shown
 STAGES = "stages"
 RANGE_KEYS = ("from", "to", "step", "log")
 MAX_CHOICES = 1000
+LARGEST = 1e15
+"""The largest number of a range: whole numbers up to it are exact."""
 Values = Mapping[str, Any]
 """Chosen values by the name of the setting."""
 Check = Callable[[Document], object]
@@ -329,8 +331,10 @@ def _range(entry: DocumentNode, key: str, location: Location) -> Range:
         if not _is_number(value.get(name)):
             raise entry.error(f"a range needs a number for {name!r}", allowed="{from: 0.3, to: 0.9}")
     low, high, step, log = value["from"], value["to"], value.get("step"), value.get("log", False)
-    if not low < high:
-        raise entry.error(f"{shown(high)} is not above {shown(low)}", "to")
+    if not -LARGEST <= low < high <= LARGEST:
+        raise entry.error(
+            f"{shown(low)} to {shown(high)} is not a range", "to", allowed="`to` above `from`, up to 1e15"
+        )
     if not isinstance(log, bool):
         raise entry.error(f"{shown(log)} is not true or false", "log")
     if log and (low <= 0 or step is not None):
@@ -339,7 +343,7 @@ def _range(entry: DocumentNode, key: str, location: Location) -> Range:
         if not _is_number(step) or step <= 0:
             raise entry.error(f"{shown(step)} is not a number above 0", "step")
         steps = (high - low) / step
-        if abs(steps - round(steps)) > 1e-6:
+        if steps > LARGEST or abs(steps - round(steps)) > 1e-6:
             raise entry.error(f"the range is not a multiple of the step {shown(step)}", "step")
     return Range(key, location, low, high, step, log)
 
@@ -385,7 +389,7 @@ def _location(node: DocumentNode, key: str) -> Location:
     if first == "data" and rest[:1] == ["preprocess"] and len(rest) > 2:
         return _in_list(node, key, ("data", "preprocess"), rest[1], rest[2:])
     names = stage_names(node.document.value)
-    if not rest or first not in names:
+    if not rest or first not in names or rest == ["id"]:
         allowed = f"model.NAME, data.preprocess.STEP.NAME, stages, or a setting of a stage: {listing(names)}"
         raise node.error(
             f"{key!r} is not a setting that can be varied", key, allowed=allowed, hint=nearest(first, names)

@@ -166,6 +166,10 @@ def test_conditions_decide_who_is_on_the_front(coralline: Coralline, tmp_path: P
     assert any(size > 2000 for size in sizes.values())
     assert done.returncode == 0, done.stderr
     assert all(sizes[point["number"]] <= 2000 for point in content["front"])
+    project(tmp_path, trials=3, budget={"size_bytes": 10})
+    done = coralline("search", "pipeline.yaml")
+    assert done.returncode == 7
+    assert "no trial holds the budget (size_bytes of at most 10)" in done.stderr
     project(tmp_path, trials=3, constraints={"size_bytes": 10})
     done = coralline("search", "pipeline.yaml")
     assert done.returncode == 7
