@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from compress.measurement import SIZES, Metric
 from compress.report.search_record import TrialRecord
-from compress.report.wording import count, noun, number
+from compress.report.wording import noun, number
 from compress.search.goals import LATENCY, Goals, Limit, is_cost, losses
 
 COSTS = {metric.name: metric for metric in (*SIZES, LATENCY)}
@@ -35,7 +35,11 @@ def recommend(
         return None, f"no trial holds the budget ({words}); trial {nearest.number} comes nearest"
     first = goals.objectives[0]
     limits_cost = any(is_cost(limit.metric) and limit.bound > 0 for limit in (*limits, *goals.limits))
-    which = f"of the {count(len(holding), 'trial')} on the front"
+    if len(holding) == 1:
+        return holding[0].number, "it is the only trial on the front" + (
+            f" that holds the budget ({words})" if words else ""
+        )
+    which = f"of the {len(holding)} trials on the front"
     which += f" that hold the budget ({words})" if words else ""
     if limits_cost or len(goals.objectives) == 1:
         return holding[0].number, f"it has the best {_named(first, holding[0])} {which}"

@@ -32,7 +32,7 @@ from compress.search.trial import HopelessError, Judge
 
 TRIALS_PER_PROCESS = 20
 PATIENCE_S = 30.0
-"""Time for a process to end after it was interrupted: a training writes its state first."""
+"""Time for a process to end after it was interrupted."""
 WorkKind = Literal["trial", "front"]
 Open = Callable[[Path, str], AbstractContextManager[runner.Monitor]]
 """Opens the display of one piece of work, from its log file and its title."""
