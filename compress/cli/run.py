@@ -45,10 +45,10 @@ def run(options: argparse.Namespace) -> int:
     from compress.pipeline.schema import load
 
     pipeline = load(options.pipeline)
-    if options.profile:
-        pipeline = pipeline.profiled()
     if pipeline.head.recipe is not None:
         return _with_recipe(pipeline, options)
+    if options.profile:
+        pipeline = pipeline.profiled()
     known = [step.id for step in pipeline.steps]
     for name in options.force:
         if name not in known:
@@ -94,8 +94,8 @@ def _with_recipe(pipeline: Pipeline, options: argparse.Namespace) -> int:
     from compress.search.worker import WorkerProcess
 
     document = yaml_file.read(options.pipeline)
-    if options.force:
-        raise PipelineError("--force cannot be used with `recipe: auto`")
+    if options.force or options.profile:
+        raise PipelineError("--force and --profile cannot be used with `recipe: auto`")
     if options.dry_run:
         recipes.budget_of(document, pipeline)
         for recipe in recipes.RECIPES:

@@ -137,7 +137,7 @@ def test_the_dry_run_lists_the_recipes(coralline: Coralline, tmp_path: Path) -> 
     written(tmp_path, {"accuracy_drop": 0.02})
     done = coralline("digits.yaml", "--dry-run")
     assert done.stdout.splitlines() == [recipe.name for recipe in RECIPES]
-    assert "--force cannot be used" in coralline("digits.yaml", "--force", "train").stderr
+    assert "--force and --profile cannot be used" in coralline("digits.yaml", "--force", "train").stderr
 
 
 @pytest.mark.tensorflow
