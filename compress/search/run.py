@@ -129,11 +129,7 @@ class SettingsSearch:
         try:
             while self._next():
                 pass
-            records = self._study.records()
-            trials = front(records, self._plan.goals.objectives)
-            titles = [f"front {place} of {len(trials)}" for place in range(1, len(trials) + 1)]
-            points = [self._completed(trial, title) for trial, title in zip(trials, titles, strict=True)]
-            return self._written(records, points, "complete")
+            return self._finished()
         except KeyboardInterrupt:
             records = self._study.records()
             known = [FrontPoint(trial.number, "") for trial in front(records, self._plan.goals.objectives)]
@@ -141,6 +137,16 @@ class SettingsSearch:
             raise
         finally:
             self._worker.close()
+
+    def _finished(self) -> SearchRecord:
+        """Run the front completely, again while another process completes trials, and write the result."""
+        while True:
+            records = self._study.records()
+            trials = front(records, self._plan.goals.objectives)
+            titles = [f"front {place} of {len(trials)}" for place in range(1, len(trials) + 1)]
+            points = [self._completed(trial, title) for trial, title in zip(trials, titles, strict=True)]
+            if self._study.records() == records:
+                return self._written(records, points, "complete")
 
     def _next(self) -> bool:
         """Run the next trial; return False if the search is over."""
