@@ -30,7 +30,8 @@ def trade_off(record: SearchRecord, first: Metric, other: Metric) -> str:
     better = "→ more" if other.higher_is_better else "← less"
     name = f"{better} {noun(other.label)}{', logarithmic' if x.log else ''}"
     positions = {trial.number: x.at(trial.values[other.name]) for trial in trials}
-    return _drawing(record, first, trials, positions, [*ticks, svg.text(RIGHT, HEIGHT - 6, name, "name", "end")])
+    below = [*ticks, svg.text(RIGHT, HEIGHT - 6, name, "name", "end")]
+    return _drawing(f"search-{other.name}", record, first, positions, below)
 
 
 def course(record: SearchRecord, first: Metric) -> str:
@@ -39,7 +40,8 @@ def course(record: SearchRecord, first: Metric) -> str:
     x = svg.Axis(-0.5, max(trial.number for trial in trials) + 0.5, LEFT, RIGHT)
     ticks = [svg.tick(x.at(tick), BOTTOM, f"{tick:g}") for tick in x.ticks(5) if float(tick).is_integer()]
     positions = {trial.number: x.at(trial.number) for trial in trials}
-    return _drawing(record, first, trials, positions, [*ticks, svg.text(RIGHT, HEIGHT - 6, "trial", "name", "end")])
+    below = [*ticks, svg.text(RIGHT, HEIGHT - 6, "trial", "name", "end")]
+    return _drawing("search-course", record, first, positions, below)
 
 
 def notes(record: SearchRecord, first: Metric, other: Metric | None) -> list[str]:
@@ -77,18 +79,17 @@ def _ticks(axis: svg.Axis, unit: str) -> list[float]:
     return axis.ticks(4, base)
 
 
-def _drawing(
-    record: SearchRecord, first: Metric, trials: Sequence[TrialRecord], x: dict[int, float], below: Sequence[str]
-) -> str:
+def _drawing(ident: str, record: SearchRecord, first: Metric, x: dict[int, float], below: Sequence[str]) -> str:
     """Return the drawing.
 
     Args:
+        ident: its identifier in the page.
         record: the search.
         first: the vertical objective.
-        trials: the trials to draw.
-        x: the horizontal position of each.
+        x: the horizontal position of each trial to draw, by its number.
         below: the horizontal axis.
     """
+    trials = [trial for trial in record.trials if trial.number in x]
     y = _axis([trial.values[first.name] for trial in trials], BOTTOM - 6, TOP)
     levels = [svg.level(y.at(tick), LEFT, RIGHT, number(tick, first.unit)) for tick in _ticks(y, first.unit)]
     on_front = {point.number for point in record.front}
@@ -111,7 +112,7 @@ def _drawing(
     words = f"{len(trials)} trials, {len(named)} of them on the front: " + "; ".join(
         f"trial {number}: {first.name} {record.trial(number).values[first.name]:.4g}" for number in named
     )
-    return svg.svg(f"search-{len(below)}-{first.name}", (WIDTH, HEIGHT), f"{first.label} of the trials", words, parts)
+    return svg.svg(ident, (WIDTH, HEIGHT), f"{first.label} of the trials", words, parts)
 
 
 def _mark(trial: TrialRecord, at: tuple[float, float], record: SearchRecord) -> str:
