@@ -55,9 +55,9 @@ def _front(record: SearchRecord) -> Section:
     caption = "Trials that no other one beats in everything. They were chosen by the validation split alone."
     if has_test:
         caption += " The test split is read once the search is over, and changes nothing."
-    links = [FileLink(f"{point.folder}/report.html", f"the report of trial {point.number}") for point in record.front
-             if point.test is not None]  # fmt: skip
-    return Section("Front", [Table(header, rows, caption), *links])
+    reported = [point for point in record.front if point.test is not None]
+    links = [FileLink(f"{point.folder}/report.html", f"trial {point.number}") for point in reported]
+    return Section("Front", [Table(header, rows, caption), *([Details("Reports", links)] if links else [])])
 
 
 def _front_row(record: SearchRecord, point: FrontPoint, *, has_test: bool) -> Row:
