@@ -28,8 +28,17 @@ def add_parsers(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--storage", metavar="URL", help="a database for the trials, such as sqlite:///search.db (default: a journal)"
     )
+    parser.add_argument(
+        "--join", action="store_true", help="only run trials, for a search on another machine with the same --storage"
+    )
     parser.add_out()
     parser.add_json()
+
+    summary = "Serve a database to the searches of many machines, through Optuna's gRPC proxy"
+    parser = add_command(subparsers, "search-proxy", summary, proxy)
+    parser.add_argument("storage", metavar="URL", help="the database, such as postgresql+psycopg://USER@HOST/DATABASE")
+    parser.add_argument("--host", default="localhost", help="the address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=13000, help="the port (default: %(default)s)")
 
 
 def search(options: argparse.Namespace) -> int:
@@ -48,7 +57,12 @@ def search(options: argparse.Namespace) -> int:
     if options.dry_run:
         return _dry_run(plan.space, as_json=options.json)
     study = plan.study(options.out, options.storage)
-    running = SettingsSearch(plan, options.out, study, WorkerProcess(WORKER), note)
+    running = SettingsSearch(plan, options.out, study, WorkerProcess(WORKER), note, joins=options.join)
+    if options.join:
+        note(f"coralline: trials of {options.pipeline}")
+        ran = running.join()
+        write_json({"schema_version": 1, "trials": ran}) if options.json else write(f"{ran} trials were run here")
+        return 0
     note(f"coralline: {options.pipeline} -> {running.folder}")
     record = running.run()
     if options.json:
@@ -58,6 +72,19 @@ def search(options: argparse.Namespace) -> int:
         write(f"report: {running.folder / 'search.html'}")
     if record.recommended is None:
         raise ResultError(record.reason, where="search", hint="allow more, or widen the ranges")
+    return 0
+
+
+def proxy(options: argparse.Namespace) -> int:
+    """`python -m compress search-proxy`.
+
+    Raises:
+        PipelineError: the database cannot be used, or the port is in use.
+    """
+    from compress.search.storage import serve
+
+    note(f"searches use --storage grpc://{options.host}:{options.port}; Ctrl-C ends it")
+    serve(options.storage, options.host, options.port)
     return 0
 
 

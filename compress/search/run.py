@@ -36,6 +36,8 @@ FOLDER = "search"
 MAX_NAME = 64
 FIRST_FAILURES = 5
 """A search ends if so many trials of one command fail before another one works."""
+POLL_S = 2.0
+"""Seconds between two looks at the trials of other processes, at the end."""
 MAX_REPEATED = 50
 """A search ends after this number of choices in a row that were made before."""
 Show = Callable[[str], None]
@@ -107,13 +109,24 @@ class SettingsSearch:
         study: its trials.
         worker: the process that runs trials.
         show: shows one line.
+        joins: whether only trials are run, for a search on another machine.
 
     Attributes:
         folder: the folder of the search.
     """
 
-    def __init__(self, plan: SearchPlan, out: Path, study: SearchStudy, worker: WorkerProcess, show: Show) -> None:
+    def __init__(
+        self,
+        plan: SearchPlan,
+        out: Path,
+        study: SearchStudy,
+        worker: WorkerProcess,
+        show: Show,
+        *,
+        joins: bool = False,
+    ) -> None:
         self._plan, self._out, self._study, self._worker, self._show = plan, out, study, worker, show
+        self._joins, self._waiting, self._told = joins, False, 0
         self.folder = plan.folder(out)
         self._notes: list[str] = []
         self._failures = 0
@@ -148,6 +161,21 @@ class SettingsSearch:
             if self._study.records() == records:
                 return self._written(records, points, "complete")
 
+    def join(self) -> int:
+        """Run trials until no more are missing; return how many this process has run.
+
+        Raises:
+            StageError: the first trials all failed.
+            StoreError: a file cannot be written, or the storage is away.
+            KeyboardInterrupt: it was interrupted.
+        """
+        try:
+            while self._next():
+                pass
+        finally:
+            self._worker.close()
+        return self._told
+
     def _next(self) -> bool:
         """Run the next trial; return False if the search is over."""
         taken = self._study.take_over()
@@ -156,7 +184,7 @@ class SettingsSearch:
         records = self._study.records()
         counted = [record for record in records if record.status in COUNTED]
         if len(counted) >= self._plan.trials:
-            return False
+            return self._waits_for([record for record in counted if record.status == "running"])
         trial, values = self._study.ask()
         same = next((each for each in records if each.settings == values and each.status in COUNTED[:3]), None)
         if same is not None:
@@ -165,14 +193,28 @@ class SettingsSearch:
             return not self._is_exhausted([*records, again])
         title = f"trial {len(counted) + 1} of {self._plan.trials}"
         try:
-            record = self._tried(trial.number, values, title, records)
+            with self._study.leased(trial):
+                record = self._tried(trial.number, values, title, records)
         except (KeyboardInterrupt, StoreError) as error:
             reason = str(error) or "interrupted with Ctrl-C"
             self._study.tell(trial, TrialRecord(trial.number, "interrupted", values, reason=reason))
             raise
-        self._study.tell(trial, record)
+        if not self._study.tell(trial, record):
+            self._show(f"{title}: another process had taken it over; the result of this one is not used")
+            return True
+        self._told += 1
         self._show(f"{title}: {self._in_words(record)}{self._time_left([*counted, record])}")
         self._refuse_failing(record)
+        return True
+
+    def _waits_for(self, running: Sequence[TrialRecord]) -> bool:
+        """Wait a moment for the trials of other processes; return False if there is nothing to wait for."""
+        if not running or self._joins:
+            return False
+        if not self._waiting:
+            self._show(f"waiting for {count(len(running), 'trial')} of other processes")
+            self._waiting = True
+        time.sleep(POLL_S)
         return True
 
     def _refuse_failing(self, record: TrialRecord) -> None:

@@ -1,0 +1,212 @@
+"""The storage of the trials: a journal file, a database, or Optuna's gRPC proxy in front of one.
+
+A database that is restarted, or a network that is away for a while, does not end a search: calls are repeated for
+RETRY_S seconds.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlsplit
+
+from compress.errors import PipelineError, StoreError
+from compress.files import explain
+
+if TYPE_CHECKING:
+    from optuna.storages import BaseStorage
+
+JOURNAL = "journal.log"
+RETRY_S = 300.0
+"""Seconds for which a call is repeated if the storage is away."""
+LONGEST_PAUSE_S = 5.0
+PROXY_S = 20.0
+"""Seconds to wait for a proxy at the start."""
+OPENINGS = 10
+"""Times that a database is opened: processes that create its tables at the same time make each other fail."""
+ALLOWED = "postgresql+psycopg://USER:PASSWORD@HOST/DATABASE, sqlite:///FILE, grpc://HOST:PORT"
+
+
+def opened(location: str | Path) -> BaseStorage:
+    """Return a storage.
+
+    Args:
+        location: the URL of a database or of a proxy, or the folder for a journal file.
+
+    Raises:
+        StoreError: the journal is damaged or cannot be written.
+        PipelineError: the URL is invalid, a driver is not installed, or the database cannot be reached.
+    """
+    if isinstance(location, Path):
+        return _journal_in(location)
+    try:
+        if location.startswith("grpc://"):
+            return _proxy(location)
+        return retrying(_database(location))
+    except ImportError as error:
+        hint = "pip install 'coralline[postgresql]'"
+        raise PipelineError(f"the storage needs a driver: {error}", where="--storage", hint=hint) from error
+    except Exception as error:
+        if not type(error).__module__.startswith(("sqlalchemy", "optuna", "grpc")) and not isinstance(error, OSError):
+            raise
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise PipelineError(f"the storage cannot be used: {first}", where="--storage", allowed=ALLOWED) from error
+
+
+def serve(url: str, host: str, port: int) -> None:
+    """Serve a database to many processes, until it is interrupted. The connections are not encrypted.
+
+    Raises:
+        PipelineError: the database cannot be used, or the port is in use.
+    """
+    import optuna
+
+    storage = opened(url)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the proxy is an experimental feature of Optuna
+            optuna.storages.run_grpc_proxy_server(storage, host=host, port=port)
+    except RuntimeError as error:
+        raise PipelineError(f"the port {port} of {host} cannot be used: {error}", where="--port") from error
+
+
+def _database(url: str) -> BaseStorage:
+    """Return a database, with its tables."""
+    from optuna.storages import RDBStorage, get_storage
+    from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
+
+    for attempt in range(OPENINGS):
+        try:
+            return get_storage(RDBStorage(url, engine_kwargs={"pool_pre_ping": True}))
+        except (IntegrityError, ProgrammingError, OperationalError):
+            if attempt + 1 == OPENINGS:
+                raise
+            time.sleep(random.uniform(0.1, 0.5))
+    raise AssertionError
+
+
+def _proxy(url: str) -> BaseStorage:
+    """Return a client of `python -m compress search-proxy`."""
+    from optuna.storages import GrpcStorageProxy
+
+    parts = urlsplit(url)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is an experimental feature of Optuna
+        proxy = GrpcStorageProxy(host=parts.hostname or "localhost", port=parts.port or 13000)
+    proxy.wait_server_ready(timeout=PROXY_S)
+    return retrying(proxy)
+
+
+def retrying(storage: BaseStorage) -> BaseStorage:
+    """Return a storage that repeats calls while the other one is away.
+
+    A call whose answer was lost may be carried out twice. A trial that is created twice has no owner, and is marked
+    failed after its lease; a trial that is finished twice is recognized by its record.
+    """
+    from optuna.storages import BaseStorage as Base
+
+    def repeated(name: str) -> Callable[..., Any]:
+        def call(self: Any, *arguments: Any, **options: Any) -> Any:
+            del self
+            return _repeated(getattr(storage, name), *arguments, **options)
+
+        return call
+
+    names = [name for name in dir(Base) if not name.startswith("_") and callable(getattr(Base, name))]
+    kind = type("RetryingStorage", (Base,), {name: repeated(name) for name in names})
+    return cast("BaseStorage", kind())
+
+
+def _repeated(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Call a function of a storage, and again while the storage is away.
+
+    Raises:
+        StoreError: it stays away.
+    """
+    began, pause_s = time.monotonic(), 0.1
+    while True:
+        try:
+            return function(*arguments, **options)
+        except Exception as error:
+            if not _is_away(error):
+                raise
+            if time.monotonic() - began > RETRY_S:
+                first = (str(error).strip() or type(error).__name__).splitlines()[0]
+                hint = "start it, and run the same command again"
+                raise StoreError(
+                    f"the storage of the search has been away for {RETRY_S:.0f} s: {first}", hint=hint
+                ) from error
+        time.sleep(pause_s * random.uniform(0.5, 1.0))
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def _is_away(error: Exception) -> bool:
+    """Return whether an error means that the storage cannot be reached now."""
+    from optuna.exceptions import StorageInternalError
+
+    if isinstance(error, StorageInternalError):
+        error = cast(Exception, error.__cause__ or error)
+    module, name = type(error).__module__, type(error).__name__
+    if module.startswith("sqlalchemy"):
+        return name in ("OperationalError", "InterfaceError", "DisconnectionError", "TimeoutError", "InternalError")
+    if module.startswith("grpc"):
+        code = getattr(error, "code", lambda: None)()
+        return getattr(code, "name", "") in ("UNAVAILABLE", "UNKNOWN", "INTERNAL", "DEADLINE_EXCEEDED")
+    return False
+
+
+class KernelLock:
+    """A lock for Optuna's journal that the kernel releases when its process ends.
+
+    Args:
+        path: the file that is locked.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._handle = -1
+
+    def acquire(self) -> bool:
+        """Wait for the lock."""
+        self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+        fcntl.flock(self._handle, fcntl.LOCK_EX)
+        return True
+
+    def release(self) -> None:
+        """Release the lock."""
+        os.close(self._handle)
+
+
+def _journal_in(folder: Path) -> BaseStorage:
+    """Return the journal file in a folder as a storage. An incomplete last line, after a power cut, is removed.
+
+    Raises:
+        StoreError: it is damaged or cannot be written.
+    """
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    path = folder / JOURNAL
+    lock = KernelLock(folder / f"{JOURNAL}.lock")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+        try:
+            with path.open("ab+") as stream:
+                stream.seek(0)
+                content = stream.read()
+                if not content.endswith(b"\n"):
+                    stream.truncate(content.rfind(b"\n") + 1)
+        finally:
+            lock.release()
+        return JournalStorage(JournalFileBackend(str(path), cast(Any, lock)))
+    except OSError as error:
+        raise explain(error, "the journal of the search cannot be used", folder) from error
+    except (KeyError, ValueError) as error:
+        raise StoreError("the journal of the search is damaged", where=str(folder), hint="remove it") from error

@@ -1,0 +1,228 @@
+"""Searches on several machines: leases, a database that is away, and the proxy."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import postgresql
+import pytest
+import tiny
+from tiny import Coralline
+
+optuna = pytest.importorskip("optuna", reason="optuna is not installed: pip install 'coralline[search]'")
+
+from compress.errors import StoreError  # noqa: E402
+from compress.pipeline.yaml_file import Document  # noqa: E402
+from compress.report.search_record import TrialRecord  # noqa: E402
+from compress.search import leases, storage, study  # noqa: E402
+from compress.search.space import Range, Space  # noqa: E402
+from compress.search.study import SearchStudy  # noqa: E402
+
+SPACE = Space(Document(Path(), {"x": 1}, {}), (Range("x", ("x",), 0.0, 1.0),))
+GOALS: Any = SimpleNamespace(objectives=(SimpleNamespace(name="accuracy", higher_is_better=True),))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[postgresql.Server]:
+    if postgresql.MISSING:
+        pytest.skip(postgresql.MISSING)
+    with postgresql.serving() as found:
+        yield found
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases of a fraction of a second."""
+    monkeypatch.setattr(leases, "RENEW_S", 0.05)
+    monkeypatch.setattr(leases, "EXPIRY_S", 0.5)
+    monkeypatch.setattr(study, "SECOND_LOOK_S", 0.2)
+
+
+class Machine:
+    """A process on another machine: what it does runs with the name of that machine."""
+
+    def __init__(self, name: str, location: str | Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._name, self._monkeypatch = name, monkeypatch
+        self.study = self(lambda: SearchStudy(SPACE, GOALS, "shared", {}, 0, location))
+
+    def __call__(self, function: Callable[[], Any]) -> Any:
+        """Call a function on the machine."""
+        with self._monkeypatch.context() as patch:
+            patch.setattr(leases.platform, "node", lambda: self._name)
+            return function()
+
+    def ask(self) -> Any:
+        return self(self.study.ask)[0]
+
+    def take_over(self) -> int:
+        return int(self(self.study.take_over))
+
+    def tell(self, trial: Any, accuracy: float = 0.5) -> bool:
+        record = TrialRecord(trial.number, "complete", values={"accuracy": accuracy})
+        return bool(self(lambda: self.study.tell(trial, record)))
+
+    def statuses(self) -> list[str]:
+        return [record.status for record in self.study.records()]
+
+
+@pytest.fixture(params=["journal", "postgresql"])
+def machines(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], Machine]:
+    location: str | Path = tmp_path
+    if request.param == "postgresql":
+        server = request.getfixturevalue("server")
+        location = server.new_database()
+    return lambda name: Machine(name, location, monkeypatch)
+
+
+@pytest.mark.usefixtures("soon")
+def test_the_trial_of_a_dead_machine_is_taken_over_once(machines: Callable[[str], Machine]) -> None:
+    dead, first, second = machines("a"), machines("b"), machines("c")
+    lost = dead.ask()
+    assert (first.take_over(), second.take_over()) == (0, 0)  # the first look
+    time.sleep(0.6)
+    assert (first.take_over(), second.take_over()) == (1, 0)
+    again = second.ask()
+    assert again.params == lost.params
+    assert first.ask().params != lost.params
+    assert second.tell(again)
+    assert not dead.tell(lost, 0.9)  # it lives after all, but too late
+    assert first.statuses() == ["interrupted", "complete", "running"]
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_renewed_lease_is_kept(machines: Callable[[str], Machine]) -> None:
+    owner, other = machines("a"), machines("b")
+    trial = owner.ask()
+    with owner.study.leased(trial):
+        for _ in range(4):
+            assert other.take_over() == 0
+            time.sleep(0.2)
+    assert owner.tell(trial)
+    assert other.statuses() == ["complete"]
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_storage_that_was_away_ends_no_trial(machines: Callable[[str], Machine]) -> None:
+    """Nobody could renew a lease. The owner does it right afterwards."""
+    owner, other = machines("a"), machines("b")
+    trial = owner.ask()
+    assert other.take_over() == 0
+    time.sleep(0.6)  # the storage is away
+    with owner.study.leased(trial):
+        assert other.take_over() == 0
+    assert owner.tell(trial)
+
+
+def test_a_result_whose_confirmation_was_lost_counts_once(machines: Callable[[str], Machine]) -> None:
+    machine = machines("a")
+    trial = machine.ask()
+    assert machine.tell(trial)
+    assert machine.tell(trial)  # repeated, because the storage did not answer
+    assert not machine.tell(trial, 0.7)
+    assert machine.statuses() == ["complete"]
+
+
+def test_a_database_that_is_restarted_ends_nothing(server: postgresql.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine("a", server.new_database(), monkeypatch)
+    trial = machine.ask()
+    server.stop("immediate")
+    told: list[bool] = []
+    thread = threading.Thread(target=lambda: told.append(machine.tell(trial)))
+    thread.start()
+    time.sleep(1)
+    assert told == []
+    server.start()
+    thread.join(timeout=60)
+    assert told == [True]
+    assert machine.statuses() == ["complete"]
+
+
+def test_a_database_that_stays_away_is_an_error(server: postgresql.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "RETRY_S", 0.5)
+    machine = Machine("a", server.new_database(), monkeypatch)
+    server.stop()
+    try:
+        with pytest.raises(StoreError, match=r"the storage of the search has been away for 0 s: .*refused"):
+            machine.ask()
+    finally:
+        server.start()
+    assert len(machine.statuses()) == 0
+
+
+def project(tmp_path: Path, trials: int) -> None:
+    settings = {"remade.filters": {"from": 1, "to": 16}, "remade.weights": {"from": 0, "to": 40}}
+    tiny.project(tmp_path, ({"remade": {}}, "compile"), search={"trials": trials, "settings": settings})
+
+
+def shared(tmp_path: Path, url: str) -> list[str]:
+    """The statuses of the trials of a search that two other processes join."""
+    arguments: dict[str, Any] = {"cwd": tmp_path, "env": tiny.environment(), "text": True}
+    command = tiny.command("search", "pipeline.yaml", "--storage", url)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    joined = [subprocess.Popen([*command, "--join"], **arguments, **pipes) for _ in range(2)]
+    main = subprocess.run(command, **arguments, capture_output=True, check=False)
+    assert main.returncode == 0, main.stderr
+    counts = []
+    for process in joined:
+        stdout, stderr = process.communicate(timeout=120)
+        assert process.returncode == 0, stderr
+        counts.append(int(stdout.split()[0]))
+    content = json.loads((tmp_path / "runs" / "tiny" / "search" / "search.json").read_text())
+    assert len(content["front"]) >= 1
+    assert max(counts) > 0
+    return [trial["status"] for trial in content["trials"] if trial["status"] != "repeated"]
+
+
+def test_processes_join_a_search(server: postgresql.Server, tmp_path: Path) -> None:
+    project(tmp_path, 8)
+    statuses = shared(tmp_path, server.new_database())
+    assert set(statuses) == {"complete"}
+    assert 8 <= len(statuses) <= 10  # each process may begin one more
+
+
+def test_processes_join_a_search_through_the_proxy(server: postgresql.Server, tmp_path: Path) -> None:
+    project(tmp_path, 8)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    command = tiny.command("search-proxy", server.new_database(), "--port", str(port))
+    proxy = subprocess.Popen(command, env=tiny.environment(), stderr=subprocess.PIPE, text=True)
+    try:
+        statuses = shared(tmp_path, f"grpc://localhost:{port}")
+    finally:
+        proxy.send_signal(signal.SIGINT)
+        stderr = proxy.communicate(timeout=30)[1]
+    assert set(statuses) == {"complete"}
+    assert 8 <= len(statuses) <= 10
+    assert f"grpc://localhost:{port}" in stderr
+    assert "Traceback" not in stderr
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("postgresql+psycopg://localhost:1/x", "the storage cannot be used"),
+        ("postgresql+nodriver://localhost/x", "--storage"),
+        ("grpc://localhost:1", "the storage cannot be used"),
+        ("nonsense", "the storage cannot be used"),
+    ],
+)
+def test_storages_that_cannot_be_used(
+    coralline: Coralline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, says: str
+) -> None:
+    project(tmp_path, 2)
+    done = coralline("search", "pipeline.yaml", "--storage", url)
+    assert done.returncode == 2, done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
