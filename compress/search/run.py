@@ -150,6 +150,7 @@ class SettingsSearch:
             raise
         finally:
             self._worker.close()
+            self._study.close()
 
     def _finished(self) -> SearchRecord:
         """Run the front completely, again while another process completes trials, and write the result."""
@@ -174,6 +175,7 @@ class SettingsSearch:
                 pass
         finally:
             self._worker.close()
+            self._study.close()
         return self._told
 
     def _next(self) -> bool:

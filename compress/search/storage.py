@@ -118,9 +118,25 @@ def retrying(storage: BaseStorage) -> BaseStorage:
 
         return call
 
+    def close(self: Any) -> None:
+        del self
+        backend = getattr(storage, "_backend", None)  # of Optuna's cache in front of a database
+        if backend is not None:
+            backend.remove_session()
+            backend.engine.dispose()
+        else:
+            cast(Any, storage).close()  # a proxy
+
     names = [name for name in dir(Base) if not name.startswith("_") and callable(getattr(Base, name))]
-    kind = type("RetryingStorage", (Base,), {name: repeated(name) for name in names})
+    kind = type("RetryingStorage", (Base,), {**{name: repeated(name) for name in names}, "close": close})
     return cast("BaseStorage", kind())
+
+
+def close(storage: BaseStorage) -> None:
+    """Close the connections of a storage; a journal has none."""
+    closing = getattr(storage, "close", None)
+    if closing is not None:
+        closing()
 
 
 def _repeated(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -137,7 +153,8 @@ def _repeated(function: Callable[..., Any], *arguments: Any, **options: Any) -> 
             if not _is_away(error):
                 raise
             if time.monotonic() - began > RETRY_S:
-                first = (str(error).strip() or type(error).__name__).splitlines()[0]
+                cause = error.__cause__ or error
+                first = (str(cause).strip() or type(cause).__name__).splitlines()[0]
                 hint = "start it, and run the same command again"
                 raise StoreError(
                     f"the storage of the search has been away for {RETRY_S:.0f} s: {first}", hint=hint

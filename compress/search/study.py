@@ -21,7 +21,7 @@ from compress.report.search_record import TrialRecord
 from compress.search.goals import Goals
 from compress.search.leases import LEASE, OWNER, SECOND_LOOK_S, LeaseWatch, is_elsewhere, owner, renewed
 from compress.search.space import Space
-from compress.search.storage import opened
+from compress.search.storage import close, opened
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
@@ -159,6 +159,10 @@ class SearchStudy:
             values = self._space.suggest(trial)
         trial.set_user_attr("settings", values)
         return trial, values
+
+    def close(self) -> None:
+        """Close the connections to the storage."""
+        close(self._study._storage)
 
     def leased(self, trial: Trial) -> AbstractContextManager[None]:
         """Renew the lease of a trial as long as the block runs."""

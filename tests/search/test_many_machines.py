@@ -27,7 +27,7 @@ from compress.search import leases, storage, study  # noqa: E402
 from compress.search.space import Range, Space  # noqa: E402
 from compress.search.study import SearchStudy  # noqa: E402
 
-SPACE = Space(Document(Path(), {"x": 1}, {}), (Range("x", ("x",), 0.0, 1.0),))
+SPACE = Space(Document(Path(), {"x": 1.5, "stages": []}, {}), (Range("x", ("x",), 0.0, 1.0),))
 GOALS: Any = SimpleNamespace(objectives=(SimpleNamespace(name="accuracy", higher_is_better=True),))
 
 
@@ -77,12 +77,20 @@ class Machine:
 @pytest.fixture(params=["journal", "postgresql"])
 def machines(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[str], Machine]:
+) -> Iterator[Callable[[str], Machine]]:
     location: str | Path = tmp_path
     if request.param == "postgresql":
         server = request.getfixturevalue("server")
         location = server.new_database()
-    return lambda name: Machine(name, location, monkeypatch)
+    made: list[Machine] = []
+
+    def machine(name: str) -> Machine:
+        made.append(Machine(name, location, monkeypatch))
+        return made[-1]
+
+    yield machine
+    for each in made:
+        each.study.close()
 
 
 @pytest.mark.usefixtures("soon")
@@ -146,6 +154,7 @@ def test_a_database_that_is_restarted_ends_nothing(server: postgresql.Server, mo
     thread.join(timeout=60)
     assert told == [True]
     assert machine.statuses() == ["complete"]
+    machine.study.close()
 
 
 def test_a_database_that_stays_away_is_an_error(server: postgresql.Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,6 +167,7 @@ def test_a_database_that_stays_away_is_an_error(server: postgresql.Server, monke
     finally:
         server.start()
     assert len(machine.statuses()) == 0
+    machine.study.close()
 
 
 def project(tmp_path: Path, trials: int) -> None:
