@@ -39,6 +39,7 @@ import repository
 import postgresql
 from paths import ROOT
 
+from compress.errors import PipelineError
 from compress.pipeline.yaml_file import Document
 from compress.report.search_record import TrialRecord
 from compress.search.space import Range, Space
@@ -70,7 +71,10 @@ def study(location: str) -> SearchStudy:
 def work(location: str, trials: int, told: str, kind: str) -> None:
     """Run trials until there are enough; a line for each result that the storage has confirmed."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    shared = study(location)
+    try:
+        shared = study(location)
+    except PipelineError:  # the server is being started; another process takes the place of this one
+        return
     with Path(told).open("a") as stream:
         while True:
             began = time.perf_counter()
@@ -149,7 +153,7 @@ def attacked(name: str, workers: int, trials: int) -> dict[str, Any]:
                 number += 1
             if time.monotonic() > next_kill and complete < 0.95 * trials:
                 victim = chance.choice(running)
-                os.kill(victim.pid, signal.SIGKILL)
+                victim.kill()
                 kills += 1
                 next_kill = time.monotonic() + chance.expovariate(KILLS_PER_S)
             if server is not None and restarts < RESTARTS and complete > (restarts + 1) * trials / (RESTARTS + 1):
