@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 from compress.artifact import Facts
+from compress.ir.passes.factorize import Side
 from compress.pruning.allocation import AllocationMethod
 from compress.pruning.importance import ImportanceMethod
 from compress.pruning.objective import CostChange
@@ -21,6 +22,17 @@ class LayerWidths:
 
 
 @dataclass(frozen=True)
+class LayerRank:
+    """The ranks of a layer that is in factors after a step.
+
+    Attributes:
+        ranks: by side (inputs, outputs) the full rank and the rank after the step; both: Tucker-2.
+    """
+
+    ranks: Mapping[Side, tuple[int, int]]
+
+
+@dataclass(frozen=True)
 class PruningStep:
     """One step of pruning.
 
@@ -29,6 +41,8 @@ class PruningStep:
         allocation: the method that chose the widths.
         cost: the costs before and after the step.
         layers: the layers that have fewer channels.
+        factorized: the layers that are in factors of lower rank.
+        whole: the reason for each layer that could be factorized and is not; empty without `factorize`.
         unsupported: layers that kept all channels because their use of them is not known.
         done: whether no further step is needed.
         trials: by allocation method the validation accuracy after one epoch of training, where methods were compared.
@@ -44,6 +58,8 @@ class PruningStep:
     layers: Mapping[str, LayerWidths]
     unsupported: tuple[str, ...]
     done: bool
+    factorized: Mapping[str, LayerRank] = field(default_factory=dict)
+    whole: Mapping[str, str] = field(default_factory=dict)
     trials: Mapping[AllocationMethod, float] = field(default_factory=dict)
     sensitivity: tuple[SensitivityCurve, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -65,6 +81,9 @@ class PruningStep:
             "done": self.done,
             "warnings": list(self.warnings),
         }
+        if self.factorized or self.whole:
+            facts["factorized"] = {name: asdict(layer) for name, layer in self.factorized.items()}
+            facts["whole"] = dict(self.whole)
         if self.trials:
             facts["trials"] = dict(self.trials)
         if self.sensitivity:
