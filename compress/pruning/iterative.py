@@ -11,6 +11,7 @@ from compress.data.types import Data
 from compress.errors import StageError
 from compress.ir import keras_graph, weight_sparsity
 from compress.ir.keras_graph import Network
+from compress.ir.passes.factorize import Side
 from compress.ir.tensorflow import set_weights
 from compress.progress import Phase
 from compress.pruning import factorization
@@ -22,7 +23,7 @@ from compress.pruning.layer_groups import Widths
 from compress.pruning.objective import Allocation, CostLimits, Objective
 from compress.pruning.prunable import PrunableNetwork, prepare, substitution
 from compress.pruning.sensitivity import SensitivityCurve, sensitivity_curves
-from compress.pruning.step import LayerRank, LayerWidths, PruningStep
+from compress.pruning.step import LayerWidths, PruningStep
 from compress.stage import Context
 from compress.tasks import task_of
 from compress.tasks.base import Quality
@@ -201,9 +202,12 @@ def _retrain(model: Any, state: PruningState, retraining: Retraining | None, con
     return replace(step, training=healing.heal(model, retraining.loss, settings, own))
 
 
-def _ranks(prunable: PrunableNetwork, widths: Widths) -> dict[str, LayerRank]:
-    """Return the ranks of the layers that are in factors at some widths."""
-    return {name: LayerRank(dict(ranks)) for name, ranks in prunable.factorized_layers(widths).items()}
+def _ranks(prunable: PrunableNetwork, widths: Widths) -> dict[str, dict[Side, LayerWidths]]:
+    """Return the ranks of the layers that are in factors at some widths, by side."""
+    return {
+        name: {side: LayerWidths(*ranks) for side, ranks in sides.items()}
+        for name, sides in prunable.factorized_layers(widths).items()
+    }
 
 
 def whole_layers(prunable: PrunableNetwork, widths: Widths, cost: CostFunction, name: str) -> Iterator[tuple[str, str]]:

@@ -11,10 +11,10 @@ from compress.errors import StageError
 from compress.ir import channel_groups
 from compress.ir.channel_groups import ChannelGroups, Mask
 from compress.ir.keras_graph import LayerOutput, Network
+from compress.ir.passes.factorize import Side
 from compress.progress import SILENT, Progress
 from compress.pruning.cost import Costs, TrialConversion
 from compress.pruning.factorization import Factorization, Rank
-from compress.ir.passes.factorize import Side
 from compress.pruning.importance import (
     ImportanceMethod,
     ImportanceSamples,

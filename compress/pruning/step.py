@@ -15,21 +15,10 @@ from compress.pruning.sensitivity import SensitivityCurve
 
 @dataclass(frozen=True)
 class LayerWidths:
-    """The number of channels of a layer before and after a step."""
+    """The number of channels of a layer, or its rank, before and after a step."""
 
     before: int
     after: int
-
-
-@dataclass(frozen=True)
-class LayerRank:
-    """The ranks of a layer that is in factors after a step.
-
-    Attributes:
-        ranks: by side (inputs, outputs) the full rank and the rank after the step; both: Tucker-2.
-    """
-
-    ranks: Mapping[Side, tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -41,7 +30,8 @@ class PruningStep:
         allocation: the method that chose the widths.
         cost: the costs before and after the step.
         layers: the layers that have fewer channels.
-        factorized: the layers that are in factors of lower rank.
+        factorized: the layers that are in factors of lower rank: their ranks, whole and after the step, by side
+            (inputs, outputs; both are Tucker-2).
         whole: the reason for each layer that could be factorized and is not; empty without `factorize`.
         unsupported: layers that kept all channels because their use of them is not known.
         done: whether no further step is needed.
@@ -58,7 +48,7 @@ class PruningStep:
     layers: Mapping[str, LayerWidths]
     unsupported: tuple[str, ...]
     done: bool
-    factorized: Mapping[str, LayerRank] = field(default_factory=dict)
+    factorized: Mapping[str, Mapping[Side, LayerWidths]] = field(default_factory=dict)
     whole: Mapping[str, str] = field(default_factory=dict)
     trials: Mapping[AllocationMethod, float] = field(default_factory=dict)
     sensitivity: tuple[SensitivityCurve, ...] = ()
@@ -82,7 +72,9 @@ class PruningStep:
             "warnings": list(self.warnings),
         }
         if self.factorized or self.whole:
-            facts["factorized"] = {name: asdict(layer) for name, layer in self.factorized.items()}
+            facts["factorized"] = {
+                name: {side: asdict(rank) for side, rank in sides.items()} for name, sides in self.factorized.items()
+            }
             facts["whole"] = dict(self.whole)
         if self.trials:
             facts["trials"] = dict(self.trials)

@@ -39,7 +39,7 @@ class Projection:
     @property
     def rank(self) -> int:
         """The number of channels between the two maps."""
-        return self.into.shape[1]
+        return int(self.into.shape[1])
 
 
 def refusal(layer: Layer) -> str | None:
@@ -116,8 +116,9 @@ def _pointwise(
 ) -> Layer:
     """Return a layer like another one, but with a kernel for single positions: `matrix` [in, out]."""
     spatial = layer.weights[0].ndim - 2
-    window = {"kernel_size": [1] * spatial, "strides": [1] * spatial, "dilation_rate": [1] * spatial}
-    window = {**window, "padding": "valid"} if spatial else {}
+    window: dict[str, Any] = {}
+    if spatial:
+        window = {name: [1] * spatial for name in ("kernel_size", "strides", "dilation_rate")} | {"padding": "valid"}
     kernel = matrix.astype(np.float32).reshape((1,) * spatial + matrix.shape)
     configured = layer.configured(**{**window, **settings, "name": name})
     return replace(configured, name=name, calls=calls, weights=(kernel, *biases))
