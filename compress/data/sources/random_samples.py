@@ -79,11 +79,11 @@ class RandomSamples(Source):
         return np.concatenate([tensor.ravel() for tensor in tensors])
 
     def _tensor(self, generator: np.random.Generator, shape: tuple[int, ...], *, smooth: bool) -> NDArray[np.float32]:
-        values = _smooth(generator, shape) if smooth else generator.random(shape)
+        values = smooth_noise(generator, shape) if smooth else generator.random(shape)
         return (self.low + (self.high - self.low) * values).astype(np.float32)
 
 
-def _smooth(generator: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float64]:
+def smooth_noise(generator: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float64]:
     """Return values from 0 to 1 that change slowly along all axes but the last of three or more."""
     coarse_shape = tuple(min(side, 4) for side in shape)
     values = generator.random(coarse_shape)

@@ -1,0 +1,165 @@
+"""Samples for calibration without data: made so that the statistics of batch norms on them are those of the training.
+
+A batch norm stores mean and variance of its input on the training data. Samples start as smooth noise, and follow the
+gradient of the difference between their statistics and the stored ones, over all batch norms of the network.
+
+Source: Cai et al., ZeroQ: A Novel Zero Shot Quantization Framework, CVPR 2020.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.data.sources.random_samples import smooth_noise
+from compress.errors import StageError
+from compress.ir.keras_graph import Layer, Network, build, subnetwork
+from compress.ir.layer_specs import spec_of
+from compress.ir.tensorflow import keras, run
+from compress.progress import SILENT, Phase, Progress
+from compress.quantization.activation_statistics import batch_size
+
+BATCHES = (8, 32)
+"""Fewest and most samples whose statistics are matched together; few for networks with large activations."""
+MOST = 64
+"""Largest number of samples for calibration; more changed no range in a way that mattered."""
+STEPS = 60
+"""Steps of Adam for each batch; 200 gave the same files."""
+RATE = 0.1
+"""Learning rate at the start, as a share of the range of values; it falls to 0 as a cosine."""
+SYNTHESIS = Phase("synthetic samples", unit="batch")
+Samples = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class SyntheticSamples:
+    """Samples that fit the batch norms of a network.
+
+    Attributes:
+        samples: the samples [n, ...].
+        initial_distance: the difference of their statistics from the stored ones before the first step: the mean over
+            channels of the squared differences of mean and standard deviation, in units of the stored variance.
+        distance: the same at the end.
+    """
+
+    samples: Samples
+    initial_distance: float
+    distance: float
+
+
+def norms_of(network: Network) -> list[Layer]:
+    """Return the batch norms of a network whose statistics can be compared: on the last axis, called once."""
+    return [
+        layer
+        for layer in network.layers.values()
+        if spec_of(layer).is_batch_norm
+        and len(layer.calls) == 1
+        and layer.normalizes_last_axis(len(network.shapes[layer.inputs()[0]]))
+    ]
+
+
+def synthesize(
+    network: Network,
+    count: int,
+    shape: tuple[int, ...],
+    limits: tuple[float, float],
+    seed: int = 0,
+    progress: Progress = SILENT,
+) -> SyntheticSamples:
+    """Return samples for a network, without any data.
+
+    Args:
+        network: as it was trained, batch norms not folded.
+        count: number of samples.
+        shape: of one sample.
+        limits: the lowest and the highest value that a sample can have.
+        seed: of the noise.
+        progress: receives the number of batches that are done.
+
+    Raises:
+        StageError: the network has no batch norm, or takes integers.
+    """
+    norms = norms_of(network)
+    if not norms:
+        raise StageError(
+            "calibration: {select: data_free} needs batch norms, whose statistics describe the training data; the "
+            "model has none, or they are folded into other layers",
+            hint="give samples without labels (data: {source: {folder: {path: photos, labels: none}}})",
+        )
+    if not all(np.isfinite(weight).all() for norm in norms for weight in norm.weights):
+        raise StageError("the statistics of a batch norm are not finite", hint="train the model again")
+    model = build(subnetwork(network, [norm.inputs()[0] for norm in norms]))
+    if any("float" not in str(tensor.dtype) for tensor in model.inputs):
+        raise StageError(
+            "calibration: {select: data_free} is for inputs of real numbers; an input of the model takes integers",
+            hint="give samples without labels",
+        )
+    step = _step(model, [_statistics(norm) for norm in norms], limits)
+    batches, distances = [], []
+    with progress.phase(SYNTHESIS):
+        size = int(np.clip(batch_size(network), *BATCHES))
+        total = -(-count // size)
+        for number in range(total):
+            samples, first, last = _batch(step, (size, *shape), limits, (seed, number))
+            batches.append(samples)
+            distances.append((first, last))
+            progress.update(number + 1, total)
+    first, last = np.mean(distances, axis=0)
+    return SyntheticSamples(np.concatenate(batches)[:count], float(first), float(last))
+
+
+def _statistics(norm: Layer) -> tuple[Samples, Samples]:
+    """Return mean and standard deviation that a batch norm stores; none so small that rounding decides."""
+    mean, variance = (np.asarray(weight, np.float32) for weight in norm.weights[-2:])
+    return mean, np.sqrt(variance + np.float32(norm.config.get("epsilon", 1e-3)))
+
+
+def _step(model: Any, stored: list[tuple[Samples, Samples]], limits: tuple[float, float]) -> Any:
+    """Return a function: one step of Adam for a batch of samples, which returns their distance before it."""
+    import tensorflow
+
+    library = keras()
+
+    def distance(batch: Any) -> Any:
+        values = library.tree.flatten(run(model, batch))
+        parts = []
+        for value, (mean, deviation) in zip(values, stored, strict=True):
+            axes = list(range(len(value.shape) - 1))
+            found, variance = tensorflow.nn.moments(value, axes)
+            spread = tensorflow.sqrt(variance + 1e-12)
+            errors = tensorflow.square((found - mean) / deviation) + tensorflow.square((spread - deviation) / deviation)
+            parts.append(tensorflow.reduce_mean(errors))
+        return tensorflow.add_n(parts) / len(parts)
+
+    @tensorflow.function  # type: ignore[untyped-decorator]
+    def step(samples: Any, mean: Any, square: Any, number: Any) -> Any:
+        with tensorflow.GradientTape() as tape:
+            value = distance(samples)
+        slope = tape.gradient(value, samples)
+        mean.assign(0.9 * mean + 0.1 * slope)
+        square.assign(0.999 * square + 0.001 * tensorflow.square(slope))
+        count = number + 1.0
+        size = RATE * (limits[1] - limits[0]) * 0.5 * (1 + tensorflow.cos(np.pi * number / STEPS))
+        change = size * (mean / (1 - 0.9**count)) / (tensorflow.sqrt(square / (1 - 0.999**count)) + 1e-12)
+        samples.assign(tensorflow.clip_by_value(samples - change, *limits))
+        return value
+
+    return step
+
+
+def _batch(
+    step: Any, shape: tuple[int, ...], limits: tuple[float, float], seed: tuple[int, int]
+) -> tuple[Samples, float, float]:
+    """Return a batch of samples, and their distance at the start and the end."""
+    import tensorflow
+
+    low, high = limits
+    generator = np.random.default_rng(seed)
+    noise = np.stack([smooth_noise(generator, shape[1:]) for _ in range(shape[0])])
+    samples = tensorflow.Variable((low + (high - low) * noise).astype(np.float32))
+    moments = [tensorflow.Variable(tensorflow.zeros_like(samples)) for _ in range(2)]
+    values = [step(samples, *moments, tensorflow.constant(number, "float32")) for number in range(STEPS)]
+    return samples.numpy(), float(values[0]), float(values[-1])
