@@ -35,6 +35,15 @@ Samples = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
+class _Stored:
+    """The statistics that a batch norm stores, by channel; `epsilon` keeps those of dead channels from counting."""
+
+    mean: Samples
+    deviation: Samples
+    epsilon: float
+
+
+@dataclass(frozen=True)
 class SyntheticSamples:
     """Samples that fit the batch norms of a network.
 
@@ -111,13 +120,14 @@ def synthesize(
     return SyntheticSamples(np.concatenate(batches)[:count], float(first), float(last))
 
 
-def _statistics(norm: Layer) -> tuple[Samples, Samples]:
-    """Return mean and standard deviation that a batch norm stores; none so small that rounding decides."""
+def _statistics(norm: Layer) -> _Stored:
+    """Return the statistics that a batch norm stores."""
     mean, variance = (np.asarray(weight, np.float32) for weight in norm.weights[-2:])
-    return mean, np.sqrt(variance + np.float32(norm.config.get("epsilon", 1e-3)))
+    epsilon = float(norm.config.get("epsilon", 1e-3))
+    return _Stored(mean, np.sqrt(variance + np.float32(epsilon)), epsilon)
 
 
-def _step(model: Any, stored: list[tuple[Samples, Samples]], limits: tuple[float, float]) -> Any:
+def _step(model: Any, norms: list[_Stored], limits: tuple[float, float]) -> Any:
     """Return a function: one step of Adam for a batch of samples, which returns their distance before it."""
     import tensorflow
 
@@ -126,12 +136,12 @@ def _step(model: Any, stored: list[tuple[Samples, Samples]], limits: tuple[float
     def distance(batch: Any) -> Any:
         values = library.tree.flatten(run(model, batch))
         parts = []
-        for value, (mean, deviation) in zip(values, stored, strict=True):
+        for value, norm in zip(values, norms, strict=True):
             axes = list(range(len(value.shape) - 1))
-            found, variance = tensorflow.nn.moments(value, axes)
-            spread = tensorflow.sqrt(variance + 1e-12)
-            errors = tensorflow.square((found - mean) / deviation) + tensorflow.square((spread - deviation) / deviation)
-            parts.append(tensorflow.reduce_mean(errors))
+            mean, variance = tensorflow.nn.moments(value, axes)
+            shift = (mean - norm.mean) / norm.deviation
+            spread = tensorflow.sqrt(variance + norm.epsilon) / norm.deviation - 1
+            parts.append(tensorflow.reduce_mean(tensorflow.square(shift) + tensorflow.square(spread)))
         return tensorflow.add_n(parts) / len(parts)
 
     @tensorflow.function  # type: ignore[untyped-decorator]

@@ -199,8 +199,8 @@ def test_a_model_with_batch_norms_needs_no_data_to_be_quantized(keras: Any, tmp_
     pipeline = load(tmp_path / "p.yaml")
     assert pipeline.data.task == "outputs"
     assert pipeline.settings["data"]["source"]["random"]["shape"] == [8, 8, 1]
-    for stages in ("[quantize: {}]", "[prune: {}, quantize: {calibration: {select: data_free}}]"):
-        (tmp_path / "p.yaml").write_text(head + f"stages: {stages}\n")
+    for used in ("[quantize: {}]", "[prune: {}, quantize: {calibration: {select: data_free}}]"):
+        (tmp_path / "p.yaml").write_text(head + f"stages: {used}\n")
         with pytest.raises(PipelineError, match="the key 'data' is missing"):
             load(tmp_path / "p.yaml")
 
