@@ -104,7 +104,8 @@ def rows_of(content: bytes, inputs: Samples) -> NDArray[np.float32]:
 def one(name: str, cache: Path, seed: int) -> dict[str, Any]:
     """Return what each way reaches on a network."""
     subject = subjects.SUBJECTS[name](cache, seed)
-    inputs, labels = (part[:TESTED] for part in subject.data.splits["test"])
+    inputs = subject.data.inputs("test")[:TESTED]
+    labels = subject.data.labels("test")[:TESTED]
     expected = rows_of(convert_float(subject.model), inputs)
     found: dict[str, Any] = {"test_samples": len(inputs)}
     if subject.labelled:

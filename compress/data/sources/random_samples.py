@@ -14,14 +14,15 @@ from compress.data.splits import at_random
 MAX_VALUES = 1 << 28
 """Largest number of values of one sample."""
 NOTE = (
-    "the samples are random numbers: activation ranges and every comparison of models hold for random numbers only; "
-    "real samples give other ranges"
+    "the samples are random numbers: activation ranges from them and every comparison of models hold for random numbers "
+    "only; real samples give other ranges"
 )
 
 
 class RandomSamples(Source):
     """Random samples of some shape, without labels. They show whether a model can be converted, and where its
-    operators run. The activation ranges from them are poor."""
+    operators run. The activation ranges from them are poor, except with `quantize: {calibration: {select: data_free}}`,
+    which takes only their shape and range."""
 
     name: ClassVar[str] = "random"
     task: ClassVar[str] = "outputs"
