@@ -14,8 +14,8 @@ from compress.data.splits import at_random
 MAX_VALUES = 1 << 28
 """Largest number of values of one sample."""
 NOTE = (
-    "the samples are random numbers: activation ranges from them and every comparison of models hold for random numbers "
-    "only; real samples give other ranges"
+    "the samples are random numbers: activation ranges from them and every comparison of models hold for random "
+    "numbers only; real samples give other ranges"
 )
 
 
