@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -80,7 +81,7 @@ class Factorization:
     network: Network
     ranks: tuple[Rank, ...] = ()
 
-    @property
+    @cached_property
     def expanded(self) -> Network:
         """The network with all ranks, at their full sizes."""
         return self.form(self.ranks)
@@ -229,8 +230,8 @@ def _second_moments(
     split = split_activations(network)
     keys: list[tuple[str, Side]] = [(layer.name, "outputs") for layer in layers]
     keys += [(layer.name, "inputs") for layer in narrow]
-    tensors = [LayerOutput(name) if side == "outputs" else split.layers[name].inputs()[0] for name, side in keys]
-    biases = [_bias(split.layers[name]) if side == "outputs" else np.float32(0) for name, side in keys]
+    tensors = [split.layers[name].inputs()[0] if side == "inputs" else LayerOutput(name) for name, side in keys]
+    biases = [np.float32(0) if side == "inputs" else _bias(split.layers[name]) for name, side in keys]
     model = build(subnetwork(split, tensors))
 
     @tensorflow.function(input_signature=[batch_signature(model)])  # type: ignore[untyped-decorator]

@@ -313,7 +313,7 @@ class _Step:
             cost=change,
             layers={name: LayerWidths(*widths) for name, widths in layers.items()},
             factorized=_ranks(prunable, allocation.widths),
-            whole=self._whole(prunable, allocation),
+            whole=self._whole(prunable, allocations, method),
             unsupported=prunable.channels.unsupported,
             done=last or change.after <= limits.final,
             trials=qualities,
@@ -413,12 +413,21 @@ class _Step:
         set_weights(model, weights)
         return quality
 
-    def _whole(self, prunable: PrunableNetwork, allocation: Allocation) -> dict[str, str]:
+    def _whole(
+        self,
+        prunable: PrunableNetwork,
+        allocations: Mapping[AllocationMethod, Allocation],
+        method: AllocationMethod,
+    ) -> dict[str, str]:
         """Return the reason for each layer that could be factorized and is not."""
         if not self.options.factorize:
             return {}
-        cost = self.objective.cost_of(allocation.costs, prunable.minimum_widths)
-        return dict(whole_layers(prunable, allocation.widths, cost, self.objective.name))
+        tried = allocations.get("factorized", allocations[method])
+        cost = self.objective.cost_of(tried.costs, prunable.minimum_widths)
+        reasons = dict(whole_layers(prunable, tried.widths, cost, self.objective.name))
+        if allocations[method] is not tried:
+            reasons |= dict.fromkeys(prunable.factorized_layers(tried.widths), "validation is better with whole layers")
+        return reasons
 
     def _warnings(self, prunable: PrunableNetwork, conversion: TrialConversion) -> list[str]:
         warnings = []

@@ -150,6 +150,8 @@ def test_validation_decides_whether_factors_are_kept(given: Artifact, work: Cont
     assert set(step["trials"]) == {"factorized", "balanced", "uniform"}
     assert step["trials"][step["allocation"]] == max(step["trials"].values())
     assert bool(step["factorized"]) == (step["allocation"] == "factorized")
+    rejected = "validation is better with whole layers" in step["whole"].values()
+    assert rejected == (step["allocation"] != "factorized")
     assert step["healing"]
 
 

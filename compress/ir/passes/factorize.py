@@ -88,7 +88,7 @@ def factorized(
         first = _pointwise(layer, narrow.into, names["inputs"], calls, {spec.width_setting: narrow.rank, **_LINEAR})
         layers[first.name] = first
         shapes[LayerOutput(first.name)] = (*shapes[source][:-1], narrow.rank)
-        kernel = np.einsum("ri,...io->...ro", narrow.back, kernel)
+        kernel = narrow.back @ kernel
         calls = _reading(first.name)
     if (wide := projections.get("outputs")) is not None:
         kernel = kernel @ wide.into
