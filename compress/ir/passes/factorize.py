@@ -84,13 +84,14 @@ def factorized(
     core, calls = layer, layer.calls
     layers = dict(network.layers)
     shapes = dict(network.shapes)
-    if (narrow := projections.get("inputs")) is not None:
+    narrow, wide = projections.get("inputs"), projections.get("outputs")
+    if narrow is not None:
         first = _pointwise(layer, narrow.into, names["inputs"], calls, {spec.width_setting: narrow.rank, **_LINEAR})
         layers[first.name] = first
         shapes[LayerOutput(first.name)] = (*shapes[source][:-1], narrow.rank)
         kernel = narrow.back @ kernel
         calls = _reading(first.name)
-    if (wide := projections.get("outputs")) is not None:
+    if wide is not None:
         kernel = kernel @ wide.into
         core = layer.configured(name=names["outputs"], **{spec.width_setting: wide.rank}, **_LINEAR)
         core = replace(core, name=names["outputs"], weights=())
