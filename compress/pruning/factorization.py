@@ -5,9 +5,8 @@ between the factors are ranked by importance and removed like all others. A rank
 that layer stays whole (`Factorization.form`).
 
 Bases are chosen on samples, so that a rank changes the outputs of the layer least, not its weights. Output channels
-count by the factor of the batch norm that follows. Bases are about orthonormal, not scaled by power: then training
-moves the outputs as in the whole layer (measured: equal powers lose one to two points of accuracy in training, and
-gain nothing in 8 bits, where `quantize` equalizes them).
+count by the factor of the batch norm that follows. Bases are about orthonormal, not scaled by power: then a step of
+training moves the outputs about as far as in the whole layer, and `quantize` equalizes the channels between factors.
 
 Sources: Zhang et al., Accelerating Very Deep Convolutional Networks, PAMI 2016 (bases from outputs on samples); Yuan et
 al., ASVD, 2023 (weights times the inputs' second moments).

@@ -25,9 +25,9 @@ from compress.quantization.activation_statistics import batch_size
 BATCHES = (8, 32)
 """Fewest and most samples whose statistics are matched together; few for networks with large activations."""
 MOST = 64
-"""Largest number of samples for calibration; more changed no range in a way that mattered."""
+"""Largest number of samples for calibration, and of held-out ones: they take time, and are alike."""
 STEPS = 60
-"""Steps of Adam for each batch; 200 gave the same files."""
+"""Steps of Adam for each batch."""
 RATE = 0.1
 """Learning rate at the start, as a share of the range of values; it falls to 0 as a cosine."""
 SYNTHESIS = Phase("synthetic samples", unit="batch")

@@ -102,6 +102,22 @@ def test_a_layer_of_low_rank_is_factorized_without_loss(keras: Any) -> None:
     np.testing.assert_allclose(found, expected, atol=1e-3 * float(np.abs(expected).max()))
 
 
+def test_factors_are_quantized_like_all_layers(keras: Any) -> None:
+    from compress.quantization import post_training, search
+    from compress.tasks.base import snr_db
+
+    model = networks.randomized(heavy(keras))
+    prunable = prepared(model)
+    widths = allocated(prunable, Objective("macs", 0.5))
+    assert {"outputs"} < set().union(*(sides.keys() for sides in prunable.factorized_layers(widths).values()))
+    decibels = []
+    for subject in (model, keras_graph.build(prunable.pruned(widths))):
+        content = post_training.quantize(subject, samples(64), samples(32)).content
+        found = search.file_outputs(content, samples(32))
+        decibels.append(snr_db(np.asarray(subject(samples(32))), found).mean())
+    assert decibels[1] > decibels[0] - 6
+
+
 def test_a_rank_keeps_more_of_the_outputs_than_an_svd_of_the_weights(keras: Any) -> None:
     """The inputs of `point` are far from white; half of its rank."""
     model = networks.randomized(heavy(keras))
