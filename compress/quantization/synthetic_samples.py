@@ -1,9 +1,12 @@
 """Samples for calibration without data: made so that the statistics of batch norms on them are those of the training.
 
 A batch norm stores mean and variance of its input on the training data. Samples start as smooth noise, and follow the
-gradient of the difference between their statistics and the stored ones, over all batch norms of the network.
+gradient of the difference between their statistics and the stored ones, over all batch norms of the network. That alone
+gives samples of no class, whose logits are smaller than those of real ones: each sample of a classifier is also
+drawn to a class.
 
-Source: Cai et al., ZeroQ: A Novel Zero Shot Quantization Framework, CVPR 2020.
+Sources: Cai et al., ZeroQ: A Novel Zero Shot Quantization Framework, CVPR 2020 (statistics); Yin et al., Dreaming to
+Distill: Data-Free Knowledge Transfer via DeepInversion, CVPR 2020 (classes).
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from numpy.typing import NDArray
 
 from compress.data.sources.random_samples import smooth_noise
 from compress.errors import StageError
-from compress.ir.keras_graph import Layer, Network, build, subnetwork
+from compress.ir.keras_graph import Layer, LayerOutput, Network, build, subnetwork, tensors_in
 from compress.ir.layer_specs import spec_of
 from compress.ir.tensorflow import keras, run
 from compress.progress import SILENT, Phase, Progress
@@ -30,6 +33,8 @@ STEPS = 60
 """Steps of Adam for each batch."""
 RATE = 0.1
 """Learning rate at the start, as a share of the range of values; it falls to 0 as a cosine."""
+CLASS_WEIGHT = 0.1
+"""Weight of the cross-entropy with the class of each sample, next to the distance of the statistics."""
 SYNTHESIS = Phase("synthetic samples", unit="batch")
 Samples = NDArray[np.float32]
 
@@ -100,7 +105,8 @@ def synthesize(
         )
     if not all(np.isfinite(weight).all() for norm in norms for weight in norm.weights):
         raise StageError("the statistics of a batch norm are not finite", hint="train the model again")
-    model = build(subnetwork(network, [norm.inputs()[0] for norm in norms]))
+    outputs = [tensor for tensor in tensors_in(network.outputs) if _has_classes(network, tensor)]
+    model = build(subnetwork(network, [*(norm.inputs()[0] for norm in norms), *outputs[:1]]))
     if any("float" not in str(tensor.dtype) for tensor in model.inputs):
         raise StageError(
             "calibration: {select: data_free} is for inputs of real numbers; an input of the model takes integers",
@@ -120,6 +126,13 @@ def synthesize(
     return SyntheticSamples(np.concatenate(batches)[:count], float(first), float(last))
 
 
+def _has_classes(network: Network, tensor: LayerOutput) -> bool:
+    """Whether an output is the softmax of a classifier."""
+    layer = network.layers[tensor.layer]
+    is_softmax = spec_of(layer).activation(layer) == "softmax" or layer.config.get("activation") == "softmax"
+    return is_softmax and len(network.shapes[tensor]) == 1
+
+
 def _statistics(norm: Layer) -> _Stored:
     """Return the statistics that a batch norm stores."""
     mean, variance = (np.asarray(weight, np.float32) for weight in norm.weights[-2:])
@@ -133,22 +146,29 @@ def _step(model: Any, norms: list[_Stored], limits: tuple[float, float]) -> Any:
 
     library = keras()
 
-    def distance(batch: Any) -> Any:
+    def losses(batch: Any) -> tuple[Any, Any]:
         values = library.tree.flatten(run(model, batch))
         parts = []
-        for value, norm in zip(values, norms, strict=True):
+        for value, norm in zip(values, norms, strict=False):  # the outputs may follow
             axes = list(range(len(value.shape) - 1))
             mean, variance = tensorflow.nn.moments(value, axes)
             shift = (mean - norm.mean) / norm.deviation
             spread = tensorflow.sqrt(variance + norm.epsilon) / norm.deviation - 1
             parts.append(tensorflow.reduce_mean(tensorflow.square(shift) + tensorflow.square(spread)))
-        return tensorflow.add_n(parts) / len(parts)
+        return tensorflow.add_n(parts) / len(parts), sum(map(class_loss, values[len(norms) :]))
+
+    def class_loss(probabilities: Any) -> Any:
+        count = probabilities.shape[-1]
+        classes = tensorflow.one_hot(tensorflow.range(tensorflow.shape(probabilities)[0]) % count, count)
+        chosen = tensorflow.reduce_sum(probabilities * classes, axis=-1)
+        return CLASS_WEIGHT * tensorflow.reduce_mean(-tensorflow.math.log(chosen + 1e-7))
 
     @tensorflow.function  # type: ignore[untyped-decorator]
     def step(samples: Any, mean: Any, square: Any, number: Any) -> Any:
         with tensorflow.GradientTape() as tape:
-            value = distance(samples)
-        slope = tape.gradient(value, samples)
+            value, of_classes = losses(samples)
+            total = value + of_classes
+        slope = tape.gradient(total, samples)
         mean.assign(0.9 * mean + 0.1 * slope)
         square.assign(0.999 * square + 0.001 * tensorflow.square(slope))
         count = number + 1.0
