@@ -160,6 +160,10 @@ class Stage(Work):
         del target
         return None
 
+    def needs_samples(self) -> bool:
+        """Return whether samples of the real data are necessary, not only of the right shape and range."""
+        return "data" in self.needs
+
     def skip(self, kind: Kind, *, from_file: bool, target: Target) -> str | None:
         """Return the reason why the stage does nothing with an artifact of this kind, or None.
 

@@ -126,7 +126,7 @@ def _about_data(data: DataRecord | None, *, needs_every_class: bool) -> Iterator
     if data.corrupt.count:
         yield f"{data.corrupt.count:,} samples cannot be read and are left out, for example {data.corrupt.first[0]}"
     if data.source == RANDOM:
-        yield "the samples are random numbers: activation ranges, and all comparisons, hold for random numbers only"
+        yield "the samples are random numbers: ranges from them, and all comparisons, hold for random numbers only"
 
 
 def _empty_classes(data: DataRecord, splits: Sequence[str]) -> list[str]:

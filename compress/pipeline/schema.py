@@ -29,7 +29,7 @@ from compress.pipeline.yaml_file import Document, DocumentNode, Location, read
 from compress.settings import Settings
 from compress.stage import Refusal, Stage
 from compress.stages import STAGES
-from compress.stages.load import LoadTflite, Origin
+from compress.stages.load import ImportOnnx, LoadKeras, LoadTflite, Origin
 from compress.suggestions import listing, nearest, shown
 from compress.targets.base import Target
 from compress.tasks import TASKS, refused_budget, task_of
@@ -219,7 +219,8 @@ def check(document: Document, stages: Mapping[str, type[Stage]] = STAGES) -> Pip
     with _located(root.child("model")):
         loader = model.loader(folder, trust=model.trust)
     if "data" not in content:
-        content = {**content, "data": _random_data(loader, root)}
+        used = _steps(loader, root.child("stages"), target, stages, folder)[1:]
+        content = {**content, "data": _random_data(loader, used, model, root)}
     data = _dataset(DocumentNode(root.document, ("data",), content["data"]), folder, model.file)
     steps = _steps(loader, root.child("stages"), target, stages, folder)
     pipeline = Pipeline(head, model, target, data, steps, content)
@@ -306,22 +307,29 @@ def _refuse_unfit(pipeline: Pipeline, root: DocumentNode) -> None:
         raise root.error(what, *location, allowed=refusal.allowed, hint=refusal.hint)
 
 
-def _random_data(loader: Stage, root: DocumentNode) -> dict[str, Any]:
-    """Return random samples for a quantized .tflite file: the stages that take one need no others.
+def _random_data(
+    loader: Stage, steps: Sequence[StageEntry], model: ModelSettings, root: DocumentNode
+) -> dict[str, Any]:
+    """Return random samples of the right shape and range, for stages that need no others.
+
+    These are the stages after a quantized .tflite file, and `quantize` with synthetic samples (`data_free`).
 
     Raises:
-        PipelineError: the model is not a quantized .tflite file.
+        PipelineError: the model or a stage needs data.
     """
-    if not isinstance(loader, LoadTflite):
+    users = [step.id for step in steps if step.skip is None and step.stage.needs_samples()]
+    if not isinstance(loader, LoadTflite | LoadKeras | ImportOnnx) or users:
         hint = "data: {source: {folder: {path: photos, labels: none}}} are photos without labels"
         raise root.error(
             "the key 'data' is missing",
-            allowed="a pipeline without data, if the model is a quantized .tflite file",
+            allowed="a pipeline without data, if the model is a quantized .tflite file, or a Keras or .onnx file with "
+            "batch norms and no stage but `quantize: {calibration: {select: data_free}}` needs data",
             hint=hint,
         )
     from compress.importers import model_file
 
-    inputs = data_section.inputs_of(model_file.read(loader.path), trust=False)
+    shapes = {} if isinstance(loader, LoadTflite) else loader.shapes
+    inputs = data_section.inputs_of(model_file.read(loader.path, shapes=shapes or None), trust=model.trust)
     return {**data_section.data_for(inputs, None), "task": "outputs"}
 
 

@@ -7,8 +7,8 @@ importance as possible is lost. A target computes channels in blocks, so time fa
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Literal
 
@@ -28,10 +28,11 @@ PAIRED_REDUCTIONS = 24
 MAX_ATTEMPTS = 8
 """Exchanges whose cost is computed for each widening."""
 CostFunction = Callable[[Widths], float]
-AllocationMethod = Literal["balanced", "sensitivity", "global", "uniform"]
+AllocationMethod = Literal["balanced", "sensitivity", "global", "uniform", "factorized"]
 """global: minimizes the sum of the importance that is removed. balanced: minimizes the sum over the layer groups of
 (all importance / kept importance), so that no layer gets too narrow. sensitivity: minimizes the sum of the measured
-divergences (`sensitivity`). uniform: keeps about the same share of every layer group."""
+divergences (`sensitivity`). uniform: keeps about the same share of every layer group. factorized: balanced, where
+others to compare keep all layers whole."""
 ImportanceLosses = Sequence[NDArray[np.float64]]
 """For each layer group the importance that is lost at every width, from 0 to all; falls to 0."""
 _TINY = 1e-9
@@ -82,6 +83,8 @@ class WidthSearch:
         cost: the cost of any widths.
         limit: the highest cost allowed.
         blocks: the target's blocks of channels; widths are multiples of `blocks.inputs`.
+        largest_ranks: for each layer group that is the rank of a layer, by its index, the largest rank that saves
+            weights. Above it, the layer stays whole: only its full width.
     """
 
     full: Widths
@@ -89,6 +92,7 @@ class WidthSearch:
     cost: CostFunction
     limit: float
     blocks: ChannelBlocks
+    largest_ranks: Mapping[int, int] = field(default_factory=dict)
 
     def run(self, losses: ImportanceLosses | None) -> Widths:
         """Return the widths that lose least; without losses about the same share of every layer group."""
@@ -121,8 +125,8 @@ class WidthSearch:
     def _share_widths(self, share: float) -> Widths:
         step = self.blocks.inputs
         return tuple(
-            max(int(share * size) // step * step, smallest)
-            for size, smallest in zip(self.full, self.minimum, strict=True)
+            size if index in self.largest_ranks else max(int(share * size) // step * step, smallest)
+            for index, (size, smallest) in enumerate(zip(self.full, self.minimum, strict=True))
         )
 
     def _greedy(self, losses: ImportanceLosses) -> Widths:
@@ -163,7 +167,7 @@ class WidthSearch:
         narrower = [level for level in self._levels(index) if level < width]
         offers = []
         for level in narrower:
-            if level != narrower[0] and width - level > 2 * self.blocks.outputs:
+            if level != narrower[0] and not self._is_near(index, width, level):
                 break
             saved = cost - self.cost(_with_width(widths, index, level))
             if saved > 0:
@@ -174,17 +178,29 @@ class WidthSearch:
         return price, -level
 
     def _levels(self, index: int) -> list[int]:
-        return levels(self.full[index], self.minimum[index], self.blocks)
+        widths = levels(self.full[index], self.minimum[index], self.blocks)
+        largest = self.largest_ranks.get(index, self.full[index])
+        return [widths[0], *(width for width in widths[1:] if width <= largest)]
+
+    def _is_near(self, index: int, width: int, level: int) -> bool:
+        """Whether a width is tried in one change: at most two blocks of output channels away; any rank."""
+        return index in self.largest_ranks or abs(width - level) <= 2 * self.blocks.outputs
+
+    def _wider(self, index: int, width: int) -> int:
+        """Return the next larger width of a group."""
+        if index in self.largest_ranks:
+            return min((level for level in self._levels(index) if level > width), default=width)
+        step = self.blocks.inputs
+        return min(width // step * step + step, self.full[index])
 
     def _fill(self, widths: Widths, losses: ImportanceLosses) -> Widths:
         """Widen groups while that costs nothing or stays within the limit, the best ratio of gain to cost first."""
-        step = self.blocks.inputs
         while True:
             cost = self.cost(widths)
             offers = []
             for index, loss in enumerate(losses):
                 width = widths[index]
-                wider = min(width // step * step + step, len(loss) - 1)
+                wider = self._wider(index, width)
                 candidate = _with_width(widths, index, wider)
                 candidate_cost = self.cost(candidate)
                 if wider > width and candidate_cost <= self.limit:
@@ -250,7 +266,7 @@ class WidthSearch:
         changes = []
         for index, (loss, width) in enumerate(zip(losses, widths, strict=True)):
             for level in self._levels(index):
-                if level != width and abs(level - width) <= 2 * self.blocks.outputs:
+                if level != width and self._is_near(index, width, level):
                     added = self.cost(_with_width(widths, index, level)) - cost
                     changes.append(SizeChange(index, level, float(loss[level] - loss[width]), added))
         return changes

@@ -81,7 +81,7 @@ def weight_scores(network: Network, channels: ChannelGroups, method: ImportanceM
         if method == "batch_norm":
             for name, _ in consumers.get(output, []):
                 if spec_of(network.layers[name]).is_batch_norm:
-                    norms *= np.abs(_batch_norm_factor(network.layers[name]))
+                    norms *= np.abs(batch_norm_factor(network.layers[name]))
         groups = channels.group[channels.layouts[output]]
         np.add.at(total, groups, norms / max(float(norms.mean()), 1e-12))
         np.add.at(count, groups, 1)
@@ -103,7 +103,7 @@ def _kernel_norms(layer: Layer, method: ImportanceMethod) -> NDArray[np.float64]
     return norms
 
 
-def _batch_norm_factor(layer: Layer) -> NDArray[np.float64]:
+def batch_norm_factor(layer: Layer) -> NDArray[np.float64]:
     """Return scale / standard deviation; the weights are [gamma], [beta], mean, variance."""
     gamma = layer.weights[0].astype(np.float64) if layer.config.get("scale", True) else np.float64(1)
     factor: NDArray[np.float64] = gamma / np.sqrt(layer.weights[-1].astype(np.float64) + layer.config["epsilon"])

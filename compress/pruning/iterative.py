@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -11,9 +11,11 @@ from compress.data.types import Data
 from compress.errors import StageError
 from compress.ir import keras_graph, weight_sparsity
 from compress.ir.keras_graph import Network
+from compress.ir.passes.factorize import Side
 from compress.ir.tensorflow import set_weights
 from compress.progress import Phase
-from compress.pruning.allocation import AllocationMethod, ImportanceLosses, importance_losses
+from compress.pruning import factorization
+from compress.pruning.allocation import AllocationMethod, CostFunction, ImportanceLosses, importance_losses, levels
 from compress.pruning.checkpoint import PruningCheckpoint, PruningState
 from compress.pruning.cost import TrialConversion
 from compress.pruning.importance import ImportanceMethod, ImportanceSamples, refuse_constant
@@ -34,7 +36,7 @@ from compress.training.validation import validation_quality
 TrialConverter = Callable[[Network, Any], TrialConversion]
 """(network, the same as a Keras model) -> the .tflite files that it becomes; see `stages.trial_conversion`."""
 COMPARED: tuple[AllocationMethod, ...] = ("balanced", "uniform")
-"""The allocation methods that `auto` compares."""
+"""The allocation methods that `auto` compares, with `factorized` where layers may be factorized."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,14 @@ class PruningOptions:
     allocation: Literal["auto"] | AllocationMethod = "auto"
     samples: int = 512
     steps: int = 1
+    factorize: bool = False
+
+    @property
+    def compared(self) -> tuple[AllocationMethod, ...]:
+        """The allocation methods to compare; a single one if it is chosen."""
+        if self.allocation != "auto":
+            return (self.allocation,)
+        return ("factorized", *COMPARED) if self.factorize else COMPARED
 
 
 @dataclass(frozen=True)
@@ -150,7 +160,7 @@ def _phases(
     if retraining is not None:
         cost = training_cost(context.data, retraining.epochs(last=last)) + 2 * validation_cost(context.data)
         if options.allocation == "auto" and retraining.settings.epochs:
-            trials = len(COMPARED) * training_cost(context.data, 1)
+            trials = len(options.compared) * training_cost(context.data, 1)
     choice = Phase(f"choice of channels{suffix}", _choice_cost(options) + trials)
     return choice, Phase(f"fine-tuning{suffix}", cost)
 
@@ -180,7 +190,7 @@ def _retrain(model: Any, state: PruningState, retraining: Retraining | None, con
     step = state.untrained
     assert step is not None
     epochs = retraining.epochs(last=step.done) if retraining else 0
-    if retraining is None or not epochs or not step.layers:
+    if retraining is None or not epochs or not (step.layers or step.factorized):
         return step
     folder = f"step-{len(state.steps) + 1}"
     own = replace(
@@ -190,6 +200,39 @@ def _retrain(model: Any, state: PruningState, retraining: Retraining | None, con
     )
     settings = retraining.settings.model_copy(update={"epochs": epochs})
     return replace(step, training=healing.heal(model, retraining.loss, settings, own))
+
+
+def _ranks(prunable: PrunableNetwork, widths: Widths) -> dict[str, dict[Side, LayerWidths]]:
+    """Return the ranks of the layers that are in factors at some widths, by side."""
+    return {
+        name: {side: LayerWidths(*ranks) for side, ranks in sides.items()}
+        for name, sides in prunable.factorized_layers(widths).items()
+    }
+
+
+def whole_layers(prunable: PrunableNetwork, widths: Widths, cost: CostFunction, name: str) -> Iterator[tuple[str, str]]:
+    """Yield each layer that could be factorized and is whole at some widths, and the reason.
+
+    Args:
+        prunable: the network with its ranks.
+        widths: the widths.
+        cost: the cost that is made smaller.
+        name: the name of the cost.
+    """
+    current = cost(widths)
+    blocks = prunable.costs.target.cost.blocks
+    saving: dict[str, bool] = {}
+    for index, group in enumerate(prunable.groups):
+        if index not in prunable.largest_ranks:
+            continue
+        layer = next(rank.layer for rank in prunable.factorization.ranks if rank.factor == group.layers[0])
+        lower = (rank for rank in levels(len(group.members), group.minimum, blocks) if rank < widths[index])
+        saves = any(cost((*widths[:index], rank, *widths[index + 1 :])) < current for rank in lower)
+        saving[layer] = saving.get(layer, False) or saves
+    factorized = prunable.factorized_layers(widths)
+    for layer, saves in saving.items():
+        if layer not in factorized:
+            yield layer, "fewer channels lose less" if saves else f"no lower rank saves {name}"
 
 
 class _Candidates:
@@ -231,8 +274,8 @@ class _Step:
     def run(self, earlier: tuple[PruningStep, ...]) -> tuple[PruningStep, Any]:
         """Return the step and the smaller model."""
         progress = self.context.progress
-        importance, costs, widths, trials, norms = self._parts()
-        progress.plan(importance, costs, widths, trials, norms)
+        bases, importance, costs, widths, trials, norms = self._parts()
+        progress.plan(*([bases] if self.options.factorize else []), importance, costs, widths, trials, norms)
         inputs, labels = loop.chosen_inputs(self.context.data, self.options.samples, self.context.seed)
         if not earlier:
             refuse_constant(self.model, inputs)
@@ -241,8 +284,12 @@ class _Step:
             head = loop.head_of(self.model, self.context.data, self.context.specification)
             samples = ImportanceSamples(inputs, labels, head, task_of(self.context.data).counts_right)
         network = keras_graph.read(self.model)
+        ranks = None
+        if self.options.factorize:
+            with progress.phase(bases):
+                ranks = factorization.find(network, inputs, progress)
         with progress.phase(importance):
-            prunable = prepare(network, self.context.target, self.options.importance, samples, progress)
+            prunable = prepare(network, self.context.target, self.options.importance, samples, progress, ranks)
         with progress.phase(costs):
             conversion = self.convert(network, self.model)
         prunable = prunable.calibrated(prunable.full_widths, conversion)
@@ -252,10 +299,7 @@ class _Step:
         candidates = _Candidates(prunable, self.convert)
         with progress.phase(widths):
             curves = self._curves(prunable, samples)
-            allocations = {
-                method: self._allocate(prunable, losses, limits, candidates)
-                for method, losses in self._losses(prunable, curves).items()
-            }
+            allocations = self._allocations(prunable, self._losses(prunable, curves), limits, candidates)
         with progress.phase(trials):
             method, qualities = self._best(allocations, candidates)
         allocation = allocations[method]
@@ -268,22 +312,26 @@ class _Step:
             allocation=method,
             cost=change,
             layers={name: LayerWidths(*widths) for name, widths in layers.items()},
+            factorized=_ranks(prunable, allocation.widths),
+            whole=self._whole(prunable, allocations, method),
             unsupported=prunable.channels.unsupported,
             done=last or change.after <= limits.final,
             trials=qualities,
             sensitivity=tuple(curves),
             warnings=tuple(self._warnings(prunable, conversion)),
-            recalibration=self._recalibration(model, norms) if layers else {},
+            recalibration=self._recalibration(model, norms) if allocation.widths != prunable.full_widths else {},
         )
         return self._reported(step, limits, last=last), model
 
-    def _parts(self) -> tuple[Phase, Phase, Phase, Phase, Phase]:
+    def _parts(self) -> tuple[Phase, Phase, Phase, Phase, Phase, Phase]:
         """Return the phases of the choice of channels."""
         data, options = self.context.data, self.options
         trials = 0.0
         if options.allocation == "auto" and self.retraining is not None and self.retraining.settings.epochs:
-            trials = len(COMPARED) * training_cost(data, 1)
+            trials = len(options.compared) * training_cost(data, 1)
+        bases = BUILD + options.samples if options.factorize else 0.0
         return (
+            Phase("bases of layers", bases, unit="sample"),
             Phase("importance of channels", BUILD + BACKWARD * options.samples, unit="sample"),
             Phase("costs", BUILD),
             Phase("sensitivity of layers" if options.allocation == "sensitivity" else "widths", BUILD, unit="width"),
@@ -307,16 +355,32 @@ class _Step:
         """Return the importance losses by allocation method; there are several methods where they are compared."""
         if self.options.allocation == "sensitivity":
             return {"sensitivity": [curve.losses() for curve in curves]}
-        if self.options.allocation != "auto":
-            return {self.options.allocation: importance_losses(prunable, self.options.allocation)}
-        trained = self.retraining is not None and self.retraining.settings.epochs
-        methods = COMPARED if trained else COMPARED[:1]
+        methods = self.options.compared
+        if not (self.retraining is not None and self.retraining.settings.epochs):
+            methods = methods[:1]
         return {method: importance_losses(prunable, method) for method in methods}
 
-    def _allocate(
-        self, prunable: PrunableNetwork, losses: ImportanceLosses | None, limits: CostLimits, candidates: _Candidates
-    ) -> Allocation:
-        return self.objective.allocate_verified(prunable, losses, limits, candidates.conversion)
+    def _allocations(
+        self,
+        prunable: PrunableNetwork,
+        losses: Mapping[AllocationMethod, ImportanceLosses | None],
+        limits: CostLimits,
+        candidates: _Candidates,
+    ) -> dict[AllocationMethod, Allocation]:
+        """Return the allocation of each method; after the first, those that cannot reach the limit are left out.
+
+        Raises:
+            StageError: the first method cannot reach the limit.
+        """
+        allocations: dict[AllocationMethod, Allocation] = {}
+        for method, lost in losses.items():
+            subject = prunable.with_whole_layers() if "factorized" in losses and method != "factorized" else prunable
+            try:
+                allocations[method] = self.objective.allocate_verified(subject, lost, limits, candidates.conversion)
+            except StageError:
+                if not allocations:
+                    raise
+        return allocations
 
     def _best(
         self, allocations: Mapping[AllocationMethod, Allocation], candidates: _Candidates
@@ -348,6 +412,22 @@ class _Step:
         quality = validation_quality(model, self.context)
         set_weights(model, weights)
         return quality
+
+    def _whole(
+        self,
+        prunable: PrunableNetwork,
+        allocations: Mapping[AllocationMethod, Allocation],
+        method: AllocationMethod,
+    ) -> dict[str, str]:
+        """Return the reason for each layer that could be factorized and is not."""
+        if not self.options.factorize:
+            return {}
+        tried = allocations.get("factorized", allocations[method])
+        cost = self.objective.cost_of(tried.costs, prunable.minimum_widths)
+        reasons = dict(whole_layers(prunable, tried.widths, cost, self.objective.name))
+        if allocations[method] is not tried:
+            reasons |= dict.fromkeys(prunable.factorized_layers(tried.widths), "validation is better with whole layers")
+        return reasons
 
     def _warnings(self, prunable: PrunableNetwork, conversion: TrialConversion) -> list[str]:
         warnings = []

@@ -164,7 +164,8 @@ class Objective:
         if nearest > limits.final:
             raise self._out_of_reach(prunable, nearest, limits.initial)
         blocks = prunable.costs.target.cost.blocks
-        return WidthSearch(prunable.full_widths, minimum, cost, limits.step, blocks).run(losses)
+        search = WidthSearch(prunable.full_widths, minimum, cost, limits.step, blocks, prunable.largest_ranks)
+        return search.run(losses)
 
     def allocate_verified(
         self, prunable: PrunableNetwork, losses: ImportanceLosses | None, limits: CostLimits, convert: Converter

@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 from compress.data.rows import rows
 from compress.data.types import Data
 from compress.ir.keras_graph import Network
+from compress.progress import SILENT, Progress
 from compress.quantization.activation_statistics import Statistics, collect
 from compress.quantization.plan import QuantizationPlan
 from compress.quantization.ranges import WITHOUT_HISTOGRAMS, select
+from compress.quantization.synthetic_samples import MOST, synthesize
 from compress.tasks import task_of
 from compress.tasks.base import Specification
 from compress.training import subset, subset_selection
@@ -32,6 +34,8 @@ class CalibrationSplit:
         select: how the calibration samples were chosen, one of `settings.Calibration`.
         available: samples of the training split.
         seconds: time that the choice took.
+        distances: of synthetic samples, the distance from the model's statistics before and after the synthesis; None
+            for real ones.
     """
 
     calibration: NDArray[np.float32]
@@ -39,13 +43,18 @@ class CalibrationSplit:
     select: str
     available: int
     seconds: float
+    distances: tuple[float, float] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts of a stage."""
         count = len(self.calibration)
         facts: dict[str, Any] = {"calibration_samples": count}
-        if self.select != "balanced":
-            seconds = round(self.seconds, 1)
+        seconds = round(self.seconds, 1)
+        if self.distances is not None:
+            before, after = (float(f"{distance:.3g}") for distance in self.distances)
+            distances = {"distance_before": before, "distance_after": after}
+            facts["synthetic"] = {"samples": count, "held_out": len(self.held_out), "seconds": seconds, **distances}
+        elif self.select != "balanced":
             facts["calibration"] = {"by": self.select, "samples": count, "of": self.available, "seconds": seconds}
         return facts
 
@@ -79,6 +88,31 @@ def split(
     return CalibrationSplit(
         rows(inputs, chosen), rows(inputs, rest if len(rest) else chosen), select, len(inputs), seconds
     )
+
+
+def without_data(
+    network: Network, like: NDArray[np.float32], count: int, held_out: int, seed: int, progress: Progress = SILENT
+) -> CalibrationSplit:
+    """Return synthetic samples, instead of real ones (`synthetic_samples`).
+
+    Args:
+        network: as it was trained, batch norms not folded.
+        like: samples [n, ...] with the shape and the range of values that the network takes.
+        count: number of calibration samples; at most MOST.
+        held_out: number of held-out samples; at most MOST.
+        seed: of random choices.
+        progress: receives the number of batches that are done.
+
+    Raises:
+        StageError: the network has no batch norm, or takes integers.
+    """
+    began = time.monotonic()
+    count, held_out = min(count, MOST), min(held_out, MOST)
+    limits = float(like.min()), float(like.max())
+    made = synthesize(network, count + held_out, like.shape[1:], limits, seed, progress)
+    seconds = time.monotonic() - began
+    samples = made.samples[:count], made.samples[count:]
+    return CalibrationSplit(*samples, "data_free", 0, seconds, (made.initial_distance, made.distance))
 
 
 def divided(

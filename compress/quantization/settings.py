@@ -12,10 +12,11 @@ from compress.settings import Settings
 class Calibration(Settings):
     """The calibration samples."""
 
-    select: Literal["balanced", "random", "stratified", "hardness", "coverage"] = "balanced"
+    select: Literal["balanced", "random", "stratified", "hardness", "coverage", "data_free"] = "balanced"
     """balanced: the same number of each class where possible. random: at random. stratified: with the class proportions
     kept. hardness: the samples with the largest error of the float model. coverage: samples that are far from each
-    other in the input of its last layer."""
+    other in the input of its last layer. data_free: none of the data, but at most 64 synthetic samples that fit the
+    statistics of the model's batch norms; for a model without data."""
 
 
 class PostTrainingSettings(Settings):

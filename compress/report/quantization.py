@@ -70,6 +70,16 @@ class RewriteFacts:
 
 
 @dataclass(frozen=True)
+class SyntheticFacts:
+    """The samples of a calibration without data (`compress.quantization.calibration.CalibrationSplit`)."""
+
+    samples: int
+    held_out: int
+    distance_before: float
+    distance_after: float
+
+
+@dataclass(frozen=True)
 class QuantizationFacts:
     """The facts of `quantize`."""
 
@@ -83,6 +93,7 @@ class QuantizationFacts:
     layers: tuple[LayerErrorFacts, ...] = ()
     rewritten: tuple[RewriteFacts, ...] = ()
     separated_gates: tuple[SeparatedGateFacts, ...] = ()
+    synthetic: SyntheticFacts | None = None
 
 
 def sections(record: RunRecord) -> Iterator[Section]:
@@ -96,14 +107,9 @@ def sections(record: RunRecord) -> Iterator[Section]:
 
 
 def _summary(facts: QuantizationFacts) -> Iterator[Block]:
-    text = (
-        f"Method: {shorten(facts.kept) or 'not recorded'}, ranges: {shorten(facts.ranges, 200) or 'not recorded'}. "
-        f"Calibrated on {facts.calibration_samples:,} training samples."
-    )
-    if facts.agreement is not None:
-        share = number(facts.agreement, "fraction")
-        text += f" The file agrees with the float model on {share} of the held-out samples (measured)."
-    yield Text(text)
+    method = f"Method: {shorten(facts.kept) or 'not recorded'}, ranges: {shorten(facts.ranges, 200) or 'not recorded'}."
+    share = None if facts.agreement is None else number(facts.agreement, "fraction")
+    yield Text(f"{method} {' '.join(_calibration(facts, share))}")
     for gate in facts.separated_gates:
         yield Text(
             f"The gate of {shorten(gate.activation, 80)} is computed by a copy of {shorten(gate.copied, 80)}, so that "
@@ -111,6 +117,25 @@ def _summary(facts: QuantizationFacts) -> Iterator[Block]:
         )
     for warning in facts.warnings:
         yield Text(f"✕ {shorten(warning, MAX_PROSE)}", "bad")
+
+
+def _calibration(facts: QuantizationFacts, share: str | None) -> Iterator[str]:
+    """Yield sentences on the samples, and on the share of held-out samples on which the file agrees."""
+    made = facts.synthetic
+    if made is None:
+        yield f"Calibrated on {facts.calibration_samples:,} training samples."
+        if share is not None:
+            yield f"The file agrees with the float model on {share} of the held-out samples (measured)."
+        return
+    yield (
+        f"Calibrated without data: on {made.samples:,} synthetic samples, made to fit the statistics of the model's "
+        f"batch norms (distance {made.distance_before:g} before, {made.distance_after:g} after)."
+    )
+    if share is not None:
+        yield (
+            f"The file agrees with the float model on {share} of {made.held_out:,} further synthetic samples "
+            "(measured); real samples may differ."
+        )
 
 
 def _candidates(facts: QuantizationFacts) -> Iterator[Block]:

@@ -47,6 +47,10 @@ class Package(Stage):
     recognition: RecognitionSettings = RecognitionSettings()
     """The calibrated confidence of a classifier, its answer "unknown", and what the device learns new classes from."""
 
+    def needs_samples(self) -> bool:
+        """Return False: any samples show whether a device computes the same."""
+        return False
+
     def with_paths_from(self, folder: Path) -> Self:
         """Return the stage with the folder of `recognition.unknown` relative to `folder`."""
         if self.recognition.unknown is None:

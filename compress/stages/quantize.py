@@ -35,6 +35,8 @@ SEARCHED = ("ranges", "equalize", "separate_gates", "correct_bias", "rounding", 
 """Settings of the search, which have no effect with a plan."""
 FILES = ("plan", "scales_from")
 """Settings that are files."""
+LOOKED_AT = 32
+"""Number of samples that show the range of values of the inputs, for synthetic samples."""
 BY_MODEL = ("hardness", "coverage")
 """Methods of sample selection that need the float model."""
 
@@ -144,6 +146,8 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
             self._check_scales_from()
         if self.qat.distill is not None:
             self.qat.distill.check_training(self)
+        if self.calibration.select == "data_free" and self.method == "qat":
+            raise ValueError("calibration: {select: data_free}: `method: qat` trains on data; use `method: ptq`")
         if self.precision != "float32":
             raise ValueError(f"precision: {self.precision} rounds differently from the 8-bit file; remove it")
         if self.subset is not None and self.subset.by in BY_MODEL and self.subset.of == "proxy":
@@ -171,7 +175,7 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
     def accepted_kinds(self) -> frozenset[Kind]:
         """Return the kinds of models: training, plans, and samples chosen by the model need layers."""
         given = self.plan is not None or self.scales_from is not None
-        layers = self.method == "qat" or given or self.calibration.select in BY_MODEL
+        layers = self.method == "qat" or given or self.calibration.select in (*BY_MODEL, "data_free")
         return self.consumes - {Kind.FLOAT_TFLITE} if layers else self.consumes
 
     def with_paths_from(self, folder: Path) -> Self:
@@ -239,12 +243,33 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
             own_agreement = fidelity.compared(float_file, file, samples.held_out, judge).agreement
         return {"file": str(self.scales_from), "agreement": agreement, "agreement_own_scales": own_agreement}
 
+    def needs_samples(self) -> bool:
+        """Return False for a calibration without data."""
+        return self.calibration.select != "data_free"
+
+    def _synthetic(self, model: Any, context: Context) -> CalibrationSplit:
+        """Make calibration samples and held-out samples that fit the model; the data only give their range."""
+        from compress.ir import keras_graph
+        from compress.quantization import calibration
+
+        like = context.data.inputs("train")[:LOOKED_AT]
+        counts = self.calibration_samples, self.held_out_samples
+        samples = calibration.without_data(keras_graph.read(model), like, *counts, context.seed, context.progress)
+        facts = samples.to_json()["synthetic"]
+        context.progress.note(
+            f"quantize: calibration without data: {facts['samples']} synthetic samples, whose distance from the "
+            f"batch norms' statistics went from {facts['distance_before']} to {facts['distance_after']}"
+        )
+        return samples
+
     def _split(self, model: Any, context: Context) -> CalibrationSplit:
-        """Choose calibration samples and held-out samples from the training split."""
+        """Choose calibration samples and held-out samples from the training split, or make them without data."""
         from compress.quantization import calibration
         from compress.training import subset_selection
 
         choice = self.calibration.select
+        if choice == "data_free":
+            return self._synthetic(model, context)
         samples = calibration.split(
             context.data,
             choice,

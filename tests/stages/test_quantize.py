@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tiny
 from blobs import Blobs, context
+from networks import with_batch_norms
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
@@ -341,6 +342,30 @@ def test_calibration_samples_are_chosen_as_asked(keras: Any, tmp_path: Path, sel
         assert np.bincount(Blobs().labels("train")[chosen]).tolist() == [8, 8]
     turns = Blobs().labels("train")[rest]
     assert abs(int(turns[:20].sum()) - 10) <= 3  # classes still take turns
+
+
+class Unread(Blobs):
+    """Blobs of which no value may matter, only their range."""
+
+    def inputs(self, split: Split) -> Images:
+        assert split == "train"
+        return np.linspace(0, 1, 96 * 64, dtype=np.float32).reshape(96, 8, 8, 1)
+
+
+def test_calibration_without_data(keras: Any, tmp_path: Path) -> None:
+    model = with_batch_norms(keras)
+    stage = PLAIN.model_copy(update={"calibration": Calibration(select="data_free")})
+    facts = quantized(model, Unread(), tmp_path, stage)
+    assert facts["synthetic"]["samples"] == facts["synthetic"]["held_out"] == 64
+    assert facts["agreement"] is not None
+    assert stage.accepted_kinds() == {Kind.KERAS}
+    assert not stage.needs_samples()
+    assert PLAIN.needs_samples()
+
+
+def test_calibration_without_data_is_not_for_training() -> None:
+    with pytest.raises(ValidationError, match="trains on data"):
+        Quantize(calibration=Calibration(select="data_free"), method="qat")
 
 
 def test_never_more_than_two_thirds_are_calibrated_with() -> None:

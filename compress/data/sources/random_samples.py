@@ -14,14 +14,15 @@ from compress.data.splits import at_random
 MAX_VALUES = 1 << 28
 """Largest number of values of one sample."""
 NOTE = (
-    "the samples are random numbers: activation ranges and every comparison of models hold for random numbers only; "
-    "real samples give other ranges"
+    "the samples are random numbers: activation ranges from them and every comparison of models hold for random "
+    "numbers only; real samples give other ranges"
 )
 
 
 class RandomSamples(Source):
     """Random samples of some shape, without labels. They show whether a model can be converted, and where its
-    operators run. The activation ranges from them are poor."""
+    operators run. The activation ranges from them are poor, except with `quantize: {calibration: {select: data_free}}`,
+    which takes only their shape and range."""
 
     name: ClassVar[str] = "random"
     task: ClassVar[str] = "outputs"
@@ -79,11 +80,11 @@ class RandomSamples(Source):
         return np.concatenate([tensor.ravel() for tensor in tensors])
 
     def _tensor(self, generator: np.random.Generator, shape: tuple[int, ...], *, smooth: bool) -> NDArray[np.float32]:
-        values = _smooth(generator, shape) if smooth else generator.random(shape)
+        values = smooth_noise(generator, shape) if smooth else generator.random(shape)
         return (self.low + (self.high - self.low) * values).astype(np.float32)
 
 
-def _smooth(generator: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float64]:
+def smooth_noise(generator: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float64]:
     """Return values from 0 to 1 that change slowly along all axes but the last of three or more."""
     coarse_shape = tuple(min(side, 4) for side in shape)
     values = generator.random(coarse_shape)

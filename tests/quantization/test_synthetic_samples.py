@@ -1,0 +1,109 @@
+"""Samples made from the statistics of batch norms."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import networks
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from compress.errors import StageError
+from compress.ir import keras_graph
+from compress.ir.keras_graph import LayerOutput, Network
+from compress.ir.passes.fold import canonical
+from compress.quantization import activation_statistics, calibration, synthetic_samples
+
+pytestmark = pytest.mark.tensorflow
+SHAPE = (12, 12, 3)
+
+
+def real(count: int = 200) -> NDArray[np.float32]:
+    """Dark images with one bright side, which noise is not."""
+    generator = np.random.default_rng(5)
+    images = 0.2 * generator.random((count, *SHAPE), np.float32)
+    images[::2, :6] += 0.7
+    images[1::2, :, 6:] += 0.5
+    return images
+
+
+@pytest.fixture(scope="module")
+def trained(keras: Any) -> Network:
+    """A network whose batch norms hold the statistics of `real`."""
+    layers = keras.layers
+    image = keras.Input(SHAPE)
+    x = image
+    for channels in (8, 16, 24):
+        x = layers.Conv2D(channels, 3, padding="same", use_bias=False)(x)
+        x = layers.ReLU()(layers.BatchNormalization(momentum=0.0)(x))
+    model = keras.Model(image, layers.Dense(4)(layers.GlobalAveragePooling2D()(x)))
+    model = networks.randomized(model)
+    model(real(), training=True)
+    return keras_graph.read(model)
+
+
+def test_synthetic_samples_have_the_ranges_of_real_ones(trained: Network) -> None:
+    made = synthetic_samples.synthesize(trained, 40, SHAPE, (0.0, 1.0))
+    assert made.samples.shape == (40, *SHAPE)
+    assert made.samples.min() >= 0
+    assert made.samples.max() <= 1
+    assert made.distance < 0.1 * made.initial_distance
+    noise = np.random.default_rng(0).random((40, *SHAPE), np.float32)
+    network = canonical(trained)
+    expected, found, poor = (
+        activation_statistics.collect(network, samples, histograms=False) for samples in (real(), made.samples, noise)
+    )
+    points = [point for point in expected.high if "re_lu" in point]
+    assert len(points) == 3
+
+    def error(statistics: activation_statistics.Statistics) -> float:
+        ratios = [statistics.high[point].max() / expected.high[point].max() for point in points]
+        return float(np.abs(np.log(ratios)).mean())
+
+    assert error(found) < 0.5
+    assert error(found) < error(poor)
+
+
+def test_the_same_seed_gives_the_same_samples(trained: Network) -> None:
+    first, again, other = (synthetic_samples.synthesize(trained, 8, SHAPE, (-1.0, 1.0), seed) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first.samples, again.samples)
+    assert (first.samples != other.samples).any()
+
+
+def test_the_split_says_that_it_has_no_data(trained: Network) -> None:
+    split = calibration.without_data(trained, real(4), 200, 512, 0)
+    assert len(split.calibration) == len(split.held_out) == synthetic_samples.MOST
+    facts = split.to_json()
+    assert facts["calibration_samples"] == synthetic_samples.MOST
+    assert facts["synthetic"]["distance_after"] < facts["synthetic"]["distance_before"]
+    assert "calibration" not in facts
+
+
+def test_a_network_without_statistics_is_refused(keras: Any, trained: Network) -> None:
+    plain = keras_graph.read(networks.randomized(networks.plain(keras)))
+    folded = canonical(trained)
+    for network in (folded, plain):
+        if not synthetic_samples.norms_of(network):
+            with pytest.raises(StageError, match="needs batch norms"):
+                synthetic_samples.synthesize(network, 8, SHAPE, (0.0, 1.0))
+    assert not synthetic_samples.norms_of(folded)
+
+
+def test_integers_are_refused(keras: Any) -> None:
+    layers = keras.layers
+    words = keras.Input((6,), dtype="int32")
+    x = layers.BatchNormalization()(layers.Embedding(10, 4)(words))
+    network = keras_graph.read(keras.Model(words, layers.Dense(2)(layers.GlobalAveragePooling1D()(x))))
+    with pytest.raises(StageError, match="takes integers"):
+        synthetic_samples.synthesize(network, 8, (6,), (0.0, 9.0))
+
+
+def test_statistics_that_are_not_finite_are_refused(trained: Network) -> None:
+    (norm, *_) = synthetic_samples.norms_of(trained)
+    weights = (*norm.weights[:-1], np.full_like(norm.weights[-1], np.nan))
+    broken = trained.edited({norm.name: replace(norm, weights=weights)}, {})
+    assert LayerOutput(norm.name) in broken.shapes
+    with pytest.raises(StageError, match="not finite"):
+        synthetic_samples.synthesize(broken, 8, SHAPE, (0.0, 1.0))
