@@ -12,6 +12,7 @@ import random
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
@@ -28,6 +29,11 @@ RETRY_S = 300.0
 LONGEST_PAUSE_S = 5.0
 PROXY_S = 20.0
 """Seconds to wait for a proxy at the start."""
+AWAY = (
+    *("OperationalError", "InterfaceError", "DisconnectionError", "TimeoutError", "InternalError"),
+    "PendingRollbackError",  # the connection was lost in the middle of a transaction
+)
+"""Errors of SQLAlchemy that mean that the database cannot be reached now."""
 OPENINGS = 10
 """Times that a database is opened: processes that create its tables at the same time make each other fail."""
 ALLOWED = "postgresql+psycopg://USER:PASSWORD@HOST/DATABASE, sqlite:///FILE, grpc://HOST:PORT"
@@ -114,7 +120,7 @@ def retrying(storage: BaseStorage) -> BaseStorage:
     def repeated(name: str) -> Callable[..., Any]:
         def call(self: Any, *arguments: Any, **options: Any) -> Any:
             del self
-            return _repeated(getattr(storage, name), *arguments, **options)
+            return _repeated(storage, name, *arguments, **options)
 
         return call
 
@@ -139,7 +145,7 @@ def close(storage: BaseStorage) -> None:
         closing()
 
 
-def _repeated(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+def _repeated(storage: BaseStorage, name: str, *arguments: Any, **options: Any) -> Any:
     """Call a function of a storage, and again while the storage is away.
 
     Raises:
@@ -148,7 +154,7 @@ def _repeated(function: Callable[..., Any], *arguments: Any, **options: Any) -> 
     began, pause_s = time.monotonic(), 0.1
     while True:
         try:
-            return function(*arguments, **options)
+            return getattr(storage, name)(*arguments, **options)
         except Exception as error:
             if not _is_away(error):
                 raise
@@ -159,6 +165,8 @@ def _repeated(function: Callable[..., Any], *arguments: Any, **options: Any) -> 
                 raise StoreError(
                     f"the storage of the search has been away for {RETRY_S:.0f} s: {first}", hint=hint
                 ) from error
+        with suppress(Exception):  # a transaction that was cut off
+            storage.remove_session()
         time.sleep(pause_s * random.uniform(0.5, 1.0))
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
@@ -171,7 +179,7 @@ def _is_away(error: Exception) -> bool:
         error = cast(Exception, error.__cause__ or error)
     module, name = type(error).__module__, type(error).__name__
     if module.startswith("sqlalchemy"):
-        return name in ("OperationalError", "InterfaceError", "DisconnectionError", "TimeoutError", "InternalError")
+        return name in AWAY
     if module.startswith("grpc"):
         code = getattr(error, "code", lambda: None)()
         return getattr(code, "name", "") in ("UNAVAILABLE", "UNKNOWN", "INTERNAL", "DEADLINE_EXCEEDED")

@@ -157,6 +157,25 @@ def test_a_database_that_is_restarted_ends_nothing(server: postgresql.Server, mo
     machine.study.close()
 
 
+def test_a_transaction_that_was_cut_off_is_repeated(server: postgresql.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sqlalchemy.exc import PendingRollbackError
+
+    machine = Machine("a", server.new_database(), monkeypatch)
+    calls: list[bool] = []
+    read = optuna.storages.RDBStorage._get_trials
+
+    def cut_off(*arguments: Any, **options: Any) -> Any:
+        calls.append(True)
+        if len(calls) == 1:
+            raise optuna.exceptions.StorageInternalError("during the commit") from PendingRollbackError("invalid")
+        return read(*arguments, **options)
+
+    monkeypatch.setattr(optuna.storages.RDBStorage, "_get_trials", cut_off)
+    assert machine.statuses() == []
+    assert len(calls) == 2
+    machine.study.close()
+
+
 def test_a_database_that_stays_away_is_an_error(server: postgresql.Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "RETRY_S", 0.5)
     machine = Machine("a", server.new_database(), monkeypatch)
