@@ -91,5 +91,5 @@ def _tpu(tensorflow: Any) -> Any:
         raise StageError(
             f"strategy: tpu found no TPU: {str(error).splitlines()[0]}",
             allowed="one, mirrored",
-            hint="run it on a Cloud TPU VM, with TPU_NAME=local if there is more than one: docs/scale.md",
+            hint="run it on a Cloud TPU VM, with TPU_NAME=local if there is more than one: docs/training.md",
         ) from error
