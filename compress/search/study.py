@@ -80,6 +80,7 @@ class SearchStudy:
         self._study: Study = self._opened(f"{name}-{digest_of(dict(identity))[:12]}", storage)
         self._watch = LeaseWatch()
         self._running: int | None = None
+        self._finished_records: dict[int, TrialRecord] = {}  # of trials that cannot change any more
         if not self._study.get_trials(deepcopy=False):
             found = space.of_file()
             if found:
@@ -95,7 +96,11 @@ class SearchStudy:
     def records(self) -> list[TrialRecord]:
         """Return the trials that have begun."""
         states = self._optuna.trial.TrialState
-        return [_record(each) for each in self._study.get_trials(deepcopy=False) if each.state != states.WAITING]
+        trials = [each for each in self._study.get_trials(deepcopy=False) if each.state != states.WAITING]
+        for each in trials:
+            if each.state.is_finished() and each.number not in self._finished_records:
+                self._finished_records[each.number] = _record(each)
+        return [self._finished_records.get(each.number) or _record(each) for each in trials]
 
     def take_over(self) -> int:
         """Mark the trials of dead processes failed, and try them again; return their number."""
