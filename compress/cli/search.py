@@ -81,10 +81,13 @@ def proxy(options: argparse.Namespace) -> int:
     Raises:
         PipelineError: the database cannot be used, or the port is in use.
     """
-    from compress.search.storage import serve
+    from compress.search.storage import opened, serve
+    from compress.search.study import require_optuna
 
+    require_optuna()
+    storage = opened(options.storage)
     note(f"searches use --storage grpc://{options.host}:{options.port}; Ctrl-C ends it")
-    serve(options.storage, options.host, options.port)
+    serve(storage, options.host, options.port)
     return 0
 
 

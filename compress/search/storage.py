@@ -65,15 +65,14 @@ def opened(location: str | Path) -> BaseStorage:
         raise PipelineError(f"the storage cannot be used: {first}", where="--storage", allowed=ALLOWED) from error
 
 
-def serve(url: str, host: str, port: int) -> None:
+def serve(storage: BaseStorage, host: str, port: int) -> None:
     """Serve a database to many processes, until it is interrupted. The connections are not encrypted.
 
     Raises:
-        PipelineError: the database cannot be used, or the port is in use.
+        PipelineError: the port is in use.
     """
     import optuna
 
-    storage = opened(url)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the proxy is an experimental feature of Optuna
