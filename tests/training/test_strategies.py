@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,7 +35,7 @@ from dataclasses import replace
 from pathlib import Path
 from compress.ir.tensorflow import keras
 
-devices, more, norm, folder = int(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3] == "norm", Path(sys.argv[4])
+devices, cases, folder = int(sys.argv[1]), json.loads(sys.argv[2]), Path(sys.argv[3])
 keras(0)
 import tensorflow
 cpu, = tensorflow.config.list_physical_devices("CPU")
@@ -43,57 +44,80 @@ from blobs import Blobs, context
 from compress.execution import Execution
 from compress.training import loop
 
-layers = keras().layers
-stack = [keras().Input((8, 8, 1)), layers.Conv2D(8, 3)] + [layers.BatchNormalization(momentum=0.9)] * norm
-model = keras().Sequential([*stack, layers.ReLU(), layers.Flatten(), layers.Dense(2, "softmax")])
-chosen = {"epochs": 3, "batch_size": 18, "learning_rate": 0.01, "weight_decay": 0.1, **more.pop("settings", {})}
-settings = loop.TrainingSettings(**chosen)
-given = replace(context(Blobs(), folder), execution=Execution(**more), unfinished=folder)
-print(json.dumps(loop.fit(model, loop.own_loss(model, given), settings, given)["history"]))
+layers, histories = keras().layers, {}
+for name, case in cases.items():
+    keras(0).utils.clear_session()
+    norms = [layers.BatchNormalization(momentum=0.9)] if "norm" in name else []
+    stack = [keras().Input((8, 8, 1)), layers.Conv2D(8, 3), *norms, layers.ReLU()]
+    model = keras().Sequential([*stack, layers.Flatten(), layers.Dense(2, "softmax")])
+    chosen = {"epochs": 3, "batch_size": 18, "learning_rate": 0.01, "weight_decay": 0.1, **case.pop("settings", {})}
+    given = replace(context(Blobs(), folder), execution=Execution(**case), unfinished=folder / name)
+    histories[name] = loop.fit(model, loop.own_loss(model, given), loop.TrainingSettings(**chosen), given)["history"]
+print(json.dumps(histories))
 """
+SETTINGS: dict[str, dict[str, Any]] = {
+    "16 bits": {"precision": "mixed_bfloat16"},
+    "moving average": {"ema": 0.9},
+    "early stopping": {"early_stopping": 1},
+}
+SEVERAL: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "norm": {},
+    **{name: {"settings": settings} for name, settings in SETTINGS.items()},
+}
+ALONE: dict[str, dict[str, Any]] = {"plain": {}, "compiled": {"jit_compile": True}, "calls": {"steps_per_execution": 4}}
+History = list[dict[str, float]]
 
 
-def history(tmp_path: Path, devices: int, norm: bool = False, **more: Any) -> list[dict[str, float]]:
-    """The history of a training in a process with some logical devices."""
+def histories(folder: Path, devices: int, cases: Mapping[str, Mapping[str, Any]]) -> dict[str, History]:
+    """The histories of trainings in a process with some logical devices."""
     path = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "support")))
-    command = [sys.executable, "-c", TRAINED, str(devices), json.dumps(more), "norm" if norm else "", str(tmp_path)]
+    command = [sys.executable, "-c", TRAINED, str(devices), json.dumps(cases), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=False)
     assert done.returncode == 0, done.stderr
-    return list(json.loads(done.stdout.splitlines()[-1]))
-
-
-def flat(rows: list[dict[str, float]]) -> list[float]:
-    return [value for row in rows for value in row.values()]
+    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
-    return history(tmp_path_factory.mktemp("alone"), 1)
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, History]:
+    return histories(tmp_path_factory.mktemp("alone"), 1, ALONE)
 
 
-@pytest.mark.parametrize("devices", [2, 3])
-def test_several_devices_train_the_same_model(tmp_path: Path, alone: Any, devices: int) -> None:
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, History]:
+    cases = {name: {"strategy": "mirrored", **case} for name, case in SEVERAL.items()}
+    return histories(tmp_path_factory.mktemp("two"), 2, cases)
+
+
+def flat(rows: History) -> list[float]:
+    return [value for row in rows for value in row.values()]
+
+
+def assert_same(several: History, alone: History) -> None:
     """Without batch norms, only the order of additions differs: 96 samples in batches of 18, the last one smaller."""
-    several = history(tmp_path, devices, strategy="mirrored")
     for row, expected in zip(several, alone, strict=True):
         # Keras weights the parts of the last validation batch, 1, 1 and 0 samples on three devices, not quite equally.
-        assert row.pop("val_loss") == pytest.approx(expected["val_loss"], rel=0.05)
-        assert row == pytest.approx({name: expected[name] for name in row}, rel=0.01, abs=1e-4)
+        assert row["val_loss"] == pytest.approx(expected["val_loss"], rel=0.05)
+        others = {name: value for name, value in row.items() if name != "val_loss"}
+        assert others == pytest.approx({name: expected[name] for name in others}, rel=0.01, abs=1e-4)
 
 
-def test_batch_norms_on_several_devices(tmp_path: Path) -> None:
-    several = history(tmp_path, 2, norm=True, strategy="mirrored")
-    assert several[-1]["val_accuracy"] == 1.0
+def test_two_devices_train_the_same_model(two: dict[str, History], alone: dict[str, History]) -> None:
+    assert_same(two["plain"], alone["plain"])
 
 
-@pytest.mark.parametrize("settings", [{"precision": "mixed_bfloat16"}, {"ema": 0.9}, {"early_stopping": 1}])
-def test_settings_on_several_devices(tmp_path: Path, settings: dict[str, Any]) -> None:
-    assert history(tmp_path, 2, strategy="mirrored", settings=settings)[-1]["val_accuracy"] == 1.0
+def test_three_devices_train_the_same_model(tmp_path: Path, alone: dict[str, History]) -> None:
+    assert_same(histories(tmp_path, 3, {"plain": {"strategy": "mirrored"}})["plain"], alone["plain"])
 
 
-@pytest.mark.parametrize("more", [{"jit_compile": True}, {"steps_per_execution": 4}])
-def test_compilation_and_steps_change_nothing_but_rounding(tmp_path: Path, alone: Any, more: dict[str, Any]) -> None:
-    assert flat(history(tmp_path, 1, **more)) == pytest.approx(flat(alone), rel=1e-3, abs=1e-5)
+@pytest.mark.parametrize("name", ["norm", *SETTINGS])
+def test_settings_on_several_devices(two: dict[str, History], name: str) -> None:
+    assert two[name][-1]["val_accuracy"] == 1.0
+
+
+@pytest.mark.parametrize("name", ["compiled", "calls"])
+def test_compilation_and_steps_change_nothing_but_rounding(alone: dict[str, History], name: str) -> None:
+    assert flat(alone[name]) == pytest.approx(flat(alone["plain"]), rel=1e-3, abs=1e-5)
 
 
 def test_an_interrupted_training_on_several_devices_goes_on(
