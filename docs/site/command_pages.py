@@ -30,6 +30,7 @@ MANUALS = {
     "verify-compiled": "[new weights in a compiled model](../relink.md#does-a-compiled-file-hold-this-model)",
     "relink": "[new weights in a compiled model](../relink.md)",
     "search": "[search](../search.md)",
+    "search-proxy": "[searches on several machines](../search.md#several-machines)",
     "split": "[several Edge TPUs](../several_tpus.md)",
     "assign": "[several Edge TPUs](../several_tpus.md#several-models-on-one-edge-tpu)",
     "compare": "[the report](../report.md#compare-runs)",

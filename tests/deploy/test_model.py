@@ -220,6 +220,7 @@ def test_runner_pyz_is_the_package_too(python: str, path: Path, tmp_path: Path) 
 def test_a_device_that_trusts_a_root_takes_listed_bundles_only(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(trust, "time", time)  # restored after the test: the device below has a clock of its own
     source = update_attacks.Source()
     source.root()
     source.release(1, {"other.coralline": b"other"})
