@@ -24,37 +24,20 @@ from compress import targets
 from compress.targets.edgetpu.compiled import compiled_file, explanation
 from compress.targets.edgetpu.compiled.cpu_part import compare_cpu_part
 from compress.targets.edgetpu.compiled.parameter_location import locate
+from compress.targets.edgetpu.compiled.schedule_comparison import align
 from compress.targets.explanation import ExplainedOperator, ExplainedProgram, Explanation, difference_counts
 from compress.tflite import graph
 from compress.tflite.graph import Graph, Operator
 
 RESULTS = repository.RESULTS / "explain.json"
 WEIGHTED = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")
-
-
 POOLS = ("AVERAGE_POOL_2D", "MAX_POOL_2D", "MEAN")
 
 
 def in_order(operators: Sequence[ExplainedOperator], originals: Sequence[Operator]) -> list[bool]:
     """For each original, whether it is one of the longest sequence that both have in the same order."""
-    names = [set(each.name.split(" or ")) for each in operators if each.name != "move"]
-    rows, columns = len(names), len(originals)
-    lengths = [[0] * (columns + 1) for _ in range(rows + 1)]
-    for row in range(rows - 1, -1, -1):
-        for column in range(columns - 1, -1, -1):
-            best = max(lengths[row + 1][column], lengths[row][column + 1])
-            fits = originals[column].name in names[row]
-            lengths[row][column] = max(best, lengths[row + 1][column + 1] + 1) if fits else best
-    found, row, column = [False] * columns, 0, 0
-    while row < rows and column < columns:
-        if originals[column].name in names[row] and lengths[row][column] == lengths[row + 1][column + 1] + 1:
-            found[column] = True
-            row, column = row + 1, column + 1
-        elif lengths[row + 1][column] >= lengths[row][column + 1]:
-            row += 1
-        else:
-            column += 1
-    return found
+    kept = {original.index for original in align(operators, {}, originals).values()}
+    return [original.index in kept for original in originals]
 
 
 def dimensions(operator: ExplainedOperator, original: Operator, model: Graph) -> dict[str, bool | None]:

@@ -3,11 +3,11 @@
 Processes ask for tiny trials of one study and tell their results, as `search --join` does, without any training. Each
 storage has its turn: a journal file, a PostgreSQL server of its own, and Optuna's gRPC proxy in front of it. Meanwhile
 processes are killed (SIGKILL) at random moments and replaced, and the server is stopped like in a crash and started
-again, twice. Every process writes each result that it told to a file of its own. Afterwards:
+again, twice. Every process writes each result that the storage has confirmed to a file of its own. Afterwards:
 
-- lost: results that were told and confirmed, and are not in the storage
-- counted twice: results in the storage that no process told, or that two told
-- left: trials that are still running, though their process is dead
+- lost: confirmed results that are not in the storage, or are different there
+- counted twice: trials whose result was confirmed to two processes
+- still running: trials without a result whose process is dead
 
 `--speed` measures trials per hour with 1 and 4 processes instead, for trials that wait (0.5 s) and that compute
 (0.5 s of CPU). Prints JSON, and writes benchmarks/results/scale.json.
@@ -68,14 +68,14 @@ def study(location: str) -> SearchStudy:
     return RandomStudy(SPACE, GOALS, "scale", {}, 0, where)
 
 
-def work(location: str, trials: int, told: str, kind: str) -> None:
+def work(location: str, trials: int, confirmed: str, kind: str) -> None:
     """Run trials until there are enough; a line for each result that the storage has confirmed."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         shared = study(location)
     except PipelineError:  # the server is being started; another process takes the place of this one
         return
-    with Path(told).open("a") as stream:
+    with Path(confirmed).open("a") as stream:
         while True:
             began = time.perf_counter()
             shared.take_over()
@@ -134,7 +134,7 @@ def serving(name: str) -> Iterator[tuple[str, postgresql.Server | None]]:
 def attacked(name: str, workers: int, trials: int) -> dict[str, Any]:
     """The figures of a search whose processes are killed, and whose server is restarted."""
     chance = random.Random(0)
-    folder = Path(tempfile.mkdtemp(prefix="scale-told-"))
+    folder = Path(tempfile.mkdtemp(prefix="scale-confirmed-"))
     kills, restarts, began = 0, 0, time.monotonic()
     with serving(name) as (location, server):
         shared = study(location)  # its tables exist before the processes begin
@@ -183,7 +183,7 @@ def attacked(name: str, workers: int, trials: int) -> dict[str, Any]:
         "storage": name,
         "workers": workers,
         "complete": len(complete_numbers),
-        "told and confirmed": len(rows),
+        "confirmed results": len(rows),
         "lost": len(lost),
         "counted twice": len(numbers) - len(set(numbers)),
         "killed processes": kills,

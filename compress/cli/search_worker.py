@@ -17,7 +17,7 @@ class TrialConsole(Console):
 
     Args:
         log: the log file.
-        title: what the trial is called.
+        title: the name of the trial.
     """
 
     def __init__(self, log: Path, title: str) -> None:

@@ -19,7 +19,7 @@ HEIGHT = 332
 LEAST_SPAN = 0.05
 """An axis covers at least this fraction of its largest value: smaller differences are none."""
 LOG_FROM = 12.0
-"""An axis of costs is logarithmic if the largest is so many times the smallest."""
+"""An axis of costs is logarithmic if the largest value is at least this many times the smallest."""
 
 
 def trade_off(record: SearchRecord, first: Metric, other: Metric) -> str:

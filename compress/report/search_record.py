@@ -99,7 +99,7 @@ class SearchRecord:
         trials: the trials in order.
         front: the trials that no other one beats in everything, the best first objective first.
         recommended: the number of the recommended trial; None if there is none.
-        reason: why it is recommended, or why there is no recommendation.
+        reason: the reason for the recommendation, or for the lack of one.
         notes: what the reader must know.
         seconds: the time of all trials.
         finished: the time at which the record was made, ISO 8601.

@@ -59,7 +59,9 @@ def opened(location: str | Path) -> BaseStorage:
         hint = "pip install 'coralline[postgresql]'"
         raise PipelineError(f"the storage needs a driver: {error}", where="--storage", hint=hint) from error
     except Exception as error:
-        if not type(error).__module__.startswith(("sqlalchemy", "optuna", "grpc")) and not isinstance(error, OSError):
+        if not type(error).__module__.startswith(("sqlalchemy", "optuna", "grpc")) and not isinstance(
+            error, OSError | ValueError
+        ):
             raise
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise PipelineError(f"the storage cannot be used: {first}", where="--storage", allowed=ALLOWED) from error

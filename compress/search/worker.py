@@ -48,7 +48,7 @@ class WorkRequest:
         content: the content of the pipeline file.
         out: the folder with the store.
         folder: the folder for the results of the run.
-        title: what it is called in messages.
+        title: its name in messages.
     """
 
     kind: WorkKind

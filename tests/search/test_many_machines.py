@@ -244,6 +244,7 @@ def test_processes_join_a_search_through_the_proxy(server: postgresql.Server, tm
         ("postgresql+psycopg://localhost:1/x", "the storage cannot be used"),
         ("postgresql+nodriver://localhost/x", "--storage"),
         ("grpc://localhost:1", "the storage cannot be used"),
+        ("grpc://localhost:port", "the storage cannot be used"),
         ("nonsense", "the storage cannot be used"),
     ],
 )

@@ -36,7 +36,7 @@ STACK = re.compile(r"conv(\d+)x(\d+)x(\d+)layers_(\d+)x(\d+)_F(\d+)")
 """A published stack of convolutions: kernel, layers, map, and filters of each layer. The image has 3 channels."""
 STACKS_COUNT_AS = 4
 """All stacks together count as so many networks: they are one architecture."""
-FAMILIES = ("mobilenet", "inception", "resnet", "vgg", "squeezenet", "efficientnet", "unet", "posenet", "stack")
+FAMILIES = ("mobilenet", "inception", "resnet", "vgg", "squeezenet", "efficientnet", "unet", "stack")
 TARGET = load("edgetpu")
 PRIOR_WEIGHT = 0.1
 """How strongly a constant is held near its known value."""
@@ -170,8 +170,8 @@ def fitted(given: Sequence[Row]) -> dict[str, float]:
 
     def misses(point: Any) -> Any:
         constants = nested(dict(zip(names, np.exp(point), strict=True)))
-        told = [math.log(predicted(row, constants) / row.measured_ms) for row in given]
-        return np.concatenate([np.multiply(told, importance), PRIOR_WEIGHT * (point - zero)])
+        predictions = [math.log(predicted(row, constants) / row.measured_ms) for row in given]
+        return np.concatenate([np.multiply(predictions, importance), PRIOR_WEIGHT * (point - zero)])
 
     found = least_squares(misses, zero, loss="soft_l1", f_scale=LOSS_SCALE)
     return {name: float(value) for name, value in zip(names, np.exp(found.x), strict=True)}
@@ -190,16 +190,16 @@ def spread(misses: Sequence[float]) -> float:
     return float(np.quantile(np.abs(misses), COVERED, method="higher")) if len(misses) else math.inf
 
 
-def judged(given: Sequence[Row], told: Sequence[float], group: Callable[[Row], str]) -> dict[str, Any]:
+def judged(given: Sequence[Row], predictions: Sequence[float], group: Callable[[Row], str]) -> dict[str, Any]:
     """The figures over the networks on the judged hosts, pooled, and for each host."""
-    misses = np.log(np.array(told) / [row.measured_ms for row in given])
+    misses = np.log(np.array(predictions) / [row.measured_ms for row in given])
     chosen = [index for index, row in enumerate(given) if row.host in JUDGED and not row.is_stack]
     holds, widths = [], []
     for index in chosen:
         others = [i for i in chosen if group(given[i]) != group(given[index])]
         widths.append(spread(misses[others]))
         holds.append(abs(misses[index]) <= widths[-1])
-    errors = {index: abs(told[index] / given[index].measured_ms - 1) for index in range(len(given))}
+    errors = {index: abs(predictions[index] / given[index].measured_ms - 1) for index in range(len(given))}
     measured = [given[index].measured_ms for index in chosen]
 
     def figures(some: Sequence[int]) -> dict[str, float]:
@@ -215,7 +215,7 @@ def judged(given: Sequence[Row], told: Sequence[float], group: Callable[[Row], s
     return {
         "pooled": figures(chosen)
         | {
-            "rank correlation": float(spearmanr([told[index] for index in chosen], measured).statistic),
+            "rank correlation": float(spearmanr([predictions[index] for index in chosen], measured).statistic),
             "intervals hold": float(np.mean(holds)),
             "mean half width of the intervals, as a logarithm": float(np.mean(widths)),
         },

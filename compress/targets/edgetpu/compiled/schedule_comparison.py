@@ -108,7 +108,7 @@ class _ComparedSchedule:
             followed = self._following(program.operators, own, left)
             own.update(followed)
             left = [each for each in left if each not in followed.values()]
-            aligned = _aligned(program.operators, own, left)
+            aligned = align(program.operators, own, left)
             left = [each for each in left if each not in aligned.values()]
             own.update(aligned)
             found.append(
@@ -267,7 +267,7 @@ def _text(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _aligned(
+def align(
     operators: Sequence[ExplainedOperator], known: dict[int, Operator], left: Sequence[Operator]
 ) -> dict[int, Operator]:
     """Return originals of the operators that are not known: of all assignments in order, one of the longest.
