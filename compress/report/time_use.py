@@ -81,7 +81,7 @@ def sections(record: RunRecord) -> Sequence[Section]:
 
 def _phase_rows(stage: StageRecord, profile: StageProfile, total: float) -> Iterator[tuple[str, ...]]:
     name = shorten(stage.id)
-    yield name, "", seconds(stage.seconds), f"{(stage.seconds or 0.0) / total:.0%}"
+    yield name, "all", seconds(stage.seconds), f"{(stage.seconds or 0.0) / total:.0%}"
     phases = sorted(profile.phases, key=lambda each: -each.seconds)
     for each in phases[:MAX_PHASES]:
         if each.seconds >= LEAST_SHARE * total:

@@ -23,6 +23,7 @@ def test_stages_phases_and_steps() -> None:
         assert "66%" in text  # of 50 s
         assert "batch norms" not in text.split("Where the time went")[1].split("Settings")[0]  # less than 2%
         assert "runs/digits/profile/train" in text
+    assert "(empty)" not in markdown_of(record).split("Where the time went")[1].split("\n## ")[0]
     (row,) = [line for line in markdown_of(record).splitlines() if "2.0 s" in line and "1,000" in line]
     assert "30 ms" in row
     assert "3 ms" in row
