@@ -20,7 +20,7 @@ from tiny import Coralline
 
 optuna = pytest.importorskip("optuna", reason="optuna is not installed: pip install 'coralline[search]'")
 
-from compress.errors import StoreError  # noqa: E402
+from compress.errors import PipelineError, StoreError  # noqa: E402
 from compress.pipeline.yaml_file import Document  # noqa: E402
 from compress.report.search_record import TrialRecord  # noqa: E402
 from compress.search import leases, storage, study  # noqa: E402
@@ -243,7 +243,6 @@ def test_processes_join_a_search_through_the_proxy(server: postgresql.Server, tm
     [
         ("postgresql+psycopg://localhost:1/x", "the storage cannot be used"),
         ("postgresql+nodriver://localhost/x", "--storage"),
-        ("grpc://localhost:1", "the storage cannot be used"),
         ("grpc://localhost:port", "the storage cannot be used"),
         ("nonsense", "the storage cannot be used"),
     ],
@@ -256,3 +255,9 @@ def test_storages_that_cannot_be_used(
     assert done.returncode == 2, done.stderr
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_proxy_that_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "PROXY_S", 0.5)
+    with pytest.raises(PipelineError, match="the storage cannot be used"):
+        storage.opened("grpc://localhost:1")
