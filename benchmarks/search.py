@@ -3,7 +3,8 @@
 Groceries (43 classes, photos of 48x48): a small network of models/fused_bottleneck.py is searched in its width, blocks,
 expansion, fused stages and last layer, and in the learning rate and label smoothing of its training, for accuracy and
 predicted latency. Three ways have the same number of trials: `search` as users run it, random values of the same
-settings, and a uniform sweep of the width alone. All share one store, so a stage is trained once.
+settings, and a uniform sweep of the width alone, of which networks that are the same are trained once. All share one
+store, so a stage is trained once.
 
 The figure is the hypervolume of the front: the share that it dominates of the rectangle between the reference (the
 accuracy of the most frequent class, and the longest latency of any trial of the seed) and the ideal (accuracy 1, and
@@ -50,6 +51,8 @@ WORK = ROOT / "runs" / "search_benchmark"
 MAJORITY = 0.111
 """The share of the most frequent class of the test split."""
 WIDTHS = (0.25, 2.0)
+CHANNELS = (16, 32, 64)
+LAST = 128
 SETTINGS: Mapping[str, Any] = {
     "model.width": {"from": WIDTHS[0], "to": WIDTHS[1], "log": True},
     "model.blocks": [[1, 1, 1], [1, 1, 2], [1, 2, 2], [1, 2, 1]],
@@ -72,8 +75,15 @@ class RandomStudy(SearchStudy):
 
 
 def sweep(trials: int) -> Mapping[str, Any]:
-    """Return the settings of a uniform sweep of the width: evenly spaced on a logarithmic scale."""
-    return {"model.width": [round(float(width), 4) for width in np.geomspace(*WIDTHS, trials)]}
+    """Return the settings of a uniform sweep of the width: evenly spaced on a logarithmic scale.
+
+    Of widths that give the same numbers of channels, multiples of 8, only the first one is trained.
+    """
+    networks: dict[tuple[int, ...], float] = {}
+    for width in np.geomspace(*WIDTHS, trials):
+        channels = tuple(max(8, 8 * round(count * width / 8)) for count in (*CHANNELS, LAST))
+        networks.setdefault(channels, round(float(width), 4))
+    return {"model.width": list(networks.values())}
 
 
 Way = tuple[type[SearchStudy], Callable[[int], Mapping[str, Any]]]
@@ -88,12 +98,12 @@ def pipeline(name: str, seed: int, epochs: int, trials: int, settings: Mapping[s
     """Return the pipeline file of a search."""
     labels = {"table": "labels.csv", "label": "coarse_id", "split": "split"}
     classes = {"file": "classes.csv", "index": "Coarse Class ID (int)", "name": "Coarse Class Name (str)"}
-    arguments = {"channels": [16, 32, 64], "blocks": [1, 1, 2], "strides": [2, 2, 2], "expansion": 4, "fused": 2}
+    arguments = {"channels": [*CHANNELS], "blocks": [1, 1, 2], "strides": [2, 2, 2], "expansion": 4, "fused": 2}
     return {
         "schema_version": 1,
         "name": name,
         "seed": seed,
-        "model": {"builder": "fused_bottleneck", "arguments": arguments | {"last": 128, "width": 1.0}},
+        "model": {"builder": "fused_bottleneck", "arguments": arguments | {"last": LAST, "width": 1.0}},
         "data": {
             "source": {"folder": {"path": "groceries", "labels": labels, "classes": classes}},
             "preprocess": [{"resize": {"size": [48, 48]}}, {"scale": {"from": [0, 255], "to": [-1, 1]}}],
