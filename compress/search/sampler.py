@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 STARTUP = 10
 """Random trials before the process is fitted."""
+FITTED = 300
+"""Most trials that the process is fitted to: its time grows with their cube."""
 CANDIDATES = 300
 """Random candidates; the same number are changed members of the front."""
 CHANGED = 0.25
@@ -82,12 +84,14 @@ class FrontSampler(BaseSampler):
         done = _distinct(study.get_trials(deepcopy=False))
         if len(done) < STARTUP:
             return {}
-        points = np.array([self._encoded(each.params) for each in done])
         values = self._mixture(done, study)
+        fitted = self._fitted(values)
+        points = np.array([self._encoded(done[index].params) for index in fitted])
         candidates = self._candidates(study)
         known = {_key(each.params) for each in done}
         new = [each for each in candidates if _key(each) not in known] or candidates
-        improvement = _expected_improvement(points, values, np.array([self._encoded(each) for each in new]), self._seed)
+        encoded = np.array([self._encoded(each) for each in new])
+        improvement = _expected_improvement(points, values[fitted], encoded, self._seed)
         return dict(new[int(np.argmax(improvement))])
 
     def sample_independent(
@@ -113,6 +117,14 @@ class FrontSampler(BaseSampler):
         violations = np.array([_violation(each) for each in trials])
         result[~is_good] = worst + WORSE * (1 + violations[~is_good])
         return result
+
+    def _fitted(self, values: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Return the indices of the trials that the process is fitted to: all, or half the best and half any others."""
+        if len(values) <= FITTED:
+            return np.arange(len(values))
+        order = np.argsort(values, kind="stable")
+        best, others = np.split(order, [FITTED // 2])
+        return np.concatenate([best, self._random.choice(others, FITTED - len(best), replace=False)])
 
     def _candidates(self, study: Study) -> list[Parameters]:
         """Return random parameters, and members of the front with random changes."""

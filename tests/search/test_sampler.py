@@ -7,11 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 optuna = pytest.importorskip("optuna", reason="optuna is not installed: pip install 'coralline[search]'")
 
 from compress.pipeline.yaml_file import Document  # noqa: E402
+from compress.search import sampler  # noqa: E402
 from compress.search.sampler import FrontSampler  # noqa: E402
 from compress.search.space import Choices, Range, Space  # noqa: E402
 
@@ -99,3 +101,21 @@ def test_without_a_trial_that_holds_the_conditions_their_violation_decides() -> 
 def test_all_trials_may_fail() -> None:
     _, chosen = searched(lambda values: (None, 0.0), 14, ["minimize", "minimize"])
     assert len(chosen) == 14
+
+
+def test_of_many_trials_only_some_are_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+    improvement = sampler._expected_improvement
+
+    def watched(points: Any, values: Any, *arguments: Any) -> Any:
+        sizes.append(len(points))
+        return improvement(points, values, *arguments)
+
+    monkeypatch.setattr(sampler, "FITTED", 16)
+    monkeypatch.setattr(sampler, "_expected_improvement", watched)
+    study, _ = searched(lambda values: ([trade_off(values)[0][0]], 0.0), 40, ["minimize"])
+    assert max(sizes) == 16
+    fitted = FrontSampler(SPACE, 0)._fitted(-np.arange(40.0))
+    assert len(set(fitted)) == 16
+    assert {*range(32, 40)} <= {*fitted}  # the best ones
+    assert study.best_trial.params["first.x"] == pytest.approx(0.3, abs=0.15)
