@@ -70,7 +70,8 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
     _model_options(parser)
     samples = (
         "images, folders of images, .npy arrays, .wav files, .npz for several inputs; - for the frames of a video from "
-        "stdin, JPEG images one after the other (default: the golden inputs of the bundle)"
+        "stdin, JPEG images one after the other; for a model that takes texts: files of one text each, - for the lines "
+        "of stdin (default: the golden inputs of the bundle)"
     )
     parser.add_argument("images", nargs="*", metavar="SAMPLE", help=samples)
     parser.add_argument("--top", type=int, default=3, help="number of classes, objects or values to print (default: 3)")
@@ -110,7 +111,8 @@ def _run(arguments: Arguments) -> Tuple[Result, str]:
         result = dict(answers, bundle=_identity(model.bundle), model=model.describe())
     if not settings.is_stream:
         return result, ""
-    return result, "1 frame" if result["frames"] == 1 else "%d frames" % result["frames"]
+    unit = "frame" if model.bundle.decoding.text_bytes is None else "line"
+    return result, "%d %s" % (result["frames"], unit + "s" * (result["frames"] != 1))
 
 
 def _bench_options(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""Decoding of request bodies: .npy, .npz, raw values, JPEG, PNG, BMP, WebP, WAV. The content is not trusted.
+"""Decoding of request bodies: .npy, .npz, raw values, JPEG, PNG, BMP, WebP, WAV, text. The content is not trusted.
 
 numpy's own reader is not used for .npy and .npz, because it evaluates the header of an array. The dimensions of an
 image are read from its header before a decoder allocates memory for it; OpenCV has no function for that.
@@ -15,7 +15,7 @@ from typing import Any, Dict, List, Tuple, Union
 import numpy as np
 
 from deploy import recording
-from deploy.contract import bundle, pictures
+from deploy.contract import bundle, pictures, text
 from deploy.contract.decoding import AS_THEY_ARE, Decoding
 from deploy.contract.errors import ImageError
 from deploy.contract.preprocessing import Array
@@ -36,14 +36,17 @@ def decode_body(body: Bytes, shape: str = "", dtype: str = "", decoding: Decodin
     """Decode the sample in a request body: an array; of an .npz file a map of arrays by name.
 
     Args:
-        body: .npy, .npz, JPEG, PNG, BMP, WebP, WAV; with a shape: raw values, little-endian.
+        body: .npy, .npz, JPEG, PNG, BMP, WebP, WAV; with a shape: raw values, little-endian. If the model takes texts:
+            .npy or a text.
         shape: the shape of raw values: `height,width,channels` or `samples`; empty: the body is a file.
         dtype: the dtype of raw values, one of DTYPES; empty: uint8.
-        decoding: how images and WAV files are decoded.
+        decoding: how images, WAV files and texts are decoded.
 
     Raises:
         ImageError: the body has none of these formats, or is invalid.
     """
+    if decoding.text_bytes is not None and not shape and not body.startswith(_NPY):
+        return text.sample_of(body, decoding.text_bytes)
     if not shape and body.startswith(_ZIP):
         return _named_arrays(body)
     if shape:
@@ -97,11 +100,14 @@ def _named_arrays(body: Bytes) -> Dict[str, Array]:
 
 
 def decode_file(content: Bytes, decoding: Decoding = AS_THEY_ARE) -> Any:
-    """Decode a trusted file: .npz, WAV, or an image in any format of the installed decoder.
+    """Decode a trusted file: .npz, WAV, or an image in any format of the installed decoder. A model that takes texts
+    takes every file as one.
 
     Raises:
         ImageError: the file has another format, or is damaged.
     """
+    if decoding.text_bytes is not None:
+        return text.sample_of(content, decoding.text_bytes)
     if content.startswith(_ZIP):
         return _named_arrays(content)
     if recording.is_wav(content):

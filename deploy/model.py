@@ -27,7 +27,7 @@ import numpy as np
 
 from deploy import host, probe, runtime, tiles
 from deploy.answers import decoder, in_image
-from deploy.contract import bundle, trust
+from deploy.contract import bundle, text, trust
 from deploy.contract.bundle import BundledModel
 from deploy.contract.detection import Detections
 from deploy.contract.errors import ArgumentError, EdgeTpuError, ImageError, LoadError
@@ -96,6 +96,7 @@ class Model:
         self._moves = self.bundle.has_positions and moves_positions(self.bundle.preprocessing)
         self._lock = threading.Lock()
         self._input_layout = entry.input_layout
+        self._lookup = entry.lookup
 
     def __call__(self, sample: Any) -> Any:
         """Return the answer for one decoded sample: an `Answer`, `Detections` of a detector, otherwise `NamedOutputs`.
@@ -105,8 +106,9 @@ class Model:
 
         Args:
             sample: an image [height, width, channels], or [height, width] for one channel, in the form that the
-                bundle's preprocessing takes; or a sound [samples], float32 from -1 to 1 or int16. For a model with
-                several inputs: the arrays by the names of the inputs, or in their order, without the batch.
+                bundle's preprocessing takes; a sound [samples], float32 from -1 to 1 or int16; or a text, str. For a
+                model with several inputs: the arrays by the names of the inputs, or in their order, without the
+                batch.
 
         Raises:
             ImageError: the sample has the wrong shape or type.
@@ -171,6 +173,11 @@ class Model:
             what = "the sample has the shape %r after preprocessing, and the model takes %r"
             hint = "pass samples of this shape, or package the model with a resize or length step"
             raise ImageError(what % (list(result_shape), list(shape)), hint)
+        if self._lookup is not None:
+            try:
+                return [self._lookup(values)]
+            except ValueError as error:
+                raise ImageError("the sample cannot be looked up: %s" % error, "package the model again")
         parts = layout.parts(values.reshape(1, -1))
         return [tensor.stored(part).reshape(tensor.shape) for tensor, part in zip(tensors, parts)]
 
@@ -181,6 +188,10 @@ class Model:
             ImageError: the inputs are not those of the model.
         """
         layout = self._input_layout
+        if isinstance(sample, str):
+            if self.bundle.decoding.text_bytes is None:
+                raise ImageError("the sample is a text, and the bundle takes no texts", "pass an array")
+            return text.sample_of(sample, self.bundle.decoding.text_bytes)
         if isinstance(sample, Mapping):
             if set(sample) != set(layout.names):
                 what = "the sample has the inputs %s" % (", ".join(sorted(map(str, sample))) or "(none)")

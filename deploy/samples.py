@@ -1,4 +1,5 @@
-"""The samples of `runner.pyz run`: files, folders of images, and the frames of a video from stdin."""
+"""The samples of `runner.pyz run`: files, folders of images, and the frames of a video or the lines of a text from
+stdin."""
 
 from __future__ import annotations
 
@@ -9,10 +10,11 @@ from typing import Any, Iterator, List, Optional, Sequence, Tuple
 import numpy as np
 
 from deploy import frames, images
-from deploy.contract import pictures
+from deploy.contract import pictures, text
 from deploy.contract.bundle import Bundle
 from deploy.contract.decoding import Decoding
 from deploy.contract.errors import ArgumentError, ImageError
+from deploy.contract.text import MAX_BYTES
 
 STDIN = "-"
 IN_FOLDERS = (".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".webp", ".tif", ".tiff", ".npy", ".npz", ".wav")
@@ -39,7 +41,8 @@ def named(paths: Sequence[str], opened: Bundle, frame_size: Optional[str] = None
     """Yield samples with their names, one at a time: a video may have no end.
 
     Args:
-        paths: files; or STDIN for the frames of a video. Without any: the golden inputs of the bundle.
+        paths: files; or STDIN for the frames of a video, or for lines of text if the model takes texts. Without any:
+            the golden inputs of the bundle.
         opened: the bundle.
         frame_size: WIDTHxHEIGHT of raw frames in STDIN; None: they are JPEG images.
 
@@ -53,7 +56,10 @@ def named(paths: Sequence[str], opened: Bundle, frame_size: Optional[str] = None
     if STDIN in paths:
         if len(paths) > 1:
             raise ArgumentError("- is stdin, and there are other samples", "name - alone")
-        yield from _frames(opened.decoding, frame_size)
+        if opened.decoding.text_bytes is not None:
+            yield from _lines(opened.decoding.text_bytes)
+        else:
+            yield from _frames(opened.decoding, frame_size)
         return
     if not paths:
         golden = opened.manifest["golden"]["inputs"]
@@ -77,6 +83,30 @@ def _in_folder(folder: str) -> List[str]:
     if not files:
         raise ArgumentError("the folder %s has no samples" % folder, "it needs files of %s" % ", ".join(IN_FOLDERS))
     return files
+
+
+def _lines(size: int) -> Iterator[Tuple[str, Any]]:
+    """Yield the lines of stdin as texts of `size` bytes, without blank lines. A long line is cut.
+
+    Raises:
+        ArgumentError: stdin is closed.
+        ImageError: there are no lines.
+    """
+    if sys.stdin is None:
+        raise ArgumentError("stdin is closed", "send lines of text to it")
+    number = found = 0
+    is_continued = False
+    while True:
+        line = sys.stdin.buffer.readline(MAX_BYTES)
+        if not line:
+            break
+        is_start, is_continued = not is_continued, not line.endswith(b"\n")
+        number += is_start
+        if is_start and line.strip():
+            found += 1
+            yield "line-%06d" % number, text.sample_of(line.strip(), size)
+    if not found:
+        raise ImageError("stdin has no text", "send lines of text in UTF-8 to it")
 
 
 def _frames(decoding: Decoding, frame_size: Optional[str]) -> Iterator[Tuple[str, Any]]:

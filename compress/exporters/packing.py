@@ -105,6 +105,7 @@ def pack(packing: Packing) -> bytes:
     if packing.labels and packing.data and packing.data.class_names:
         raise StageError("package.labels is set, but the data has class names already", hint="remove package.labels")
     members = {f"{role}.tflite": path.read_bytes() for role, path in packing.files.items()}
+    members |= {_lookup_file(role): bundle.array_bytes(m.lookup.table) for role, m in models.items() if m.lookup}
     entries = {role: _described(packing, role) for role in models}
     if "compiled" in packing.files:
         entries["compiled"] = {**entries["int8"], "file": "compiled.tflite"}
@@ -144,7 +145,12 @@ def _described(packing: Packing, role: str) -> dict[str, Any]:
         "file": f"{role}.tflite",
         "inputs": _named(model.input_tensors, first.input_tensors, ()),
         "outputs": _named(model.output_tensors, first.output_tensors, _output_names(packing.specification)),
+        **({"lookup": _lookup_file(role)} if model.lookup else {}),
     }
+
+
+def _lookup_file(role: str) -> str:
+    return f"{role}-lookup.npy"
 
 
 def _output_names(specification: Specification) -> list[str]:

@@ -25,6 +25,7 @@ from compress.training.loop import TrainingSettings
 if TYPE_CHECKING:  # a dry run reads settings only
     from compress.data.types import Data
     from compress.ir.keras_graph import Network
+    from compress.ir.passes.cut_lookup import CutLookup
     from compress.quantization.calibration import CalibrationSplit
     from compress.quantization.plan import QuantizationPlan
     from compress.quantization.post_training import QuantizationResult
@@ -198,6 +199,7 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
 
     def run(self, artifact: Artifact, context: Context) -> Facts:
         """Write the int8 model and the plan; return facts about the candidates."""
+        from compress.ir import keras_graph
         from compress.ir.tensorflow import keras
         from compress.quantization import diagnostics, fidelity
         from compress.stages import working_model
@@ -208,13 +210,21 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
         progress.plan(parts.samples, parts.search, *parts.qat, parts.writing, parts.check)
         with progress.phase(parts.samples):
             samples = self._split(model, context)
+        lookup = None if model is None else self._cut_lookup(model, context)
+        own_samples = samples
+        if lookup is not None:
+            rows = (lookup.rows(part) for part in (samples.calibration, samples.held_out))
+            own_samples = replace(samples, calibration=next(rows), held_out=next(rows))
+            model = keras_graph.build(lookup.network)
         result = (
             self._without_layers(artifact, samples, context)
             if model is None
-            else self._run(model, samples, context, parts)
+            else self._run(model, own_samples, context, parts)
         )
         with progress.phase(parts.writing):
-            rewritten = self._write(result, model, samples, context)
+            rewritten = self._write(result, model, own_samples, context)
+            if lookup is not None:
+                self._add_table(lookup, context.folder / MODEL_TFLITE)
         files = (artifact.file(MODEL_TFLITE), context.folder / MODEL_TFLITE)
         judge = task_of(context.data).fidelity(context.specification)
         with progress.phase(parts.check):
@@ -230,6 +240,36 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
             own = facts["scales_from"]["agreement_own_scales"]
             context.progress.note(f"quantize: agreement {answers.agreement} with the old scales, {own} with its own")
         return facts | {"warnings": [*result.warnings, *warnings]}
+
+    def _cut_lookup(self, model: Any, context: Context) -> CutLookup | None:
+        """Return the model without the lookup of an embedding at its beginning; None if it has none."""
+        from compress.ir import keras_graph
+        from compress.ir.passes import cut_lookup
+
+        lookup = cut_lookup.cut(keras_graph.read(model))
+        if lookup is None:
+            return None
+        settings = {"method: qat": self.method == "qat", "scales_from": self.scales_from is not None}
+        settings["calibration: {select: data_free}"] = self.calibration.select == "data_free"
+        for name, is_set in settings.items():
+            if is_set:
+                raise StageError(f"{name}: not possible with an embedding, whose lookup is cut off", hint="remove it")
+        rows, width = lookup.table.shape
+        context.progress.note(
+            f"quantize: the lookup of the embedding is cut off: the file takes its rows, of {width} values; its table "
+            f"of {rows:,} rows is in the metadata of the file, and the runner looks up"
+        )
+        return lookup
+
+    def _add_table(self, lookup: CutLookup, file: Path) -> None:
+        """Add the table of an embedding to the file, in the form of its input."""
+        from compress.tflite import graph
+        from compress.tflite import lookup as lookup_tables
+        from compress.tflite.interpreter import LoadedModel
+
+        (tensor,) = LoadedModel(file, reproducible=True).input_tensors
+        table = lookup.stored(tensor)
+        file.write_bytes(graph.serialize(lookup_tables.with_table(graph.read(file), table)))
 
     def _cost_of_scales(
         self, own: bytes, float_file: Path, agreement: float, samples: CalibrationSplit, judge: Judge

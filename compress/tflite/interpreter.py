@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from compress.errors import ModelError
 from compress.tflite import graph, limits
+from compress.tflite import lookup as lookup_tables
 from compress.tflite.runtime import IsolatedInterpreter, RuntimeRefusedError
+from deploy.contract.lookup import Lookup
 from deploy.contract.tensors import TensorDescription, TensorLayout, as_row
 
 SAMPLES_TOGETHER = 16
@@ -29,7 +31,8 @@ class LoadedModel:
         outputs: the runtime's details of the outputs, in the order of the model or of `order`.
         input_tensors: the same as in the manifest of a bundle.
         output_tensors: the same as in the manifest of a bundle.
-        input_layout: the inputs as a row.
+        lookup: the lookup of an embedding in front of the model; None: samples have the values of the inputs.
+        input_layout: the inputs as a row; with a lookup, a sample.
         output_layout: the outputs as a row.
 
     Args:
@@ -60,8 +63,22 @@ class LoadedModel:
         self._settle_shapes()
         self.input_tensors = TensorDescription.of(self.inputs)
         self.output_tensors = TensorDescription.of(self.outputs)
+        self.lookup = self._lookup()
         self.input_layout = TensorLayout.of(self.input_tensors)
+        if self.lookup is not None:
+            self.input_layout = TensorLayout([self.input_tensors[0].name], [self.lookup.shape])
         self.output_layout = TensorLayout.of(self.output_tensors)
+
+    def _lookup(self) -> Lookup | None:
+        table = lookup_tables.read(self._path)
+        if table is None:
+            return None
+        try:
+            if len(self.input_tensors) != 1:
+                raise ValueError(f"it has {len(self.input_tensors)} inputs")
+            return Lookup(table, self.input_tensors[0])
+        except ValueError as error:
+            raise ModelError(f"its lookup table cannot be used: {error}", where=str(self._path)) from error
 
     def _settle_shapes(self) -> None:
         """Run the model once if the shapes of its outputs are only known afterwards."""
@@ -119,6 +136,15 @@ class LoadedModel:
             )
         else:
             values = [sample[np.newaxis]]
+        if self.lookup is not None:
+            try:
+                return [self.lookup(sample)]
+            except ValueError as error:
+                raise ModelError(
+                    f"the samples cannot be looked up: {error}",
+                    where=str(self._path),
+                    hint="use the preprocessing of its training: as many buckets as the table has rows, without the 0",
+                ) from error
         pairs = zip(values, self.input_tensors, strict=True)
         return [tensor.stored(value).reshape(tensor.shape) for value, tensor in pairs]
 

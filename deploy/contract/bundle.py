@@ -6,7 +6,7 @@ therefore detected, also in the tables of the archive. The first member is `mani
 
     {"schema_version": 1, "name": ..., "coralline": version, "task": TASK, "labels": [...],
      "preprocessing": {"version": 1, "digest": ..., "steps": [...]},
-     "models": {ROLE: {"file": ..., "inputs": [TENSOR, ...], "outputs": [TENSOR, ...]}},
+     "models": {ROLE: {"file": ..., "inputs": [TENSOR, ...], "outputs": [TENSOR, ...], "lookup": file}},
      "golden": {"inputs": [file, ...], "outputs": {ROLE: file}},
      "evaluation": {"split": "test", "inputs": [file, ...], "labels": file,
                     "outputs": {ROLE: file}, "metrics": {...}},
@@ -17,7 +17,8 @@ therefore detected, also in the tables of the archive. The first member is `mani
 
 TASK is one of TASKS. ROLE is `original` (float), `int8` or `compiled`; there is at least one. TENSOR is {"name",
 "tensor", "shape", "dtype", "scale", "zero_point"} (`deploy.contract.tensors`); its name is the same for all roles.
-`labels` is empty for models without classes.
+`labels` is empty for models without classes. `lookup` is the table of an embedding outside of the model
+(`deploy.contract.lookup`), and missing for other models.
 
 Golden inputs are decoded samples before preprocessing, one per file. Evaluation inputs are too, but each file is a
 stack [n, ...] of samples with one shape and dtype. A sample of a model with several inputs is a row: its input tensors,
@@ -52,6 +53,7 @@ import numpy as np
 from deploy.contract import confidence, decoding, embedding, signature
 from deploy.contract.detection import Detector
 from deploy.contract.detector_specification import DetectionError
+from deploy.contract.lookup import Lookup
 from deploy.contract.preprocessing import Array, Preprocessing, PreprocessingError
 from deploy.contract.tensors import TensorDescription, TensorLayout
 
@@ -106,11 +108,13 @@ class BundledModel(NamedTuple):
         file: the member with the .tflite file.
         inputs: its inputs, in the order of the model.
         outputs: its outputs; for a detector boxes and scores, for other models in the order of the model.
+        lookup: the lookup for its only input; None: samples have the values of the input.
     """
 
     file: str
     inputs: Tuple[TensorDescription, ...]
     outputs: Tuple[TensorDescription, ...]
+    lookup: Optional[Lookup] = None
 
     def output(self, name: Any) -> Optional[TensorDescription]:
         """Return the output of this name; None: there is none."""
@@ -118,7 +122,9 @@ class BundledModel(NamedTuple):
 
     @property
     def input_layout(self) -> TensorLayout:
-        """The inputs as a row."""
+        """The inputs as a row; with a lookup, a preprocessed sample."""
+        if self.lookup is not None:
+            return TensorLayout([self.inputs[0].name], [self.lookup.shape])
         return TensorLayout.of(self.inputs)
 
     @property
@@ -221,7 +227,7 @@ class Bundle:
         self.manifest = _read_manifest(self.members.pop(MANIFEST))
         _check_members(self.manifest, self.members)
         _check_references(self.manifest, self.members)
-        self.models = {role: _model(role, entry) for role, entry in self.manifest["models"].items()}
+        self.models = {role: self._model(role, entry) for role, entry in self.manifest["models"].items()}
         _check_task(self.manifest, self.models)
         try:
             self.preprocessing = Preprocessing(self.manifest["preprocessing"]["steps"])
@@ -244,6 +250,17 @@ class Bundle:
             _check_detector(self.detector, self.models)
         self.embedding = self._embedding()
         self.confidence = self._confidence()
+
+    def _model(self, role: str, entry: Dict[str, Any]) -> BundledModel:
+        model = _model(role, entry)
+        if entry.get("lookup") is None:
+            return model
+        if len(model.inputs) != 1:
+            raise BundleError("the %s model has a lookup, and must have one input" % role)
+        try:
+            return model._replace(lookup=Lookup(self.array(entry["lookup"]), model.inputs[0]))
+        except ValueError as error:
+            raise BundleError("the lookup of the %s model cannot be used: %s" % (role, error))
 
     def _embedding(self) -> Optional[embedding.BundledEmbedding]:
         entry = self.manifest.get("embedding")
@@ -477,7 +494,10 @@ def _files(manifest: Dict[str, Any]) -> List[Any]:
     """Return the names of all files that the manifest refers to."""
     golden = manifest["golden"]
     files = list(golden["inputs"]) + list(golden["outputs"].values())
-    files += [model["file"] for model in manifest["models"].values()]
+    for model in manifest["models"].values():
+        files.append(model["file"])
+        if model.get("lookup") is not None:
+            files.append(model["lookup"])
     evaluation = manifest.get("evaluation")
     if evaluation is not None:
         files += list(evaluation["inputs"]) + list(evaluation["outputs"].values())

@@ -1,7 +1,7 @@
 """The decoding settings of a bundle, so that the device decodes files into the same samples as training::
 
     {"image_channels": 1 or 3, "orientation": "exif" or "ignore",
-     "sound_channels": "mix" or "first", "sound_rate": samples per second}
+     "sound_channels": "mix" or "first", "sound_rate": samples per second, "text_bytes": bytes of a text}
 
 Each key may be missing.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Optional
 
 from deploy.contract.orientation import EXIF, IGNORE
+from deploy.contract.text import MAX_BYTES
 
 
 class Decoding(NamedTuple):
@@ -21,12 +22,14 @@ class Decoding(NamedTuple):
         sound_channels: the channel of a recording with several: "mix", their mean, or "first".
         sound_rate: the samples per second that a recording must have; None: any.
         orientation: "exif": images are rotated and mirrored by their EXIF orientation; "ignore": they are not.
+        text_bytes: the bytes of a text as a sample; None: the samples are not texts.
     """
 
     image_channels: Optional[int] = None
     sound_channels: str = "mix"
     sound_rate: Optional[int] = None
     orientation: str = EXIF
+    text_bytes: Optional[int] = None
 
 
 AS_THEY_ARE = Decoding()
@@ -57,4 +60,6 @@ def _allowed(name: str, value: Any) -> bool:
         return value in (EXIF, IGNORE)
     if name == "sound_channels":
         return value in ("mix", "first")
+    if name == "text_bytes":
+        return type(value) is int and 0 < value <= MAX_BYTES
     return type(value) is int and (value in (1, 3) if name == "image_channels" else value > 0)

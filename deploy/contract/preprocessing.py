@@ -6,8 +6,9 @@ A specification is a list of one-key maps, applied in order to one decoded sampl
      {"scale": {"from": [0, 16], "to": [0, 1]}}]
 
 A sample is an array of an integer or float type: an image [height, width, channels], or [height, width] with one
-channel; a sound or a row of numbers [n]; a series [time, channels]. A sample with two axes gets a third axis of length
-1, which `squeeze` removes. The result is float32. The steps for images are in `resizing`, those for sounds in `sound`.
+channel; a sound or a row of numbers [n]; a series [time, channels]; a text, uint8 [bytes]. A sample with two axes gets
+a third axis of length 1, which `squeeze` removes. The result is float32. The steps for images are in `resizing`, those
+for sounds in `sound`, that for texts in `text`.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from deploy.contract.step import (
     key,
     needed,
 )
+from deploy.contract.text import Tokens
 
 __all__ = [
     "MOST_BYTES",
@@ -240,6 +242,7 @@ STEPS: Dict[str, Any] = {
     "spectrogram": Spectrogram,
     "log_mel": LogMel,
     "mfcc": Mfcc,
+    "tokens": Tokens,
     "reshape": Reshape,
     "squeeze": Squeeze,
 }

@@ -1,0 +1,129 @@
+"""Texts in a table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from compress.data import class_names, files, labels, tables
+from compress.data.class_names import ClassList
+from compress.data.source import Samples, Stored
+from compress.data.splits import Divide, by_group, stratified
+from compress.errors import DataError
+from deploy.contract.text import MAX_BYTES, sample_of
+
+MAX_TEXT_BYTES = 2 << 30
+
+
+class Text(Stored):
+    """A CSV or TSV file with a header: a text in each row, and its label.
+
+    A sample is the text in UTF-8: uint8 [max_bytes], with zeros after its end. The preprocessing step `tokens` makes
+    numbers of it.
+    """
+
+    name: ClassVar[str] = "text"
+    paths: ClassVar[tuple[str, ...]] = ("file", "classes", "manifest")
+
+    file: str
+    """Path of the table, relative to the pipeline file."""
+    text: str = "text"
+    """Column with the texts."""
+    label: str | None = "label"
+    """Column with the labels: class names, or integers from 0. null: the samples have no labels."""
+    split: str | None = None
+    """Column with the split of each row: train, validation or test. An empty one: the row is not used."""
+    group: str | None = None
+    """Column with what no two splits may share, such as the author or the document of a text."""
+    max_bytes: Annotated[int, Field(ge=1, le=MAX_BYTES)] = 512
+    """Longest text in bytes of UTF-8. Longer texts are cut, also on the device."""
+    classes: ClassList | None = None
+    """The class names in the order of the model's outputs: a list, or the path of a labels file, relative to the
+    pipeline file. By default the labels are the names."""
+
+    def task_name(self) -> str:
+        """Return "outputs" without labels."""
+        return "outputs" if self.label is None else "classification"
+
+    @property
+    def decoding(self) -> dict[str, Any]:
+        """How the device decodes texts."""
+        return {"text_bytes": self.max_bytes}
+
+    def files(self) -> dict[str, Path]:
+        """Return the table, and the labels file."""
+        return {"file": Path(self.file), **class_names.files_of(self.classes)}
+
+    def load(self) -> Samples:
+        """Read the table."""
+        columns = [self.text, *filter(None, (self.label, self.split, self.group))]
+        lines, rows = self._rows(columns)
+        place = lambda index: f"{self.file}, line {lines[index]}"  # noqa: E731
+        cells = {column: [row[number] for row in rows] for number, column in enumerate(columns)}
+        texts = cells[self.text]
+        names = class_names.listed(self.classes, f"data.source.{self.name}")
+        label, classes = np.zeros(len(rows), np.int64), names or ()
+        if self.label is not None:
+            words = [word.strip() for word in cells[self.label]]
+            for index, word in enumerate(words):
+                labels.check(word, place(index))
+            label, classes = labels.read(words, names, place, class_names.origin(self.classes))
+        groups = None if self.group is None else np.array(cells[self.group], np.str_)
+        divide: Divide = stratified if groups is None else by_group(np.unique(groups, return_inverse=True)[1])
+        splits = {}
+        if self.split is not None:
+            words = cells[self.split]
+            splits = labels.splits(
+                labels.split_named(word, place(index)) if word.strip() else None for index, word in enumerate(words)
+            )
+
+        def read(index: int) -> NDArray[np.uint8]:
+            sample: NDArray[np.uint8] = sample_of(texts[index], self.max_bytes)
+            return sample
+
+        return Samples(
+            label,
+            classes,
+            read,
+            splits,
+            place,
+            divide,
+            notes=self._notes(texts),
+            groups=groups,
+            has_labels=self.label is not None,
+        )
+
+    def _rows(self, columns: list[str]) -> tuple[list[int], list[list[str]]]:
+        """Return the lines and the cells of the columns.
+
+        Raises:
+            DataError: it is not a table with these columns, or is empty, or too large.
+        """
+        lines, rows, size = [], [], 0
+        with files.opened(Path(self.file)) as stream:
+            delimiter = tables.delimiter(stream, self.file)
+            stream.seek(0)
+            for line, row in tables.table(stream, self.file, columns, delimiter):
+                lines.append(line)
+                rows.append(row)
+                size += sum(map(len, row))
+                if len(rows) > tables.MAX_NAMES or size > MAX_TEXT_BYTES:
+                    allowed = f"{tables.MAX_NAMES:,} rows, and {MAX_TEXT_BYTES:,} characters"
+                    raise DataError("is too large for a table of texts", where=self.file, allowed=allowed)
+        if not rows:
+            raise DataError("has no rows", where=self.file, hint="add texts")
+        return lines, rows
+
+    def _notes(self, texts: list[str]) -> tuple[str, ...]:
+        long = sum(len(text.encode("utf-8", "replace")) > self.max_bytes for text in texts)
+        blank = sum(not text.strip() for text in texts)
+        notes = []
+        if long:
+            notes.append(f"{long:,} of {len(texts):,} texts are longer than {self.max_bytes} bytes, and cut")
+        if blank:
+            notes.append(f"{blank:,} of {len(texts):,} texts are blank")
+        return tuple(notes)
