@@ -158,6 +158,7 @@ def refuse_float(content: bytes, network: Network | None = None) -> bytes:
     Raises:
         FloatOperatorsError: some of its operators work on floats; the message names their layers.
         StageError: some are in a loop, or look up rows: the converter's own calibration does not support either.
+            (`ir.passes.cut_lookup` removes a lookup at the beginning of a model.)
     """
     left = float_operators(content)
     loops = [name for name, kind in left.items() if kind == LOOP]
@@ -172,8 +173,8 @@ def refuse_float(content: bytes, network: Network | None = None) -> bytes:
         if any(spec_of(layer) == EMBEDDING for layer in layers):
             raise StageError(
                 f"the lookup{inside} takes indices, which cannot be quantized to 8 bits",
-                hint="remove the lookup from the model: look up the vectors in your program, and give them to the "
-                "model as its input",
+                hint="`quantize` cuts off a lookup of the model's only input, without mask_zero; remove any other one: "
+                "look up the vectors in your program, and give them to the model as its input",
             )
         shown = "; ".join(f"{kind} ({name})" for name, kind in list(left.items())[:5])
         raise FloatOperatorsError(

@@ -32,7 +32,7 @@ def dataset(source: Any, *steps: Any) -> Dataset:
 
 def test_the_sources_there_are() -> None:
     known = ["digits", "npz", "npy", "folder", "csv", "wav", "tfrecord", "function", "voc", "coco"]
-    known += ["yolo", "masks", "random"]
+    known += ["yolo", "masks", "random", "text"]
     assert list(SOURCES) == known
 
 

@@ -29,6 +29,8 @@ from compress.quantization.settings import Calibration
 from compress.stages import working_model
 from compress.stages.quantize import Quantize
 from compress.targets import load
+from compress.tflite import graph
+from compress.tflite.interpreter import LoadedModel
 from compress.training.subset import Subset
 
 pytestmark = [
@@ -390,3 +392,34 @@ def test_qat_on_a_part(keras: Any, tmp_path: Path) -> None:
     stage = PLAIN.model_copy(update={"method": "qat", "epochs": 1, "batch_size": 16, "subset": part})
     facts = quantized(network(keras), Blobs(), tmp_path, stage)
     assert (facts["subset"]["samples"], facts["subset"]["of"]) == (48, 96)
+
+
+def as_numbers(images: Images) -> Images:
+    """The brightness of each pixel as a number from 0 to 7."""
+    return np.minimum(np.floor(images.reshape(len(images), 64) * 8), 7).astype(np.float32)
+
+
+def test_the_lookup_of_an_embedding_is_cut_off(keras: Any, tmp_path: Path) -> None:
+    """The file takes vectors, its table is in its metadata, and whoever runs it gives it numbers, as before."""
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    vectors = layers.Embedding(8, 4, embeddings_initializer=keras.initializers.RandomUniform(-2, 2))
+    stack = [keras.Input((64,)), vectors, layers.Dropout(0.1), layers.Conv1D(4, 3, activation="relu")]
+    model = keras.Sequential([*stack, layers.Flatten(), layers.Dense(2, "softmax")])
+    data = Changed(as_numbers)
+    facts = quantized(model, data, tmp_path, target="edgetpu")
+    assert facts["agreement"] > 0.9
+    assert facts["warnings"] == []
+    file = tmp_path / "made" / MODEL_TFLITE
+    parsed = graph.read(file)
+    (tensor,) = (parsed.tensors[index] for index in parsed.inputs)
+    assert (tensor.shape, tensor.dtype) == ((1, 64, 4), "INT8")
+    assert float_operators(file.read_bytes()) == {}
+    loaded = LoadedModel(file, reproducible=True)
+    assert loaded.lookup is not None
+    assert loaded.lookup.table.shape == (8, 4)
+    numbers = data.inputs("test")[:20]
+    np.testing.assert_allclose(loaded.scores(numbers), np.asarray(model(numbers)), atol=0.05)
+    for settings in ({"method": "qat"}, {"calibration": Calibration(select="data_free")}):
+        with pytest.raises(StageError, match="not possible with an embedding, whose lookup is cut off"):
+            quantized(model, data, tmp_path, Quantize(**settings))  # type: ignore[arg-type]

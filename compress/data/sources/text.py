@@ -62,7 +62,10 @@ class Text(Stored):
         """Read the table."""
         columns = [self.text, *filter(None, (self.label, self.split, self.group))]
         lines, rows = self._rows(columns)
-        place = lambda index: f"{self.file}, line {lines[index]}"  # noqa: E731
+
+        def place(index: int) -> str:
+            return f"{self.file}, line {lines[index]}"
+
         cells = {column: [row[number] for row in rows] for number, column in enumerate(columns)}
         texts = cells[self.text]
         names = class_names.listed(self.classes, f"data.source.{self.name}")

@@ -194,6 +194,7 @@ def test_fields_are_the_keys_of_a_specification() -> None:
         "mfcc": ["frame", "step", "rate", "bins"],
         "reshape": ["shape"],
         "squeeze": [],
+        "tokens": ["length", "buckets"],
     }
 
 
@@ -221,6 +222,7 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"length": {"samples": 8}}, {"samples": 9, "keep": "end", "fill": 1}),
     ({"reshape": {"shape": [8, 8]}}, {"shape": [4, 16]}),
     ({"squeeze": {}}, {"axis": 0}),
+    ({"tokens": {"length": 8, "buckets": 9}}, {"length": 9, "buckets": 10, "unit": "character"}),
 ]
 SOUND = {"frame": 64, "step": 32, "rate": 8000, "bins": 4}
 OTHER_SOUND = {

@@ -1,0 +1,88 @@
+"""Tables of texts: what is read, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compress.data.dataset import Dataset
+from compress.data.sources import Text
+from compress.errors import DataError
+from deploy.contract.preprocessing import Preprocessing
+from deploy.contract.text import text_of
+
+ROWS = [
+    ("a cat, and more", "cat", "train", "1"),
+    ('says "dog"', "dog", "train", "2"),
+    ("dög\nbarks", "dog", "val", "3"),
+]
+ROWS += [("cats", "cat", "validation", "4"), ("one cat", "cat", "test", "5"), ("dogs", "dog", "", "6")]
+
+
+def written(folder: Path, rows: Any = ROWS, header: str = "text,label,split,author", delimiter: str = ",") -> str:
+    cells = [delimiter.join('"' + cell.replace('"', '""') + '"' for cell in row) for row in rows]
+    path = folder / "texts.csv"
+    path.write_text("\n".join([header.replace(",", delimiter), *cells]), encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize("delimiter", [",", "\t", ";"])
+def test_texts_labels_and_splits(tmp_path: Path, delimiter: str) -> None:
+    source = Text(file=written(tmp_path, delimiter=delimiter), split="split", max_bytes=32)
+    data = Dataset(source, Preprocessing([{"tokens": {"length": 3, "buckets": 50}}]), None)
+    assert data.class_names == ("cat", "dog")
+    assert {split: data.labels(split).tolist() for split in ("train", "validation", "test")} == {
+        "train": [0, 1],
+        "validation": [1, 0],
+        "test": [0],
+    }
+    first, second = data.raw("train", np.array([0, 1]))
+    assert [text_of(first), text_of(second)] == ["a cat, and more", 'says "dog"']
+    assert first.shape == (32,)
+    assert data.inputs("test").shape == (1, 3)
+    assert data.describe("test", 0).endswith("line 7")  # one text has two lines
+    assert data.decoding == {"text_bytes": 32}
+    assert data.notes == ["1 of 6 samples are in no split, and are not used"]
+
+
+def test_groups_stay_together(tmp_path: Path) -> None:
+    rows = [(f"text {index}", "ab"[index % 2], "", str(index // 4)) for index in range(80)]
+    source = Text(file=written(tmp_path, rows), group="author")
+    data = Dataset(source, Preprocessing([{"tokens": {"length": 3, "buckets": 50}}]), None)
+    authors: dict[str, set[int]] = {}
+    for split in ("train", "validation", "test"):
+        raw = data.raw(split, np.arange(len(data.labels(split))))
+        authors[split] = {int(text_of(sample).split()[1]) // 4 for sample in raw}
+    assert not authors["train"] & authors["test"]
+    assert not authors["validation"] & (authors["train"] | authors["test"])
+
+
+def test_notes_and_texts_without_labels(tmp_path: Path) -> None:
+    samples = Text(file=written(tmp_path, [*ROWS, (" ", "cat", "", "")]), label=None, max_bytes=8).load()
+    assert samples.notes == ("3 of 7 texts are longer than 8 bytes, and cut", "1 of 7 texts are blank")
+    assert not samples.has_labels
+    assert Text(file="x", label=None).task_name() == "outputs"
+
+
+@pytest.mark.parametrize(
+    ("rows", "header", "settings", "message"),
+    [
+        (ROWS, "words,label,split,author", {}, "has no column 'text'"),
+        ([], "text,label", {}, "has no rows"),
+        ([("a", "")], "text,label", {}, "line 2: has no label"),
+        ([("a", "cat", "other")], "text,label,split", {"split": "split"}, "unknown split 'other'"),
+        ([("a", "cat")], "text,label", {"classes": ("dog",)}, "unknown class 'cat'"),
+    ],
+)
+def test_bad_tables_are_refused(tmp_path: Path, rows: Any, header: str, settings: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        Text(file=written(tmp_path, rows, header), **settings).load()
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "texts.csv").write_bytes(b"text,label\n\xff\xfe,cat\n")
+    with pytest.raises(DataError, match="is not UTF-8"):
+        Text(file=str(tmp_path / "texts.csv")).load()

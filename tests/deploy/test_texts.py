@@ -1,0 +1,139 @@
+"""Texts on the device: a bundle with a lookup, its samples from files, lines and requests."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import text_bundles
+
+from compress.data.dataset import Dataset
+from compress.data.sources import Text
+from deploy import images, samples
+from deploy.contract import bundle
+from deploy.contract.errors import ArgumentError, ImageError
+from deploy.contract.preprocessing import Preprocessing
+from deploy.model import Model
+
+
+@pytest.fixture(scope="module")
+def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("texts") / "texts.csv"
+    rows = [f"{text},{text_bundles.LABELS[index % 3]}" for index, text in enumerate(text_bundles.TEXTS * 5)]
+    path.write_text("\n".join(["text,label", *rows]))
+    return text_bundles.packed(Dataset(Text(file=str(path)), Preprocessing(text_bundles.STEPS), None))
+
+
+def changed(content: bytes, change: Any) -> bytes:
+    """Return a bundle with a changed manifest."""
+    members = bundle.read_archive(content)
+    manifest = json.loads(members.pop(bundle.MANIFEST))
+    change(manifest, members)
+    return bundle.pack(
+        {name: manifest[name] for name in manifest if name not in ("members", "schema_version")}, members
+    )
+
+
+def test_a_text_gives_the_outputs_of_the_host(content: bytes) -> None:
+    opened = bundle.Bundle(content)
+    assert opened.decoding.text_bytes == 512
+    golden = opened.manifest["golden"]
+    expected = opened.array(golden["outputs"]["int8"])
+    with Model(opened, kernels="reproducible") as model:
+        for name, outputs in zip(golden["inputs"], expected, strict=True):
+            sample = opened.array(name)
+            np.testing.assert_array_equal(model.run(model.prepare(sample))[0][0], outputs)
+            as_text = sample.tobytes().rstrip(b"\0").decode()
+            np.testing.assert_array_equal(model.prepare(as_text)[0], model.prepare(sample)[0])
+        answer = model("dogs bark")
+        assert answer.label in text_bundles.LABELS
+        assert len(opened.samples(opened.manifest["evaluation"])) == 6
+        for wrong in (np.zeros((3, 3)), np.full(5, 300.0)):
+            with pytest.raises(ImageError, match="tokens takes"):
+                model(wrong)
+
+
+def test_a_bundle_of_images_takes_no_texts() -> None:
+    import devices
+
+    with Model(bundle.Bundle(devices.packed()), "int8") as model, pytest.raises(ImageError, match="takes no texts"):
+        model("a cat")
+
+
+def test_a_number_without_a_row_is_an_error(content: bytes) -> None:
+    def more_buckets(manifest: dict[str, Any], members: dict[str, bytes]) -> None:
+        del members
+        steps = [{"tokens": {"length": text_bundles.WORDS, "buckets": 10**6}}]
+        manifest["preprocessing"].update(steps=steps, digest=Preprocessing(steps).digest)
+
+    error = pytest.raises(ImageError, match="from 0 to 20, the rows of the lookup table")
+    with Model(bundle.Bundle(changed(content, more_buckets))) as model, error:
+        model("dogs bark")
+
+
+def two_inputs(manifest: dict[str, Any], members: dict[str, bytes]) -> None:
+    del members
+    first = manifest["models"]["int8"]["inputs"][0]
+    manifest["models"]["int8"]["inputs"].append({**first, "name": "other"})
+
+
+def other_table(manifest: dict[str, Any], members: dict[str, bytes]) -> None:
+    members[manifest["models"]["int8"]["lookup"]] = bundle.array_bytes(np.zeros((4, 99), np.int8))
+
+
+def no_table(manifest: dict[str, Any], members: dict[str, bytes]) -> None:
+    del members[manifest["models"]["int8"]["lookup"]]
+
+
+def no_array(manifest: dict[str, Any], members: dict[str, bytes]) -> None:
+    members[manifest["models"]["int8"]["lookup"]] = b"\x93NUMPY"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (two_inputs, "must have one input"),
+        (other_table, "does not fit"),
+        (no_table, "not in the bundle"),
+        (no_array, "cannot be used"),
+    ],
+)
+def test_a_lookup_that_does_not_fit_is_refused(content: bytes, change: Any, message: str) -> None:
+    with pytest.raises(bundle.BundleError, match=message):
+        changed(content, change)
+
+
+def test_files_are_texts(content: bytes, tmp_path: Path) -> None:
+    opened = bundle.Bundle(content)
+    for name, written in (("a.txt", b"dogs bark"), ("b", b"\xff\xd8\xff"), ("c.wav", b"RIFF....WAVE")):
+        (tmp_path / name).write_bytes(written)
+        ((_, sample),) = samples.named([str(tmp_path / name)], opened)
+        assert (sample.shape, sample[: len(written)].tobytes()) == ((512,), written)
+
+
+def test_lines_of_stdin_are_texts(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = bundle.Bundle(content)
+    lines = b"dogs bark\n\n  \na cat\r\n" + b"x" * 200_000 + b"\n\xff\nlast"
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(lines)))
+    found = [(name, bytes(sample).rstrip(b"\0")) for name, sample in samples.named(["-"], opened)]
+    texts = [b"dogs bark", b"a cat", b"x" * 512, b"\xff", b"last"]
+    assert found == [(f"line-{number:06}", each) for number, each in zip((1, 4, 5, 6, 7), texts, strict=True)]
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"\n\n")))
+    with pytest.raises(ImageError, match="stdin has no text"):
+        list(samples.named(["-"], opened))
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(ArgumentError, match="stdin is closed"):
+        list(samples.named(["-"], opened))
+
+
+def test_a_request_is_a_text(content: bytes) -> None:
+    decoding = bundle.Bundle(content).decoding
+    sample = images.decode_body(b"PK\x03\x04 is a text", decoding=decoding)
+    assert bytes(sample).rstrip(b"\0") == b"PK\x03\x04 is a text"
+    np.testing.assert_array_equal(images.decode_body(bundle.array_bytes(sample), decoding=decoding), sample)

@@ -1,0 +1,49 @@
+"""A classifier of texts: a model whose input is looked up, and its bundle."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tiny
+
+from compress.exporters.packing import Packing, pack
+from compress.progress import SILENT
+from compress.tasks import TASKS
+from compress.tflite import graph, lookup
+
+WORDS, WIDTH, BUCKETS, CLASSES = 4, 3, 20, 3
+STEPS = [{"tokens": {"length": WORDS, "buckets": BUCKETS}}]
+TEXTS = ("a cat sat", "dogs bark", "the fish swims far away", "Dogs!", "a bird", "cats and dogs")
+LABELS = ("cat", "dog", "fish")
+
+
+def table() -> np.ndarray[Any, Any]:
+    """The vectors of the tokens, and of no token."""
+    return np.random.default_rng(1).integers(-128, 128, (BUCKETS + 1, WIDTH)).astype(np.int8)
+
+
+def model(*, with_table: bool = True) -> bytes:
+    """A dense layer on the vectors of the words, int8."""
+    made = tiny.TfliteBuilder(int8=True)
+    x = made.activation("words", [1, WORDS, WIDTH], (-1.0, 1.0))
+    scores = made.activation("scores", [1, CLASSES], (-6.0, 6.0))
+    weights = np.random.default_rng(0).uniform(-1, 1, (CLASSES, WORDS * WIDTH))
+    made.dense(x, weights, np.zeros(CLASSES), scores)
+    content = made.finish([x], [scores])
+    return graph.serialize(lookup.with_table(graph.parse(content), table())) if with_table else content
+
+
+def packed(data: Any = None) -> bytes:
+    """The bundle of `model`; with data, golden inputs and an evaluation sample."""
+    folder = Path(tempfile.mkdtemp())
+    (folder / "int8.tflite").write_bytes(model())
+    labels = () if data is not None else LABELS
+    files = {"int8": folder / "int8.tflite"}
+    packing = Packing("texts", files, TASKS["classification"], {}, SILENT, data, labels=labels)
+    content = pack(packing)
+    shutil.rmtree(folder)
+    return content

@@ -1,0 +1,68 @@
+"""The lookup table in the metadata of a file: kept by edits, and used by whoever runs the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import text_bundles
+import tiny
+
+from compress.errors import ModelError
+from compress.targets import load
+from compress.tflite import edit, graph, lookup
+from compress.tflite.interpreter import LoadedModel
+
+
+def test_a_file_with_a_table_takes_numbers(tmp_path: Path) -> None:
+    for name, with_table in (("with", True), ("without", False)):
+        (tmp_path / name).write_bytes(text_bundles.model(with_table=with_table))
+    numbers = np.random.default_rng(0).integers(0, 21, (5, text_bundles.WORDS)).astype(np.float32)
+    model = LoadedModel(tmp_path / "with", reproducible=True)
+    assert model.input_layout.shapes == ((text_bundles.WORDS,),)
+    (tensor,) = model.input_tensors
+    vectors = tensor.real(text_bundles.table())[numbers.astype(int)]
+    plain = LoadedModel(tmp_path / "without", reproducible=True)
+    assert plain.lookup is None
+    np.testing.assert_array_equal(model.scores(numbers), plain.scores(vectors))
+    with pytest.raises(ModelError, match=r"from 0 to 20.*buckets"):
+        model.feed(np.full(text_bundles.WORDS, 21, np.float32))
+    with pytest.raises(ModelError, match=r"takes \[1, 4\], but the data gives \[1, 4, 3\]"):
+        model.feed(vectors[0])
+
+
+def test_edits_keep_the_table() -> None:
+    parsed = graph.parse(text_bundles.model())
+    edited = load("edgetpu").legalize(parsed, parsed.feeds(np.zeros((2, 4, 3), np.float32)), io="UINT8").graph
+    for each in (parsed, edited, edit.compact(parsed)):
+        found = lookup.table_of(graph.parse(graph.serialize(each)))
+        np.testing.assert_array_equal(found, text_bundles.table())
+
+
+def test_a_file_without_a_table(tmp_path: Path) -> None:
+    (tmp_path / "model.tflite").write_bytes(tiny.classifier())
+    (tmp_path / "empty").touch()
+    for name in ("model.tflite", "empty", "missing"):
+        assert lookup.read(tmp_path / name) is None
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [(np.zeros((4, 5), np.int8), "does not fit"), (np.zeros((4, 3), np.float32), "does not fit")],
+)
+def test_a_table_that_does_not_fit_is_refused(tmp_path: Path, table: np.ndarray, message: str) -> None:
+    parsed = graph.parse(text_bundles.model(with_table=False))
+    path = tmp_path / "model.tflite"
+    path.write_bytes(graph.serialize(lookup.with_table(parsed, table)))
+    with pytest.raises(ModelError, match=message):
+        LoadedModel(path, reproducible=True)
+
+
+def test_damaged_metadata_is_refused(tmp_path: Path) -> None:
+    content = text_bundles.model()
+    start = content.index(b"\x93NUMPY")
+    path = tmp_path / "model.tflite"
+    path.write_bytes(content[:start] + b"\0" + content[start + 1 :])
+    with pytest.raises(ModelError, match="not an array of numbers"):
+        LoadedModel(path, reproducible=True)
