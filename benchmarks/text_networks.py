@@ -6,10 +6,24 @@ transformer: Devlin et al., BERT, 2018 (arXiv 1810.04805), with 2 layers; positi
 mixer: Tolstikhin et al., MLP-Mixer, 2021 (arXiv 2105.01601), with batch norms and ReLU6.
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
 import keras
 
 
-def build(input_shape, classes, tokens, kind, width=64, blocks=2, heads=4, dropout=0.5):
+def build(
+    input_shape: Sequence[int],
+    classes: int,
+    tokens: int,
+    kind: str,
+    width: int = 64,
+    blocks: int = 2,
+    heads: int = 4,
+    dropout: float = 0.5,
+) -> Any:
     """Return the model; the arguments that `models/text_cnn.py` has, too, mean the same."""
     layers = keras.layers
     text = keras.Input(input_shape, name="tokens")
@@ -27,7 +41,7 @@ def build(input_shape, classes, tokens, kind, width=64, blocks=2, heads=4, dropo
     return keras.Model(text, layers.Dense(classes, activation="softmax", name="scores")(x), name=kind)
 
 
-def _encoder(x, width, heads, name):
+def _encoder(x: Any, width: int, heads: int, name: str) -> Any:
     layers = keras.layers
     attended = layers.MultiHeadAttention(heads, width // heads, dropout=0.1, name=f"{name}_attention")(x, x)
     x = layers.LayerNormalization(name=f"{name}_norm0")(layers.Add()([x, attended]))
@@ -36,7 +50,7 @@ def _encoder(x, width, heads, name):
     return layers.LayerNormalization(name=f"{name}_norm1")(layers.Add()([x, y]))
 
 
-def _mixer(x, length, width, name):
+def _mixer(x: Any, length: int, width: int, name: str) -> Any:
     layers = keras.layers
     for part, channels in (("positions", length), ("channels", 4 * width)):
         y = layers.Permute((2, 1), name=f"{name}_{part}_turn")(x) if part == "positions" else x

@@ -36,7 +36,7 @@ def verses(source):
     try:
         import pythonbible
     except ImportError as error:
-        raise SystemExit(f"{source}: has no pythonbible ({error}); see the beginning of this file") from error
+        raise SystemExit(f"{source}: has no package: {error}; allowed: the folder that pip wrote") from error
     version = pythonbible.Version.AMERICAN_STANDARD
     for number in pythonbible.verses.VERSE_IDS:
         if number // BOOK > KINDS[-1][2]:

@@ -208,9 +208,9 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
         model = working_model.read(artifact, context) if artifact.kind is Kind.KERAS else None
         parts, progress = _QuantizePhases.of(self, context.data), context.progress
         progress.plan(parts.samples, parts.search, *parts.qat, parts.writing, parts.check)
+        lookup = None if model is None else self._cut_lookup(model, context)
         with progress.phase(parts.samples):
             samples = self._split(model, context)
-        lookup = None if model is None else self._cut_lookup(model, context)
         own_samples = samples
         if lookup is not None:
             rows = (lookup.rows(part) for part in (samples.calibration, samples.held_out))

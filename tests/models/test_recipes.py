@@ -101,7 +101,7 @@ def test_the_pages_show_the_results_of_the_benchmark() -> None:
 @pytest.mark.parametrize("name", sorted(recipe_data.WRITERS))
 def test_the_manifest_names_origin_licence_and_splits(name: str) -> None:
     manifest = tomllib.loads((ROOT / "calibration_data" / name / "manifest.toml").read_text())
-    assert re.match(r"[\w-]+/[\w.-]+, commit [0-9a-f]{7}", manifest["origin"])
+    assert re.match(r"[\w-]+/[\w.-]+, (commit [0-9a-f]{7}|packages [\w-]+ \d)", manifest["origin"])
     assert re.search("MIT|Apache-2.0|CC BY", manifest["licence"])
     assert manifest["splits"]
     assert (ROOT / "calibration_data" / name / manifest["prepare"]).exists()
@@ -117,6 +117,16 @@ def test_another_folder_is_refused_with_what_is_missing(tmp_path: Path, name: st
 
 
 # --- splits -----------------------------------------------------------------------------
+
+
+def test_no_chapter_is_in_two_splits(recipe: Callable[[str], Path]) -> None:
+    with (recipe("text").parent / "data" / "verses.csv").open(newline="", encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
+    chapters = {(row["chapter"], row["split"]) for row in rows}
+    assert len({chapter for chapter, _ in chapters}) == len(chapters) == 60
+    of_law = [split for chapter, split in chapters if int(chapter) < 6000]
+    assert {split: of_law.count(split) for split in set(of_law)} == {"train": 7, "validation": 1, "test": 2}
+    assert {row["kind"] for row in rows} == {"law", "history", "wisdom", "prophets", "gospels", "letters"}
 
 
 def test_the_last_strokes_of_each_digit_are_the_test(recipe: Callable[[str], Path]) -> None:

@@ -18,6 +18,7 @@ from PIL import Image
 
 PREPARED = {
     "gestures": ("gestures", "data/gestures.npz"),
+    "text": ("verses", "data/verses.csv"),
     "spoken_digits": ("spoken_digits", "data/spoken_digits"),
     "temperature": ("temperature", "data/temperature.npz"),
     "person": ("coco128", "data/person"),
@@ -75,6 +76,25 @@ def gestures(folder: Path) -> None:
             points = [{"x": number / 100, "y": 0.1}] * (30 + number)
             strokes.append({"index": number, "label": str(digit), "strokePoints": points})
         (folder / f"petewarden_{digit}.json").write_text(json.dumps({"strokes": strokes}))
+
+
+def verses(folder: Path) -> None:
+    """Write pythonbible with ten chapters of each kind of book, with three verses each; one verse has no words."""
+    firsts = (1, 6, 18, 23, 40, 45)
+    numbers = [
+        book * 10**6 + chapter * 1000 + verse for book in firsts for chapter in range(1, 11) for verse in (1, 2, 3)
+    ]
+    texts = {number: f"verse {number} of {number // 10**6}" for number in numbers} | {numbers[0]: " "}
+    (folder / "pythonbible").mkdir()
+    code = f"""TEXTS = {{**{texts}, 66001001: "a revelation"}}
+class Version:
+    AMERICAN_STANDARD = 0
+class verses:
+    VERSE_IDS = tuple(TEXTS)
+def get_verse_text(number, version):
+    return TEXTS[number]
+"""
+    (folder / "pythonbible" / "__init__.py").write_text(code)
 
 
 def spoken_digits(folder: Path) -> None:
@@ -146,6 +166,7 @@ def groceries(folder: Path) -> None:
 
 WRITERS = {
     "gestures": gestures,
+    "verses": verses,
     "spoken_digits": spoken_digits,
     "temperature": temperature,
     "coco128": coco128,
