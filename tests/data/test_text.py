@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from compress.data.dataset import Dataset
-from compress.data.sources import Text
+from compress.data.sources import TextTable
 from compress.errors import DataError
 from deploy.contract.preprocessing import Preprocessing
 from deploy.contract.text import text_of
@@ -31,7 +31,7 @@ def written(folder: Path, rows: Any = ROWS, header: str = "text,label,split,auth
 
 @pytest.mark.parametrize("delimiter", [",", "\t", ";"])
 def test_texts_labels_and_splits(tmp_path: Path, delimiter: str) -> None:
-    source = Text(file=written(tmp_path, delimiter=delimiter), split="split", max_bytes=32)
+    source = TextTable(file=written(tmp_path, delimiter=delimiter), split="split", max_bytes=32)
     data = Dataset(source, Preprocessing([{"tokens": {"length": 3, "buckets": 50}}]), None)
     assert data.class_names == ("cat", "dog")
     assert {split: data.labels(split).tolist() for split in ("train", "validation", "test")} == {
@@ -50,7 +50,7 @@ def test_texts_labels_and_splits(tmp_path: Path, delimiter: str) -> None:
 
 def test_groups_stay_together(tmp_path: Path) -> None:
     rows = [(f"text {index}", "ab"[index % 2], "", str(index // 4)) for index in range(80)]
-    source = Text(file=written(tmp_path, rows), group="author")
+    source = TextTable(file=written(tmp_path, rows), group="author")
     data = Dataset(source, Preprocessing([{"tokens": {"length": 3, "buckets": 50}}]), None)
     authors: dict[str, set[int]] = {}
     for split in ("train", "validation", "test"):
@@ -61,10 +61,10 @@ def test_groups_stay_together(tmp_path: Path) -> None:
 
 
 def test_notes_and_texts_without_labels(tmp_path: Path) -> None:
-    samples = Text(file=written(tmp_path, [*ROWS, (" ", "cat", "", "")]), label=None, max_bytes=8).load()
+    samples = TextTable(file=written(tmp_path, [*ROWS, (" ", "cat", "", "")]), label=None, max_bytes=8).load()
     assert samples.notes == ("3 of 7 texts are longer than 8 bytes, and cut", "1 of 7 texts are blank")
     assert not samples.has_labels
-    assert Text(file="x", label=None).task_name() == "outputs"
+    assert TextTable(file="x", label=None).task_name() == "outputs"
 
 
 @pytest.mark.parametrize(
@@ -79,10 +79,10 @@ def test_notes_and_texts_without_labels(tmp_path: Path) -> None:
 )
 def test_bad_tables_are_refused(tmp_path: Path, rows: Any, header: str, settings: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        Text(file=written(tmp_path, rows, header), **settings).load()
+        TextTable(file=written(tmp_path, rows, header), **settings).load()
 
 
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "texts.csv").write_bytes(b"text,label\n\xff\xfe,cat\n")
     with pytest.raises(DataError, match="is not UTF-8"):
-        Text(file=str(tmp_path / "texts.csv")).load()
+        TextTable(file=str(tmp_path / "texts.csv")).load()

@@ -14,7 +14,7 @@ import pytest
 import text_bundles
 
 from compress.data.dataset import Dataset
-from compress.data.sources import Text
+from compress.data.sources import TextTable
 from deploy import images, samples
 from deploy.contract import bundle
 from deploy.contract.errors import ArgumentError, ImageError
@@ -27,7 +27,7 @@ def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     path = tmp_path_factory.mktemp("texts") / "texts.csv"
     rows = [f"{text},{text_bundles.LABELS[index % 3]}" for index, text in enumerate(text_bundles.TEXTS * 5)]
     path.write_text("\n".join(["text,label", *rows]))
-    return text_bundles.packed(Dataset(Text(file=str(path)), Preprocessing(text_bundles.STEPS), None))
+    return text_bundles.packed(Dataset(TextTable(file=str(path)), Preprocessing(text_bundles.STEPS), None))
 
 
 def changed(content: bytes, change: Any) -> bytes:

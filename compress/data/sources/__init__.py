@@ -8,7 +8,7 @@ from compress.data.sources.images import ImageFolder
 from compress.data.sources.masks import Masks
 from compress.data.sources.python_function import PythonFunction
 from compress.data.sources.random_samples import RandomSamples
-from compress.data.sources.text import Text
+from compress.data.sources.text import TextTable
 from compress.data.sources.tfrecord import TfRecord
 from compress.data.sources.time_series import Csv
 from compress.data.sources.voc import Voc
@@ -31,7 +31,7 @@ SOURCES: dict[str, type[Source]] = {
         Yolo,
         Masks,
         RandomSamples,
-        Text,
+        TextTable,
     )
 }
 
@@ -46,7 +46,7 @@ __all__ = [
     "Npy",
     "Npz",
     "RandomSamples",
-    "Text",
+    "TextTable",
     "TfRecord",
     "Voc",
     "Wav",

@@ -19,7 +19,7 @@ from deploy.contract.text import MAX_BYTES, sample_of
 MAX_TEXT_BYTES = 2 << 30
 
 
-class Text(Stored):
+class TextTable(Stored):
     """A CSV or TSV file with a header: a text in each row, and its label.
 
     A sample is the text in UTF-8: uint8 [max_bytes], with zeros after its end. The preprocessing step `tokens` makes
