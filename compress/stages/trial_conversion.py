@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import ModelError, StageError
-from compress.ir.keras_graph import Layer, LayerOutput, Network
+from compress.ir.keras_graph import Layer, LayerOutput, Network, build
 from compress.ir.layer_specs import spec_of
-from compress.ir.passes import fold
+from compress.ir.passes import cut_lookup, fold
 from compress.pruning.cost import TrialConversion
 from compress.quantization import calibration, export
 from compress.targets.base import Target
@@ -69,8 +69,11 @@ class TrialConverter:
         return next((content for other, content in self.known if other is model), None) or export.convert_float(model)
 
     def _quantized(self, network: Network, model: Any) -> Graph:
-        """Return the 8-bit file, rewritten for the target."""
+        """Return the 8-bit file, rewritten for the target, without the lookup of an embedding, as from `quantize`."""
         samples = self.samples[:SAMPLES]
+        lookup = cut_lookup.cut(network)
+        if lookup is not None:
+            samples, network, model = lookup.rows(samples), lookup.network, build(lookup.network)
         canonical = _with_biases(fold.canonical(network))
         try:
             content = export.convert(canonical, calibration.calibrate(canonical, samples))
