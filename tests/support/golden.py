@@ -11,7 +11,7 @@ import numpy as np
 import signer
 
 from deploy import recording
-from deploy.contract import bundle
+from deploy.contract import bundle, text
 from deploy.contract.preprocessing import VERSION, Preprocessing, dequantize, quantize
 
 STEPS = [
@@ -36,6 +36,13 @@ SOUND = [
     {"mfcc": {"rate": 8000, "frame": 200, "step": 80, "bins": 20, "range": [100, 3800], "offset": 0.001}},
     {"squeeze": {}},
 ]
+TEXT = (
+    "Stra\u00dfe, STRASSE; caf\u00e9, cafe\u0301; \u0130stanbul \u0131\u015f\u0131k \ufb01ne \u00bd x\u00b2 "
+    "\u039f\u03b4\u03cc\u03c2 \u0416\u0443\u043a \u05e9\u05dc\u05d5\u05dd \u0645\u0631\u062d\u0628\u0627 \ufdfa "
+    "\u0928\u092e\u0938\u094d\u0924\u0947 \u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35 \u65e5\u672c\u8a9e \uff21\uff22 "
+    "\ud55c\uad6d\uc5b4 \U0001f600 snake_case 3.14 don't"
+)
+"""Scripts, case and compatible forms that Unicode 11 has."""
 EXPECTED = {
     "digest": "fa9b581a0a8900076222e8477cf8e0078c322a5a8cb439b196172d8cc8f8d223",
     "output": "6dc6d4ec57976ee7d657b852f6c4dc052be1cb9d280ee745c9225f60895af8b3",
@@ -43,6 +50,7 @@ EXPECTED = {
     "picture": "97add43fae209e1f6da0513a74d6bdd38ba2a1a8fe978c1cf9a8264a3f91b886",
     "sound": "0d11615273956803c00170a21501b541b33a7e626bc8321b37fe3e5dd2e5c241",
     "recordings": "d35f4f927d67eb566fcb5723656141c7136ad03a1510f2bd7418299940883aae",
+    "texts": "eb4d432e9c18f36436bc2401b44ca965ad1822f9a45fc4bdee8ec68de9b3c367",
     "bundle": "f35086fa1eeee83bc190818c512623590c6a436242f80672d846d879599f2cd2",
     "accepted": 0,
     "signed": "ff9f4bdf1fd9eacc9dc7f8cec761a430db42cee10ff561ad97dca9cd23f3cbf9",
@@ -73,6 +81,15 @@ def recordings():
         content = b"RIFF" + struct.pack("<I", len(parts)) + parts
         found += [recording.decode_wav(content, 8000, channels) for channels in ("mix", "first")]
     return np.concatenate(found)
+
+
+def texts():
+    """The numbers of words and of characters, of a text and of bytes that are not UTF-8."""
+    samples = [text.sample_of(TEXT, 300), text.sample_of(bytes(range(256)), 256)]
+    units = [
+        Preprocessing([{"tokens": {"length": 200, "buckets": 65536, "unit": unit}}]) for unit in ("word", "character")
+    ]
+    return np.concatenate([unit(sample) for unit in units for sample in samples])
 
 
 def tensor(name, shape, dtype, scale, zero_point):
@@ -141,6 +158,7 @@ def found():
         "picture": sha(Preprocessing(PICTURE)(sample()).tobytes()),
         "sound": sha(quantize(Preprocessing(SOUND)(sound()), 0.25, 3, np.int8).tobytes()),
         "recordings": sha(recordings().tobytes()),
+        "texts": sha(texts().tobytes()),
         "bundle": sha(packed()),
         "accepted": accepted(packed()),
         "signed": sha(signed),
