@@ -76,13 +76,13 @@ class Variant:
 
 VARIANTS = (
     Variant("convolution", arguments={"filters": [64]}),
-    Variant("convolutions_large", arguments={"filters": [128, 192]}),
     Variant("transformer", "text_networks", {"kind": "transformer"}, 0.001, length=32),
     Variant("convolution_32_words", arguments={"filters": [64]}, length=32),
-    Variant("mixer", "text_networks", {"kind": "mixer"}),
-    Variant("separable", arguments={"filters": [64, 64], "separable": True}),
     Variant("vocabulary", arguments={"filters": [64]}, buckets=0),
     Variant("hash_4096", arguments={"filters": [64]}, buckets=4096),
+    Variant("mixer", "text_networks", {"kind": "mixer"}),
+    Variant("convolutions_large", arguments={"filters": [128, 192]}),
+    Variant("separable", arguments={"filters": [64, 64], "separable": True}),
 )
 
 
@@ -155,7 +155,7 @@ def run_network(variant: Variant, seed: int, work: Path) -> dict[str, Any]:
     return {
         "float": before["accuracy"]["value"],
         "int8": after["accuracy"]["value"],
-        "parameters": after["parameters"]["value"],
+        "weights": before["parameters"]["value"] - ((variant.buckets or WORDS + 1) + 1) * 64,
         "macs": after["macs"]["value"],
         "operators": [on_tpu, len(placement["ops"])],
         "macs_on_tpu": placement["macs"]["tpu"],
@@ -229,7 +229,7 @@ def table(results: dict[str, Any]) -> str:
             variant.name,
             seeds([run["float"] for run in runs]),
             seeds([run["int8"] for run in runs]),
-            f"{first['parameters'] / 1000:,.0f} k",
+            f"{first['weights'] / 1000:,.0f} k",
             f"{first['macs'] / 1e6:.2f} M",
             f"{first['operators'][0]} of {first['operators'][1]}",
             interval(latency),

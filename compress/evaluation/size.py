@@ -8,14 +8,14 @@ from typing import ClassVar
 from compress.artifact import MODEL_TFLITE, Artifact, Facts
 from compress.measurement import Measurement
 from compress.stage import Context, Probe
-from compress.tflite import graph, macs
+from compress.tflite import graph, lookup, macs
 
 
 class Size(Probe):
     """The size of a model."""
 
     name: ClassVar[str] = "size"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
 
     def run(self, subjects: Mapping[str, Artifact], context: Context) -> Facts:
         """`size_bytes`, `compressed_bytes`, `parameters` and `macs` of each subject."""
@@ -26,13 +26,16 @@ class Size(Probe):
     def _measure(artifact: Artifact) -> Facts:
         path = artifact.file(MODEL_TFLITE)
         parsed = graph.read(path)
+        table = lookup.table_of(parsed)
+        looked_up = 0 if table is None else table.size
         counted = "counted in the .tflite graph, batch norm folded"
+        with_table = counted if table is None else f"{counted}; {looked_up:,} of them in the table of the lookup"
         measurements = {
             "size_bytes": Measurement(path.stat().st_size, "bytes", "measured", note="size of the .tflite file"),
             "compressed_bytes": Measurement(
                 macs.compressed_bytes(path.read_bytes()), "bytes", "measured", note="the file by zlib at level 9"
             ),
-            "parameters": Measurement(macs.parameters(parsed), "parameters", "measured", note=counted),
+            "parameters": Measurement(macs.parameters(parsed) + looked_up, "parameters", "measured", note=with_table),
             "macs": Measurement(macs.total_macs(parsed), "MACs", "measured", note=counted),
         }
         return {name: measurement.to_json() for name, measurement in measurements.items()}
