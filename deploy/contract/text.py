@@ -19,8 +19,9 @@ import numpy as np
 
 from deploy.contract.step import Array, Plan, PreprocessingError, Shape, Step, Whole, Word, key
 
-MAX_BYTES = 1 << 16
-"""The longest text."""
+MAX_BYTES = 1 << 14
+"""The longest text. CPython's normalization takes quadratic time for many combining characters in a row: 0.1 to 0.3 s
+for this length on a PC."""
 MAX_LENGTH = 1 << 12
 """The largest number of tokens."""
 MAX_BUCKETS = (1 << 24) - 1
@@ -91,8 +92,8 @@ class Tokens(Step):
         if len(shape) != 1 or shape[0] > MAX_BYTES:
             what = "tokens takes a text, uint8 [bytes] with at most %d bytes, not %r"
             raise PreprocessingError(what % (MAX_BYTES, list(shape)))
-        # NFKC makes up to 18 characters of one (U+FDFA), and a Python list of characters has 8 bytes for each.
-        return Plan((self.length,), self.length + 64 * shape[0])
+        # NFKC makes up to 18 characters of one (U+FDFA), and Python takes up to 84 bytes for each in a list.
+        return Plan((self.length,), self.length + 128 * shape[0])
 
     def __call__(self, sample: Array) -> Array:
         """Return the numbers of the tokens."""
