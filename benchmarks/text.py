@@ -7,6 +7,8 @@ mixer, and the transformer; it reads 32 words, because its training takes long, 
 `hash_4096` and `vocabulary` are the convolution with other numbers of words: fewer hash buckets, and the 8,192 most
 frequent words of the training split, all others as one.
 
+The costs of larger convolution networks are predicted (`sizes`): from which size on the Edge TPU pays.
+
 Linear models: TF-IDF of words, and of words and pairs of words, with logistic regression (scikit-learn, C = 4), fitted
 on the same training split.
 
@@ -24,6 +26,7 @@ import collections
 import csv
 import json
 import re
+import runpy
 import subprocess
 import sys
 import time
@@ -38,12 +41,20 @@ from paths import ROOT
 from recipe_rows import VERSES
 from recipes import measured_run
 
+from compress.ir import keras_graph
+from compress.ir.passes import cut_lookup
+from compress.ir.tensorflow import keras
+from compress.quantization import post_training
+from compress.quantization.settings import PostTrainingSettings
+from compress.targets import load
+from compress.tflite import graph, macs
 from deploy.contract.lookup import Lookup
 from deploy.contract.preprocessing import Preprocessing
 from deploy.contract.tensors import TensorDescription
 from deploy.contract.text import sample_of
 
 RESULTS = repository.RESULTS / "text.json"
+EDGETPU = load("edgetpu")
 LENGTH, BUCKETS, BYTES, WORDS = 64, 16384, 512, 8192
 HOSTS = ("usb3", "pi4-usb3", "pi5-usb3")
 SPLITS = ("train", "validation", "test")
@@ -51,6 +62,8 @@ STRENGTH = 4.0
 """Inverse regularization of logistic regression."""
 TIMED = 2000
 """Texts whose preprocessing is timed."""
+SIZES = ((64, 64, 1), (128, 128, 2), (256, 128, 4), (512, 256, 4), (512, 512, 4))
+"""Words, channels and layers of the networks of which the costs are predicted."""
 
 
 @dataclass(frozen=True)
@@ -210,6 +223,29 @@ def time_text(rows: dict[str, list[tuple[str, str]]]) -> dict[str, float]:
     return {"tokens_ms": round(to_tokens, 4), "lookup_ms": round(looked_up, 4)}
 
 
+def cost_of_size(length: int, width: int, layers: int) -> dict[str, Any]:
+    """Return the costs of a convolution network for long texts, with random weights: they do not depend on them."""
+    keras(0)
+    build = runpy.run_path(str(ROOT / "models" / "text_cnn.py"))["build"]
+    arguments = {"tokens": 1000, "width": width, "filters": [width] * layers}
+    lookup = cut_lookup.cut(keras_graph.read(build((length,), 6, **arguments)))
+    assert lookup is not None
+    samples = lookup.rows(np.random.default_rng(0).integers(0, 1000, (16, length)).astype(np.float32))
+    settings = PostTrainingSettings(ranges="minmax", equalize="off", correct_bias="off")
+    quantized = post_training.quantize(keras_graph.build(lookup.network), samples, samples, settings)
+    parsed = graph.parse(quantized.content)
+    legal = EDGETPU.legalize(parsed, parsed.feeds(samples), io="INT8").graph
+    predicted = {host: EDGETPU.estimate(legal, host, None).to_json() for host in HOSTS}
+    return {
+        "length": length,
+        "width": width,
+        "layers": layers,
+        "macs": macs.total_macs(legal),
+        "latency_ms": {host: [predicted[host][key] for key in ("latency_ms", "low_ms", "high_ms")] for host in HOSTS},
+        "cpu_alone_ms": {host: predicted[host]["cpu_alone_ms"] for host in HOSTS},
+    }
+
+
 def table(results: dict[str, Any]) -> str:
     """Return the results as a table in Markdown."""
     head = ["model", "float", "int8", "weights", "MACs", "operators on the TPU", "USB 3: ms", "Pi 4, USB 3: ms"]
@@ -241,6 +277,18 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def size_table(results: dict[str, Any]) -> str:
+    """Return the costs of networks by their size as a table in Markdown."""
+    head = ["words", "convolutions", "MACs", "USB 3: ms", "its CPU alone: ms", "Pi 5, USB 3: ms", "its CPU alone: ms"]
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    for size in results["sizes"]:
+        row = [str(size["length"]), f"{size['layers']} of {size['width']}", f"{size['macs'] / 1e6:,.1f} M"]
+        for host in ("usb3", "pi5-usb3"):
+            row += [interval(size["latency_ms"][host]), f"{size['cpu_alone_ms'][host]:.2f}"]
+        lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines)
+
+
 def seeds(values: list[float]) -> str:
     """Return the mean with the smallest and the largest value of several seeds."""
     mean = f"{np.mean(values):.3f}"
@@ -263,7 +311,7 @@ def main() -> int:
     options = parser.parse_args()
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"linear": {}, "networks": {}}
     if options.table:
-        print(table(results))
+        print(f"{table(results)}\n\n{size_table(results)}")
         return 0
     work = options.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
@@ -281,6 +329,9 @@ def main() -> int:
         if name not in results["linear"]:
             results["linear"][name] = run_linear(rows, words)
             RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    if "sizes" not in results:
+        results["sizes"] = [cost_of_size(*size) for size in SIZES]
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     for seed in range(options.seeds):
         for variant in VARIANTS:
             key = f"{variant.name}_{seed}"
@@ -289,7 +340,7 @@ def main() -> int:
             print(key, file=sys.stderr, flush=True)
             results["networks"][key] = run_network(variant, seed, work)
             RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    print(table(results))
+    print(f"{table(results)}\n\n{size_table(results)}")
     return 0
 
 
