@@ -213,8 +213,8 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
             samples = self._split(model, context)
         own_samples = samples
         if lookup is not None:
-            rows = (lookup.rows(part) for part in (samples.calibration, samples.held_out))
-            own_samples = replace(samples, calibration=next(rows), held_out=next(rows))
+            calibration, held_out = lookup.rows(samples.calibration), lookup.rows(samples.held_out)
+            own_samples = replace(samples, calibration=calibration, held_out=held_out)
             model = keras_graph.build(lookup.network)
         result = (
             self._without_layers(artifact, samples, context)
