@@ -49,6 +49,7 @@ class Batch:
         soft_targets: the outputs of teachers for these samples; None if they were not computed before the training.
         partner_labels: the training targets of the samples that these are mixed with; None if they are not mixed.
         share: the share of the samples in the mixture: [n].
+        training: whether the weights are trained with these samples; False in validation.
     """
 
     inputs: Any
@@ -56,6 +57,7 @@ class Batch:
     soft_targets: Any = None
     partner_labels: Any = None
     share: Any = None
+    training: bool = False
 
 
 @dataclass(frozen=True)
@@ -506,8 +508,8 @@ def _trainer(library: Any, model: Any, loss: Loss, replicas: int) -> Any:
         def compute_loss(
             self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
         ) -> Any:
-            del sample_weight, training
-            batch = Batch(x, **y)
+            del sample_weight
+            batch = Batch(x, **y, training=training)
             values = loss.head.training_values(batch.labels, y_pred) if loss.head else {}
             for mean in self.value_means:
                 mean.update_state(values[mean.name])
