@@ -18,7 +18,8 @@ PARENTS = 0.25
 MUTATION = 0.15
 """The probability that a choice is replaced by a random value."""
 ATTEMPTS = 50
-"""Children in a row that were seen before or cannot be repaired, after which the search is exhausted."""
+"""Children in a row that were seen before, after which children are random; after as many random ones the search
+ends."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +68,10 @@ class Evolution:
         return [candidate.sub_network for candidate in best[: max(2, round(self._population * PARENTS))]]
 
     def _children(self, parents: list[SubNetwork], count: int) -> Iterator[SubNetwork]:
-        """Yield new sub-networks within the limits: of random ones, mutations or crossovers."""
+        """Yield new sub-networks within the limits: mutations and crossovers of parents, or random ones without."""
         failures = 0
-        while count and failures < ATTEMPTS:
-            child = self.repaired(self._child(parents))
+        while count and failures < 2 * ATTEMPTS:
+            child = self.repaired(self._child(parents if failures < ATTEMPTS else []))
             if child in self._seen:
                 failures += 1
                 continue

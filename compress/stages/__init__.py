@@ -9,6 +9,7 @@ from compress.stages.package import Package
 from compress.stages.prune import Prune
 from compress.stages.quantize import Quantize
 from compress.stages.replace_activations import ReplaceActivations
+from compress.stages.search_architecture import SearchArchitecture
 from compress.stages.sparsify import Sparsify
 from compress.stages.train import Train
 
@@ -16,6 +17,7 @@ STAGES: dict[str, type[Stage]] = {
     stage.name: stage
     for stage in (
         Train,
+        SearchArchitecture,
         Prune,
         ReplaceActivations,
         Distill,

@@ -321,7 +321,8 @@ def loss_scale(
     totals: dict[str, float] = {}
     for start in range(0, len(order), GUESS_BATCH):
         chosen = order[start : start + GUESS_BATCH]
-        batch = Batch(rows_of(inputs, chosen), **{name: rows_of(rows, chosen) for name, rows in targets.items()})
+        fields: dict[str, Any] = {name: rows_of(rows, chosen) for name, rows in targets.items()}
+        batch = Batch(rows_of(inputs, chosen), **fields)
         outputs = [keras().ops.repeat(each, len(chosen), axis=0) for each in constant]
         values = {**head.training_values(batch.labels, outputs), "loss": loss.of(batch, outputs)}
         for name, value in values.items():

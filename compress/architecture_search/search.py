@@ -1,0 +1,340 @@
+"""The search for the best sub-network of a model within limits: training, evolution, extraction."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from compress.architecture_search import training
+from compress.architecture_search.costs import SubNetworkCosts
+from compress.architecture_search.elastic import ElasticNetwork, SubNetwork, find
+from compress.architecture_search.evolution import Candidate, Evolution
+from compress.architecture_search.extraction import extracted
+from compress.architecture_search.network import SharedNetwork
+from compress.artifact import Facts
+from compress.data.rows import rows as rows_of
+from compress.errors import StageError
+from compress.files import write_atomically
+from compress.ir import keras_graph
+from compress.ir.keras_graph import LayerOutput, Network
+from compress.ir.tensorflow import set_weights
+from compress.progress import Phase
+from compress.pruning.cost import CostFigures, TrialConversion
+from compress.pruning.importance import produces_channels
+from compress.stage import Context
+from compress.tasks import task_of
+from compress.tasks.base import Quality
+from compress.training import loop
+from compress.training.bn_recalibration import recalibrate_batch_norms
+from compress.training.loop import TrainingSettings
+from compress.training.phases import BACKWARD, BUILD, validation_cost
+
+TrialConverter = Callable[[Network, Any], TrialConversion]
+"""(network, the same as a Keras model) -> the .tflite files that it becomes; see `stages.trial_conversion`."""
+WEIGHTS = "shared_network.npz"
+VALUES = "sub_networks.json"
+BATCH = 256
+"""Number of validation samples that a sub-network processes at once."""
+MAX_CONVERSIONS = 3
+"""Trial conversions to verify the chosen sub-network; another one is chosen where its file is over a limit."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The largest costs of the result; None: no limit."""
+
+    latency_ms: float | None = None
+    size_bytes: int | None = None
+    streamed_bytes: int | None = None
+
+    def exceeded(self, figures: CostFigures) -> list[str]:
+        """Return each limit that some costs exceed, with both values."""
+        costs = figures.to_json()
+        limits = {name: limit for name, limit in asdict(self).items() if limit is not None}
+        return [f"{name} {costs[name]:,} (limit {limit:,})" for name, limit in limits.items() if costs[name] > limit]
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """The settings of a search; see the stage `search_architecture` for their meaning."""
+
+    limits: Limits
+    widths: tuple[float, ...] = (0.25, 0.5, 0.75)
+    multiple: int = 8
+    depth: bool = True
+    kernels: bool = True
+    random: int = 2
+    population: int = 50
+    candidates: int = 300
+    samples: int = 512
+    host: str | None = None
+    clock: str | None = None
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """A found model.
+
+    Attributes:
+        model: the Keras model, with the weights that it inherits from the shared network.
+        facts: the facts for the report, as plain values.
+    """
+
+    model: Any
+    facts: Facts
+
+
+def search(
+    model: Any, options: SearchOptions, settings: TrainingSettings, context: Context, convert: TrialConverter
+) -> SearchResult:
+    """Train a model so that its sub-networks work alone, and return the best one within limits.
+
+    An interrupted search continues where it stopped, if `context.unfinished` is the same folder.
+
+    Args:
+        model: the largest network as a Keras model.
+        options: what is searched, and the limits.
+        settings: the settings of the training.
+        context: data, target, seed and progress.
+        convert: makes the .tflite files whose costs are verified.
+
+    Raises:
+        StageError: nothing in the model can be smaller, or no sub-network is within the limits.
+        ModelError: the model does not fit the data.
+    """
+    network = keras_graph.read(model)
+    elastic = find(network, options.widths, options.multiple, blocks=options.depth, kernels=options.kernels)
+    costs = SubNetworkCosts(elastic, context.target, options.host, options.clock)
+    _verify(elastic, elastic.smallest, costs, convert)
+    _refuse_unreachable(elastic, costs, options.limits)
+    shared = SharedNetwork(elastic)
+    fitting = Phase("training of all sub-networks", _training_cost(settings, options, context))
+    choice = Phase("search", BUILD + options.candidates * validation_cost(context.data) / 4, unit="sub-network")
+    finish = Phase("batch norms", BUILD + 2 * validation_cost(context.data))
+    context.progress.plan(fitting, choice, finish)
+    with context.progress.phase(fitting):
+        history = _trained(shared, options, settings, context)
+    values = _Values(shared, options.samples, context)
+    with context.progress.phase(choice):
+        ends = {"largest": elastic.largest, "smallest": elastic.smallest}
+        qualities = {name: values.quality(each).to_json() for name, each in ends.items()}
+        candidates = _evolved(elastic, costs, values, options, context)
+    elastic = shared.trained()
+    chosen = _chosen(elastic, candidates, costs, options.limits, convert)
+    found = extracted(elastic, chosen.sub_network)
+    result = keras_graph.build(found)
+    with context.progress.phase(finish):
+        norms = recalibrate_batch_norms(result, context)
+    facts = {
+        "metric": values.quality(chosen.sub_network).metric,
+        "sub_networks": float(elastic.count),
+        "evaluated": len(candidates),
+        "limits": {name: limit for name, limit in asdict(options.limits).items() if limit is not None},
+        "largest": {"validation": qualities["largest"], **costs.figures(elastic.largest).to_json()},
+        "smallest": {"validation": qualities["smallest"], **costs.figures(elastic.smallest).to_json()},
+        "chosen": {"validation": abs(chosen.value), **costs.figures(chosen.sub_network).to_json()},
+        "front": front(candidates, costs),
+        "layers": _widths(elastic, found),
+        "blocks": {block.addition: kept for block, kept in zip(elastic.blocks, chosen.sub_network.blocks, strict=True)},
+        "kernels": _kernel_sizes(elastic, found, chosen.sub_network),
+    }
+    history.pop("batch_norms", None)
+    return SearchResult(result, {**facts, **history, **norms})
+
+
+def front(candidates: list[Candidate], costs: SubNetworkCosts) -> list[dict[str, float]]:
+    """Return the candidates that no other one beats, by cost: latency, or MACs where the target predicts no latency."""
+    points = []
+    for candidate in candidates:
+        figures = costs.figures(candidate.sub_network)
+        cost = figures.macs if figures.latency_ms is None else figures.latency_ms
+        points.append((cost, -candidate.value, figures))
+    best = math.inf
+    result = []
+    for _, loss, figures in sorted(points, key=lambda point: point[:2]):
+        if loss < best:
+            best = loss
+            result.append({"validation": abs(loss), **figures.to_json()})
+    return result
+
+
+def _training_cost(settings: TrainingSettings, options: SearchOptions, context: Context) -> float:
+    """Return the expected cost of the training: in each step the largest network, and smaller ones of about half."""
+    networks = 1 + (options.random + 1) / 2
+    samples = len(context.data.labels("train"))
+    return 4 * BUILD + settings.epochs * (networks * BACKWARD * samples + validation_cost(context.data))
+
+
+def _trained(
+    shared: SharedNetwork, options: SearchOptions, settings: TrainingSettings, context: Context
+) -> dict[str, Any]:
+    """Train the shared network, or read the weights that an interrupted run left; return the facts of the training."""
+    path = context.unfinished / WEIGHTS if context.unfinished else None
+    if path is not None and path.exists():
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as content:
+            facts: dict[str, Any] = json.loads(str(content["facts"]))
+            weights = [content[f"w{index}"] for index in range(len(content.files) - 1)]
+        set_weights(shared.model, weights)
+        context.progress.note("continues after the training of all sub-networks")
+        return facts
+    facts = dict(training.train(shared, options.random, settings, context))
+    if path is not None:
+        arrays = {f"w{index}": array for index, array in enumerate(shared.model.get_weights())}
+        buffer = io.BytesIO()
+        np.savez(buffer, facts=json.dumps(facts), **arrays)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, buffer.getvalue())
+    return facts
+
+
+class _Values:
+    """The quality of sub-networks on the validation split, with batch norm statistics of their own.
+
+    Args:
+        shared: the trained network.
+        samples: the number of training samples for the statistics.
+        context: data and seed.
+    """
+
+    def __init__(self, shared: SharedNetwork, samples: int, context: Context) -> None:
+        self._shared = shared
+        self._context = context
+        self._samples = loop.chosen_inputs(context.data, samples, context.seed)[0]
+        self._known: dict[SubNetwork, Quality] = {}
+
+    def quality(self, sub_network: SubNetwork) -> Quality:
+        """Return the quality of a sub-network."""
+        if sub_network not in self._known:
+            context, shared = self._context, self._shared
+            choice = shared.choice(sub_network)
+            statistics = shared.statistics(self._samples, choice)
+            inputs = context.data.inputs("validation")
+
+            def batches() -> Any:
+                for start in range(0, len(inputs), BATCH):
+                    part = slice(start, start + BATCH)
+                    yield part, shared.outputs(rows_of(inputs, np.arange(len(inputs))[part]), choice, statistics)
+
+            task = task_of(context.data)
+            self._known[sub_network] = task.validation(shared.model, context.data, context.specification, batches())
+        return self._known[sub_network]
+
+    def value(self, sub_network: SubNetwork) -> float:
+        """Return the quality as a number that is higher for a better sub-network."""
+        quality = self.quality(sub_network)
+        if math.isnan(quality.value):
+            return -math.inf
+        return quality.value if quality.metric == "accuracy" else -quality.value
+
+
+def _evolved(
+    elastic: ElasticNetwork, costs: SubNetworkCosts, values: _Values, options: SearchOptions, context: Context
+) -> list[Candidate]:
+    """Return the candidates of the evolution; those of an interrupted run are not evaluated again."""
+    path = context.unfinished / VALUES if context.unfinished else None
+    known = _read_values(path.read_bytes()) if path is not None and path.exists() else {}
+    done = 0
+
+    def value(sub_network: SubNetwork) -> float:
+        nonlocal done
+        key = " ".join(map(str, elastic.values(sub_network)))
+        if key not in known:
+            known[key] = values.value(sub_network)
+            if path is not None and len(known) % 10 == 0:
+                write_atomically(path, json.dumps(known).encode())
+        done += 1
+        context.progress.update(done, options.candidates)
+        return known[key]
+
+    evolution = Evolution(
+        elastic,
+        lambda sub_network: not options.limits.exceeded(costs.figures(sub_network)),
+        options.population,
+        context.seed,
+    )
+    return evolution.run(value, options.candidates)
+
+
+def _read_values(content: bytes) -> dict[str, float]:
+    """Return the values of an interrupted run; nothing if the file cannot be read."""
+    try:
+        return {str(key): float(value) for key, value in json.loads(content).items()}
+    except (ValueError, AttributeError, TypeError):
+        return {}
+
+
+def _refuse_unreachable(elastic: ElasticNetwork, costs: SubNetworkCosts, limits: Limits) -> None:
+    """Refuse limits that the smallest sub-network exceeds.
+
+    Raises:
+        StageError: it does.
+    """
+    exceeded = limits.exceeded(costs.figures(elastic.smallest))
+    if exceeded:
+        raise StageError(
+            f"no sub-network is within the limits; the smallest one has {', '.join(exceeded)}",
+            hint="raise the limit, search smaller `widths`, or start from a model with fewer layers",
+        )
+
+
+def _verify(
+    elastic: ElasticNetwork, sub_network: SubNetwork, costs: SubNetworkCosts, convert: TrialConverter
+) -> CostFigures:
+    """Return the costs of the files of a sub-network; all costs agree with them afterwards."""
+    network = extracted(elastic, sub_network)
+    return costs.calibrate(sub_network, convert(network, keras_graph.build(network)))
+
+
+def _chosen(
+    elastic: ElasticNetwork,
+    candidates: list[Candidate],
+    costs: SubNetworkCosts,
+    limits: Limits,
+    convert: TrialConverter,
+) -> Candidate:
+    """Return the best candidate whose files are within the limits.
+
+    Raises:
+        StageError: those of the best ones are not.
+    """
+    exceeded: list[str] = []
+    for _ in range(MAX_CONVERSIONS):
+        fitting = [each for each in candidates if not limits.exceeded(costs.figures(each.sub_network))]
+        if not fitting:
+            break
+        # Of equal ones the one with the fewest operations.
+        best = max(fitting, key=lambda each: (each.value, -costs.figures(each.sub_network).macs))
+        exceeded = limits.exceeded(_verify(elastic, best.sub_network, costs, convert))
+        if not exceeded:
+            return best
+    raise StageError(
+        f"the files of the best sub-networks exceed the limits: {', '.join(exceeded)}",
+        hint="raise the limit a little, or search more `candidates`",
+    )
+
+
+def _widths(elastic: ElasticNetwork, found: Network) -> dict[str, dict[str, int]]:
+    """Return the number of channels of each layer that makes new ones, in the largest network and in the found one."""
+    result = {}
+    for layer in found.layers.values():
+        if layer.calls and produces_channels(layer):
+            output = LayerOutput(layer.name)
+            before, after = elastic.network.shapes[output][-1], found.shapes[output][-1]
+            result[layer.name] = {"before": int(before or 0), "after": int(after or 0)}
+    return result
+
+
+def _kernel_sizes(elastic: ElasticNetwork, found: Network, chosen: SubNetwork) -> Mapping[str, dict[str, int]]:
+    """Return the sizes of the elastic kernels that the found network has, in the largest network and in it."""
+    pairs = zip(elastic.kernels, chosen.kernels, strict=True)
+    return {
+        kernel.layer: {"before": kernel.sizes[0], "after": size}
+        for kernel, size in pairs
+        if kernel.layer in found.layers
+    }
