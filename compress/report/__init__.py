@@ -38,6 +38,7 @@ def render(record: RunRecord, pictures: Mapping[str, bytes] | None = None) -> di
 def sections(record: RunRecord, pictures: Mapping[str, bytes]) -> Sequence[Section]:
     """Return the sections of the report, in order."""
     from compress.report import (
+        architecture,
         classes,
         comparison,
         confidence,
@@ -65,6 +66,7 @@ def sections(record: RunRecord, pictures: Mapping[str, bytes]) -> Sequence[Secti
         latency.section(record),
         *latency_limits.sections(record),
         *devices.sections(record),
+        *architecture.sections(record),
         *pruning.sections(record),
         *replacement.sections(record),
         *quantization.sections(record),
