@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from compress.architecture_search import search, training
 from compress.artifact import MODEL_KERAS, Artifact, Kind
 from compress.errors import StageError
+from compress.ir.tensorflow import keras as seeded
 from compress.ir.tensorflow import run
 from compress.pruning.cost import TrialConversion
 from compress.stage import Context
@@ -35,7 +36,7 @@ SETTINGS: dict[str, Any] = {
     "candidates": 10,
     "population": 4,
     "samples": 64,
-    "epochs": 3,
+    "epochs": 2,
     "batch_size": 32,
     "learning_rate": 0.01,
 }
@@ -106,11 +107,12 @@ def test_an_interrupted_search_ends_as_if_it_had_not_been(
     weights = model.get_weights()
 
     def found(own: Context) -> Any:
+        seeded(work.seed)
         model.set_weights(weights)
         return search.search(model, stage._options(), stage, own, lambda *_: TrialConversion(macs=1, size_bytes=1))
 
     with monkeypatch.context() as stopped:
-        stopped.setattr(training.DrawnChoices, "_draw", counted(training.DrawnChoices._draw, 6))
+        stopped.setattr(training.DrawnChoices, "_draw", counted(training.DrawnChoices._draw, 5))
         with pytest.raises(KeyboardInterrupt):
             found(work)
     with monkeypatch.context() as stopped:
