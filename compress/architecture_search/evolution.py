@@ -23,7 +23,7 @@ ends."""
 
 
 @dataclass(frozen=True)
-class Candidate:
+class EvaluatedSubNetwork:
     """A sub-network and its value, higher is better."""
 
     sub_network: SubNetwork
@@ -47,23 +47,23 @@ class Evolution:
         self._random = np.random.default_rng(seed)
         self._seen: set[SubNetwork] = set()
 
-    def run(self, value: Callable[[SubNetwork], float], candidates: int) -> list[Candidate]:
+    def run(self, value: Callable[[SubNetwork], float], candidates: int) -> list[EvaluatedSubNetwork]:
         """Return all evaluated candidates, in the order of their evaluation.
 
         Args:
             value: returns the value of a sub-network.
             candidates: the number of evaluations at most; fewer if there are not as many sub-networks.
         """
-        evaluated: list[Candidate] = []
+        evaluated: list[EvaluatedSubNetwork] = []
         while len(evaluated) < candidates:
             count = min(self._population, candidates - len(evaluated))
             children = list(self._children(self._parents(evaluated), count))
-            evaluated += [Candidate(child, value(child)) for child in children]
+            evaluated += [EvaluatedSubNetwork(child, value(child)) for child in children]
             if len(children) < count:
                 break
         return evaluated
 
-    def _parents(self, evaluated: list[Candidate]) -> list[SubNetwork]:
+    def _parents(self, evaluated: list[EvaluatedSubNetwork]) -> list[SubNetwork]:
         best = sorted(evaluated, key=lambda candidate: -candidate.value)
         return [candidate.sub_network for candidate in best[: max(2, round(self._population * PARENTS))]]
 

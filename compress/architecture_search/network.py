@@ -26,7 +26,7 @@ PACKAGE = "coralline"
 GATE = "BlockGate"
 
 
-class Choice(NamedTuple):
+class ChoiceTensors(NamedTuple):
     """A sub-network as arrays, or as tensors.
 
     Attributes:
@@ -72,12 +72,12 @@ class SharedNetwork:
         self._layouts: list[Layout] = []
         self._slices = list(self._all_slices())
 
-    def choice(self, sub_network: SubNetwork) -> Choice:
+    def choice(self, sub_network: SubNetwork) -> ChoiceTensors:
         """Return a sub-network as arrays."""
         kept: Mask = self.elastic.kept_channels(sub_network.widths)
-        return Choice(kept, np.array(sub_network.blocks, np.float32), np.array(sub_network.kernels, np.int32))
+        return ChoiceTensors(kept, np.array(sub_network.blocks, np.float32), np.array(sub_network.kernels, np.int32))
 
-    def run(self, inputs: Any, choice: Choice, training: bool = False) -> Any:
+    def run(self, inputs: Any, choice: ChoiceTensors, training: bool = False) -> Any:
         """Return the outputs of a sub-network, inside of a traced function: there, numbers of channels are open.
 
         Args:
@@ -88,11 +88,11 @@ class SharedNetwork:
         with self._scope(choice):
             return run(self.model, inputs, training)
 
-    def statistics(self, inputs: NDArray[np.float32], choice: Choice) -> list[Any]:
+    def statistics(self, inputs: NDArray[np.float32], choice: ChoiceTensors) -> list[Any]:
         """Return means and variances of all batch norms of a sub-network on some samples, as one batch."""
         return list(self._statistics(inputs, choice))
 
-    def outputs(self, inputs: NDArray[np.float32], choice: Choice, statistics: Sequence[Any]) -> Any:
+    def outputs(self, inputs: NDArray[np.float32], choice: ChoiceTensors, statistics: Sequence[Any]) -> Any:
         """Return the outputs of a sub-network with these statistics of its batch norms."""
         return self._outputs(inputs, choice, list(statistics))
 
@@ -114,21 +114,21 @@ class SharedNetwork:
         return [self.model.get_layer(name) for name in names if self.elastic.network.layers[name].calls]
 
     @property
-    def _signature(self) -> tuple[Any, Choice]:
+    def _signature(self) -> tuple[Any, ChoiceTensors]:
         import tensorflow
 
         channels = len(self.elastic.channels.group)
         kept = tensorflow.TensorSpec([channels], "bool")
         blocks = tensorflow.TensorSpec([len(self.elastic.blocks)], "float32")
         kernels = tensorflow.TensorSpec([len(self.elastic.kernels)], "int32")
-        return batch_signature(self.model), Choice(kept, blocks, kernels)
+        return batch_signature(self.model), ChoiceTensors(kept, blocks, kernels)
 
     @cached_property
     def _statistics(self) -> Any:
         import tensorflow
 
         @tensorflow.function(input_signature=self._signature)  # type: ignore[untyped-decorator]
-        def statistics(inputs: Any, choice: Choice) -> Any:
+        def statistics(inputs: Any, choice: ChoiceTensors) -> Any:
             with ExitStack() as measured, self._scope(choice) as scope:
                 for norm in self._norms:
                     measured.enter_context(_measuring(norm))
@@ -145,7 +145,7 @@ class SharedNetwork:
         vectors = [tensorflow.TensorSpec([None], "float32")] * (2 * len(self._norms))
 
         @tensorflow.function(input_signature=(*self._signature, vectors))  # type: ignore[untyped-decorator]
-        def outputs(inputs: Any, choice: Choice, statistics: Any) -> Any:
+        def outputs(inputs: Any, choice: ChoiceTensors, statistics: Any) -> Any:
             with self._scope(choice) as scope:
                 variables = [each for norm in self._norms for each in (norm.moving_mean, norm.moving_variance)]
                 for variable, value in zip(variables, statistics, strict=True):
@@ -155,7 +155,7 @@ class SharedNetwork:
         return outputs
 
     @contextmanager
-    def _scope(self, choice: Choice) -> Iterator[Any]:
+    def _scope(self, choice: ChoiceTensors) -> Iterator[Any]:
         """Give all variables the values that a sub-network has of them."""
         import tensorflow
 

@@ -14,7 +14,7 @@ import numpy as np
 from compress.architecture_search import training
 from compress.architecture_search.costs import SubNetworkCosts
 from compress.architecture_search.elastic import ElasticNetwork, SubNetwork, find
-from compress.architecture_search.evolution import Candidate, Evolution
+from compress.architecture_search.evolution import EvaluatedSubNetwork, Evolution
 from compress.architecture_search.extraction import extracted
 from compress.architecture_search.network import SharedNetwork
 from compress.artifact import Facts
@@ -148,7 +148,7 @@ def search(
     return SearchResult(result, {**facts, **history, **norms})
 
 
-def front(candidates: list[Candidate], costs: SubNetworkCosts) -> list[dict[str, float]]:
+def front(candidates: list[EvaluatedSubNetwork], costs: SubNetworkCosts) -> list[dict[str, float]]:
     """Return the candidates that no other one beats, by cost: latency, or MACs where the target predicts no latency."""
     points = []
     for candidate in candidates:
@@ -235,7 +235,7 @@ class _Values:
 
 def _evolved(
     elastic: ElasticNetwork, costs: SubNetworkCosts, values: _Values, options: SearchOptions, context: Context
-) -> list[Candidate]:
+) -> list[EvaluatedSubNetwork]:
     """Return the candidates of the evolution; those of an interrupted run are not evaluated again."""
     path = context.unfinished / VALUES if context.unfinished else None
     known = _read_values(path.read_bytes()) if path is not None and path.exists() else {}
@@ -293,11 +293,11 @@ def _verify(
 
 def _chosen(
     elastic: ElasticNetwork,
-    candidates: list[Candidate],
+    candidates: list[EvaluatedSubNetwork],
     costs: SubNetworkCosts,
     limits: Limits,
     convert: TrialConverter,
-) -> Candidate:
+) -> EvaluatedSubNetwork:
     """Return the best candidate whose files are within the limits.
 
     Raises:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from compress.architecture_search.elastic import ElasticNetwork, SubNetwork
-from compress.architecture_search.network import Choice, SharedNetwork
+from compress.architecture_search.network import ChoiceTensors, SharedNetwork
 from compress.artifact import Facts
 from compress.ir.tensorflow import keras
 from compress.stage import Context
@@ -82,7 +82,9 @@ class DrawnChoices:
         self._random = random
         self._seed = seed
         first = self._draw(0, 0)
-        self.choices = [Choice(*(tensorflow.Variable(array, trainable=False) for array in choice)) for choice in first]
+        self.choices = [
+            ChoiceTensors(*(tensorflow.Variable(array, trainable=False) for array in choice)) for choice in first
+        ]
 
     def callback(self) -> Any:
         """Return the Keras callback that draws them before each step."""
@@ -99,7 +101,7 @@ class DrawnChoices:
 
         return Draw()
 
-    def _draw(self, epoch: int, batch: int) -> list[Choice]:
+    def _draw(self, epoch: int, batch: int) -> list[ChoiceTensors]:
         networks = step_networks(self._shared.elastic, self._random, self._seed, epoch, batch)
         return [self._shared.choice(each) for each in networks]
 

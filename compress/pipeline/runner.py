@@ -122,9 +122,14 @@ class PipelineRun:
     taught: TaughtByOriginal | None = None
 
     def find_original(self, entry: StageEntry | None = None) -> None:
-        """Set the original before the first stage that changes the model: the last model that can be measured."""
+        """Set the original before the first stage that changes the model: the last model that can be measured.
+
+        A stage that trains an untrained model makes the first such model.
+        """
         if self.original is None and (entry is None or entry.stage.name not in ("load", "train")):
             models = [name for name, artifact in self.artifacts.items() if artifact.kind in MEASURED]
+            if entry is not None and not models and Kind.UNTRAINED in entry.stage.consumes:
+                return
             self.original = models[-1] if models else next(iter(self.artifacts))
 
     @property

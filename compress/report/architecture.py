@@ -39,9 +39,10 @@ class ArchitectureFacts:
 def sections(record: RunRecord) -> Iterator[Section]:
     """Yield the section, if the run searched an architecture."""
     blocks: list[Block] = []
-    for stage in record.stages:
+    searches = [stage for stage in record.stages if stage.stage == "search_architecture"]
+    for stage in searches:
         facts = decode(ArchitectureFacts, stage.facts)
-        if stage.stage == "search_architecture" and facts.chosen:
+        if facts.chosen:
             blocks += [Heading(shorten(stage.id)), *_search(facts)]
     if blocks:
         yield Section("Architecture search", blocks)
@@ -73,7 +74,7 @@ def _table(metric: str, columns: Mapping[str, Mapping[str, float | None]]) -> Ta
         "Validation with the weights that all sub-networks share, before any further training. Time, memory and file "
         "size are predicted."
     )
-    return Table(("", *columns), rows, caption)
+    return Table(("Cost", *columns), rows, caption)
 
 
 def _front(facts: ArchitectureFacts) -> Table:
