@@ -17,8 +17,8 @@ STAGES: dict[str, type[Stage]] = {
     stage.name: stage
     for stage in (
         Train,
-        SearchArchitecture,
         Prune,
+        SearchArchitecture,
         ReplaceActivations,
         Distill,
         Sparsify,
