@@ -5,11 +5,15 @@ from __future__ import annotations
 import io
 import json
 import math
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from compress.architecture_search import training
 from compress.architecture_search.costs import SubNetworkCosts
@@ -56,8 +60,12 @@ class Limits:
     def exceeded(self, figures: CostFigures) -> list[str]:
         """Return each limit that some costs exceed, with both values."""
         costs = figures.to_json()
-        limits = {name: limit for name, limit in asdict(self).items() if limit is not None}
-        return [f"{name} {costs[name]:,} (limit {limit:,})" for name, limit in limits.items() if costs[name] > limit]
+        limits = self.to_json().items()
+        return [f"{name} {costs[name]:,} (limit {limit:,})" for name, limit in limits if costs[name] > limit]
+
+    def to_json(self) -> dict[str, float]:
+        """Return the limits that are set, by name."""
+        return {name: limit for name, limit in asdict(self).items() if limit is not None}
 
 
 @dataclass(frozen=True)
@@ -131,36 +139,48 @@ def search(
     result = keras_graph.build(found)
     with context.progress.phase(finish):
         norms = recalibrate_batch_norms(result, context)
+    history.pop("batch_norms", None)  # those of the largest network
     facts = {
         "metric": values.quality(chosen.sub_network).metric,
         "sub_networks": float(elastic.count),
         "evaluated": len(candidates),
-        "limits": {name: limit for name, limit in asdict(options.limits).items() if limit is not None},
-        "largest": {"validation": qualities["largest"], **costs.figures(elastic.largest).to_json()},
-        "smallest": {"validation": qualities["smallest"], **costs.figures(elastic.smallest).to_json()},
-        "chosen": {"validation": abs(chosen.value), **costs.figures(chosen.sub_network).to_json()},
+        "limits": options.limits.to_json(),
+        **{name: {"validation": qualities[name], **costs.figures(end).to_json()} for name, end in ends.items()},
+        "chosen": _point(chosen, costs),
         "front": front(candidates, costs),
-        "layers": _widths(elastic, found),
-        "blocks": {block.addition: kept for block, kept in zip(elastic.blocks, chosen.sub_network.blocks, strict=True)},
-        "kernels": _kernel_sizes(elastic, found, chosen.sub_network),
+        **_parts(elastic, chosen.sub_network, found),
     }
-    history.pop("batch_norms", None)
     return SearchResult(result, {**facts, **history, **norms})
 
 
-def front(candidates: list[EvaluatedSubNetwork], costs: SubNetworkCosts) -> list[dict[str, float]]:
+def _point(candidate: EvaluatedSubNetwork, costs: SubNetworkCosts) -> dict[str, Any]:
+    """Return a candidate's result on validation and its costs."""
+    validation = abs(candidate.value) if math.isfinite(candidate.value) else None
+    return {"validation": validation, **costs.figures(candidate.sub_network).to_json()}
+
+
+def _parts(elastic: ElasticNetwork, chosen: SubNetwork, found: Network) -> dict[str, Any]:
+    """Return the channels, blocks and kernels of the found network."""
+    return {
+        "layers": _widths(elastic, found),
+        "blocks": {block.addition: kept for block, kept in zip(elastic.blocks, chosen.blocks, strict=True)},
+        "kernels": _kernel_sizes(elastic, found, chosen),
+    }
+
+
+def front(candidates: list[EvaluatedSubNetwork], costs: SubNetworkCosts) -> list[dict[str, Any]]:
     """Return the candidates that no other one beats, by cost: latency, or MACs where the target predicts no latency."""
-    points = []
-    for candidate in candidates:
+
+    def cost(candidate: EvaluatedSubNetwork) -> float:
         figures = costs.figures(candidate.sub_network)
-        cost = figures.macs if figures.latency_ms is None else figures.latency_ms
-        points.append((cost, -candidate.value, figures))
-    best = math.inf
+        return figures.macs if figures.latency_ms is None else figures.latency_ms
+
+    best = -math.inf
     result = []
-    for _, loss, figures in sorted(points, key=lambda point: point[:2]):
-        if loss < best:
-            best = loss
-            result.append({"validation": abs(loss), **figures.to_json()})
+    for candidate in sorted(candidates, key=lambda each: (cost(each), -each.value)):
+        if candidate.value > best:
+            best = candidate.value
+            result.append(_point(candidate, costs))
     return result
 
 
@@ -176,10 +196,9 @@ def _trained(
 ) -> dict[str, Any]:
     """Train the shared network, or read the weights that an interrupted run left; return the facts of the training."""
     path = context.unfinished / WEIGHTS if context.unfinished else None
-    if path is not None and path.exists():
-        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as content:
-            facts: dict[str, Any] = json.loads(str(content["facts"]))
-            weights = [content[f"w{index}"] for index in range(len(content.files) - 1)]
+    saved = _read_weights(path) if path is not None else None
+    if saved is not None:
+        weights, facts = saved
         set_weights(shared.model, weights)
         context.progress.note("continues after the training of all sub-networks")
         return facts
@@ -191,6 +210,16 @@ def _trained(
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, buffer.getvalue())
     return facts
+
+
+def _read_weights(path: Path) -> tuple[list[NDArray[Any]], dict[str, Any]] | None:
+    """Return the weights and the facts of a finished training; None if the file is missing or damaged."""
+    try:
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as content:
+            weights = [content[f"w{index}"] for index in range(len(content.files) - 1)]
+            return weights, dict(json.loads(str(content["facts"])))
+    except (OSError, EOFError, ValueError, KeyError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error):
+        return None  # zipfile raises RuntimeError and its child NotImplementedError for damaged members
 
 
 class _Values:
