@@ -63,8 +63,7 @@ class SearchArchitecture(Stage, TrainingSettings):
     samples: Annotated[int, Field(ge=1, le=65_536)] = 512
     """Number of training samples for the batch norm statistics of each sub-network; they are one batch."""
     epochs: Annotated[int, Field(ge=1, le=10_000)] = 40
-    """Number of passes over the training split. A step takes 2 to 3 times as long as that of the largest network
-    alone."""
+    """Number of passes over the training split; each step trains the largest network and `random` + 1 smaller ones."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
