@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from compress.settings import Settings
 
@@ -12,9 +12,10 @@ from compress.settings import Settings
 class Execution(Settings):
     """How training runs on this machine. The result depends on it only by rounding: it is not part of the cache key."""
 
-    strategy: Literal["one", "mirrored", "tpu"] = "one"
+    strategy: Literal["one", "mirrored", "multi_worker", "tpu"] = "one"
     """The devices of a training. one: one device. mirrored: all GPUs of this machine, each with a copy of the model and
-    a part of every batch. tpu: the cores of a Cloud TPU."""
+    a part of every batch. multi_worker: the devices of several processes, usually on several machines, whose addresses
+    are in the environment variable TF_CONFIG. tpu: the cores of a Cloud TPU."""
     jit_compile: bool = False
     """Compile the training step with XLA. The first step takes longer, and the others may be faster."""
     steps_per_execution: Annotated[int, Field(ge=1, le=10_000)] = 1
@@ -23,3 +24,9 @@ class Execution(Settings):
     profile: bool = False
     """Measure where the time of each stage goes, and write a trace of some training steps, which TensorBoard's profiler
     opens, to runs/NAME/profile. The same as `--profile`."""
+
+    @model_validator(mode="after")
+    def _check_compilation(self) -> Self:
+        if self.jit_compile and self.strategy == "multi_worker":
+            raise ValueError("jit_compile: XLA cannot exchange gradients between workers; remove it")
+        return self

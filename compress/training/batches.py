@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,6 +64,29 @@ class Augment(Settings):
         return bool(self.brightness or self.contrast or self.saturation or self.erase)
 
 
+class Shares(NamedTuple):
+    """The part of every batch that this process reads: some of the equal shares of all devices.
+
+    Attributes:
+        first: the number of its first share.
+        own: the number of its shares: its devices.
+        count: the number of all shares.
+    """
+
+    first: int
+    own: int
+    count: int
+
+    def parts(self, size: int) -> list[slice]:
+        """Return the rows of its shares in a batch of some samples."""
+        numbers = range(self.first, self.first + self.own)
+        return [slice(size * number // self.count, size * (number + 1) // self.count) for number in numbers]
+
+
+WHOLE = Shares(0, 1, 1)
+"""The share of a process that reads whole batches."""
+
+
 class EpochSettings(Settings):
     """Settings of every training."""
 
@@ -88,8 +111,12 @@ def batches(
     seed: int,
     first: int = 0,
     task_change: Change | None = None,
+    shares: Shares = WHOLE,
 ) -> Any:
-    """Return all batches of a training from epoch `first` on, as a tf.data.Dataset.
+    """Return all batches of a training from epoch `first` on, as a tf.data.Dataset; for several workers it is endless.
+
+    The batches are the same for any number of workers. Augmentation draws for the whole batch and may mix its samples,
+    so every worker changes all of them, and keeps its rows.
 
     Args:
         inputs: all training samples [n, ...]. Of a memory map, only the samples of the next batches are read.
@@ -98,6 +125,7 @@ def batches(
         seed: the seed of the run.
         first: number of completed epochs.
         task_change: augmentation that also changes the targets; by default only images are changed.
+        shares: the shares of each batch that are elements of the data set, one after another.
 
     Raises:
         StageError: the settings have augmentation, but the samples are not images.
@@ -113,12 +141,16 @@ def batches(
         mixup.change(augment.mixup) if augment.mixup else None,
     ]
 
-    def augmented(indices: Any, seeds: Any) -> Any:
+    are_changed = any(change is not None for change in changes)
+
+    def augmented(indices: Any, seeds: Any, own: Any) -> Any:
         samples, batch_targets = samples_at(indices)
         for number, change in enumerate(changes):
             if change is not None:
                 samples, batch_targets = change(samples, batch_targets, seeds + number)
-        return samples, batch_targets
+        if not are_changed or shares == WHOLE:
+            return samples, batch_targets
+        return tf.nest.map_structure(lambda array: array[own[0] : own[1]], (samples, batch_targets))
 
     per_epoch = settings.batches_per_epoch(len(inputs))
 
@@ -127,14 +159,22 @@ def batches(
         return list(_order(len(inputs), settings, seed, number))
 
     def indices_and_seeds(number: Any) -> Any:
-        def batch(number: Any) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-            return epoch(int(number) // per_epoch)[int(number) % per_epoch]
+        def batch(number: Any) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]:
+            step, share = divmod(int(number), shares.own)
+            indices, seeds = epoch(step // per_epoch)[step % per_epoch]
+            own = shares.parts(len(indices))[share]
+            return indices if are_changed else indices[own], seeds, np.array([own.start, own.stop])
 
-        indices, seeds = tf.numpy_function(batch, [number], [tf.int64, tf.int32], stateful=False)
-        return tf.ensure_shape(indices, [None]), tf.ensure_shape(seeds, [2])
+        indices, seeds, own = tf.numpy_function(batch, [number], [tf.int64, tf.int32, tf.int64], stateful=False)
+        return tf.ensure_shape(indices, [None]), tf.ensure_shape(seeds, [2]), tf.ensure_shape(own, [2])
 
     # A range, not a generator: with a generator the training waited 30 ms for finished batches (2 busy cores).
-    dataset = tf.data.Dataset.range(first * per_epoch, settings.epochs * per_epoch).map(indices_and_seeds)
+    start = first * per_epoch * shares.own
+    if shares == WHOLE:
+        numbers = tf.data.Dataset.range(start, settings.epochs * per_epoch)
+    else:  # of an endless data set, workers need not ask each other at every step whether there is a next batch
+        numbers = tf.data.Dataset.counter(start)
+    dataset = numbers.map(indices_and_seeds)
     # On busy cores a reading thread may have to wait: batches that were read ahead bridge this time.
     ahead = READ_AHEAD if rows.mapped(inputs) else tf.data.AUTOTUNE
     return dataset.map(augmented, num_parallel_calls=tf.data.AUTOTUNE).prefetch(ahead)
@@ -151,14 +191,22 @@ def validation_batch_size(samples: int, devices: int) -> int:
     return min(VALIDATION_BATCH, samples) // devices * devices or devices
 
 
-def held_out(inputs: NDArray[np.float32], targets: Any, batch_size: int = VALIDATION_BATCH) -> Any:
-    """Return the validation samples for `fit`: arrays unchanged, a memory map in batches."""
-    if not rows.mapped(inputs):
+def held_out(
+    inputs: NDArray[np.float32], targets: Any, batch_size: int = VALIDATION_BATCH, shares: Shares = WHOLE
+) -> Any:
+    """Return the validation samples for `fit`: arrays unchanged, a memory map in batches, shares in batches too."""
+    if not rows.mapped(inputs) and shares == WHOLE:
         return inputs, targets
     import tensorflow as tf
 
-    dataset = tf.data.Dataset.range(len(inputs)).batch(batch_size)
-    return dataset.map(_from_file(inputs, targets), num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+    samples_at = _from_file(inputs, targets) if rows.mapped(inputs) else _from_memory(inputs, targets)
+    ends = [
+        (begin + part.start, begin + part.stop)
+        for begin in range(0, len(inputs), batch_size)
+        for part in shares.parts(min(batch_size, len(inputs) - begin))
+    ]
+    dataset = tf.data.Dataset.from_tensor_slices(np.array(ends)).map(lambda pair: tf.range(pair[0], pair[1]))
+    return dataset.map(samples_at, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
 
 
 def _from_memory(inputs: NDArray[np.float32], targets: Any) -> Callable[[Any], Any]:

@@ -32,6 +32,7 @@ class Checkpoint:
         stopping: the callback of early stopping, or None.
         rows: the history so far, one map for each epoch.
         stopping_state: state of early stopping in the checkpoint.
+        saved: number of epochs in the file.
     """
 
     folder: Path
@@ -39,11 +40,19 @@ class Checkpoint:
     stopping: Any = None
     rows: list[dict[str, Any]] = field(default_factory=list)
     stopping_state: dict[str, Any] = field(default_factory=dict)
+    saved: int = 0
 
-    def read(self) -> int:
-        """Restore a checkpoint, and return the number of completed epochs; 0 if none fits."""
+    def content(self) -> bytes:
+        """Return the file's content; nothing if there is no file."""
         try:
-            with np.load(io.BytesIO((self.folder / FILE).read_bytes()), allow_pickle=False) as content:
+            return (self.folder / FILE).read_bytes()
+        except OSError:
+            return b""
+
+    def restore(self, file: bytes) -> int:
+        """Restore the content of a file, and return the number of completed epochs; 0 if it does not fit."""
+        try:
+            with np.load(io.BytesIO(file), allow_pickle=False) as content:
                 arrays = [content[f"v{index}"] for index in range(len(self.variables))]
                 best = [content[name] for name in sorted(content.files) if name.startswith("best")]
                 state = json.loads(str(content["state"]))
@@ -58,7 +67,8 @@ class Checkpoint:
             variable.assign(array)
         self.rows = rows
         self.stopping_state = {**stopping, "best_weights": best or None} if stopping else {}
-        return len(self.rows)
+        self.saved = len(self.rows)
+        return self.saved
 
     def write(self) -> None:
         """Write a checkpoint: complete, or not at all."""
@@ -73,6 +83,7 @@ class Checkpoint:
         np.savez(content, state=np.array(json.dumps(state)), **arrays)
         self.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(self.folder / FILE, content.getvalue())
+        self.saved = len(self.rows)
 
     def callback(self) -> Any:
         """Return the callback that writes checkpoints.

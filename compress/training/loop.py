@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -27,6 +29,7 @@ from compress.training import memory_estimate, schedules, strategies, subset_sel
 from compress.training.batches import Augment, EpochSettings, batches, held_out, validation_batch_size
 from compress.training.bn_recalibration import recalibrate_batch_norms
 from compress.training.checkpoint import Checkpoint
+from compress.training.collectives import Peers
 from compress.training.loss_scale import LossScale
 from compress.training.phases import BUILD, training_cost, validation_cost
 from compress.training.step_times import TrainingTimer
@@ -35,6 +38,8 @@ from compress.training.subset import Part, Subset
 GUESSED = 512
 """Number of training samples on which the loss of guessing is measured."""
 GUESS_BATCH = 64
+LOOKED_AT = 64
+"""Number of training samples that workers compare before a training."""
 LARGE_TARGETS = 1 << 26
 """Bytes of targets above which a guess is made from the measured samples alone."""
 
@@ -222,6 +227,7 @@ def fit(
     loss, context, subset_facts = _on_subset(model, loss, settings, context)
     library = keras(context.seed)
     strategy = strategies.strategy(context.execution)
+    peers = Peers(strategy, strategies.workers(context.execution))
     weighted = _mixed(_weighted(loss, settings, context.data), settings)
     targets = {split: _targets(context.data, loss, split) for split in ("train", "validation")}
     strategies.refuse_batches(len(targets["train"]["labels"]), settings.batch_size, strategy)
@@ -229,10 +235,13 @@ def fit(
     steps = settings.batches_per_epoch(len(targets["train"]["labels"]))
     steps_per_execution = _steps_per_execution(context.execution.steps_per_execution, steps)
     task = task_of(context.data)
-    with strategy.scope():
+    with peers.watched():
+        peers.agree(_what_is_trained(model, loss, settings, context, targets))
+        peers.share_weights(model)
+    with strategy.scope(), peers.watched():
         is_copied = context.execution.strategy != "one"
         worker = precision.lowered(model, settings.precision, copy=is_copied)
-        trainer = _trainer(library, worker, weighted, strategy.num_replicas_in_sync)
+        trainer = peers.trainer(_trainer_class(library, worker, weighted, strategy.num_replicas_in_sync))()
         optimizer = _optimizer(library, settings, steps, rates)
         trainer.compile(
             optimizer,
@@ -242,7 +251,7 @@ def fit(
         )
         stopping = _stopping(library, settings, "val_accuracy" if task.counts_right else "val_loss")
         checkpoint = _checkpoint(trainer, optimizer, stopping, context)
-        first = checkpoint.read() if checkpoint else 0
+        first = checkpoint.restore(peers.from_chief(checkpoint.content())) if checkpoint else 0
     note = memory_estimate.estimate(model, context.data.inputs("train")).note(settings.batch_size, memory.memory())
     if note is not None:
         context.progress.note(note)
@@ -259,20 +268,24 @@ def fit(
         times.callback() if times else None,
         monitoring.reporting(library, context.progress, steps, settings.epochs, first),
         library.callbacks.SwapEMAWeights(swap_on_epoch=True) if settings.ema is not None else None,
+        *peers.callbacks(worker),
         stopping,
         *(callback(worker) for callback in callbacks),
         monitoring.tensorboard(context.logs, first) if settings.tensorboard and context.logs else None,
         checkpoint.callback() if checkpoint else None,
     ]
     augmentation = task.augmentation(settings.augment)
-    dataset = batches(context.data.inputs("train"), targets["train"], settings, context.seed, first, augmentation)
-    with context.progress.phase(epochs):
+    dataset = batches(
+        context.data.inputs("train"), targets["train"], settings, context.seed, first, augmentation, peers.shares
+    )
+    validation = held_out(context.data.inputs("validation"), targets["validation"], validation_batch, peers.shares)
+    with context.progress.phase(epochs), peers.watched(lambda: checkpoint.saved if checkpoint else 0):
         history = trainer.fit(
-            dataset,
+            peers.distributed(dataset),
             epochs=settings.epochs,
             initial_epoch=first,
             steps_per_epoch=steps,
-            validation_data=held_out(context.data.inputs("validation"), targets["validation"], validation_batch),
+            validation_data=peers.distributed(validation),
             validation_batch_size=validation_batch,
             shuffle=False,
             verbose=0,
@@ -292,6 +305,27 @@ def fit(
         **best,
         **subset_facts,
         **batch_norms,
+    }
+
+
+def _what_is_trained(
+    model: Any, loss: Loss, settings: TrainingSettings, context: Context, targets: Mapping[Split, Mapping[str, Any]]
+) -> Facts:
+    """Return what must be equal on all workers of a training, by what it is."""
+    inputs = context.data.inputs("train")
+    looked_at = np.unique(np.linspace(0, len(inputs) - 1, LOOKED_AT).astype(np.int64))
+    labels = [np.ascontiguousarray(targets[split]["labels"]) for split in ("train", "validation")]
+    return {
+        "the versions": [importlib.metadata.version(name) for name in ("tensorflow", "keras", "numpy")],
+        "the settings": [
+            settings.model_dump(mode="json"),
+            context.seed,
+            loss.name,
+            context.execution.steps_per_execution,
+        ],
+        "the layers": [[*weight.shape, str(weight.dtype), bool(weight.trainable)] for weight in model.weights],
+        "the training samples": [*inputs.shape, hashlib.sha256(rows_of(inputs, looked_at).tobytes()).hexdigest()],
+        "the labels": [[*each.shape, hashlib.sha256(each.tobytes()).hexdigest()] for each in labels],
     }
 
 
@@ -485,8 +519,10 @@ def _plain(value: Any) -> float | None:
     return round(float(value), 6) if np.isfinite(value) else None
 
 
-def _trainer(library: Any, model: Any, loss: Loss, replicas: int) -> Any:
-    """Return a model around the model: its loss gets the batch and all outputs, its metrics get labels and scores.
+def _trainer_class(library: Any, model: Any, loss: Loss, replicas: int) -> type[Any]:
+    """Return the class of a model around the model.
+
+    Its loss gets the batch and all outputs, its metrics get labels and scores.
 
     Args:
         library: Keras.
@@ -523,4 +559,4 @@ def _trainer(library: Any, model: Any, loss: Loss, replicas: int) -> Any:
             scores = y_pred[0] if isinstance(y_pred, list | tuple) else y_pred
             return super().compute_metrics(x, y["labels"], scores, sample_weight)
 
-    return Trainer()
+    return Trainer

@@ -1,4 +1,4 @@
-"""The devices of a training: one, all GPUs of this machine, or a Cloud TPU, through `tf.distribute`.
+"""The devices of a training, through `tf.distribute`: one, all GPUs of this machine, several workers, or a Cloud TPU.
 
 Rules, for every strategy: `batch_size` is that of all devices together, so the learning rate and the number of steps
 stay the same. Shuffling and augmentation are drawn for the whole batch before it is divided. Batch norms use the
@@ -8,11 +8,14 @@ statistics of the part of the batch on their device, and their moving averages a
 from __future__ import annotations
 
 import functools
+import os
+from collections.abc import Callable
 from typing import Any
 
 from compress.errors import StageError
 from compress.execution import Execution
 from compress.ir.tensorflow import keras
+from compress.training.cluster import Cluster, from_environment, wait_for_all
 
 
 def strategy(execution: Execution) -> Any:
@@ -22,6 +25,33 @@ def strategy(execution: Execution) -> Any:
         StageError: this machine does not have the devices.
     """
     return _strategy(execution.strategy)
+
+
+def workers(execution: Execution) -> Cluster | None:
+    """Return the workers of `strategy: multi_worker`; None for the strategies of one process.
+
+    Raises:
+        PipelineError: TF_CONFIG is missing or invalid.
+    """
+    return from_environment(os.environ) if execution.strategy == "multi_worker" else None
+
+
+def join(execution: Execution, waiting: Callable[[str], None]) -> None:
+    """Start TensorFlow's server for the other workers, and wait for them.
+
+    It has to be the first use of TensorFlow in this process.
+
+    Args:
+        execution: how training runs; nothing is done for the strategies of one process.
+        waiting: receives a line for the user.
+
+    Raises:
+        StageError: a worker has not started in time, or the port is in use.
+    """
+    cluster = workers(execution)
+    if cluster is not None:
+        wait_for_all(cluster, waiting)
+        strategy(execution)
 
 
 def refuse_batches(samples: int, batch_size: int, strategy: Any) -> None:
@@ -71,6 +101,8 @@ def _strategy(name: str) -> Any:
         return tensorflow.distribute.get_strategy()
     if name == "tpu":
         return _tpu(tensorflow)
+    if name == "multi_worker":
+        return tensorflow.distribute.MultiWorkerMirroredStrategy()
     devices = tensorflow.config.list_logical_devices("GPU") or tensorflow.config.list_logical_devices("CPU")
     if len(devices) < 2:
         raise StageError(

@@ -1,0 +1,206 @@
+"""Exchanges between the workers of a training: the same start, the mean of statistics, and the loss of a worker.
+
+Every worker must call the same functions in the same order. Each value is the sum of one array over all workers, to
+which the workers that have nothing to say contribute zeros.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.errors import StageError
+from compress.files import digest_of
+from compress.ir.tensorflow import keras, set_weights
+from compress.training.batches import WHOLE, Shares
+from compress.training.cluster import Cluster
+
+MEETING_S = 3600
+"""Seconds in which every worker must have reached a training that one has reached: machines may differ in speed."""
+LAST_LOOK_S = 3.0
+"""Seconds that a worker stays reachable after another one is lost, so that all report the same one."""
+
+
+def total(strategy: Any, array: NDArray[Any], timeout_s: float = 0) -> NDArray[Any]:
+    """Return the sum of an array over all workers.
+
+    Args:
+        strategy: the strategy of several workers.
+        array: of the same shape and type on every worker: float64, int64 or int32.
+        timeout_s: seconds to wait for the other workers; 0: until one is lost.
+    """
+    import tensorflow
+
+    options = tensorflow.distribute.experimental.CommunicationOptions(timeout_seconds=timeout_s or None)
+    replicas = len(strategy.extended.worker_devices)
+
+    def summed() -> Any:
+        context = tensorflow.distribute.get_replica_context()
+        is_first = tensorflow.cast(context.replica_id_in_sync_group % replicas == 0, array.dtype)
+        return context.all_reduce("SUM", tensorflow.constant(array) * is_first, options)
+
+    result: NDArray[Any] = strategy.experimental_local_results(strategy.run(summed))[0].numpy()
+    return result
+
+
+@dataclass(frozen=True)
+class Peers:
+    """The workers of a training, as one of them sees them.
+
+    Attributes:
+        strategy: the strategy of the training.
+        cluster: the workers; None: this process is alone, and all methods leave everything as it is.
+    """
+
+    strategy: Any
+    cluster: Cluster | None
+
+    @property
+    def shares(self) -> Shares:
+        """The part of every batch that this process reads."""
+        if self.cluster is None:
+            return WHOLE
+        own = len(self.strategy.extended.worker_devices)
+        return Shares(self.cluster.index * own, own, self.strategy.num_replicas_in_sync)
+
+    def distributed(self, dataset: Any) -> Any:
+        """Return a data set of the shares of this process for `fit`."""
+        if self.cluster is None:
+            return dataset
+        return self.strategy.distribute_datasets_from_function(lambda context: dataset)
+
+    def agree(self, facts: Mapping[str, Any]) -> None:
+        """Check that all workers train the same.
+
+        Args:
+            facts: plain JSON values that must be equal on all workers, by what they are.
+
+        Raises:
+            StageError: a worker has another value.
+        """
+        cluster = self.cluster
+        if cluster is None:
+            return
+        mine = [int(digest_of(value)[:15], 16) for value in facts.values()]
+        table = np.zeros((len(cluster.addresses), len(mine)), np.int64)
+        table[cluster.index] = mine
+        table = total(self.strategy, table, MEETING_S)
+        for index, row in enumerate(table):
+            for name, own, chiefs in zip(facts, row, table[0], strict=True):
+                if own != chiefs:
+                    raise StageError(
+                        f"{name} of {cluster.named(index)} differ from those of the chief",
+                        hint="use the same files, versions and command on all machines",
+                    )
+
+    def from_chief(self, content: bytes) -> bytes:
+        """Return the chief's bytes on every worker."""
+        if self.cluster is None:
+            return content
+        own = content if self.cluster.is_chief else b""
+        size = int(total(self.strategy, np.array([len(own)], np.int64))[0])
+        padded = own.ljust(-(-size // 4) * 4, b"\0")
+        return total(self.strategy, np.frombuffer(padded, np.int32)).tobytes()[:size] if size else b""
+
+    def share_weights(self, model: Any) -> None:
+        """Give every worker the weights of the chief's model."""
+        if self.cluster is None:
+            return
+        stream = io.BytesIO()
+        np.savez(stream, *model.get_weights())
+        content = self.from_chief(stream.getvalue())
+        if not self.cluster.is_chief:
+            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+                set_weights(model, [arrays[name] for name in arrays.files])
+
+    def callbacks(self, model: Any) -> list[Any]:
+        """Return the callback that averages the statistics of batch norms over all workers, before every validation."""
+        if self.cluster is None:
+            return []
+        average = self._average
+        measured = [variable for variable in model.non_trainable_variables if "float" in variable.dtype]
+
+        class Average(keras().callbacks.Callback):  # type: ignore[misc]
+            def on_test_begin(self, logs: Any = None) -> None:
+                del logs
+                average(measured)
+
+        return [Average()]
+
+    def _average(self, variables: Sequence[Any]) -> None:
+        """Set variables to their means over all workers; the 64-bit sum leaves those that are equal as they are."""
+        assert self.cluster is not None
+        if not variables:
+            return
+        values = [np.asarray(variable).astype(np.float64) for variable in variables]
+        sums = total(self.strategy, np.concatenate([value.ravel() for value in values]))
+        parts = np.split(sums / len(self.cluster.addresses), np.cumsum([value.size for value in values])[:-1])
+        for variable, value, part in zip(variables, values, parts, strict=True):
+            variable.assign(part.reshape(value.shape).astype(variable.dtype))
+
+    @contextmanager
+    def watched(self, epochs_saved: Callable[[], int] = int) -> Iterator[None]:
+        """Convert TensorFlow's error for a lost worker to one of ours.
+
+        Args:
+            epochs_saved: returns the number of epochs in the checkpoint.
+
+        Raises:
+            StageError: a worker was lost.
+        """
+        if self.cluster is None:
+            yield
+            return
+        import tensorflow
+
+        errors = tensorflow.errors
+        lost = (
+            errors.UnavailableError,
+            errors.AbortedError,
+            errors.DeadlineExceededError,
+            errors.FailedPreconditionError,
+        )
+        try:
+            yield
+        except lost as error:
+            missing = self.cluster.unreachable()
+            time.sleep(LAST_LOOK_S)
+            names = ", ".join(map(self.cluster.named, missing)) or "a worker that no longer answers"
+            raise StageError(
+                f"lost {names}",
+                hint="run the same command on all workers, or on fewer: the training continues after epoch "
+                f"{epochs_saved()}",
+            ) from error
+
+    def trainer(self, kind: type[Any]) -> type[Any]:
+        """Return a class of trainers that works with several workers.
+
+        Keras 3.15 does not (https://github.com/keras-team/keras/issues/20585): it looks for the shape of a batch in the
+        sum of those of all workers, and takes the mean of a step's results over their first axis, which they lack.
+        """
+        if self.cluster is None:
+            return kind
+        strategy = self.strategy
+
+        class Trainer(kind):  # type: ignore[misc]
+            def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+                if iterator is not None:
+                    batch = next(next(iter(iterator))[2])
+                    data_batch = keras().tree.map_structure(lambda v: strategy.experimental_local_results(v)[0], batch)
+                with strategy.scope():
+                    self._symbolic_build(data_batch=data_batch)
+
+            def train_step(self, data: Any) -> Any:
+                return {name: value[None] for name, value in super().train_step(data).items()}
+
+            def test_step(self, data: Any) -> Any:
+                return {name: value[None] for name, value in super().test_step(data).items()}
+
+        return Trainer
