@@ -26,7 +26,10 @@ class Execution(Settings):
     opens, to runs/NAME/profile. The same as `--profile`."""
 
     @model_validator(mode="after")
-    def _check_compilation(self) -> Self:
-        if self.jit_compile and self.strategy == "multi_worker":
-            raise ValueError("jit_compile: XLA cannot exchange gradients between workers; remove it")
+    def _check_workers(self) -> Self:
+        if self.strategy == "multi_worker":
+            if self.jit_compile:
+                raise ValueError("jit_compile: XLA cannot exchange gradients between workers; remove it")
+            if self.steps_per_execution > 1:
+                raise ValueError("steps_per_execution: workers exchange gradients after every step; remove it")
         return self

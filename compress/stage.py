@@ -155,6 +155,10 @@ class Stage(Work):
         """Return the methods that the stage uses with these settings; a task may refuse some."""
         return ()
 
+    def trains(self) -> bool:
+        """Return whether it trains on the devices of `execution` with these settings."""
+        return False
+
     def refused_by_target(self, target: Target) -> Refusal | None:
         """Return the reason why a setting cannot be used with the target, or None."""
         del target

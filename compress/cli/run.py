@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,13 +66,22 @@ def _run(pipeline: Pipeline, options: argparse.Namespace) -> int:
         CorallineError: a stage failed, or the result exceeds the budget.
     """
     from compress.cli.console import Console
-    from compress.pipeline import runner
+    from compress.pipeline import runner, workers
     from compress.pipeline.acceptance import result_error
+    from compress.training import strategies
+    from compress.training.cluster import VARIABLE
 
     folder = options.out / pipeline.head.name
-    with Console(folder / runner.LOG) as console:
+    cluster = strategies.workers(pipeline.head.execution)
+    log = runner.LOG if cluster is None or cluster.is_chief else f"worker-{cluster.index}.log"
+    with Console(folder / log) as console:
         console.line(f"coralline: {options.pipeline} -> {folder}")
-        record = runner.run(pipeline, options.out, console, frozenset(options.force))
+        if cluster is None and os.environ.get(VARIABLE):
+            console.line(f"coralline: {VARIABLE} is set, but is used with `execution: {{strategy: multi_worker}}` only")
+        record = workers.run(pipeline, options.out, console, frozenset(options.force))
+    if record is None:
+        note(f"coralline: worker {cluster.index if cluster else 0} is done; the chief writes the results")
+        return 0
     if options.json:
         write_json(record.to_json())
     else:

@@ -30,7 +30,7 @@ from compress.artifact import (
     Kind,
 )
 from compress.data.types import Data
-from compress.errors import EXIT_INTERRUPTED, CorallineError, ModelError, StageError, StoreError
+from compress.errors import EXIT_INTERRUPTED, CorallineError, ModelError, PipelineError, StageError, StoreError
 from compress.evaluation import DataSummary, Evaluation, InputAlternatives, Latency, Size
 from compress.evaluation.latency import predict, unmeasured
 from compress.evaluation.operator_graph import OperatorGraph
@@ -273,21 +273,25 @@ class PipelineRun:
         """Run the stage or probe in a scratch folder, and publish the files."""
         started = time.monotonic()
         with self.store.scratch() as folder:
-            subject = inputs.get("given") or next(iter(inputs.values()), NOTHING)
-            specification = subject.facts.get("specification")
-            context = replace(context, folder=folder, specification=specification)
-            if context.profile is not None:
-                context = replace(context, progress=context.profile.watching(context.progress))
-            _start_tensorflow(work, context.progress)
-            if isinstance(work, Probe):
-                facts = work.run(inputs, context)
-            else:
-                facts = work.run(subject, context)
-                if specification:  # it belongs to the model
-                    facts = {"specification": specification, **facts}
-                if context.profile is not None:
-                    facts = {**facts, "profile": context.profile.to_json()}
+            facts = self._facts(work, inputs, replace(context, folder=folder))
             return self.store.publish(key, kind, folder, facts, time.monotonic() - started)
+
+    def _facts(self, work: Stage | Probe, inputs: Mapping[str, Artifact], context: Context) -> Facts:
+        """Run the stage or probe in the folder of the context, and return its facts."""
+        subject = inputs.get("given") or next(iter(inputs.values()), NOTHING)
+        specification = subject.facts.get("specification")
+        context = replace(context, specification=specification)
+        if context.profile is not None:
+            context = replace(context, progress=context.profile.watching(context.progress))
+        _start_tensorflow(work, context.progress)
+        if isinstance(work, Probe):
+            return work.run(inputs, context)
+        facts = work.run(subject, context)
+        if specification:  # it belongs to the model
+            facts = {"specification": specification, **facts}
+        if context.profile is not None:
+            facts = {**facts, "profile": context.profile.to_json()}
+        return facts
 
     def _context(self, title: str, key: str, progress: Progress) -> Context:
         """Return the context of a stage or probe; its folder is set later."""
@@ -337,6 +341,7 @@ def run(
     monitor: Monitor,
     forced: frozenset[str] = frozenset(),
     store: Path | None = None,
+    session_of: Callable[..., PipelineRun] | None = None,
 ) -> RunRecord:
     """Run a pipeline, and write report and outputs to `out/<name>`.
 
@@ -346,6 +351,8 @@ def run(
         monitor: the receiver of reports about the run.
         forced: ids of steps to re-run.
         store: the folder of the store; by default that in `out`.
+        session_of: makes the run from pipeline, store, folder, monitor and forced ids (`compress.pipeline.workers`); by
+            default, this process runs alone.
 
     Returns:
         The record; its `status` is "ok", "over budget" or "not usable".
@@ -354,9 +361,15 @@ def run(
         CorallineError: something failed; the report is written all the same.
         KeyboardInterrupt: the same for Ctrl-C.
     """
+    if session_of is None and pipeline.head.execution.strategy == "multi_worker":
+        raise PipelineError(
+            "strategy: multi_worker is for `python -m compress run` alone",
+            where="execution",
+            allowed="one, mirrored, tpu",
+        )
     opened = Store(store or out / STORE)
     opened.prepare()
-    session = PipelineRun(pipeline, opened, out / pipeline.head.name, monitor, forced)
+    session = (session_of or PipelineRun)(pipeline, opened, out / pipeline.head.name, monitor, forced)
     started = time.monotonic()
     try:
         run_stages(session)

@@ -225,6 +225,8 @@ def check(document: Document, stages: Mapping[str, type[Stage]] = STAGES) -> Pip
     steps = _steps(loader, root.child("stages"), target, stages, folder)
     pipeline = Pipeline(head, model, target, data, steps, content)
     _refuse_unfit(pipeline, root)
+    if head.execution.strategy == "multi_worker":
+        _refuse_for_workers(pipeline, root)
     return pipeline
 
 
@@ -305,6 +307,21 @@ def _refuse_unfit(pipeline: Pipeline, root: DocumentNode) -> None:
     for location, refusal in refusals:
         what = f"{refusal.what} (the data is for {task.name})"
         raise root.error(what, *location, allowed=refusal.allowed, hint=refusal.hint)
+
+
+def _refuse_for_workers(pipeline: Pipeline, root: DocumentNode) -> None:
+    """Refuse what several workers cannot do together.
+
+    Raises:
+        PipelineError: the pipeline has it.
+    """
+    if pipeline.head.recipe is not None:
+        what = "several workers train one pipeline, and a recipe tries several"
+        raise root.error(what, "recipe", hint="run it with another `execution`, and then write the stages")
+    for index, step in enumerate(pipeline.steps[1:]):
+        if step.skip is None and {"tfmot", "tfmot qat"} & {*step.stage.uses()}:
+            what = f"stage {index + 1} ({step.stage.name}): tfmot cannot train on several workers"
+            raise root.error(what, "stages", index, hint="choose another stage or engine, or another `execution`")
 
 
 def _random_data(

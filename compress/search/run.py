@@ -95,6 +95,13 @@ def read_plan(path: Path) -> SearchPlan:
     pipeline = schema.check(document)
     if pipeline.head.search is None:
         raise PipelineError("has no key `search`", where=str(path), allowed=EXAMPLE, hint="see docs/search.md")
+    if pipeline.head.execution.strategy == "multi_worker":
+        raise PipelineError(
+            "a search runs each trial in one process",
+            where=f"{path}: execution",
+            allowed="strategy: one, mirrored, tpu",
+            hint="machines share the trials with `search --join`: docs/search.md",
+        )
     models_of(pipeline)
     space = read_space(document, lambda edited: models_of(schema.check(edited)))
     return SearchPlan(path, pipeline, space, read_goals(document, pipeline), pipeline.head.search.trials)

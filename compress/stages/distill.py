@@ -57,6 +57,10 @@ class Distill(Stage, TrainingSettings, DistillationSettings):
             raise ValueError(f"teacher_weights: {len(self.teacher_weights)} weights for {count} teachers")
         return self
 
+    def trains(self) -> bool:
+        """Return True."""
+        return True
+
     def uses(self) -> tuple[Use, ...]:
         """Return distillation, and the methods of the training."""
         decoupled: tuple[Use, ...] = ("decoupled",) if self.decoupled else ()

@@ -114,6 +114,10 @@ class Prune(Stage, TrainingSettings):
         host, clock = target.cost.host(self.host), target.cost.clock(self.clock)
         return Objective(self.objective, keep, self.at_most, host, clock)
 
+    def trains(self) -> bool:
+        """Return whether there is a training after a step."""
+        return bool(self.epochs or (self.steps > 1 and self.epochs_between))
+
     def uses(self) -> tuple[Use, ...]:
         """Return the measure of importance, and the methods of the training and of its teacher."""
         uses: list[Use] = ["channel importance", *self.training_uses()]

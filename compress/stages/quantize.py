@@ -161,6 +161,10 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
         if self.method == "qat" and (self.engine == "tfmot" or self.qat.ranges != "fixed"):
             raise ValueError("scales_from: training changes ranges; set `engine: coralline` and `qat: {ranges: fixed}`")
 
+    def trains(self) -> bool:
+        """Return whether it is quantization-aware training with our own engine."""
+        return self.method == "qat" and self.engine == "coralline"
+
     def uses(self) -> tuple[Use, ...]:
         """Return the methods of training, of its teacher, and of the choice of calibration samples."""
         uses: list[Use] = [*self.training_uses()]

@@ -69,6 +69,10 @@ class ReplaceActivations(Stage, TrainingSettings, DistillationSettings):
             raise ValueError(f"gradual: {self.gradual} is a part of the training, and `epochs: 0` has none")
         return self
 
+    def trains(self) -> bool:
+        """Return whether there is a training."""
+        return self.epochs > 0
+
     def uses(self) -> tuple[Use, ...]:
         """Return the training after the replacement, which is distillation, and its methods."""
         if not self.epochs:

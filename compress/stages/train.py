@@ -39,6 +39,10 @@ class Train(Stage, TrainingSettings, TransferSettings):
             return None
         return "the model came trained, from a file; `fine_tune: true` trains it further"
 
+    def trains(self) -> bool:
+        """Return True."""
+        return True
+
     def uses(self) -> tuple[Use, ...]:
         """Return the methods of the training."""
         smoothing: tuple[Use, ...] = ("label smoothing",) if self.label_smoothing else ()

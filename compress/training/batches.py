@@ -70,17 +70,17 @@ class Shares(NamedTuple):
     Attributes:
         first: the number of its first share.
         own: the number of its shares: its devices.
-        count: the number of all shares.
+        total: the number of all shares.
     """
 
     first: int
     own: int
-    count: int
+    total: int
 
     def parts(self, size: int) -> list[slice]:
         """Return the rows of its shares in a batch of some samples."""
         numbers = range(self.first, self.first + self.own)
-        return [slice(size * number // self.count, size * (number + 1) // self.count) for number in numbers]
+        return [slice(size * number // self.total, size * (number + 1) // self.total) for number in numbers]
 
 
 WHOLE = Shares(0, 1, 1)

@@ -41,12 +41,13 @@ def total(strategy: Any, array: NDArray[Any], timeout_s: float = 0) -> NDArray[A
     options = tensorflow.distribute.experimental.CommunicationOptions(timeout_seconds=timeout_s or None)
     replicas = len(strategy.extended.worker_devices)
 
-    def summed() -> Any:
+    def summed(own: Any) -> Any:
         context = tensorflow.distribute.get_replica_context()
-        is_first = tensorflow.cast(context.replica_id_in_sync_group % replicas == 0, array.dtype)
-        return context.all_reduce("SUM", tensorflow.constant(array) * is_first, options)
+        is_first = tensorflow.cast(context.replica_id_in_sync_group % replicas == 0, own.dtype)
+        return context.all_reduce("SUM", own * is_first, options)
 
-    result: NDArray[Any] = strategy.experimental_local_results(strategy.run(summed))[0].numpy()
+    run = tensorflow.function(lambda own: strategy.run(summed, (own,)), autograph=False)
+    result: NDArray[Any] = strategy.experimental_local_results(run(tensorflow.constant(array)))[0].numpy()
     return result
 
 
@@ -190,12 +191,16 @@ class Peers:
         strategy = self.strategy
 
         class Trainer(kind):  # type: ignore[misc]
+            has_shapes = False
+
             def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
-                if iterator is not None:
-                    batch = next(next(iter(iterator))[2])
-                    data_batch = keras().tree.map_structure(lambda v: strategy.experimental_local_results(v)[0], batch)
+                if self.has_shapes:
+                    return
+                self.has_shapes = True
+                batch = data_batch if iterator is None else next(next(iter(iterator))[2])
+                own = keras().tree.map_structure(lambda value: strategy.experimental_local_results(value)[0], batch)
                 with strategy.scope():
-                    self._symbolic_build(data_batch=data_batch)
+                    self._symbolic_build(data_batch=own)
 
             def train_step(self, data: Any) -> Any:
                 return {name: value[None] for name, value in super().train_step(data).items()}

@@ -231,6 +231,7 @@ def fit(
     weighted = _mixed(_weighted(loss, settings, context.data), settings)
     targets = {split: _targets(context.data, loss, split) for split in ("train", "validation")}
     strategies.refuse_batches(len(targets["train"]["labels"]), settings.batch_size, strategy)
+    strategies.refuse_accumulation(settings.gradient_accumulation, strategy)
     validation_batch = validation_batch_size(len(targets["validation"]["labels"]), strategy.num_replicas_in_sync)
     steps = settings.batches_per_epoch(len(targets["train"]["labels"]))
     steps_per_execution = _steps_per_execution(context.execution.steps_per_execution, steps)
@@ -309,7 +310,7 @@ def fit(
 
 
 def _what_is_trained(
-    model: Any, loss: Loss, settings: TrainingSettings, context: Context, targets: Mapping[Split, Mapping[str, Any]]
+    model: Any, loss: Loss, settings: TrainingSettings, context: Context, targets: Mapping[str, Mapping[str, Any]]
 ) -> Facts:
     """Return what must be equal on all workers of a training, by what it is."""
     inputs = context.data.inputs("train")

@@ -79,6 +79,20 @@ def refuse_batches(samples: int, batch_size: int, strategy: Any) -> None:
         )
 
 
+def refuse_accumulation(batches: int, strategy: Any) -> None:
+    """Refuse gradients of several batches on several devices: Keras cannot exchange gradients inside a condition.
+
+    Raises:
+        StageError: there are several devices.
+    """
+    if batches > 1 and strategy.num_replicas_in_sync > 1:
+        raise StageError(
+            f"gradient_accumulation: {batches} batches cannot be accumulated on several devices",
+            allowed="1",
+            hint="raise batch_size: each device has a part of the batch",
+        )
+
+
 def share_of_mean(losses: Any) -> Any:
     """Return this device's part of the mean loss of the whole batch: the sum over its samples / all samples.
 
