@@ -276,6 +276,20 @@ class WorkerRun(PipelineRun):
                 hint="use the same pipeline file, data, versions and options on all machines",
             )
 
+    def finish(self) -> None:
+        """Wait for the end of a chief that has met this worker: TensorFlow takes a worker that leaves for a lost one.
+
+        Raises:
+            StageError: the chief failed.
+        """
+        while self.has_met:
+            now = self.reader.read()
+            if now is not None and now.ended is not None:
+                if now.ended:
+                    raise StageError(f"the chief: {now.ended}")
+                return
+            time.sleep(POLL_S)
+
     def _take_part(self, title: str, work: Stage, inputs: Mapping[str, Artifact], key: str, progress: Progress) -> None:
         """Run a stage together with the chief, from the same unfinished state, and discard the result."""
         with self.store.scratch() as folder:
@@ -335,6 +349,7 @@ def run(pipeline: Pipeline, out: Path, monitor: Monitor, forced: frozenset[str] 
     folder = out / pipeline.head.name
     session = WorkerRun(pipeline, store, folder, monitor, forced, reader=Reader(path, cluster.named(0)))
     run_stages(session)
+    session.finish()
     return None
 
 
