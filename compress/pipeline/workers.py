@@ -98,7 +98,7 @@ class Board:
             raise explain(error, "the store cannot be written", self._path) from error
         thread = threading.Thread(target=beat, daemon=True)
         thread.start()
-        ended = "it was interrupted"
+        ended = "interrupted; run the same command on all workers to continue"
         try:
             yield
             ended = ""

@@ -6,6 +6,7 @@ which the workers that have nothing to say contribute zeros.
 
 from __future__ import annotations
 
+import functools
 import io
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,6 +37,14 @@ def total(strategy: Any, array: NDArray[Any], timeout_s: float = 0) -> NDArray[A
         array: of the same shape and type on every worker: float64, int64 or int32.
         timeout_s: seconds to wait for the other workers; 0: until one is lost.
     """
+    summed = _summing(strategy, str(array.dtype), timeout_s)(array.ravel())
+    result: NDArray[Any] = strategy.experimental_local_results(summed)[0].numpy().reshape(array.shape)
+    return result
+
+
+@functools.cache
+def _summing(strategy: Any, dtype: str, timeout_s: float) -> Callable[[NDArray[Any]], Any]:
+    """Return the function that sums arrays [n] over all workers; of several devices of a worker only one counts."""
     import tensorflow
 
     options = tensorflow.distribute.experimental.CommunicationOptions(timeout_seconds=timeout_s or None)
@@ -46,9 +55,11 @@ def total(strategy: Any, array: NDArray[Any], timeout_s: float = 0) -> NDArray[A
         is_first = tensorflow.cast(context.replica_id_in_sync_group % replicas == 0, own.dtype)
         return context.all_reduce("SUM", own * is_first, options)
 
-    run = tensorflow.function(lambda own: strategy.run(summed, (own,)), autograph=False)
-    result: NDArray[Any] = strategy.experimental_local_results(run(tensorflow.constant(array)))[0].numpy()
-    return result
+    signature = [tensorflow.TensorSpec([None], dtype)]
+    run: Callable[[NDArray[Any]], Any] = tensorflow.function(
+        lambda own: strategy.run(summed, (own,)), signature, autograph=False
+    )
+    return run
 
 
 @dataclass(frozen=True)
@@ -174,10 +185,10 @@ class Peers:
             missing = self.cluster.unreachable()
             time.sleep(LAST_LOOK_S)
             names = ", ".join(map(self.cluster.named, missing)) or "a worker that no longer answers"
+            epochs = epochs_saved()
+            continues = f"the training continues after epoch {epochs}" if epochs else "the training starts again"
             raise StageError(
-                f"lost {names}",
-                hint="run the same command on all workers, or on fewer: the training continues after epoch "
-                f"{epochs_saved()}",
+                f"lost {names}", hint=f"run the same command on all workers, or on fewer: {continues}"
             ) from error
 
     def trainer(self, kind: type[Any]) -> type[Any]:
