@@ -92,8 +92,28 @@ class RandomChanges(Protocol):
         """Whether images may be mirrored."""
 
 
-Change = Callable[[Any, Any, Any], tuple[Any, Any]]
-"""(images, their training targets, two seeds) -> both, changed at random."""
+class Draws(NamedTuple):
+    """What random changes of some samples of a batch depend on: a sample changes in the same way whoever reads it.
+
+    Attributes:
+        seeds: the two seeds of the batch.
+        size: number of samples in the whole batch; random numbers are drawn for all of them.
+        rows: the places of the samples in the batch: [n].
+    """
+
+    seeds: Any
+    size: Any
+    rows: Any
+
+    def own(self, values: Any, axis: int = 0) -> Any:
+        """Return the values of these samples, from values for the whole batch along an axis."""
+        import tensorflow as tf
+
+        return tf.gather(values, self.rows, axis=axis)
+
+
+Change = Callable[[Any, Any, Draws], tuple[Any, Any]]
+"""(images, their training targets, random numbers) -> both, changed at random."""
 
 
 class Head(ABC):

@@ -5,21 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from compress.tasks import moved_images
-from compress.tasks.base import Change, RandomChanges
+from compress.tasks.base import Change, Draws, RandomChanges
 from deploy.contract.image_geometry import VISIBLE
 
 
 def augmentation(augment: RandomChanges) -> Change:
-    """(images, targets, two seeds) -> both with random shifts, changes of size and mirrorings of images and objects.
+    """(images, targets, random numbers) -> both with random shifts, changes of size and mirrorings of the objects too.
 
     Of what is moved out of the image the rest counts, if there is enough of it. Rotation is refused beforehand.
     """
-    import tensorflow
 
-    def change(images: Any, targets: Any, seeds: Any) -> tuple[Any, Any]:
+    def change(images: Any, targets: Any, draws: Draws) -> tuple[Any, Any]:
         if not (augment.flip or augment.shift or augment.zoom):
             return images, targets
-        motion = moved_images.drawn(augment, seeds, tensorflow.shape(images)[0])
+        motion = moved_images.drawn(augment, draws)
         objects = _moved_objects(targets["labels"], motion.scale, motion.shift)
         return moved_images.moved(images, motion), {"labels": objects}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from compress.tasks.base import RandomChanges
+from compress.tasks.base import Draws, RandomChanges
 
 
 class Motion(NamedTuple):
@@ -22,21 +22,20 @@ class Motion(NamedTuple):
     shift: Any
 
 
-def drawn(augment: RandomChanges, seeds: Any, count: Any) -> Motion:
+def drawn(augment: RandomChanges, draws: Draws) -> Motion:
     """Return random motions.
 
     Args:
         augment: the largest changes.
-        seeds: two seeds.
-        count: number of images.
+        draws: the random numbers of the images.
     """
     import tensorflow as tf
 
-    draws = tf.random.stateless_uniform((count, 5), seeds, -1.0, 1.0)
-    size = 1 + augment.zoom * draws[:, :1]
-    mirrored = draws[:, 1:2] > (0.0 if augment.flip else 1.0)
+    values = draws.own(tf.random.stateless_uniform((draws.size, 5), draws.seeds, -1.0, 1.0))
+    size = 1 + augment.zoom * values[:, :1]
+    mirrored = values[:, 1:2] > (0.0 if augment.flip else 1.0)
     scale = tf.concat([size, tf.where(mirrored, -size, size)], axis=1)
-    return Motion(scale, math.radians(augment.rotate) * draws[:, 4], augment.shift * draws[:, 2:4])
+    return Motion(scale, math.radians(augment.rotate) * values[:, 4], augment.shift * values[:, 2:4])
 
 
 def moved(images: Any, motion: Motion) -> Any:

@@ -18,7 +18,7 @@ from compress.data import rows
 from compress.errors import StageError
 from compress.settings import Settings
 from compress.tasks import moved_images
-from compress.tasks.base import Change
+from compress.tasks.base import Change, Draws
 from compress.training import image_values, mixup
 
 VALIDATION_BATCH = 32
@@ -115,8 +115,8 @@ def batches(
 ) -> Any:
     """Return all batches of a training from epoch `first` on, as a tf.data.Dataset; for several workers it is endless.
 
-    The batches are the same for any number of workers. Augmentation draws for the whole batch and may mix its samples,
-    so every worker changes all of them, and keeps its rows.
+    The batches are the same for any number of workers: each reads and changes its rows only, with the random numbers
+    that they have in the whole batch.
 
     Args:
         inputs: all training samples [n, ...]. Of a memory map, only the samples of the next batches are read.
@@ -141,16 +141,12 @@ def batches(
         mixup.change(augment.mixup) if augment.mixup else None,
     ]
 
-    are_changed = any(change is not None for change in changes)
-
-    def augmented(indices: Any, seeds: Any, own: Any) -> Any:
+    def augmented(indices: Any, seeds: Any, size: Any, places: Any) -> Any:
         samples, batch_targets = samples_at(indices)
         for number, change in enumerate(changes):
             if change is not None:
-                samples, batch_targets = change(samples, batch_targets, seeds + number)
-        if not are_changed or shares == WHOLE:
-            return samples, batch_targets
-        return tf.nest.map_structure(lambda array: array[own[0] : own[1]], (samples, batch_targets))
+                samples, batch_targets = change(samples, batch_targets, Draws(seeds + number, size, places))
+        return samples, batch_targets
 
     per_epoch = settings.batches_per_epoch(len(inputs))
 
@@ -158,15 +154,22 @@ def batches(
     def epoch(number: int) -> list[tuple[NDArray[np.int64], NDArray[np.int32]]]:
         return list(_order(len(inputs), settings, seed, number))
 
-    def indices_and_seeds(number: Any) -> Any:
-        def batch(number: Any) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]:
+    def own_part(number: Any) -> Any:
+        def part(number: Any) -> tuple[Any, ...]:
             step, share = divmod(int(number), shares.own)
             indices, seeds = epoch(step // per_epoch)[step % per_epoch]
             own = shares.parts(len(indices))[share]
-            return indices if are_changed else indices[own], seeds, np.array([own.start, own.stop])
+            places = np.arange(own.start - 1 if augment.mixup else own.start, own.stop) % len(indices)
+            return indices[places], seeds, np.int32(len(indices)), places
 
-        indices, seeds, own = tf.numpy_function(batch, [number], [tf.int64, tf.int32, tf.int64], stateful=False)
-        return tf.ensure_shape(indices, [None]), tf.ensure_shape(seeds, [2]), tf.ensure_shape(own, [2])
+        kinds = [tf.int64, tf.int32, tf.int32, tf.int64]
+        indices, seeds, size, places = tf.numpy_function(part, [number], kinds, stateful=False)
+        return (
+            tf.ensure_shape(indices, [None]),
+            tf.ensure_shape(seeds, [2]),
+            tf.ensure_shape(size, []),
+            tf.ensure_shape(places, [None]),
+        )
 
     # A range, not a generator: with a generator the training waited 30 ms for finished batches (2 busy cores).
     start = first * per_epoch * shares.own
@@ -174,7 +177,7 @@ def batches(
         numbers = tf.data.Dataset.range(start, settings.epochs * per_epoch)
     else:  # of an endless data set, workers need not ask each other at every step whether there is a next batch
         numbers = tf.data.Dataset.counter(start)
-    dataset = numbers.map(indices_and_seeds)
+    dataset = numbers.map(own_part)
     # On busy cores a reading thread may have to wait: batches that were read ahead bridge this time.
     ahead = READ_AHEAD if rows.mapped(inputs) else tf.data.AUTOTUNE
     return dataset.map(augmented, num_parallel_calls=tf.data.AUTOTUNE).prefetch(ahead)
@@ -260,10 +263,9 @@ def _refuse_other_samples(augment: Augment, shape: tuple[int, ...]) -> None:
 
 
 def _moving(augment: Augment) -> Change:
-    """Return a function: (images, targets, two seeds) -> randomly moved images, unchanged targets."""
-    import tensorflow as tf
+    """Return a function: (images, targets, random numbers) -> randomly moved images, unchanged targets."""
 
-    def change(images: Any, targets: Any, seeds: Any) -> tuple[Any, Any]:
-        return moved_images.moved(images, moved_images.drawn(augment, seeds, tf.shape(images)[0])), targets
+    def change(images: Any, targets: Any, draws: Draws) -> tuple[Any, Any]:
+        return moved_images.moved(images, moved_images.drawn(augment, draws)), targets
 
     return change

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.data import rows
-from compress.tasks.base import Change
+from compress.tasks.base import Change, Draws
 
 LOOKED_AT = 256
 """Number of training samples from which the range of the values is taken."""
@@ -48,41 +48,40 @@ def value_range(inputs: NDArray[np.float32]) -> tuple[float, float]:
 
 
 def change(augment: ValueChanges, limits: tuple[float, float]) -> Change:
-    """Return a function: (images [n, height, width, channels], targets, two seeds) -> changed images, same targets."""
+    """Return a function: (images [n, height, width, channels], targets, random numbers) -> changed images, targets."""
     import tensorflow as tf
 
     low, high = limits
 
-    def factors(seeds: Any, number: int, count: Any, strength: float) -> Any:
-        draws = tf.random.stateless_uniform((count, 1, 1, 1), tf.random.experimental.stateless_fold_in(seeds, number))
-        return (2 * draws - 1) * strength
+    def factors(draws: Draws, number: int, strength: float) -> Any:
+        seeds = tf.random.experimental.stateless_fold_in(draws.seeds, number)
+        return (2 * draws.own(tf.random.stateless_uniform((draws.size, 1, 1, 1), seeds)) - 1) * strength
 
-    def changed(images: Any, targets: Any, seeds: Any) -> tuple[Any, Any]:
-        count = tf.shape(images)[0]
+    def changed(images: Any, targets: Any, draws: Draws) -> tuple[Any, Any]:
         if augment.saturation and images.shape[-1] == 3:
             grey = tf.reduce_mean(images, axis=-1, keepdims=True)
-            images = grey + (images - grey) * (1 + factors(seeds, 0, count, augment.saturation))
+            images = grey + (images - grey) * (1 + factors(draws, 0, augment.saturation))
         if augment.contrast:
             mean = tf.reduce_mean(images, axis=(1, 2, 3), keepdims=True)
-            images = mean + (images - mean) * (1 + factors(seeds, 1, count, augment.contrast))
+            images = mean + (images - mean) * (1 + factors(draws, 1, augment.contrast))
         if augment.brightness:
-            images += factors(seeds, 2, count, augment.brightness) * (high - low)
+            images += factors(draws, 2, augment.brightness) * (high - low)
         if augment.erase:
-            images = _erased(images, seeds, augment.erase)
+            images = _erased(images, draws, augment.erase)
         return tf.clip_by_value(images, low, high), targets
 
     return changed
 
 
-def _erased(images: Any, seeds: Any, largest: float) -> Any:
+def _erased(images: Any, draws: Draws, largest: float) -> Any:
     """Return images with a random rectangle of up to this part of the area replaced by the mean of the image."""
     import tensorflow as tf
 
-    count = tf.shape(images)[0]
     height, width = images.shape[1:3]
-    draws = tf.random.stateless_uniform((4, count), tf.random.experimental.stateless_fold_in(seeds, 3))
-    ratio = tf.exp(np.log(SIDES[0]) + draws[1] * (np.log(SIDES[1]) - np.log(SIDES[0])))
-    area = draws[0] * largest
+    seeds = tf.random.experimental.stateless_fold_in(draws.seeds, 3)
+    values = draws.own(tf.random.stateless_uniform((4, draws.size), seeds), axis=1)
+    ratio = tf.exp(np.log(SIDES[0]) + values[1] * (np.log(SIDES[1]) - np.log(SIDES[0])))
+    area = values[0] * largest
     sides = tf.sqrt(area * ratio), tf.sqrt(area / ratio)
 
     def inside(size: int, side: Any, draw: Any) -> Any:
@@ -91,6 +90,6 @@ def _erased(images: Any, seeds: Any, largest: float) -> Any:
         start = draw * (1 - side)
         return (positions >= start[:, None]) & (positions < (start + side)[:, None])
 
-    rows_inside, columns_inside = inside(height, sides[0], draws[2]), inside(width, sides[1], draws[3])
+    rows_inside, columns_inside = inside(height, sides[0], values[2]), inside(width, sides[1], values[3])
     covered = (rows_inside[:, :, None] & columns_inside[:, None, :])[..., None]
     return tf.where(covered, tf.reduce_mean(images, axis=(1, 2), keepdims=True), images)

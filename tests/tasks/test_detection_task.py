@@ -12,6 +12,7 @@ from blobs import Blobs, context
 
 from compress.data.types import Objects, Split
 from compress.errors import ModelError
+from compress.tasks.base import Draws
 from compress.training.batches import Augment
 from deploy.contract.detection import Detector
 
@@ -179,9 +180,10 @@ def test_augmentation_moves_boxes_with_what_is_in_them(keras: Any, augment: dict
         top, left = random.integers(4, 20, 2)
         images[index, top : top + 12, left : left + 10] = 1
         labels[index, 0] = [1, top / side, left / side, (top + 12) / side, (left + 10) / side]
-    change, seeds = augmentation(Augment(**augment)), tensorflow.constant([1, 2])
-    moved, beside = change(tensorflow.constant(images), {"labels": tensorflow.constant(labels)}, seeds)
-    again = change(tensorflow.constant(images), {"labels": tensorflow.constant(labels)}, seeds)[0]
+    change = augmentation(Augment(**augment))
+    draws = Draws(tensorflow.constant([1, 2]), count, range(count))
+    moved, beside = change(tensorflow.constant(images), {"labels": tensorflow.constant(labels)}, draws)
+    again = change(tensorflow.constant(images), {"labels": tensorflow.constant(labels)}, draws)[0]
     np.testing.assert_array_equal(moved, again)
     kept = 0
     for image, row in zip(np.asarray(moved)[..., 0], np.asarray(beside["labels"])[:, 0], strict=True):
@@ -203,7 +205,7 @@ def test_augmented_images_keep_their_size_in_graphs(keras: Any) -> None:
     change = augmentation(Augment(zoom=0.3))
     signature = [tensorflow.TensorSpec((None, 40, 32, 1)), tensorflow.TensorSpec((None, 1, 5))]
     graph = tensorflow.function(
-        lambda images, labels: change(images, {"labels": labels}, tensorflow.constant([1, 2]))[0],
+        lambda images, labels: change(images, {"labels": labels}, Draws(tensorflow.constant([1, 2]), 2, [0, 1]))[0],
         input_signature=signature,
     )
     assert graph.get_concrete_function().output_shapes[1:] == (40, 32, 1)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compress.tasks.base import Draws
 from compress.training.batches import Augment
 
 HEIGHT, WIDTH = 41, 61
@@ -70,7 +71,8 @@ def test_motions_depend_on_the_seeds_and_stay_within_the_settings(keras: Any) ->
     from compress.tasks import moved_images
 
     augment = Augment(flip=True, shift=0.1, zoom=0.2, rotate=30)
-    one, again, other = (moved_images.drawn(augment, tf.constant(seeds), 500) for seeds in ([1, 2], [1, 2], [1, 3]))
+    draws = [Draws(tf.constant(seeds), 500, range(500)) for seeds in ([1, 2], [1, 2], [1, 3])]
+    one, again, other = (moved_images.drawn(augment, each) for each in draws)
     for mine, same, different in zip(one, again, other, strict=True):
         np.testing.assert_array_equal(mine, same)
         assert not np.array_equal(mine, different)
@@ -80,7 +82,7 @@ def test_motions_depend_on_the_seeds_and_stay_within_the_settings(keras: Any) ->
     for values, largest in ((size[:, 0] - 1, 0.2), (shift[:, 0], 0.1), (shift[:, 1], 0.1), (angle, 30)):
         assert 0.9 * largest < values.max() <= largest * 1.0001
         assert -0.9 * largest > values.min() >= -largest * 1.0001
-    still = moved_images.drawn(Augment(), tf.constant([1, 2]), 9)
+    still = moved_images.drawn(Augment(), Draws(tf.constant([1, 2]), 9, range(9)))
     assert (np.asarray(still.scale) == 1).all()
     assert not np.asarray(still.angle).any()
     assert not np.asarray(still.shift).any()

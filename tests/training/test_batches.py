@@ -14,7 +14,7 @@ from compress.data import rows
 from compress.data.types import Split
 from compress.tasks.classification import ClassificationHead
 from compress.training import batches, loop
-from compress.training.batches import Augment, EpochSettings
+from compress.training.batches import Augment, EpochSettings, Shares
 from compress.training.loop import TrainingSettings
 
 X = np.random.default_rng(0).random((50, 3, 2)).astype(np.float32)
@@ -93,3 +93,36 @@ def test_training_from_files_gives_the_same_weights(keras: Any, tmp_path: Path) 
     assert histories[0] == histories[1]
     for one, other in zip(*weights, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+EVERYTHING = Augment(shift=0.1, rotate=20, flip=True, brightness=0.2, contrast=0.2, erase=0.3, mixup=0.4)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("augment", [Augment(), EVERYTHING], ids=["plain", "everything"])
+@pytest.mark.parametrize("data", [Blobs, Filed])
+def test_the_shares_of_all_workers_are_the_batches(keras: Any, tmp_path: Path, augment: Augment, data: Any) -> None:
+    inputs = (data(folder=tmp_path) if data is Filed else data()).inputs("train")
+    targets = {"labels": Blobs().labels("train")}
+    settings = EpochSettings(epochs=2, batch_size=21, augment=augment)  # 96 samples: the last batch has 12
+    whole = list(batches.batches(inputs, targets, settings, 5, 1).as_numpy_iterator())
+    assert [len(samples) for samples, _ in whole] == [21, 21, 21, 21, 12]
+    for parts in ([Shares(0, 1, 3), Shares(1, 2, 3)], [Shares(number, 1, 4) for number in range(4)]):
+        shared = [batches.batches(inputs, targets, settings, 5, 1, None, part).as_numpy_iterator() for part in parts]
+        for samples, fields in whole:
+            found = [next(one) for one, part in zip(shared, parts, strict=True) for _ in range(part.own)]
+            # The operator of the motions rounds differently for batches of other sizes.
+            np.testing.assert_allclose(np.concatenate([part for part, _ in found]), samples, atol=1e-5)
+            for name, values in fields.items():
+                np.testing.assert_array_equal(np.concatenate([part[name] for _, part in found]), values)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("data", [Blobs, Filed])
+def test_the_shares_of_all_workers_are_the_validation_samples(keras: Any, tmp_path: Path, data: Any) -> None:
+    inputs = (data(folder=tmp_path) if data is Filed else data()).inputs("train")[:50]
+    parts = [Shares(0, 1, 3), Shares(1, 2, 3)]
+    shared = [batches.held_out(inputs, np.arange(50), 12, part).as_numpy_iterator() for part in parts]
+    found = [next(one) for _ in range(5) for one, part in zip(shared, parts, strict=True) for _ in range(part.own)]
+    np.testing.assert_array_equal(np.concatenate([part for part, _ in found]), inputs)
+    assert [next(one, None) for one in shared] == [None, None]

@@ -12,6 +12,7 @@ from blobs import Blobs, context
 
 from compress.data.types import Split
 from compress.errors import ModelError, StageError
+from compress.tasks.base import Draws
 from compress.tasks.classification import ClassificationHead
 from compress.training import image_values, loop, mixup, transfer
 from compress.training.batches import Augment, batches
@@ -112,7 +113,9 @@ def test_mixed_samples_have_the_loss_of_both(keras: Any) -> None:
 
     x = np.arange(8, dtype=np.float32).reshape(4, 2)
     labels = np.array([0, 1, 0, 1])
-    mixed, targets = mixup.change(0.5)(tf.constant(x), {"labels": tf.constant(labels)}, tf.constant([1, 2]))
+    places = [3, 0, 1, 2, 3]
+    draws = Draws(tf.constant([1, 2]), 4, places)
+    mixed, targets = mixup.change(0.5)(tf.constant(x[places]), {"labels": tf.constant(labels[places])}, draws)
     share = np.asarray(targets[mixup.SHARE])
     assert ((share >= 0.5) & (share <= 1)).all()
     np.testing.assert_allclose(
@@ -141,8 +144,9 @@ def test_values_change_within_the_range_of_the_samples(keras: Any, name: str) ->
     inputs = Colours().inputs("train") * np.float32([1, 0.5, 0.2])
     limits = image_values.value_range(inputs)
     change = image_values.change(Augment(**{name: 0.5}), limits)
-    changed, _ = change(tf.constant(inputs), {}, tf.constant([3, 4]))
-    again, _ = change(tf.constant(inputs), {}, tf.constant([3, 4]))
+    draws = Draws(tf.constant([3, 4]), len(inputs), range(len(inputs)))
+    changed, _ = change(tf.constant(inputs), {}, draws)
+    again, _ = change(tf.constant(inputs), {}, draws)
     values = np.asarray(changed)
     assert limits[0] <= values.min() <= values.max() <= limits[1]
     assert not np.allclose(values, inputs)
