@@ -1,9 +1,11 @@
 """Training on several worker processes: `python benchmarks/workers.py [--workers 1 2 3] [--seeds 0 1 2]`.
 
 The shipped network of the digits is trained on one process (`strategy: one`), and on 2 and 3 processes of this machine
-(`strategy: multi_worker`), with the same settings: accuracies, seconds per step, and the step efficiency t1 / (k * tk).
-Each process computes with one thread. On a machine with two cores, a third process has no core of its own. Prints JSON,
-and writes benchmarks/results/workers.json.
+(`strategy: multi_worker`), with the same settings: accuracies, milliseconds per step, and the step efficiency
+t1 / (k * tk). Images of 8x8 pixels show the accuracy, and how much the exchange costs where a step has little to
+compute; images of 64x64 pixels, with one seed and few steps, show steps that compute longer. Each process computes with
+one thread. On a machine with two cores, a third process has no core of its own. Prints JSON, and writes
+benchmarks/results/workers.json; sizes that are not measured again keep their results.
 """
 
 from __future__ import annotations
@@ -21,20 +23,25 @@ import repository
 import worker_processes
 
 RESULTS = repository.RESULTS / "workers.json"
-EPOCHS, BATCH = 12, 240
+ORIGINAL = 8
+"""Height and width of the digits."""
+EPOCHS = {ORIGINAL: 12, 64: 3}
+"""Epochs by the size of the images; of larger ones only the steps are of interest."""
+BATCH = 240
 THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
 
 
-def trained(workers: int, seed: int) -> dict[str, Any]:
+def trained(size: int, workers: int, seed: int) -> dict[str, Any]:
     """Train on some workers: test accuracy of the float model, and milliseconds per step at the chief."""
+    resized = {"preprocess": [{"resize": {"size": [size, size]}}]} if size != ORIGINAL else {}
     pipeline = {
         "schema_version": 1,
         "name": "digits",
         "seed": seed,
         "target": "cpu",
         "model": {"builder": "digits_cnn"},
-        "data": {"source": {"digits": {}}},
-        "stages": [{"train": {"epochs": EPOCHS, "batch_size": BATCH}}],
+        "data": {"source": {"digits": {}}, **resized},
+        "stages": [{"train": {"epochs": EPOCHS[size], "batch_size": BATCH}}],
         "execution": {"strategy": "multi_worker" if workers > 1 else "one", "profile": True},
     }
     with tempfile.TemporaryDirectory() as folder:
@@ -47,16 +54,18 @@ def trained(workers: int, seed: int) -> dict[str, Any]:
     facts = next(stage["facts"] for stage in report["stages"] if stage["id"] == "train")
     accuracy = report["models"]["result"]["measurements"]["accuracy"]["value"]
     times = facts["profile"]["trainings"][0]
-    row = {"workers": workers, "seed": seed, "accuracy": accuracy, "loss": facts["history"][-1]["loss"]}
+    row = {"size": size, "workers": workers, "seed": seed, "accuracy": accuracy, "loss": facts["history"][-1]["loss"]}
     return {**row, "step_ms": times["step_ms"], "first_step_ms": times["first_step_ms"]}
 
 
-def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Mean accuracy, median step and step efficiency for each number of workers."""
+def summary(rows: list[dict[str, Any]], size: int) -> list[dict[str, Any]]:
+    """Mean accuracy, median step and step efficiency for each number of workers, for images of one size."""
+    rows = [row for row in rows if row["size"] == size]
     counts = sorted({row["workers"] for row in rows})
     steps = {n: statistics.median(row["step_ms"] for row in rows if row["workers"] == n) for n in counts}
     return [
         {
+            "size": size,
             "workers": count,
             "accuracy": round(statistics.mean(row["accuracy"] for row in rows if row["workers"] == count), 4),
             "step_ms": steps[count],
@@ -71,15 +80,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--sizes", type=int, nargs="+", default=[*EPOCHS], choices=[*EPOCHS])
     options = parser.parse_args()
-    rows = [trained(workers, seed) for seed in options.seeds for workers in options.workers]
+    earlier = json.loads(RESULTS.read_text())["runs"] if RESULTS.exists() else []
+    rows = [row for row in earlier if row["size"] not in options.sizes]
+    for size in options.sizes:
+        seeds = options.seeds if size == ORIGINAL else options.seeds[:1]
+        rows += [trained(size, workers, seed) for seed in seeds for workers in options.workers]
+    sizes = sorted({row["size"] for row in rows})
     result = {
         "cores": os.cpu_count(),
         "load": round(os.getloadavg()[2], 1),
-        "epochs": EPOCHS,
         "batch_size": BATCH,
         "runs": rows,
-        "summary": summary(rows),
+        "summary": [row for size in sizes for row in summary(rows, size)],
     }
     RESULTS.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result["summary"], indent=1))

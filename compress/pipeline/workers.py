@@ -33,7 +33,7 @@ from compress.progress import Phase, Progress
 from compress.report.record import RunRecord, StageStatus
 from compress.stage import Context, Probe, Stage
 from compress.training import strategies
-from compress.training.cluster import START_S, Cluster
+from compress.training.cluster import START_S, WorkerCluster
 
 FOLDER = "workers"
 """The folder of the announcements in the store."""
@@ -353,6 +353,6 @@ def run(pipeline: Pipeline, out: Path, monitor: Monitor, forced: frozenset[str] 
     return None
 
 
-def _digest(cluster: Cluster, pipeline: Pipeline) -> str:
+def _digest(cluster: WorkerCluster, pipeline: Pipeline) -> str:
     """Return what names the announcements of a run."""
     return digest_of([pipeline.head.name, cluster.digest])

@@ -33,7 +33,7 @@ PROBE_S = 1.0
 
 
 @dataclass(frozen=True)
-class Cluster:
+class WorkerCluster:
     """The workers of a run. The first one, the chief, writes the results.
 
     Attributes:
@@ -65,7 +65,7 @@ class Cluster:
         return [index for index in others if not _accepts(self.addresses[index])]
 
 
-def from_environment(environment: Mapping[str, str]) -> Cluster:
+def from_environment(environment: Mapping[str, str]) -> WorkerCluster:
     """Return the workers that TF_CONFIG describes.
 
     Raises:
@@ -90,7 +90,7 @@ def from_environment(environment: Mapping[str, str]) -> Cluster:
     index = task.get("index")
     if type(index) is not int or not 0 <= index < len(addresses):
         raise _invalid(f"task.index is {_shown(index)}", f"0 to {len(addresses) - 1}, an integer")
-    return Cluster(addresses, index)
+    return WorkerCluster(addresses, index)
 
 
 def _parsed(text: str) -> Any:
@@ -135,7 +135,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def wait_for_all(cluster: Cluster, waiting: Callable[[str], None], timeout_s: float = START_S) -> None:
+def wait_for_all(cluster: WorkerCluster, waiting: Callable[[str], None], timeout_s: float = START_S) -> None:
     """Wait until every worker has started: each listens on its own port, and connects to the ports of all others.
 
     Afterwards the port is free for TensorFlow's server, which answers those who still wait.
@@ -165,7 +165,7 @@ def wait_for_all(cluster: Cluster, waiting: Callable[[str], None], timeout_s: fl
             time.sleep(PROBE_S)
 
 
-def _listening(cluster: Cluster) -> socket.socket:
+def _listening(cluster: WorkerCluster) -> socket.socket:
     """Return a socket that accepts connections on the port of this worker."""
     host, port = _split(cluster.addresses[cluster.index])
     listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)

@@ -21,7 +21,7 @@ from compress.errors import StageError
 from compress.files import digest_of
 from compress.ir.tensorflow import keras, set_weights
 from compress.training.batches import WHOLE, Shares
-from compress.training.cluster import Cluster
+from compress.training.cluster import WorkerCluster
 
 MEETING_S = 3600
 """Seconds in which every worker must have reached a training that one has reached: machines may differ in speed."""
@@ -72,7 +72,7 @@ class Peers:
     """
 
     strategy: Any
-    cluster: Cluster | None
+    cluster: WorkerCluster | None
 
     @property
     def shares(self) -> Shares:
@@ -201,7 +201,7 @@ class Peers:
             return kind
         strategy = self.strategy
 
-        class Trainer(kind):  # type: ignore[misc]
+        class WorkerTrainer(kind):  # type: ignore[misc]
             has_shapes = False
 
             def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
@@ -219,4 +219,4 @@ class Peers:
             def test_step(self, data: Any) -> Any:
                 return {name: value[None] for name, value in super().test_step(data).items()}
 
-        return Trainer
+        return WorkerTrainer

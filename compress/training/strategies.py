@@ -15,7 +15,7 @@ from typing import Any
 from compress.errors import StageError
 from compress.execution import Execution
 from compress.ir.tensorflow import keras
-from compress.training.cluster import Cluster, from_environment, wait_for_all
+from compress.training.cluster import WorkerCluster, from_environment, wait_for_all
 
 
 def strategy(execution: Execution) -> Any:
@@ -27,7 +27,7 @@ def strategy(execution: Execution) -> Any:
     return _strategy(execution.strategy)
 
 
-def workers(execution: Execution) -> Cluster | None:
+def workers(execution: Execution) -> WorkerCluster | None:
     """Return the workers of `strategy: multi_worker`; None for the strategies of one process.
 
     Raises:

@@ -21,7 +21,7 @@ from compress.pipeline.schema import Pipeline, load
 from compress.report.record import RunRecord
 from compress.stage import Context
 from compress.training import strategies
-from compress.training.cluster import Cluster
+from compress.training.cluster import WorkerCluster
 
 ADDRESSES = ("localhost:2222", "localhost:2223", "localhost:2224")
 MULTI = {"strategy": "multi_worker"}
@@ -48,7 +48,7 @@ class Together(tiny._Light):
         if self.fails and context.logs is not None:
             raise StageError("it cannot be trained")
         try:
-            self.barrier.wait(10)
+            self.barrier.wait()
         except threading.BrokenBarrierError as error:
             raise StageError("lost a worker") from error
         return self.pass_on(given, context)
@@ -68,7 +68,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(strategies, "join", lambda execution, waiting: met.append(_role.cluster.index))
     for name, value in {"POLL_S": 0.01, "BEAT_S": 0.05, "LAST_WORD_S": 0.5}.items():
         monkeypatch.setattr(workers, name, value)
-    Together.barrier = threading.Barrier(2)
+    Together.barrier = threading.Barrier(2, timeout=30)
     Together.folders.clear()
     return met
 
@@ -86,7 +86,7 @@ def start(out: Path, pipeline: Pipeline, index: int, *forced: str) -> Callable[[
     result: list[Any] = []
 
     def work() -> None:
-        _role.cluster = Cluster(ADDRESSES[:2], index)
+        _role.cluster = WorkerCluster(ADDRESSES[:2], index)
         try:
             result.append(workers.run(pipeline, out, notes, frozenset(forced)))
         except CorallineError as error:
@@ -151,7 +151,7 @@ def test_a_forced_stage_is_trained_again(tmp_path: Path) -> None:
 
 def test_what_a_killed_chief_left_is_ignored(tmp_path: Path) -> None:
     pipeline, out = project(tmp_path, "together"), tmp_path / "runs"
-    left = out / ".store" / "workers" / f"{workers._digest(Cluster(ADDRESSES[:2], 0), pipeline)}.json"
+    left = out / ".store" / "workers" / f"{workers._digest(WorkerCluster(ADDRESSES[:2], 0), pipeline)}.json"
     left.parent.mkdir(parents=True)
     left.write_text(json.dumps({"run": "killed", "beat": 7, "stage": "together", "key": "0", "together": True}))
     other = start(out, pipeline, 1)

@@ -15,7 +15,7 @@ from compress.errors import PipelineError, StageError
 from compress.execution import Execution
 from compress.training import cluster as clusters
 from compress.training import strategies
-from compress.training.cluster import Cluster, from_environment, wait_for_all
+from compress.training.cluster import WorkerCluster, from_environment, wait_for_all
 
 TWO = ("localhost:2222", "[::1]:2223")
 
@@ -29,7 +29,7 @@ def test_tf_config_names_the_workers() -> None:
     cluster = from_environment(config())
     assert (cluster.addresses, cluster.index, cluster.is_chief) == (TWO, 1, False)
     assert cluster.named(0) == "worker 0 (the chief) at localhost:2222"
-    assert Cluster(TWO, 0).digest == cluster.digest != Cluster(TWO[::-1], 1).digest
+    assert WorkerCluster(TWO, 0).digest == cluster.digest != WorkerCluster(TWO[::-1], 1).digest
     one = from_environment(config({"worker": ["a:1"]}, {"type": "worker", "index": 0, "trial": "3"}))
     assert one.is_chief
 
@@ -79,7 +79,8 @@ def test_workers_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     addresses = tuple(f"localhost:{port}" for port in worker_processes.free_ports(3))
     lines: list[str] = []
     threads = [
-        threading.Thread(target=wait_for_all, args=(Cluster(addresses, index), lines.append)) for index in range(2)
+        threading.Thread(target=wait_for_all, args=(WorkerCluster(addresses, index), lines.append))
+        for index in range(2)
     ]
     for thread in threads:
         thread.start()
@@ -104,14 +105,14 @@ def test_a_worker_that_does_not_start_is_named(monkeypatch: pytest.MonkeyPatch) 
     addresses = tuple(f"localhost:{port}" for port in worker_processes.free_ports(2))
     lines: list[str] = []
     with pytest.raises(StageError, match=f"worker 1 at {addresses[1]} did not start within 0 s") as caught:
-        wait_for_all(Cluster(addresses, 0), lines.append, 0.05)
+        wait_for_all(WorkerCluster(addresses, 0), lines.append, 0.05)
     assert lines == [f"waiting for worker 1 at {addresses[1]}"]
     assert "firewalls" in caught.value.hint
-    assert Cluster(addresses, 0).unreachable() == [1]
+    assert WorkerCluster(addresses, 0).unreachable() == [1]
 
 
 def test_a_port_in_use_is_an_error() -> None:
     with closing(socket.create_server(("", 0))) as server:
         port = server.getsockname()[1]
         with pytest.raises(StageError, match=rf"the port of worker 0 \(the chief\) at localhost:{port} is in use"):
-            wait_for_all(Cluster((f"localhost:{port}",), 0), print)
+            wait_for_all(WorkerCluster((f"localhost:{port}",), 0), print)
