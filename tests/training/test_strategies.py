@@ -180,6 +180,9 @@ def test_missing_devices_are_errors() -> None:
         strategies.refuse_batches(92, 18, three)
     for samples in (90, 93):
         strategies.refuse_batches(samples, 18, three)
+    strategies.refuse_accumulation(1, three)
+    with pytest.raises(StageError, match="gradient_accumulation: 2 batches cannot be accumulated on several devices"):
+        strategies.refuse_accumulation(2, three)
     with pytest.raises(StageError, match="2 validation samples are fewer than 3 devices"):
         validation_batch_size(2, 3)
     with pytest.raises(ValidationError):
