@@ -88,11 +88,11 @@ class Peers:
             return dataset
         return self.strategy.distribute_datasets_from_function(lambda context: dataset)
 
-    def agree(self, facts: Mapping[str, Any]) -> None:
+    def agree(self, what_is_trained: Callable[[], Mapping[str, Any]]) -> None:
         """Check that all workers train the same.
 
         Args:
-            facts: plain JSON values that must be equal on all workers, by what they are.
+            what_is_trained: returns plain JSON values that must be equal on all workers, by what they are.
 
         Raises:
             StageError: a worker has another value.
@@ -100,6 +100,7 @@ class Peers:
         cluster = self.cluster
         if cluster is None:
             return
+        facts = what_is_trained()
         mine = [int(digest_of(value)[:15], 16) for value in facts.values()]
         table = np.zeros((len(cluster.addresses), len(mine)), np.int64)
         table[cluster.index] = mine

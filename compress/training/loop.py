@@ -237,7 +237,7 @@ def fit(
     steps_per_execution = _steps_per_execution(context.execution.steps_per_execution, steps)
     task = task_of(context.data)
     with peers.watched():
-        peers.agree(_what_is_trained(model, loss, settings, context, targets))
+        peers.agree(lambda: _what_is_trained(model, loss, settings, context, targets))
         peers.share_weights(model)
     with strategy.scope(), peers.watched():
         is_copied = context.execution.strategy != "one"
