@@ -61,7 +61,9 @@ class RunResult:
         return self.folder / name if name in self.record.outputs else None
 
 
-def run(pipeline: FilePath, *, out: FilePath = "runs", force: Sequence[str] = ()) -> RunResult:
+def run(
+    pipeline: FilePath, *, out: FilePath = "runs", force: Sequence[str] = (), store: str | None = None
+) -> RunResult:
     """Run a pipeline file, and write the report and the models to `out/<name of the pipeline>`.
 
     Stages whose settings, data and tools have not changed are taken from `out/.store`.
@@ -70,6 +72,7 @@ def run(pipeline: FilePath, *, out: FilePath = "runs", force: Sequence[str] = ()
         pipeline: the YAML file.
         out: the folder for the results.
         force: ids of stages to re-run.
+        store: the location of a shared store, such as "s3://BUCKET/PREFIX": docs/shared_store.md.
 
     Returns:
         The measurements and the paths. A result that is over the budget or degenerate is not an error: see `status`.
@@ -80,6 +83,7 @@ def run(pipeline: FilePath, *, out: FilePath = "runs", force: Sequence[str] = ()
     """
     from compress.errors import PipelineError
     from compress.pipeline import runner, schema
+    from compress.pipeline.shared_store import connected, store_in
 
     checked = schema.load(Path(pipeline))
     if checked.head.recipe is not None:
@@ -90,7 +94,8 @@ def run(pipeline: FilePath, *, out: FilePath = "runs", force: Sequence[str] = ()
         if name not in known:
             raise PipelineError(f"force: unknown stage {name!r}", where=str(pipeline), allowed=", ".join(known))
     folder = Path(out) / checked.head.name
-    record = runner.run(checked, Path(out), SilentMonitor(folder / runner.LOG), frozenset(force))
+    shared = store_in(Path(out), connected(store))
+    record = runner.run(checked, Path(out), SilentMonitor(folder / runner.LOG), frozenset(force), shared)
     return RunResult.of(record, folder)
 
 

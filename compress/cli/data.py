@@ -80,6 +80,7 @@ def _add_sensitivity(subparsers: Subparsers) -> None:
         help="number of training samples (default: 512)",
     )
     parser.add_out()
+    parser.add_store()
     parser.add_json()
 
 
@@ -87,7 +88,7 @@ def sensitivity(options: argparse.Namespace) -> int:
     """`python -m compress sensitivity`."""
     from compress.cli import sensitivity
 
-    curves, report = sensitivity.measure(options.pipeline, options.samples, options.out)
+    curves, report = sensitivity.measure(options.pipeline, options.samples, options.out, options.store)
     if options.json:
         write_json(curves)
     else:

@@ -39,6 +39,14 @@ class Parser(argparse.ArgumentParser):
             "--out", type=Path, default=Path("runs"), metavar="DIR", help="folder for the results (default: runs)"
         )
 
+    def add_store(self) -> None:
+        """Add the option `--store` of commands that take results from the store."""
+        self.add_argument(
+            "--store",
+            metavar="s3://BUCKET/PREFIX",
+            help="share results with other machines through S3-compatible storage; see docs/search.md",
+        )
+
     def add_json(self) -> None:
         """Add the option `--json`."""
         self.add_argument("--json", action="store_true", help="print the results as JSON")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from compress.pipeline.schema import Pipeline
     from compress.report.record import RunRecord
 
-USAGE = "[--dry-run] [--out DIR] [--force STAGE] [--profile] [--json]"
+USAGE = "[--dry-run] [--out DIR] [--store URL] [--force STAGE] [--profile] [--json]"
 
 
 def add_parsers(subparsers: Subparsers) -> None:
@@ -28,6 +28,7 @@ def add_parsers(subparsers: Subparsers) -> None:
     parser.add_argument("pipeline", type=Path, help="the pipeline file")
     parser.add_argument("--dry-run", action="store_true", help="check the file and list what would be done")
     parser.add_out()
+    parser.add_store()
     parser.add_argument(
         "--force", action="append", default=[], metavar="STAGE", help="re-run the stage with this id; repeatable"
     )
@@ -68,17 +69,19 @@ def _run(pipeline: Pipeline, options: argparse.Namespace) -> int:
     from compress.cli.console import Console
     from compress.pipeline import runner, workers
     from compress.pipeline.acceptance import result_error
+    from compress.pipeline.shared_store import connected, store_in
     from compress.training import strategies
     from compress.training.cluster import VARIABLE
 
     folder = options.out / pipeline.head.name
+    store = store_in(options.out, connected(options.store))
     cluster = strategies.workers(pipeline.head.execution)
     log = runner.LOG if cluster is None or cluster.is_chief else f"worker-{cluster.index}.log"
     with Console(folder / log) as console:
         console.line(f"coralline: {options.pipeline} -> {folder}")
         if cluster is None and os.environ.get(VARIABLE):
             console.line(f"coralline: {VARIABLE} is set, but is used with `execution: {{strategy: multi_worker}}` only")
-        record = workers.run(pipeline, options.out, console, frozenset(options.force))
+        record = workers.run(pipeline, options.out, console, frozenset(options.force), store)
     if record is None:
         note(f"coralline: worker {cluster.index if cluster else 0} is done; the chief writes the results")
         return 0
@@ -97,9 +100,10 @@ def _with_recipe(pipeline: Pipeline, options: argparse.Namespace) -> int:
     Raises:
         CorallineError: no recipe can be used or holds the budget, or the run failed.
     """
-    from compress.cli.search import WORKER
+    from compress.cli.search import worker_command
     from compress.errors import BudgetError
     from compress.pipeline import schema, yaml_file
+    from compress.pipeline.shared_store import connected
     from compress.search import recipes
     from compress.search.worker import WorkerProcess
 
@@ -111,7 +115,8 @@ def _with_recipe(pipeline: Pipeline, options: argparse.Namespace) -> int:
         for recipe in recipes.RECIPES:
             write(recipe.name)
         return 0
-    worker = WorkerProcess(WORKER)
+    connected(options.store)
+    worker = WorkerProcess(worker_command(options.store))
     try:
         choice = recipes.choose(document, pipeline, options.out, worker, note)
     finally:
@@ -130,10 +135,12 @@ def _with_recipe(pipeline: Pipeline, options: argparse.Namespace) -> int:
 
 def _dry_run(pipeline: Pipeline, options: argparse.Namespace) -> int:
     from compress.pipeline.runner import preview
+    from compress.pipeline.shared_store import connected, store_in
 
+    store = store_in(options.out, connected(options.store))
     steps = [
         {"id": step.id, "stage": step.stage.name, "status": status, "reason": step.skip}
-        for step, status in preview(pipeline, options.out, frozenset(options.force))
+        for step, status in preview(pipeline, options.out, frozenset(options.force), store)
     ]
     if options.json:
         write_json({"schema_version": 1, "name": pipeline.head.name, "steps": steps})

@@ -32,6 +32,7 @@ def add_parsers(subparsers: Subparsers) -> None:
         "--join", action="store_true", help="only run trials, for a search on another machine with the same --storage"
     )
     parser.add_out()
+    parser.add_store()
     parser.add_json()
 
     summary = "Serve a database to the searches of many machines, through Optuna's gRPC proxy"
@@ -41,12 +42,22 @@ def add_parsers(subparsers: Subparsers) -> None:
     parser.add_argument("--port", type=int, default=13000, help="the port (default: %(default)s)")
 
 
+def worker_command(store: str | None) -> list[str]:
+    """Return the command of the process that runs trials.
+
+    Args:
+        store: the location of the shared store, if there is one.
+    """
+    return [*WORKER, *([] if store is None else [store])]
+
+
 def search(options: argparse.Namespace) -> int:
     """`python -m compress search`.
 
     Raises:
         ResultError: no trial holds all conditions and the budget.
     """
+    from compress.pipeline.shared_store import connected
     from compress.report import search_page
     from compress.search.run import SettingsSearch, read_plan
     from compress.search.study import require_optuna
@@ -56,8 +67,10 @@ def search(options: argparse.Namespace) -> int:
     require_optuna()
     if options.dry_run:
         return _dry_run(plan.space, as_json=options.json)
+    connected(options.store)
     study = plan.study(options.out, options.storage)
-    running = SettingsSearch(plan, options.out, study, WorkerProcess(WORKER), note, joins=options.join)
+    worker = WorkerProcess(worker_command(options.store))
+    running = SettingsSearch(plan, options.out, study, worker, note, joins=options.join)
     if options.join:
         note(f"coralline: trials of {options.pipeline}")
         ran = running.join()

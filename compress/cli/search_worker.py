@@ -1,7 +1,8 @@
-"""The program of the process that runs trials: `python -m compress.cli.search_worker`."""
+"""The program of the process that runs trials: `python -m compress.cli.search_worker [SHARED STORE]`."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -44,4 +45,4 @@ def display(log: Path, title: str) -> Iterator[TrialConsole]:
 
 
 if __name__ == "__main__":
-    serve(display)
+    serve(display, *sys.argv[1:])

@@ -10,6 +10,7 @@ from compress.cli.console import Console
 from compress.errors import PipelineError, StageError
 from compress.pipeline import runner
 from compress.pipeline.schema import SensitivitySettings, load
+from compress.pipeline.shared_store import connected, store_in
 from compress.tasks import task_of
 
 SCHEMA_VERSION = 1
@@ -17,13 +18,14 @@ SUFFIX = "-sensitivity"
 MOST = 1_000_000
 
 
-def measure(path: Path, samples: int, out: Path) -> tuple[dict[str, Any], Path]:
+def measure(path: Path, samples: int, out: Path, store: str | None = None) -> tuple[dict[str, Any], Path]:
     """Run the steps before `prune`, and measure the resulting model.
 
     Args:
         path: a pipeline file.
         samples: of the training split, that it is measured with.
         out: the folder of runs; the report is a separate run, named after the pipeline.
+        store: the location of a shared store, if there is one.
 
     Returns:
         The curves as plain values, schema 1, and the report's path.
@@ -48,9 +50,10 @@ def measure(path: Path, samples: int, out: Path) -> tuple[dict[str, Any], Path]:
     measured = pipeline.head.measure.model_copy(update={"sensitivity": SensitivitySettings(samples=samples)})
     name = pipeline.head.name[: 64 - len(SUFFIX)] + SUFFIX
     head = pipeline.head.model_copy(update={"name": name, "measure": measured})
+    shared = store_in(out, connected(store))
     with Console(out / name / runner.LOG) as console:
         console.line(f"coralline: sensitivity of {path} -> {out / name}")
-        record = runner.run(replace(pipeline, head=head, steps=pipeline.unpruned), out, console)
+        record = runner.run(replace(pipeline, head=head, steps=pipeline.unpruned), out, console, store=shared)
     sensitivity = record.to_json()["sensitivity"]
     if sensitivity["missing"]:
         raise StageError(sensitivity["missing"])

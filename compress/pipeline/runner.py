@@ -40,7 +40,7 @@ from compress.ir.tensorflow import keras
 from compress.pipeline import device_results, record
 from compress.pipeline.record import Findings, RunResults
 from compress.pipeline.schema import Pipeline, StageEntry
-from compress.pipeline.store import Store
+from compress.pipeline.store import STORE, Store
 from compress.profiling import Profile
 from compress.progress import Phase, Progress, RunStep
 from compress.report import examples, render
@@ -63,7 +63,6 @@ from compress.stages.sensitivity import Sensitivity
 from compress.tasks import task_of
 from compress.tasks.findings import GAIN
 
-STORE = ".store"
 LOG = "run.log"
 """The log file in the folder of a run."""
 MEMORY_SETTINGS = ("batch_size", "calibration_samples", "held_out_samples", "samples")
@@ -139,7 +138,8 @@ class PipelineRun:
 
     def stored(self, entry: StageEntry, current: Artifact | None) -> Artifact | None:
         """Return the artifact of a stage if it is in the store and not forced."""
-        artifact = self._find(entry.id, self.key(entry.stage, _inputs(current)))
+        key = self.key(entry.stage, _inputs(current))
+        artifact = None if entry.id in self.forced else self.store.look(key)
         if artifact is not None:
             self.artifacts[entry.id] = artifact
         return artifact
@@ -205,22 +205,33 @@ class PipelineRun:
         job = self._job(title, work)
         with self._explained(title, job.memory_settings):
             stored = self._find(title, key)
-            if stored:
+            if stored and self.store.is_shared(key):
                 self._report(title, work, "cached", stored.seconds)
                 return stored, "cached"
             started = time.monotonic()
             with self.monitor.working(job) as progress:
-                waiting = f"{title}: another run is making this; waiting for it"
-                with self.store.lock(key, lambda: progress.note(waiting)):
-                    artifact = self._find(title, key)  # another run may have stored it
-                    status: StageStatus = "cached"
-                    if artifact is None:
-                        if title in self.forced:
-                            self.store.renew(key)
-                        artifact = self._make(work, inputs, kind, key, self._context(title, key, progress))
-                        status = "done"
-        self._report(title, work, status, time.monotonic() - started)
+                artifact = stored
+                status: StageStatus = "cached"
+                if artifact is None:
+                    artifact, status = self._fetched_or_made(title, work, inputs, kind, key, progress)
+                self.store.share(key, artifact, progress, replace=status == "done")
+        self._report(title, work, status, stored.seconds if stored else time.monotonic() - started)
         return artifact, status
+
+    def _fetched_or_made(
+        self, title: str, work: Stage | Probe, inputs: Mapping[str, Artifact], kind: Kind, key: str, progress: Progress
+    ) -> tuple[Artifact, StageStatus]:
+        """Return an artifact that the store does not have: of another run or machine, otherwise a new one."""
+        waiting = f"{title}: another run is making this; waiting for it"
+        with self.store.lock(key, lambda: progress.note(waiting)):
+            artifact = self._find(title, key)  # another run may have stored it
+            if artifact is None and title not in self.forced:
+                artifact = self.store.fetch(key, progress)
+            if artifact is not None:
+                return artifact, "cached"
+            if title in self.forced:
+                self.store.renew(key)
+            return self._make(work, inputs, kind, key, self._context(title, key, progress)), "done"
 
     def _job(self, title: str, work: Work) -> RunStep:
         """Return what is shown of a stage or probe."""
@@ -340,7 +351,7 @@ def run(
     out: Path,
     monitor: Monitor,
     forced: frozenset[str] = frozenset(),
-    store: Path | None = None,
+    store: Store | None = None,
     session_of: Callable[..., PipelineRun] | None = None,
 ) -> RunRecord:
     """Run a pipeline, and write report and outputs to `out/<name>`.
@@ -350,7 +361,7 @@ def run(
         out: the folder for the results.
         monitor: the receiver of reports about the run.
         forced: ids of steps to re-run.
-        store: the folder of the store; by default that in `out`.
+        store: where artifacts are found and published; by default a folder in `out`.
         session_of: makes the run from pipeline, store, folder, monitor and forced ids (`compress.pipeline.workers`); by
             default, this process runs alone.
 
@@ -367,7 +378,7 @@ def run(
             where="execution",
             allowed="one, mirrored, tpu",
         )
-    opened = Store(store or out / STORE)
+    opened = store or Store(out / STORE)
     opened.prepare()
     session = (session_of or PipelineRun)(pipeline, opened, out / pipeline.head.name, monitor, forced)
     started = time.monotonic()
@@ -570,9 +581,11 @@ def _outputs(session: PipelineRun) -> dict[str, Path]:
     return outputs | {name: session.drawn.file(name) for name in session.drawn.files}
 
 
-def preview(pipeline: Pipeline, out: Path, forced: frozenset[str] = frozenset()) -> list[tuple[StageEntry, str]]:
+def preview(
+    pipeline: Pipeline, out: Path, forced: frozenset[str] = frozenset(), store: Store | None = None
+) -> list[tuple[StageEntry, str]]:
     """Return what a run would do with each step: "cached", "skipped" or "to do"."""
-    session = PipelineRun(pipeline, Store(out / STORE), out / pipeline.head.name, cast(Monitor, None), forced)
+    session = PipelineRun(pipeline, store or Store(out / STORE), out / pipeline.head.name, cast(Monitor, None), forced)
     current: Artifact | None = None
     is_known = True
     result = []

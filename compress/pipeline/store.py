@@ -33,8 +33,13 @@ from typing import Any
 
 from compress.artifact import Artifact, Facts, Kind
 from compress.files import digest_of, explain, file_digest, sync, write_atomically
+from compress.progress import Progress
 
+STORE = ".store"
+"""The folder of the store, in that of the results."""
 MANIFEST = "artifact.json"
+DIGEST_LINE = re.compile(rb"[0-9a-f]{64}\n")
+"""The content of a key."""
 FORGOTTEN_DAYS = 14
 """Unfinished and decoded files that were not used for this number of days are removed."""
 
@@ -53,14 +58,31 @@ class Store:
             return None
         except OSError as error:
             raise explain(error, "the store cannot be read", self.folder) from error
-        return self._open(line[:64].decode()) if re.fullmatch(rb"[0-9a-f]{64}\n", line) else None
+        return self._open(line[:64].decode()) if DIGEST_LINE.fullmatch(line) else None
+
+    def look(self, key: str) -> Artifact | None:
+        """Return the artifact for a key without changing anything; one that is elsewhere has no folder."""
+        return self.find(key)
+
+    def fetch(self, key: str, progress: Progress) -> Artifact | None:
+        """Return the artifact for a key from elsewhere. This store has nothing elsewhere."""
+        del key, progress
+        return None
+
+    def is_shared(self, key: str) -> bool:
+        """Whether there is nothing to do for `share`."""
+        del key
+        return True
+
+    def share(self, key: str, artifact: Artifact, progress: Progress, *, replace: bool = False) -> None:
+        """Bring an artifact to where other machines find it; here they find it in the folder."""
 
     def _open(self, digest: str) -> Artifact | None:
         """Return an artifact after verifying every byte, or None."""
         folder = self.folder / "artifacts" / digest
         try:
             content = json.loads((folder / MANIFEST).read_bytes())
-            if _artifact_digest(content) != digest:
+            if artifact_digest(content) != digest:
                 return None
             if any(file_digest(folder / name) != expected for name, expected in content["files"].items()):
                 return None
@@ -178,7 +200,7 @@ class Store:
     def _publish(self, key: str, kind: Kind, folder: Path, facts: Facts, seconds: float) -> Artifact:
         files = {path.name: file_digest(path) for path in sorted(folder.iterdir())}
         content = {"kind": kind.value, "files": files, "facts": facts, "seconds": round(seconds, 3)}
-        digest = _artifact_digest(content)
+        digest = artifact_digest(content)
         (folder / MANIFEST).write_text(json.dumps(content, indent=1, allow_nan=False))
         for path in (*folder.iterdir(), folder):
             sync(path)
@@ -197,7 +219,7 @@ class Store:
         return artifact
 
 
-def _artifact_digest(content: dict[str, Any]) -> str:
+def artifact_digest(content: dict[str, Any]) -> str:
     """Return the digest of an artifact, which does not include the time."""
     return digest_of({name: content[name] for name in ("kind", "files", "facts")})
 

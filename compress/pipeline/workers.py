@@ -320,7 +320,9 @@ def _meet(pipeline: Pipeline, progress: Progress) -> None:
         strategies.join(pipeline.head.execution, progress.note)
 
 
-def run(pipeline: Pipeline, out: Path, monitor: Monitor, forced: frozenset[str] = frozenset()) -> RunRecord | None:
+def run(
+    pipeline: Pipeline, out: Path, monitor: Monitor, forced: frozenset[str], store: Store
+) -> RunRecord | None:
     """Run a pipeline on as many workers as it asks for.
 
     Args:
@@ -328,6 +330,7 @@ def run(pipeline: Pipeline, out: Path, monitor: Monitor, forced: frozenset[str] 
         out: the folder for the results, the same for all workers.
         monitor: the receiver of reports about the run.
         forced: ids of stages to re-run.
+        store: the store in `out`.
 
     Returns:
         The record; None on a worker that is not the chief.
@@ -338,13 +341,12 @@ def run(pipeline: Pipeline, out: Path, monitor: Monitor, forced: frozenset[str] 
     """
     cluster = strategies.workers(pipeline.head.execution)
     if cluster is None:
-        return runner.run(pipeline, out, monitor, forced)
-    store = Store(out / runner.STORE)
+        return runner.run(pipeline, out, monitor, forced, store)
     path = store.folder / FOLDER / f"{_digest(cluster, pipeline)}.json"
     if cluster.is_chief:
         board = Board(path)
         with board.open():
-            return runner.run(pipeline, out, monitor, forced, session_of=partial(ChiefRun, board=board))
+            return runner.run(pipeline, out, monitor, forced, store, session_of=partial(ChiefRun, board=board))
     store.prepare()
     folder = out / pipeline.head.name
     session = WorkerRun(pipeline, store, folder, monitor, forced, reader=Reader(path, cluster.named(0)))

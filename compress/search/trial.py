@@ -15,7 +15,7 @@ from compress.errors import PipelineError
 from compress.evaluation.latency import predict
 from compress.measurement import SIZES
 from compress.pipeline import record
-from compress.pipeline.runner import MEASURED, STORE, Monitor, PipelineRun, measure, run_stages
+from compress.pipeline.runner import MEASURED, Monitor, PipelineRun, measure, run_stages
 from compress.pipeline.schema import Pipeline, StageEntry
 from compress.pipeline.store import Store
 from compress.search.early_stop import TrialState
@@ -156,16 +156,15 @@ class PipelineTrial:
         return tuple(reported.ops if reported else target.check(read(artifact.file(MODEL_TFLITE))).ops)
 
 
-def prepare(pipeline: Pipeline, out: Path, folder: Path, monitor: Monitor, judge: Judge) -> PipelineTrial:
+def prepare(pipeline: Pipeline, store: Store, folder: Path, monitor: Monitor, judge: Judge) -> PipelineTrial:
     """Return a trial that is ready to run.
 
     Args:
         pipeline: the pipeline with the values of the trial.
-        out: the folder with the store.
+        store: where artifacts are found and published.
         folder: the folder of the trial, for the log.
         monitor: the receiver of reports.
         judge: decides after each stage whether it goes on.
     """
-    store = Store(out / STORE)
     store.prepare()
     return PipelineTrial(PipelineRun(models_of(pipeline), store, folder, monitor), judge)

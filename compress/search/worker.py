@@ -24,6 +24,9 @@ from compress.data.dataset import Dataset
 from compress.errors import CorallineError, StageError
 from compress.files import explain
 from compress.pipeline import runner, schema
+from compress.pipeline.bucket import Bucket
+from compress.pipeline.shared_store import Connection, store_in
+from compress.pipeline.store import Store
 from compress.pipeline.yaml_file import Document
 from compress.report.record import RunRecord
 from compress.search import trial as trials
@@ -166,11 +169,12 @@ class WorkerProcess:
                     stream.close()
 
 
-def serve(display: Open) -> None:
+def serve(display: Open, location: str | None = None) -> None:
     """Run the work that is asked for on stdin, in the new process. Other output goes to stderr.
 
     Args:
         display: opens the display of one piece of work.
+        location: the bucket behind the store, if there is one.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     answers = os.fdopen(os.dup(1), "w")
@@ -182,11 +186,12 @@ def serve(display: Open) -> None:
         _send(answers, {"ask": asdict(state)})
         return str(json.loads(lines.get())["stop"])
 
+    connection = None if location is None else Connection(Bucket(location))
     data: dict[str, Dataset] = {}
     while True:
         request = WorkRequest(**json.loads(lines.get()))
         try:
-            result = _result(request, display, ask, data)
+            result = _result(request, store_in(Path(request.out), connection), display, ask, data)
         except KeyboardInterrupt:
             _send(answers, {"interrupted": True})
             return
@@ -205,7 +210,7 @@ def _send(stream: IO[str], message: Mapping[str, Any]) -> None:
     stream.flush()
 
 
-def _result(request: WorkRequest, display: Open, ask: Judge, data: dict[str, Dataset]) -> dict[str, Any]:
+def _result(request: WorkRequest, store: Store, display: Open, ask: Judge, data: dict[str, Dataset]) -> dict[str, Any]:
     """Return the result of one piece of work; an error is a result, too. Decoded samples stay for the next one."""
     folder = Path(request.folder)
     try:
@@ -215,9 +220,8 @@ def _result(request: WorkRequest, display: Open, ask: Judge, data: dict[str, Dat
                 data.clear()  # the samples of one size, in case that varies
             pipeline = replace(pipeline, data=data.setdefault(pipeline.data.digest, pipeline.data))
             if request.kind == "front":
-                store = Path(request.out) / runner.STORE
                 return {"done": _run_facts(runner.run(pipeline, folder.parent, monitor, store=store))}
-            running = trials.prepare(pipeline, Path(request.out), folder, monitor, ask)
+            running = trials.prepare(pipeline, store, folder, monitor, ask)
             try:
                 running.run()
             except HopelessError as stop:
