@@ -459,6 +459,6 @@ if __name__ == "__main__":
     search.WORKER = command(WORKER)
     if "TINY_KILL_AFTER" in os.environ:
         kill_after(int(os.environ["TINY_KILL_AFTER"]), os.environ["TINY_KILL_FOLDER"])
-    if sys.argv[1:] == [WORKER]:
-        serve(search_worker.display)
+    if sys.argv[1:2] == [WORKER]:
+        serve(search_worker.display, *sys.argv[2:])
     sys.exit(main())
