@@ -86,13 +86,14 @@ class Bucket:
 
     Args:
         location: s3://BUCKET or s3://BUCKET/PREFIX.
+        client: makes the requests; by default a new one.
 
     Raises:
         PipelineError: the location is invalid, or boto3 is not installed.
         StoreError: boto3's configuration is incomplete.
     """
 
-    def __init__(self, location: str) -> None:
+    def __init__(self, location: str, client: S3Client | None = None) -> None:
         found = LOCATION.fullmatch(location)
         if found is None:  # it is not repeated: somebody may have put credentials into it
             hint = (
@@ -103,7 +104,7 @@ class Bucket:
         self._bucket = found["bucket"]
         parts = [part for part in (found["prefix"] or "").split("/") if part]
         self._prefix = "".join(f"{part}/" for part in parts)
-        self._client = _client()
+        self._client = client or new_client()
 
     def check(self) -> None:
         """Make one cheap request.
@@ -203,7 +204,7 @@ class Bucket:
             raise explained from error
 
 
-def _client() -> S3Client:
+def new_client() -> S3Client:
     """Return boto3's client.
 
     Raises:

@@ -21,7 +21,7 @@ from compress.artifact import Artifact, Kind
 from compress.errors import PipelineError, StoreError
 from compress.files import digest_of
 from compress.pipeline import runner
-from compress.pipeline.bucket import Bucket
+from compress.pipeline.bucket import Bucket, S3Client, new_client
 from compress.pipeline.schema import load
 from compress.pipeline.shared_store import MANIFEST_BYTES, UNSHARED, Connection, SharedStore, connected
 
@@ -70,18 +70,31 @@ def server(running: s3.Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[s3.S
     running.start()
 
 
+@pytest.fixture(scope="module")
+def client(running: s3.Server) -> S3Client:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in running.environment.items():
+            patch.setenv(name, value)
+        return new_client()
+
+
 @pytest.fixture
-def location() -> str:
+def bucket(client: S3Client) -> Bucket:
     """A prefix that no other test uses."""
-    return f"s3://{s3.BUCKET}/team/{next(PREFIXES)}"
+    return Bucket(f"s3://{s3.BUCKET}/team/{next(PREFIXES)}", client)
 
 
 @pytest.fixture
-def machine(server: s3.Server, location: str, tmp_path: Path) -> Callable[[str], SharedStore]:
+def location(bucket: Bucket) -> str:
+    return bucket.location
+
+
+@pytest.fixture
+def machine(server: s3.Server, bucket: Bucket, tmp_path: Path) -> Callable[[str], SharedStore]:
     """Returns the store of a new process on a machine."""
 
     def of(name: str) -> SharedStore:
-        store = SharedStore(tmp_path / name / ".store", Connection(Bucket(location)))
+        store = SharedStore(tmp_path / name / ".store", Connection(bucket))
         store.prepare()
         return store
 
@@ -150,15 +163,16 @@ def test_a_result_from_before_is_uploaded_once(machine: Callable[[str], SharedSt
     assert fetch(machine("b"))[0] is not None
 
 
-def test_the_second_machine_runs_no_stage(server: s3.Server, location: str, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("server")
+def test_the_second_machine_runs_no_stage(bucket: Bucket, tmp_path: Path) -> None:
     log = tmp_path / "log"
     path = tiny.project(tmp_path, [{"remade": {"log": str(log)}}, "compile", "package"])
     results: list[Any] = []
     for name in ("a", "b"):
         notes = tiny.Notes()
-        store = SharedStore(tmp_path / name / runner.STORE, Connection(Bucket(location)))
+        store = SharedStore(tmp_path / name / ".store", Connection(bucket))
         pipeline = load(path, tiny.STAGES)
-        before = dict((entry.id, status) for entry, status in runner.preview(pipeline, tmp_path / name, store=store))
+        before = {entry.id: status for entry, status in runner.preview(pipeline, tmp_path / name, store=store)}
         assert set(before.values()) == ({"to do"} if name == "a" else {"cached"})
         record = runner.run(pipeline, tmp_path / name, notes, store=store).to_json()
         results.append((tiny.statuses(record), {name: row["sha256"] for name, row in record["outputs"].items()}))
@@ -169,9 +183,8 @@ def test_the_second_machine_runs_no_stage(server: s3.Server, location: str, tmp_
     assert results[0][1] == results[1][1]
 
 
-def test_a_search_of_two_machines_shares_stages(
-    server: s3.Server, location: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("server")
+def test_a_search_of_two_machines_shares_stages(location: str, tmp_path: Path) -> None:
     """A search without a folder that both mount."""
     pytest.importorskip("optuna", reason="optuna is not installed: pip install 'coralline[search]'")
     log = tmp_path / "log"
@@ -297,12 +310,11 @@ for number in range(20):
 # --- damaged and hostile objects --------------------------------------------------------
 
 
-def rewrite(location: str, artifact: Artifact, change: Callable[[dict[str, Any]], Any]) -> None:
+def rewrite(bucket: Bucket, artifact: Artifact, change: Callable[[dict[str, Any]], Any]) -> None:
     """Give the key of an artifact another manifest, with a digest that is right."""
     content = json.loads((artifact.folder / "artifact.json").read_bytes())
     change(content)
     digest = digest_of({name: content[name] for name in ("kind", "files", "facts")})
-    bucket = Bucket(location)
     for name in artifact.files:
         bucket.put(f"artifacts/{digest}/{name}", artifact.file(name).read_bytes())
     bucket.put(f"artifacts/{digest}/artifact.json", json.dumps(content).encode())
@@ -329,9 +341,9 @@ def named(name: str) -> Callable[[dict[str, Any]], Any]:
     ],
 )
 def test_a_hostile_manifest_is_refused(
-    location: str, machine: Callable[[str], SharedStore], change: Callable[[dict[str, Any]], Any], reason: str
+    bucket: Bucket, machine: Callable[[str], SharedStore], change: Callable[[dict[str, Any]], Any], reason: str
 ) -> None:
-    rewrite(location, share(machine("a"))[0], change)
+    rewrite(bucket, share(machine("a"))[0], change)
     store = machine("b")
     found, noted = fetch(store)
     assert found is None
@@ -356,11 +368,11 @@ def test_a_hostile_manifest_is_refused(
     ],
 )
 def test_a_damaged_object_counts_as_missing(
-    location: str, machine: Callable[[str], SharedStore], name: str, content: bytes, reason: str
+    bucket: Bucket, machine: Callable[[str], SharedStore], name: str, content: bytes, reason: str
 ) -> None:
     artifact, _ = share(machine("a"))
     path = name if name.startswith("keys") else f"artifacts/{artifact.digest}/{name}"
-    Bucket(location).put(path, content)
+    bucket.put(path, content)
     store = machine("b")
     found, noted = fetch(store)
     assert found is None
@@ -429,7 +441,8 @@ def test_an_invalid_location_is_refused(location: str) -> None:
     assert "hidden" not in str(caught.value)
 
 
-def test_the_command_refuses_before_any_stage(server: s3.Server, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("server")
+def test_the_command_refuses_before_any_stage(tmp_path: Path) -> None:
     path = tiny.project(tmp_path)
     arguments = (path, "--out", tmp_path / "out", "--store", "s3://absent")
     done = subprocess.run(tiny.command(*arguments), env=tiny.environment(), capture_output=True, text=True)
