@@ -72,7 +72,7 @@ def run(
         pipeline: the YAML file.
         out: the folder for the results.
         force: ids of stages to re-run.
-        store: the location of a shared store, such as "s3://BUCKET/PREFIX": docs/shared_store.md.
+        store: shares results with other machines, such as "s3://BUCKET/PREFIX": docs/search.md.
 
     Returns:
         The measurements and the paths. A result that is over the budget or degenerate is not an error: see `status`.

@@ -67,7 +67,7 @@ class Manifest:
     seconds: float
 
 
-class Connection:
+class BucketConnection:
     """A bucket, and whether it works. One for a process: its runs share what is known.
 
     Args:
@@ -106,7 +106,7 @@ class SharedStore(Store):
         connection: the bucket.
     """
 
-    def __init__(self, folder: Path, connection: Connection) -> None:
+    def __init__(self, folder: Path, connection: BucketConnection) -> None:
         super().__init__(folder)
         self._connection, self._bucket = connection, connection.bucket
 
@@ -306,12 +306,12 @@ def _transfer(name: str, total: int, progress: Progress) -> Iterator[_Counter]:
         yield _Counter(total, progress)
 
 
-def store_in(out: Path, connection: Connection | None) -> Store:
+def store_in(out: Path, connection: BucketConnection | None) -> Store:
     """Return the store in a folder for results, with a bucket behind it if there is one."""
     return Store(out / STORE) if connection is None else SharedStore(out / STORE, connection)
 
 
-def connected(location: str | None) -> Connection | None:
+def connected(location: str | None) -> BucketConnection | None:
     """Return the connection to a bucket that works; None without a location.
 
     Raises:
@@ -322,4 +322,4 @@ def connected(location: str | None) -> Connection | None:
         return None
     bucket = Bucket(location)
     bucket.check()
-    return Connection(bucket)
+    return BucketConnection(bucket)

@@ -25,7 +25,7 @@ from compress.errors import CorallineError, StageError
 from compress.files import explain
 from compress.pipeline import runner, schema
 from compress.pipeline.bucket import Bucket
-from compress.pipeline.shared_store import Connection, store_in
+from compress.pipeline.shared_store import BucketConnection, store_in
 from compress.pipeline.store import Store
 from compress.pipeline.yaml_file import Document
 from compress.report.record import RunRecord
@@ -186,7 +186,7 @@ def serve(display: Open, location: str | None = None) -> None:
         _send(answers, {"ask": asdict(state)})
         return str(json.loads(lines.get())["stop"])
 
-    connection = None if location is None else Connection(Bucket(location))
+    connection = None if location is None else BucketConnection(Bucket(location))
     data: dict[str, Dataset] = {}
     while True:
         request = WorkRequest(**json.loads(lines.get()))

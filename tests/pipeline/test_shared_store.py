@@ -23,7 +23,7 @@ from compress.files import digest_of
 from compress.pipeline import runner
 from compress.pipeline.bucket import Bucket, S3Client, new_client
 from compress.pipeline.schema import load
-from compress.pipeline.shared_store import MANIFEST_BYTES, UNSHARED, Connection, SharedStore, connected
+from compress.pipeline.shared_store import MANIFEST_BYTES, UNSHARED, BucketConnection, SharedStore, connected
 
 KEY = "k" * 64
 OTHER = "o" * 64
@@ -94,7 +94,7 @@ def machine(server: s3.Server, bucket: Bucket, tmp_path: Path) -> Callable[[str]
     """Returns the store of a new process on a machine."""
 
     def of(name: str) -> SharedStore:
-        store = SharedStore(tmp_path / name / ".store", Connection(bucket))
+        store = SharedStore(tmp_path / name / ".store", BucketConnection(bucket))
         store.prepare()
         return store
 
@@ -170,7 +170,7 @@ def test_the_second_machine_runs_no_stage(bucket: Bucket, tmp_path: Path) -> Non
     results: list[Any] = []
     for name in ("a", "b"):
         notes = tiny.Notes()
-        store = SharedStore(tmp_path / name / ".store", Connection(bucket))
+        store = SharedStore(tmp_path / name / ".store", BucketConnection(bucket))
         pipeline = load(path, tiny.STAGES)
         before = {entry.id: status for entry, status in runner.preview(pipeline, tmp_path / name, store=store)}
         assert set(before.values()) == ({"to do"} if name == "a" else {"cached"})

@@ -88,7 +88,7 @@ def start(out: Path, pipeline: Pipeline, index: int, *forced: str) -> Callable[[
     def work() -> None:
         _role.cluster = WorkerCluster(ADDRESSES[:2], index)
         try:
-            result.append(workers.run(pipeline, out, notes, frozenset(forced)))
+            result.append(workers.run(pipeline, out, notes, frozenset(forced), Store(out / STORE)))
         except CorallineError as error:
             result.append(error)
 
