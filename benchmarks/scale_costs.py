@@ -166,10 +166,15 @@ def storage(name: str, finished: int, running: int) -> dict[str, Any]:
         if name == "proxy":
             roots["proxy"] = max(proxies)
         costs = {}
-        began = time.perf_counter()
-        study = RandomStudy(SPACE, GOALS, "costs", {}, 0, location)
-        study.records()
-        costs["join"] = {"s": round(time.perf_counter() - began, 3)}
+        joined: list[SearchStudy] = []
+
+        def join() -> None:
+            joined.append(RandomStudy(SPACE, GOALS, "costs", {}, 0, location))
+            joined[-1].records()
+
+        costs["join"] = measured(join, 2, roots)
+        study = joined.pop()
+        joined.pop().close()
 
         def look() -> None:
             study.take_over()

@@ -1,0 +1,88 @@
+"""A search with 1,000 workers and 100,000 trials: `python benchmarks/scale_plan.py [--trials 100000] [--trial-s 600]`.
+
+`tests/support/search_simulation.py` simulates it with the measured costs of benchmarks/results/scale_costs.json: for
+each operation and place a constant, a part for each finished and a part for each running trial, by least squares, none
+of them negative. Workers use the database directly, or through proxies. Last come changes of 1,000 workers, to see what
+moves the limit. Prints JSON, and writes benchmarks/results/scale_plan.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from typing import Any
+
+import repository
+
+from search_simulation import Costs, Plan, fitted, simulate
+
+RESULTS = repository.RESULTS / "scale_plan.json"
+COSTS = repository.RESULTS / "scale_costs.json"
+
+
+def without(costs: Costs, part: str) -> Costs:
+    """Return costs in which no operation but `join` depends on the finished or on the running trials."""
+    return {
+        name: places if name == "join" else {place: replace(cost, **{part: 0.0}) for place, cost in places.items()}
+        for name, places in costs.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=100_000)
+    parser.add_argument("--trial-s", type=float, default=600.0)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    measured = json.loads(COSTS.read_text())
+    rows = {name: [row for row in measured["storage"] if row["storage"] == name] for name in ("postgresql", "proxy")}
+    direct, proxied = fitted(rows["postgresql"]), fitted(rows["proxy"])
+    sampler = [(row["finished"], row["CPU s"]) for row in measured["sampler"]]
+    base = Plan(
+        direct,
+        0,
+        options.trials,
+        options.trial_s,
+        sampler=sampler,
+        observed=1000,
+        lost_per_hour=0.01,
+        seed=options.seed,
+    )
+    found: dict[str, Any] = {
+        "assumptions": {
+            "seconds of a trial": base.trial_s,
+            "deaths of a worker per hour": base.lost_per_hour,
+            "trials that the sampler uses": base.observed,
+            "connections of the database": base.connections,
+        },
+        "the sampler with all trials": {
+            str(count): {"s": round(replace(base, observed=float("inf")).choice_s(count), 1),
+                         "GB": round(count**2 * 8 * (len(measured["storage"][0]) + 4) / 1e9, 2)}
+            for count in (100, 1000, 3000, 10_000, 100_000)
+        },
+    }  # fmt: skip
+    sizes = (10, 30, 100, 300, 1000)
+    found["direct"] = [simulate(replace(base, workers=workers)) for workers in sizes]
+    through = replace(base, costs=proxied)
+    found["one proxy"] = [simulate(replace(through, workers=workers, proxies=1)) for workers in sizes]
+    found["a proxy for 100 workers"] = [
+        simulate(replace(through, workers=workers, proxies=max(1, workers // 100))) for workers in sizes
+    ]
+    large = replace(through, workers=1000, proxies=10)
+    found["1,000 workers, changed"] = {
+        "as it is": simulate(large),
+        "the sampler uses 300 trials": simulate(replace(large, observed=300)),
+        "30 proxies": simulate(replace(large, proxies=30)),
+        "a database with 16 processors": simulate(replace(large, processors=16)),
+        "nothing read again for each running trial": simulate(replace(large, costs=without(proxied, "running"))),
+        "nothing done again for each finished trial": simulate(replace(large, costs=without(proxied, "finished"))),
+        "trials of an hour": simulate(replace(large, trial_s=3600.0)),
+        "every worker dies once an hour": simulate(replace(large, lost_per_hour=1.0)),
+    }
+    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
