@@ -295,14 +295,23 @@ def main() -> None:
     options = parser.parse_args()
     leases.EXPIRY_S = 1e9  # the running trials have no process
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+
+    def keep(part: str, rows: list[dict[str, Any]]) -> None:
+        results[part] = rows
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        print(json.dumps(rows[-1]), flush=True)
+
     if "store" in options.parts:
-        results["store"] = store()
-    if "storage" in options.parts:
-        results["storage"] = [storage(name, *size) for name in ("postgresql", "proxy") for size in STUDIES]
-    if "sampler" in options.parts:
-        results["sampler"] = [sampler(finished) for finished in SAMPLED]
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    print(json.dumps(results, indent=1))
+        keep("store", store())
+    rows: list[dict[str, Any]] = []
+    for name in ("postgresql", "proxy") if "storage" in options.parts else ():
+        for finished, running in STUDIES:
+            rows.append(storage(name, finished, running))
+            keep("storage", rows)
+    sampled: list[dict[str, Any]] = []
+    for finished in SAMPLED if "sampler" in options.parts else ():
+        sampled.append(sampler(finished))
+        keep("sampler", sampled)
 
 
 if __name__ == "__main__":
