@@ -17,7 +17,9 @@ from urllib.parse import urlsplit
 from compress.errors import PipelineError, StoreError
 
 ALLOWED = "s3://BUCKET or s3://BUCKET/PREFIX"
-LOCATION = re.compile(r"s3://(?P<bucket>[A-Za-z0-9][A-Za-z0-9._-]{1,62})(?:/(?P<prefix>[A-Za-z0-9._=/-]{0,512}))?")
+LOCATION = re.compile(
+    r"s3://(?!.*/\.{1,2}(?:/|$))(?P<bucket>[A-Za-z0-9][A-Za-z0-9._-]{1,62})(?:/(?P<prefix>[A-Za-z0-9._=/-]{0,512}))?"
+)
 CONNECT_S = 10.0
 READ_S = 60.0
 MISSING = ("404", "NoSuchKey")
