@@ -25,6 +25,8 @@ import numpy as np
 OPERATIONS = ("join", "look", "ask", "renew", "tell")
 PLACES = ("worker", "proxy", "database")
 RENEW_S = 10.0
+LEASE_S = 50.0
+"""Seconds that a renewal may wait: with RENEW_S they are the lease."""
 EXPIRY_S = 80.0
 """Seconds until the trial of a dead worker is taken over: lease and second look."""
 RESTART_S = 60.0
@@ -118,6 +120,10 @@ class Queue:
         heapq.heapreplace(self._free, begin + seconds)
         self.busy_s += seconds
         return begin, begin + seconds
+
+    def delay(self, now: float) -> float:
+        """Return how long a customer who arrives now waits."""
+        return max(0.0, self._free[0] - now)
 
     def utilization(self, duration_s: float) -> float:
         """Return the part of the servers' time that was used."""
@@ -216,10 +222,11 @@ class Simulation:
             self._at(now + life + EXPIRY_S, self._taken_over)
             self._at(now + life + RESTART_S, self._begin(worker))
             return
+        self._at(now + duration, lambda then: self._complete(worker, then, duration))
+
+    def _complete(self, worker: int, now: float, duration: float) -> None:
         self.spent["running trials"] += duration
-        self._at(
-            now + duration, lambda then: self._operate("tell", worker, then, lambda last: self._told(worker, last))
-        )
+        self._operate("tell", worker, now, lambda then: self._told(worker, then))
 
     def _taken_over(self, now: float) -> None:
         del now
@@ -276,15 +283,17 @@ class Simulation:
         return cost.at(self.finished, self.running) * self._draw("service") if cost else 0.0
 
     def _renew(self, now: float, step: float) -> None:
-        """Serve the renewals of a moment, which arrive together."""
-        count = self.running * step / RENEW_S
+        """Serve the renewals of a moment, which arrive together. A worker renews again RENEW_S after the answer."""
         costs = self.plan.costs.get("renew", {})
         at_proxy, at_database = (costs.get(place, Cost()).at(self.finished, self.running) for place in PLACES[1:])
+        delays = [proxy.processor.delay(now) for proxy in self.proxies] or [0.0]
+        delay = sum(delays) / len(delays) + self.database.delay(now)
+        count = self.running * step / (RENEW_S + delay)
         for proxy in self.proxies:
             proxy.processor.serve(now, count * at_proxy / len(self.proxies))
         for _ in range(self.plan.processors):
-            begin, _ = self.database.serve(now, count * at_database / self.plan.processors)
-            self.waits["renew"].append(begin - now)
+            self.database.serve(now, count * at_database / self.plan.processors)
+        self.waits["renew"].append(delay)
         self._at(now + step, lambda then: self._renew(then, step))
 
     def results(self) -> dict[str, Any]:
@@ -316,6 +325,7 @@ class Simulation:
                 for name, waits in self.waits.items()
                 if waits
             },
+            "renewals later than the lease": round(float(np.mean(np.array(self.waits["renew"] or [0]) > LEASE_S)), 4),
             "choice at the end, s": round(plan.choice_s(self.finished), 1),
             "most used": max(queues, key=lambda name: queues[name]),
         }
