@@ -55,7 +55,7 @@ OBJECTIVES = (
 GOALS: Any = SimpleNamespace(objectives=OBJECTIVES)
 STUDIES = ((100, 10), (100, 100), (1000, 100), (100, 1000), (10_000, 100))
 """Finished and running trials."""
-SAMPLED = (30, 100, 300, 1000)
+SAMPLED = (30, 100, 300, 1000, 3000, 10_000)
 REPEATED = 20
 TICKS = os.sysconf("SC_CLK_TCK")
 FILL = """
@@ -238,7 +238,7 @@ def sampler(finished: int) -> dict[str, Any]:
         values = [accuracy, point[NAMES[0]] + 0.3 * point[NAMES[1]]]
         study.add_trial(optuna.trial.create_trial(params=point, distributions=distributions, values=values))
     seconds = []
-    for seed in range(3 if finished <= 300 else 1):
+    for seed in range(3):
         study.sampler = FrontSampler(SPACE, seed)
         began = time.process_time()
         with warnings.catch_warnings():

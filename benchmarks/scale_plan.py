@@ -44,29 +44,26 @@ def main() -> None:
     rows = {name: [row for row in measured["storage"] if row["storage"] == name] for name in ("postgresql", "proxy")}
     direct, proxied = fitted(rows["postgresql"]), fitted(rows["proxy"])
     sampler = [(row["finished"], row["CPU s"]) for row in measured["sampler"]]
-    base = Plan(
-        direct,
-        0,
-        options.trials,
-        options.trial_s,
-        sampler=sampler,
-        observed=1000,
-        lost_per_hour=0.01,
-        seed=options.seed,
-    )
+    base = Plan(direct, 0, options.trials, options.trial_s, sampler=sampler, lost_per_hour=0.01, seed=options.seed)
     found: dict[str, Any] = {
         "assumptions": {
             "seconds of a trial": base.trial_s,
             "deaths of a worker per hour": base.lost_per_hour,
-            "trials that the sampler uses": base.observed,
             "connections of the database": base.connections,
+            "processors of the database": base.processors,
         },
-        "the sampler with all trials": {
-            str(count): {"s": round(replace(base, observed=float("inf")).choice_s(count), 1),
-                         "GB": round(count**2 * 8 * (len(measured["storage"][0]) + 4) / 1e9, 2)}
-            for count in (100, 1000, 3000, 10_000, 100_000)
+        "costs, CPU s: constant, for each finished and for each running trial": {
+            name: {
+                f"{operation}, {place}": [
+                    float(f"{value:.3g}") for value in (cost.constant, cost.finished, cost.running)
+                ]
+                for operation, places in costs.items()
+                for place, cost in places.items()
+            }
+            for name, costs in (("directly", direct), ("through a proxy", proxied))
         },
-    }  # fmt: skip
+        "a choice, CPU s": {str(count): round(base.choice_s(count), 2) for count in (100, 1000, 10_000, 100_000)},
+    }
     sizes = (10, 30, 100, 300, 1000)
     found["direct"] = [at_most(replace(base, workers=workers)) for workers in sizes]
     through = replace(base, costs=proxied)
@@ -77,7 +74,7 @@ def main() -> None:
     large = replace(through, workers=1000, proxies=10)
     found["1,000 workers, changed"] = {
         "as it is": at_most(large),
-        "the sampler uses 300 trials": at_most(replace(large, observed=300)),
+        "choices that take no time": at_most(replace(large, sampler=())),
         "30 proxies": at_most(replace(large, proxies=30)),
         "a database with 16 processors": at_most(replace(large, processors=16)),
         "nothing read again for each running trial": at_most(replace(large, costs=without(proxied, "running"))),

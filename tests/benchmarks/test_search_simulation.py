@@ -77,7 +77,6 @@ def test_the_choice_takes_powers_of_the_number_of_trials() -> None:
     assert plan.choice_s(1000) == pytest.approx(100)
     assert plan.choice_s(30) == pytest.approx(0.3)
     assert plan.choice_s(10_000) == pytest.approx(10_000)
-    assert replace(plan, observed=1000).choice_s(10_000) == pytest.approx(100)
 
 
 def test_costs_are_found_from_measured_ones() -> None:

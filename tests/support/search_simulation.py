@@ -71,7 +71,6 @@ class Plan:
         processors: those of the database.
         connections: the largest number of connections of the database.
         sampler: CPU seconds of a choice as (trials, seconds), between which powers are interpolated.
-        observed: the largest number of trials that the sampler uses.
         lost_per_hour: the rate at which a worker process dies.
         days: the simulation ends after so many days, with fewer results.
         seed: the seed.
@@ -86,20 +85,18 @@ class Plan:
     processors: int = 4
     connections: int = 200
     sampler: Sequence[tuple[float, float]] = ()
-    observed: float = float("inf")
     lost_per_hour: float = 0.0
     days: float = 3650.0
     seed: int = 0
 
     def choice_s(self, finished: int) -> float:
         """Return the CPU seconds of the sampler: powers of the number of trials, the last one beyond the table."""
-        known = min(finished, self.observed)
-        if not self.sampler or known < self.sampler[0][0]:
+        if not self.sampler or finished < self.sampler[0][0]:
             return 0.0
         points = np.log(np.array(self.sampler))
-        place = int(np.clip(np.searchsorted(points[:, 0], np.log(known)) - 1, 0, len(points) - 2))
+        place = int(np.clip(np.searchsorted(points[:, 0], np.log(finished)) - 1, 0, len(points) - 2))
         (x, y), (next_x, next_y) = points[place], points[place + 1]
-        return float(np.exp(y + (next_y - y) / (next_x - x) * (np.log(known) - x)))
+        return float(np.exp(y + (next_y - y) / (next_x - x) * (np.log(finished) - x)))
 
 
 class Queue:
