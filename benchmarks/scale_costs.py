@@ -127,7 +127,8 @@ def processes() -> dict[int, tuple[int, str, float]]:
         except OSError:
             continue
         fields = rest.split()
-        found[int(path.name)] = int(fields[1]), head.partition("(")[2], (int(fields[11]) + int(fields[12])) / TICKS
+        seconds = sum(int(field) for field in fields[11:15]) / TICKS  # with those of children that have ended
+        found[int(path.name)] = int(fields[1]), head.partition("(")[2], seconds
     return found
 
 
@@ -244,8 +245,8 @@ def sampler(finished: int) -> dict[str, Any]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about fits of few trials
             trial = study.ask()
-        for name in NAMES:
-            trial.suggest_float(name, 0, 1)
+            for name in NAMES:
+                trial.suggest_float(name, 0, 1)
         seconds.append(time.process_time() - began)
         study.tell(trial, state=optuna.trial.TrialState.FAIL)
     return {"finished": finished, "CPU s": round(statistics.median(seconds), 3)}

@@ -31,7 +31,10 @@ EXPIRY_S = 80.0
 """Seconds until the trial of a dead worker is taken over: lease and second look."""
 RESTART_S = 60.0
 """Seconds until a new worker is in the place of a dead one."""
+RESOLUTION_S = 2.5e-4
+"""CPU seconds that cannot be distinguished from none."""
 BLOCK = 4096
+"""Random numbers that are drawn at once."""
 
 
 @dataclass(frozen=True)
@@ -348,8 +351,10 @@ def fitted(rows: Sequence[Mapping[str, Any]]) -> Costs:
         for place in PLACES:
             key = f"{place} CPU s"
             if key in rows[0][name]:
-                seconds = np.array([max(row[name][key], 1e-5) for row in rows])
-                found[name][place] = Cost(*_non_negative(design / seconds[:, None], np.ones(len(rows))))
+                seconds = np.array([row[name][key] for row in rows])
+                known = seconds >= 0  # what a process had used is lost when it ends
+                seconds = np.maximum(seconds[known], RESOLUTION_S)
+                found[name][place] = Cost(*_non_negative(design[known] / seconds[:, None], np.ones(len(seconds))))
     return found
 
 
