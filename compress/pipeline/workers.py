@@ -320,9 +320,7 @@ def _meet(pipeline: Pipeline, progress: Progress) -> None:
         strategies.join(pipeline.head.execution, progress.note)
 
 
-def run(
-    pipeline: Pipeline, out: Path, monitor: Monitor, forced: frozenset[str], store: Store
-) -> RunRecord | None:
+def run(pipeline: Pipeline, out: Path, monitor: Monitor, forced: frozenset[str], store: Store) -> RunRecord | None:
     """Run a pipeline on as many workers as it asks for.
 
     Args:

@@ -18,6 +18,7 @@ from compress.errors import CorallineError, PipelineError, StageError
 from compress.execution import Execution
 from compress.pipeline import runner, workers
 from compress.pipeline.schema import Pipeline, load
+from compress.pipeline.store import STORE, Store
 from compress.report.record import RunRecord
 from compress.stage import Context
 from compress.training import strategies
