@@ -78,8 +78,7 @@ def work(location: str, trials: int, confirmed: str, kind: str) -> None:
     with Path(confirmed).open("a") as stream:
         while True:
             began = time.perf_counter()
-            shared.take_over()
-            counted = [each for each in shared.records() if each.status in ("complete", "running")]
+            counted = [each for each in shared.look()[0] if each.status in ("complete", "running")]
             if len([each for each in counted if each.status == "complete"]) >= trials:
                 return
             if len(counted) >= trials:
@@ -166,7 +165,7 @@ def attacked(name: str, workers: int, trials: int) -> dict[str, Any]:
             each.join(timeout=120)
         deadline = time.monotonic() + 120
         while any(record.status == "running" for record in shared.records()) and time.monotonic() < deadline:
-            shared.take_over()
+            shared.look()
             time.sleep(1)
         stored = {record.number: record for record in shared.records()}
         shared.close()

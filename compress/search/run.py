@@ -187,10 +187,9 @@ class SettingsSearch:
 
     def _next(self) -> bool:
         """Run the next trial; return False if the search is over."""
-        taken = self._study.take_over()
+        records, taken = self._study.look()
         if taken:
             self._show(f"{count(taken, 'trial')} of a search that ended will be tried again")
-        records = self._study.records()
         counted = [record for record in records if record.status in COUNTED]
         if len(counted) >= self._plan.trials:
             return self._waits_for([record for record in counted if record.status == "running"])

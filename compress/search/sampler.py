@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,6 +57,44 @@ def distribution(dimension: Dimension) -> BaseDistribution:
     if dimension.whole:
         return IntDistribution(int(dimension.low), int(dimension.high), dimension.log, int(dimension.step or 1))
     return FloatDistribution(dimension.low, dimension.high, dimension.log, dimension.step)
+
+
+class SeededByTrial(BaseSampler):
+    """Chooses each trial with a sampler of its own, whose seed follows from the number of the trial.
+
+    So a search that was killed continues with the same choices, and processes that ask at the same time differ.
+
+    Args:
+        make: makes a sampler from a seed.
+        seed: the seed of the search.
+    """
+
+    def __init__(self, make: Callable[[int], BaseSampler], seed: int) -> None:
+        self._make, self._seed = make, seed
+        self._number = -1
+        self._sampler = make(seed)
+
+    def _of(self, trial: FrozenTrial) -> BaseSampler:
+        if trial.number != self._number:
+            self._number = trial.number
+            self._sampler = self._make((self._seed * 1_000_003 + trial.number) % 2**32)
+        return self._sampler
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """Return the settings that are chosen together."""
+        return self._of(trial).infer_relative_search_space(study, trial)
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """Return the values of these settings."""
+        return self._of(trial).sample_relative(study, trial, search_space)
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """Return the value of another setting."""
+        return self._of(trial).sample_independent(study, trial, param_name, param_distribution)
 
 
 class FrontSampler(BaseSampler):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from compress.errors import PipelineError
 from compress.files import digest_of
-from compress.report.search_record import TrialRecord
+from compress.report.search_record import TrialRecord, TrialStatus
 from compress.search.goals import Goals
 from compress.search.leases import LEASE, OWNER, SECOND_LOOK_S, LeaseWatch, is_elsewhere, owner, renewed
 from compress.search.space import Space
@@ -78,6 +78,7 @@ class SearchStudy:
         self._optuna = require_optuna()
         self._space, self._goals, self._seed = space, goals, seed
         self._study: Study = self._opened(f"{name}-{digest_of(dict(identity))[:12]}", storage)
+        self._study.sampler = self._seeded_sampler()
         self._watch = LeaseWatch()
         self._running: int | None = None
         self._finished_records: dict[int, TrialRecord] = {}  # of trials that cannot change any more
@@ -93,45 +94,61 @@ class SearchStudy:
                 study_name=name, storage=opened(storage), directions=directions, load_if_exists=True
             )
 
+    def look(self) -> tuple[list[TrialRecord], int]:
+        """Return the trials that have begun, and the number of those of dead processes that will be tried again.
+
+        It reads the trials once: their number decides what the storage of many processes has to do.
+        """
+        trials = self._trials()
+        abandoned = self._abandoned(trials)
+        count = sum(self._taken_over(each) for each in abandoned)
+        return self._records(self._trials() if abandoned else trials), count
+
     def records(self) -> list[TrialRecord]:
         """Return the trials that have begun."""
+        return self._records(self._trials())
+
+    def _trials(self) -> list[FrozenTrial]:
+        return self._study.get_trials(deepcopy=False)
+
+    def _records(self, trials: Sequence[FrozenTrial]) -> list[TrialRecord]:
         states = self._optuna.trial.TrialState
-        trials = [each for each in self._study.get_trials(deepcopy=False) if each.state != states.WAITING]
-        for each in trials:
+        begun = [each for each in trials if each.state != states.WAITING]
+        for each in begun:
             if each.state.is_finished() and each.number not in self._finished_records:
                 self._finished_records[each.number] = _record(each)
-        return [self._finished_records.get(each.number) or _record(each) for each in trials]
+        return [self._finished_records.get(each.number) or _record(each) for each in begun]
 
-    def take_over(self) -> int:
-        """Mark the trials of dead processes failed, and try them again; return their number."""
-        count = 0
-        for each in self._abandoned():
-            attempt = each.user_attrs.get(ATTEMPT, 1)
-            again = attempt < MAX_ATTEMPTS
-            reason = "its process ended" if again else f"its process ended {attempt} times"
-            record = TrialRecord(each.number, "interrupted" if again else "failed",
-                                 each.user_attrs.get("settings", {}), reason=reason)  # fmt: skip
-            if self._finished(each, record) and again:
-                self._again(each.params, attempt)
-                count += 1
-        return count
+    def _taken_over(self, trial: FrozenTrial) -> bool:
+        """Mark a trial of a dead process failed; return whether it will be tried again."""
+        attempt = trial.user_attrs.get(ATTEMPT, 1)
+        again = bool(attempt < MAX_ATTEMPTS)
+        reason = "its process ended" if again else f"its process ended {attempt} times"
+        status: TrialStatus = "interrupted" if again else "failed"
+        record = TrialRecord(trial.number, status, trial.user_attrs.get("settings", {}), reason=reason)
+        if not self._finished(trial, record) or not again:
+            return False
+        self._again(trial.params, attempt)
+        return True
 
-    def _abandoned(self) -> list[FrozenTrial]:
+    def _abandoned(self, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
         """Return the running trials whose owners are dead."""
-        found = [each for each in self._others() if self._watch.is_expired(each.number, each.user_attrs)]
+        found = [each for each in self._others(trials) if self._watch.is_expired(each.number, each.user_attrs)]
         leases = {each.number: each.user_attrs.get(LEASE) for each in found if is_elsewhere(each.user_attrs)}
         if leases:
             time.sleep(SECOND_LOOK_S)
             renewed_since = {
-                each.number for each in self._others() if each.user_attrs.get(LEASE) != leases.get(each.number)
+                each.number
+                for each in self._others(self._trials())
+                if each.user_attrs.get(LEASE) != leases.get(each.number)
             }
             found = [each for each in found if each.number not in leases or each.number not in renewed_since]
         return found
 
-    def _others(self) -> list[FrozenTrial]:
+    def _others(self, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
         """Return the running trials of other processes."""
-        running = self._study.get_trials(deepcopy=True, states=[self._optuna.trial.TrialState.RUNNING])
-        return [each for each in running if each._trial_id != self._running]
+        running = self._optuna.trial.TrialState.RUNNING
+        return [each for each in trials if each.state == running and each._trial_id != self._running]
 
     def _finished(self, trial: FrozenTrial, record: TrialRecord) -> bool:
         """Mark a trial of another process failed; return False if a third process did."""
@@ -152,12 +169,14 @@ class SearchStudy:
 
         return FrontSampler(self._space, seed)
 
+    def _seeded_sampler(self) -> BaseSampler:
+        from compress.search.sampler import SeededByTrial
+
+        return SeededByTrial(self.sampler, self._seed)
+
     def ask(self) -> tuple[Trial, dict[str, Any]]:
         """Return a new trial of this process, and the values that it chooses."""
-        number = len(self._study.get_trials(deepcopy=False))
         with _without_warnings():
-            # A seed for each trial: a search that was killed continues with the same choices.
-            self._study.sampler = self.sampler((self._seed * 1_000_003 + number) % 2**32)
             trial = self._study.ask()
             self._running = trial._trial_id
             trial.set_user_attr(OWNER, owner())

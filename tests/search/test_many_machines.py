@@ -64,7 +64,7 @@ class Machine:
         return self(self.study.ask)[0]
 
     def take_over(self) -> int:
-        return int(self(self.study.take_over))
+        return int(self(self.study.look)[1])
 
     def tell(self, trial: Any, accuracy: float = 0.5) -> bool:
         record = TrialRecord(trial.number, "complete", values={"accuracy": accuracy})
