@@ -2,8 +2,8 @@
 
 The kind of book of a Bible verse (calibration_data/verses), by networks of one input: 64 vectors of 64 values, which
 the CPU looks up. Each network runs through the pipeline as `models/text.yaml` does, only with another model: training,
-8 bits, rewrites, prediction. A convolution, two of the size of a transformer with 2 layers, depthwise-separable ones, a
-mixer, and the transformer; it reads 32 words, because its training takes long, and so does `convolution_32_words`.
+8 bits, rewrites, prediction. A convolution, two of the size of a transformer with 2 layers, a mixer, and the
+transformer; it reads 32 words, because its training takes long, and so does `convolution_32_words`.
 `hash_4096`, `hash_65536` and `vocabulary` are the convolution with other numbers of words: fewer and more hash buckets,
 and the 8,192 most frequent words of the training split, all others as one.
 
@@ -96,7 +96,6 @@ VARIANTS = (
     Variant("hash_65536", arguments={"filters": [64]}, buckets=65536),
     Variant("mixer", "text_networks", {"kind": "mixer"}),
     Variant("convolutions_large", arguments={"filters": [128, 192]}),
-    Variant("separable", arguments={"filters": [64, 64], "separable": True}),
 )
 
 
