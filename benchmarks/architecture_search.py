@@ -129,7 +129,7 @@ def measured(work: Path, run: Mapping[str, Any]) -> dict[str, Any]:
     file, attempts = work / f"{name}.yaml", work / f"{name}.seconds"
     file.write_text(json.dumps(run, indent=1))  # JSON is YAML
     before = os.times()
-    command = [sys.executable, "-m", "compress", str(file), "--out", str(work / "runs"), "--quiet"]
+    command = [sys.executable, "-m", "compress", str(file), "--out", str(work / "runs")]
     code = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=ROOT, check=False).returncode
     after = os.times()
     spent = after.children_user + after.children_system - before.children_user - before.children_system
@@ -249,7 +249,7 @@ def table(results: Mapping[str, Any]) -> str:
         "network",
         "width",
         "predicted ms",
-        *(f"test, seed {seed}" for seed in seeds),
+        *(f"int8 test, seed {seed}" for seed in seeds),
         "mean, float",
         "mean, int8",
     ]
