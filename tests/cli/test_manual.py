@@ -159,6 +159,9 @@ def test_the_text_names_every_setting_with_its_default_and_meaning(stage: str) -
         if name == "calibration":
             assert re.search(r"^ +calibration\.select += balanced +balanced: the same number", section, re.M)
             continue
+        if name == "widths":
+            assert re.search(r"^ +widths += \[0\.25, 0\.5, 0\.75\] +Shares of the channels", section, re.M)
+            continue
         if name == "recognition":
             assert re.search(r"^ +recognition\.references += 5 +Number of training samples", section, re.M)
             continue

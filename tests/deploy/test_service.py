@@ -94,6 +94,7 @@ def test_on_every_interpreter(python: str, path: Path) -> None:
             "sound_channels": "mix",
             "sound_rate": None,
             "orientation": "exif",
+            "text_bytes": None,
         }
         assert ask(place, "/readyz", b"") == (200, b"ok\n")
         told = ended(process)
