@@ -165,7 +165,7 @@ def test_the_text_names_every_setting_with_its_default_and_meaning(stage: str) -
         if name == "recognition":
             assert re.search(r"^ +recognition\.references += 5 +Number of training samples", section, re.M)
             continue
-        default = {"None": "null", "False": "false", "()": "[]"}.get(str(field.default), field.default)
+        default = {"None": "null", "False": "false", "True": "true", "()": "[]"}.get(str(field.default), field.default)
         line = re.search(rf"^ +{name} += (\S+) +(.+)$", section, re.M)
         assert line is not None, name
         assert line[1] == (f"{default:g}" if isinstance(default, float) else str(default))
