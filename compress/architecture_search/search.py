@@ -142,7 +142,7 @@ def search(
     history.pop("batch_norms", None)  # those of the largest network
     facts = {
         "metric": values.quality(chosen.sub_network).metric,
-        "sub_networks": float(elastic.count),
+        "sub_networks": float(min(elastic.count, 10**300)),
         "evaluated": len(candidates),
         "limits": options.limits.to_json(),
         **{name: {"validation": qualities[name], **costs.figures(end).to_json()} for name, end in ends.items()},

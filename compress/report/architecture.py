@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -13,6 +14,8 @@ from compress.report.wording import first, number, shorten
 
 MAX_ROWS = 40
 MAX_OPEN = 12
+LARGE = 10_000_000
+"""Numbers from here are shown by their power of ten."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +51,14 @@ def sections(record: RunRecord) -> Iterator[Section]:
         yield Section("Architecture search", blocks)
 
 
+def _many(count: float) -> str:
+    """Return a number of sub-networks; of a large one its power of ten."""
+    return f"{count:,.0f}" if count < LARGE else f"more than 10^{int(math.log10(count))}"
+
+
 def _search(facts: ArchitectureFacts) -> Iterator[Block]:
     limits = ", ".join(f"{_name(name)} {_value(name, limit)}" for name, limit in facts.limits.items())
-    yield Text(f"{facts.evaluated:,} of about {facts.sub_networks:.2g} sub-networks were evaluated. Limits: {limits}.")
+    yield Text(f"{facts.evaluated:,} of {_many(facts.sub_networks)} sub-networks were evaluated. Limits: {limits}.")
     columns = {"Largest": facts.largest, "Smallest": facts.smallest, "Chosen": facts.chosen}
     yield _table(facts.metric, columns)
     yield Text(_left_out(facts))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -12,6 +13,8 @@ from compress.report import svg
 from compress.report.wording import clean, shorten
 
 LINE_HEIGHT = 14
+LINE = 16
+"""Characters of a line."""
 FRAME_WEIGHT = 40
 """Pixels outside of the frame count so much more than an overlap."""
 FREE = 12
@@ -62,7 +65,7 @@ def placed_labels(labels: Sequence[str], positions: Sequence[tuple[float, float]
     occupied = [*bars, *(Box(x - 7, y - 7, x + 7, y + 7) for x, y in positions), *_along_lines(positions)]
     parts = []
     for label, (x, y) in zip(labels, positions, strict=True):
-        lines = textwrap.wrap(shorten(clean(label)), 16, max_lines=3, placeholder="…") or ["?"]
+        lines = _wrapped(shorten(clean(label)))
         best = min(_candidates(lines, x, y), key=lambda placement: placement.penalty(occupied))
         if best.penalty(occupied) > FREE:
             away = min(_away(lines, x, y), key=lambda placement: placement.penalty(occupied))
@@ -73,6 +76,13 @@ def placed_labels(labels: Sequence[str], positions: Sequence[tuple[float, float]
         for i, line in enumerate(lines):
             parts.append(svg.text(best.x, best.y + LINE_HEIGHT * i, line, "label", best.anchor))
     return parts
+
+
+def _wrapped(label: str) -> list[str]:
+    """Return the lines of a label; a word that is longer than a line is broken after an underscore, if it has one."""
+    breakable = re.sub(rf"\S{{{LINE + 1},}}", lambda word: word[0].replace("_", "_ "), label)
+    lines = textwrap.wrap(breakable, LINE, max_lines=3, placeholder="…") or ["?"]
+    return [line.replace("_ ", "_") for line in lines]
 
 
 def _along_lines(positions: Sequence[tuple[float, float]]) -> Iterator[Box]:

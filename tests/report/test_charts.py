@@ -11,7 +11,7 @@ from compress.measurement import Measurement
 from compress.report import charts, markdown, wording
 from compress.report import svg as draw
 from compress.report.charts import ClassChange, LatencyCurve, Point
-from compress.report.labels import Box
+from compress.report.labels import Box, placed_labels
 from compress.report.record import OperatorRecord, RunRecord
 from compress.report.verdict import verdict
 
@@ -444,3 +444,10 @@ def test_the_title_of_a_small_confusion_matrix_is_not_cut_off() -> None:
     assert found is not None
     assert start is not None
     assert float(start[1]) + draw.wide("predicted class →") <= float(found[1])
+
+
+def test_long_words_of_a_label_are_broken_after_an_underscore() -> None:
+    text = "".join(placed_labels(["search_architecture"], [(300.0, 200.0)], []))
+    assert ">search_<" in text
+    assert ">architecture<" in text
+    assert ">quantize_again<" in "".join(placed_labels(["quantize_again"], [(300.0, 200.0)], []))

@@ -36,7 +36,7 @@ def test_no_section_without_a_search() -> None:
 
 def test_what_was_searched_and_chosen() -> None:
     text, page = markdown_of(record()), html_of(record())
-    assert "300 of about 1.7e+07 sub-networks were evaluated. Limits: latency 0.730 ms." in text
+    assert "300 of more than 10^7 sub-networks were evaluated. Limits: latency 0.730 ms." in text
     assert "| validation accuracy | 0.710 | not finite | 0.700 |" in text
     assert "1 of 2 residual blocks are left out: sum1." in text
     assert "Channels and kernels of the chosen sub-network: 2" in page
