@@ -3,7 +3,7 @@
 Processes ask for tiny trials of one study and tell their results, as `search --join` does, without any training. Each
 storage has its turn: a journal file, a PostgreSQL server of its own, and Optuna's gRPC proxy in front of it. Meanwhile
 processes are killed (SIGKILL) at random moments and replaced, and the server is stopped like in a crash and started
-again, twice. Every process writes each result that the storage has confirmed to a file of its own. Afterwards:
+again, twice. Every process writes each result that the storage has confirmed to its own file. Afterwards:
 
 - lost: confirmed results that are not in the storage, or are different there
 - counted twice: trials whose result was confirmed to two processes

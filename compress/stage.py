@@ -17,6 +17,7 @@ from pydantic import Field
 
 from compress.artifact import Artifact, Facts, Kind
 from compress.data.types import Data
+from compress.errors import PipelineError
 from compress.execution import Execution
 from compress.profiling import Profile
 from compress.progress import Progress
@@ -59,6 +60,16 @@ class Refusal(NamedTuple):
     what: str
     allowed: str = ""
     hint: str = ""
+
+
+def refused_host(target: Target, host: str | None, clock: str | None) -> Refusal | None:
+    """Return the reason why latency is not predicted for a host or a clock of a target; None if it is."""
+    try:
+        target.cost.host(host)
+        target.cost.clock(clock)
+    except PipelineError as error:
+        return Refusal(error.what, error.allowed)
+    return None
 
 
 @dataclass(frozen=True)

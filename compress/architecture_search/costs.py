@@ -14,8 +14,8 @@ from compress.targets.base import Target
 class SubNetworkCosts:
     """The costs of all sub-networks of a network on a target.
 
-    Costs follow from the operators, as in pruning. What a converted file differs by is added to all sub-networks
-    (`calibrate`): it belongs to layers that all of them have.
+    Costs follow from the operators, as in pruning. The difference to a converted file is added to all sub-networks
+    (`calibrate`): it comes from layers that all of them have.
 
     Args:
         elastic: the network and what may be smaller.

@@ -21,6 +21,7 @@ from compress.ir.channel_groups import ChannelGroups, Layout, Mask
 from compress.ir.keras_graph import Layer, LayerOutput, Network, build, map_tensors, read
 from compress.ir.layer_specs import CONV_1D, CONV_2D, DEPTHWISE_CONV_2D, spec_of
 from compress.ir.tensorflow import batch_signature, keras, run
+from compress.training.bn_recalibration import measuring
 
 PACKAGE = "coralline"
 GATE = "BlockGate"
@@ -131,7 +132,7 @@ class SharedNetwork:
         def statistics(inputs: Any, choice: ChoiceTensors) -> Any:
             with ExitStack() as measured, self._scope(choice) as scope:
                 for norm in self._norms:
-                    measured.enter_context(_measuring(norm))
+                    measured.enter_context(measuring(norm))
                 run(self.model, inputs)
                 variables = [each for norm in self._norms for each in (norm.moving_mean, norm.moving_variance)]
                 return [scope.get_current_value(variable) for variable in variables]
@@ -230,23 +231,6 @@ def weight_layouts(layer: Layer, channels: ChannelGroups) -> list[tuple[tuple[in
         by_channel = array.ndim > 0 and array.shape[-1] == len(outputs) and (spec.kernels or spec.weights_by_channel)
         result.append(((array.ndim - 1, outputs),) if by_channel else ())
     return result
-
-
-@contextmanager
-def _measuring(norm: Any) -> Iterator[None]:
-    """Make a batch norm normalize by its batch, and take its statistics from this batch alone."""
-    momentum, renorm, original = norm.momentum, norm.renorm, norm.call
-
-    def measuring(inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
-        del training
-        return original(inputs, training=True, mask=mask)
-
-    norm.call, norm.momentum, norm.renorm = measuring, 0.0, False
-    try:
-        yield
-    finally:
-        del norm.call
-        norm.momentum, norm.renorm = momentum, renorm
 
 
 @contextmanager

@@ -33,7 +33,7 @@ from compress.pruning.cost import CostFigures, TrialConversion
 from compress.pruning.importance import produces_channels
 from compress.stage import Context
 from compress.tasks import task_of
-from compress.tasks.base import Quality
+from compress.tasks.base import Quality, QualityMetric
 from compress.training import loop
 from compress.training.bn_recalibration import recalibrate_batch_norms
 from compress.training.loop import TrainingSettings
@@ -45,6 +45,8 @@ WEIGHTS = "shared_network.npz"
 VALUES = "sub_networks.json"
 BATCH = 256
 """Number of validation samples that a sub-network processes at once."""
+SAVED_EVERY = 10
+"""Number of evaluated sub-networks after which their values are written, for a run that is interrupted."""
 MAX_CONVERSIONS = 3
 """Trial conversions to verify the chosen sub-network; another one is chosen where its file is over a limit."""
 
@@ -140,22 +142,24 @@ def search(
     with context.progress.phase(finish):
         norms = recalibrate_batch_norms(result, context)
     history.pop("batch_norms", None)  # those of the largest network
+    metric = values.quality(chosen.sub_network).metric
     facts = {
-        "metric": values.quality(chosen.sub_network).metric,
+        "metric": metric,
         "sub_networks": float(min(elastic.count, 10**300)),
         "evaluated": len(candidates),
         "limits": options.limits.to_json(),
         **{name: {"validation": qualities[name], **costs.figures(end).to_json()} for name, end in ends.items()},
-        "chosen": _point(chosen, costs),
-        "front": front(candidates, costs),
+        "chosen": _point(chosen, costs, metric),
+        "front": _front(candidates, costs, metric),
         **_parts(elastic, chosen.sub_network, found),
     }
     return SearchResult(result, {**facts, **history, **norms})
 
 
-def _point(candidate: EvaluatedSubNetwork, costs: SubNetworkCosts) -> dict[str, Any]:
+def _point(candidate: EvaluatedSubNetwork, costs: SubNetworkCosts, metric: QualityMetric) -> dict[str, Any]:
     """Return a candidate's result on validation and its costs."""
-    validation = abs(candidate.value) if math.isfinite(candidate.value) else None
+    sign = Quality(metric, 1.0).score
+    validation = sign * candidate.value if math.isfinite(candidate.value) else None
     return {"validation": validation, **costs.figures(candidate.sub_network).to_json()}
 
 
@@ -168,7 +172,9 @@ def _parts(elastic: ElasticNetwork, chosen: SubNetwork, found: Network) -> dict[
     }
 
 
-def front(candidates: list[EvaluatedSubNetwork], costs: SubNetworkCosts) -> list[dict[str, Any]]:
+def _front(
+    candidates: list[EvaluatedSubNetwork], costs: SubNetworkCosts, metric: QualityMetric
+) -> list[dict[str, Any]]:
     """Return the candidates that no other one beats, by cost: latency, or MACs where the target predicts no latency."""
 
     def cost(candidate: EvaluatedSubNetwork) -> float:
@@ -180,7 +186,7 @@ def front(candidates: list[EvaluatedSubNetwork], costs: SubNetworkCosts) -> list
     for candidate in sorted(candidates, key=lambda each: (cost(each), -each.value)):
         if candidate.value > best:
             best = candidate.value
-            result.append(_point(candidate, costs))
+            result.append(_point(candidate, costs, metric))
     return result
 
 
@@ -254,13 +260,6 @@ class _Values:
             self._known[sub_network] = task.validation(shared.model, context.data, context.specification, batches())
         return self._known[sub_network]
 
-    def value(self, sub_network: SubNetwork) -> float:
-        """Return the quality as a number that is higher for a better sub-network."""
-        quality = self.quality(sub_network)
-        if math.isnan(quality.value):
-            return -math.inf
-        return quality.value if quality.metric == "accuracy" else -quality.value
-
 
 def _evolved(
     elastic: ElasticNetwork, costs: SubNetworkCosts, values: _Values, options: SearchOptions, context: Context
@@ -274,8 +273,8 @@ def _evolved(
         nonlocal done
         key = " ".join(map(str, elastic.values(sub_network)))
         if key not in known:
-            known[key] = values.value(sub_network)
-            if path is not None and len(known) % 10 == 0:
+            known[key] = values.quality(sub_network).score
+            if path is not None and len(known) % SAVED_EVERY == 0:
                 write_atomically(path, json.dumps(known).encode())
         done += 1
         context.progress.update(done, options.candidates)

@@ -83,7 +83,8 @@ def _run(pipeline: Pipeline, options: argparse.Namespace) -> int:
             console.line(f"coralline: {VARIABLE} is set, but is used with `execution: {{strategy: multi_worker}}` only")
         record = workers.run(pipeline, options.out, console, frozenset(options.force), store)
     if record is None:
-        note(f"coralline: worker {cluster.index if cluster else 0} is done; the chief writes the results")
+        assert cluster is not None
+        note(f"coralline: worker {cluster.index} is done; the chief writes the results")
         return 0
     if options.json:
         write_json(record.to_json())

@@ -36,10 +36,10 @@ CODES = {
 }
 """Causes and advice by error code. https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html"""
 NAMES = {
-    "NoCredentialsError": ("there are no credentials", "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
+    "NoCredentialsError": ("credentials are missing", "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
     "PartialCredentialsError": ("the credentials are incomplete", "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
     "ProfileNotFound": ("the profile does not exist", "correct AWS_PROFILE"),
-    "NoRegionError": ("there is no region", "set AWS_DEFAULT_REGION"),
+    "NoRegionError": ("the region is missing", "set AWS_DEFAULT_REGION"),
 }
 """The same by boto3's class of errors."""
 Transferred = Callable[[int], None]

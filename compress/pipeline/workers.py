@@ -5,7 +5,7 @@ stage trains, it runs the stage too, in a folder that it removes: the trainings 
 (`compress.training.collectives`). Only the chief publishes artifacts, measures, and writes reports.
 
 The announcement has a number that the chief increments every few seconds. A worker trusts it once it has seen it
-change: clocks of different machines are never compared, and what a killed chief left is ignored.
+change: clocks of different machines are never compared, and the announcement that a killed chief left is ignored.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def distribution(dimension: Dimension) -> BaseDistribution:
 
 
 class SeededByTrial(BaseSampler):
-    """Chooses each trial with a sampler of its own, whose seed follows from the number of the trial.
+    """Chooses each trial with a new sampler, whose seed follows from the number of the trial.
 
     So a search that was killed continues with the same choices, and processes that ask at the same time differ.
 

@@ -8,9 +8,8 @@ from pydantic import Field, model_validator
 
 from compress.artifact import MODEL_TFLITE, Artifact, Facts, Kind
 from compress.distillation.settings import DistillationSettings
-from compress.errors import PipelineError
 from compress.progress import Phase
-from compress.stage import Context, Need, Refusal, Stage, Use
+from compress.stage import Context, Need, Refusal, Stage, Use, refused_host
 from compress.targets.base import Target
 from compress.training.loop import TrainingSettings, chosen_inputs
 
@@ -137,12 +136,7 @@ class Prune(Stage, TrainingSettings):
             return Refusal(
                 f"objective: {self.objective} is not predicted for the target {target.name}", ", ".join(known)
             )
-        try:
-            target.cost.host(self.host)
-            target.cost.clock(self.clock)
-        except PipelineError as error:
-            return Refusal(error.what, error.allowed)
-        return None
+        return refused_host(target, self.host, self.clock)
 
     def retraining(self, model: Any, context: Context) -> Retraining | None:
         """Return the training after each step, on labels and, if `distill` is set, the original's scores."""

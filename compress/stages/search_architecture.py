@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 from pydantic import Field, model_validator
 
 from compress.artifact import Artifact, Facts, Kind
-from compress.errors import PipelineError, StageError
+from compress.errors import StageError
 from compress.progress import Phase
-from compress.stage import Context, Need, Refusal, Stage, Use
+from compress.stage import Context, Need, Refusal, Stage, Use, refused_host
 from compress.targets.base import Target
 from compress.training.loop import TrainingSettings, chosen_inputs
 
@@ -126,9 +126,4 @@ class SearchArchitecture(Stage, TrainingSettings):
             if getattr(self, name) is not None and objective not in target.cost.objectives:
                 known = [limit for limit in LIMITS if PREDICTED.get(limit, "") in (*target.cost.objectives, "")]
                 return Refusal(f"{name} is not predicted for the target {target.name}", ", ".join(known))
-        try:
-            target.cost.host(self.host)
-            target.cost.clock(self.clock)
-        except PipelineError as error:
-            return Refusal(error.what, error.allowed)
-        return None
+        return refused_host(target, self.host, self.clock)

@@ -37,6 +37,9 @@ BEST_DB = 60.0
 """Signal-to-noise ratios above this count as equal."""
 
 
+QualityMetric = Literal["accuracy", "loss"]
+
+
 @dataclass(frozen=True)
 class Quality:
     """A result on the validation split.
@@ -46,14 +49,21 @@ class Quality:
         value: NaN where the model's outputs are not finite.
     """
 
-    metric: Literal["accuracy", "loss"]
+    metric: QualityMetric
     value: float
+
+    @property
+    def score(self) -> float:
+        """The value as a number that is higher for a better result; minus infinity for NaN."""
+        if math.isnan(self.value):
+            return -math.inf
+        return self.value if self.metric == "accuracy" else -self.value
 
     def is_worse_than(self, other: Quality) -> bool:
         """Whether to prefer the other; NaN is worse than everything."""
         if math.isnan(self.value) or math.isnan(other.value):
             return math.isnan(self.value)
-        return self.value < other.value if self.metric == "accuracy" else self.value > other.value
+        return self.score < other.score
 
     def to_json(self) -> float | None:
         """Return the value; None if it is not finite."""

@@ -112,7 +112,7 @@ def _measure_statistics(model: Any, norms: list[Any], context: Context, samples:
     with ExitStack() as measured:
         measured.enter_context(context.progress.phase(STATISTICS))
         for norm in norms:
-            measured.enter_context(_measuring(norm))
+            measured.enter_context(measuring(norm))
         for indices in np.array_split(order, -(-len(order) // BATCH)):
             run(model, rows_of(inputs, indices))
             done += len(indices)
@@ -123,7 +123,7 @@ def _measure_statistics(model: Any, norms: list[Any], context: Context, samples:
 
 
 @contextmanager
-def _measuring(norm: Any) -> Iterator[None]:
+def measuring(norm: Any) -> Iterator[None]:
     """Make one batch norm normalize by its batch, and average the statistics over all calls.
 
     Calls are counted here, because a shared layer is called several times for each batch.

@@ -43,7 +43,7 @@ class Checkpoint:
     saved: int = 0
 
     def content(self) -> bytes:
-        """Return the file's content; nothing if there is no file."""
+        """Return the content of the file; b"" if it does not exist."""
         try:
             return (self.folder / FILE).read_bytes()
         except OSError:

@@ -3,7 +3,7 @@
 A sample of text is uint8 [bytes], with zeros after its end. Any bytes are a text: those that are not valid UTF-8 become
 U+FFFD.
 
-The number of a token is a hash of it, so there is no vocabulary that must be kept with the model, and no unknown word:
+The number of a token is a hash of it. So the model needs no vocabulary, and no word is unknown:
 Weinberger et al., Feature Hashing for Large Scale Multitask Learning, ICML 2009 (arXiv 0902.2206).
 """
 

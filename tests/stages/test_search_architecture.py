@@ -102,6 +102,7 @@ def test_an_interrupted_search_ends_as_if_it_had_not_been(
 ) -> None:
     """Interrupted once in the training and once among the candidates."""
     monkeypatch.setattr(checkpoint, "EVERY_S", 0.0)
+    monkeypatch.setattr(search, "SAVED_EVERY", 2)
     stage = SearchArchitecture(**SETTINGS)
     model = working_model.read(given, work)
     weights = model.get_weights()
@@ -116,12 +117,23 @@ def test_an_interrupted_search_ends_as_if_it_had_not_been(
         with pytest.raises(KeyboardInterrupt):
             found(work)
     with monkeypatch.context() as stopped:
-        stopped.setattr(search._Values, "value", counted(search._Values.value, 6))
+        # The largest, the smallest, and six candidates.
+        stopped.setattr(search._Values, "quality", counted(search._Values.quality, 8))
         with pytest.raises(KeyboardInterrupt):
             found(replace(work, progress=Notes()))
+    evaluations: list[object] = []
+    evaluate = search._Values.quality
+
+    def watched(*arguments: Any) -> Any:
+        evaluations.append(arguments)
+        return evaluate(*arguments)
+
+    monkeypatch.setattr(search._Values, "quality", watched)
     again = found(replace(work, progress=(progress := Notes())))
+    resumed = len(evaluations)
     assert progress.notes == ["continues after the training of all sub-networks"]
     whole = found(replace(work, unfinished=None))
+    assert len(evaluations) - resumed == resumed + 6  # the values of six candidates were known
     assert again.facts == whole.facts
     inputs = Blobs().inputs("validation")
     np.testing.assert_allclose(np.asarray(run(again.model, inputs)), np.asarray(run(whole.model, inputs)), atol=1e-6)
