@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
-from blobs import Blobs, Silence, context
+from blobs import Blobs, Noting, context
 from pipeline_files import COMPLETE
 
 from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
@@ -33,14 +33,6 @@ def build(input_shape, classes):
     return keras.Model(image, keras.layers.Dense(classes)(keras.layers.Flatten()(x)))
 """
 QUICK = {"epochs": 2, "learning_rate": 0.02, "batch_size": 16}
-
-
-@dataclass
-class Noting(Silence):
-    noted: list[str] = field(default_factory=list)
-
-    def note(self, text: str) -> None:
-        self.noted.append(text)
 
 
 def saved(keras: Any, path: Path, filters: int) -> Path:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from blobs import Blobs, Silence, context
+from blobs import Blobs, Noting, context
 from pydantic import ValidationError
 
 from compress.artifact import MODEL_KERAS, Artifact, Kind
@@ -31,17 +31,6 @@ pytestmark = [
     pytest.mark.tensorflow,
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras' own, in model.save
 ]
-
-
-class Told(Silence):
-    """Progress that remembers notes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +59,7 @@ def work(given: Artifact, tmp_path: Path) -> Context:
     for name in ("made", "unfinished"):
         (tmp_path / name).mkdir()
     plain = context(Blobs(), tmp_path / "made")
-    return replace(plain, original=given, target=load("edgetpu"), unfinished=tmp_path / "unfinished", progress=Told())
+    return replace(plain, original=given, target=load("edgetpu"), unfinished=tmp_path / "unfinished", progress=Noting())
 
 
 def made(keras: Any, work: Context) -> Any:
@@ -231,7 +220,7 @@ def test_damaged_state_is_no_state(given: Artifact, work: Context, content: byte
     (work.unfinished / STATE).write_bytes(content)
     facts = Prune(epochs=0).run(given, work)
     assert len(facts["steps"]) == 1
-    (note,) = work.progress.notes  # type: ignore[attr-defined]
+    (note,) = work.progress.noted  # type: ignore[attr-defined]
     assert note.startswith("restart: the files of the interrupted run cannot be read")
 
 
@@ -265,7 +254,7 @@ def test_nothing_to_do_is_told(keras: Any, given: Artifact, work: Context) -> No
     assert step["layers"] == {}
     assert "history" not in step
     assert made(keras, work).count_params() == step["figures"]["before"]["parameters"]
-    (note,) = work.progress.notes  # type: ignore[attr-defined]
+    (note,) = work.progress.noted  # type: ignore[attr-defined]
     assert re.fullmatch(r"cache is [\d,]+ bytes already, and may be 7,340,032 bytes: nothing to remove", note)
 
 
@@ -293,7 +282,7 @@ def test_a_layer_of_zeros_is_named(keras: Any, given: Artifact, work: Context, m
         "all weights are 0 in second: was the model trained?",
         "taylor finds no channel that matters to the loss: batch_norm is used instead",
     ]
-    assert work.progress.notes == [f"prune: {text}" for text in step["warnings"]]  # type: ignore[attr-defined]
+    assert work.progress.noted == [f"prune: {text}" for text in step["warnings"]]  # type: ignore[attr-defined]
 
 
 def test_sensitivity_says_the_same_of_such_models(
@@ -306,7 +295,7 @@ def test_sensitivity_says_the_same_of_such_models(
         probe.run({"model": given}, work)
     monkeypatch.setattr("compress.pruning.importance.refuse_constant", lambda *arguments: None)
     assert probe.run({"model": given}, work)["importance"] == "batch_norm"
-    assert work.progress.notes == [  # type: ignore[attr-defined]
+    assert work.progress.noted == [  # type: ignore[attr-defined]
         "sensitivity: taylor finds no channel that matters to the loss: batch_norm is used instead"
     ]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from blobs import Blobs, Silence, context
+from blobs import Blobs, Noting, context
 from pydantic import ValidationError
 
 from compress.architecture_search import search, training
@@ -40,17 +40,6 @@ SETTINGS: dict[str, Any] = {
     "batch_size": 32,
     "learning_rate": 0.01,
 }
-
-
-class Notes(Silence):
-    """Progress that remembers notes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +109,7 @@ def test_an_interrupted_search_ends_as_if_it_had_not_been(
         # The largest, the smallest, and six candidates.
         stopped.setattr(search._Values, "quality", counted(search._Values.quality, 8))
         with pytest.raises(KeyboardInterrupt):
-            found(replace(work, progress=Notes()))
+            found(replace(work, progress=Noting()))
     evaluations: list[object] = []
     evaluate = search._Values.quality
 
@@ -129,9 +118,9 @@ def test_an_interrupted_search_ends_as_if_it_had_not_been(
         return evaluate(*arguments)
 
     monkeypatch.setattr(search._Values, "quality", watched)
-    again = found(replace(work, progress=(progress := Notes())))
+    again = found(replace(work, progress=(progress := Noting())))
     resumed = len(evaluations)
-    assert progress.notes == ["continues after the training of all sub-networks"]
+    assert progress.noted == ["continues after the training of all sub-networks"]
     whole = found(replace(work, unfinished=None))
     assert len(evaluations) - resumed == resumed + 6  # the values of six candidates were known
     assert again.facts == whole.facts

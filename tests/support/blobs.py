@@ -68,6 +68,16 @@ class Silence(SilentProgress):
         raise AssertionError(text)
 
 
+@dataclass
+class Noting(Silence):
+    """Progress that remembers notes."""
+
+    noted: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        self.noted.append(text)
+
+
 def context(data: Blobs, folder: Path, seed: int = 0) -> Context:
     nothing = Artifact("", Kind.KERAS, folder, {}, {}, 0)
     return Context("test", folder, data, nothing, load("cpu"), seed, False, Silence())
