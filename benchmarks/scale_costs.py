@@ -93,7 +93,7 @@ def fill(url: str, finished: int, running: int) -> None:
     settings = dict.fromkeys(NAMES, 0.5123456789)
     values = {"accuracy": 0.91234567, "latency_ms": 1.2345678}
     record = TrialRecord(0, "complete", settings, values, {"train": 0.91, "prune": 0.9, "quantize": 0.9}, 0.92)
-    owner = {"host": "elsewhere", "process": 1, "started": "1"}
+    owner = {"machine": "elsewhere", "process": 1, "started": "1"}
     known = {"owner": owner, "settings": settings, "lease": 3}
     engine = sqlalchemy.create_engine(url)
     with engine.begin() as connection:

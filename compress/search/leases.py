@@ -9,11 +9,11 @@ and told, nor through its gRPC proxy, nor with a journal.
 from __future__ import annotations
 
 import os
-import platform
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
 
 OWNER = "owner"
-"""The attribute of a trial with machine, process and start of the process of its owner."""
+"""The attribute of a trial with the machine, the process and the start of the process of its owner."""
 LEASE = "lease"
 """The attribute with the number that the owner increments."""
 RENEW_S = 10.0
@@ -32,11 +32,29 @@ SECOND_LOOK_S = 2 * RENEW_S
 
 def owner() -> dict[str, Any]:
     """Return what identifies this process among those of all machines."""
-    return {"host": platform.node(), "process": os.getpid(), "started": _start_of(os.getpid())}
+    return {"machine": machine(), "process": os.getpid(), "started": _start_of(os.getpid())}
+
+
+@cache
+def machine() -> str:
+    """Return what identifies this machine and, in a container, its processes; "" if the system does not say it.
+
+    Names of hosts do not: copies of a virtual machine have the same one, and containers that share a name do not see
+    each other's processes.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
 
 
 def _start_of(process: int) -> str:
-    """Return the start of a process in clock ticks since the start of the machine; "" if it does not run."""
+    """Return the start of a process in clock ticks since the start of the machine.
+
+    Returns:
+        "" if it does not run, or if the system does not say it.
+    """
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:
@@ -46,7 +64,7 @@ def _start_of(process: int) -> str:
 def is_elsewhere(attributes: Mapping[str, Any]) -> bool:
     """Return whether the owner of a trial is not known to be on this machine."""
     named = attributes.get(OWNER)
-    return named is None or named["host"] != platform.node()
+    return not isinstance(named, dict) or not named.get("started") or named.get("machine") != machine()
 
 
 @contextmanager
@@ -88,7 +106,7 @@ class LeaseWatch:
         now = time.monotonic()
         if not is_elsewhere(attributes):
             named = attributes[OWNER]
-            return not named["started"] or _start_of(named["process"]) != named["started"]
+            return _start_of(named["process"]) != named["started"]
         lease = attributes.get(LEASE)
         value, since = self._seen.get(number, (object(), now))
         if lease != value:

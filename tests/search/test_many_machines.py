@@ -57,7 +57,7 @@ class Machine:
     def __call__(self, function: Callable[[], Any]) -> Any:
         """Call a function on the machine."""
         with self._monkeypatch.context() as patch:
-            patch.setattr(leases.platform, "node", lambda: self._name)
+            patch.setattr(leases, "machine", lambda: self._name)
             return function()
 
     def ask(self) -> Any:
@@ -106,6 +106,21 @@ def test_the_trial_of_a_dead_machine_is_taken_over_once(machines: Callable[[str]
     assert second.tell(again)
     assert not dead.tell(lost, 0.9)  # it lives after all, but too late
     assert first.statuses() == ["interrupted", "complete", "running"]
+
+
+def test_a_process_is_looked_for_on_its_own_machine_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither in another container of this machine, nor where the system does not show processes."""
+    here = {leases.OWNER: leases.owner()}
+    assert not leases.is_elsewhere(here)
+    dead = {leases.OWNER: {**leases.owner(), "started": "1"}}
+    watch = leases.LeaseWatch()
+    assert [watch.is_expired(number, each) for number, each in enumerate((here, dead))] == [False, True]
+    monkeypatch.setattr(leases, "machine", lambda: "another container")
+    assert leases.is_elsewhere(here)
+    assert not watch.is_expired(2, dead)
+    monkeypatch.setattr(leases, "_start_of", lambda process: "")
+    assert leases.is_elsewhere({leases.OWNER: leases.owner()})
+    assert leases.is_elsewhere({leases.OWNER: "damaged"})
 
 
 @pytest.mark.usefixtures("soon")
