@@ -25,6 +25,7 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import TrialState
 
 from compress.search.space import Choices, Dimension, Space
+from compress.search.study import stored_record
 
 if TYPE_CHECKING:
     from optuna.study import Study
@@ -208,8 +209,9 @@ def _distinct(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     """Return one finished trial for each choice of parameters; those that were interrupted have none."""
     found: dict[str, FrozenTrial] = {}
     for each in trials:
-        was_tried = each.user_attrs.get("record", {}).get("status", "complete") not in ("interrupted", "running")
-        if each.state.is_finished() and was_tried:
+        if not each.state.is_finished():
+            continue
+        if (stored_record(each) or {}).get("status") != "interrupted":
             found.setdefault(_key(each.params), each)
     return list(found.values())
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compress.errors import PipelineError
+from compress.errors import PipelineError, StoreError
 from compress.files import digest_of
 from compress.report.search_record import TrialRecord, TrialStatus
 from compress.search.goals import Goals
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
 
 RECORD = "record"
+"""The attribute with the result that the owner of a trial tells."""
+TAKEN = "taken"
+"""The attribute with the record that another process leaves when it takes a trial over; it counts for a failed trial."""
 ATTEMPT = "attempt"
 MAX_ATTEMPTS = 3
 """Times that a trial is tried whose process dies."""
@@ -154,7 +157,7 @@ class SearchStudy:
         """Mark a trial of another process failed; return False if a third process did."""
         storage = self._study._storage
         try:
-            storage.set_trial_user_attr(trial._trial_id, RECORD, record.to_json())
+            storage.set_trial_user_attr(trial._trial_id, TAKEN, record.to_json())
             self._study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
         except (ValueError, RuntimeError):  # Optuna's errors for a trial that is finished
             return False
@@ -213,18 +216,35 @@ class SearchStudy:
                 else:
                     self._study.tell(trial, state=states.FAIL)
         except (ValueError, RuntimeError):  # Optuna's errors for a trial that is finished
-            stored = next(each for each in self._study.get_trials(deepcopy=False) if each.number == trial.number)
-            if stored.user_attrs.get(RECORD) != record.to_json():
+            stored = next(each for each in self._trials() if each.number == trial.number)
+            if not stored.state.is_finished():
+                raise
+            if _record(stored).to_json() != record.to_json():
                 return False  # otherwise this process has told it, and the answer of the storage was lost
         if record.status == "interrupted":
             self._again(trial.params, trial.user_attrs.get(ATTEMPT, 1) - 1)  # an interruption is no failed attempt
         return True
 
 
-def _record(trial: FrozenTrial) -> TrialRecord:
+def stored_record(trial: FrozenTrial) -> Any:
+    """Return the record of a finished trial as plain values; None if its process ended before it told one."""
     content = trial.user_attrs.get(RECORD)
+    return trial.user_attrs.get(TAKEN, content) if trial.state.name == "FAIL" else content
+
+
+def _record(trial: FrozenTrial) -> TrialRecord:
+    """Return the record of a trial.
+
+    Raises:
+        StoreError: what is stored is not a record.
+    """
+    content = stored_record(trial)
     if content is not None and trial.state.is_finished():
-        return replace(TrialRecord.from_json(content), number=trial.number)
+        try:
+            return replace(TrialRecord.from_json(content), number=trial.number)
+        except (TypeError, ValueError) as error:
+            what = f"the stored record of trial {trial.number} is invalid: {error}"
+            raise StoreError(what, where="search", hint="begin a new search with another name or --out") from error
     settings = trial.user_attrs.get("settings", {})
     if trial.state.is_finished():
         return TrialRecord(trial.number, "interrupted", settings, reason="its process ended")

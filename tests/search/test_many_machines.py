@@ -156,6 +156,45 @@ def test_a_result_whose_confirmation_was_lost_counts_once(machines: Callable[[st
     assert machine.statuses() == ["complete"]
 
 
+@pytest.mark.parametrize("ends_first", ["owner", "other"])
+def test_a_trial_that_ends_while_it_is_taken_over_has_one_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends_first: str
+) -> None:
+    """The other process writes that it takes the trial over between the two writes of the owner."""
+    owner, other = Machine("a", tmp_path, monkeypatch), Machine("b", tmp_path, monkeypatch)
+    trial = owner.ask()
+    running = other.study._trials()[0]
+    owner_tells, other_tells = owner.study._study.tell, other.study._study.tell
+    taken: list[bool] = []
+
+    def at_the_same_time(*arguments: Any, **options: Any) -> None:
+        def second(*others: Any, **other_options: Any) -> None:
+            if ends_first == "owner":
+                owner_tells(*arguments, **options)
+            other_tells(*others, **other_options)
+
+        monkeypatch.setattr(other.study._study, "tell", second)
+        taken.append(other.study._taken_over(running))
+        if ends_first == "other":
+            owner_tells(*arguments, **options)
+
+    monkeypatch.setattr(owner.study._study, "tell", at_the_same_time)
+    assert owner.tell(trial) is (ends_first == "owner")
+    assert taken == [ends_first == "other"]
+    assert owner.statuses() == ["complete" if ends_first == "owner" else "interrupted"]
+    monkeypatch.undo()
+    assert (owner.ask().params == trial.params) is taken[0]
+
+
+def test_a_record_that_is_damaged_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine("a", tmp_path, monkeypatch)
+    trial = machine.ask()
+    trial.set_user_attr(study.RECORD, {"number": 0, "status": "done"})
+    machine.study._study.tell(trial.number, 0.5)
+    with pytest.raises(StoreError, match="the stored record of trial 0 is invalid: 'done' is not one of"):
+        machine.statuses()
+
+
 def test_a_database_that_is_restarted_ends_nothing(server: postgresql.Server, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine("a", server.new_database(), monkeypatch)
     trial = machine.ask()
