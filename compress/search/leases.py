@@ -106,7 +106,7 @@ class LeaseWatch:
         now = time.monotonic()
         if not is_elsewhere(attributes):
             named = attributes[OWNER]
-            return _start_of(named["process"]) != named["started"]
+            return bool(_start_of(named["process"]) != named["started"])
         lease = attributes.get(LEASE)
         value, since = self._seen.get(number, (object(), now))
         if lease != value:

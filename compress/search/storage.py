@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
 
 JOURNAL = "journal.log"
+DAMAGED = (LookupError, ValueError, TypeError, AttributeError, AssertionError, RecursionError)
+"""Errors of Optuna for lines of a journal that it has not written."""
 RETRY_S = 300.0
 """Seconds for which a call is repeated if the storage is away."""
 LONGEST_PAUSE_S = 5.0
@@ -59,9 +61,8 @@ def opened(location: str | Path) -> BaseStorage:
         hint = "pip install 'coralline[postgresql]'"
         raise PipelineError(f"the storage needs a driver: {error}", where="--storage", hint=hint) from error
     except Exception as error:
-        if not type(error).__module__.startswith(("sqlalchemy", "optuna", "grpc")) and not isinstance(
-            error, OSError | ValueError
-        ):
+        is_known = isinstance(error, OSError | ValueError | RuntimeError)  # RuntimeError: tables of another version
+        if not is_known and not type(error).__module__.startswith(("sqlalchemy", "optuna", "grpc")):
             raise
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise PipelineError(f"the storage cannot be used: {first}", where="--storage", allowed=ALLOWED) from error
@@ -187,21 +188,31 @@ def _is_away(error: Exception) -> bool:
     return False
 
 
-class KernelLock:
+class JournalLock:
     """A lock for Optuna's journal that the kernel releases when its process ends.
 
     Args:
-        path: the file that is locked.
+        journal: the journal file.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, journal: Path) -> None:
+        self._journal = journal
         self._handle = -1
 
     def acquire(self) -> bool:
-        """Wait for the lock."""
-        self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
-        fcntl.flock(self._handle, fcntl.LOCK_EX)
+        """Wait for the lock, and remove an incomplete last line, which a power cut or a full disk has left."""
+        handle = os.open(f"{self._journal}.lock", os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            with self._journal.open("ab+") as stream:
+                stream.seek(max(0, stream.seek(0, os.SEEK_END) - 1))
+                if stream.read() not in (b"", b"\n"):
+                    stream.seek(0)
+                    stream.truncate(stream.read().rfind(b"\n") + 1)
+        except BaseException:
+            os.close(handle)
+            raise
+        self._handle = handle
         return True
 
     def release(self) -> None:
@@ -210,7 +221,7 @@ class KernelLock:
 
 
 def _journal_in(folder: Path) -> BaseStorage:
-    """Return the journal file in a folder as a storage. An incomplete last line, after a power cut, is removed.
+    """Return the journal file in a folder as a storage.
 
     Raises:
         StoreError: it is damaged or cannot be written.
@@ -218,21 +229,29 @@ def _journal_in(folder: Path) -> BaseStorage:
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
+    class Journal(JournalFileBackend):
+        """Optuna's journal with errors for the user."""
+
+        def append_logs(self, logs: list[dict[str, Any]]) -> None:
+            """Append lines.
+
+            Raises:
+                StoreError: the file cannot be written.
+            """
+            try:
+                super().append_logs(logs)
+            except OSError as error:
+                raise explain(error, "the journal of the search cannot be written", folder) from error
+
     path = folder / JOURNAL
-    lock = KernelLock(folder / f"{JOURNAL}.lock")
+    lock = JournalLock(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
-        try:
-            with path.open("ab+") as stream:
-                stream.seek(0)
-                content = stream.read()
-                if not content.endswith(b"\n"):
-                    stream.truncate(content.rfind(b"\n") + 1)
-        finally:
-            lock.release()
-        return JournalStorage(JournalFileBackend(str(path), cast(Any, lock)))
+        lock.release()
+        return JournalStorage(Journal(str(path), cast(Any, lock)))
     except OSError as error:
         raise explain(error, "the journal of the search cannot be used", folder) from error
-    except (KeyError, ValueError) as error:
-        raise StoreError("the journal of the search is damaged", where=str(folder), hint="remove it") from error
+    except DAMAGED as error:
+        hint = "restore it from a copy, or remove it to begin again"
+        raise StoreError("the journal of the search is damaged", where=str(path), hint=hint) from error

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 RECORD = "record"
 """The attribute with the result that the owner of a trial tells."""
 TAKEN = "taken"
-"""The attribute with the record that another process leaves when it takes a trial over; it counts for a failed trial."""
+"""The attribute with the record of a process that takes a trial over. It counts if the trial is marked failed."""
 ATTEMPT = "attempt"
 MAX_ATTEMPTS = 3
 """Times that a trial is tried whose process dies."""

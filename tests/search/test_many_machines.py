@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -290,6 +294,45 @@ def test_processes_join_a_search_through_the_proxy(server: postgresql.Server, tm
     assert 8 <= len(statuses) <= 10
     assert f"grpc://localhost:{port}" in stderr
     assert "Traceback" not in stderr
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["nonsense", "5", "null", "[]", "{}", '{"op_code": 99, "worker_id": ""}', pytest.param("[" * 100_000, id="deep")],
+)
+def test_journals_that_are_damaged(tmp_path: Path, line: str) -> None:
+    (tmp_path / storage.JOURNAL).write_text(f"{line}\n{line}\n")
+    with pytest.raises(StoreError, match=r"journal\.log: the journal of the search is damaged; restore it from a copy"):
+        storage.opened(tmp_path)
+
+
+def test_a_journal_on_a_full_disk_stays_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of a line was written. The next process that writes removes it."""
+    machine, other = Machine("a", tmp_path, monkeypatch), Machine("b", tmp_path, monkeypatch)
+    trial = machine.ask()
+
+    def full(handle: int) -> None:
+        with (tmp_path / storage.JOURNAL).open("rb+") as stream:
+            stream.truncate(stream.seek(0, os.SEEK_END) - 5)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("optuna.storages.journal._file.os.fsync", full)
+        with pytest.raises(StoreError, match="the journal of the search cannot be written: the disk is full"):
+            machine.tell(trial)
+    assert other.tell(other.ask())
+    assert machine.tell(trial)
+    assert Machine("c", tmp_path, monkeypatch).statuses() == ["complete", "complete"]
+
+
+def test_a_database_of_another_version_of_optuna(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/search.db"
+    storage.close(storage.opened(url))
+    with closing(sqlite3.connect(tmp_path / "search.db")) as connection:
+        connection.execute("update alembic_version set version_num = 'v9.9.9'")
+        connection.commit()
+    with pytest.raises(PipelineError, match="the storage cannot be used: The runtime optuna version"):
+        storage.opened(url)
 
 
 @pytest.mark.parametrize(
