@@ -12,7 +12,9 @@ from compress.report.json_values import decode, encode
 SCHEMA_VERSION = 1
 TrialStatus = Literal["complete", "stopped", "failed", "repeated", "interrupted", "running"]
 SearchStatus = Literal["complete", "interrupted"]
-COUNTED: tuple[TrialStatus, ...] = ("complete", "stopped", "failed", "running")
+TRIED: tuple[TrialStatus, ...] = ("complete", "stopped", "failed")
+"""Trials whose settings need not be tried again."""
+COUNTED: tuple[TrialStatus, ...] = (*TRIED, "running")
 """Trials that count for the number of trials. A repeated one has the settings of an earlier one, and costs nothing."""
 
 

@@ -19,7 +19,15 @@ from compress.pipeline.schema import Pipeline
 from compress.pipeline.yaml_file import read
 from compress.report import search_page
 from compress.report.json_values import decode
-from compress.report.search_record import COUNTED, FrontPoint, SearchRecord, SearchStatus, TrialRecord, TrialStatus
+from compress.report.search_record import (
+    COUNTED,
+    TRIED,
+    FrontPoint,
+    SearchRecord,
+    SearchStatus,
+    TrialRecord,
+    TrialStatus,
+)
 from compress.report.wording import count, number, seconds
 from compress.search.early_stop import TrialState, reason_to_stop
 from compress.search.goals import Goals, front, read_goals
@@ -76,13 +84,21 @@ class SearchPlan:
             kind: how trials are chosen.
         """
         head = self.pipeline.head
-        return kind(self.space, self.goals, head.name, self.identity(), head.seed, storage or self.folder(out))
+        return kind(
+            self.space,
+            self.goals,
+            head.name,
+            self.identity(),
+            head.seed,
+            self.folder(out) if storage is None else storage,
+        )
 
     def identity(self) -> dict[str, Any]:
-        """Return what the values of trials depend on."""
+        """Return what the values of trials depend on, with the contents of files instead of their paths."""
         content = {name: value for name, value in self.space.document.value.items() if name not in ("budget", "search")}
         search = {name: value for name, value in self.space.document.value["search"].items() if name != "trials"}
-        return {"content": content, "search": search, "data": self.pipeline.data.digest}
+        stages = [[step.stage.name, step.stage.version, step.stage.identity()] for step in self.pipeline.steps]
+        return {"content": content, "search": search, "data": self.pipeline.data.digest, "stages": stages}
 
 
 def read_plan(path: Path) -> SearchPlan:
@@ -136,6 +152,7 @@ class SettingsSearch:
         self._joins, self._waiting, self._told = joins, False, 0
         self.folder = plan.folder(out)
         self._notes: list[str] = []
+        self._ending = ""  # why there is nothing new to try
         self._failures = 0
 
     def run(self) -> SearchRecord:
@@ -164,6 +181,7 @@ class SettingsSearch:
         while True:
             records = self._study.records()
             trials = front(records, self._plan.goals.objectives)
+            self._notes = [self._ending] if self._ending else []
             titles = [f"front {place} of {len(trials)}" for place in range(1, len(trials) + 1)]
             points = [self._completed(trial, title) for trial, title in zip(trials, titles, strict=True)]
             if self._study.records() == records:
@@ -190,15 +208,17 @@ class SettingsSearch:
         records, taken = self._study.look()
         if taken:
             self._show(f"{count(taken, 'trial')} of a search that ended will be tried again")
+            self._ending = ""
         counted = [record for record in records if record.status in COUNTED]
-        if len(counted) >= self._plan.trials:
+        if self._ending or len(counted) >= self._plan.trials:
             return self._waits_for([record for record in counted if record.status == "running"])
         trial, values = self._study.ask()
-        same = next((each for each in records if each.settings == values and each.status in COUNTED[:3]), None)
+        same = next((each for each in records if each.settings == values and each.status in TRIED), None)
         if same is not None:
             again = replace(same, number=trial.number, status="repeated", seconds=0, reason=f"as trial {same.number}")
             self._study.tell(trial, again)
-            return not self._is_exhausted([*records, again])
+            self._ending = self._why_exhausted([*records, again])
+            return True
         title = f"trial {len(counted) + 1} of {self._plan.trials}"
         try:
             with self._study.leased(trial):
@@ -235,17 +255,15 @@ class SettingsSearch:
         if self._failures == FIRST_FAILURES:
             raise StageError(f"the first {FIRST_FAILURES} trials failed, the last one: {record.reason}", where="search")
 
-    def _is_exhausted(self, records: Sequence[TrialRecord]) -> bool:
-        """Return whether there is probably nothing new to try."""
+    def _why_exhausted(self, records: Sequence[TrialRecord]) -> str:
+        """Return why there is probably nothing new to try; "" if there is."""
         distinct = {json.dumps(record.settings, sort_keys=True) for record in records if record.status in COUNTED}
         all_tried = self._plan.space.count is not None and len(distinct) >= self._plan.space.count
         repeated = len(records) >= MAX_REPEATED and all(r.status == "repeated" for r in records[-MAX_REPEATED:])
-        if all_tried or repeated:
-            self._notes.append(
-                f"The search ended after {len(distinct)} trials: "
-                + ("all combinations were tried." if all_tried else f"{MAX_REPEATED} choices in a row were known.")
-            )
-        return all_tried or repeated
+        if not all_tried and not repeated:
+            return ""
+        reason = "all combinations were tried" if all_tried else f"{MAX_REPEATED} choices in a row were known"
+        return f"The search ended after {count(len(distinct), 'trial')}: {reason}."
 
     def _tried(self, trial: int, values: dict[str, Any], title: str, records: Sequence[TrialRecord]) -> TrialRecord:
         """Run a trial, and return its record."""

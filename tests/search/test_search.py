@@ -16,6 +16,11 @@ from tiny import Coralline
 
 pytest.importorskip("optuna", reason="optuna is not installed: pip install 'coralline[search]'")
 
+from compress.report.search_record import TrialRecord
+from compress.search import run
+from compress.search.trial import Judge
+from compress.search.worker import WorkRequest
+
 SETTINGS = {"remade.filters": {"from": 1, "to": 16}, "remade.weights": {"from": 0, "to": 40}}
 STAGES = ({"remade": {}}, "compile", "package")
 
@@ -156,6 +161,45 @@ def test_all_combinations_end_the_search(coralline: Coralline, tmp_path: Path) -
     assert done.returncode == 0
     assert "The search ended after 3 trials: all combinations were tried." in done.stdout
     assert statuses(found(tmp_path)).count("complete") == 3
+
+
+class Trials:
+    """In place of the process: each trial is complete at once, and a complete run fails."""
+
+    def run(self, request: WorkRequest, judge: Judge) -> dict[str, Any]:
+        if request.kind == "front":
+            return {"failed": "not here"}
+        return {"done": {"values": {"accuracy": 0.5, "latency_ms": 1.0}}}
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_search_without_new_combinations_waits_for_the_trials_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project(tmp_path, stages=["compile"], settings={"compile.retries": [0, 1]})
+    plan = run.read_plan(tmp_path / "pipeline.yaml")
+    other = plan.study(tmp_path / "runs")
+    trial, settings = other.ask()
+    values = {"accuracy": 0.9, "latency_ms": 0.5}
+    complete = TrialRecord(trial.number, "complete", settings, values, excess=plan.goals.excess(values))
+    monkeypatch.setattr(run.time, "sleep", lambda seconds: other.tell(trial, complete))
+    said: list[str] = []
+    study = plan.study(tmp_path / "runs")
+    record = run.SettingsSearch(plan, tmp_path / "runs", study, Trials(), said.append).run()  # type: ignore[arg-type]
+    assert "waiting for 1 trial of other processes" in said
+    assert [each.status for each in record.trials if each.status != "repeated"] == ["complete"] * 2
+    assert [point.number for point in record.front] == [trial.number]
+    assert record.notes[0] == "The search ended after 2 trials: all combinations were tried."
+
+
+def test_another_model_in_the_same_file_begins_a_new_search(tmp_path: Path) -> None:
+    path = project(tmp_path, stages=["compile"], settings={"compile.retries": [0, 1]})
+    first = run.read_plan(path).identity()
+    assert run.read_plan(path).identity() == first
+    (tmp_path / "model.tflite").write_bytes(tiny.classifier(seed=1))
+    assert run.read_plan(path).identity() != first
 
 
 def test_conditions_decide_who_is_on_the_front(coralline: Coralline, tmp_path: Path) -> None:
