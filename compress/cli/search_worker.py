@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback, if it is interrupted during the imports
 
 from compress.cli.console import Console
 from compress.progress import Progress, RunStep

@@ -189,8 +189,8 @@ def serve(display: Open, location: str | None = None) -> None:
     connection = None if location is None else BucketConnection(Bucket(location))
     data: dict[str, Dataset] = {}
     while True:
-        request = WorkRequest(**json.loads(lines.get()))
         try:
+            request = WorkRequest(**json.loads(lines.get()))
             result = _result(request, store_in(Path(request.out), connection), display, ask, data)
         except KeyboardInterrupt:
             _send(answers, {"interrupted": True})

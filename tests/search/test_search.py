@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -279,6 +280,21 @@ def test_a_search_that_was_ended_goes_on(coralline: Coralline, tmp_path: Path, n
     assert tiny.unsound(tmp_path / "runs" / ".store") == []
     lines = (tmp_path / "log").read_text().splitlines()
     assert len(lines) == len(set(lines)) == 4  # what the first search had made was not made again
+
+
+def test_an_interruption_between_two_trials_has_no_traceback(tmp_path: Path) -> None:
+    request = WorkRequest(
+        "trial", str(tmp_path / "p.yaml"), {}, str(tmp_path), str(tmp_path / "search"), "trial 1 of 1"
+    )
+    command = [sys.executable, "-m", "compress.cli.search_worker"]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command, env=tiny.environment(), text=True, **pipes) as process:  # type: ignore[call-overload]
+        process.stdin.write(json.dumps(asdict(request)) + "\n")
+        process.stdin.flush()
+        assert "the key 'model' is missing" in json.loads(process.stdout.readline())["failed"]
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stdout, stderr) == (0, '{"interrupted": true}\n', "")
 
 
 def test_a_trial_whose_process_dies_three_times_has_failed(coralline: Coralline, tmp_path: Path) -> None:
