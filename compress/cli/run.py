@@ -113,8 +113,8 @@ def _with_recipe(pipeline: Pipeline, options: argparse.Namespace) -> int:
         raise PipelineError("--force and --profile cannot be used with `recipe: auto`")
     if options.dry_run:
         recipes.budget_of(document, pipeline)
-        for recipe in recipes.RECIPES:
-            write(recipe.name)
+        names = [recipe.name for recipe in recipes.RECIPES]
+        write_json({"schema_version": 1, "recipes": names}) if options.json else write("\n".join(names))
         return 0
     connected(options.store)
     worker = WorkerProcess(worker_command(options.store))

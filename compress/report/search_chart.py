@@ -9,7 +9,7 @@ from compress.report import svg
 from compress.report.labels import placed_labels
 from compress.report.search_record import SearchRecord, TrialRecord
 from compress.report.svg import WIDTH
-from compress.report.wording import noun, number
+from compress.report.wording import count, noun, number
 
 LEFT = 78
 RIGHT = 468
@@ -24,7 +24,7 @@ LOG_FROM = 12.0
 
 def trade_off(record: SearchRecord, first: Metric, other: Metric) -> str:
     """Draw the first objective against another one."""
-    trials = _drawn(record, [first, other])
+    trials = drawn(record, [first, other])
     x = _axis([trial.values[other.name] for trial in trials], LEFT, RIGHT - 10, log=True)
     ticks = [svg.tick(x.at(tick), BOTTOM, number(tick, other.unit) if tick else "0") for tick in _ticks(x, other.unit)]
     better = "→ more" if other.higher_is_better else "← less"
@@ -36,7 +36,7 @@ def trade_off(record: SearchRecord, first: Metric, other: Metric) -> str:
 
 def course(record: SearchRecord, first: Metric) -> str:
     """Draw the only objective of each trial, in their order."""
-    trials = _drawn(record, [first])
+    trials = drawn(record, [first])
     x = svg.Axis(-0.5, max(trial.number for trial in trials) + 0.5, LEFT, RIGHT)
     ticks = [svg.tick(x.at(tick), BOTTOM, f"{tick:g}") for tick in x.ticks(5) if float(tick).is_integer()]
     positions = {trial.number: x.at(trial.number) for trial in trials}
@@ -46,7 +46,7 @@ def course(record: SearchRecord, first: Metric) -> str:
 
 def notes(record: SearchRecord, first: Metric, other: Metric | None) -> list[str]:
     """Return what explains the marks and the axes."""
-    trials = _drawn(record, [first] if other is None else [first, other])
+    trials = drawn(record, [first] if other is None else [first, other])
     found = ["Filled: on the front, with the number of the trial; hollow: another trial that holds all conditions."]
     if any(not trial.is_feasible for trial in trials):
         found.append("Crosses: trials that violate a condition.")
@@ -54,14 +54,15 @@ def notes(record: SearchRecord, first: Metric, other: Metric | None) -> list[str
         found.append("Ring: the recommended trial.")
     undrawn = len(record.trials) - len(trials)
     if undrawn:
-        found.append(f"Not drawn: {undrawn} trials that are not complete, or repeat another one.")
+        found.append(f"Not drawn: {count(undrawn, 'trial')} without a result, or with the settings of another one.")
     y = _axis([trial.values[first.name] for trial in trials], BOTTOM - 6, TOP)
     if y.low > 0:
         found.append(f"The vertical axis begins at {number(y.low, first.unit)}, not at 0.")
     return found
 
 
-def _drawn(record: SearchRecord, metrics: Sequence[Metric]) -> list[TrialRecord]:
+def drawn(record: SearchRecord, metrics: Sequence[Metric]) -> list[TrialRecord]:
+    """Return the trials that a drawing of metrics shows."""
     return [t for t in record.trials if t.status == "complete" and all(m.name in t.values for m in metrics)]
 
 

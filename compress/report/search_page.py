@@ -100,15 +100,17 @@ def value_text(value: object) -> str:
 
 def _figures(record: SearchRecord) -> Iterator[Block]:
     """Yield a drawing of the first objective against each other one; of one objective, its course."""
-    if not any(trial.status == "complete" for trial in record.trials):
-        yield missing("no trial is complete")
-        return
     first, *others = record.objectives
     for other in others:
+        if not search_chart.drawn(record, [first, other]):
+            yield missing(f"no complete trial has {noun(first.label)} and {noun(other.label)}")
+            continue
         svg = search_chart.trade_off(record, first, other)
         title = f"{first.label} on validation against {noun(other.label)}, one mark for each complete trial."
         yield Figure(svg, title, " ".join(search_chart.notes(record, first, other)), see="All trials")
-    if not others:
+    if not others and not search_chart.drawn(record, [first]):
+        yield missing(f"no complete trial has {noun(first.label)}")
+    elif not others:
         svg = search_chart.course(record, first)
         title = f"{first.label} on validation of each complete trial, in their order."
         yield Figure(svg, title, " ".join(search_chart.notes(record, first, None)), see="All trials")
@@ -129,6 +131,9 @@ def _trials(record: SearchRecord) -> Iterator[Block]:
     counts = {status: sum(trial.status == status for trial in record.trials)
               for status in ("complete", "stopped", "failed", "repeated", "interrupted", "running")}  # fmt: skip
     words = ", ".join(f"{number} {status}" for status, number in counts.items() if number)
+    if not record.trials:
+        yield missing("no trial has begun")
+        return
     yield Text(f"{count(len(record.trials), 'trial')}: {words}. They took {seconds(record.seconds)}.")
     header = ("Trial", "State", *(_head(metric) for metric in record.objectives), "Settings", "Time")
     rows = [_trial_row(trial, record) for trial in record.trials]

@@ -20,8 +20,8 @@ from compress.pipeline.yaml_file import Document
 from compress.report.search_record import TrialRecord
 from compress.report.wording import number, seconds
 from compress.search.early_stop import reason_to_stop
-from compress.search.goals import LATENCY, Goals, Limit, is_cost
-from compress.search.recommendation import COSTS, budget_limits
+from compress.search.goals import Goals, Limit, is_cost
+from compress.search.recommendation import budget_limits, judged_budget, limitable
 from compress.search.trial import models_of
 from compress.search.worker import WorkerProcess, WorkRequest
 from compress.suggestions import listing
@@ -151,6 +151,7 @@ def choose(document: Document, pipeline: Pipeline, out: Path, worker: WorkerProc
     Raises:
         PipelineError: there is no budget, or one that cannot be judged here, or no recipe can be used.
         StageError: every recipe failed.
+        StoreError: a file could not be written.
     """
     budget = budget_of(document, pipeline)
     metric = task_of(pipeline.data).metrics[0]
@@ -192,18 +193,10 @@ def budget_of(document: Document, pipeline: Pipeline) -> dict[str, float]:
     Raises:
         PipelineError: there is none, or one that is not known before the end.
     """
-    budget = pipeline.head.budget.model_dump(exclude_none=True)
-    known = [task_of(pipeline.data).metrics[0].change, *COSTS]
-    known = [name for name in known if name in schema.Budget.model_fields]
+    budget = judged_budget(document, pipeline, "`recipe: auto`")
     if not budget:
-        raise document.root.error("`recipe: auto` needs a budget", "recipe", allowed=f"budget: {{{listing(known)}}}")
-    for name in budget:
-        if name not in known:
-            what = f"`recipe: auto` cannot judge {name}"
-            raise document.root.error(what, "budget", name, allowed=listing(known))
-        if name == LATENCY.name and not pipeline.target.cost.hosts:
-            what = f"latency_ms is not predicted for the target {pipeline.target.name}"
-            raise document.root.error(what, "budget", name, allowed=listing([each for each in known if each != name]))
+        allowed = f"budget: {{{listing(limitable(pipeline))}}}"
+        raise document.root.error("`recipe: auto` needs a budget", "recipe", allowed=allowed)
     return budget
 
 

@@ -6,9 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 
 from compress.measurement import SIZES, Metric
+from compress.pipeline.schema import Budget, Pipeline
+from compress.pipeline.yaml_file import Document
 from compress.report.search_record import TrialRecord
 from compress.report.wording import noun, number
 from compress.search.goals import LATENCY, Goals, Limit, is_cost, losses
+from compress.suggestions import listing
+from compress.tasks import task_of
 
 COSTS = {metric.name: metric for metric in (*SIZES, LATENCY)}
 
@@ -52,6 +56,35 @@ def recommend(
         chosen.number,
         f"without a budget, it is the one {which} that is nearest to the best value of every objective",
     )
+
+
+def judged_budget(document: Document, pipeline: Pipeline, judge: str) -> dict[str, float]:
+    """Return the limits of a pipeline file's budget.
+
+    Args:
+        document: the file.
+        pipeline: its pipeline.
+        judge: the name of what judges by the budget, for the message.
+
+    Raises:
+        PipelineError: a limit can be judged by the test split or on this machine only.
+    """
+    budget: dict[str, float] = pipeline.head.budget.model_dump(exclude_none=True)
+    known = limitable(pipeline)
+    for name in budget:
+        if name == LATENCY.name and name not in known:
+            what = f"latency_ms is not predicted for the target {pipeline.target.name}"
+            raise document.root.error(what, "budget", name, allowed=listing(known))
+        if name not in known:
+            raise document.root.error(f"{judge} cannot judge {name}", "budget", name, allowed=listing(known))
+    return budget
+
+
+def limitable(pipeline: Pipeline) -> list[str]:
+    """Return the keys of a budget that the validation split and predicted costs can be judged by."""
+    known = [task_of(pipeline.data).metrics[0].change, *COSTS]
+    predicted = [name for name in known if name != LATENCY.name or pipeline.target.cost.hosts]
+    return [name for name in predicted if name in Budget.model_fields]
 
 
 def _named(metric: Metric, trial: TrialRecord) -> str:

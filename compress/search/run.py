@@ -31,7 +31,7 @@ from compress.report.search_record import (
 from compress.report.wording import count, number, seconds
 from compress.search.early_stop import TrialState, reason_to_stop
 from compress.search.goals import Goals, front, read_goals
-from compress.search.recommendation import recommend
+from compress.search.recommendation import judged_budget, recommend
 from compress.search.space import Choices, Dimension, Space, read_space
 from compress.search.study import SearchStudy
 from compress.search.trial import models_of
@@ -105,7 +105,7 @@ def read_plan(path: Path) -> SearchPlan:
     """Read and check the search of a pipeline file.
 
     Raises:
-        PipelineError: the file has no search, or one that is invalid; with the line.
+        PipelineError: the file has no search, or one that is invalid, or a budget that it cannot judge; with the line.
     """
     document = read(path)
     pipeline = schema.check(document)
@@ -119,6 +119,7 @@ def read_plan(path: Path) -> SearchPlan:
             hint="machines share the trials with `search --join`: docs/search.md",
         )
     models_of(pipeline)
+    judged_budget(document, pipeline, "a search")
     space = read_space(document, lambda edited: models_of(schema.check(edited)))
     return SearchPlan(path, pipeline, space, read_goals(document, pipeline), pipeline.head.search.trials)
 
@@ -275,8 +276,6 @@ class SettingsSearch:
         result = self._worker.run(self._request("trial", trial, values, title), judge)
         measured = result.get("done") or result
         status: TrialStatus = "failed" if "failed" in result else "stopped" if "stopped" in result else "complete"
-        if result.get("exit_code") == StoreError.exit_code:  # a full disk: every other trial would fail, too
-            raise StoreError(result["failed"])
         record = TrialRecord(
             trial,
             status,

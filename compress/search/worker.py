@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from compress.data.dataset import Dataset
-from compress.errors import CorallineError, StageError
+from compress.errors import CorallineError, StageError, StoreError
 from compress.files import explain
 from compress.pipeline import runner, schema
 from compress.pipeline.bucket import Bucket
@@ -82,6 +82,7 @@ class WorkerProcess:
             judge: decides after each stage whether a trial goes on.
 
         Raises:
+            StoreError: a file could not be written: a full disk, with which other work would fail, too.
             KeyboardInterrupt: this process was interrupted, or the other one. The work is over.
         """
         try:
@@ -93,6 +94,8 @@ class WorkerProcess:
             raise
         if "interrupted" in result:
             raise KeyboardInterrupt
+        if result.get("exit_code") == StoreError.exit_code:
+            raise StoreError(result["failed"])
         return result
 
     def _answered(self, request: WorkRequest, judge: Judge) -> dict[str, Any]:

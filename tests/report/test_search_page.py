@@ -64,6 +64,7 @@ def test_the_page_has_a_drawing_for_each_pair_of_objectives() -> None:
     assert "violates fits_cache" in page
     assert "latency_ms is predicted to be 12, and the limit is 5" in page
     assert "6 trials: 4 complete, 1 stopped, 1 failed." in page
+    assert "Not drawn: 2 trials without a result, or with the settings of another one." in page
 
 
 def test_the_text_has_the_front_with_the_test_split() -> None:
@@ -80,11 +81,16 @@ def test_one_objective_is_drawn_in_the_order_of_the_trials() -> None:
     assert "of each complete trial, in their order" in page
 
 
-@pytest.mark.parametrize("trials", [(), TRIALS[4:]])
+UNMEASURED = tuple(replace(each, values={}, excess={"accuracy": 1.0}) for each in TRIALS[:4])
+
+
+@pytest.mark.parametrize("trials", [(), TRIALS[4:], UNMEASURED])
 def test_without_a_complete_trial(trials: tuple[TrialRecord, ...]) -> None:
     record = replace(RECORD, trials=trials, front=(), recommended=None, reason="no trial is complete")
     page = search_page.page(record)
     assert "<svg" not in page
+    assert "No complete trial has accuracy and predicted latency." in page
+    assert "<svg" not in search_page.page(replace(record, objectives=(ACCURACY,)))
     assert "No trial is recommended: no trial is complete." in search_page.text(record)
 
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from tiny import Coralline, environment
 
-from compress.errors import PipelineError
+from compress.errors import PipelineError, StoreError
 from compress.pipeline import schema, yaml_file
 from compress.search.early_stop import TrialState
 from compress.search.recipes import RECIPES, RecipeChoice, choose
-from compress.search.worker import WorkRequest
+from compress.search.worker import WorkerProcess, WorkRequest
 
 PTQ, ADAROUND, QAT = (recipe.name for recipe in RECIPES[:3])
 ORIGINAL = 0.95
@@ -61,7 +61,7 @@ class Results:
         return {"done": {"values": values, "original": ORIGINAL, "predicted": predicted}}
 
 
-def chosen(path: Path, results: Results, said: list[str] | None = None) -> RecipeChoice:
+def chosen(path: Path, results: Results | WorkerProcess, said: list[str] | None = None) -> RecipeChoice:
     document = yaml_file.read(path)
     show = (said if said is not None else []).append
     return choose(document, schema.load(path), path.parent, results, show)  # type: ignore[arg-type]
@@ -119,6 +119,14 @@ def test_a_recipe_that_fails_is_not_the_end(tmp_path: Path) -> None:
     assert (choice.chosen, choice.results[0].reason) == (ADAROUND, "the process of the trial ended with signal 11")
 
 
+def test_a_full_disk_ends_the_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = WorkerProcess([])
+    failed = {"failed": "the store cannot be written: the disk is full", "exit_code": StoreError.exit_code}
+    monkeypatch.setattr(worker, "_answered", lambda request, judge: failed)
+    with pytest.raises(StoreError, match="the disk is full"):
+        chosen(written(tmp_path, {"size_bytes": 4}), worker)
+
+
 @pytest.mark.parametrize(
     ("budget", "keys", "expected"),
     [
@@ -137,6 +145,8 @@ def test_the_dry_run_lists_the_recipes(coralline: Coralline, tmp_path: Path) -> 
     written(tmp_path, {"accuracy_drop": 0.02})
     done = coralline("digits.yaml", "--dry-run")
     assert done.stdout.splitlines() == [recipe.name for recipe in RECIPES]
+    done = coralline("digits.yaml", "--dry-run", "--json")
+    assert json.loads(done.stdout)["recipes"] == [recipe.name for recipe in RECIPES]
     assert "--force and --profile cannot be used" in coralline("digits.yaml", "--force", "train").stderr
 
 
