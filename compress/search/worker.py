@@ -191,14 +191,12 @@ def serve(display: Open, location: str | None = None) -> None:
 
     connection = None if location is None else BucketConnection(Bucket(location))
     data: dict[str, Dataset] = {}
-    while True:
-        try:
+    try:
+        while True:
             request = WorkRequest(**json.loads(lines.get()))
-            result = _result(request, store_in(Path(request.out), connection), display, ask, data)
-        except KeyboardInterrupt:
-            _send(answers, {"interrupted": True})
-            return
-        _send(answers, result)
+            _send(answers, _result(request, store_in(Path(request.out), connection), display, ask, data))
+    except KeyboardInterrupt:
+        _send(answers, {"interrupted": True})
 
 
 def _read(stream: IO[str], lines: queue.SimpleQueue[str]) -> None:
