@@ -67,7 +67,7 @@ class Choices:
         return [json.dumps(value) for value in self.values]
 
     @property
-    def ends(self) -> list[tuple[tuple[str | int, ...], Any]]:
+    def to_check(self) -> list[tuple[Location, Any]]:
         """The values to check, each with its location in the list."""
         return [((place,), value) for place, value in enumerate(self.values)]
 
@@ -108,9 +108,10 @@ class Range:
     whole: bool = False
 
     @property
-    def ends(self) -> list[tuple[tuple[str | int, ...], Any]]:
+    def to_check(self) -> list[tuple[Location, Any]]:
         """The values to check, each with its location in the range."""
-        return [(("from",), self.low), (("to",), self.high)]
+        after_low: list[tuple[Location, Any]] = [] if self.step is None else [(("step",), self.low + self.step)]
+        return [(("from",), self.low), (("to",), self.high), *after_low]
 
     def suggest(self, trial: Suggestions) -> Any:
         """Return the value that a trial chooses."""
@@ -121,6 +122,8 @@ class Range:
     def parameter(self, value: object) -> Any:
         """Return a value as the sampler knows it; None if it is not in the range."""
         if not isinstance(value, int | float) or isinstance(value, bool) or not self.low <= value <= self.high:
+            return None
+        if self.whole and value != int(value):
             return None
         steps = 0.0 if self.step is None else (value - self.low) / self.step
         return value if abs(steps - round(steps)) < 1e-9 else None
@@ -261,11 +264,14 @@ def _dimension(node: DocumentNode, key: str, check: Check) -> Dimension:
     entry = node.child(key)
     if isinstance(entry.value, list):
         dimension: Dimension = _choices(entry, key, location)
+    elif key == STAGES:
+        allowed = "[[train, quantize], [train, prune, quantize]]"
+        raise entry.error(f"{shown(entry.value)} is not a list of orders", allowed=allowed)
     elif isinstance(entry.value, dict):
         dimension = _range(entry, key, location)
     else:
         raise entry.error(f"{shown(entry.value)} is not a range or a list", allowed="{from: 0.3, to: 0.9}, or [a, b]")
-    for place, value in dimension.ends:
+    for place, value in dimension.to_check:
         _check_value(entry, location, value, place, check)
     if isinstance(dimension, Range):
         return _with_numbers(dimension, entry, check)
@@ -391,9 +397,8 @@ def _location(node: DocumentNode, key: str) -> Location:
     names = stage_names(node.document.value)
     if not rest or first not in names or rest == ["id"]:
         allowed = f"model.NAME, data.preprocess.STEP.NAME, stages, or a setting of a stage: {listing(names)}"
-        raise node.error(
-            f"{key!r} is not a setting that can be varied", key, allowed=allowed, hint=nearest(first, names)
-        )
+        hint = f"add the name of its setting: {first}.NAME" if key in names else nearest(first, names)
+        raise node.error(f"{key!r} is not a setting that can be varied", key, allowed=allowed, hint=hint)
     if names.count(first) > 1:
         raise node.error(f"{names.count(first)} stages are {first!r}", key, hint="give them ids, and name one")
     place = names.index(first)

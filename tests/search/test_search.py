@@ -366,6 +366,7 @@ def test_without_optuna_the_error_says_what_to_install(tmp_path: Path) -> None:
         ({"objectives": ["accuracy", "macs", "size_bytes", "latency_ms"]}, "should have at most 3 items"),
         ({"constraints": {"mapped": True}}, "unknown quantity 'mapped'; allowed: mapped_whole, fits_cache, accuracy"),
         ({"constraints": {"fits_cache": False}}, "search.constraints.fits_cache: false is not true"),
+        ({"constraints": {"latency_ms": "5"}}, "search.constraints.latency_ms: '5' should be a valid number"),
         ({"constraints": {"latency_ms": True}}, "search.constraints.latency_ms: true is not a number"),
         ({"trials": 0}, "search.trials: 0 should be greater than or equal to 1"),
         ({"settings": {}}, "search.settings: {} Dictionary should have at least 1 item"),

@@ -125,6 +125,7 @@ def test_preprocessing_and_arguments_of_a_builder(tmp_path: Path) -> None:
     assert isinstance(whole, Range)
     assert whole.whole
     assert isinstance(found.dimensions[0], Choices)
+    assert whole.parameter(2.5) is None
     content = found.with_values({"model.width": 0.5, "data.preprocess.resize.size": [24, 24]}, "d").value
     assert content["model"] == {"builder": "mobilenet_v2", "arguments": {"width": 0.5}}
     assert content["data"]["preprocess"][0] == {"resize": {"size": [24, 24]}}
@@ -140,6 +141,7 @@ def test_preprocessing_and_arguments_of_a_builder(tmp_path: Path) -> None:
         ({"remade.filter": [1]}, "did you mean 'filters'?"),
         ({"remad.filters": [1]}, "did you mean 'remade'?"),
         ({"remade": [1]}, "'remade' is not a setting that can be varied"),
+        ({"remade": [1]}, "add the name of its setting: remade.NAME"),
         ({"name": ["a"]}, "'name' is not a setting that can be varied"),
         ({"budget.size_bytes": [1]}, "is not a setting that can be varied"),
         ({"data.source.npz.file": ["a"]}, "is not a setting that can be varied"),
@@ -164,6 +166,8 @@ def test_preprocessing_and_arguments_of_a_builder(tmp_path: Path) -> None:
         ({"remade.gain": {"from": 0, "to": 3, "step": -1}}, "-1 is not a number above 0"),
         ({"stages": [["remade", "compil"]]}, "the stage 'compil' is not in the file"),
         ({"stages": [["remade", "remade"]]}, "the stage 'remade' occurs twice"),
+        ({"remade.filters": {"from": 1, "to": 16, "step": 0.5}}, "remade.filters.step: 1.5 cannot be used: 1.5 should"),
+        ({"stages": {"from": 1, "to": 2}}, "is not a list of orders; allowed: [[train, quantize]"),
         ({"stages": ["remade"]}, "'remade' is not a list of stages"),
         ({"stages": [["compile", "remade"]]}, "stage 2 (remade) needs a quantized tflite model"),
         ({"remade.filters.deep": [1]}, "cannot be used"),
