@@ -68,15 +68,15 @@ def search(options: argparse.Namespace) -> int:
     if options.dry_run:
         return _dry_run(plan.space, as_json=options.json)
     connected(options.store)
-    study = plan.study(options.out, options.storage)
+    study = plan.study(options.out, options.storage, show=note)
     worker = WorkerProcess(worker_command(options.store))
     running = SettingsSearch(plan, options.out, study, worker, note, joins=options.join)
     if options.join:
-        note(f"coralline: trials of {options.pipeline}")
+        note(f"coralline: trials of {options.pipeline} for the search {study.name}")
         ran = running.join()
         write_json({"schema_version": 1, "trials": ran}) if options.json else write(f"{ran} trials were run here")
         return 0
-    note(f"coralline: {options.pipeline} -> {running.folder}")
+    note(f"coralline: {options.pipeline} -> {running.folder}, search {study.name}")
     record = running.run()
     if options.json:
         write_json(record.to_json())
@@ -98,7 +98,7 @@ def proxy(options: argparse.Namespace) -> int:
     from compress.search.study import require_optuna
 
     require_optuna()
-    storage = opened(options.storage)
+    storage = opened(options.storage, note)
     note(f"searches use --storage grpc://{options.host}:{options.port}; Ctrl-C ends it")
     serve(storage, options.host, options.port)
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from compress.search.early_stop import TrialState, reason_to_stop
 from compress.search.goals import Goals, front, read_goals
 from compress.search.recommendation import judged_budget, recommend
 from compress.search.space import Choices, Dimension, Space, read_space
+from compress.search.storage import Show
 from compress.search.study import SearchStudy
 from compress.search.trial import models_of
 from compress.search.worker import WorkerProcess, WorkKind, WorkRequest
@@ -48,8 +49,6 @@ POLL_S = 2.0
 """Seconds between two looks at the trials of other processes, at the end."""
 MAX_REPEATED = 50
 """A search ends after this number of choices in a row that were made before."""
-Show = Callable[[str], None]
-"""Shows one line to the user."""
 EXAMPLE = "search: {settings: {prune.keep: {from: 0.3, to: 0.9}}}"
 
 
@@ -75,23 +74,24 @@ class SearchPlan:
         """Return the folder of the search, in that of the results."""
         return out / self.pipeline.head.name / FOLDER
 
-    def study(self, out: Path, storage: str | None = None, kind: type[SearchStudy] = SearchStudy) -> SearchStudy:
+    def study(
+        self,
+        out: Path,
+        storage: str | None = None,
+        kind: type[SearchStudy] = SearchStudy,
+        show: Show = lambda text: None,
+    ) -> SearchStudy:
         """Return the trials of this search, those of earlier commands included.
 
         Args:
             out: the folder for results.
             storage: the URL of a database for the trials; None for a journal file in the folder of the search.
             kind: how trials are chosen.
+            show: shows one line, when the database is away.
         """
         head = self.pipeline.head
-        return kind(
-            self.space,
-            self.goals,
-            head.name,
-            self.identity(),
-            head.seed,
-            self.folder(out) if storage is None else storage,
-        )
+        place = self.folder(out) if storage is None else storage
+        return kind(self.space, self.goals, head.name, self.identity(), head.seed, place, show)
 
     def identity(self) -> dict[str, Any]:
         """Return what the values of trials depend on, with the contents of files instead of their paths."""

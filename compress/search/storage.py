@@ -28,6 +28,8 @@ DAMAGED = (LookupError, ValueError, TypeError, AttributeError, AssertionError, R
 """Errors of Optuna for lines of a journal that it has not written."""
 RETRY_S = 300.0
 """Seconds for which a call is repeated if the storage is away."""
+QUIET_S = 3.0
+"""Seconds after which the user learns that it is away."""
 LONGEST_PAUSE_S = 5.0
 PROXY_S = 20.0
 """Seconds to wait for a proxy at the start."""
@@ -38,14 +40,17 @@ AWAY = (
 """Errors of SQLAlchemy that mean that the database cannot be reached now."""
 OPENINGS = 10
 """Times that a database is opened: processes that create its tables at the same time make each other fail."""
+Show = Callable[[str], None]
+"""Shows one line to the user."""
 ALLOWED = "postgresql+psycopg://USER:PASSWORD@HOST/DATABASE, sqlite:///FILE, grpc://HOST:PORT"
 
 
-def opened(location: str | Path) -> BaseStorage:
+def opened(location: str | Path, show: Show = lambda text: None) -> BaseStorage:
     """Return a storage.
 
     Args:
         location: the URL of a database or of a proxy, or the folder for a journal file.
+        show: shows one line, when the storage is away.
 
     Raises:
         StoreError: the journal is damaged or cannot be written.
@@ -55,8 +60,8 @@ def opened(location: str | Path) -> BaseStorage:
         return _journal_in(location)
     try:
         if location.startswith("grpc://"):
-            return _proxy(location)
-        return retrying(_database(location))
+            return retrying(_proxy(location), show)
+        return retrying(_database(location), show)
     except ImportError as error:
         hint = "pip install 'coralline[postgresql]'"
         raise PipelineError(f"the storage needs a driver: {error}", where="--storage", hint=hint) from error
@@ -108,10 +113,10 @@ def _proxy(url: str) -> BaseStorage:
         warnings.simplefilter("ignore")  # it is an experimental feature of Optuna
         proxy = GrpcStorageProxy(host=parts.hostname or "localhost", port=parts.port or 13000)
     proxy.wait_server_ready(timeout=PROXY_S)
-    return retrying(proxy)
+    return proxy
 
 
-def retrying(storage: BaseStorage) -> BaseStorage:
+def retrying(storage: BaseStorage, show: Show) -> BaseStorage:
     """Return a storage that repeats calls while the other one is away.
 
     A call whose answer was lost may be carried out twice. A trial that is created twice has no owner, and is marked
@@ -119,10 +124,19 @@ def retrying(storage: BaseStorage) -> BaseStorage:
     """
     from optuna.storages import BaseStorage as Base
 
+    next_line = 0.0
+
+    def away(text: str) -> None:
+        """Show that the storage is away: once, and not for each call of each thread."""
+        nonlocal next_line
+        if time.monotonic() >= next_line:
+            next_line = time.monotonic() + RETRY_S
+            show(text)
+
     def repeated(name: str) -> Callable[..., Any]:
         def call(self: Any, *arguments: Any, **options: Any) -> Any:
             del self
-            return _repeated(storage, name, *arguments, **options)
+            return _repeated(storage, away, name, *arguments, **options)
 
         return call
 
@@ -147,7 +161,7 @@ def close(storage: BaseStorage) -> None:
         closing()
 
 
-def _repeated(storage: BaseStorage, name: str, *arguments: Any, **options: Any) -> Any:
+def _repeated(storage: BaseStorage, show: Show, name: str, *arguments: Any, **options: Any) -> Any:
     """Call a function of a storage, and again while the storage is away.
 
     Raises:
@@ -160,9 +174,11 @@ def _repeated(storage: BaseStorage, name: str, *arguments: Any, **options: Any) 
         except Exception as error:
             if not _is_away(error):
                 raise
+            cause = error.__cause__ or error
+            first = (str(cause).strip() or type(cause).__name__).splitlines()[0]
+            if time.monotonic() - began > QUIET_S:
+                show(f"the storage of the search is away: {first}; trying again for {RETRY_S:.0f} s")
             if time.monotonic() - began > RETRY_S:
-                cause = error.__cause__ or error
-                first = (str(cause).strip() or type(cause).__name__).splitlines()[0]
                 hint = "start it, and run the same command again"
                 raise StoreError(
                     f"the storage of the search has been away for {RETRY_S:.0f} s: {first}", hint=hint

@@ -21,10 +21,11 @@ from compress.report.search_record import TrialRecord, TrialStatus
 from compress.search.goals import Goals
 from compress.search.leases import LEASE, OWNER, SECOND_LOOK_S, LeaseWatch, is_elsewhere, owner, renewed
 from compress.search.space import Space
-from compress.search.storage import close, opened
+from compress.search.storage import Show, close, opened
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
+    from optuna.storages import BaseStorage
     from optuna.study import Study
     from optuna.trial import FrozenTrial, Trial
 
@@ -69,6 +70,7 @@ class SearchStudy:
         identity: what the values of trials depend on; another search has a new study.
         seed: the seed of the choices.
         storage: a URL of a database, or the folder for a journal file.
+        show: shows one line, when the storage is away.
 
     Raises:
         StoreError: the storage cannot be used.
@@ -76,11 +78,18 @@ class SearchStudy:
     """
 
     def __init__(
-        self, space: Space, goals: Goals, name: str, identity: Mapping[str, Any], seed: int, storage: str | Path
+        self,
+        space: Space,
+        goals: Goals,
+        name: str,
+        identity: Mapping[str, Any],
+        seed: int,
+        storage: str | Path,
+        show: Show = lambda text: None,
     ) -> None:
         self._optuna = require_optuna()
         self._space, self._goals, self._seed = space, goals, seed
-        self._study: Study = self._opened(f"{name}-{digest_of(dict(identity))[:12]}", storage)
+        self._study: Study = self._opened(f"{name}-{digest_of(dict(identity))[:12]}", opened(storage, show))
         self._study.sampler = self._seeded_sampler()
         self._watch = LeaseWatch()
         self._running: int | None = None
@@ -90,12 +99,17 @@ class SearchStudy:
             if found:
                 self._study.enqueue_trial(found)
 
-    def _opened(self, name: str, storage: str | Path) -> Study:
+    def _opened(self, name: str, storage: BaseStorage) -> Study:
         directions = ["maximize" if m.higher_is_better else "minimize" for m in self._goals.objectives]
         with _without_warnings():
             return self._optuna.create_study(  # type: ignore[no-any-return]
-                study_name=name, storage=opened(storage), directions=directions, load_if_exists=True
+                study_name=name, storage=storage, directions=directions, load_if_exists=True
             )
+
+    @property
+    def name(self) -> str:
+        """The name of the search in the storage: that of the pipeline, with a digest of what its trials depend on."""
+        return self._study.study_name
 
     def look(self) -> tuple[list[TrialRecord], int]:
         """Return the trials that have begun, and the number of those of dead processes that will be tried again.

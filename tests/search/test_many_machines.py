@@ -247,6 +247,25 @@ def test_a_database_that_stays_away_is_an_error(server: postgresql.Server, monke
     machine.study.close()
 
 
+def test_a_storage_that_is_away_is_shown_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sqlalchemy.exc import OperationalError
+
+    class Away:
+        calls = 0
+
+        def get_all_studies(self) -> list[Any]:
+            self.calls += 1
+            if self.calls < 4:
+                raise OperationalError("select", None, ConnectionError("refused"))
+            return []
+
+    monkeypatch.setattr(storage, "QUIET_S", 0.0)
+    said: list[str] = []
+    away: Any = Away()
+    assert storage.retrying(away, said.append).get_all_studies() == []
+    assert said == ["the storage of the search is away: (builtins.ConnectionError) refused; trying again for 300 s"]
+
+
 def project(tmp_path: Path, trials: int) -> None:
     settings = {"remade.filters": {"from": 1, "to": 16}, "remade.weights": {"from": 0, "to": 40}}
     tiny.project(tmp_path, ({"remade": {}}, "compile"), search={"trials": trials, "settings": settings})
