@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from compress.cli.output import note, write, write_json
 from compress.cli.parser import add_command
-from compress.errors import ResultError
+from compress.errors import PipelineError, ResultError
 
 if TYPE_CHECKING:
     from compress.cli.parser import Subparsers
@@ -92,8 +92,10 @@ def proxy(options: argparse.Namespace) -> int:
     """`python -m compress search-proxy`.
 
     Raises:
-        PipelineError: the database cannot be used, or the port is in use.
+        PipelineError: the database cannot be used, or the port is invalid or in use.
     """
+    if not 1 <= options.port <= 65_535:
+        raise PipelineError(f"{options.port} is not a port", where="--port", allowed="1 to 65535")
     from compress.search.storage import opened, serve
     from compress.search.study import require_optuna
 

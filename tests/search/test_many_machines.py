@@ -373,6 +373,11 @@ def test_storages_that_cannot_be_used(
     assert "Traceback" not in done.stderr
 
 
+def test_a_port_that_does_not_exist_is_refused(coralline: Coralline) -> None:
+    done = coralline("search-proxy", "sqlite:///search.db", "--port", "99999")
+    assert (done.returncode, done.stderr) == (2, "coralline: --port: 99999 is not a port; allowed: 1 to 65535\n")
+
+
 def test_a_proxy_that_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "PROXY_S", 0.5)
     with pytest.raises(PipelineError, match="the storage cannot be used"):
