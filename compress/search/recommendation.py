@@ -52,10 +52,8 @@ def recommend(
         chosen = min(holding, key=lambda trial: trial.values[cheapest.name])
         return chosen.number, f"it has the best {_named(cheapest, chosen)} {which}"
     chosen = _balanced(holding, goals.objectives)
-    return (
-        chosen.number,
-        f"without a budget, it is the one {which} that is nearest to the best value of every objective",
-    )
+    condition = "" if limits else "without a budget, "
+    return chosen.number, f"{condition}it is the one {which} that is nearest to the best value of every objective"
 
 
 def judged_budget(document: Document, pipeline: Pipeline, judge: str) -> dict[str, float]:

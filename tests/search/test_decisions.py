@@ -128,6 +128,16 @@ def test_the_recommendation_for_a_budget(budget: dict[str, float], number: int |
     assert reason in text
 
 
+def test_a_budget_without_an_objective_that_is_a_cost() -> None:
+    f1 = Metric("macro_f1", "Macro F1", "fraction", "macro_f1_drop")
+    goals = Goals((ACCURACY, f1), (), "usb3")
+    trials = [trial(n, accuracy, 1.0, original=0.9, values={"macro_f1": f}) for n, accuracy, f in
+              ((0, 0.9, 0.7), (1, 0.85, 0.8), (2, 0.5, 0.9))]  # fmt: skip
+    number, reason = recommend(trials, trials, goals, {"accuracy_drop": 0.1}, ACCURACY)
+    assert number in (0, 1)
+    assert reason.startswith("it is the one of the 2 trials on the front that hold the budget (accuracy_drop of at")
+
+
 def test_a_drop_is_from_the_best_original_of_all_trials() -> None:
     beaten = trial(9, 0.5, 20.0, original=0.99)
     assert recommend(FRONT, [*FRONT, beaten], GOALS, {"accuracy_drop": 0.04}, ACCURACY)[0] == 3

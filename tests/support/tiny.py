@@ -461,4 +461,5 @@ if __name__ == "__main__":
         kill_after(int(os.environ["TINY_KILL_AFTER"]), os.environ["TINY_KILL_FOLDER"])
     if sys.argv[1:2] == [WORKER]:
         serve(search_worker.display, *sys.argv[2:])
+        sys.exit()
     sys.exit(main())
