@@ -39,6 +39,7 @@ def explain(error: OSError, what: str, folder: Path | None = None) -> StoreError
         errno.EROFS: ("the file system is read-only", "choose another folder with --out"),
         errno.ENOTDIR: ("a part of the path is a file, not a folder", "choose another folder with --out"),
         errno.EEXIST: ("a file is in the way", "remove it, or choose another folder with --out"),
+        errno.EISDIR: ("a folder is in the way", "remove it, or choose another folder with --out"),
         errno.EIO: ("the disk failed (input/output error)", "check the disk, or use another one, and run again"),
         errno.ESTALE: ("the folder of the network file system has changed", "mount it again, and run again"),
         errno.ENOLCK: ("the file system has no file locks", "use a folder on a local disk"),

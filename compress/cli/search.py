@@ -59,6 +59,7 @@ def search(options: argparse.Namespace) -> int:
     """
     from compress.pipeline.shared_store import connected
     from compress.report import search_page
+    from compress.report.wording import count
     from compress.search.run import SettingsSearch, read_plan
     from compress.search.study import require_optuna
     from compress.search.worker import WorkerProcess
@@ -74,7 +75,7 @@ def search(options: argparse.Namespace) -> int:
     if options.join:
         note(f"coralline: trials of {options.pipeline} for the search {study.name}")
         ran = running.join()
-        write_json({"schema_version": 1, "trials": ran}) if options.json else write(f"{ran} trials were run here")
+        write_json({"schema_version": 1, "trials": ran}) if options.json else write(f"{count(ran, 'trial')} run here")
         return 0
     note(f"coralline: {options.pipeline} -> {running.folder}, search {study.name}")
     record = running.run()
