@@ -145,7 +145,8 @@ class SearchStudy:
         record = TrialRecord(trial.number, status, trial.user_attrs.get("settings", {}), reason=reason)
         if not self._finished(trial, record) or not again:
             return False
-        self._again(trial.params, attempt)
+        planned = trial.system_attrs.get("fixed_params", {})  # of `enqueue_trial`: perhaps it did not come to them
+        self._again({**planned, **trial.params}, attempt)
         return True
 
     def _abandoned(self, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:

@@ -190,6 +190,16 @@ def test_a_trial_that_ends_while_it_is_taken_over_has_one_result(
     assert (owner.ask().params == trial.params) is taken[0]
 
 
+def test_a_trial_whose_process_died_before_it_had_its_values_keeps_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine("a", tmp_path, monkeypatch)
+    machine.study._study.enqueue_trial({"x": 0.25})
+    machine.study._study.ask()
+    assert machine.study._taken_over(machine.study._trials()[0])
+    assert machine.ask().params == {"x": 0.25}
+
+
 def test_a_record_that_is_damaged_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine("a", tmp_path, monkeypatch)
     trial = machine.ask()
