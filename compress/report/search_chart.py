@@ -18,6 +18,8 @@ BOTTOM = 284
 HEIGHT = 332
 LEAST_SPAN = 0.05
 """An axis covers at least this fraction of its largest value: smaller differences are none."""
+MAX_DRAWN = 2000
+"""Trials of a drawing, in addition to the front."""
 LOG_FROM = 12.0
 """An axis of costs is logarithmic if the largest value is at least this many times the smallest."""
 
@@ -54,7 +56,9 @@ def notes(record: SearchRecord, first: Metric, other: Metric | None) -> list[str
         found.append("Ring: the recommended trial.")
     undrawn = len(record.trials) - len(trials)
     if undrawn:
-        found.append(f"Not drawn: {count(undrawn, 'trial')} without a result, or with the settings of another one.")
+        reasons = ["without a result", "with the settings of another one"]
+        reasons += [f"older than the last {MAX_DRAWN:,}"] if len(trials) >= MAX_DRAWN else []
+        found.append(f"Not drawn: {count(undrawn, 'trial')} {', '.join(reasons[:-1])} or {reasons[-1]}.")
     y = _axis([trial.values[first.name] for trial in trials], BOTTOM - 6, TOP)
     if y.low > 0:
         found.append(f"The vertical axis begins at {number(y.low, first.unit)}, not at 0.")
@@ -62,8 +66,11 @@ def notes(record: SearchRecord, first: Metric, other: Metric | None) -> list[str
 
 
 def drawn(record: SearchRecord, metrics: Sequence[Metric]) -> list[TrialRecord]:
-    """Return the trials that a drawing of metrics shows."""
-    return [t for t in record.trials if t.status == "complete" and all(m.name in t.values for m in metrics)]
+    """Return the trials that a drawing of metrics shows: those of the front, and the last others."""
+    found = [t for t in record.trials if t.status == "complete" and all(m.name in t.values for m in metrics)]
+    on_front = {point.number for point in record.front}
+    older = max(0, len(found) - MAX_DRAWN)
+    return [trial for place, trial in enumerate(found) if place >= older or trial.number in on_front]
 
 
 def _axis(values: Sequence[float], start: float, end: float, *, log: bool = False) -> svg.Axis:

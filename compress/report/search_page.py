@@ -11,6 +11,8 @@ from compress.report.search_record import FrontPoint, SearchRecord, TrialRecord
 from compress.report.wording import count, moment, noun, number, seconds, sentence, shorten, show
 
 Row = tuple[Cell | str, ...]
+MAX_ROWS = 2000
+"""Trials in the table of all trials."""
 MAX_VALUE = 60
 """Characters of a setting's value."""
 
@@ -136,8 +138,9 @@ def _trials(record: SearchRecord) -> Iterator[Block]:
         return
     yield Text(f"{count(len(record.trials), 'trial')}: {words}. They took {seconds(record.seconds)}.")
     header = ("Trial", "State", *(_head(metric) for metric in record.objectives), "Settings", "Time")
-    rows = [_trial_row(trial, record) for trial in record.trials]
-    yield Details("Every trial", [Table(header, rows)])
+    rows = [_trial_row(trial, record) for trial in record.trials[-MAX_ROWS:]]
+    title = "Every trial" if len(rows) == len(record.trials) else f"The last {MAX_ROWS:,} trials; search.json has all"
+    yield Details(title, [Table(header, rows)])
 
 
 def _trial_row(trial: TrialRecord, record: SearchRecord) -> Row:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from compress.measurement import SIZES, Measurement, Metric
-from compress.report import search_page
+from compress.report import search_chart, search_page
 from compress.report.search_record import FrontPoint, SearchRecord, TrialRecord
 
 ACCURACY = Metric("accuracy", "Accuracy", "fraction", "accuracy_drop", limited=True)
@@ -64,7 +64,7 @@ def test_the_page_has_a_drawing_for_each_pair_of_objectives() -> None:
     assert "violates fits_cache" in page
     assert "latency_ms is predicted to be 12, and the limit is 5" in page
     assert "6 trials: 4 complete, 1 stopped, 1 failed." in page
-    assert "Not drawn: 2 trials without a result, or with the settings of another one." in page
+    assert "Not drawn: 2 trials without a result or with the settings of another one." in page
 
 
 def test_the_text_has_the_front_with_the_test_split() -> None:
@@ -92,6 +92,17 @@ def test_without_a_complete_trial(trials: tuple[TrialRecord, ...]) -> None:
     assert "No complete trial has accuracy and predicted latency." in page
     assert "<svg" not in search_page.page(replace(record, objectives=(ACCURACY,)))
     assert "No trial is recommended: no trial is complete." in search_page.text(record)
+
+
+def test_a_long_search_has_a_page_that_a_browser_can_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search_page, "MAX_ROWS", 2)
+    monkeypatch.setattr(search_chart, "MAX_DRAWN", 2)
+    page = search_page.page(replace(RECORD, objectives=(ACCURACY, LATENCY)))
+    assert "The last 2 trials; search.json has all" in page
+    assert "Not drawn: 2 trials without a result, with the settings of another one or older than the last 2." in page
+    assert [number for number in range(6) if f"<title>trial {number}:" in page] == [0, 1, 2, 3]  # the front, too
+    few = replace(RECORD, objectives=(ACCURACY, LATENCY), front=FRONT[:1])
+    assert [number for number in range(6) if f"<title>trial {number}:" in search_page.page(few)] == [0, 2, 3]
 
 
 def test_equal_values_and_hostile_names_are_drawn() -> None:
