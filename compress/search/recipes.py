@@ -29,6 +29,8 @@ from compress.tasks import task_of
 
 Show = Callable[[str], None]
 """Shows one line to the user."""
+SAME_FAILURES = 3
+"""No more recipes are tried if this number of them, and no other one, ended with the same error."""
 ENDING = ("compile", "package")
 """The stages after every recipe."""
 
@@ -150,7 +152,7 @@ def choose(document: Document, pipeline: Pipeline, out: Path, worker: WorkerProc
 
     Raises:
         PipelineError: there is no budget, or one that cannot be judged here, or no recipe can be used.
-        StageError: every recipe failed.
+        StageError: every recipe failed, or the first ones with the same error.
         StoreError: a file could not be written.
     """
     budget = budget_of(document, pipeline)
@@ -178,6 +180,9 @@ def choose(document: Document, pipeline: Pipeline, out: Path, worker: WorkerProc
         show(result.describe())
         if holds:
             return RecipeChoice(tuple(results), recipe.name, True, with_recipe(document, recipe))
+        failures = [result.reason for result in results if result.status == "fails"]
+        if not tried and len(failures) == SAME_FAILURES and len(set(failures)) == 1:
+            break  # in a stage that all recipes begin with, most likely
     if not tried:
         failed = next((result.reason for result in results if result.status == "fails"), None)
         if failed is not None:

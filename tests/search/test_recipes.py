@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tiny import Coralline, environment
 
-from compress.errors import PipelineError, StoreError
+from compress.errors import PipelineError, StageError, StoreError
 from compress.pipeline import schema, yaml_file
 from compress.search.early_stop import TrialState
 from compress.search.recipes import RECIPES, RecipeChoice, choose
@@ -117,6 +117,18 @@ def test_a_recipe_that_fails_is_not_the_end(tmp_path: Path) -> None:
     results = Failing(lambda stages, keep: (0.94, 3.0))
     choice = chosen(written(tmp_path, {"accuracy_drop": 0.02, "latency_ms": 4}), results)
     assert (choice.chosen, choice.results[0].reason) == (ADAROUND, "the process of the trial ended with signal 11")
+
+
+def test_an_error_of_the_first_stages_is_not_repeated_for_every_recipe(tmp_path: Path) -> None:
+    class Failing(Results):
+        def run(self, request: WorkRequest, judge: Callable[[TrialState], str]) -> dict[str, Any]:
+            self.ran.append(request.title)
+            return {"failed": "train: there is not enough memory", "exit_code": StageError.exit_code}
+
+    results = Failing(lambda stages, keep: (0.94, 3.0))
+    with pytest.raises(StageError, match="recipe: no recipe can be run: train: there is not enough memory"):
+        chosen(written(tmp_path, {"accuracy_drop": 0.02}), results)
+    assert results.ran == [PTQ, ADAROUND, QAT]
 
 
 def test_a_full_disk_ends_the_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
