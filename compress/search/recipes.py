@@ -6,6 +6,7 @@ Costs are predicted. The recipe that holds is run completely at the end; only th
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -256,6 +257,8 @@ def _in_words(limit: Limit, values: Mapping[str, float]) -> str:
     value = values.get(limit.metric.name)
     if value is None:
         return f"{limit.metric.name} is unknown"
+    if math.isinf(limit.bound):
+        return f"the {limit.metric.name} of the original is unknown"
     least = "at least" if limit.metric.higher_is_better else "at most"
     unit = limit.metric.unit
     return f"{limit.metric.name} {number(value, unit)}, allowed: {least} {number(limit.bound, unit)}"

@@ -90,14 +90,19 @@ def _named(metric: Metric, trial: TrialRecord) -> str:
 
 
 def budget_limits(trials: Sequence[TrialRecord], budget: Mapping[str, float], task: Metric) -> list[Limit]:
-    """Return the limits of a budget; a drop is one of the task's metric, from the best original of the search."""
+    """Return the limits of a budget; a drop is one of the task's metric, from the best original of the search.
+
+    No value holds a drop from an original whose quality is unknown.
+    """
     found = []
     for name, bound in budget.items():
         if name in COSTS:
             found.append(Limit(name, COSTS[name], bound, bound))
         elif name == task.change:
             best = _best_original(trials, task)
-            if best is not None:
+            if best is None:
+                found.append(Limit(name, task, math.inf if task.higher_is_better else -math.inf, 1.0))
+            else:
                 found.append(Limit(name, task, _worst(best, bound, task), max(abs(best), 1e-9)))
     return found
 
@@ -120,6 +125,8 @@ def _in_words(limit: Limit, budget: Mapping[str, float]) -> str:
     bound = f"{limit.name} of at most {budget[limit.name]:g}"
     if is_cost(limit.metric):
         return bound
+    if math.isinf(limit.bound):
+        return f"{bound}, and the {limit.metric.name} of the original is unknown"
     return f"{bound} from the best original of the search, so {limit.metric.name} of {limit.bound:.4g}"
 
 

@@ -143,6 +143,12 @@ def test_a_drop_is_from_the_best_original_of_all_trials() -> None:
     assert recommend(FRONT, [*FRONT, beaten], GOALS, {"accuracy_drop": 0.04}, ACCURACY)[0] == 3
 
 
+def test_a_drop_from_an_unknown_original_is_not_held() -> None:
+    number, reason = recommend([trial(0, 0.9, 1.0)], [trial(0, 0.9, 1.0)], GOALS, {"accuracy_drop": 0.1}, ACCURACY)
+    assert number is None
+    assert "(accuracy_drop of at most 0.1, and the accuracy of the original is unknown); trial 0 comes near" in reason
+
+
 def test_an_error_is_limited_relative_to_the_original() -> None:
     error = Metric("mae", "Mean absolute error", "", "mae_increase", limited=True)
     goals = Goals((error, LATENCY), (), "usb3")
