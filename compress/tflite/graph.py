@@ -317,6 +317,8 @@ def _graph(source: Any, schema: Any, allowance: Allowance) -> Graph:
     outputs = _integers(main.outputs)
     if any(not 0 <= tensor < len(tensors) for tensor in (*inputs, *outputs)) or len(inputs) > len(tensors):
         raise ValueError("an input or output of the graph does not exist")
+    if any(not 0 <= entry.buffer < len(source.buffers) for entry in source.metadata or []):
+        raise ValueError("a buffer of the metadata does not exist")
     return Graph(tensors, operators, inputs, outputs, len(source.subgraphs), source)
 
 

@@ -57,11 +57,19 @@ def table_of(graph: Graph) -> NDArray[Any] | None:
 
 
 def read(path: Path) -> NDArray[Any] | None:
-    """Return the lookup table of a file; None for a file without one, or one that cannot be read."""
+    """Return the lookup table of a file; None for a file without one, or one that cannot be read.
+
+    Raises:
+        ModelError: the metadata is not a table, or the file is damaged.
+    """
     try:
         with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
             if content.find(NAME.encode()) < 0:  # parsing takes much longer
                 return None
     except (OSError, ValueError):  # ValueError: an empty file
         return None
-    return table_of(graphs.read(path))
+    try:
+        return table_of(graphs.read(path))
+    except ModelError as error:
+        error.where = str(path)
+        raise

@@ -64,5 +64,14 @@ def test_damaged_metadata_is_refused(tmp_path: Path) -> None:
     start = content.index(b"\x93NUMPY")
     path = tmp_path / "model.tflite"
     path.write_bytes(content[:start] + b"\0" + content[start + 1 :])
-    with pytest.raises(ModelError, match="not an array of numbers"):
+    with pytest.raises(ModelError, match=r"model\.tflite: the metadata .* is not an array of numbers"):
+        LoadedModel(path, reproducible=True)
+
+
+def test_metadata_without_its_buffer_is_refused(tmp_path: Path) -> None:
+    parsed = graph.parse(text_bundles.model())
+    parsed.source.metadata[-1].buffer = len(parsed.source.buffers)
+    path = tmp_path / "model.tflite"
+    path.write_bytes(graph.serialize(parsed))
+    with pytest.raises(ModelError, match="a buffer of the metadata does not exist"):
         LoadedModel(path, reproducible=True)
