@@ -27,6 +27,7 @@ from compress.tasks.base import takes
 from deploy.contract.detection import Detector
 
 if TYPE_CHECKING:
+    from compress.data.types import Data
     from compress.detectors.detector_model import DetectorModel
     from compress.importers.model_file import ImportedModel, ModelFile
     from compress.importers.onnx.onnx_inputs import Shapes
@@ -86,6 +87,7 @@ class _Load(Stage):
 
         described = self.detector if isinstance(self.detector, dict) else None
         specification = loop.head_of(model, context.data, described).specification
+        _refuse_missing_rows(model, context.data)
         return {} if specification is None else {"specification": specification}
 
     def refuse_keep_classes(self) -> None:
@@ -130,6 +132,31 @@ class _Load(Stage):
             error.where = str(self.path)  # the user does not know the copy
             raise
         return {} if specification is None else {"specification": specification}
+
+
+def _refuse_missing_rows(model: Any, data: Data) -> None:
+    """Refuse samples whose numbers are not rows of the embedding that reads them: its training would fail.
+
+    Raises:
+        ModelError: there are such samples.
+    """
+    from compress.ir import keras_graph
+    from compress.ir.passes import cut_lookup
+
+    if not any(layer.__class__.__name__ == "Embedding" for layer in model.layers):
+        return
+    rows = cut_lookup.input_rows(keras_graph.read(model))
+    if rows is None:
+        return
+    samples = data.inputs("train")
+    low, high = float(samples.min()) + 0.0, float(samples.max()) + 0.0  # no -0
+    if low < 0 or high > rows - 1 or (samples != np.rint(samples)).any():
+        raise ModelError(
+            f"the embedding of the model has {rows:,} rows, and the samples have numbers from {low:g} to {high:g}",
+            allowed=f"whole numbers from 0 to {rows - 1:,}",
+            hint="texts need the step tokens, and a row for each of its buckets and one for 0 "
+            "(the builder text_cnn: `arguments: {tokens: …}`, the same number as `buckets`)",
+        )
 
 
 class Build(_Load):

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from compress.artifact import MODEL_KERAS, MODEL_TFLITE, PLAN_FILE, Artifact, Facts, Kind
 from compress.data.types import Split
-from compress.errors import CorallineError, StageError
+from compress.errors import CorallineError, ModelError, StageError
 from compress.ir.keras_graph import Network
 from compress.ir.keras_graph import read as read_network
 from compress.ir.passes.fold import canonical
@@ -27,6 +27,7 @@ from compress.quantization.export import float_operators, refuse_mismatch
 from compress.quantization.plan import read
 from compress.quantization.settings import Calibration
 from compress.stages import working_model
+from compress.stages.load import Build
 from compress.stages.quantize import Quantize
 from compress.targets import load
 from compress.tflite import graph
@@ -423,3 +424,18 @@ def test_the_lookup_of_an_embedding_is_cut_off(keras: Any, tmp_path: Path) -> No
     for settings in ({"method": "qat"}, {"calibration": Calibration(select="data_free")}):
         with pytest.raises(StageError, match="not possible with an embedding, whose lookup is cut off"):
             quantized(model, data, tmp_path, Quantize(**settings))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("factor", "expected"), [(2, "from 0 to 14"), (-1, "from -7 to 0"), (0.5, "from 0 to 3.5")])
+def test_numbers_without_a_row_in_the_embedding_are_refused(
+    keras: Any, tmp_path: Path, factor: float, expected: str
+) -> None:
+    stack = [keras.Input((64,)), keras.layers.Embedding(8, 4), keras.layers.Flatten()]
+    model = keras.Sequential([*stack, keras.layers.Dense(2, "softmax")])
+    stage = Build(path=tmp_path, function="build")
+    data = Changed(as_numbers)
+    data.input_shape = (64,)
+    stage.fitted(model, context(data, tmp_path))
+    data.change = lambda images: as_numbers(images) * np.float32(factor)
+    with pytest.raises(ModelError, match=f"has 8 rows, and the samples have numbers {expected}; allowed: .* 0 to 7;"):
+        stage.fitted(model, context(data, tmp_path))

@@ -40,6 +40,15 @@ class CutLookup:
         return stored
 
 
+def input_rows(network: Network) -> int | None:
+    """Return the number of rows of the embedding that reads the model's only input; None if none does."""
+    inputs = list(tensors_in(network.inputs))
+    if len(inputs) != 1:
+        return None
+    readers = [network.layers[name] for name, *_ in network.consumers().get(inputs[0], [])]
+    return min((layer.config["input_dim"] for layer in readers if spec_of(layer) == EMBEDDING), default=None)
+
+
 def cut(network: Network) -> CutLookup | None:
     """Return a model without the lookup at its beginning; None if it has none, or has other uses of its input.
 
