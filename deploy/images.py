@@ -29,6 +29,7 @@ MAX_AXES = 4
 MAX_DIMENSION = 10**9 - 1
 _NPY = b"\x93NUMPY"
 _ZIP = b"PK\x03\x04"
+_CHARSET = re.compile(r"charset=\"?([^\s;\"]+)")
 FORMATS = "send .npy, .npz for several inputs, raw values with X-Shape and X-Dtype, JPEG, PNG, BMP, WebP or WAV"
 
 
@@ -58,6 +59,20 @@ def decode_body(body: Bytes, shape: str = "", dtype: str = "", decoding: Decodin
     else:
         array = _decode_image(body, decoding)
     return _finite(array)
+
+
+def refuse_type_of_text(content_type: str) -> None:
+    """Refuse the Content-Type of a body that is not a plain text in UTF-8: its bytes would be taken as another text.
+
+    Raises:
+        ImageError: it is JSON, or in another character encoding.
+    """
+    media_type, _, parameters = content_type.lower().partition(";")
+    if media_type.strip() == "application/json":
+        raise ImageError("the body is JSON, and the model takes a text", "send the text alone, as text/plain")
+    charset = _CHARSET.search(parameters)
+    if charset is not None and charset.group(1) not in ("utf-8", "utf8", "us-ascii"):
+        raise ImageError("the encoding of the text is %s" % charset.group(1)[:40], "send it in UTF-8")
 
 
 def _array(content: Bytes, name: str) -> Array:

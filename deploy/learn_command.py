@@ -68,7 +68,7 @@ def run(model: Model, arguments: argparse.Namespace) -> Tuple[Result, str]:
 
 
 def _learn(recognizer: Recognizer, arguments: argparse.Namespace) -> Tuple[Result, str]:
-    files = samples.listed(arguments.images)
+    files = samples.listed(arguments.images, recognizer.model.bundle.decoding)
     if samples.STDIN in files:
         raise ArgumentError("photos cannot be read from stdin", "name their files")
     if not files:

@@ -106,9 +106,9 @@ class Model:
 
         Args:
             sample: an image [height, width, channels], or [height, width] for one channel, in the form that the
-                bundle's preprocessing takes; a sound [samples], float32 from -1 to 1 or int16; or a text, str. For a
-                model with several inputs: the arrays by the names of the inputs, or in their order, without the
-                batch.
+                bundle's preprocessing takes; a sound [samples], float32 from -1 to 1 or int16; or a text, str or bytes
+                in UTF-8. For a model with several inputs: the arrays by the names of the inputs, or in their order,
+                without the batch.
 
         Raises:
             ImageError: the sample has the wrong shape or type.
@@ -168,7 +168,8 @@ class Model:
                 values = preprocessing(joined, between)
         except PreprocessingError as error:
             what = "the sample cannot be preprocessed: %s" % error
-            raise ImageError(what, "pass an image [height, width, channels], or a sound [samples]")
+            hint = "pass an image [height, width, channels], or a sound [samples]"
+            raise ImageError(what, hint if self.bundle.decoding.text_bytes is None else "pass a text")
         if result_shape != shape:
             what = "the sample has the shape %r after preprocessing, and the model takes %r"
             hint = "pass samples of this shape, or package the model with a resize or length step"
@@ -188,9 +189,10 @@ class Model:
             ImageError: the inputs are not those of the model.
         """
         layout = self._input_layout
-        if isinstance(sample, str):
+        if isinstance(sample, (str, bytes, bytearray)):
             if self.bundle.decoding.text_bytes is None:
-                raise ImageError("the sample is a text, and the bundle takes no texts", "pass an array")
+                what = "the sample is %s, and the bundle takes no texts"
+                raise ImageError(what % type(sample).__name__, "pass an array")
             return text.sample_of(sample, self.bundle.decoding.text_bytes)
         if isinstance(sample, Mapping):
             if set(sample) != set(layout.names):

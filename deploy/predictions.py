@@ -106,7 +106,7 @@ def run(model: Model, settings: RunSettings, show: Show) -> Row:
     """
     if settings.tiles is not None:
         tiles.refuse_others(model.bundle)
-    files = samples.listed(settings.samples)
+    files = samples.listed(settings.samples, model.bundle.decoding)
     target = _target(model, settings, files)
     rows: List[Row] = []
     count = 0

@@ -1,4 +1,4 @@
-"""The samples of `runner.pyz run`: files, folders of images, and the frames of a video or the lines of a text from
+"""The samples of `runner.pyz run`: files, folders, and the frames of a video or the lines of a text from
 stdin."""
 
 from __future__ import annotations
@@ -12,28 +12,35 @@ import numpy as np
 from deploy import frames, images
 from deploy.contract import pictures, text
 from deploy.contract.bundle import Bundle
-from deploy.contract.decoding import Decoding
+from deploy.contract.decoding import AS_THEY_ARE, Decoding
 from deploy.contract.errors import ArgumentError, ImageError
 from deploy.contract.text import MAX_BYTES
 
 STDIN = "-"
 IN_FOLDERS = (".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".webp", ".tif", ".tiff", ".npy", ".npz", ".wav")
 """The suffixes of files that are samples in a folder."""
+TEXTS_IN_FOLDERS = (".txt", ".npy")
+"""The same if the model takes texts."""
 
 
-def listed(paths: Sequence[str]) -> List[str]:
+def listed(paths: Sequence[str], decoding: Decoding = AS_THEY_ARE) -> List[str]:
     """Return the paths with the files of each folder and its subfolders instead of the folder, sorted by name.
 
     Of a folder, the files with a suffix of a sample are taken. Hidden files are not: systems put files of their own
     next to photos.
 
+    Args:
+        paths: files and folders.
+        decoding: how the model takes samples.
+
     Raises:
         ArgumentError: a folder has no samples.
         OSError: a folder cannot be read.
     """
+    suffixes = IN_FOLDERS if decoding.text_bytes is None else TEXTS_IN_FOLDERS
     files: List[str] = []
     for path in paths:
-        files += _in_folder(path) if os.path.isdir(path) else [path]
+        files += _in_folder(path, suffixes) if os.path.isdir(path) else [path]
     return files
 
 
@@ -56,6 +63,8 @@ def named(paths: Sequence[str], opened: Bundle, frame_size: Optional[str] = None
     if STDIN in paths:
         if len(paths) > 1:
             raise ArgumentError("- is stdin, and there are other samples", "name - alone")
+        if opened.decoding.text_bytes is not None and frame_size is not None:
+            raise ArgumentError("--frame-size belongs to images, and the bundle takes texts", "leave out --frame-size")
         if opened.decoding.text_bytes is not None:
             yield from _lines(opened.decoding.text_bytes)
         else:
@@ -71,7 +80,7 @@ def named(paths: Sequence[str], opened: Bundle, frame_size: Optional[str] = None
         yield path, read(path, opened.decoding)
 
 
-def _in_folder(folder: str) -> List[str]:
+def _in_folder(folder: str, suffixes: Tuple[str, ...]) -> List[str]:
     def refuse(error: OSError) -> None:
         raise error
 
@@ -79,9 +88,9 @@ def _in_folder(folder: str) -> List[str]:
     for place, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         found = [name for name in sorted(names) if not name.startswith(".")]
-        files += [os.path.join(place, name) for name in found if os.path.splitext(name)[1].lower() in IN_FOLDERS]
+        files += [os.path.join(place, name) for name in found if os.path.splitext(name)[1].lower() in suffixes]
     if not files:
-        raise ArgumentError("the folder %s has no samples" % folder, "it needs files of %s" % ", ".join(IN_FOLDERS))
+        raise ArgumentError("the folder %s has no samples" % folder, "it needs files of %s" % ", ".join(suffixes))
     return files
 
 
@@ -97,14 +106,14 @@ def _lines(size: int) -> Iterator[Tuple[str, Any]]:
     number = found = 0
     is_continued = False
     while True:
-        line = sys.stdin.buffer.readline(MAX_BYTES)
+        line = sys.stdin.buffer.readline(MAX_BYTES + 1)  # a text that is cut needs the byte after its end
         if not line:
             break
         is_start, is_continued = not is_continued, not line.endswith(b"\n")
         number += is_start
         if is_start and line.strip():
             found += 1
-            yield "line-%06d" % number, text.sample_of(line.strip(), size)
+            yield "line-%06d" % number, text.sample_of(line.rstrip(b"\r\n"), size)
     if not found:
         raise ImageError("stdin has no text", "send lines of text in UTF-8 to it")
 

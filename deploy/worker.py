@@ -17,7 +17,7 @@ from deploy.contract.decoding import AS_THEY_ARE, Decoding
 from deploy.contract.errors import DeviceError, ImageError, UnexpectedError
 from deploy.contract.preprocessing import MOST_BYTES
 from deploy.failures import FailureLog
-from deploy.images import Bytes, decode_body
+from deploy.images import Bytes, decode_body, refuse_type_of_text
 
 FORM = "application/x-www-form-urlencoded"
 """The Content-Type of `curl -d` and of `curl --data-binary`, which sends files as they are."""
@@ -222,6 +222,8 @@ class Worker:
 
     def _decoded(self, job: Job) -> Any:
         """Return the sample in a request."""
+        if self._decoding.text_bytes is not None:
+            refuse_type_of_text(job.content_type)
         body = multipart.file_of(job.body, job.content_type) if multipart.is_form(job.content_type) else job.body
         try:
             return decode_body(body, job.shape, job.dtype, self._decoding)

@@ -9,6 +9,7 @@ Weinberger et al., Feature Hashing for Large Scale Multitask Learning, ICML 2009
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import re
 import unicodedata
@@ -33,12 +34,16 @@ _LARGEST_BYTE = 255
 def sample_of(text: Union[str, bytes, bytearray], size: int) -> Array:
     """Return a text as a sample: uint8 [size]. A longer text is cut after a whole character.
 
+    A byte order mark at the beginning is left out: many editors write it, and tables are read without it.
+
     Args:
         text: the text, or its bytes in UTF-8.
         size: the bytes of a sample.
     """
     # A lone surrogate, which UTF-8 cannot hold, becomes a question mark.
     content = text.encode("utf-8", "replace") if isinstance(text, str) else bytes(text)
+    if content.startswith(codecs.BOM_UTF8):
+        content = content[len(codecs.BOM_UTF8) :]
     end = size
     if len(content) > size:
         while end > 0 and size - end < 3 and content[end] & 0xC0 == 0x80:  # the middle of a character

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import queue
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,14 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 import text_bundles
+from serving import Slow
 
 from compress.data.dataset import Dataset
 from compress.data.sources import TextTable
 from deploy import images, samples
 from deploy.contract import bundle
+from deploy.contract.decoding import Decoding
 from deploy.contract.errors import ArgumentError, ImageError
 from deploy.contract.preprocessing import Preprocessing
+from deploy.contract.text import MAX_BYTES
 from deploy.model import Model
+from deploy.worker import Job, Worker
 
 
 @pytest.fixture(scope="module")
@@ -50,12 +55,13 @@ def test_a_text_gives_the_outputs_of_the_host(content: bytes) -> None:
             sample = opened.array(name)
             np.testing.assert_array_equal(model.run(model.prepare(sample))[0][0], outputs)
             as_text = sample.tobytes().rstrip(b"\0").decode()
-            np.testing.assert_array_equal(model.prepare(as_text)[0], model.prepare(sample)[0])
+            for same in (as_text, as_text.encode(), "\ufeff" + as_text):
+                np.testing.assert_array_equal(model.prepare(same)[0], model.prepare(sample)[0])
         answer = model("dogs bark")
         assert answer.label in text_bundles.LABELS
         assert len(opened.samples(opened.manifest["evaluation"])) == 6
         for wrong in (np.zeros((3, 3)), np.full(5, 300.0)):
-            with pytest.raises(ImageError, match="tokens takes"):
+            with pytest.raises(ImageError, match=r"tokens takes .*; to do: pass a text"):
                 model(wrong)
 
 
@@ -64,6 +70,8 @@ def test_a_bundle_of_images_takes_no_texts() -> None:
 
     with Model(bundle.Bundle(devices.packed()), "int8") as model, pytest.raises(ImageError, match="takes no texts"):
         model("a cat")
+    with Model(bundle.Bundle(devices.packed()), "int8") as model, pytest.raises(ImageError, match="is bytes"):
+        model(b"a cat")
 
 
 def test_a_number_without_a_row_is_an_error(content: bytes) -> None:
@@ -117,16 +125,30 @@ def test_files_are_texts(content: bytes, tmp_path: Path) -> None:
         assert (sample.shape, sample[: len(written)].tobytes()) == ((512,), written)
 
 
+def test_a_folder_has_texts(content: bytes, tmp_path: Path) -> None:
+    decoding = bundle.Bundle(content).decoding
+    for name in ("a.txt", "b/c.TXT", "photo.jpg", "d.npy"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    found = samples.listed([str(tmp_path)], decoding)
+    assert found == [str(tmp_path / name) for name in ("a.txt", "d.npy", "b/c.TXT")]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ArgumentError, match=r"needs files of \.txt, \.npy"):
+        samples.listed([str(tmp_path / "empty")], decoding)
+
+
 def test_lines_of_stdin_are_texts(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = bundle.Bundle(content)
-    lines = b"dogs bark\n\n  \na cat\r\n" + b"x" * 200_000 + b"\n\xff\nlast"
+    lines = b"dogs bark\n\n  \n a cat\r\n" + b"x" * 200_000 + b"\n\xff\nlast"
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(lines)))
     found = [(name, bytes(sample).rstrip(b"\0")) for name, sample in samples.named(["-"], opened)]
-    texts = [b"dogs bark", b"a cat", b"x" * 512, b"\xff", b"last"]
+    texts = [b"dogs bark", b" a cat", b"x" * 512, b"\xff", b"last"]
     assert found == [(f"line-{number:06}", each) for number, each in zip((1, 4, 5, 6, 7), texts, strict=True)]
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"\n\n")))
     with pytest.raises(ImageError, match="stdin has no text"):
         list(samples.named(["-"], opened))
+    with pytest.raises(ArgumentError, match="--frame-size belongs to images, and the bundle takes texts"):
+        list(samples.named(["-"], opened, "3x3"))
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(ArgumentError, match="stdin is closed"):
         list(samples.named(["-"], opened))
@@ -137,3 +159,34 @@ def test_a_request_is_a_text(content: bytes) -> None:
     sample = images.decode_body(b"PK\x03\x04 is a text", decoding=decoding)
     assert bytes(sample).rstrip(b"\0") == b"PK\x03\x04 is a text"
     np.testing.assert_array_equal(images.decode_body(bundle.array_bytes(sample), decoding=decoding), sample)
+
+
+@pytest.mark.parametrize(
+    ("content_type", "complaint"),
+    [
+        ("", None),
+        ("Text/Plain; Charset=UTF-8", None),
+        ("application/x-www-form-urlencoded", None),
+        ("application/json", "the body is JSON"),
+        ('text/plain; charset="ISO-8859-1"', "the encoding of the text is iso-8859-1"),
+    ],
+)
+def test_a_request_of_another_type_is_refused(content_type: str, complaint: str | None) -> None:
+    done: queue.Queue[Job] = queue.Queue()
+    service = Worker(Slow(), 1, done.put, Decoding(text_bytes=8))
+    assert service.offer(Job(b"a text", {"content-type": content_type}, None))
+    job = done.get(timeout=20)
+    assert service.close(20)
+    assert (job.error is None) == (complaint is None)
+    assert complaint is None or complaint in str(job.error)
+
+
+def test_a_long_line_is_cut_after_a_whole_character(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def longest(manifest: dict[str, Any], members: dict[str, bytes]) -> None:
+        del members
+        manifest["decoding"]["text_bytes"] = MAX_BYTES
+
+    opened = bundle.Bundle(changed(content, longest))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"x" + "é".encode() * MAX_BYTES)))
+    ((_, sample),) = samples.named(["-"], opened)
+    assert bytes(sample).rstrip(b"\0") == b"x" + "é".encode() * (MAX_BYTES // 2 - 1)
