@@ -25,7 +25,6 @@ import argparse
 import collections
 import csv
 import json
-import re
 import runpy
 import subprocess
 import sys
@@ -51,7 +50,7 @@ from compress.tflite import graph, macs
 from deploy.contract.lookup import Lookup
 from deploy.contract.preprocessing import Preprocessing
 from deploy.contract.tensors import TensorDescription
-from deploy.contract.text import sample_of
+from deploy.contract.text import sample_of, tokens_of
 
 RESULTS = repository.RESULTS / "text.json"
 EDGETPU = load("edgetpu")
@@ -138,19 +137,14 @@ def rows_of(path: Path) -> dict[str, list[tuple[str, str]]]:
     return {split: [(row["text"], row["kind"]) for row in table if row["split"] == split] for split in SPLITS}
 
 
-def words_of(text: str) -> list[str]:
-    """Return the words of a text, as the step `tokens` splits it."""
-    return re.findall(r"\w+", text.lower())
-
-
 def write_vocabulary(rows: dict[str, list[tuple[str, str]]], path: Path) -> None:
     """Write the numbers of frequent words as arrays; 1 is every other word."""
-    counts = collections.Counter(word for text, _ in rows["train"] for word in words_of(text))
+    counts = collections.Counter(word for text, _ in rows["train"] for word in tokens_of(text, "word"))
     numbers = {word: number for number, (word, _) in enumerate(counts.most_common(WORDS), 2)}
     texts = [(text, kind, split) for split in SPLITS for text, kind in rows[split]]
     x = np.zeros((len(texts), LENGTH), np.float32)
     for row, (text, _, _) in zip(x, texts, strict=True):
-        known = [numbers.get(word, 1) for word in words_of(text)[:LENGTH]]
+        known = [numbers.get(word, 1) for word in tokens_of(text, "word")[:LENGTH]]
         row[: len(known)] = known
     np.savez(path, x=x, y=np.array([kind for _, kind, _ in texts]), split=np.array([split for *_, split in texts]))
 

@@ -27,7 +27,9 @@ MAX_LENGTH = 1 << 12
 """The largest number of tokens."""
 MAX_BUCKETS = (1 << 24) - 1
 """The largest number of buckets: float32 holds every number up to it."""
-_WORD = re.compile(r"\w+")
+_MARK = "\u0300"
+"""Any mark, in the text in which words are found."""
+_WORD = re.compile("\\w[\\w%s]*" % _MARK)
 _LARGEST_BYTE = 255
 
 
@@ -57,16 +59,28 @@ def text_of(sample: Array) -> str:
     return np.asarray(sample).astype(np.uint8).tobytes().rstrip(b"\0").decode("utf-8", "replace")
 
 
-def split(text: str, unit: str) -> List[str]:
-    """Return the tokens of a text, in lower case and in Unicode's compatibility form (NFKC).
+def tokens_of(text: str, unit: str) -> List[str]:
+    """Return the tokens of a text, in Unicode's compatibility form (NFKC) without differences of case.
+
+    Versions of Unicode may change lower case, but not case folding (Unicode's stability policy). So it is the same on
+    all versions of Python.
 
     Args:
         text: any text.
-        unit: "word": letters, digits and underscores that follow each other; "character": every character that is not
-            blank, for languages without blanks between words, and for names and codes.
+        unit: "word": letters, digits and underscores that follow each other, with their marks, such as accents and the
+            vowel signs of Indic scripts; "character": every character that is not blank, for languages without blanks
+            between words, and for names and codes.
     """
-    plain = unicodedata.normalize("NFKC", text).lower()
-    return _WORD.findall(plain) if unit == "word" else [character for character in plain if not character.isspace()]
+    plain = unicodedata.normalize("NFKC", text).casefold()
+    if not plain.isascii():
+        plain = unicodedata.normalize("NFC", plain)  # case folding decomposes a few letters
+    if unit == "character":
+        return [character for character in plain if not character.isspace()]
+    if plain.isascii():
+        return _WORD.findall(plain)
+    # `\w` matches no marks.
+    marked = "".join(_MARK if unicodedata.category(character)[0] == "M" else character for character in plain)
+    return [plain[found.start() : found.end()] for found in _WORD.finditer(marked)]
 
 
 def number_of(token: str, buckets: int) -> int:
@@ -86,7 +100,8 @@ class Tokens(Step):
     buckets: int = key(Whole(1, MAX_BUCKETS))
     """The number of different numbers. Tokens of the same number are the same for the model."""
     unit: str = key(Word("word", "character"), "word")
-    """A token. word: letters and digits that follow each other. character: every character that is not blank."""
+    """A token. word: letters and digits that follow each other, with their accents. character: every character that is
+    not blank."""
 
     def planned(self, shape: Shape) -> Plan:
         """Return the shape of the result.
@@ -104,7 +119,7 @@ class Tokens(Step):
         """Return the numbers of the tokens."""
         if not ((sample >= 0) & (sample <= _LARGEST_BYTE)).all():
             raise PreprocessingError("tokens takes the bytes of a text, from 0 to 255")
-        tokens = split(text_of(sample), self.unit)[: self.length]
+        tokens = tokens_of(text_of(sample), self.unit)[: self.length]
         numbers = np.zeros(self.length, np.float32)
         numbers[: len(tokens)] = [number_of(token, self.buckets) for token in tokens]
         return numbers

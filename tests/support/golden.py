@@ -40,7 +40,8 @@ TEXT = (
     "Stra\u00dfe, STRASSE; caf\u00e9, cafe\u0301; \u0130stanbul \u0131\u015f\u0131k \ufb01ne \u00bd x\u00b2 "
     "\u039f\u03b4\u03cc\u03c2 \u0416\u0443\u043a \u05e9\u05dc\u05d5\u05dd \u0645\u0631\u062d\u0628\u0627 \ufdfa "
     "\u0928\u092e\u0938\u094d\u0924\u0947 \u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35 \u65e5\u672c\u8a9e \uff21\uff22 "
-    "\ud55c\uad6d\uc5b4 \U0001f600 snake_case 3.14 don't"
+    "\ud55c\uad6d\uc5b4 \U0001f600 snake_case 3.14 don't "
+    "\u1ecd\u0300r\u1ecd\u0300 \u03c4\u03b1\u0390\u03b6\u03c9 \u0391\u055f\u03a3"
 )
 """Scripts, case and compatible forms that Unicode 11 has."""
 EXPECTED = {
@@ -50,7 +51,7 @@ EXPECTED = {
     "picture": "97add43fae209e1f6da0513a74d6bdd38ba2a1a8fe978c1cf9a8264a3f91b886",
     "sound": "0d11615273956803c00170a21501b541b33a7e626bc8321b37fe3e5dd2e5c241",
     "recordings": "d35f4f927d67eb566fcb5723656141c7136ad03a1510f2bd7418299940883aae",
-    "texts": "eb4d432e9c18f36436bc2401b44ca965ad1822f9a45fc4bdee8ec68de9b3c367",
+    "texts": "1eb1f269b06591495344a1aefff9966e56fb56190564f49d02fda554a64ced44",
     "bundle": "f35086fa1eeee83bc190818c512623590c6a436242f80672d846d879599f2cd2",
     "accepted": 0,
     "signed": "ff9f4bdf1fd9eacc9dc7f8cec761a430db42cee10ff561ad97dca9cd23f3cbf9",

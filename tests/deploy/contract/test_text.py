@@ -34,6 +34,20 @@ def test_tokens_are_numbered_by_a_fixed_hash() -> None:
 def test_case_and_compatible_forms_are_the_same() -> None:
     assert numbers("GRÜN, \N{LATIN SMALL LIGATURE FI}t 1\N{SUPERSCRIPT TWO}") == numbers("grün fit 12")
     assert numbers("gru\N{COMBINING DIAERESIS}n fit 12") == numbers("grün fit 12")
+    assert numbers("STRASSE ΟΔΟΣ") == numbers("Straße οδος")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("ọ̀rọ̀ ọjọ́", ["ọ̀rọ̀", "ọjọ́"]),  # no single characters exist for these
+        ("नमस्ते दुनिया", ["नमस्ते", "दुनिया"]),
+        ("İZMİR ταΐζω", ["i̇zmi̇r", "ταΐζω"]),  # case folding decomposes both
+        ("ok ❤️ cat❤️dog \N{COMBINING ACUTE ACCENT}", ["ok", "cat", "dog"]),
+    ],
+)
+def test_a_word_has_its_marks(content: str, words: list[str]) -> None:
+    assert text.tokens_of(content, "word") == words
 
 
 def test_a_long_text_is_cut_and_a_short_one_is_filled_up() -> None:
