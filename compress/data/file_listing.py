@@ -19,7 +19,7 @@ from compress.data.label_tables import FileNames, Labels, LabelTable, Listed, re
 from compress.data.label_tables import read as read_table
 from compress.data.labels import SPLIT_WORDS
 from compress.data.source import Samples, Stored
-from compress.data.splits import Divide, by_group, stratified
+from compress.data.splits import Divide, by_name, stratified
 from compress.errors import DataError
 
 MOST_KINDS = 10
@@ -53,7 +53,7 @@ class Opened:
     def samples(self, read: Callable[[int], NDArray[Any]], *, skip: bool) -> Samples:
         """Return the samples; `read` decodes one when it is used, and `skip` leaves out unreadable ones."""
         groups = np.array([entry.group for entry in self.listed], np.str_) if self.grouped else None
-        divide: Divide = stratified if groups is None else by_group(np.unique(groups, return_inverse=True)[1])
+        divide: Divide = stratified if groups is None else by_name(groups)
         return Samples(
             self.label,
             self.class_names,

@@ -195,7 +195,7 @@ def _split_and_group(cells: Sequence[str], has_split: bool, line: str) -> tuple[
     split = labels.split_named(rest.pop(0), line) if has_split else None
     group = rest[0] if rest else ""
     if group:
-        labels.check(group, line)
+        labels.check(group, line, "group")
     return split, group
 
 

@@ -93,15 +93,17 @@ def _shown(names: Sequence[str]) -> str:
     return ", ".join(names[:MOST_SHOWN]) + (", ..." if len(names) > MOST_SHOWN else "")
 
 
-def check(name: str, where: str) -> None:
-    """Refuse an invalid class name.
+def check(name: str, where: str, what: str = "label") -> None:
+    """Refuse an invalid class name, or name of a group.
 
     Raises:
         DataError: it is empty, or too long.
     """
-    if not 0 < len(name) <= MOST_LETTERS:
-        reason = f"has a label of {len(name):,} letters" if name else "has no label"
-        raise DataError(reason, where=where, allowed=f"1 to {MOST_LETTERS} letters")
+    if not name:
+        raise DataError(f"has no {what}", where=where, hint="add it, or remove the line")
+    if len(name) > MOST_LETTERS:
+        reason = f"has a {what} of {len(name):,} letters"
+        raise DataError(reason, where=where, allowed=f"1 to {MOST_LETTERS} letters", hint="check data.source")
 
 
 def read(values: Sequence[str], classes: Sequence[str] | None, place: Place, origin: str = "") -> Labels:

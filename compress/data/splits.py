@@ -59,6 +59,18 @@ def by_group(groups: Indices) -> Divide:
     return divide
 
 
+def by_name(names: NDArray[np.str_]) -> Divide:
+    """Divide whole groups, as `by_group`. A sample whose group has no name is a group of its own.
+
+    Args:
+        names: the name of the group of every sample; "" for none.
+    """
+    groups = np.unique(names, return_inverse=True)[1]
+    alone = names == ""
+    groups[alone] = len(names) + np.arange(np.count_nonzero(alone))
+    return by_group(groups)
+
+
 def by_time(series: Indices, starts: Indices, length: int) -> Divide:
     """Take the last part of every class. Remaining windows do not overlap windows that were taken.
 

@@ -11,6 +11,8 @@ from compress.errors import DataError
 MAX_LINE = 1 << 20
 MAX_COLUMNS = 4096
 MAX_NAMES = 1_000_000
+QUOTES = "put a cell that has the delimiter, a double quote or a line end in double quotes, and double those in it"
+"""What to do about a row that is not read as it is meant."""
 
 
 def rows(stream: IO[bytes], where: str, delimiter: str = ",") -> Iterator[tuple[int, list[str]]]:
@@ -21,10 +23,12 @@ def rows(stream: IO[bytes], where: str, delimiter: str = ",") -> Iterator[tuple[
     """
     reader = csv.reader(_lines(stream, where), delimiter=delimiter, strict=True)
     while True:
+        first = reader.line_num + 1
         try:
             row = next(reader, None)
         except csv.Error as error:
-            raise DataError(f"is not a readable CSV file: {error}", where=f"{where}, line {reader.line_num}") from error
+            place = f"line {first}" if reader.line_num <= first else f"lines {first} to {reader.line_num}"
+            raise DataError(f"is not a readable CSV file: {error}", where=f"{where}, {place}", hint=QUOTES) from error
         if row is None:
             return
         if len(row) > MAX_COLUMNS:
@@ -70,7 +74,8 @@ def table(
     for number, row in table_rows:
         if len(row) != len(header):
             place = f"{where}, line {number}"
-            raise DataError(f"has {len(row)} columns", where=place, allowed=f"{len(header)}, as the header has")
+            allowed = f"{len(header)}, as the header has"
+            raise DataError(f"has {len(row)} columns", where=place, allowed=allowed, hint=QUOTES)
         yield number, [row[place] for place in places]
 
 

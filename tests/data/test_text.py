@@ -60,6 +60,17 @@ def test_groups_stay_together(tmp_path: Path) -> None:
     assert not authors["validation"] & (authors["train"] | authors["test"])
 
 
+def test_texts_without_a_group_are_divided_one_by_one(tmp_path: Path) -> None:
+    rows = [(f"text {index}", "ab"[index % 2], "", " x" if index < 10 else "") for index in range(100)]
+    source = TextTable(file=written(tmp_path, rows), group="author")
+    data = Dataset(source, Preprocessing([{"tokens": {"length": 3, "buckets": 50}}]), None)
+    for split in ("train", "validation", "test"):
+        raw = data.raw(split, np.arange(len(data.labels(split))))
+        named = [int(text_of(sample).split()[1]) < 10 for sample in raw]
+        assert len(named) - sum(named) >= 5
+        assert sum(named) in (0, 10)
+
+
 def test_notes_and_texts_without_labels(tmp_path: Path) -> None:
     samples = TextTable(file=written(tmp_path, [*ROWS, (" ", "cat", "", "")]), label=None, max_bytes=8).load()
     assert samples.notes == ("3 of 7 texts are longer than 8 bytes, and cut", "1 of 7 texts are blank")
@@ -75,11 +86,19 @@ def test_notes_and_texts_without_labels(tmp_path: Path) -> None:
         ([("a", "")], "text,label", {}, "line 2: has no label"),
         ([("a", "cat", "other")], "text,label,split", {"split": "split"}, "unknown split 'other'"),
         ([("a", "cat")], "text,label", {"classes": ("dog",)}, "unknown class 'cat'"),
+        ([("a", "cat", "x" * 201)], "text,label,by", {"group": "by"}, "line 2: has a group of 201 letters"),
+        ([("a", "cat", "more")], "text,label", {}, "line 2: has 3 columns; allowed: 2, .* double quotes"),
     ],
 )
 def test_bad_tables_are_refused(tmp_path: Path, rows: Any, header: str, settings: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         TextTable(file=written(tmp_path, rows, header), **settings).load()
+
+
+def test_an_open_quote_is_reported_with_the_line_where_it_begins(tmp_path: Path) -> None:
+    (tmp_path / "texts.csv").write_text('text,label\na,cat\n"b,cat\nc,cat\n')
+    with pytest.raises(DataError, match="lines 3 to 4: is not a readable CSV file: .* in double quotes"):
+        TextTable(file=str(tmp_path / "texts.csv")).load()
 
 
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from pydantic import Field
 from compress.data import class_names, files, labels, tables
 from compress.data.class_names import ClassList
 from compress.data.source import Samples, Stored
-from compress.data.splits import Divide, by_group, stratified
+from compress.data.splits import Divide, by_name, stratified
 from compress.errors import DataError
 from deploy.contract.text import MAX_BYTES, sample_of
 
-MAX_TEXT_BYTES = 2 << 30
+MAX_CHARACTERS = 2 << 30
 
 
 class TextTable(Stored):
@@ -38,7 +38,8 @@ class TextTable(Stored):
     split: str | None = None
     """Column with the split of each row: train, validation or test. An empty one: the row is not used."""
     group: str | None = None
-    """Column with what no two splits may share, such as the author or the document of a text."""
+    """Column with what no two splits may share, such as the author or the document of a text. An empty one: the text is
+    in no group."""
     max_bytes: Annotated[int, Field(ge=1, le=MAX_BYTES)] = 512
     """Longest text in bytes of UTF-8. Longer texts are cut, also on the device."""
     classes: ClassList | None = None
@@ -75,8 +76,8 @@ class TextTable(Stored):
             for index, word in enumerate(words):
                 labels.check(word, place(index))
             label, classes = labels.read(words, names, place, class_names.origin(self.classes))
-        groups = None if self.group is None else np.array(cells[self.group], np.str_)
-        divide: Divide = stratified if groups is None else by_group(np.unique(groups, return_inverse=True)[1])
+        groups = None if self.group is None else _groups(cells[self.group], place)
+        divide: Divide = stratified if groups is None else by_name(groups)
         splits = {}
         if self.split is not None:
             words = cells[self.split]
@@ -95,7 +96,7 @@ class TextTable(Stored):
             splits,
             place,
             divide,
-            notes=self._notes(texts),
+            notes=(*class_names.note(self.classes), *self._notes(texts)),
             groups=groups,
             has_labels=self.label is not None,
         )
@@ -114,9 +115,10 @@ class TextTable(Stored):
                 lines.append(line)
                 rows.append(row)
                 size += sum(map(len, row))
-                if len(rows) > tables.MAX_NAMES or size > MAX_TEXT_BYTES:
-                    allowed = f"{tables.MAX_NAMES:,} rows, and {MAX_TEXT_BYTES:,} characters"
-                    raise DataError("is too large for a table of texts", where=self.file, allowed=allowed)
+                if len(rows) > tables.MAX_NAMES or size > MAX_CHARACTERS:
+                    allowed = f"{tables.MAX_NAMES:,} rows, and {MAX_CHARACTERS:,} characters"
+                    hint = "take a part of the rows, or shorten the texts"
+                    raise DataError("is too large for a table of texts", where=self.file, allowed=allowed, hint=hint)
         if not rows:
             raise DataError("has no rows", where=self.file, hint="add texts")
         return lines, rows
@@ -130,3 +132,16 @@ class TextTable(Stored):
         if blank:
             notes.append(f"{blank:,} of {len(texts):,} texts are blank")
         return tuple(notes)
+
+
+def _groups(cells: list[str], place: labels.Place) -> NDArray[np.str_]:
+    """Return the name of the group of each row; "" for none.
+
+    Raises:
+        DataError: a name is too long.
+    """
+    names = [cell.strip() for cell in cells]
+    for index, name in enumerate(names):
+        if name:
+            labels.check(name, place(index), "group")
+    return np.array(names, np.str_)
