@@ -155,10 +155,13 @@ def text(opened: bundle.Bundle, role: str, where: str = "") -> str:
     """Return the text of the header.
 
     Raises:
-        ModelError: an input is not 8-bit, an output has a type that the header does not support, or the preprocessing
-            has other steps than resize, crop, scale and normalize of an image.
+        ModelError: an input is not 8-bit, an output has a type that the header does not support, the input is looked up
+            in a table, or the preprocessing has other steps than resize, crop, scale and normalize of an image.
     """
     model = opened.models[role]
+    if model.lookup is not None:
+        what = "its input is looked up in a table, which the header does not contain"
+        raise ModelError(what, where=where, allowed="models without an embedding at their beginning")
     content = opened.content(role)
     for tensor in model.inputs:
         if tensor.dtype not in _INPUTS or not tensor.scale:

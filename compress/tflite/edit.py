@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.tflite import graph as graphs
+from compress.tflite import lookup
 from compress.tflite.graph import NONE, Graph, Operator, Quantization, Tensor
 
 EIGHT_BIT_VERSIONS = {
@@ -263,12 +264,17 @@ def extract(graph: Graph, operators: Collection[int], inputs: Sequence[int], out
 
 
 def select_operators(graph: Graph, operators: Collection[int], inputs: Sequence[int], outputs: Sequence[int]) -> Graph:
-    """Return some operators of a graph as a separate model, with the tensor indices of the original graph."""
+    """Return some operators of a graph as a separate model, with the tensor indices of the original graph.
+
+    A lookup table stays only in a part with the inputs of the graph, which it is for.
+    """
     main = copy.copy(graph.source.subgraphs[0])
+    source = copy.copy(graph.source)
+    if tuple(inputs) != graph.inputs:
+        source.metadata = [entry for entry in source.metadata or [] if entry.name != lookup.NAME.encode()] or None
     main.operators = [operator for index, operator in enumerate(main.operators) if index in operators]
     main.inputs = list(inputs)
     main.outputs = list(outputs)
-    source = copy.copy(graph.source)
     source.subgraphs = [main]
     source.signatureDefs = None
     return graphs.from_source(source)

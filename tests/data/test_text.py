@@ -97,7 +97,7 @@ def test_bad_tables_are_refused(tmp_path: Path, rows: Any, header: str, settings
 
 def test_an_open_quote_is_reported_with_the_line_where_it_begins(tmp_path: Path) -> None:
     (tmp_path / "texts.csv").write_text('text,label\na,cat\n"b,cat\nc,cat\n')
-    with pytest.raises(DataError, match="lines 3 to 4: is not a readable CSV file: .* in double quotes"):
+    with pytest.raises(DataError, match=r"lines 3 to 4: is not a readable CSV file: .* in double quotes"):
         TextTable(file=str(tmp_path / "texts.csv")).load()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import text_bundles
 import tiny
 from devices import packed
 
@@ -126,6 +127,8 @@ def test_what_is_refused(tmp_path: Path, path: Path) -> None:
     with pytest.raises(ModelError, match="not a bundle"):
         cpp_header.export(tmp_path / "x", tmp_path / "m.h")
     opened: Any = bundle.Bundle(packed(samples=0))
+    with pytest.raises(ModelError, match="its input is looked up in a table"):
+        cpp_header.text(bundle.Bundle(text_bundles.packed()), "int8")
     with pytest.raises(ModelError, match="input image is float32"):
         cpp_header.text(opened, "original")
     opened.manifest["preprocessing"]["steps"].append({"colour": {"to": "bgr"}})

@@ -40,6 +40,14 @@ def test_edits_keep_the_table() -> None:
         np.testing.assert_array_equal(found, text_bundles.table())
 
 
+def test_a_part_with_other_inputs_has_no_table() -> None:
+    parsed = graph.parse(text_bundles.model())
+    whole = edit.extract(parsed, range(len(parsed.operators)), parsed.inputs, parsed.outputs)
+    rest = edit.extract(parsed, [], parsed.outputs, parsed.outputs)
+    assert lookup.table_of(whole) is not None
+    assert lookup.table_of(rest) is None
+
+
 def test_a_file_without_a_table(tmp_path: Path) -> None:
     (tmp_path / "model.tflite").write_bytes(tiny.classifier())
     (tmp_path / "empty").touch()
