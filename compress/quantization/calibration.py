@@ -36,6 +36,7 @@ class CalibrationSplit:
         seconds: time that the choice took.
         distances: of synthetic samples, the distance from the model's statistics before and after the synthesis; None
             for real ones.
+        are_rows: whether they are rows of a lookup that was cut off the model (`ir.passes.cut_lookup`).
     """
 
     calibration: NDArray[np.float32]
@@ -44,6 +45,7 @@ class CalibrationSplit:
     available: int
     seconds: float
     distances: tuple[float, float] | None = None
+    are_rows: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts of a stage."""

@@ -35,15 +35,16 @@ def about_samples(samples: NDArray[np.float32]) -> list[str]:
     return warnings
 
 
-def about_model(trained: Network, samples: NDArray[np.float32]) -> list[str]:
+def about_model(trained: Network, samples: NDArray[np.float32], *, are_rows: bool = False) -> list[str]:
     """Describe samples that differ from the training data of a model, and layers whose weights are all zero.
 
     Args:
         trained: the network as it was trained, batch norm not folded.
         samples: preprocessed samples [n, ...].
+        are_rows: whether they are rows of the model's own table, whose scale cannot be wrong.
     """
     warnings = []
-    far = activation_statistics.misfit(trained, samples)
+    far = None if are_rows else activation_statistics.misfit(trained, samples)
     if far is not None and far.is_large:
         warnings.append(
             f"the scale of the samples ({samples.min():.3g} to {samples.max():.3g}) does not fit the model: at its "

@@ -109,6 +109,7 @@ def quantize(
     judge: Judge | None = None,
     note: Note = lambda text: None,
     progress: Progress = SILENT,
+    are_rows: bool = False,
 ) -> QuantizationResult:
     """Quantize a Keras model without training.
 
@@ -121,6 +122,7 @@ def quantize(
         judge: compares outputs; None for classifiers.
         note: receives lines of text for the user.
         progress: receives phases and steps.
+        are_rows: whether the samples are rows of a lookup that was cut off the model (`ir.passes.cut_lookup`).
 
     Raises:
         StageError: the plan is for another model, or a value is not finite, or a layer has no 8-bit form.
@@ -128,7 +130,8 @@ def quantize(
     """
     settings = settings or PostTrainingSettings()
     network = keras_graph.read(model)
-    warnings = [*diagnostics.about_samples(samples), *diagnostics.about_model(network, samples)]
+    about_model = diagnostics.about_model(network, samples, are_rows=are_rows)
+    warnings = [*diagnostics.about_samples(samples), *about_model]
     for warning in warnings:
         note(warning)
     try:

@@ -218,7 +218,7 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
         own_samples = samples
         if lookup is not None:
             calibration, held_out = lookup.rows(samples.calibration), lookup.rows(samples.held_out)
-            own_samples = replace(samples, calibration=calibration, held_out=held_out)
+            own_samples = replace(samples, calibration=calibration, held_out=held_out, are_rows=True)
             model = keras_graph.build(lookup.network)
         result = (
             self._without_layers(artifact, samples, context)
@@ -375,6 +375,7 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
             judge=task_of(context.data).fidelity(context.specification, logits=True),
             note=lambda text: context.progress.note(f"quantize: {text}"),
             progress=context.progress,
+            are_rows=samples.are_rows,
         )
 
     def _under_old_scales(
