@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -133,8 +134,31 @@ def _called(
         if not callable(getattr(module, function, None)):
             hint = "data for detection needs one: see docs/detection.md" if function == DETECTOR else ""
             raise ModelError(f"unknown function {function!r}", where=str(path), hint=hint)
+        _refuse_other_parameters(getattr(module, function), where, arguments, named)
         return getattr(module, function)(*arguments, **named)
     except ModelError:
         raise
     except Exception as error:
         raise ModelError(f"the builder failed: {type(error).__name__}: {error}", where=where) from error
+
+
+def _refuse_other_parameters(
+    function: Callable[..., Any], where: str, arguments: tuple[Any, ...], named: Mapping[str, Any]
+) -> None:
+    """Refuse a function that cannot be called with these arguments.
+
+    Raises:
+        ModelError: it has other parameters, or needs one more.
+    """
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # it is written in C
+        return
+    try:
+        signature.bind(*arguments, **named)
+    except TypeError as error:
+        raise ModelError(
+            f"the builder cannot be called: {error}",
+            where=where,
+            hint="set what it needs in addition to the shape and the number of classes: `arguments` under `model`",
+        ) from error

@@ -141,9 +141,10 @@ def _refuse_missing_rows(model: Any, data: Data) -> None:
         ModelError: there are such samples.
     """
     from compress.ir import keras_graph
+    from compress.ir.layer_specs import EMBEDDING, spec_of_live
     from compress.ir.passes import cut_lookup
 
-    if not any(layer.__class__.__name__ == "Embedding" for layer in model.layers):
+    if not any(spec_of_live(layer) == EMBEDDING for layer in model.layers):
         return
     rows = cut_lookup.input_rows(keras_graph.read(model))
     if rows is None:
