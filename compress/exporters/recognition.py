@@ -273,8 +273,14 @@ def _false_accept(outputs: _Outputs, folder: Path | None, calibration: Confidenc
     """Return the share of images that show none of the classes, and that are answered with a class.
 
     Raises:
-        DataError: the folder has no images, or one of them cannot be used.
+        DataError: the folder has no images, one of them cannot be used, or the samples are texts.
     """
+    if parsed(outputs.data.decoding).text_bytes is not None:
+        if folder is not None:
+            raise DataError(
+                "takes images, and the samples are texts", where="package.recognition.unknown", hint="remove it"
+            )
+        return missing("fraction", "the samples are texts, and package.recognition.unknown takes images")
     if folder is None:
         reason = "no images without the classes: set package.recognition.unknown to a folder of them"
         return missing("fraction", reason)

@@ -17,6 +17,8 @@ from serving import Slow
 
 from compress.data.dataset import Dataset
 from compress.data.sources import TextTable
+from compress.errors import DataError
+from compress.exporters.recognition import RecognitionSettings
 from deploy import images, samples
 from deploy.contract import bundle
 from deploy.contract.decoding import Decoding
@@ -28,11 +30,16 @@ from deploy.worker import Job, Worker
 
 
 @pytest.fixture(scope="module")
-def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     path = tmp_path_factory.mktemp("texts") / "texts.csv"
     rows = [f"{text},{text_bundles.LABELS[index % 3]}" for index, text in enumerate(text_bundles.TEXTS * 5)]
     path.write_text("\n".join(["text,label", *rows]))
-    return text_bundles.packed(Dataset(TextTable(file=str(path)), Preprocessing(text_bundles.STEPS), None))
+    return Dataset(TextTable(file=str(path)), Preprocessing(text_bundles.STEPS), None)
+
+
+@pytest.fixture(scope="module")
+def content(data: Dataset) -> bytes:
+    return text_bundles.packed(data)
 
 
 def changed(content: bytes, change: Any) -> bytes:
@@ -63,6 +70,13 @@ def test_a_text_gives_the_outputs_of_the_host(content: bytes) -> None:
         for wrong in (np.zeros((3, 3)), np.full(5, 300.0)):
             with pytest.raises(ImageError, match=r"tokens takes .*; to do: pass a text"):
                 model(wrong)
+
+
+def test_unknown_images_are_not_for_texts(content: bytes, data: Dataset, tmp_path: Path) -> None:
+    unknown = bundle.Bundle(content).manifest["confidence"]["measured"]["unknown"]
+    assert "the samples are texts" in unknown["false_accept"]["note"]
+    with pytest.raises(DataError, match="takes images, and the samples are texts"):
+        text_bundles.packed(data, recognition=RecognitionSettings(unknown=tmp_path))
 
 
 def test_a_bundle_of_images_takes_no_texts() -> None:

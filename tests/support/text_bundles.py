@@ -37,13 +37,13 @@ def model(*, with_table: bool = True) -> bytes:
     return graph.serialize(lookup.with_table(graph.parse(content), table())) if with_table else content
 
 
-def packed(data: Any = None) -> bytes:
+def packed(data: Any = None, **settings: Any) -> bytes:
     """The bundle of `model`; with data, golden inputs and an evaluation sample."""
     folder = Path(tempfile.mkdtemp())
     (folder / "int8.tflite").write_bytes(model())
     labels = () if data is not None else LABELS
     files = {"int8": folder / "int8.tflite"}
-    packing = Packing("texts", files, TASKS["classification"], {}, SILENT, data, labels=labels)
+    packing = Packing("texts", files, TASKS["classification"], {}, SILENT, data, labels=labels, **settings)
     content = pack(packing)
     shutil.rmtree(folder)
     return content
