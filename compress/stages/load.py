@@ -135,7 +135,7 @@ class _Load(Stage):
 
 
 def _refuse_missing_rows(model: Any, data: Data) -> None:
-    """Refuse samples whose numbers are not rows of the embedding that reads them: its training would fail.
+    """Refuse samples with numbers that have no row in the embedding that reads them: its training would fail.
 
     Raises:
         ModelError: there are such samples.
@@ -151,10 +151,10 @@ def _refuse_missing_rows(model: Any, data: Data) -> None:
         return
     samples = data.inputs("train")
     low, high = float(samples.min()) + 0.0, float(samples.max()) + 0.0  # no -0
-    if low < 0 or high > rows - 1 or (samples != np.rint(samples)).any():
+    if low < 0 or high > rows - 1:
         raise ModelError(
             f"the embedding of the model has {rows:,} rows, and the samples have numbers from {low:g} to {high:g}",
-            allowed=f"whole numbers from 0 to {rows - 1:,}",
+            allowed=f"0 to {rows - 1:,}",
             hint="texts need the step tokens, and a row for each of its buckets and one for 0 "
             "(the builder text_cnn: `arguments: {tokens: …}`, the same number as `buckets`)",
         )

@@ -37,12 +37,12 @@ class Lookup:
         self.shape = tuple(tensor.shape[1:-1])
 
     def __call__(self, numbers: Array) -> Array:
-        """Return the rows of these numbers as the input tensor.
+        """Return the rows of these numbers as the input tensor. Fractions are cut off, as Keras does it.
 
         Raises:
             ValueError: a number is not that of a row.
         """
-        whole = np.rint(numbers)
+        whole = np.trunc(numbers)
         if not ((whole >= 0) & (whole < len(self.table))).all():
             raise ValueError("a number is not from 0 to %d, the rows of the lookup table" % (len(self.table) - 1))
         return self.table[whole.astype(np.int64)].reshape((1,) + self.shape + (-1,))

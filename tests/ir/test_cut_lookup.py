@@ -34,6 +34,8 @@ def test_both_parts_compute_the_same(keras: Any) -> None:
     found = cut(read)
     assert found is not None
     rows = found.rows(NUMBERS)
+    np.testing.assert_array_equal(found.rows(NUMBERS + np.float32(0.7)), rows)
+    np.testing.assert_array_equal(np.asarray(model(NUMBERS + np.float32(0.7))), np.asarray(model(NUMBERS)))
     assert rows.shape == (7, 6, 4)
     after = keras_graph.build(found.network)
     assert after.input_shape == (None, 6, 4)

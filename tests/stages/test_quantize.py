@@ -429,7 +429,7 @@ def test_the_lookup_of_an_embedding_is_cut_off(keras: Any, tmp_path: Path) -> No
             quantized(model, data, tmp_path, Quantize(**settings))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("factor", "expected"), [(2, "from 0 to 14"), (-1, "from -7 to 0"), (0.5, "from 0 to 3.5")])
+@pytest.mark.parametrize(("factor", "expected"), [(2, "from 0 to 14"), (-1, "from -7 to 0")])
 def test_numbers_without_a_row_in_the_embedding_are_refused(
     keras: Any, tmp_path: Path, factor: float, expected: str
 ) -> None:
@@ -440,5 +440,5 @@ def test_numbers_without_a_row_in_the_embedding_are_refused(
     data.input_shape = (64,)
     stage.fitted(model, context(data, tmp_path))
     data.change = lambda images: as_numbers(images) * np.float32(factor)
-    with pytest.raises(ModelError, match=f"has 8 rows, and the samples have numbers {expected}; allowed: .* 0 to 7;"):
+    with pytest.raises(ModelError, match=f"has 8 rows, and the samples have numbers {expected}; allowed: 0 to 7;"):
         stage.fitted(model, context(data, tmp_path))

@@ -30,8 +30,11 @@ class CutLookup:
     network: Network
 
     def rows(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return preprocessed samples, the numbers of rows [n, ...], as the rows [n, ..., width]."""
-        return self.table[np.clip(np.rint(samples), 0, len(self.table) - 1).astype(np.int64)]
+        """Return preprocessed samples, the numbers of rows [n, ...], as the rows [n, ..., width].
+
+        Fractions are cut off, as Keras does it.
+        """
+        return self.table[np.clip(np.trunc(samples), 0, len(self.table) - 1).astype(np.int64)]
 
     def stored(self, tensor: TensorDescription) -> NDArray[np.integer]:
         """Return the table as an input stores it: [rows, width]."""

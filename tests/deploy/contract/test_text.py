@@ -95,7 +95,7 @@ def test_sizes_of_texts_have_limits(entry: dict[str, int]) -> None:
 def test_rows_are_looked_up() -> None:
     lookup = Lookup(TABLE, INPUT)
     assert lookup.shape == (4,)
-    found = lookup(np.array([0, 4, 1.0, 0]))
+    found = lookup(np.array([0, 4.9, 1.0, 0]))
     assert (found.shape, found.dtype) == ((1, 4, 3), np.int8)
     np.testing.assert_array_equal(found[0, :, 0], [0, 12, 3, 0])
 
