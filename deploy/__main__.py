@@ -70,8 +70,8 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
     _model_options(parser)
     samples = (
         "images, folders of images, .npy arrays, .wav files, .npz for several inputs; - for the frames of a video from "
-        "stdin, JPEG images one after the other; for a model that takes texts: files of one text each, - for the lines "
-        "of stdin (default: the golden inputs of the bundle)"
+        "stdin, JPEG images one after the other; for a model that takes texts: files of one text each, folders of .txt "
+        "files, - for the lines of stdin (default: the golden inputs of the bundle)"
     )
     parser.add_argument("images", nargs="*", metavar="SAMPLE", help=samples)
     parser.add_argument("--top", type=int, default=3, help="number of classes, objects or values to print (default: 3)")

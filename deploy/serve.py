@@ -3,8 +3,8 @@
 ::
 
     POST /v1/predict?top=3   a .npy array, raw numbers (X-Shape, X-Dtype), JPEG, PNG, WAV; for several inputs .npz;
-                             or one of these in a form. The answer has labels and scores, objects, or the values
-                             of the outputs, of which format=npz gives all
+                             a text, if the model takes texts; or one of these in a form. The answer has labels and
+                             scores, objects, or the values of the outputs, of which format=npz gives all
     GET  /v1/model           which bundle and model this is
     GET  /metrics            for Prometheus
     GET  /healthz            200 while the process can work; otherwise restart it

@@ -23,7 +23,7 @@ def build(input_shape, classes, tokens, width=64, filters=(64,), kernel=3, separ
         filters: channels of each convolution.
         kernel: number of positions that a convolution sees.
         separable: use a depthwise and a 1x1 convolution instead of each convolution: fewer weights.
-        dropout: fraction of the features that the training sets to 0; 0.6 times that of the tokens' vectors.
+        dropout: fraction of the features that the training sets to 0; of the tokens' vectors, 0.6 times this fraction.
     """
     layers = keras.layers
     text = keras.Input(input_shape, name="tokens")
