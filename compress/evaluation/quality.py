@@ -50,7 +50,8 @@ class Evaluation(Probe):
             models[name] = ModelOutputs(rows, model.floating, specification)
             layouts.append(model.output_layout)
             if len(model.input_tensors) == 1:
-                ranges.append(input_range(model.input_tensors[0], samples))
+                # Samples that are looked up are numbers of rows, whose values are in the table.
+                ranges.append(input_range(model.input_tensors[0], samples) if model.lookup is None else None)
         note = f"{self.split} split, {version()}, default kernels without a delegate"
         with context.progress.phase(metrics):
             facts = task.evaluate(models, context.data, self.split, note)

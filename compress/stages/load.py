@@ -140,13 +140,9 @@ def _refuse_missing_rows(model: Any, data: Data) -> None:
     Raises:
         ModelError: there are such samples.
     """
-    from compress.ir import keras_graph
-    from compress.ir.layer_specs import EMBEDDING, spec_of_live
     from compress.ir.passes import cut_lookup
 
-    if not any(spec_of_live(layer) == EMBEDDING for layer in model.layers):
-        return
-    rows = cut_lookup.input_rows(keras_graph.read(model))
+    rows = cut_lookup.input_rows(model)
     if rows is None:
         return
     samples = data.inputs("train")

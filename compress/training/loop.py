@@ -19,6 +19,7 @@ from compress.data.rows import rows as rows_of
 from compress.data.types import Data, Split
 from compress.errors import StageError
 from compress.ir import mixed_precision as precision
+from compress.ir.passes import cut_lookup
 from compress.ir.tensorflow import keras, run
 from compress.progress import Phase
 from compress.stage import Context, Use
@@ -222,12 +223,13 @@ def fit(
         `batch_norms`: whether their recalibration was kept, if there are any.
 
     Raises:
-        StageError: the loss is not finite, or this machine does not have the devices.
+        StageError: the loss is not finite, this machine does not have the devices, or the samples cannot be mixed.
     """
     loss, context, subset_facts = _on_subset(model, loss, settings, context)
     library = keras(context.seed)
     strategy = strategies.strategy(context.execution)
     peers = Peers(strategy, strategies.workers(context.execution))
+    _refuse_mixed_rows(model, settings)
     weighted = _mixed(_weighted(loss, settings, context.data), settings)
     targets = {split: _targets(context.data, loss, split) for split in ("train", "validation")}
     strategies.refuse_batches(len(targets["train"]["labels"]), settings.batch_size, strategy)
@@ -467,6 +469,19 @@ def _adam(library: Any, rates: Mapping[str, Rate], decay: float, steps: int) -> 
             super().update_step(gradient, variable, learning_rate)
 
     return Adam
+
+
+def _refuse_mixed_rows(model: Any, settings: TrainingSettings) -> None:
+    """Refuse mixup of samples that are numbers of an embedding's rows: the mean of two numbers is an unrelated row.
+
+    Raises:
+        StageError: mixup is set for such a model.
+    """
+    if settings.augment.mixup and cut_lookup.input_rows(model) is not None:
+        raise StageError(
+            "augment.mixup mixes the values of samples, and those of a model with an embedding are numbers of its rows",
+            hint="remove augment.mixup",
+        )
 
 
 def _mixed(loss: Loss, settings: TrainingSettings) -> Loss:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import text_bundles
 
 from compress.artifact import MODEL_TFLITE, Artifact
 from compress.errors import ModelError
@@ -52,6 +53,13 @@ def test_a_model_with_another_number_of_classes(artifact: Make, context: Make, c
 def test_a_model_for_other_samples(artifact: Make, context: Make) -> None:
     with pytest.raises(ModelError, match=r"takes \[1, 5, 4, 1\], but the data gives \[1, 4, 4, 1\]"):
         Evaluation(split="test").run({"model": artifact(inputs=(5, 4, 1))}, context())
+
+
+def test_numbers_that_are_looked_up_have_no_range(artifact: Make, context: Make) -> None:
+    numbers = np.arange(48, dtype=np.float32).reshape(12, 4) % 21
+    model = artifact(text_bundles.model())
+    facts = Evaluation(split="test").run({"first": model, "second": model}, context(numbers))
+    assert facts["input_range"] is None
 
 
 FACTS: dict[str, Any] = {

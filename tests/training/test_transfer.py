@@ -129,6 +129,14 @@ def test_mixed_samples_have_the_loss_of_both(keras: Any) -> None:
     np.testing.assert_allclose(np.asarray(values), share * [0, 1, 0, 1] + (1 - share) * [1, 0, 1, 0], rtol=1e-5)
 
 
+def test_numbers_of_rows_are_not_mixed(keras: Any, tmp_path: Path) -> None:
+    stack = [keras.Input((64,)), keras.layers.Embedding(8, 4), keras.layers.Flatten(), keras.layers.Dense(2)]
+    settings = TrainingSettings(epochs=1, augment=Augment(mixup=0.5))
+    loss = Loss(lambda batch, outputs: outputs[:, 0] * 0)
+    with pytest.raises(StageError, match=r"augment\.mixup .* numbers of its rows"):
+        loop.fit(keras.Sequential(stack), loss, settings, context(Blobs(), tmp_path))
+
+
 @dataclass
 class Colours(Blobs):
     input_shape: tuple[int, ...] = (8, 8, 3)

@@ -7,12 +7,14 @@ quantized model (`deploy.contract.lookup`).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.ir import keras_graph
 from compress.ir.keras_graph import LayerOutput, Network, tensors_in
-from compress.ir.layer_specs import EMBEDDING, spec_of
+from compress.ir.layer_specs import EMBEDDING, spec_of, spec_of_live
 from deploy.contract.preprocessing import quantize
 from deploy.contract.tensors import TensorDescription
 
@@ -43,8 +45,11 @@ class CutLookup:
         return stored
 
 
-def input_rows(network: Network) -> int | None:
-    """Return the number of rows of the embedding that reads the model's only input; None if none does."""
+def input_rows(model: Any) -> int | None:
+    """Return the number of rows of the embedding that reads the only input of a Keras model; None if none does."""
+    if not any(spec_of_live(layer) == EMBEDDING for layer in model.layers):
+        return None
+    network = keras_graph.read(model)
     inputs = list(tensors_in(network.inputs))
     if len(inputs) != 1:
         return None
