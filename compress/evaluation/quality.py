@@ -23,7 +23,7 @@ class Evaluation(Probe):
     """Run models on a split, and measure their outputs by the metrics of the task."""
 
     name: ClassVar[str] = "evaluation"
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 5
     needs: ClassVar[frozenset[Need]] = frozenset({"data"})
     tools: ClassVar[tuple[str, ...]] = ("ai-edge-litert", "pycocotools")
 
