@@ -182,11 +182,16 @@ def find(network: Network, shares: Sequence[float], multiple: int, *, blocks: bo
 
 def _layout(layer: Layer, call: int, inputs: list[Layout], trace: ChannelTrace) -> Layout | None:
     """Return the layout of a call's output; None where `network` cannot run the layer with fewer channels."""
-    spec = spec_of(layer)
-    convolution = spec in (CONV_1D, CONV_2D) and layer.config.get("groups", 1) == 1
-    runs = convolution or spec in (DENSE, DEPTHWISE_CONV_2D) or not spec.kernels
-    fixed = "target_shape" in layer.config or layer.config.get("padding") == "causal"
+    runs = is_elastic_convolution(layer) or spec_of(layer) == DENSE or not spec_of(layer).kernels
+    fixed = "target_shape" in layer.config
     return channel_groups.output_layout(layer, call, inputs, trace) if runs and not fixed else None
+
+
+def is_elastic_convolution(layer: Layer) -> bool:
+    """Whether a layer is a convolution that `network` can run with fewer channels, and with a smaller kernel."""
+    if spec_of(layer) in (CONV_1D, CONV_2D):
+        return layer.config.get("groups", 1) == 1 and layer.config.get("padding") != "causal"
+    return spec_of(layer) == DEPTHWISE_CONV_2D
 
 
 def _levels(group: LayerGroup, shares: Sequence[float], multiple: int) -> Widths:
@@ -240,9 +245,8 @@ def _kernels(network: Network) -> list[ElasticKernel]:
     """Return the kernels of which the centre has the same outputs as the whole with zeros around it."""
     found = []
     for layer in network.layers.values():
-        kernel = spec_of(layer).kernel
         settings = layer.config
-        if kernel is None or kernel.transposed or layer.weights[0].ndim != 4 or settings.get("padding") != "same":
+        if not is_elastic_convolution(layer) or layer.weights[0].ndim != 4 or settings.get("padding") != "same":
             continue
         height, width = layer.weights[0].shape[:2]
         dilated = settings.get("dilation_rate", 1) not in (1, (1, 1), [1, 1])

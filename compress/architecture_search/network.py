@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.architecture_search.elastic import ElasticNetwork, SubNetwork
+from compress.architecture_search.elastic import ElasticNetwork, SubNetwork, is_elastic_convolution
 from compress.ir.channel_groups import ChannelGroups, Layout, Mask
 from compress.ir.keras_graph import Layer, LayerOutput, Network, build, map_tensors, read
-from compress.ir.layer_specs import CONV_1D, CONV_2D, DEPTHWISE_CONV_2D, spec_of
+from compress.ir.layer_specs import spec_of
 from compress.ir.tensorflow import batch_signature, keras, run
 from compress.training.bn_recalibration import measuring
 
@@ -110,9 +110,9 @@ class SharedNetwork:
 
     @property
     def _convolutions(self) -> list[Any]:
-        specs = {name: spec_of(layer) for name, layer in self.elastic.network.layers.items()}
-        names = [name for name, spec in specs.items() if spec in (CONV_1D, CONV_2D, DEPTHWISE_CONV_2D)]
-        return [self.model.get_layer(name) for name in names if self.elastic.network.layers[name].calls]
+        layers = self.elastic.network.layers.values()
+        names = [layer.name for layer in layers if layer.calls and is_elastic_convolution(layer)]
+        return [self.model.get_layer(name) for name in names]
 
     @property
     def _signature(self) -> tuple[Any, ChoiceTensors]:

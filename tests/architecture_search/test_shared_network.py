@@ -131,6 +131,48 @@ def test_a_block_that_something_else_reads_is_none(keras: Any) -> None:
     assert not residual_blocks(network)
 
 
+def fixed_convolutions(keras: Any, groups: int = 1, padding: str = "same") -> Any:
+    """A convolution that keeps its channels, between others."""
+    layers = keras.layers
+    signal = keras.Input((12, 4))
+    x = layers.Conv1D(16, 3, activation="relu")(signal)
+    x = layers.Conv1D(16, 5, padding=padding, groups=groups, name="fixed")(x)
+    x = layers.Conv1D(16, 1, activation="relu", name="elastic")(x)
+    return keras.Model(signal, layers.Dense(3)(layers.GlobalAveragePooling1D()(x)))
+
+
+@pytest.mark.parametrize("settings", [{"groups": 4}, {"padding": "causal"}])
+def test_convolutions_that_keep_their_channels_train_and_run(keras: Any, settings: dict[str, Any]) -> None:
+    import tensorflow
+
+    model = networks.randomized(fixed_convolutions(keras, **settings))
+    elastic = find(keras_graph.read(model), (0.5,), 4, blocks=True, kernels=True)
+    assert [group.layers for group in elastic.groups] == [("elastic",)]
+    shared = SharedNetwork(elastic)
+    choice = shared.choice(elastic.smallest)
+    inputs = np.random.default_rng(1).random((8, 12, 4), np.float32)
+    alone = keras_graph.build(extracted(elastic, elastic.smallest))
+    np.testing.assert_allclose(np.asarray(shared.outputs(inputs, choice, [])), np.asarray(alone(inputs)), atol=1e-5)
+
+    @tensorflow.function  # type: ignore[untyped-decorator]
+    def gradients() -> Any:
+        with tensorflow.GradientTape() as tape:
+            loss = tensorflow.reduce_mean(shared.run(inputs, choice, training=True))
+        return tape.gradient(loss, [variable.value for variable in shared.model.trainable_variables])
+
+    assert all(np.asarray(each).any() for each in gradients())
+
+
+def test_a_grouped_convolution_keeps_its_kernel(keras: Any) -> None:
+    layers = keras.layers
+    image = keras.Input((8, 8, 4))
+    x = layers.Conv2D(16, 5, padding="same", groups=4)(image)
+    x = layers.Conv2D(16, 5, padding="same", name="elastic")(x)
+    network = keras_graph.read(keras.Model(image, layers.GlobalAveragePooling2D()(x)))
+    found = find(network, (0.5,), 4, blocks=True, kernels=True)
+    assert [kernel.layer for kernel in found.kernels] == ["elastic"]
+
+
 def test_a_network_without_elastic_parts_is_refused(keras: Any) -> None:
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
     with pytest.raises(StageError, match="no part of this model can be smaller"):
