@@ -8,7 +8,7 @@ Source: Yu et al., BigNAS: Scaling Up Neural Architecture Search with Big Single
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -38,8 +38,7 @@ def train(shared: SharedNetwork, random: int, settings: TrainingSettings, contex
         shared: the network.
         random: the number of random sub-networks in each step, in addition to the largest and the smallest.
         settings: the training settings. Early stopping follows the largest network.
-        context: data, seed, progress. The step is neither compiled by XLA, which needs fixed numbers of channels, nor
-            executed several times in one call, because the sub-networks of each step are drawn before it.
+        context: data, seed, progress.
 
     Raises:
         StageError: the loss is not finite.
@@ -47,12 +46,11 @@ def train(shared: SharedNetwork, random: int, settings: TrainingSettings, contex
     """
     head = loop.head_of(shared.model, context.data, context.specification)
     drawn = DrawnChoices(shared, random, context.seed)
-    execution = context.execution.model_copy(update={"jit_compile": False, "steps_per_execution": 1})
     return loop.fit(
         shared.model,
         sandwich_loss(shared, drawn, head),
         settings,
-        replace(context, execution=execution),
+        context,
         callbacks=[lambda model: drawn.callback()],
     )
 

@@ -74,7 +74,8 @@ def train(
     chosen = (norms or {}) if how.batch_norm == "trained" else {}
     model = build(_prepared(fake_quantization.with_rounded_weights(quantized), kept, _moments(start, plan, chosen)))
     loss = loss or own_loss(build(network), context)
-    history = fit(model, loss, settings, context, [lambda trained: _freezing(trained, how.freeze)])
+    freezing = [lambda trained: _freezing(trained, how.freeze)] if how.freeze else []
+    history = fit(model, loss, settings, context, freezing)
     trained = {operation.name: operation for operation in model.operations}
     layers = {name: _trained(layer, trained[name]) for name, layer in start.layers.items() if layer.weights}
     found = {name: trained[names[name]] for name in following}

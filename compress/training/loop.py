@@ -212,7 +212,8 @@ def fit(
         loss: the value to minimize.
         settings: the training settings.
         context: data, seed, progress, devices.
-        callbacks: functions that return additional Keras callbacks for the model that is trained.
+        callbacks: functions that return additional Keras callbacks for the model that is trained. They are called at
+            every step, so that steps are not joined (`steps_per_execution`).
         rates: the learning rates of weights that differ from the others, by the path of the weight.
 
     Returns:
@@ -236,7 +237,7 @@ def fit(
     strategies.refuse_accumulation(settings.gradient_accumulation, strategy)
     validation_batch = validation_batch_size(len(targets["validation"]["labels"]), strategy.num_replicas_in_sync)
     steps = settings.batches_per_epoch(len(targets["train"]["labels"]))
-    steps_per_execution = _steps_per_execution(context.execution.steps_per_execution, steps)
+    steps_per_execution = 1 if callbacks else _steps_per_execution(context.execution.steps_per_execution, steps)
     task = task_of(context.data)
     with peers.watched():
         peers.agree(lambda: _what_is_trained(model, loss, settings, context, targets))
@@ -249,7 +250,7 @@ def fit(
         trainer.compile(
             optimizer,
             metrics=["accuracy"] if task.counts_right else None,
-            jit_compile=context.execution.jit_compile,
+            jit_compile=False,
             steps_per_execution=steps_per_execution,
         )
         stopping = _stopping(library, settings, "val_accuracy" if task.counts_right else "val_loss")

@@ -99,7 +99,7 @@ def test_a_run_leaves_outputs_and_reports_and_a_second_one_keeps_everything(proj
     assert notes.statuses == statuses
     assert outputs(out) == left
 
-    statuses, _, _ = run(project(STAMPS, execution={"strategy": "mirrored", "jit_compile": True}), out)
+    statuses, _, _ = run(project(STAMPS, execution={"strategy": "mirrored"}), out)
     assert set(statuses.values()) == {"cached"}
     assert record["models"]["result"]["measurements"]["accuracy"]["how"] == "measured"
 
