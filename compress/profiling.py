@@ -18,9 +18,9 @@ class TrainingTimes:
 
     Attributes:
         first_step_ms: the first step, in which TensorFlow traces and compiles the training function.
-        step_ms: the median of the later steps.
+        step_ms: the median of the later steps; of steps in one call, each has an equal part of its time.
         input_ms: the median time in which a batch is read and augmented, measured without training.
-        steps: number of measured steps.
+        steps: number of later steps.
     """
 
     first_step_ms: float

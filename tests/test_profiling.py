@@ -14,8 +14,9 @@ from blobs import Blobs, context
 
 from compress.execution import Execution
 from compress.pipeline.schema import load
-from compress.profiling import Profile
+from compress.profiling import Profile, TrainingTimes
 from compress.progress import Phase, SilentProgress
+from compress.training.step_times import TrainingTimer
 
 
 def test_phases_add_up_under_the_names_around_them(tmp_path: Path) -> None:
@@ -44,16 +45,43 @@ def test_a_run_with_the_option(tmp_path: Path, coralline: tiny.Coralline) -> Non
     assert all("phases" in stage["facts"]["profile"] for stage in record["stages"] if stage["status"] == "done")
 
 
+def timed(seconds: list[float], steps: int, folder: Path) -> TrainingTimes:
+    """The times of a training whose calls, of some steps each, took some seconds."""
+    profile = Profile(folder)
+    timer = TrainingTimer(profile, steps)
+    timer._seconds.extend(seconds)
+    timer.record([])
+    return profile.trainings[0]
+
+
+def test_tracing_belongs_to_the_first_step_of_a_call(tmp_path: Path) -> None:
+    assert timed([3.04, 0.04, 0.04], 4, tmp_path) == TrainingTimes(3010.0, 10.0, 0.0, 11)
+    assert timed([3.01, 0.01, 0.01], 1, tmp_path) == TrainingTimes(3010.0, 10.0, 0.0, 2)
+    assert timed([0.04], 4, tmp_path) == TrainingTimes(10.0, 10.0, 0.0, 3)
+
+
 @pytest.mark.tensorflow
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras' own
 @pytest.mark.parametrize("epochs", [1, 4])
 def test_steps_of_a_training(keras: Any, tmp_path: Path, epochs: int) -> None:
     from compress.training import loop
 
+    class FailedError(Exception):
+        pass
+
+    class Fail(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == 4:  # a step of the trace
+                raise FailedError
+
     model = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(2, "softmax")])
+    settings = loop.TrainingSettings(epochs=epochs, batch_size=20)
+    failing = replace(context(Blobs(), tmp_path), profile=Profile(tmp_path / "failed"))
+    with pytest.raises(FailedError):
+        loop.fit(model, loop.own_loss(model, failing), settings, failing, [lambda trained: Fail()])
     given = replace(context(Blobs(), tmp_path), profile=Profile(tmp_path / "trace"))
     assert given.profile is not None
-    loop.fit(model, loop.own_loss(model, given), loop.TrainingSettings(epochs=epochs, batch_size=20), given)
+    loop.fit(model, loop.own_loss(model, given), settings, given)
     (times,) = given.profile.trainings
     assert times.steps == 5 * epochs - 1
     assert times.first_step_ms > times.step_ms > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -283,7 +284,8 @@ def fit(
         context.data.inputs("train"), targets["train"], settings, context.seed, first, augmentation, peers.shares
     )
     validation = held_out(context.data.inputs("validation"), targets["validation"], validation_batch, peers.shares)
-    with context.progress.phase(epochs), peers.watched(lambda: checkpoint.saved if checkpoint else 0):
+    watched = peers.watched(lambda: checkpoint.saved if checkpoint else 0)
+    with context.progress.phase(epochs), watched, closing(times) if times else nullcontext():
         history = trainer.fit(
             peers.distributed(dataset),
             epochs=settings.epochs,

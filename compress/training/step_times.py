@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from itertools import islice
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -13,14 +12,14 @@ from compress.ir.tensorflow import keras
 from compress.profiling import Profile, TrainingTimes
 
 BEFORE, TRACED = 4, 10
-"""The first traced step, from 0, and the number of traced steps."""
+"""The first traced call, from 0, and the number of traced calls."""
 READ = 50
 """Batches that are read alone, at most, in READ_S seconds."""
 READ_S = 2.0
 
 
 class TrainingTimer:
-    """The measurement of a training.
+    """The measurement of a training; `close` ends the trace of one that fails.
 
     Args:
         profile: the profile of the stage.
@@ -30,36 +29,41 @@ class TrainingTimer:
     def __init__(self, profile: Profile, steps: int) -> None:
         self._profile, self._steps = profile, steps
         self._seconds: list[float] = []
+        self._is_tracing = False
 
     def callback(self) -> Any:
-        """Return the Keras callback that measures steps, and traces some of the first training of the stage."""
-        seconds, steps, folder = self._seconds, self._steps, self._profile.folder
+        """Return the Keras callback that measures calls, and traces some of the first training of the stage."""
+        timer, seconds = self, self._seconds
         traces = not self._profile.trainings
 
         class Times(keras().callbacks.Callback):  # type: ignore[misc]
             began = 0.0
-            tracing = False
 
             def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
                 del batch, logs
                 if traces and len(seconds) == BEFORE:
-                    _start_trace(folder)
-                    self.tracing = True
+                    timer._start_trace()
                 self.began = time.monotonic()
 
             def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
                 del batch, logs
-                seconds.append((time.monotonic() - self.began) / steps)
-                if self.tracing and len(seconds) == BEFORE + TRACED:
-                    self.on_train_end()
+                seconds.append(time.monotonic() - self.began)
+                if len(seconds) == BEFORE + TRACED:
+                    timer.close()
 
             def on_train_end(self, logs: Any = None) -> None:
                 del logs
-                if self.tracing:
-                    self.tracing = False
-                    _stop_trace()
+                timer.close()
 
         return Times()
+
+    def close(self) -> None:
+        """End the trace: TensorFlow has one at a time, and the next training of the process may start another."""
+        if self._is_tracing:
+            self._is_tracing = False
+            import tensorflow
+
+            tensorflow.profiler.experimental.stop()
 
     def record(self, batches: Iterable[Any]) -> None:
         """Add the times of the training to the profile.
@@ -70,9 +74,17 @@ class TrainingTimer:
         if not self._seconds:
             return
         first, *later = (1000 * each for each in self._seconds)
-        reading = _reading_ms(batches)
-        times = TrainingTimes(round(first, 2), round(median(later or [first]), 3), round(reading, 3), len(later))
+        step = median(later or [first]) / self._steps
+        first_step = first - (self._steps - 1) * step  # tracing belongs to the first step of the call
+        steps = self._steps * len(self._seconds) - 1
+        times = TrainingTimes(round(first_step, 2), round(step, 3), round(_reading_ms(batches), 3), steps)
         self._profile.trainings.append(times)
+
+    def _start_trace(self) -> None:
+        import tensorflow
+
+        tensorflow.profiler.experimental.start(str(self._profile.folder))
+        self._is_tracing = True
 
 
 def _reading_ms(batches: Iterable[Any]) -> float:
@@ -84,16 +96,4 @@ def _reading_ms(batches: Iterable[Any]) -> float:
         previous = now
         if now - start > READ_S:
             break
-    return 1000 * median(seconds)
-
-
-def _start_trace(folder: Path) -> None:
-    import tensorflow
-
-    tensorflow.profiler.experimental.start(str(folder))
-
-
-def _stop_trace() -> None:
-    import tensorflow
-
-    tensorflow.profiler.experimental.stop()
+    return 1000 * median(seconds) if seconds else 0.0
