@@ -175,6 +175,11 @@ class Stage(Work):
         del target
         return None
 
+    def refused_by_execution(self, execution: Execution) -> Refusal | None:
+        """Return the reason why the stage cannot train as `execution` says, or None."""
+        del execution
+        return None
+
     def needs_samples(self) -> bool:
         """Return whether samples of the real data are necessary, not only of the right shape and range."""
         return "data" in self.needs

@@ -43,8 +43,8 @@ class SubNetworkCosts:
             found[name] = float(f"{value:.4g}") if name.endswith("_ms") else max(round(value), 0)
         return CostFigures(**found)
 
-    def calibrate(self, sub_network: SubNetwork, conversion: TrialConversion) -> CostFigures:
-        """Make the costs agree with the files of one sub-network; return its costs."""
+    def calibrate(self, sub_network: SubNetwork, conversion: TrialConversion) -> None:
+        """Make the costs agree with the files of one sub-network."""
         actual = {"macs": float(conversion.macs)}
         known = self._target.cost.objectives
         if conversion.graph is not None:
@@ -59,7 +59,6 @@ class SubNetworkCosts:
                 actual["streamed_bytes"] = file.streamed_bytes
         predicted = self._uncalibrated(sub_network).to_json()
         self._differences = {name: value - predicted[name] for name, value in actual.items()}
-        return self.figures(sub_network)
 
     def _predicted(self, sub_network: SubNetwork) -> CostFigures:
         key = (sub_network.blocks, sub_network.kernels)

@@ -121,7 +121,9 @@ def search(
     network = keras_graph.read(model)
     elastic = find(network, options.widths, options.multiple, blocks=options.depth, kernels=options.kernels)
     costs = SubNetworkCosts(elastic, context.target, options.host, options.clock)
-    _verify(elastic, elastic.smallest, costs, convert)
+    conversion = _verify(elastic, elastic.smallest, costs, convert)
+    if conversion.missing is not None:
+        context.progress.note(f"search_architecture: {_unverified(conversion)}")
     _refuse_unreachable(elastic, costs, options.limits)
     shared = SharedNetwork(elastic)
     fitting = Phase("training of all sub-networks", _training_cost(settings, options, context))
@@ -136,7 +138,7 @@ def search(
         qualities = {name: values.quality(each).to_json() for name, each in ends.items()}
         candidates = _evolved(elastic, costs, values, options, context)
     elastic = shared.trained()
-    chosen = _chosen(elastic, candidates, costs, options.limits, convert)
+    chosen, conversion = _chosen(elastic, candidates, costs, options.limits, convert)
     found = extracted(elastic, chosen.sub_network)
     result = keras_graph.build(found)
     with context.progress.phase(finish):
@@ -152,6 +154,7 @@ def search(
         "chosen": _point(chosen, costs, metric),
         "front": _front(candidates, costs, metric),
         **_parts(elastic, chosen.sub_network, found),
+        "warnings": [] if conversion.missing is None else [_unverified(conversion)],
     }
     return SearchResult(result, {**facts, **history, **norms})
 
@@ -313,10 +316,20 @@ def _refuse_unreachable(elastic: ElasticNetwork, costs: SubNetworkCosts, limits:
 
 def _verify(
     elastic: ElasticNetwork, sub_network: SubNetwork, costs: SubNetworkCosts, convert: TrialConverter
-) -> CostFigures:
-    """Return the costs of the files of a sub-network; all costs agree with them afterwards."""
+) -> TrialConversion:
+    """Return the files of a sub-network; all costs agree with them afterwards."""
     network = extracted(elastic, sub_network)
-    return costs.calibrate(sub_network, convert(network, keras_graph.build(network)))
+    conversion = convert(network, keras_graph.build(network))
+    costs.calibrate(sub_network, conversion)
+    return conversion
+
+
+def _unverified(conversion: TrialConversion) -> str:
+    """Return the warning that there is no 8-bit file."""
+    return (
+        "the limits are not verified: size, time and memory are those of the layers that can be followed, since "
+        f"there is no 8-bit file: {conversion.missing}"
+    )
 
 
 def _chosen(
@@ -325,8 +338,8 @@ def _chosen(
     costs: SubNetworkCosts,
     limits: Limits,
     convert: TrialConverter,
-) -> EvaluatedSubNetwork:
-    """Return the best candidate whose files are within the limits.
+) -> tuple[EvaluatedSubNetwork, TrialConversion]:
+    """Return the best candidate whose files are within the limits, and its files.
 
     Raises:
         StageError: those of the best ones are not.
@@ -338,9 +351,10 @@ def _chosen(
             break
         # Of equal ones the one with the fewest operations.
         best = max(fitting, key=lambda each: (each.value, -costs.figures(each.sub_network).macs))
-        exceeded = limits.exceeded(_verify(elastic, best.sub_network, costs, convert))
+        conversion = _verify(elastic, best.sub_network, costs, convert)
+        exceeded = limits.exceeded(costs.figures(best.sub_network))
         if not exceeded:
-            return best
+            return best, conversion
     raise StageError(
         f"the files of the best sub-networks exceed the limits: {', '.join(exceeded)}",
         hint="raise the limit a little, or search more `candidates`",

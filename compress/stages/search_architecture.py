@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 from pydantic import Field, model_validator
 
 from compress.artifact import Artifact, Facts, Kind
-from compress.errors import StageError
+from compress.execution import Execution
 from compress.progress import Phase
 from compress.stage import Context, Need, Refusal, Stage, Use, refused_host
 from compress.targets.base import Target
@@ -84,11 +84,6 @@ class SearchArchitecture(Stage, TrainingSettings):
         from compress.stages import working_model
         from compress.stages.trial_conversion import TrialConverter
 
-        if context.execution.strategy != "one":
-            raise StageError(
-                f"search_architecture trains on one device, and execution has `strategy: {context.execution.strategy}`",
-                allowed="strategy: one",
-            )
         keras(context.seed)
         model = working_model.read(artifact, context)
         converter = TrialConverter(chosen_inputs(context.data, self.samples, context.seed)[0], context.target)
@@ -119,6 +114,12 @@ class SearchArchitecture(Stage, TrainingSettings):
     def uses(self) -> tuple[Use, ...]:
         """Return the methods of the training: sub-networks learn from the outputs of the largest network."""
         return ("labels", "distillation", *self.training_uses())
+
+    def refused_by_execution(self, execution: Execution) -> Refusal | None:
+        """Return that it trains on one device."""
+        if execution.strategy == "one":
+            return None
+        return Refusal(f"it trains on one device, and execution has `strategy: {execution.strategy}`", "strategy: one")
 
     def refused_by_target(self, target: Target) -> Refusal | None:
         """Return the limit, host or clock that the target does not have."""

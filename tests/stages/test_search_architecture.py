@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from compress.architecture_search import search, training
 from compress.artifact import MODEL_KERAS, Artifact, Kind
 from compress.errors import StageError
+from compress.execution import Execution
 from compress.ir.tensorflow import keras as seeded
 from compress.ir.tensorflow import run
 from compress.pruning.cost import TrialConversion
@@ -23,6 +24,7 @@ from compress.stages import working_model
 from compress.stages.search_architecture import SearchArchitecture
 from compress.targets import load
 from compress.training import checkpoint
+from compress.training.subset import Subset
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -78,6 +80,7 @@ def test_the_model_is_the_best_sub_network_within_the_limit(keras: Any, given: A
     model = keras.saving.load_model(work.folder / MODEL_KERAS)
     assert facts["chosen"]["size_bytes"] <= 6000 < facts["largest"]["size_bytes"]
     assert facts["evaluated"] <= 10
+    assert facts["warnings"] == []
     assert facts["front"][-1]["validation"] == facts["chosen"]["validation"]
     assert facts["layers"]["stem"] == {"before": 16, "after": model.get_layer("stem").filters}
     assert facts["chosen"]["parameters"] == model.count_params()
@@ -99,12 +102,12 @@ def test_an_interrupted_search_ends_as_if_it_had_not_been(
     def found(own: Context) -> Any:
         seeded(work.seed)
         model.set_weights(weights)
-        return search.search(model, stage._options(), stage, own, lambda *_: TrialConversion(macs=1, size_bytes=1))
+        return search.search(model, stage._options(), stage, own, lambda *_: TrialConversion(macs=1, missing="no file"))
 
     with monkeypatch.context() as stopped:
         stopped.setattr(training.DrawnChoices, "_draw", counted(training.DrawnChoices._draw, 5))
         with pytest.raises(KeyboardInterrupt):
-            found(work)
+            found(replace(work, progress=Noting()))
     with monkeypatch.context() as stopped:
         # The largest, the smallest, and six candidates.
         stopped.setattr(search._Values, "quality", counted(search._Values.quality, 8))
@@ -120,8 +123,11 @@ def test_an_interrupted_search_ends_as_if_it_had_not_been(
     monkeypatch.setattr(search._Values, "quality", watched)
     again = found(replace(work, progress=(progress := Noting())))
     resumed = len(evaluations)
-    assert progress.noted == ["continues after the training of all sub-networks"]
-    whole = found(replace(work, unfinished=None))
+    warning, continued = progress.noted
+    assert warning.endswith("since there is no 8-bit file: no file")
+    assert continued == "continues after the training of all sub-networks"
+    assert again.facts["warnings"] == [warning.removeprefix("search_architecture: ")]
+    whole = found(replace(work, unfinished=None, progress=Noting()))
     assert len(evaluations) - resumed == resumed + 6  # the values of six candidates were known
     assert again.facts == whole.facts
     inputs = Blobs().inputs("validation")
@@ -157,7 +163,7 @@ def test_a_limit_below_the_smallest_sub_network_is_refused_before_the_training(
         ({"precision": "mixed_float16"}, "trained in float32"),
         ({"widths": (), "depth": False, "kernels": False}, "nothing may be smaller"),
         ({"widths": (1.5,)}, "less than 1"),
-        ({"subset": {"fraction": 0.5}}, "subset"),
+        ({"subset": Subset(by="random", share=0.5)}, "trained on all samples"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(changes: dict[str, Any], message: str) -> None:
@@ -173,3 +179,13 @@ def test_limits_that_a_target_does_not_predict_are_refused() -> None:
     unknown = SearchArchitecture(latency_ms=1.0, host="moon").refused_by_target(load("edgetpu"))
     assert unknown is not None
     assert SearchArchitecture(latency_ms=1.0, host="usb2").refused_by_target(load("edgetpu")) is None
+
+
+def test_several_devices_are_refused() -> None:
+    stage = SearchArchitecture(latency_ms=1.0)
+    assert stage.refused_by_execution(Execution()) is None
+    assert stage.refused_by_execution(Execution(strategy="mirrored")) == (
+        "it trains on one device, and execution has `strategy: mirrored`",
+        "strategy: one",
+        "",
+    )
