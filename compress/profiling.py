@@ -37,11 +37,13 @@ class Profile:
         folder: the folder for the trace of some training steps, which TensorBoard's profiler opens.
         phases: seconds by phase; the phases inside another have its name before theirs.
         trainings: the times of each training, in order.
+        has_trace: whether some steps were traced.
     """
 
     folder: Path
     phases: dict[str, float] = field(default_factory=dict)
     trainings: list[TrainingTimes] = field(default_factory=list)
+    has_trace: bool = False
 
     def watching(self, progress: Progress) -> Progress:
         """Return a progress receiver that also records the phases."""
@@ -51,7 +53,7 @@ class Profile:
         """Return the facts of the stage."""
         phases = [{"phase": name, "seconds": round(seconds, 3)} for name, seconds in self.phases.items()]
         trainings = [asdict(times) for times in self.trainings]
-        trace = str(self.folder) if self.folder.exists() else None
+        trace = str(self.folder) if self.has_trace else None
         return {"phases": phases, "trainings": trainings, "trace": trace}
 
 

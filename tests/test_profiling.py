@@ -20,7 +20,7 @@ from compress.training.step_times import TrainingTimer
 
 
 def test_phases_add_up_under_the_names_around_them(tmp_path: Path) -> None:
-    profile = Profile(tmp_path / "trace")
+    profile = Profile(tmp_path)  # a folder with the traces of an earlier run
     progress = profile.watching(SilentProgress())
     for _ in range(2):
         with progress.phase(Phase("search")), progress.phase(Phase("")), progress.phase(Phase("ranges")):

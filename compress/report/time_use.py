@@ -106,7 +106,7 @@ def _advice(stage: StageRecord, profile: StageProfile) -> Iterator[str]:
             )
         elif times.step_ms < SHORT_STEP_MS:
             yield (
-                f"{name}: a step takes {times.step_ms:.2g} ms. A larger batch_size, or execution: "
+                f"{name}: a step takes {times.step_ms:.2g} ms. A larger batch_size, or on one device execution: "
                 "{steps_per_execution: 20}, uses the machine better."
             )
         if times.first_step_ms > TRACING * (times.first_step_ms + times.steps * times.step_ms):

@@ -24,8 +24,9 @@ EXAMPLE = '{"cluster": {"worker": ["host-a:2222", "host-b:2222"]}, "task": {"typ
 LARGEST = 1 << 20
 """Most characters of TF_CONFIG."""
 MOST_WORKERS = 1024
-ADDRESS = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]{0,253})|\[[0-9A-Fa-f:.]{2,45}\]):([0-9]{1,5})")
-"""A host name, an IPv4 address, or an IPv6 address in brackets, and a port."""
+LABEL = "[A-Za-z0-9][A-Za-z0-9_-]{0,62}"
+ADDRESS = re.compile(rf"({LABEL}(?:\.{LABEL}){{0,125}}\.?|\[[0-9A-Fa-f:.]{{2,45}}\]):([0-9]{{1,5}})")
+"""A host name (labels between dots), an IPv4 address, or an IPv6 address in brackets, and a port."""
 START_S = 600.0
 """Seconds in which all workers of a run must have started."""
 PROBE_S = 1.0

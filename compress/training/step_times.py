@@ -32,9 +32,9 @@ class TrainingTimer:
         self._is_tracing = False
 
     def callback(self) -> Any:
-        """Return the Keras callback that measures calls, and traces some of the first training of the stage."""
+        """Return the Keras callback that measures calls, and traces some if no earlier training of the stage did."""
         timer, seconds = self, self._seconds
-        traces = not self._profile.trainings
+        traces = not self._profile.has_trace
 
         class Times(keras().callbacks.Callback):  # type: ignore[misc]
             began = 0.0
@@ -84,7 +84,7 @@ class TrainingTimer:
         import tensorflow
 
         tensorflow.profiler.experimental.start(str(self._profile.folder))
-        self._is_tracing = True
+        self._is_tracing = self._profile.has_trace = True
 
 
 def _reading_ms(batches: Iterable[Any]) -> float:

@@ -30,7 +30,9 @@ def test_tf_config_names_the_workers() -> None:
     assert (cluster.addresses, cluster.index, cluster.is_chief) == (TWO, 1, False)
     assert cluster.named(0) == "worker 0 (the chief) at localhost:2222"
     assert WorkerCluster(TWO, 0).digest == cluster.digest != WorkerCluster(TWO[::-1], 1).digest
-    one = from_environment(config({"worker": ["a:1"]}, {"type": "worker", "index": 0, "trial": "3"}))
+    one = from_environment(
+        config({"worker": ["10.0.0.1:1", "host-a.my_net.example.:1"]}, {"type": "worker", "index": 0, "trial": "3"})
+    )
     assert one.is_chief
 
 
@@ -53,7 +55,8 @@ def test_tf_config_names_the_workers() -> None:
         (config({"worker": ["a:65536"]}), 'cluster.worker has "a:65536"'),
         (config({"worker": ["-a:1"]}), 'cluster.worker has "-a:1"'),
         (config({"worker": ["a\n:1"]}), r"cluster.worker has .a\\n:1"),
-        (config({"worker": ["x" * 300 + ":1"]}), r"cluster.worker has .x+\.\.\."),
+        (config({"worker": ["x" * 64 + ":1"]}), r"cluster.worker has .x+\.\.\."),
+        (config({"worker": ["a..b:1"]}), 'cluster.worker has "a..b:1"'),
         (config({"worker": ["a:1", "b:1", "a:1"]}), "cluster.worker has a:1 twice"),
         (config(task={"type": "chief", "index": 0}), 'task.type is "chief"; allowed: worker'),
         (config(task={"type": "worker", "index": 2}), "task.index is 2; allowed: 0 to 1"),
