@@ -1,4 +1,4 @@
-"""Exchanges between the workers of a training: the same start, the mean of statistics, and the loss of a worker.
+"""Exchanges between the devices of a training: the same start, the mean of statistics, and the loss of a worker.
 
 Every worker must call the same functions in the same order. Each value is the sum of one array over all workers, to
 which the workers that have nothing to say contribute zeros.
@@ -134,8 +134,12 @@ class Peers:
                 set_weights(model, [arrays[name] for name in arrays.files])
 
     def callbacks(self, model: Any) -> list[Any]:
-        """Return the callback that averages the statistics of batch norms over all workers, before every validation."""
-        if self.cluster is None:
+        """Return the callback that averages what is measured on each device, before every validation.
+
+        Keras updates the statistics of batch norms, and other variables that are assigned in a step, on each device
+        alone, and reads those of the first device.
+        """
+        if self.strategy.num_replicas_in_sync == 1:
             return []
         average = self._average
         measured = [variable for variable in model.non_trainable_variables if "float" in variable.dtype]
@@ -148,15 +152,22 @@ class Peers:
         return [Average()]
 
     def _average(self, variables: Sequence[Any]) -> None:
-        """Set variables to their means over all workers; the 64-bit sum leaves those that are equal as they are."""
-        assert self.cluster is not None
+        """Set variables to their means over all devices; 64-bit sums leave those that are equal as they are."""
         if not variables:
             return
-        values = [np.asarray(variable).astype(np.float64) for variable in variables]
-        sums = total(self.strategy, np.concatenate([value.ravel() for value in values]))
-        parts = np.split(sums / len(self.cluster.addresses), np.cumsum([value.size for value in values])[:-1])
+        values = [self._local_mean(variable) for variable in variables]
+        means = np.concatenate([value.ravel() for value in values])
+        if self.cluster is not None:
+            means = total(self.strategy, means) / len(self.cluster.addresses)
+        parts = np.split(means, np.cumsum([value.size for value in values])[:-1])
         for variable, value, part in zip(variables, values, parts, strict=True):
             variable.assign(part.reshape(value.shape).astype(variable.dtype))
+
+    def _local_mean(self, variable: Any) -> NDArray[np.float64]:
+        """Return the mean of a variable over the devices of this process."""
+        devices = self.strategy.experimental_local_results(variable.value)
+        mean: NDArray[np.float64] = np.mean([each.numpy().astype(np.float64) for each in devices], axis=0)
+        return mean
 
     @contextmanager
     def watched(self, epochs_saved: Callable[[], int] = int) -> Iterator[None]:

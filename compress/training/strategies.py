@@ -2,7 +2,8 @@
 
 Rules, for every strategy: `batch_size` is that of all devices together, so the learning rate and the number of steps
 stay the same. Shuffling and augmentation are drawn for the whole batch before it is divided. Batch norms use the
-statistics of the part of the batch on their device, and their moving averages are the mean of all devices.
+statistics of the part of the batch on their device, and before every validation their moving averages become the mean
+of all devices; the same holds for the ranges of quantization-aware training.
 """
 
 from __future__ import annotations

@@ -45,6 +45,16 @@ from compress.execution import Execution
 from compress.training import loop
 
 layers, histories = keras().layers, {}
+
+def checked(worker):
+    class Equal(keras().callbacks.Callback):
+        def on_test_begin(self, logs=None):
+            for variable in worker.weights:
+                first, *others = [each.numpy() for each in variable.value.values]
+                assert all((first == other).all() for other in others), variable.path
+
+    return Equal()
+
 for name, case in cases.items():
     keras(0).utils.clear_session()
     norms = [layers.BatchNormalization(momentum=0.9)] if "norm" in name else []
@@ -52,7 +62,9 @@ for name, case in cases.items():
     model = keras().Sequential([*stack, layers.Flatten(), layers.Dense(2, "softmax")])
     chosen = {"epochs": 3, "batch_size": 18, "learning_rate": 0.01, "weight_decay": 0.1, **case.pop("settings", {})}
     given = replace(context(Blobs(), folder), execution=Execution(**case), unfinished=folder / name)
-    histories[name] = loop.fit(model, loop.own_loss(model, given), loop.TrainingSettings(**chosen), given)["history"]
+    checks = [checked] if "norm" in name else []
+    found = loop.fit(model, loop.own_loss(model, given), loop.TrainingSettings(**chosen), given, checks)
+    histories[name] = found["history"]
 print(json.dumps(histories))
 """
 SETTINGS: dict[str, dict[str, Any]] = {
