@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from compress.pipeline.acceptance import VerdictMaterial, judged, refusal
-from compress.report.record import CorruptSamples, DataRecord
+from compress.report.record import CorruptSamples, DataRecord, StageRecord
 from compress.tasks.findings import VerdictReason
 
 ORDER = VerdictReason("warning", "the order is wrong; set `classes`", "named", 0.6)
@@ -48,12 +50,11 @@ def test_causes_that_explain_much_less_are_left_out(gain: float | None, named: b
     assert reasons == ((ORDER.text, other.text) if named else (ORDER.text,))
 
 
-@pytest.mark.parametrize("needed", [True, False])
-def test_a_class_without_training_samples_is_a_mistake_for_some_tasks(needed: bool) -> None:
-    """An autoencoder learns from normal samples alone."""
+def data_record(source: str = "npz") -> DataRecord:
+    """A data set with a class without training samples."""
     counts = {"train": (40, 0), "test": (10, 10)}
-    data = DataRecord(
-        source="npz",
+    return DataRecord(
+        source=source,
         classes=("normal", "anomaly"),
         input_shape=(64,),
         preprocess=(),
@@ -68,5 +69,22 @@ def test_a_class_without_training_samples_is_a_mistake_for_some_tasks(needed: bo
         corrupt=CorruptSamples(0, ()),
         notes=(),
     )
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [({}, "ranges from them, and all comparisons, hold for random"), ({"synthetic": {}}, "or synthetic samples only")],
+)
+def test_random_samples_are_a_warning(facts: dict[str, Any], reason: str) -> None:
+    stages = (StageRecord("quantize", "quantize", "done", facts=facts),)
+    found = judged(VerdictMaterial(None, (), data_record("random"), stages, None, ()))
+    assert found.record.reasons[-1].startswith("the samples are random numbers: ")
+    assert reason in found.record.reasons[-1]
+
+
+@pytest.mark.parametrize("needed", [True, False])
+def test_a_class_without_training_samples_is_a_mistake_for_some_tasks(needed: bool) -> None:
+    """An autoencoder learns from normal samples alone."""
+    data = data_record()
     found = judged(VerdictMaterial(None, (), data, (), None, (), needs_every_class=needed))
     assert any("no training sample for 1 of 2 classes (anomaly)" in reason for reason in found.record.reasons) == needed
