@@ -323,12 +323,7 @@ def _what_is_trained(
     labels = [np.ascontiguousarray(targets[split]["labels"]) for split in ("train", "validation")]
     return {
         "the versions": [importlib.metadata.version(name) for name in ("tensorflow", "keras", "numpy")],
-        "the settings": [
-            settings.model_dump(mode="json"),
-            context.seed,
-            loss.name,
-            context.execution.steps_per_execution,
-        ],
+        "the settings": [settings.model_dump(mode="json"), context.seed, loss.name],
         "the layers": [[*weight.shape, str(weight.dtype), bool(weight.trainable)] for weight in model.weights],
         "the training samples": [*inputs.shape, hashlib.sha256(rows_of(inputs, looked_at).tobytes()).hexdigest()],
         "the labels": [[*each.shape, hashlib.sha256(each.tobytes()).hexdigest()] for each in labels],
