@@ -55,7 +55,8 @@ class Prune(Stage, TrainingSettings):
     balanced."""
     factorize: bool = False
     """Also replace dense layers and convolutions by two or three layers of lower rank, where that loses less importance
-    for the same cost than fewer channels. With `allocation: auto`, validation decides whether it is kept."""
+    for the same cost than fewer channels. With `allocation: auto`, validation decides whether it is kept; without
+    training, it is."""
     samples: Annotated[int, Field(ge=1, le=1_000_000)] = 512
     """Number of training samples for importance and sensitivity, and for the bases of `factorize`."""
     steps: Annotated[int, Field(ge=1, le=100)] = 1

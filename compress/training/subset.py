@@ -24,7 +24,7 @@ Indices = NDArray[np.int64]
 
 
 class Subset(Settings):
-    """Selection of a part of the training split. Validation and test samples are not used."""
+    """Selection of a part of the training split."""
 
     by: Way
     """random: at random. stratified: at random, with the class proportions kept. hardness: by the error of a model
