@@ -50,7 +50,7 @@ def timed(seconds: list[float], steps: int, folder: Path) -> TrainingTimes:
     profile = Profile(folder)
     timer = TrainingTimer(profile, steps)
     timer._seconds.extend(seconds)
-    timer.record([])
+    timer.record([], 1)
     return profile.trainings[0]
 
 

@@ -113,10 +113,10 @@ def batches(
     task_change: Change | None = None,
     shares: Shares = WHOLE,
 ) -> Any:
-    """Return all batches of a training from epoch `first` on, as a tf.data.Dataset; for several workers it is endless.
+    """Return all batches of a training from epoch `first` on, as a tf.data.Dataset; for several devices it is endless.
 
-    The batches are the same for any number of workers: each reads and changes its rows only, with the random numbers
-    that they have in the whole batch.
+    The batches are the same for any number of devices: for each, only its rows are read and changed, with the random
+    numbers that they have in the whole batch.
 
     Args:
         inputs: all training samples [n, ...]. Of a memory map, only the samples of the next batches are read.

@@ -76,15 +76,19 @@ class Peers:
 
     @property
     def shares(self) -> Shares:
-        """The part of every batch that this process reads."""
+        """The part of every batch that this process reads: a share for each of its devices.
+
+        TensorFlow's own division of a batch can leave devices without samples: 5 samples as 2, 2, 1 and 0.
+        """
+        count = self.strategy.num_replicas_in_sync
         if self.cluster is None:
-            return WHOLE
+            return Shares(0, count, count)
         own = len(self.strategy.extended.worker_devices)
-        return Shares(self.cluster.index * own, own, self.strategy.num_replicas_in_sync)
+        return Shares(self.cluster.index * own, own, count)
 
     def distributed(self, dataset: Any) -> Any:
         """Return a data set of the shares of this process for `fit`."""
-        if self.cluster is None:
+        if self.cluster is None and self.shares == WHOLE:
             return dataset
         return self.strategy.distribute_datasets_from_function(lambda context: dataset)
 

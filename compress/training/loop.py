@@ -298,7 +298,7 @@ def fit(
             callbacks=[callback for callback in optional_callbacks if callback is not None],
         ).history
     if times is not None:
-        times.record(dataset)
+        times.record(dataset, peers.shares.own)
     if worker is not model:
         model.set_weights(worker.get_weights())
     with context.progress.phase(recalibration):

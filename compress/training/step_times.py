@@ -65,11 +65,12 @@ class TrainingTimer:
 
             tensorflow.profiler.experimental.stop()
 
-    def record(self, batches: Iterable[Any]) -> None:
+    def record(self, batches: Iterable[Any], shares: int) -> None:
         """Add the times of the training to the profile.
 
         Args:
             batches: the batches of the training, to measure how long reading them takes.
+            shares: the number of elements of `batches` that are read for a step, one for each device.
         """
         if not self._seconds:
             return
@@ -77,7 +78,7 @@ class TrainingTimer:
         step = median(later or [first]) / self._steps
         first_step = first - (self._steps - 1) * step  # tracing belongs to the first step of the call
         steps = self._steps * len(self._seconds) - 1
-        times = TrainingTimes(round(first_step, 2), round(step, 3), round(_reading_ms(batches), 3), steps)
+        times = TrainingTimes(round(first_step, 2), round(step, 3), round(shares * _reading_ms(batches), 3), steps)
         self._profile.trainings.append(times)
 
     def _start_trace(self) -> None:

@@ -23,6 +23,7 @@ from compress.execution import Execution
 from compress.progress import SilentProgress
 from compress.training import loop, strategies
 from compress.training.batches import validation_batch_size
+from compress.training.collectives import Peers
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -206,6 +207,8 @@ def test_missing_devices_are_errors() -> None:
         strategies.refuse_batches(92, 18, three)
     for samples in (90, 93):
         strategies.refuse_batches(samples, 18, three)
+    shares = Peers(three, None).shares
+    assert [part.stop - part.start for part in shares.parts(4)] == [1, 1, 2]  # TensorFlow's are 2, 2 and 0
     strategies.refuse_accumulation(1, three)
     with pytest.raises(StageError, match="gradient_accumulation: 2 batches cannot be accumulated on several devices"):
         strategies.refuse_accumulation(2, three)
