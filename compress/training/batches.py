@@ -111,9 +111,9 @@ def batches(
     seed: int,
     first: int = 0,
     task_change: Change | None = None,
-    shares: Shares = WHOLE,
+    shares: Shares | None = None,
 ) -> Any:
-    """Return all batches of a training from epoch `first` on, as a tf.data.Dataset; for several devices it is endless.
+    """Return all batches of a training from epoch `first` on, as a tf.data.Dataset; in shares it is endless.
 
     The batches are the same for any number of devices: for each, only its rows are read and changed, with the random
     numbers that they have in the whole batch.
@@ -125,7 +125,8 @@ def batches(
         seed: the seed of the run.
         first: number of completed epochs.
         task_change: augmentation that also changes the targets; by default only images are changed.
-        shares: the shares of each batch that are elements of the data set, one after another.
+        shares: the shares of each batch that are elements of the data set, one after another; None: the elements are
+            whole batches.
 
     Raises:
         StageError: the settings have augmentation, but the samples are not images.
@@ -149,6 +150,7 @@ def batches(
         return samples, batch_targets
 
     per_epoch = settings.batches_per_epoch(len(inputs))
+    divided = shares or WHOLE
 
     @lru_cache(maxsize=2)  # batches of two epochs can be in preparation
     def epoch(number: int) -> list[tuple[NDArray[np.int64], NDArray[np.int32]]]:
@@ -156,9 +158,9 @@ def batches(
 
     def own_part(number: Any) -> Any:
         def part(number: Any) -> tuple[Any, ...]:
-            step, share = divmod(int(number), shares.own)
+            step, share = divmod(int(number), divided.own)
             indices, seeds = epoch(step // per_epoch)[step % per_epoch]
-            own = shares.parts(len(indices))[share]
+            own = divided.parts(len(indices))[share]
             places = np.arange(own.start - 1 if augment.mixup else own.start, own.stop) % len(indices)
             return indices[places], seeds, np.int32(len(indices)), places
 
@@ -172,8 +174,8 @@ def batches(
         )
 
     # A range, not a generator: with a generator the training waited 30 ms for finished batches (2 busy cores).
-    start = first * per_epoch * shares.own
-    if shares == WHOLE:
+    start = first * per_epoch * divided.own
+    if shares is None:
         numbers = tf.data.Dataset.range(start, settings.epochs * per_epoch)
     else:  # of an endless data set, workers need not ask each other at every step whether there is a next batch
         numbers = tf.data.Dataset.counter(start)
@@ -195,10 +197,10 @@ def validation_batch_size(samples: int, devices: int) -> int:
 
 
 def held_out(
-    inputs: NDArray[np.float32], targets: Any, batch_size: int = VALIDATION_BATCH, shares: Shares = WHOLE
+    inputs: NDArray[np.float32], targets: Any, batch_size: int = VALIDATION_BATCH, shares: Shares | None = None
 ) -> Any:
-    """Return the validation samples for `fit`: arrays unchanged, a memory map in batches, shares in batches too."""
-    if not rows.mapped(inputs) and shares == WHOLE:
+    """Return the validation samples for `fit`: arrays unchanged, a memory map in batches, shares in endless batches."""
+    if not rows.mapped(inputs) and shares is None:
         return inputs, targets
     import tensorflow as tf
 
@@ -206,9 +208,11 @@ def held_out(
     ends = [
         (begin + part.start, begin + part.stop)
         for begin in range(0, len(inputs), batch_size)
-        for part in shares.parts(min(batch_size, len(inputs) - begin))
+        for part in (shares or WHOLE).parts(min(batch_size, len(inputs) - begin))
     ]
     dataset = tf.data.Dataset.from_tensor_slices(np.array(ends)).map(lambda pair: tf.range(pair[0], pair[1]))
+    if shares is not None:  # Keras takes the number of shares for that of the batches, unless it is infinite
+        dataset = dataset.repeat()
     return dataset.map(samples_at, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
 
 

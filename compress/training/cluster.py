@@ -114,8 +114,9 @@ def _map(content: Any, key: str) -> dict[str, Any]:
 
 def _addresses(value: Any) -> tuple[str, ...]:
     """Return the addresses after checking each of them."""
-    if not isinstance(value, list) or not 1 <= len(value) <= MOST_WORKERS:
-        raise _invalid(f"cluster.worker is {_shown(value)}", f"a list of 1 to {MOST_WORKERS} addresses")
+    if not isinstance(value, list) or not 2 <= len(value) <= MOST_WORKERS:
+        hint = "`strategy: one` or `mirrored` continues on one machine" if isinstance(value, list) else ""
+        raise _invalid(f"cluster.worker is {_shown(value)}", f"a list of 2 to {MOST_WORKERS} addresses", hint)
     for address in value:
         match = ADDRESS.fullmatch(address) if isinstance(address, str) else None
         if match is None or not 0 < int(match[2]) < 65_536:
@@ -126,8 +127,8 @@ def _addresses(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _invalid(what: str, allowed: str) -> PipelineError:
-    return PipelineError(what, where=VARIABLE, allowed=allowed)
+def _invalid(what: str, allowed: str, hint: str = "") -> PipelineError:
+    return PipelineError(what, where=VARIABLE, allowed=allowed, hint=hint)
 
 
 def _shown(value: Any) -> str:

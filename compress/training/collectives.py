@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from compress.errors import StageError
 from compress.files import digest_of
 from compress.ir.tensorflow import keras, set_weights
-from compress.training.batches import WHOLE, Shares
+from compress.training.batches import Shares
 from compress.training.cluster import WorkerCluster
 
 MEETING_S = 3600
@@ -75,20 +75,20 @@ class Peers:
     cluster: WorkerCluster | None
 
     @property
-    def shares(self) -> Shares:
-        """The part of every batch that this process reads: a share for each of its devices.
+    def shares(self) -> Shares | None:
+        """The part of every batch that this process reads, a share for each of its devices; None for one device alone.
 
         TensorFlow's own division of a batch can leave devices without samples: 5 samples as 2, 2, 1 and 0.
         """
         count = self.strategy.num_replicas_in_sync
         if self.cluster is None:
-            return Shares(0, count, count)
+            return None if count == 1 else Shares(0, count, count)
         own = len(self.strategy.extended.worker_devices)
         return Shares(self.cluster.index * own, own, count)
 
     def distributed(self, dataset: Any) -> Any:
         """Return a data set of the shares of this process for `fit`."""
-        if self.cluster is None and self.shares == WHOLE:
+        if self.shares is None:
             return dataset
         return self.strategy.distribute_datasets_from_function(lambda context: dataset)
 

@@ -293,12 +293,15 @@ def fit(
             steps_per_epoch=steps,
             validation_data=peers.distributed(validation),
             validation_batch_size=validation_batch,
+            validation_steps=None
+            if peers.shares is None
+            else -(-len(targets["validation"]["labels"]) // validation_batch),
             shuffle=False,
             verbose=0,
             callbacks=[callback for callback in optional_callbacks if callback is not None],
         ).history
     if times is not None:
-        times.record(dataset, peers.shares.own)
+        times.record(dataset, peers.shares.own if peers.shares else 1)
     if worker is not model:
         model.set_weights(worker.get_weights())
     with context.progress.phase(recalibration):

@@ -30,10 +30,10 @@ def test_tf_config_names_the_workers() -> None:
     assert (cluster.addresses, cluster.index, cluster.is_chief) == (TWO, 1, False)
     assert cluster.named(0) == "worker 0 (the chief) at localhost:2222"
     assert WorkerCluster(TWO, 0).digest == cluster.digest != WorkerCluster(TWO[::-1], 1).digest
-    one = from_environment(
+    chief = from_environment(
         config({"worker": ["10.0.0.1:1", "host-a.my_net.example.:1"]}, {"type": "worker", "index": 0, "trial": "3"})
     )
-    assert one.is_chief
+    assert chief.is_chief
 
 
 @pytest.mark.parametrize(
@@ -47,16 +47,20 @@ def test_tf_config_names_the_workers() -> None:
         ({"TF_CONFIG": "[]"}, "the map 'cluster' is missing"),
         ({"TF_CONFIG": '{"cluster": {"worker": []}}'}, "the map 'task' is missing"),
         (config({"chief": ["a:1"], "worker": ["b:1"]}), r'cluster has the roles \["chief", "worker"\]'),
-        (config({"worker": []}), r"cluster.worker is \[\]; allowed: a list of 1 to 1024"),
+        (config({"worker": []}), r"cluster.worker is \[\]; allowed: a list of 2 to 1024"),
+        (
+            config({"worker": ["a:1"]}),
+            r"allowed: a list of 2 to 1024 addresses; `strategy: one` or `mirrored` continues",
+        ),
         (config({"worker": "a:1"}), 'cluster.worker is "a:1"'),
         (config({"worker": ["a:1", 7]}), "cluster.worker has 7"),
         (config({"worker": ["a:1", "a"]}), 'cluster.worker has "a"; allowed: host:port'),
-        (config({"worker": ["a:0"]}), 'cluster.worker has "a:0"'),
-        (config({"worker": ["a:65536"]}), 'cluster.worker has "a:65536"'),
-        (config({"worker": ["-a:1"]}), 'cluster.worker has "-a:1"'),
-        (config({"worker": ["a\n:1"]}), r"cluster.worker has .a\\n:1"),
-        (config({"worker": ["x" * 64 + ":1"]}), r"cluster.worker has .x+\.\.\."),
-        (config({"worker": ["a..b:1"]}), 'cluster.worker has "a..b:1"'),
+        (config({"worker": ["b:1", "a:0"]}), 'cluster.worker has "a:0"'),
+        (config({"worker": ["b:1", "a:65536"]}), 'cluster.worker has "a:65536"'),
+        (config({"worker": ["b:1", "-a:1"]}), 'cluster.worker has "-a:1"'),
+        (config({"worker": ["b:1", "a\n:1"]}), r"cluster.worker has .a\\n:1"),
+        (config({"worker": ["b:1", "x" * 64 + ":1"]}), r"cluster.worker has .x+\.\.\."),
+        (config({"worker": ["b:1", "a..b:1"]}), 'cluster.worker has "a..b:1"'),
         (config({"worker": ["a:1", "b:1", "a:1"]}), "cluster.worker has a:1 twice"),
         (config(task={"type": "chief", "index": 0}), 'task.type is "chief"; allowed: worker'),
         (config(task={"type": "worker", "index": 2}), "task.index is 2; allowed: 0 to 1"),

@@ -208,6 +208,7 @@ def test_missing_devices_are_errors() -> None:
     for samples in (90, 93):
         strategies.refuse_batches(samples, 18, three)
     shares = Peers(three, None).shares
+    assert shares is not None
     assert [part.stop - part.start for part in shares.parts(4)] == [1, 1, 2]  # TensorFlow's are 2, 2 and 0
     strategies.refuse_accumulation(1, three)
     with pytest.raises(StageError, match="gradient_accumulation: 2 batches cannot be accumulated on several devices"):
