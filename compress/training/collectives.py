@@ -64,11 +64,11 @@ def _summing(strategy: Any, dtype: str, timeout_s: float) -> Callable[[NDArray[A
 
 @dataclass(frozen=True)
 class Peers:
-    """The workers of a training, as one of them sees them.
+    """The workers and devices of a training, as one of the workers sees them.
 
     Attributes:
         strategy: the strategy of the training.
-        cluster: the workers; None: this process is alone, and all methods leave everything as it is.
+        cluster: the workers; None: this process is alone, and only its own devices share batches and statistics.
     """
 
     strategy: Any
