@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from compress.artifact import MODEL_TFLITE, PLAN_FILE, Artifact, Facts, Kind
+from compress.data.rows import rows as rows_of
 from compress.distillation.settings import DistillationSettings
 from compress.errors import StageError
 from compress.files import file_digest
@@ -37,9 +38,15 @@ SEARCHED = ("ranges", "equalize", "separate_gates", "correct_bias", "rounding", 
 FILES = ("plan", "scales_from")
 """Settings that are files."""
 LOOKED_AT = 32
-"""Number of samples that show the range of values of the inputs, for synthetic samples."""
+"""Most samples that show the range of values of the inputs, for synthetic samples."""
 BY_MODEL = ("hardness", "coverage")
 """Methods of sample selection that need the float model."""
+
+
+def looked_at(inputs: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return samples from all parts of a split, which may be sorted."""
+    indices = np.unique(np.linspace(0, len(inputs) - 1, LOOKED_AT).astype(np.int64))
+    return rows_of(inputs, indices)
 
 
 class QatSettings(RoundedTraining):
@@ -90,7 +97,7 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
     """Quantize the model to 8-bit integers: weights, activations, inputs and outputs."""
 
     name: ClassVar[str] = "quantize"
-    version: ClassVar[int] = 9
+    version: ClassVar[int] = 10
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS, Kind.FLOAT_TFLITE})
     produces: ClassVar[Kind] = Kind.TFLITE
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "target"})
@@ -296,7 +303,7 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
         from compress.ir import keras_graph
         from compress.quantization import calibration
 
-        like = context.data.inputs("train")[:LOOKED_AT]
+        like = looked_at(context.data.inputs("train"))
         counts = self.calibration_samples, self.held_out_samples
         samples = calibration.without_data(keras_graph.read(model), like, *counts, context.seed, context.progress)
         facts = samples.to_json()["synthetic"]

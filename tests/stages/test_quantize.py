@@ -28,7 +28,7 @@ from compress.quantization.plan import read
 from compress.quantization.settings import Calibration
 from compress.stages import working_model
 from compress.stages.load import Build
-from compress.stages.quantize import Quantize
+from compress.stages.quantize import LOOKED_AT, Quantize, looked_at
 from compress.targets import load
 from compress.tflite import graph
 from compress.tflite.interpreter import LoadedModel
@@ -364,6 +364,13 @@ def test_calibration_without_data(keras: Any, tmp_path: Path) -> None:
     assert stage.accepted_kinds() == {Kind.KERAS}
     assert not stage.needs_samples()
     assert PLAIN.needs_samples()
+
+
+def test_calibration_without_data_has_the_range_of_the_whole_split() -> None:
+    samples = looked_at(Unread().inputs("train"))
+    assert len(samples) == LOOKED_AT
+    assert (samples.min(), samples.max()) == (0, 1)
+    assert len(looked_at(samples[:3])) == 3
 
 
 def test_calibration_without_data_is_not_for_training() -> None:
