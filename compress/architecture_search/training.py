@@ -8,7 +8,7 @@ Source: Yu et al., BigNAS: Scaling Up Neural Architecture Search with Big Single
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ def train(shared: SharedNetwork, random: int, settings: TrainingSettings, contex
         shared: the network.
         random: the number of random sub-networks in each step, in addition to the largest and the smallest.
         settings: the training settings. Early stopping follows the largest network.
-        context: data, seed, progress.
+        context: data, seed, progress. XLA, which needs fixed numbers of channels, does not compile the step.
 
     Raises:
         StageError: the loss is not finite.
@@ -50,7 +50,7 @@ def train(shared: SharedNetwork, random: int, settings: TrainingSettings, contex
         shared.model,
         sandwich_loss(shared, drawn, head),
         settings,
-        context,
+        replace(context, execution=context.execution.model_copy(update={"jit_compile": False})),
         callbacks=[lambda model: drawn.callback()],
     )
 

@@ -122,7 +122,7 @@ class PipelineKeys(Settings):
     budget: Budget = Budget()
     """Limits for the result."""
     execution: Execution = Execution()
-    """How training runs on this machine: devices, steps in one call, profile."""
+    """How training runs on this machine: devices, XLA, steps in one call, profile."""
     recipe: Literal["auto"] | None = None
     """auto: try recipes after the `stages`, from cheap to dear, until one holds the budget."""
     search: SearchSettings | None = None

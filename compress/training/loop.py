@@ -225,7 +225,8 @@ def fit(
         `batch_norms`: whether their recalibration was kept, if there are any.
 
     Raises:
-        StageError: the loss is not finite, this machine does not have the devices, or the samples cannot be mixed.
+        StageError: the loss is not finite, this machine does not have the devices, XLA cannot compile the step, or the
+            samples cannot be mixed.
     """
     loss, context, subset_facts = _on_subset(model, loss, settings, context)
     library = keras(context.seed)
@@ -285,7 +286,8 @@ def fit(
     )
     validation = held_out(context.data.inputs("validation"), targets["validation"], validation_batch, peers.shares)
     watched = peers.watched(lambda: checkpoint.saved if checkpoint else 0)
-    with context.progress.phase(epochs), watched, closing(times) if times else nullcontext():
+    compiled = strategies.compiled(trainer, context.execution)
+    with context.progress.phase(epochs), watched, compiled, closing(times) if times else nullcontext():
         history = trainer.fit(
             peers.distributed(dataset),
             epochs=settings.epochs,

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from compress.errors import StageError
@@ -105,6 +107,34 @@ def share_of_mean(losses: Any) -> Any:
     count = tensorflow.cast(tensorflow.size(losses), losses.dtype)
     total = tensorflow.distribute.get_replica_context().all_reduce("SUM", count)
     return tensorflow.reduce_sum(losses) / total
+
+
+@contextmanager
+def compiled(trainer: Any, execution: Execution) -> Iterator[None]:
+    """Let XLA compile the steps of a trainer on one device, if `jit_compile` is set.
+
+    Args:
+        trainer: a Keras model after its `compile`, which ignores `jit_compile` where operations are deterministic.
+        execution: how training runs.
+
+    Raises:
+        StageError: XLA cannot compile the step.
+    """
+    if not execution.jit_compile or execution.strategy != "one":
+        yield
+        return
+    import tensorflow
+
+    trainer._jit_compile = True
+    try:
+        yield
+    except (tensorflow.errors.InvalidArgumentError, tensorflow.errors.UnimplementedError) as error:
+        if "XLA" not in str(error):
+            raise
+        found = re.search(r"compile graph \S+ on \S+: (\w+)", str(error))
+        operation = f"the operation {found[1]}" if found else "the training step"
+        hint = "remove execution.jit_compile"
+        raise StageError(f"XLA cannot compile {operation} of this training", hint=hint) from error
 
 
 @functools.cache

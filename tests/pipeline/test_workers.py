@@ -224,7 +224,9 @@ def test_what_cannot_run_on_several_workers_is_refused(tmp_path: Path) -> None:
     for strategy in ("multi_worker", "mirrored"):
         with pytest.raises(PipelineError, match="steps_per_execution: devices exchange gradients after every step"):
             project(tmp_path, "together", execution={"strategy": strategy, "steps_per_execution": 2})
-    assert Execution(steps_per_execution=2)
+        with pytest.raises(PipelineError, match="jit_compile: XLA cannot exchange gradients between devices"):
+            project(tmp_path, "together", execution={"strategy": strategy, "jit_compile": True})
+    assert Execution(jit_compile=True, steps_per_execution=2)
 
 
 def test_the_command_says_what_is_missing(tmp_path: Path, coralline: tiny.Coralline) -> None:

@@ -78,7 +78,7 @@ SEVERAL: dict[str, dict[str, Any]] = {
     "norm": {},
     **{name: {"settings": settings} for name, settings in SETTINGS.items()},
 }
-ALONE: dict[str, dict[str, Any]] = {"plain": {}, "calls": {"steps_per_execution": 4}}
+ALONE: dict[str, dict[str, Any]] = {"plain": {}, "compiled": {"jit_compile": True}, "calls": {"steps_per_execution": 4}}
 History = list[dict[str, float]]
 
 
@@ -128,8 +128,24 @@ def test_settings_on_several_devices(two: dict[str, History], name: str) -> None
     assert two[name][-1]["val_accuracy"] == 1.0
 
 
-def test_steps_in_one_call_change_nothing_but_rounding(alone: dict[str, History]) -> None:
-    assert flat(alone["calls"]) == pytest.approx(flat(alone["plain"]), rel=1e-3, abs=1e-5)
+@pytest.mark.parametrize("name", ["compiled", "calls"])
+def test_compilation_and_steps_change_nothing_but_rounding(alone: dict[str, History], name: str) -> None:
+    assert flat(alone[name]) == pytest.approx(flat(alone["plain"]), rel=1e-3, abs=1e-5)
+
+
+def test_what_xla_cannot_compile_is_named(keras: Any, tmp_path: Path) -> None:
+    import tensorflow
+
+    class CallsPython(keras.layers.Layer):  # type: ignore[misc]
+        def call(self, x: Any) -> Any:
+            return x + tensorflow.ensure_shape(tensorflow.numpy_function(np.zeros_like, [x], "float32"), x.shape)
+
+    model = keras.Sequential(
+        [keras.Input((8, 8, 1)), CallsPython(), keras.layers.Flatten(), keras.layers.Dense(2, "softmax")]
+    )
+    given = replace(context(Blobs(), tmp_path), execution=Execution(jit_compile=True))
+    with pytest.raises(StageError, match=r"XLA cannot compile the operation PyFunc of this training"):
+        loop.fit(model, loop.own_loss(model, given), loop.TrainingSettings(epochs=1, batch_size=16), given)
 
 
 def test_callbacks_of_a_training_see_every_step(keras: Any, tmp_path: Path) -> None:
