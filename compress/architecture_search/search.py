@@ -7,7 +7,7 @@ import json
 import math
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from compress.files import write_atomically
 from compress.ir import keras_graph
 from compress.ir.keras_graph import LayerOutput, Network
 from compress.ir.tensorflow import set_weights
+from compress.measurement import wilson_interval
 from compress.progress import Phase
 from compress.pruning.cost import CostFigures, TrialConversion
 from compress.pruning.importance import produces_channels
@@ -152,6 +153,7 @@ def search(
         "limits": options.limits.to_json(),
         **{name: {"validation": qualities[name], **costs.figures(end).to_json()} for name, end in ends.items()},
         "chosen": _point(chosen, costs, metric),
+        "alike": _alike(chosen, candidates, metric, len(context.data.labels("validation"))),
         "front": _front(candidates, costs, metric),
         **_parts(elastic, chosen.sub_network, found),
         "warnings": [] if conversion.missing is None else [_unverified(conversion)],
@@ -164,6 +166,24 @@ def _point(candidate: EvaluatedSubNetwork, costs: SubNetworkCosts, metric: Quali
     sign = Quality(metric, 1.0).score
     validation = sign * candidate.value if math.isfinite(candidate.value) else None
     return {"validation": validation, **costs.figures(candidate.sub_network).to_json()}
+
+
+def _alike(
+    chosen: EvaluatedSubNetwork, candidates: Sequence[EvaluatedSubNetwork], metric: QualityMetric, samples: int
+) -> dict[str, float]:
+    """Return the 95% interval of the chosen accuracy, and how many other candidates have one in it; nothing for a loss.
+
+    Args:
+        chosen: the best one within the limits.
+        candidates: all that were evaluated.
+        metric: what their values are.
+        samples: the number of validation samples.
+    """
+    if metric != "accuracy" or not math.isfinite(chosen.value):
+        return {}
+    low, high = wilson_interval(round(chosen.value * samples), samples)
+    others = sum(low <= each.value <= high for each in candidates) - 1
+    return {"samples": samples, "low": round(low, 6), "high": round(high, 6), "others": others}
 
 
 def _parts(elastic: ElasticNetwork, chosen: SubNetwork, found: Network) -> dict[str, Any]:

@@ -23,7 +23,8 @@ class ArchitectureFacts:
     """The facts of `search_architecture`.
 
     The largest, the smallest and the chosen sub-network, and those of the front, have their costs by name, and their
-    result on validation with shared weights (`validation`).
+    result on validation with shared weights (`validation`). `alike` has the number of validation samples, the 95%
+    interval of the chosen accuracy, and the number of other evaluated sub-networks in it.
     """
 
     metric: str = "accuracy"
@@ -33,6 +34,7 @@ class ArchitectureFacts:
     largest: Mapping[str, float | None] = field(default_factory=dict)
     smallest: Mapping[str, float | None] = field(default_factory=dict)
     chosen: Mapping[str, float | None] = field(default_factory=dict)
+    alike: Mapping[str, float] = field(default_factory=dict)
     front: tuple[Mapping[str, float], ...] = ()
     layers: Mapping[str, WidthFacts] = field(default_factory=dict)
     blocks: Mapping[str, bool] = field(default_factory=dict)
@@ -61,6 +63,8 @@ def _search(facts: ArchitectureFacts) -> Iterator[Block]:
     yield Text(f"{facts.evaluated:,} of {_many(facts.sub_networks)} sub-networks were evaluated. Limits: {limits}.")
     columns = {"Largest": facts.largest, "Smallest": facts.smallest, "Chosen": facts.chosen}
     yield _table(facts.metric, columns)
+    if facts.alike.get("others"):
+        yield Text(_alike(facts.alike))
     yield Text(_left_out(facts))
     rows = [(shorten(name), f"{widths.before:,}", f"{widths.after:,}") for name, widths in facts.layers.items()]
     rows += [
@@ -69,6 +73,14 @@ def _search(facts: ArchitectureFacts) -> Iterator[Block]:
     ]
     yield _folded("Channels and kernels of the chosen sub-network", Table(("Layer name", "Largest", "Chosen"), rows))
     yield _folded("Front of all evaluated sub-networks", _front(facts))
+
+
+def _alike(found: Mapping[str, float]) -> str:
+    low, high = (number(found[end], "fraction") for end in ("low", "high"))
+    return (
+        f"With {found['samples']:,.0f} validation samples, the 95% interval of the chosen accuracy is {low} to {high}. "
+        f"{found['others']:,.0f} other evaluated sub-networks are in it: among them, the choice is partly chance."
+    )
 
 
 def _table(metric: str, columns: Mapping[str, Mapping[str, float | None]]) -> Table:
