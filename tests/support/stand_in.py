@@ -102,20 +102,24 @@ elif arguments[0] == "run":
     name, at = arguments[arguments.index("--name") + 1], arguments.index("--entrypoint")
     if arguments[at + 2] != "coral":
         sys.exit("docker: Error response from daemon: pull access denied")
-    inside = subprocess.Popen([arguments[at + 1], *arguments[at + 3 :]], start_new_session=True)
-    (containers / name).write_text(str(inside.pid))
+    files = tempfile.mkdtemp()
+    command = [arguments[at + 1], *arguments[at + 3 :]]
+    inside = subprocess.Popen(command, start_new_session=True, env={{**os.environ, "TMPDIR": files}})
+    (containers / name).write_text(json.dumps([inside.pid, files]))
     code = inside.wait()
     (containers / name).unlink()
+    shutil.rmtree(files)
     sys.exit(code)
 elif arguments[:2] == ["rm", "--force"]:
-    session = (containers / arguments[2]).read_text()
+    session, files = json.loads((containers / arguments[2]).read_text())
     for process in pathlib.Path("/proc").glob("[0-9]*"):
         try:
-            if (process / "stat").read_text().rpartition(")")[2].split()[3] == session:
+            if (process / "stat").read_text().rpartition(")")[2].split()[3] == str(session):
                 os.kill(int(process.name), 9)
         except (FileNotFoundError, ProcessLookupError):
             continue
     (containers / arguments[2]).unlink()
+    shutil.rmtree(files, ignore_errors=True)  # the script may be removing them, too
 """
 
 
@@ -157,7 +161,7 @@ class Programs:
     def write(self, name: str, body: str) -> Path:
         """Writes an executable Python program."""
         path = self.folder / name
-        head = "import hashlib, json, os, pathlib, subprocess, sys, threading"
+        head = "import hashlib, json, os, pathlib, shutil, subprocess, sys, tempfile, threading"
         path.write_text(f"#!{sys.executable} -IX utf8\n{head}\n{body}", encoding="utf-8")
         path.chmod(0o755)
         return path
