@@ -277,7 +277,7 @@ def _recognized(
             what, where=where, allowed="one label for each file", hint="use the source `voc`, `coco` or `yolo`"
         )
     rest = {column: cells for column, cells in columns.items() if found[column] != found[files[0]] and any(cells)}
-    split_columns = [column for column, cells in rest.items() if _are_splits(cells)]
+    split_columns = [column for column, cells in rest.items() if are_splits(cells)]
     if len(split_columns) > 1:
         raise _ambiguous(table, where, "several columns have names of splits", split_columns)
     rest = {column: cells for column, cells in rest.items() if column not in split_columns and column.strip()}
@@ -310,7 +310,18 @@ def _columns(tree: Tree, name: str) -> dict[str, list[str]]:
     return {column: [row[index].strip() for row in rows] for index, column in enumerate(unique)}
 
 
-def _are_splits(cells: Sequence[str]) -> bool:
+def is_number(cell: str) -> bool:
+    """Return whether a cell is a decimal number."""
+    return _NUMBER.fullmatch(cell) is not None
+
+
+def is_label_header(column: str) -> bool:
+    """Return whether a column is named like one of labels."""
+    return re.sub(r"[\s_-]", "", column.lower()) in LABEL_HEADERS
+
+
+def are_splits(cells: Sequence[str]) -> bool:
+    """Return whether all cells are names of splits."""
     return all(cell.lower() in SPLIT_WORDS for cell in cells)
 
 
@@ -322,7 +333,7 @@ def _with_labels(
     Raises:
         DataError: they are ambiguous, or have numbers that are not integers.
     """
-    named = [column for column in rest if re.sub(r"[\s_-]", "", column.lower()) in LABEL_HEADERS]
+    named = [column for column in rest if is_label_header(column)]
     binary = tuple(column for column, cells in rest.items() if all(cell in _BINARY for cell in cells))
     split = split_columns[0] if split_columns else None
     one_hot = False
@@ -346,8 +357,8 @@ def _with_labels(
 
 def _refuse_numbers(column: str, cells: Sequence[str], where: str) -> None:
     """Refuse a label column of numbers that are not integers."""
-    fraction = next((cell for cell in cells if _NUMBER.fullmatch(cell) and not float(cell).is_integer()), None)
-    if fraction is not None and all(_NUMBER.fullmatch(cell) for cell in cells):
+    fraction = next((cell for cell in cells if is_number(cell) and not float(cell).is_integer()), None)
+    if fraction is not None and all(map(is_number, cells)):
         what = f"the column {column!r} has numbers such as {fraction}, which are no classes"
         hint = "for regression, use the source npz with `targets`"
         raise DataError(what, where=where, allowed="class names, or integers from 0", hint=hint)

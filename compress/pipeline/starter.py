@@ -20,6 +20,7 @@ from compress.data.dataset import Dataset
 from compress.data.file_tree import tree
 from compress.data.label_tables import TABLE_SUFFIXES, recognize
 from compress.data.sources import SOURCES
+from compress.data.sources import text as texts
 from compress.data.types import SPLITS
 from compress.errors import DataError, reason_of
 from compress.importers import model_file
@@ -29,6 +30,7 @@ from compress.ir.layer_specs import spec_of
 from compress.pipeline.data_section import IMAGES, SOUNDS, ModelInputs, inputs_of, value_range
 from compress.tasks import task_of
 from deploy.contract.preprocessing import Preprocessing
+from deploy.contract.text import text_of, tokens_of
 
 LOOKED_AT = 64
 """Number of samples whose shapes and values are read."""
@@ -41,9 +43,10 @@ ENLARGED = 5 / 3
 larger objects (benchmarks/transfer.py: 0.713, 0.740, 0.771 with 96, 128, 160 pixels from photos of 96)."""
 TINY_SIDE = 40
 """Images up to this size get the small builder of the shipped example."""
-STEPS_NEW, STEPS_HEAD = 4000, 1500
-"""Number of steps (batches) of a training from random weights, and of one that starts from a trained model."""
-EPOCHS_NEW, EPOCHS_HEAD = (20, 150), (8, 40)
+STEPS_NEW, STEPS_HEAD, STEPS_TEXT = 4000, 1500, 1500
+"""Number of steps (batches) of a training from random weights, of one that starts from a trained model, and of one of a
+network for texts, which knows its training samples by heart early."""
+EPOCHS_NEW, EPOCHS_HEAD, EPOCHS_TEXT = (20, 150), (8, 40), (5, 40)
 """Limits of the number of epochs."""
 BATCHES = (32, 64)
 """Batch size below and from LARGE_SPLIT training samples."""
@@ -52,6 +55,9 @@ AUGMENT = {"flip": True, "shift": 0.1, "zoom": 0.2, "brightness": 0.1, "contrast
 """Random changes of training images."""
 WORTH_PRUNING_MACS = 50_000_000
 """Multiply-accumulates above which pruning is suggested: below, the time of one inference is mostly transfer."""
+BUCKETS = 16_384
+"""Numbers of words; with more, fewer words share one (docs/text.md)."""
+MOST_TOKENS = 256
 MEL_BINS, MEL_FRAME_S, MEL_STEP_S = 40, 0.032, 0.016
 """Log-mel features of sounds: 40 bins, frames of 32 ms every 16 ms."""
 
@@ -167,7 +173,7 @@ def recognized(path: Path, folder: Path, label: str | None = None) -> dict[str, 
         "contains no samples that are recognized" + (f" ({'; '.join(reasons)})" if reasons else ""),
         where=str(path),
         allowed="class folders of photos or WAV files, photos with a table of labels, VOC, COCO or YOLO annotations, "
-        "images with masks, .npz, or the same in a .tar archive",
+        "images with masks, or the same in a .tar archive; .npz, or a table of texts",
         hint="other data needs a pipeline file written by hand: docs/data.md",
     )
 
@@ -181,6 +187,8 @@ def _candidates(path: Path, shown: str, label: str | None) -> Iterator[dict[str,
         yield {"coco": {"file": shown}}
     elif suffix in (".yaml", ".yml"):
         yield {"yolo": {"file": shown}}
+    elif suffix in TABLE_SUFFIXES:
+        yield {"text": {**texts.recognized(path, label), "file": shown}}
     else:
         yield from _folder_candidates(path, shown, label)
 
@@ -311,7 +319,13 @@ def _new_model(draft: _Draft, data: Dataset) -> None:
             allowed="samples without labels together with a trained model: --model FILE",
             hint="put the photos of each class into a folder with its name, or give a model",
         )
-    if task.reads_specification:
+    training: tuple[int, tuple[int, int], dict[str, float]] = (STEPS_NEW, EPOCHS_NEW, {"learning_rate": 0.003})
+    if "text" in draft.data["source"]:
+        draft.model = {"builder": "text_cnn", "arguments": {"tokens": BUCKETS}}
+        draft.comments["model"] = "vectors of the words, which the CPU looks up, and convolutions for the Edge TPU"
+        _tokens(draft, data)
+        training = (STEPS_TEXT, EPOCHS_TEXT, {"learning_rate": 0.002, "warmup": 0.05})
+    elif task.reads_specification:
         side = 320
         draft.model = {"builder": "anchor_free"}
         draft.comments["model"] = "an anchor-free detector of full convolutions, which the Edge TPU runs best"
@@ -336,7 +350,7 @@ def _new_model(draft: _Draft, data: Dataset) -> None:
             allowed="images or series with classes, images with boxes",
             hint="give a trained model with --model, or write a builder: docs/models.md",
         )
-    _training(draft, data, STEPS_NEW, EPOCHS_NEW, {"learning_rate": 0.003})
+    _training(draft, data, *training)
     draft.stages.append(({"quantize": {"method": "ptq"}}, "8-bit integers, by post-training quantization"))
 
 
@@ -430,6 +444,18 @@ def _series(draft: _Draft, data: Dataset, shapes: Sequence[tuple[int, ...]]) -> 
         axes = tuple(range(samples.ndim - 1)) if samples.ndim > 2 else None
         mean, deviation = np.mean(samples, axis=axes), np.std(samples, axis=axes) + 1e-6
         draft.data["preprocess"] = [{"normalize": {"mean": _numbers(mean), "std": _numbers(deviation)}}]
+
+
+def _tokens(draft: _Draft, data: Dataset) -> None:
+    """Choose the step `tokens`: words, or characters where there are no blanks between words."""
+    count = len(data.labels("train"))
+    places = np.unique(np.linspace(0, count - 1, min(count, LOOKED_AT)).astype(np.int64))
+    found = [text_of(sample) for sample in data.raw("train", places)]
+    counts = {unit: [len(tokens_of(text, unit)) for text in found] for unit in ("word", "character")}
+    unit = "word" if np.median(counts["word"]) > 2 else "character"
+    length = int(np.clip(8 * np.ceil(np.quantile(counts[unit], 0.95) / 8), 8, MOST_TOKENS))
+    settings = {"length": length, "buckets": BUCKETS, **({} if unit == "word" else {"unit": unit})}
+    draft.data["preprocess"] = [{"tokens": settings}]
 
 
 def _numbers(values: Any) -> Any:

@@ -263,3 +263,56 @@ def test_the_command_writes_once_and_lists_the_steps(tmp_path: Path, capsys: pyt
     assert main(["init", str(data), "-o", str(out)]) == 2
     assert "exists already" in capsys.readouterr().err
     assert main(["init", str(data), "-o", str(tmp_path / "new.txt")]) == 2
+
+
+def reviews(path: Path, rows: list[str], header: str = "id,review,sentiment,part") -> Path:
+    path.write_text("\n".join([header, *rows]) + "\n")
+    return path
+
+
+def test_a_table_of_texts(tmp_path: Path) -> None:
+    words = ["a fine, lovely film", "really a poor plot, and a bad one"]
+    rows = [f'{index},"{words[index % 2]}",{("good", "bad")[index % 2]},' for index in range(60)]
+    pipeline, text = written(tmp_path, reviews(tmp_path / "reviews.csv", rows))
+    source = {"file": "reviews.csv", "text": "review", "label": "sentiment", "max_bytes": 128}
+    assert pipeline.settings["data"]["source"] == {"text": source}
+    assert pipeline.settings["model"] == {"builder": "text_cnn", "arguments": {"tokens": 16384}}
+    assert pipeline.settings["data"]["preprocess"] == [{"tokens": {"length": 8, "buckets": 16384}}]
+    assert settings(pipeline, "train")["epochs"] == 40
+    assert "which the CPU looks up" in text
+
+
+def test_texts_without_blanks_and_a_column_of_splits(tmp_path: Path) -> None:
+    parts = ("train", "train", "val", "test")
+    rows = [f"{index};{'一二三四五六七八九'[index % 5 :]};{index % 2};{parts[index // 2 % 4]}" for index in range(64)]
+    path = reviews(tmp_path / "names.csv", rows, "id;name;class;part")
+    pipeline, _ = written(tmp_path, path)
+    found = pipeline.settings["data"]["source"]["text"]
+    assert (found["text"], found["label"], found["split"]) == ("name", "class", "part")
+    assert pipeline.settings["data"]["preprocess"] == [
+        {"tokens": {"length": 16, "buckets": 16384, "unit": "character"}}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("header", "rows", "label", "message"),
+    [
+        (
+            "text,a,b",
+            ["one text,x,y", "two texts,x,y", "three texts,z,w"],
+            None,
+            "several columns may be the label: a, b",
+        ),
+        ("text,a,b", ["one text,x,y", "two texts,x,y"], "c", "no column of labels 'c'"),
+        ("text,number", ["one text,1", "two texts,2"], None, "has no column of labels"),
+        ("x,label", ["1.5,a", "2.5,b"], None, "has no texts"),
+        ("file,label", ["a/1.jpg,a", "b/2.jpg,b"], None, "'file' has names of files, not texts.*give the folder"),
+        ("text,label", [], None, "has no rows"),
+        ("text,text", ["a,b"], None, "has two columns 'text'"),
+    ],
+)
+def test_tables_that_are_not_recognized(
+    tmp_path: Path, header: str, rows: list[str], label: str | None, message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        recognized(reviews(tmp_path / "table.csv", rows, header), tmp_path, label)

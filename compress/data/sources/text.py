@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -11,12 +14,19 @@ from pydantic import Field
 
 from compress.data import class_names, files, labels, tables
 from compress.data.class_names import ClassList
+from compress.data.label_tables import are_splits, is_label_header, is_number
 from compress.data.source import Samples, Stored
 from compress.data.splits import Divide, by_name, stratified
 from compress.errors import DataError
+from compress.suggestions import nearest
 from deploy.contract.text import MAX_BYTES, sample_of
 
 MAX_CHARACTERS = 2 << 30
+LOOKED_AT = 1000
+"""Rows from which the columns of a table are recognized."""
+LENGTHS = tuple(1 << power for power in range(7, MAX_BYTES.bit_length()))
+"""The values of `max_bytes` that are suggested: powers of two from 128."""
+_FILE = re.compile(r"\S+\.[A-Za-z0-9]{2,4}")
 
 
 class TextTable(Stored):
@@ -145,3 +155,83 @@ def _groups(cells: list[str], place: labels.Place) -> NDArray[np.str_]:
         if name:
             labels.check(name, place(index), "group")
     return np.array(names, np.str_)
+
+
+def recognized(path: Path, label: str | None = None) -> dict[str, Any]:
+    """Return the settings of this source for a table, from the headers and the first rows.
+
+    The column with the longest cells has the texts. The labels are in the column with a usual header, or in the only
+    one in which values repeat.
+
+    Args:
+        path: the table.
+        label: the column with the labels; None to recognize it, too.
+
+    Raises:
+        DataError: the table cannot be read, or has no texts, or it is not clear which column has the labels.
+    """
+    columns = _first_cells(path)
+    splits = [name for name, cells in columns.items() if any(cells) and are_splits([*filter(None, cells)])]
+    rest = {name: cells for name, cells in columns.items() if name.strip() and name not in splits}
+    if label is not None and label not in rest:
+        what = f"has no column of labels {label!r}"
+        raise DataError(what, where=str(path), allowed=", ".join(rest), hint=nearest(label, rest))
+    lengths = {
+        name: sum(map(len, cells))
+        for name, cells in rest.items()
+        if name != label and not is_label_header(name) and not _most(is_number, cells)
+    }
+    text = max(lengths, key=lambda name: lengths[name], default=None)
+    if text is None or not lengths[text]:
+        allowed = "a header, and a column with a text in each row"
+        raise DataError("has no texts", where=str(path), allowed=allowed, hint="arrays are read from .npz files")
+    if _most(_FILE.fullmatch, rest[text]):
+        hint = "give the folder that has the files and this table"
+        raise DataError(f"the column {text!r} has names of files, not texts", where=str(path), hint=hint)
+    found = {"text": text, "label": label or _label_of(path, {name: rest[name] for name in rest if name != text})}
+    long = float(np.quantile([len(cell.encode("utf-8", "replace")) for cell in rest[text]], 0.95))
+    most = next((length for length in LENGTHS if length >= long), LENGTHS[-1])
+    return {"file": str(path), **found, **({"split": splits[0]} if splits else {}), "max_bytes": most}
+
+
+def _first_cells(path: Path) -> dict[str, list[str]]:
+    """Return the first cells of each column of a table.
+
+    Raises:
+        DataError: it is not a table, or has no rows.
+    """
+    where = str(path)
+    with files.opened(path) as stream:
+        delimiter = tables.delimiter(stream, where)
+        stream.seek(0)
+        header = tables.header(stream, where, delimiter)
+        stream.seek(0)
+        rows = [row for _, row in islice(tables.table(stream, where, header, delimiter), LOOKED_AT)] if header else []
+    if not rows:
+        raise DataError("has no rows", where=where, allowed="a header, and a row for each sample")
+    return {name: [row[place].strip() for row in rows] for place, name in enumerate(header)}
+
+
+def _label_of(path: Path, columns: dict[str, list[str]]) -> str:
+    """Return the column with the labels.
+
+    Raises:
+        DataError: several columns can have them, or none.
+    """
+    named = [name for name in columns if is_label_header(name)]
+    repeating = [name for name, cells in columns.items() if 1 < len(set(cells)) < len(cells)]
+    candidates = named or repeating
+    if not candidates:
+        raise DataError("has no column of labels", where=str(path), hint="add a column with the class of each text")
+    if len(candidates) > 1:
+        raise DataError(
+            f"several columns may be the label: {', '.join(candidates)}",
+            where=str(path),
+            hint="name the column with --label",
+        )
+    return candidates[0]
+
+
+def _most(condition: Callable[[str], object], cells: list[str]) -> bool:
+    """Return whether a condition holds for most cells."""
+    return 2 * sum(bool(condition(cell)) for cell in cells) > len(cells)
