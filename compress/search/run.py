@@ -118,6 +118,9 @@ def read_plan(path: Path) -> SearchPlan:
             allowed="strategy: one, mirrored, tpu",
             hint="machines share the trials with `search --join`: docs/search.md",
         )
+    if pipeline.head.recipe is not None:
+        what = "a search varies the settings of given stages, and `recipe: auto` chooses the stages"
+        raise document.root.error(what, "recipe", hint="remove it to search")
     models_of(pipeline)
     judged_budget(document, pipeline, "a search")
     space = read_space(document, lambda edited: models_of(schema.check(edited)))

@@ -400,6 +400,8 @@ def test_files_without_a_search_or_without_a_quantized_model_are_refused(coralli
     assert "has no key `search`" in coralline("search", "pipeline.yaml").stderr
     project(tmp_path)
     text = (tmp_path / "pipeline.yaml").read_text()
+    (tmp_path / "pipeline.yaml").write_text(text.replace('"name": "tiny"', '"name": "tiny", "recipe": "auto"'))
+    assert "`recipe: auto` chooses the stages; remove it to search" in coralline("search", "pipeline.yaml").stderr
     (tmp_path / "pipeline.yaml").write_text(text.replace('"name": "tiny"', '"name": "tiny", "target": "cpu"'))
     done = coralline("search", "pipeline.yaml", "--dry-run")
     assert done.returncode == 0, done.stderr
