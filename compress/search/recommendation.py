@@ -131,10 +131,16 @@ def _in_words(limit: Limit, budget: Mapping[str, float]) -> str:
 
 
 def _balanced(trials: Sequence[TrialRecord], objectives: Sequence[Metric]) -> TrialRecord:
-    """Return the trial nearest to the best value of every objective, where each is scaled to its range on the front."""
+    """Return the trial nearest to the best value of every objective, where each is scaled to its range on the front.
+
+    The range of a cost counts as its lowest value at least: latencies of 0.66 and 0.67 ms are hardly different, whatever
+    else is on the front.
+    """
     points = [losses(trial.values, objectives) for trial in trials]
     lowest = [min(column) for column in zip(*points, strict=True)]
-    spans = [max(column) - low or 1.0 for column, low in zip(zip(*points, strict=True), lowest, strict=True)]
+    ranges = [max(column) - low for column, low in zip(zip(*points, strict=True), lowest, strict=True)]
+    least = [low if is_cost(metric) else 0.0 for metric, low in zip(objectives, lowest, strict=True)]
+    spans = [max(each, at_least) or 1.0 for each, at_least in zip(ranges, least, strict=True)]
 
     def distance(place: int) -> float:
         scaled = [(value - low) / span for value, low, span in zip(points[place], lowest, spans, strict=True)]

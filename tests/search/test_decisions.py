@@ -128,6 +128,12 @@ def test_the_recommendation_for_a_budget(budget: dict[str, float], number: int |
     assert reason in text
 
 
+def test_a_small_difference_of_a_cost_decides_nothing() -> None:
+    trials = [trial(0, 0.52, 0.674), trial(1, 0.46, 0.665), trial(2, 0.31, 0.663)]
+    assert recommend(trials, trials, GOALS, {}, ACCURACY)[0] == 0
+    assert recommend([trial(0, 0.52, 2.674), *trials[1:]], trials, GOALS, {}, ACCURACY)[0] == 1
+
+
 def test_a_budget_without_an_objective_that_is_a_cost() -> None:
     f1 = Metric("macro_f1", "Macro F1", "fraction", "macro_f1_drop")
     goals = Goals((ACCURACY, f1), (), "usb3")
