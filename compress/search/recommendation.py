@@ -133,8 +133,8 @@ def _in_words(limit: Limit, budget: Mapping[str, float]) -> str:
 def _balanced(trials: Sequence[TrialRecord], objectives: Sequence[Metric]) -> TrialRecord:
     """Return the trial nearest to the best value of every objective, where each is scaled to its range on the front.
 
-    The range of a cost counts as its lowest value at least: latencies of 0.66 and 0.67 ms are hardly different, whatever
-    else is on the front.
+    The range of a cost counts as its lowest value at least: latencies of 0.66 and 0.67 ms are hardly different,
+    whatever else is on the front.
     """
     points = [losses(trial.values, objectives) for trial in trials]
     lowest = [min(column) for column in zip(*points, strict=True)]
