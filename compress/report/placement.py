@@ -41,7 +41,17 @@ def section(record: RunRecord) -> Section:
     side_by_side = Columns([[_figure(placement)], [*_compilation(placement)]])
     rows = [_expected(prediction) for prediction in placement.expected_latency.values()]
     expected = table(("Host", "Median", "Interval", "CPU alone"), rows, EXPECTED_CAPTION)
-    return Section("Where operators run", [side_by_side, *expected, *_operators(placement), *_files(record)])
+    before = _lookup(placement.lookup_table)
+    return Section("Where operators run", [side_by_side, *before, *expected, *_operators(placement), *_files(record)])
+
+
+def _lookup(table: tuple[int, ...] | None) -> Iterator[Block]:
+    """Yield what the CPU does before the first operator."""
+    if table is not None:
+        yield Text(
+            f"Before the first operator, the CPU looks up the input in a table of {table[0]:,} rows of {table[1]:,} "
+            "values. The latencies do not include that."
+        )
 
 
 def _files(record: RunRecord) -> Iterator[Block]:

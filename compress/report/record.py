@@ -415,6 +415,7 @@ class PlacementRecord:
         compiles: whether the model compiles; None if that is unknown.
         failure: the reason why it does not compile.
         expected_latency: the predicted latency by host.
+        lookup_table: rows and width of the table in which the CPU looks up the model's input; None without one.
     """
 
     summary: str
@@ -435,6 +436,7 @@ class PlacementRecord:
     activation_bytes: int | None = None
     risk: str | None = None
     blockers: tuple[Any, ...] = ()
+    lookup_table: tuple[int, ...] | None = None
 
     @property
     def origin(self) -> How:

@@ -52,6 +52,9 @@ def table_of(graph: Graph) -> NDArray[Any] | None:
             table: NDArray[Any] = read_array(b"" if data is None else bytes(data), f"the metadata {NAME}")
         except BundleError as error:
             raise ModelError(str(error), hint="quantize the model again") from error
+        if table.ndim != 2:
+            what = f"the metadata {NAME} is an array of {table.ndim} axes"
+            raise ModelError(what, allowed="2: rows and their values", hint="quantize the model again")
         return table
     return None
 

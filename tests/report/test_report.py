@@ -353,3 +353,10 @@ def test_objects_found_again_by_class() -> None:
     rows = [line for line in text.splitlines() if line.startswith(("| cup", "| `<dog>`"))]
     assert rows == ["| `<dog>` | 4 | 1 | 0.250 |", "| cup | 40 | 39 | 0.975 |"]
     assert "<dog>" not in html
+
+
+def test_what_the_cpu_does_before_the_first_operator() -> None:
+    record = full()
+    assert "looks up the input" not in markdown_of(record)
+    record["placement"] |= {"lookup_table": [16_385, 64]}
+    assert "the CPU looks up the input in a table of 16,385 rows of 64 values" in markdown_of(record)

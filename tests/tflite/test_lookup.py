@@ -57,7 +57,11 @@ def test_a_file_without_a_table(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("table", "message"),
-    [(np.zeros((4, 5), np.int8), "does not fit"), (np.zeros((4, 3), np.float32), "does not fit")],
+    [
+        (np.zeros((4, 5), np.int8), "does not fit"),
+        (np.zeros((4, 3), np.float32), "does not fit"),
+        (np.zeros((4, 3, 1), np.int8), "is an array of 3 axes"),
+    ],
 )
 def test_a_table_that_does_not_fit_is_refused(tmp_path: Path, table: np.ndarray, message: str) -> None:
     parsed = graph.parse(text_bundles.model(with_table=False))
@@ -74,6 +78,13 @@ def test_damaged_metadata_is_refused(tmp_path: Path) -> None:
     path.write_bytes(content[:start] + b"\0" + content[start + 1 :])
     with pytest.raises(ModelError, match=r"model\.tflite: the metadata .* is not an array of numbers"):
         LoadedModel(path, reproducible=True)
+
+
+def test_the_check_says_what_the_cpu_does_first() -> None:
+    checked = load("edgetpu").check(graph.parse(text_bundles.model()))
+    assert checked.lookup_table == text_bundles.table().shape
+    assert "on the CPU, before the first operator: a table of 21 rows of 3 values" in checked.describe()
+    assert load("edgetpu").check(graph.parse(tiny.classifier())).to_json()["lookup_table"] is None
 
 
 def test_metadata_without_its_buffer_is_refused(tmp_path: Path) -> None:

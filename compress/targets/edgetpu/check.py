@@ -15,6 +15,7 @@ from compress.targets.edgetpu import operator_parameters as parameters
 from compress.targets.edgetpu.constants import MEMORY
 from compress.targets.edgetpu.parameter_memory import CacheAllocation, allocate_cache
 from compress.targets.edgetpu.placement import AFTER_CPU_OPERATOR, PlacedOperator, Placement, place
+from compress.tflite import lookup
 from compress.tflite.graph import NONE, Graph, Operator
 
 SCHEMA_VERSION = 1
@@ -52,6 +53,7 @@ class Check:
         tile_bytes: the memory of a tile.
         plan_bytes: the on-chip memory for parameters that is available to every network.
         has_repeated_constants: whether an operator with a constant vector runs on the Edge TPU.
+        lookup_table: rows and width of the table in which the CPU looks up the model's input; None without one.
     """
 
     placement: Placement
@@ -62,6 +64,7 @@ class Check:
     tile_bytes: int
     plan_bytes: int
     has_repeated_constants: bool
+    lookup_table: tuple[int, ...] | None = None
 
     @property
     def ops(self) -> tuple[PlacedOperator, ...]:
@@ -122,6 +125,11 @@ class Check:
             if op.status != AFTER_CPU_OPERATOR and op.reason
         ]
         lines.append(self.placement.summary)
+        if self.lookup_table is not None:
+            rows, width = self.lookup_table
+            lines.append(
+                f"lookup       on the CPU, before the first operator: a table of {rows:,} rows of {width:,} values"
+            )
         lines += self._describe_blockers()
         if self.parameters is not None:
             lines.append(f"parameters   {self.parameters.cached_bytes:,} bytes cached on chip, predicted")
@@ -157,6 +165,7 @@ class Check:
             "activation_bytes": self.activation_bytes,
             "risk": self.risk,
             "blockers": [asdict(blocker) for blocker in self.blockers],
+            "lookup_table": self.lookup_table,
         }
 
 
@@ -179,6 +188,7 @@ def check(graph: Graph, target: Target, *, all_subgraphs: bool = False) -> Check
 
 def _check(graph: Graph, target: Target, all_subgraphs: bool) -> Check:
     _require_inputs(graph, target)
+    table = lookup.table_of(graph)
     placement = place(graph, target, all_subgraphs=all_subgraphs)
     on_tpu = {op.index for op in placement.ops if op.placement == "tpu"}
     allocation = activation_bytes = None
@@ -203,6 +213,7 @@ def _check(graph: Graph, target: Target, all_subgraphs: bool) -> Check:
         target.tables["memory"]["narrow_bytes_per_tile"],
         target.tables["memory"]["plan_bytes"],
         has_repeated_constants,
+        None if table is None else table.shape,
     )
 
 
