@@ -60,7 +60,7 @@ def by_group(groups: Indices) -> Divide:
 
 
 def by_name(names: NDArray[np.str_]) -> Divide:
-    """Divide whole groups, as `by_group`. A sample whose group has no name is a group of its own.
+    """Divide whole groups, as `by_group`; a sample without a group is divided alone.
 
     Args:
         names: the name of the group of every sample; "" for none.

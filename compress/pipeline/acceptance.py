@@ -130,7 +130,7 @@ def _about_data(data: DataRecord | None, *, needs_every_class: bool) -> Iterator
 
 
 def _about_random_samples(stages: Sequence[StageRecord]) -> str:
-    """Return what is not known because the samples are random numbers; calibration without data does not use them."""
+    """Return what random samples cannot show. Calibration without data does not read them."""
     if any("synthetic" in stage.facts for stage in stages):
         return "the samples are random numbers: all comparisons hold for random numbers or synthetic samples only"
     return "the samples are random numbers: ranges from them, and all comparisons, hold for random numbers only"

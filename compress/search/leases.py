@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
 
 OWNER = "owner"
-"""The attribute of a trial with the machine, the process and the start of the process of its owner."""
+"""The attribute of a trial that identifies its owner: the machine, the process number, and when the process started."""
 LEASE = "lease"
 """The attribute with the number that the owner increments."""
 RENEW_S = 10.0

@@ -242,7 +242,7 @@ class SearchStudy:
 
 
 def stored_record(trial: FrozenTrial) -> Any:
-    """Return the record of a finished trial as plain values; None if its process ended before it told one."""
+    """Return the stored record of a finished trial, as plain values; None if its process ended without a result."""
     content = trial.user_attrs.get(RECORD)
     return trial.user_attrs.get(TAKEN, content) if trial.state.name == "FAIL" else content
 
@@ -251,7 +251,7 @@ def _record(trial: FrozenTrial) -> TrialRecord:
     """Return the record of a trial.
 
     Raises:
-        StoreError: what is stored is not a record.
+        StoreError: the stored record is invalid.
     """
     content = stored_record(trial)
     if content is not None and trial.state.is_finished():

@@ -294,6 +294,12 @@ def test_texts_without_blanks_and_a_column_of_splits(tmp_path: Path) -> None:
     ]
 
 
+def test_a_table_that_is_sorted_by_class(tmp_path: Path) -> None:
+    rows = [f"{index},the words of text {index},{('bad', 'good')[index >= 1500]}" for index in range(3000)]
+    found = recognized(reviews(tmp_path / "reviews.csv", rows, "id,review,sentiment"), tmp_path)
+    assert found["text"]["label"] == "sentiment"
+
+
 @pytest.mark.parametrize(
     ("header", "rows", "label", "message"),
     [

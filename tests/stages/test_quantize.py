@@ -413,7 +413,7 @@ def test_the_lookup_of_an_embedding_is_cut_off(keras: Any, tmp_path: Path) -> No
     layers = keras.layers
     constant = keras.initializers.Constant
     vectors = layers.Embedding(8, 4, embeddings_initializer=keras.initializers.RandomUniform(-2, 2))
-    # Its statistics are of other samples, which is no reason to propose another preprocessing of numbers.
+    # The batch norm has not seen these samples. That is no reason to propose another preprocessing.
     norm = layers.BatchNormalization(moving_variance_initializer=constant(400.0), gamma_initializer=constant(20.0))
     stack = [keras.Input((64,)), vectors, layers.Dropout(0.1), layers.Conv1D(4, 3, activation="relu"), norm]
     model = keras.Sequential([*stack, layers.Flatten(), layers.Dense(2, "softmax")])

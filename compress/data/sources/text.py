@@ -22,8 +22,9 @@ from compress.suggestions import nearest
 from deploy.contract.text import MAX_BYTES, sample_of
 
 MAX_CHARACTERS = 2 << 30
-LOOKED_AT = 1000
-"""Rows from which the columns of a table are recognized."""
+LOOKED_AT, CHARACTERS_LOOKED_AT = 100_000, 1 << 26
+"""Most rows, and about the most characters, from which the columns of a table are recognized; it may be sorted by
+class."""
 LENGTHS = tuple(1 << power for power in range(7, MAX_BYTES.bit_length()))
 """The values of `max_bytes` that are suggested: powers of two from 128."""
 _FILE = re.compile(r"\S+\.[A-Za-z0-9]{2,4}")
@@ -206,7 +207,13 @@ def _first_cells(path: Path) -> dict[str, list[str]]:
         stream.seek(0)
         header = tables.header(stream, where, delimiter)
         stream.seek(0)
-        rows = [row for _, row in islice(tables.table(stream, where, header, delimiter), LOOKED_AT)] if header else []
+        rows: list[list[str]] = []
+        size = 0
+        for _, row in islice(tables.table(stream, where, header, delimiter), LOOKED_AT if header else 0):
+            rows.append(row)
+            size += sum(map(len, row))
+            if size > CHARACTERS_LOOKED_AT:
+                break
     if not rows:
         raise DataError("has no rows", where=where, allowed="a header, and a row for each sample")
     return {name: [row[place].strip() for row in rows] for place, name in enumerate(header)}
@@ -222,7 +229,8 @@ def _label_of(path: Path, columns: dict[str, list[str]]) -> str:
     repeating = [name for name, cells in columns.items() if 1 < len(set(cells)) < len(cells)]
     candidates = named or repeating
     if not candidates:
-        raise DataError("has no column of labels", where=str(path), hint="add a column with the class of each text")
+        hint = "name the column with --label, or add one with the class of each text"
+        raise DataError("has no column of labels", where=str(path), hint=hint)
     if len(candidates) > 1:
         raise DataError(
             f"several columns may be the label: {', '.join(candidates)}",
