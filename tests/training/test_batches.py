@@ -126,3 +126,13 @@ def test_the_shares_of_all_workers_are_the_validation_samples(keras: Any, tmp_pa
     for _ in range(2):  # endless
         found = [next(one) for _ in range(5) for one, part in zip(shared, parts, strict=True) for _ in range(part.own)]
         np.testing.assert_array_equal(np.concatenate([part for part, _ in found]), inputs)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("data", [Blobs, Filed])
+def test_no_tuning_thread_delays_the_end_of_a_training(keras: Any, tmp_path: Path, data: Any) -> None:
+    inputs = (data(folder=tmp_path) if data is Filed else data()).inputs("train")
+    training = batches.batches(inputs, Blobs().labels("train"), EpochSettings(epochs=1), 0)
+    validation = batches.held_out(inputs, Blobs().labels("train"), 12, Shares(0, 1, 2))
+    assert not training.options().autotune.enabled
+    assert not validation.options().autotune.enabled
