@@ -139,13 +139,14 @@ def search(
         qualities = {name: values.quality(each).to_json() for name, each in ends.items()}
         candidates = _evolved(elastic, costs, values, options, context)
     elastic = shared.trained()
-    chosen, conversion = _chosen(elastic, candidates, costs, options.limits, convert)
+    metric = values.quality(elastic.largest).metric
+    samples = len(context.data.labels("validation")) if metric == "accuracy" else None
+    chosen, equal, conversion = _chosen(elastic, candidates, costs, options.limits, samples, convert)
     found = extracted(elastic, chosen.sub_network)
     result = keras_graph.build(found)
     with context.progress.phase(finish):
         norms = recalibrate_batch_norms(result, context)
     history.pop("batch_norms", None)  # those of the largest network
-    metric = values.quality(chosen.sub_network).metric
     facts = {
         "metric": metric,
         "sub_networks": float(min(elastic.count, 10**300)),
@@ -153,7 +154,7 @@ def search(
         "limits": options.limits.to_json(),
         **{name: {"validation": qualities[name], **costs.figures(end).to_json()} for name, end in ends.items()},
         "chosen": _point(chosen, costs, metric),
-        "alike": _alike(chosen, candidates, metric, len(context.data.labels("validation"))),
+        "equal": equal,
         "front": _front(candidates, costs, metric),
         **_parts(elastic, chosen.sub_network, found),
         "warnings": [] if conversion.missing is None else [_unverified(conversion)],
@@ -166,24 +167,6 @@ def _point(candidate: EvaluatedSubNetwork, costs: SubNetworkCosts, metric: Quali
     sign = Quality(metric, 1.0).score
     validation = sign * candidate.value if math.isfinite(candidate.value) else None
     return {"validation": validation, **costs.figures(candidate.sub_network).to_json()}
-
-
-def _alike(
-    chosen: EvaluatedSubNetwork, candidates: Sequence[EvaluatedSubNetwork], metric: QualityMetric, samples: int
-) -> dict[str, float]:
-    """Return the 95% interval of the chosen accuracy, and how many other candidates have one in it; nothing for a loss.
-
-    Args:
-        chosen: the best one within the limits.
-        candidates: all that were evaluated.
-        metric: what their values are.
-        samples: the number of validation samples.
-    """
-    if metric != "accuracy" or not math.isfinite(chosen.value):
-        return {}
-    low, high = wilson_interval(round(chosen.value * samples), samples)
-    others = sum(low <= each.value <= high for each in candidates) - 1
-    return {"samples": samples, "low": round(low, 6), "high": round(high, 6), "others": others}
 
 
 def _parts(elastic: ElasticNetwork, chosen: SubNetwork, found: Network) -> dict[str, Any]:
@@ -357,24 +340,46 @@ def _chosen(
     candidates: list[EvaluatedSubNetwork],
     costs: SubNetworkCosts,
     limits: Limits,
+    samples: int | None,
     convert: TrialConverter,
-) -> tuple[EvaluatedSubNetwork, TrialConversion]:
-    """Return the best candidate whose files are within the limits, and its files.
+) -> tuple[EvaluatedSubNetwork, dict[str, float], TrialConversion]:
+    """Return the best candidate whose files are within the limits, what it was chosen from, and its files.
+
+    Accuracies within one standard error of the highest one do not tell which sub-network is better. Of these the one
+    with the most operations is chosen: the limits hold the costs, and larger networks are usually better. Of equal
+    losses the one with the fewest operations.
+
+    Args:
+        elastic: the network and what may be smaller.
+        candidates: all that were evaluated.
+        costs: the costs of sub-networks; they agree with the files afterwards.
+        limits: the largest costs.
+        samples: the number of samples of the accuracies; None if the values are not accuracies.
+        convert: makes the files.
 
     Raises:
-        StageError: those of the best ones are not.
+        StageError: the files of the best ones exceed the limits.
     """
     exceeded: list[str] = []
+
+    def macs(candidate: EvaluatedSubNetwork) -> int:
+        return costs.figures(candidate.sub_network).macs
+
     for _ in range(MAX_CONVERSIONS):
         fitting = [each for each in candidates if not limits.exceeded(costs.figures(each.sub_network))]
         if not fitting:
             break
-        # Of equal ones the one with the fewest operations.
-        best = max(fitting, key=lambda each: (each.value, -costs.figures(each.sub_network).macs))
+        best = max(fitting, key=lambda each: (each.value, -macs(each)))
+        equal: dict[str, float] = {}
+        if samples is not None and math.isfinite(best.value):
+            error = math.sqrt(best.value * (1 - best.value) / samples)
+            close = [each for each in fitting if each.value >= best.value - error]
+            equal = {"samples": samples, "best": best.value, "error": round(error, 6), "sub_networks": len(close)}
+            best = max(close, key=lambda each: (macs(each), each.value))
         conversion = _verify(elastic, best.sub_network, costs, convert)
         exceeded = limits.exceeded(costs.figures(best.sub_network))
         if not exceeded:
-            return best, conversion
+            return best, equal, conversion
     raise StageError(
         f"the files of the best sub-networks exceed the limits: {', '.join(exceeded)}",
         hint="raise the limit a little, or search more `candidates`",

@@ -23,8 +23,8 @@ class ArchitectureFacts:
     """The facts of `search_architecture`.
 
     The largest, the smallest and the chosen sub-network, and those of the front, have their costs by name, and their
-    result on validation with shared weights (`validation`). `alike` has the number of validation samples, the 95%
-    interval of the chosen accuracy, and the number of other evaluated sub-networks in it.
+    result on validation with shared weights (`validation`). `equal` has the number of validation samples (`samples`),
+    the highest accuracy (`best`), its standard error (`error`), and how many `sub_networks` are within that.
     """
 
     metric: str = "accuracy"
@@ -34,7 +34,7 @@ class ArchitectureFacts:
     largest: Mapping[str, float | None] = field(default_factory=dict)
     smallest: Mapping[str, float | None] = field(default_factory=dict)
     chosen: Mapping[str, float | None] = field(default_factory=dict)
-    alike: Mapping[str, float] = field(default_factory=dict)
+    equal: Mapping[str, float] = field(default_factory=dict)
     front: tuple[Mapping[str, float], ...] = ()
     layers: Mapping[str, WidthFacts] = field(default_factory=dict)
     blocks: Mapping[str, bool] = field(default_factory=dict)
@@ -63,8 +63,8 @@ def _search(facts: ArchitectureFacts) -> Iterator[Block]:
     yield Text(f"{facts.evaluated:,} of {_many(facts.sub_networks)} sub-networks were evaluated. Limits: {limits}.")
     columns = {"Largest": facts.largest, "Smallest": facts.smallest, "Chosen": facts.chosen}
     yield _table(facts.metric, columns)
-    if facts.alike.get("others"):
-        yield Text(_alike(facts.alike))
+    if facts.equal.get("sub_networks", 1) > 1:
+        yield Text(_equal(facts.equal))
     yield Text(_left_out(facts))
     rows = [(shorten(name), f"{widths.before:,}", f"{widths.after:,}") for name, widths in facts.layers.items()]
     rows += [
@@ -75,11 +75,12 @@ def _search(facts: ArchitectureFacts) -> Iterator[Block]:
     yield _folded("Front of all evaluated sub-networks", _front(facts))
 
 
-def _alike(found: Mapping[str, float]) -> str:
-    low, high = (number(found[end], "fraction") for end in ("low", "high"))
+def _equal(found: Mapping[str, float]) -> str:
+    best, error = (number(found[name], "fraction") for name in ("best", "error"))
     return (
-        f"With {found['samples']:,.0f} validation samples, the 95% interval of the chosen accuracy is {low} to {high}. "
-        f"{found['others']:,.0f} other evaluated sub-networks are in it: among them, the choice is partly chance."
+        f"The highest validation accuracy is {best}, with a standard error of {error} ({found['samples']:,.0f} samples). "
+        f"{found['sub_networks']:,.0f} sub-networks are within that; the one with the most MACs was chosen, because a "
+        "larger network is usually better after further training."
     )
 
 

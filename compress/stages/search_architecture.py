@@ -27,7 +27,7 @@ class SearchArchitecture(Stage, TrainingSettings):
     all its sub-networks are trained together, with shared weights, and the best one is kept."""
 
     name: ClassVar[str] = "search_architecture"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.UNTRAINED, Kind.KERAS})
     produces: ClassVar[Kind] = Kind.KERAS
     changes_cost: ClassVar[bool] = True

@@ -18,7 +18,7 @@ FACTS = {
     "largest": {**COSTS, "validation": 0.71},
     "smallest": {**COSTS, "validation": None, "latency_ms": 0.61},
     "chosen": {**COSTS, "validation": 0.7, "latency_ms": 0.72},
-    "alike": {"samples": 296, "low": 0.645, "high": 0.749, "others": 120},
+    "equal": {"samples": 296, "best": 0.71, "error": 0.026, "sub_networks": 120},
     "front": [{**COSTS, "validation": 0.5}, {**COSTS, "validation": 0.7}],
     "layers": {"stem": {"before": 32, "after": 16}},
     "blocks": {"sum0": True, "sum1": False},
@@ -39,8 +39,8 @@ def test_what_was_searched_and_chosen() -> None:
     text, page = markdown_of(record()), html_of(record())
     assert "300 of more than 10^7 sub-networks were evaluated. Limits: latency 0.730 ms." in text
     assert "| validation accuracy | 0.710 | not finite | 0.700 |" in text
-    assert "With 296 validation samples, the 95% interval of the chosen accuracy is 0.645 to 0.749. 120 other" in text
-    assert "partly chance" not in markdown_of(record(alike={}))
+    assert "accuracy is 0.710, with a standard error of 0.026 (296 samples). 120 sub-networks are within that" in text
+    assert "standard error" not in markdown_of(record(equal={}))
     assert "1 of 2 residual blocks are left out: sum1." in text
     assert "Channels and kernels of the chosen sub-network: 2" in page
     assert "5x5" in page

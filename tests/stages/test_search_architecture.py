@@ -81,10 +81,11 @@ def test_the_model_is_the_best_sub_network_within_the_limit(keras: Any, given: A
     assert facts["chosen"]["size_bytes"] <= 6000 < facts["largest"]["size_bytes"]
     assert facts["evaluated"] <= 10
     assert facts["warnings"] == []
-    assert facts["alike"]["samples"] == len(Blobs().labels("validation"))
-    assert facts["alike"]["low"] <= facts["chosen"]["validation"] <= facts["alike"]["high"]
-    assert 0 <= facts["alike"]["others"] < facts["evaluated"]
-    assert facts["front"][-1]["validation"] == facts["chosen"]["validation"]
+    equal = facts["equal"]
+    assert equal["samples"] == len(Blobs().labels("validation"))
+    assert 1 <= equal["sub_networks"] <= facts["evaluated"]
+    assert facts["front"][-1]["validation"] == equal["best"]
+    assert equal["best"] - equal["error"] <= facts["chosen"]["validation"] <= equal["best"]
     assert facts["layers"]["stem"] == {"before": 16, "after": model.get_layer("stem").filters}
     assert facts["chosen"]["parameters"] == model.count_params()
     predicted = np.asarray(run(model, Blobs().inputs("validation"))).argmax(axis=1)

@@ -1,0 +1,65 @@
+"""Which of the evaluated sub-networks is chosen."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from compress.architecture_search import search
+from compress.architecture_search.elastic import SubNetwork
+from compress.architecture_search.evolution import EvaluatedSubNetwork
+from compress.architecture_search.search import Limits
+from compress.errors import StageError
+
+SIZES = {1: 6000, 2: 7000, 3: 8000, 4: 9000}
+"""File size by width; the MACs are a tenth."""
+
+
+class Costs:
+    """Costs by width; that of `wrong` is larger after its conversion."""
+
+    def __init__(self, wrong: int | None = None) -> None:
+        self.wrong, self.converted = wrong, list[int]()
+
+    def figures(self, sub_network: Any) -> Any:
+        width = sub_network.widths[0]
+        size = SIZES[width] + (10_000 if width == self.wrong and width in self.converted else 0)
+        return SimpleNamespace(macs=SIZES[width] // 10, to_json=lambda: {"size_bytes": size})
+
+
+@pytest.fixture
+def costs(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def verify(elastic: Any, sub_network: Any, costs: Costs, convert: Any) -> Any:
+        costs.converted.append(sub_network.widths[0])
+
+    monkeypatch.setattr(search, "_verify", verify)
+    return Costs
+
+
+def chosen(costs: Any, values: dict[int, float], samples: int | None, limit: int = 8000) -> Any:
+    candidates = [EvaluatedSubNetwork(SubNetwork((width,), (), ()), value) for width, value in values.items()]
+    found, equal, _ = search._chosen(None, candidates, costs, Limits(size_bytes=limit), samples, None)  # type: ignore[arg-type]
+    return found.sub_network.widths[0], equal
+
+
+def test_the_largest_within_one_standard_error(costs: Any) -> None:
+    values = {1: 0.6, 2: 0.58, 3: 0.575, 4: 0.9}  # the last one is over the limit
+    width, equal = chosen(costs(), values, 300)
+    assert width == 3
+    assert equal == {"samples": 300, "best": 0.6, "error": 0.028284, "sub_networks": 3}
+    assert chosen(costs(), values, 1000)[0] == 1  # an error of 0.015
+    assert chosen(costs(), {1: 1.0, 2: 0.999}, 300)[0] == 1  # without an error
+
+
+def test_of_losses_the_best(costs: Any) -> None:
+    assert chosen(costs(), {1: -0.5, 2: -0.501, 3: -0.5}, None) == (1, {})
+
+
+def test_another_one_if_its_file_is_over_the_limit(costs: Any) -> None:
+    wrong = costs(wrong=3)
+    assert chosen(wrong, {1: 0.6, 2: 0.59, 3: 0.59}, 300)[0] == 2
+    assert wrong.converted == [3, 2]
+    with pytest.raises(StageError, match="the files of the best sub-networks exceed the limits"):
+        chosen(costs(wrong=1), {1: 0.6}, 300)
