@@ -252,7 +252,7 @@ SAMPLERS: Mapping[str, Callable[[Space, int], optuna.samplers.BaseSampler]] = {
     "TPE": lambda space, seed: optuna.samplers.TPESampler(seed=seed, multivariate=False),
     "TPE, multivariate": lambda space, seed: optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True),
     "NSGA-II, population 10": lambda space, seed: optuna.samplers.NSGAIISampler(population_size=10, seed=seed),
-    "ParEGO (ours)": FrontSampler,
+    "ours": FrontSampler,
 }
 LIMIT_MS = 8.0
 

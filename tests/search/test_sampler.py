@@ -105,17 +105,17 @@ def test_all_trials_may_fail() -> None:
 
 def test_of_many_trials_only_some_are_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
-    improvement = sampler._expected_improvement
+    process = sampler._Process
 
-    def watched(points: Any, values: Any, *arguments: Any) -> Any:
+    def watched(points: Any, *arguments: Any) -> Any:
         sizes.append(len(points))
-        return improvement(points, values, *arguments)
+        return process(points, *arguments)
 
     monkeypatch.setattr(sampler, "FITTED", 16)
-    monkeypatch.setattr(sampler, "_expected_improvement", watched)
+    monkeypatch.setattr(sampler, "_Process", watched)
     study, _ = searched(lambda values: ([trade_off(values)[0][0]], 0.0), 40, ["minimize"])
     assert max(sizes) == 16
-    fitted = FrontSampler(SPACE, 0)._fitted(-np.arange(40.0))
+    fitted = FrontSampler(SPACE, 0)._fitted(-np.arange(40.0)[:, None])
     assert len(set(fitted)) == 16
     assert {*range(32, 40)} <= {*fitted}  # the best ones
     assert study.best_trial.params["first.x"] == pytest.approx(0.3, abs=0.15)
