@@ -30,6 +30,7 @@ class TrialRecord:
         stages: the quality after each stage on the validation split.
         original: the quality of the model before it is compressed, on the validation split.
         predicted: the costs that were predicted before the training; empty if they were not.
+        expected: the quantities that a stopped trial would probably have had, as far as they are known.
         excess: how far each condition is violated; at most 0 where it holds.
         reason: why it was stopped, or failed.
         seconds: the time that it took.
@@ -42,6 +43,7 @@ class TrialRecord:
     stages: Mapping[str, float] = field(default_factory=dict)
     original: float | None = None
     predicted: Mapping[str, float] = field(default_factory=dict)
+    expected: Mapping[str, float] = field(default_factory=dict)
     excess: Mapping[str, float] = field(default_factory=dict)
     reason: str = ""
     seconds: float = 0.0

@@ -13,6 +13,7 @@ the final costs within SLACK.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -53,6 +54,30 @@ def reason_to_stop(state: TrialState, goals: Goals, trials: Sequence[TrialRecord
     return _hopeless_quality(state, costs, goals, trials)
 
 
+def expected(trial: TrialRecord, goals: Goals, trials: Sequence[TrialRecord]) -> dict[str, float]:
+    """Return the result that a stopped trial would probably have had, as far as it is known.
+
+    Its predicted costs, and its last quality with the mean gain of the complete trials with the same stages so far.
+    """
+    result = dict(trial.predicted)
+    if trial.stages:
+        stage, quality = list(trial.stages.items())[-1]
+        begun = _order(trial)
+        alike = [each for each in trials if each.status == "complete" and _order(each)[: len(begun)] == begun]
+        gains = _gains(goals.quality.name, stage, alike)
+        result[goals.quality.name] = quality + (statistics.mean(gains) if gains else 0.0)
+    return result
+
+
+def _gains(quality: str, stage: str, trials: Sequence[TrialRecord]) -> list[float]:
+    """Return the changes of the quality from the end of a stage to the result."""
+    return [
+        trial.values[quality] - trial.stages[stage]
+        for trial in trials
+        if stage in trial.stages and quality in trial.values
+    ]
+
+
 def _bound(limit: Limit) -> str:
     return f"{limit.bound:g}"
 
@@ -71,12 +96,11 @@ def _hopeless_quality(
     state: TrialState, costs: Mapping[str, float], goals: Goals, trials: Sequence[TrialRecord]
 ) -> str:
     metric = goals.quality
-    if metric is None or state.quality is None:
+    if state.quality is None:
         return ""
     seen = [trial for trial in trials if trial.status == "complete" and _order(trial) == state.order]
     sign = 1 if metric.higher_is_better else -1
-    gains = [sign * (trial.values[metric.name] - trial.stages[state.stage]) for trial in seen
-             if state.stage in trial.stages and metric.name in trial.values]  # fmt: skip
+    gains = [sign * gain for gain in _gains(metric.name, state.stage, seen)]
     if len(gains) < LEAST_SEEN:
         return ""
     best = state.quality + sign * max(0.0, *gains)
@@ -87,7 +111,7 @@ def _hopeless_quality(
             return f"{start}; the limit is {_bound(limit)}"
     if any(name not in costs for name in (cost.name for cost in goals.costs)):
         return ""
-    if len(goals.costs) + 1 < len(goals.objectives):  # another quality is not known before the end
+    if {*goals.objectives} - {*goals.costs, metric}:  # another quality is not known before the end
         return ""
     possible |= {cost.name: costs[cost.name] * (1 - SLACK) for cost in goals.costs}
     point = losses(possible, goals.objectives)

@@ -66,16 +66,13 @@ class Goals:
         objectives: the quantities to improve.
         limits: the conditions.
         host: the host for which latency is predicted; "" without prediction.
+        quality: the quantity that is measured after each stage: the first metric of the task.
     """
 
     objectives: tuple[Metric, ...]
     limits: tuple[Limit, ...]
     host: str
-
-    @property
-    def quality(self) -> Metric | None:
-        """The first objective that is measured on the validation split, and not a cost."""
-        return next((metric for metric in self.objectives if not is_cost(metric)), None)
+    quality: Metric
 
     @property
     def costs(self) -> tuple[Metric, ...]:
@@ -122,6 +119,7 @@ def read_goals(document: Document, pipeline: Pipeline) -> Goals:
     assert search is not None
     node = document.root.child("search")
     known = _known(pipeline)
+    quality = task_of(pipeline.data).metrics[0]
     if search.objectives:
         names = node.child("objectives")
         objectives = tuple(_metric(names, place, name, known, pipeline.target)
@@ -129,12 +127,12 @@ def read_goals(document: Document, pipeline: Pipeline) -> Goals:
         if len(set(objectives)) < len(objectives):
             raise names.error("an objective occurs twice", hint="remove one")
     else:
-        cost = LATENCY if LATENCY.name in known else known["size_bytes"]
-        objectives = (task_of(pipeline.data).metrics[0], cost)
+        objectives = (quality, LATENCY if LATENCY.name in known else known["size_bytes"])
     limits = tuple(_limit(node.child("constraints"), name, bound, known, pipeline.target)
                    for name, bound in search.constraints.items())  # fmt: skip
     hosts = pipeline.target.cost.hosts
-    return Goals(objectives, limits, pipeline.target.cost.host(pipeline.head.measure.host) if hosts else "")
+    host = pipeline.target.cost.host(pipeline.head.measure.host) if hosts else ""
+    return Goals(objectives, limits, host, quality)
 
 
 def _known(pipeline: Pipeline) -> dict[str, Metric]:

@@ -239,7 +239,7 @@ def _measured(
     A recipe whose predicted costs exceed the budget is not trained.
     """
     costs = tuple(limit for limit in budget_limits((), budget, metric) if is_cost(limit.metric))
-    goals = Goals((metric,), costs, "")
+    goals = Goals((metric,), costs, "", metric)
     result = worker.run(request, lambda state: reason_to_stop(state, goals, ()))
     measured = result.get("done") or result
     record = TrialRecord(

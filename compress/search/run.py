@@ -29,7 +29,7 @@ from compress.report.search_record import (
     TrialStatus,
 )
 from compress.report.wording import count, number, seconds
-from compress.search.early_stop import TrialState, reason_to_stop
+from compress.search.early_stop import TrialState, expected, reason_to_stop
 from compress.search.goals import Goals, front, read_goals
 from compress.search.recommendation import judged_budget, recommend
 from compress.search.space import Choices, Dimension, Space, read_space
@@ -293,13 +293,12 @@ class SettingsSearch:
         if status == "complete":
             return replace(record, excess=self._plan.goals.excess(record.values))
         if status == "stopped":
-            return replace(record, excess=self._predicted_excess(record))
+            known = expected(record, self._plan.goals, records)
+            excess = {
+                limit.name: limit.excess(known) for limit in self._plan.goals.limits if limit.metric.name in known
+            }
+            return replace(record, expected=known, excess=excess)
         return record
-
-    def _predicted_excess(self, record: TrialRecord) -> dict[str, float]:
-        """Return how far the predicted costs of a stopped trial violate the conditions on them."""
-        limits = [limit for limit in self._plan.goals.limits if limit.metric.name in record.predicted]
-        return {limit.name: limit.excess(record.predicted) for limit in limits}
 
     def _request(self, kind: WorkKind, trial: int, values: dict[str, Any], title: str) -> WorkRequest:
         ending = f"-{trial}"

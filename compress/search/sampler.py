@@ -4,8 +4,9 @@ Each objective has a Gaussian process. The hypervolume is a mean over random dir
 best point: so it is cheap to calculate for any number of objectives. Source: Zhang and Golovin, Random Hypervolume
 Scalarizations for Provable Multi-Objective Black Box Optimization, ICML 2020. The results of trials have noise, so the
 front is that of the means of the processes (after Daulton et al., Parallel Bayesian Optimization of Multiple Noisy
-Objectives with Expected Hypervolume Improvement, NeurIPS 2021). A trial that violates a condition, was stopped or
-failed counts as worse than all others in every objective, the more the further it violates conditions.
+Objectives with Expected Hypervolume Improvement, NeurIPS 2021). A hopeless trial that
+was stopped counts with its last quality and its predicted costs. One that violates a condition or failed counts as
+worse than all others in every objective, the more the further it violates conditions.
 
 `benchmarks/search.py --samplers` compares it with the samplers that come with Optuna: with 60 trials it finds clearly
 better fronts than TPE and NSGA-II (docs/measured.md).
@@ -25,7 +26,7 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import FixedTrial, TrialState
 
 from compress.search.space import Choices, Dimension, Space
-from compress.search.study import stored_record
+from compress.search.study import EXPECTED, stored_record
 
 if TYPE_CHECKING:
     from optuna.study import Study
@@ -214,9 +215,14 @@ def _key(parameters: Parameters) -> str:
 
 def _violation(trial: FrozenTrial) -> float:
     """Return how far a trial violates its conditions, at most 1; 1 for a trial without a result or conditions."""
-    if trial.state != TrialState.COMPLETE and not trial.constraints:
+    if _objectives(trial) is None and not trial.constraints:
         return 1.0
     return min(1.0, sum(max(0.0, value) for value in trial.constraints.values()))
+
+
+def _objectives(trial: FrozenTrial) -> Sequence[float] | None:
+    """Return the objectives of a trial, expected ones if it was stopped; None if they are unknown."""
+    return trial.values if trial.state == TrialState.COMPLETE else trial.user_attrs.get(EXPECTED)
 
 
 def _best(study: Study) -> list[Parameters]:
@@ -258,10 +264,11 @@ def _losses(trials: Sequence[FrozenTrial], study: Study) -> NDArray[np.float64]:
 
     signs = [1 if direction.name == "MINIMIZE" else -1 for direction in study.directions]
     violations = np.array([_violation(each) for each in trials])
-    is_good = (violations == 0) & [each.state == TrialState.COMPLETE for each in trials]
+    objectives = [_objectives(each) for each in trials]
+    is_good = (violations == 0) & [each is not None for each in objectives]
     if not is_good.any():
         return violations[:, None]
-    losses = np.array([each.values for each, good in zip(trials, is_good, strict=True) if good]) * signs
+    losses = np.array([each for each, good in zip(objectives, is_good, strict=True) if good]) * signs
     best = losses.min(axis=0)
     in_range = (losses - best) / np.maximum(losses.max(axis=0) - best, np.finfo(np.float64).tiny)
     ranks = (rankdata(losses, axis=0) - 1) / max(1, len(losses) - 1)

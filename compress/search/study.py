@@ -33,6 +33,8 @@ RECORD = "record"
 """The attribute with the result that the owner of a trial tells."""
 TAKEN = "taken"
 """The attribute with the record of a process that takes a trial over. It counts if the trial is marked failed."""
+EXPECTED = "expected"
+"""The attribute with the objectives that a stopped trial is expected to have, if all are known."""
 ATTEMPT = "attempt"
 MAX_ATTEMPTS = 3
 """Times that a trial is tried whose process dies."""
@@ -223,6 +225,9 @@ class SearchStudy:
             for name, value in record.excess.items():
                 trial.set_constraint(name, value)
             trial.set_user_attr(RECORD, record.to_json())
+            names = [metric.name for metric in self._goals.objectives]
+            if all(name in record.expected for name in names):
+                trial.set_user_attr(EXPECTED, [record.expected[name] for name in names])
             with _without_warnings():
                 if record.status in ("complete", "repeated") and is_measured:
                     self._study.tell(trial, [record.values[metric.name] for metric in self._goals.objectives])

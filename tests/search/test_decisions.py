@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from compress.measurement import SIZES, Metric
 from compress.report.search_record import TrialRecord
-from compress.search.early_stop import LEAST_SEEN, TrialState, reason_to_stop
+from compress.search.early_stop import LEAST_SEEN, TrialState, expected, reason_to_stop
 from compress.search.goals import CACHED, LATENCY, ON_CPU, STREAMED, WHOLE, Goals, Limit, dominates, front
 from compress.search.recommendation import recommend
 
 ACCURACY = Metric("accuracy", "Accuracy", "fraction", "accuracy_drop", limited=True)
 SIZE = SIZES[2]
-GOALS = Goals((ACCURACY, LATENCY), (), "usb3")
+GOALS = Goals((ACCURACY, LATENCY), (), "usb3", ACCURACY)
 
 
 def trial(number: int, accuracy: float, latency: float, **others: Any) -> TrialRecord:
@@ -43,7 +44,7 @@ def test_the_front_has_what_nothing_beats_in_everything() -> None:
 def test_conditions_and_unknown_quantities() -> None:
     limits = (Limit(WHOLE, ON_CPU, 0, 1), Limit(CACHED, STREAMED, 0, 8e6), Limit("latency_ms", LATENCY, 5, 5),
               Limit("accuracy", ACCURACY, 0.9, 0.9))  # fmt: skip
-    goals = Goals((ACCURACY, SIZE), limits, "usb3")
+    goals = Goals((ACCURACY, SIZE), limits, "usb3", ACCURACY)
     values = {"accuracy": 0.81, "size_bytes": 1.0, "cpu_share": 0.25, "streamed_bytes": 0, "latency_ms": 4}
     excess = goals.excess(values)
     assert excess == pytest.approx({"mapped_whole": 0.25, "fits_cache": 0, "latency_ms": -0.2, "accuracy": 0.1})
@@ -61,16 +62,16 @@ def state(quality: float | None = None, stage: str = "train", **costs: float) ->
 
 
 def test_a_predicted_cost_over_a_limit_ends_a_trial_before_its_training() -> None:
-    goals = Goals((ACCURACY, LATENCY), (Limit("latency_ms", LATENCY, 5, 5),), "usb3")
+    goals = Goals((ACCURACY, LATENCY), (Limit("latency_ms", LATENCY, 5, 5),), "usb3", ACCURACY)
     assert reason_to_stop(state(latency_ms=5.2), goals, []) == ""  # predictions are not exact
     expected = "latency_ms is predicted to be 7.1, and the limit is 5"
     assert reason_to_stop(state(latency_ms=7.1), goals, []) == expected
-    whole = Goals((ACCURACY, LATENCY), (Limit(WHOLE, ON_CPU, 0, 1),), "usb3")
+    whole = Goals((ACCURACY, LATENCY), (Limit(WHOLE, ON_CPU, 0, 1),), "usb3", ACCURACY)
     assert "cpu_share is predicted to be 0.1" in reason_to_stop(state(cpu_share=0.1), whole, [])
 
 
 def test_predictions_that_were_wrong_in_this_search_end_no_trial() -> None:
-    goals = Goals((ACCURACY, LATENCY), (Limit("latency_ms", LATENCY, 5, 5),), "usb3")
+    goals = Goals((ACCURACY, LATENCY), (Limit("latency_ms", LATENCY, 5, 5),), "usb3", ACCURACY)
     right = trial(0, 0.9, 4.0, predicted={"latency_ms": 4.1})
     wrong = trial(1, 0.9, 3.0, predicted={"latency_ms": 4.0})
     assert reason_to_stop(state(latency_ms=7.1), goals, [right])
@@ -98,7 +99,7 @@ def test_a_quality_that_cannot_reach_the_front_ends_a_trial() -> None:
 
 
 def test_a_quality_that_cannot_reach_a_limit_ends_a_trial() -> None:
-    goals = Goals((ACCURACY, LATENCY), (Limit("accuracy", ACCURACY, 0.85, 0.85),), "usb3")
+    goals = Goals((ACCURACY, LATENCY), (Limit("accuracy", ACCURACY, 0.85, 0.85),), "usb3", ACCURACY)
     assert reason_to_stop(state(0.8), goals, seen(LEAST_SEEN)).endswith("the limit is 0.85")
     assert not reason_to_stop(state(0.84), goals, seen(LEAST_SEEN))
 
@@ -136,7 +137,7 @@ def test_a_small_difference_of_a_cost_decides_nothing() -> None:
 
 def test_a_budget_without_an_objective_that_is_a_cost() -> None:
     f1 = Metric("macro_f1", "Macro F1", "fraction", "macro_f1_drop")
-    goals = Goals((ACCURACY, f1), (), "usb3")
+    goals = Goals((ACCURACY, f1), (), "usb3", ACCURACY)
     trials = [trial(n, accuracy, 1.0, original=0.9, values={"macro_f1": f}) for n, accuracy, f in
               ((0, 0.9, 0.7), (1, 0.85, 0.8), (2, 0.5, 0.9))]  # fmt: skip
     number, reason = recommend(trials, trials, goals, {"accuracy_drop": 0.1}, ACCURACY)
@@ -157,7 +158,7 @@ def test_a_drop_from_an_unknown_original_is_not_held() -> None:
 
 def test_an_error_is_limited_relative_to_the_original() -> None:
     error = Metric("mae", "Mean absolute error", "", "mae_increase", limited=True)
-    goals = Goals((error, LATENCY), (), "usb3")
+    goals = Goals((error, LATENCY), (), "usb3", error)
     trials = [TrialRecord(n, "complete", values={"mae": mae, "latency_ms": ms}, original=2.0)
               for n, mae, ms in ((0, 2.1, 5.0), (1, 2.3, 2.0), (2, 3.0, 1.0))]  # fmt: skip
     assert [each.number for each in front(trials, goals.objectives)] == [0, 1, 2]
@@ -169,3 +170,21 @@ def test_without_a_complete_trial_nothing_is_recommended() -> None:
         None,
         "no trial is complete and holds all conditions",
     )
+
+
+def test_what_a_stopped_trial_would_probably_have_had() -> None:
+    stopped = TrialRecord(9, "stopped", stages={"train": 0.7}, predicted={"latency_ms": 4.0})
+    gain = 0.9 - (0.88 + 0.89 + 0.90) / 3
+    assert expected(stopped, GOALS, seen(3)) == pytest.approx({"latency_ms": 4.0, "accuracy": 0.7 + gain})
+    other = replace(stopped, stages={"prune": 0.7})  # no complete trial began like this
+    assert expected(other, GOALS, seen(3)) == {"latency_ms": 4.0, "accuracy": 0.7}
+    assert expected(replace(stopped, stages={}), GOALS, seen(3)) == {"latency_ms": 4.0}
+
+
+def test_only_the_metric_that_is_measured_after_each_stage_stops_a_trial() -> None:
+    distance = Metric("distance", "Mean distance", "fraction", "distance_increase")
+    goals = Goals((distance, LATENCY), (), "usb3", ACCURACY)
+    others = [replace(each, values={**each.values, "distance": 0.1}) for each in seen(LEAST_SEEN)]
+    assert not reason_to_stop(state(0.7, latency_ms=4.0), goals, others)
+    only_costs = Goals((LATENCY, SIZE), (), "usb3", ACCURACY)
+    assert reason_to_stop(state(0.7, latency_ms=4.0, size_bytes=9000), only_costs, others)

@@ -16,6 +16,7 @@ from compress.pipeline.yaml_file import Document  # noqa: E402
 from compress.search import sampler  # noqa: E402
 from compress.search.sampler import FrontSampler  # noqa: E402
 from compress.search.space import Choices, Range, Space  # noqa: E402
+from compress.search.study import EXPECTED  # noqa: E402
 
 STAGES = {"stages": [{"first": {}}, {"second": {}}]}
 SPACE = Space(
@@ -96,6 +97,24 @@ def test_conditions_and_failures_are_learned() -> None:
 def test_without_a_trial_that_holds_the_conditions_their_violation_decides() -> None:
     _, chosen = searched(lambda values: (trade_off(values)[0], 0.1 + values["first.x"]), 25, ["minimize", "minimize"])
     assert sum(values["first.x"] < 0.15 for values in chosen[-10:]) > 5
+
+
+def test_a_stopped_trial_counts_with_what_was_expected_of_it() -> None:
+    study = optuna.create_study(directions=["maximize", "minimize"])
+    for values in ([0.5, 1.0], [0.9, 3.0], [0.7, 2.0]):
+        study.tell(study.ask(), values)
+    for expected, limit in (([0.6, 3.0], 0.0), ([0.6, 3.0], 0.5), (None, 0.0)):
+        trial = study.ask()
+        trial.set_constraint("limit", limit)
+        if expected:
+            trial.set_user_attr(EXPECTED, expected)
+        study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+    losses = sampler._losses(study.get_trials(), study)
+    assert losses[:3, 0].argsort().tolist() == [1, 2, 0]
+    assert losses[2, 0] < losses[3, 0] < losses[0, 0]  # an accuracy of 0.6
+    assert losses[3, 1] == losses[1, 1]  # a latency of 3 ms
+    assert losses[4].tolist() == pytest.approx([1.15, 1.15])  # violates a condition
+    assert losses[5].tolist() == pytest.approx([1.1, 1.1])  # nothing is known
 
 
 def test_all_trials_may_fail() -> None:
