@@ -76,6 +76,7 @@ def test_the_example_runs_and_stops_what_is_too_slow(tmp_path: Path) -> None:
     assert trials[0.35]["predicted"]["latency_ms"] == pytest.approx(trials[0.35]["values"]["latency_ms"], rel=0.02)
     assert trials[6.0]["status"] == "stopped"
     assert trials[6.0]["stages"] == {}
+    assert trials[6.0]["expected"] == trials[6.0]["predicted"]
     assert trials[6.0]["reason"].startswith("latency_ms is predicted to be ")
     (point,) = record["front"]
     assert (tmp_path / "runs" / "digits" / "search" / point["model"]).is_file()
