@@ -4,8 +4,9 @@ Groceries (43 classes, photos of 48x48) at a limit of LIMIT_MS, predicted for US
 networks differ in latency by their number of operators much more than by their widths, so the builders of models/ only
 keep it with few blocks, and then at the largest width (in steps of 0.125, up to 4) within the limit.
 
-Ours: the largest network (LARGEST, as wide as the widest hand-made one, with one or two blocks more) is trained on the labels, `search_architecture` finds a sub-network, and `distill`
-trains it further with the largest network as its teacher.
+Ours: the largest network (LARGEST, as wide as the widest hand-made one, with one or two blocks more) is trained on the
+labels, `search_architecture` finds a sub-network, and `distill` trains it further with the largest network as its
+teacher.
 
 Hand-made: each builder of HAND_MADE is trained on the labels with the first seed, for as many epochs as the largest
 network; the FINALISTS best ones on validation also with the other seeds. The best one of these (mean of the seeds) is

@@ -7,7 +7,7 @@ import json
 import math
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ from compress.files import write_atomically
 from compress.ir import keras_graph
 from compress.ir.keras_graph import LayerOutput, Network
 from compress.ir.tensorflow import set_weights
-from compress.measurement import wilson_interval
 from compress.progress import Phase
 from compress.pruning.cost import CostFigures, TrialConversion
 from compress.pruning.importance import produces_channels

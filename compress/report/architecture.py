@@ -78,7 +78,7 @@ def _search(facts: ArchitectureFacts) -> Iterator[Block]:
 def _equal(found: Mapping[str, float]) -> str:
     best, error = (number(found[name], "fraction") for name in ("best", "error"))
     return (
-        f"The highest validation accuracy is {best}, with a standard error of {error} ({found['samples']:,.0f} samples). "
+        f"The highest validation accuracy is {best}, its standard error {error} ({found['samples']:,.0f} samples). "
         f"{found['sub_networks']:,.0f} sub-networks are within that; the one with the most MACs was chosen, because a "
         "larger network is usually better after further training."
     )

@@ -39,7 +39,7 @@ def test_what_was_searched_and_chosen() -> None:
     text, page = markdown_of(record()), html_of(record())
     assert "300 of more than 10^7 sub-networks were evaluated. Limits: latency 0.730 ms." in text
     assert "| validation accuracy | 0.710 | not finite | 0.700 |" in text
-    assert "accuracy is 0.710, with a standard error of 0.026 (296 samples). 120 sub-networks are within that" in text
+    assert "accuracy is 0.710, its standard error 0.026 (296 samples). 120 sub-networks are within that" in text
     assert "standard error" not in markdown_of(record(equal={}))
     assert "1 of 2 residual blocks are left out: sum1." in text
     assert "Channels and kernels of the chosen sub-network: 2" in page
