@@ -321,7 +321,10 @@ def _expected_gain(
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
 
     def distances(points: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return for points [n, objectives] how far the box behind each reaches in each direction, to the power."""
+        """Return how far the box from the reference to each point [n, objectives] reaches in each direction.
+
+        To the power of the number of objectives: the mean over the directions is then proportional to the volume.
+        """
         reached = np.maximum(REFERENCE - points, 0.0)[:, None, :] / directions
         return np.asarray(reached.min(axis=2) ** len(processes))
 
