@@ -4,9 +4,9 @@ Each objective has a Gaussian process. The hypervolume is a mean over random dir
 best point: so it is cheap to calculate for any number of objectives. Source: Zhang and Golovin, Random Hypervolume
 Scalarizations for Provable Multi-Objective Black Box Optimization, ICML 2020. The results of trials have noise, so the
 front is that of the means of the processes (after Daulton et al., Parallel Bayesian Optimization of Multiple Noisy
-Objectives with Expected Hypervolume Improvement, NeurIPS 2021). A hopeless trial that
-was stopped counts with its last quality and its predicted costs. One that violates a condition or failed counts as
-worse than all others in every objective, the more the further it violates conditions.
+Objectives with Expected Hypervolume Improvement, NeurIPS 2021). A hopeless trial that was stopped counts with its
+expected result (`early_stop.expected`). One that violates a condition or failed counts as worse than all others in
+every objective, the more the further it violates conditions.
 
 `benchmarks/search.py --samplers` compares it with the samplers that come with Optuna: with 60 trials it finds clearly
 better fronts than TPE and NSGA-II (docs/measured.md).
