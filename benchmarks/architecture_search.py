@@ -1,12 +1,11 @@
 """Architecture search against hand-made networks: `python benchmarks/architecture_search.py [--seeds N] [--show]`.
 
-Groceries (43 classes, photos of 48x48) at two limits of the latency (CASES), predicted for USB 3. The latency
-of small networks depends on their number of operators much more than on their widths, so the builders of models/ only
-keep a limit with few blocks, and then at the largest width (in steps of 0.125, up to 4) within the limit. At the higher
-limit, all of them are large enough for these 2,640 photos; at the lower one, they are too small.
+Groceries (43 classes, photos of 48x48) at a limit of LIMIT_MS, predicted for USB 3. The limit binds: the builders of
+models/ only keep it with few blocks, and then at the largest width (in steps of 0.125, up to 4) within the limit.
 
-Ours: the largest network of a case is trained on the labels, `search_architecture` finds a sub-network, and `distill`
-trains it further with the largest network as its teacher.
+Ours: the largest network (LARGEST) is the builder that is best among the hand-made networks, at twice the width. It is
+trained on the labels, `search_architecture` finds a sub-network, and `distill` trains it further with the largest
+network as its teacher.
 
 Hand-made: each builder of HAND_MADE is trained on the labels with the first seed, for as many epochs as the largest
 network; the FINALISTS best ones on validation also with the other seeds. The best one of these (mean of the seeds) is
@@ -31,8 +30,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -47,75 +45,35 @@ from search import pipeline
 
 RESULTS = repository.RESULTS / "architecture_search.json"
 WORK = ROOT / "runs" / "architecture_search_benchmark"
+LIMIT_MS = 0.667
 HOST = "usb3"
 EPOCHS = 40
 LONG = 4
 FINALISTS = 2
-STRIDES = [2, 2, 2]
-
-
-@dataclass(frozen=True)
-class Case:
-    """A limit of the latency.
-
-    Attributes:
-        limit_ms: the limit.
-        largest: arguments of fused_bottleneck for the largest network of ours.
-        widths: of ours, the fractions of the channels that a group of layers can keep.
-    """
-
-    limit_ms: float
-    largest: Mapping[str, Any]
-    widths: Sequence[float]
-
-
-CASES: Mapping[str, Case] = {
-    "higher": Case(
-        0.73,
-        {
-            "channels": [64, 128, 256],
-            "blocks": [1, 2, 2],
-            "strides": STRIDES,
-            "expansion": 4,
-            "fused": 2,
-            "last": 512,
-        },
-        [0.5, 0.75],
-    ),
-    "lower": Case(
-        0.667,
-        {
-            "channels": [32, 64, 128],
-            "blocks": [1, 1, 1],
-            "strides": STRIDES,
-            "expansion": 6,
-            "fused": 3,
-            "last": 256,
-        },
-        [0.25, 0.5, 0.75],
-    ),
-}
-SEARCH = {"epochs": 20, "candidates": 200, "population": 40}
-STAGES: Mapping[str, Any] = {"strides": STRIDES, "expansion": 4, "last": 128}
+LARGEST: tuple[str, Mapping[str, Any]] = ("mobilenet_v1", {"blocks": 4, "width": 1.75})
+SEARCH = {"latency_ms": LIMIT_MS, "epochs": 20, "candidates": 200, "population": 40}
+FUSED: Mapping[str, Any] = {"expansion": 4, "last": 128}
 HAND_MADE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "fused_bottleneck, 5 stages of 1 block": ("fused_bottleneck", {"blocks": [1, 1, 1, 1, 1]}),
-    "fused_bottleneck, 3 stages, 4 blocks": (
-        "fused_bottleneck",
-        {**STAGES, "channels": [16, 32, 64], "blocks": [1, 1, 2], "fused": 2},
-    ),
-    "fused_bottleneck, 3 stages, 3 blocks": (
-        "fused_bottleneck",
-        {**STAGES, "channels": [16, 32, 64], "blocks": [1, 1, 1], "fused": 2},
-    ),
-    "fused_bottleneck, 3 stages, 3 blocks, all fused": (
-        "fused_bottleneck",
-        {**STAGES, "channels": [16, 32, 64], "blocks": [1, 1, 1], "fused": 3},
-    ),
-    "mobilenet_v1, 7 blocks": ("mobilenet_v1", {"blocks": 7}),
-    "mobilenet_v1, 6 blocks": ("mobilenet_v1", {"blocks": 6}),
-    "mobilenet_v1, 5 blocks": ("mobilenet_v1", {"blocks": 5}),
+    "mobilenet_v1, 3 blocks": ("mobilenet_v1", {"blocks": 3}),
     "mobilenet_v1, 4 blocks": ("mobilenet_v1", {"blocks": 4}),
-    "mobilenet_v2, 2 stages": ("mobilenet_v2", {"stages": 2, "last": 256}),
+    "mobilenet_v1, 5 blocks": ("mobilenet_v1", {"blocks": 5}),
+    "fused_bottleneck, 3 blocks": (
+        "fused_bottleneck",
+        {**FUSED, "channels": [16, 32, 64], "blocks": [1, 1, 1], "strides": [2, 2, 2], "fused": 3},
+    ),
+    "fused_bottleneck, 3 blocks on larger maps": (
+        "fused_bottleneck",
+        {**FUSED, "channels": [16, 32, 64], "blocks": [1, 1, 1], "strides": [1, 2, 2], "fused": 3},
+    ),
+    "fused_bottleneck, 2 blocks": (
+        "fused_bottleneck",
+        {**FUSED, "channels": [32, 64], "blocks": [1, 1], "strides": [2, 2], "fused": 2},
+    ),
+    "fused_bottleneck, 2 blocks on larger maps": (
+        "fused_bottleneck",
+        {**FUSED, "channels": [32, 64], "blocks": [1, 1], "strides": [1, 2], "fused": 1},
+    ),
+    "mobilenet_v2, 1 stage": ("mobilenet_v2", {"stages": 1, "last": 256}),
     "efficientnet_lite": ("efficientnet_lite", {}),
 }
 TRAIN = {
@@ -136,11 +94,11 @@ def content(name: str, seed: int, builder: str, arguments: Mapping[str, Any], st
 
 
 @cache
-def widest(hand_made: str, limit_ms: float) -> float | None:
+def widest(hand_made: str) -> float | None:
     """Return the largest width of a hand-made network within the limit; None if the smallest is over it."""
     builder, arguments = HAND_MADE[hand_made]
     fitting = [
-        width for width in np.arange(1, 33) / 8 if latency_ms(builder, {**arguments, "width": width}) <= limit_ms
+        width for width in np.arange(1, 33) / 8 if latency_ms(builder, {**arguments, "width": width}) <= LIMIT_MS
     ]
     return float(max(fitting)) if fitting else None
 
@@ -224,27 +182,21 @@ def float_accuracy(pipeline_file: Path, model_file: Path) -> float:
     return round(float((rows.argmax(axis=1) == data.labels("test")).mean()), 5)
 
 
-def largest(work: Path, case: str, seed: int) -> dict[str, Any]:
+def largest(work: Path, seed: int) -> dict[str, Any]:
     """Train the largest network, which is also the teacher."""
-    stages = [{"train": FIRST}]
-    return measured(work, content(_largest(case, seed), seed, "fused_bottleneck", CASES[case].largest, stages))
+    return measured(work, content(f"largest_{seed}", seed, *LARGEST, [{"train": FIRST}]))
 
 
-def _largest(case: str, seed: int) -> str:
-    return f"{case}_largest_{seed}"
-
-
-def ours(work: Path, case: str, seed: int) -> dict[str, Any]:
+def ours(work: Path, seed: int) -> dict[str, Any]:
     """Return the figures of the network that is found and trained further."""
-    teacher = largest(work, case, seed)
-    limits = {"latency_ms": CASES[case].limit_ms, "widths": CASES[case].widths}
+    teacher = largest(work, seed)
     stages = [
         {"train": FIRST},  # that of the largest network, from the store
-        {"search_architecture": {**SEARCH, **FURTHER, **limits}},
+        {"search_architecture": {**SEARCH, **FURTHER}},
         {"distill": {**FURTHER, "epochs": EPOCHS}},
         QUANTIZE,
     ]
-    found = measured(work, content(f"{case}_ours_{seed}", seed, "fused_bottleneck", CASES[case].largest, stages))
+    found = measured(work, content(f"ours_{seed}", seed, *LARGEST, stages))
     return {
         **found,
         "cpu_seconds": found["cpu_seconds"] + teacher["cpu_seconds"],
@@ -252,47 +204,44 @@ def ours(work: Path, case: str, seed: int) -> dict[str, Any]:
     }
 
 
-def hand_made(work: Path, case: str, seed: int, name: str, training: str = "") -> dict[str, Any]:
+def hand_made(work: Path, seed: int, name: str, training: str = "") -> dict[str, Any]:
     """Return the figures of a hand-made network; `training`: "", "long" or "distilled"."""
     builder, arguments = HAND_MADE[name]
     stages: list[Any] = [{"train": {**FIRST, "epochs": EPOCHS * (LONG if training == "long" else 1)}}]
     if training == "distilled":
-        largest(work, case, seed)
-        teacher = str((work / "runs" / _largest(case, seed) / "model.keras").resolve())
+        largest(work, seed)
+        teacher = str((work / "runs" / f"largest_{seed}" / "model.keras").resolve())
         stages.append({"distill": {**FURTHER, "epochs": EPOCHS, "teachers": [teacher]}})
-    plain = "".join(letter if letter.isalnum() else "_" for letter in f"{case}_{name}_{training}_{seed}")
-    width = widest(name, CASES[case].limit_ms)
+    plain = "".join(letter if letter.isalnum() else "_" for letter in f"{name}_{training}_{seed}")
+    width = widest(name)
     assert width is not None
     found = measured(work, content(plain, seed, builder, {**arguments, "width": width}, [*stages, QUANTIZE]))
     return {**found, "width": width}
 
 
-def compare(work: Path, case: str, seeds: int, results: dict[str, Any]) -> None:
-    """Run all networks of a case, and write the results after each run."""
-    limit_ms = CASES[case].limit_ms
-    names = [name for name in HAND_MADE if widest(name, limit_ms) is not None]
-    over = [name for name in HAND_MADE if name not in names]
-    rows: dict[str, dict[str, Any]] = {}
-    found: dict[str, Any] = {"limit_ms": limit_ms, "over_the_limit": over, "networks": rows}
-    results["cases"][case] = found
+def compare(work: Path, seeds: int, results: dict[str, Any]) -> None:
+    """Run all networks, and write the results after each run."""
+    rows: dict[str, dict[str, Any]] = results.setdefault("networks", {})
+    names = [name for name in HAND_MADE if widest(name) is not None]
+    results["over_the_limit"] = [name for name in HAND_MADE if name not in names]
 
     def add(row: str, seed: int, figures: dict[str, Any]) -> None:
         rows.setdefault(row, {})[str(seed)] = figures
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
 
     for seed in range(seeds):
-        add("ours", seed, ours(work, case, seed))
+        add("ours", seed, ours(work, seed))
     for name in names:
-        add(name, 0, hand_made(work, case, 0, name))
+        add(name, 0, hand_made(work, 0, name))
     finalists = sorted(names, key=lambda name: -mean(rows[name], "validation"))[:FINALISTS]
     for seed in range(1, seeds):
         for name in finalists:
-            add(name, seed, hand_made(work, case, seed, name))
+            add(name, seed, hand_made(work, seed, name))
     best = max(finalists, key=lambda name: mean(rows[name], "validation"))
-    found["best_hand_made"] = best
+    results["best_hand_made"] = best
     for training in ("long", "distilled"):
         for seed in range(seeds):
-            add(f"{best}, {training}", seed, hand_made(work, case, seed, best, training))
+            add(f"{best}, {training}", seed, hand_made(work, seed, best, training))
 
 
 def mean(row: Mapping[str, Mapping[str, Any]], figure: str) -> float:
@@ -300,9 +249,9 @@ def mean(row: Mapping[str, Mapping[str, Any]], figure: str) -> float:
     return statistics.mean(float(found[figure]) for found in row.values())
 
 
-def table(case: Mapping[str, Any]) -> str:
-    """Return the results of a case as Markdown."""
-    seeds = sorted({seed for row in case["networks"].values() for seed in row})
+def table(results: Mapping[str, Any]) -> str:
+    """Return the results as Markdown."""
+    seeds = sorted({seed for row in results["networks"].values() for seed in row})
     header = [
         "network",
         "width",
@@ -312,7 +261,7 @@ def table(case: Mapping[str, Any]) -> str:
         "mean, int8",
     ]
     lines = [f"| {' | '.join([*header, 'CPU s'])} |", "|---" * (len(header) + 1) + "|"]
-    for name, row in case["networks"].items():
+    for name, row in results["networks"].items():
         width = next(iter(row.values())).get("width", "")
         latency = max(found["latency_ms"] for found in row.values())
         tests = [f"{row[seed]['test']:.4f}" if seed in row else "" for seed in seeds]
@@ -341,11 +290,9 @@ def main() -> int:
             script = ROOT / "calibration_data" / "groceries" / "prepare.py"
             source = SHARED / "data" / "grocery96.tar"
             subprocess.run([sys.executable, str(script), str(source), str(options.work / "groceries")], check=True)
-        results = {"commit": commit(), "epochs": EPOCHS, "cases": {}}
-        for case in CASES:
-            compare(options.work, case, options.seeds, results)
-    for name, case_results in results["cases"].items():
-        print(f"{name} limit, {case_results['limit_ms']} ms\n\n{table(case_results)}\n")
+        results = {"commit": commit(), "limit_ms": LIMIT_MS, "epochs": EPOCHS}
+        compare(options.work, options.seeds, results)
+    print(table(results))
     return 0
 
 
