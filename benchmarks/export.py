@@ -27,6 +27,7 @@ from compress.importers.keras import keras_file
 from compress.pipeline import schema
 from compress.quantization import calibration
 from compress.quantization import export as conversion
+from compress.stages.quantize import Quantize
 from compress.tflite.interpreter import LoadedModel
 
 SHARED = Path(os.environ.get("CORALLINE_SHARED", Path(__file__).parent.parent.parent / "shared"))
@@ -97,8 +98,8 @@ def _converter(out: Path, run: Path) -> list[float] | None:
         return None
     model = keras_file.load(keras_path)
     data = pipeline.data
-    quantize = next(step.stage for step in pipeline.steps if step.stage.name == "quantize")
-    samples = calibration.split(data, "balanced", quantize.calibration_samples, 1)  # type: ignore[attr-defined]
+    quantize = next(step.stage for step in pipeline.steps if isinstance(step.stage, Quantize))
+    samples = calibration.split(data, "balanced", quantize.calibration_samples, 1)
     content = conversion.convert_calibrated(model, samples.calibration)
     float_content = conversion.convert_float(model)
     rows = []
