@@ -68,6 +68,10 @@ class Photos(NamedTuple):
     splits: Any
     names: dict[int, str]
 
+    def where(self, split: str, products: Any) -> Any:
+        """Return the indices of the photos of a split that show one of the products."""
+        return np.flatnonzero((self.splits == split) & np.isin(self.classes, products))
+
 
 class Embedder:
     """A model that gives embeddings, alone or next to scores.
@@ -138,7 +142,8 @@ class Shop(NamedTuple):
 
     Attributes:
         held: the held-out classes.
-        head: of the others.
+        known: the others.
+        head: of the known classes.
         references: as in a bundle.
         calibration: as in a bundle.
         labels: the index in the head by class; -1 for held-out ones.
@@ -147,18 +152,13 @@ class Shop(NamedTuple):
     """
 
     held: Any
+    known: Any
     head: LinearHead
     references: dict[str, References]
     calibration: confidence.Confidence
     labels: Any
     embeddings: Any
     data: Photos
-
-    def where(self, split: str, product: int | None = None) -> Any:
-        """Return the indices of the photos of a split: of the known products, or of a held-out one."""
-        classes = self.data.classes
-        chosen = ~np.isin(classes, self.held) if product is None else classes == product
-        return np.flatnonzero((self.data.splits == split) & chosen)
 
 
 def shop(data: Photos, embeddings: Any, draw: int) -> Shop:
@@ -169,8 +169,7 @@ def shop(data: Photos, embeddings: Any, draw: int) -> Shop:
     known = np.setdiff1d(np.arange(len(counts)), held)
     labels = np.full(len(counts), -1)
     labels[known] = np.arange(len(known))
-    made = Shop(held, None, {}, None, labels, embeddings, data)  # type: ignore[arg-type]
-    train, validation = made.where("train"), made.where("val")
+    train, validation = data.where("train", known), data.where("val", known)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the number of iterations
         fitted = LogisticRegression(C=REGULARIZATION, max_iter=300).fit(embeddings[train], labels[data.classes[train]])
@@ -185,7 +184,7 @@ def shop(data: Photos, embeddings: Any, draw: int) -> Shop:
     likely = probabilities(logits, temperature).max(axis=1)
     threshold = confidence.rejection_threshold(likely, FALSE_REJECT_RATE)
     calibration = confidence.Confidence("head", temperature, threshold)
-    return made._replace(head=head, references=references, calibration=calibration)
+    return Shop(held, known, head, references, calibration, labels, embeddings, data)
 
 
 def probabilities(logits: Any, temperature: float) -> Any:
@@ -195,11 +194,11 @@ def probabilities(logits: Any, temperature: float) -> Any:
 
 def before(it: Shop) -> dict[str, Any]:
     """Return what the classifier does without new products."""
-    test = it.where("test")
+    test = it.data.where("test", it.known)
     logits = it.head.logits(it.embeddings[test])
     right = logits.argmax(axis=1) == it.labels[it.data.classes[test]]
     likely = probabilities(logits, it.calibration.temperature).max(axis=1)
-    foreign = np.concatenate([it.where("test", product) for product in it.held])
+    foreign = it.data.where("test", it.held)
     accepted = probabilities(it.head.logits(it.embeddings[foreign]), it.calibration.temperature).max(axis=1)
     threshold = it.calibration.threshold
     return {
@@ -219,7 +218,7 @@ def added(it: Shop, products: Any, method: str, seed: int) -> list[dict[str, Any
     chosen = []
     for product in products:
         random = np.random.default_rng([seed, int(product)])
-        chosen.append(random.permutation(it.where("train", product))[:PHOTOS])
+        chosen.append(random.permutation(it.data.where("train", product))[:PHOTOS])
     settings = LearnSettings(method)
     head = learning.new_head([it.embeddings[rows] for rows in chosen], it.head, it.references, settings)
 
@@ -227,14 +226,14 @@ def added(it: Shop, products: Any, method: str, seed: int) -> list[dict[str, Any
         vectors = it.embeddings[rows]
         return np.concatenate([it.head.logits(vectors), head.logits(vectors)], axis=1)
 
-    test = it.where("test")
+    test = it.data.where("test", it.known)
     labels = it.labels[it.data.classes[test]]
     right = it.head.logits(it.embeddings[test]).argmax(axis=1) == labels
     right_now = logits(test).argmax(axis=1) == labels
     loss = float(right.mean() - right_now.mean())
     result = []
     for place, product in enumerate(products):
-        own = logits(it.where("test", product))
+        own = logits(it.data.where("test", product))
         is_own = own.argmax(axis=1) == len(it.head.biases) + place
         sure = probabilities(own, it.calibration.temperature).max(axis=1) >= it.calibration.threshold
         result.append(
