@@ -21,7 +21,7 @@ from compress.architecture_search.elastic import ElasticNetwork, SubNetwork, fin
 from compress.architecture_search.evolution import EvaluatedSubNetwork, Evolution
 from compress.architecture_search.extraction import extracted
 from compress.architecture_search.network import SharedNetwork
-from compress.artifact import Facts
+from compress.artifact import SELECTED, Facts
 from compress.data.rows import rows as rows_of
 from compress.errors import StageError
 from compress.files import write_atomically
@@ -156,6 +156,7 @@ def search(
         "equal": equal,
         "front": _front(candidates, costs, metric),
         **_parts(elastic, chosen.sub_network, found),
+        SELECTED: True,
         "warnings": [] if conversion.missing is None else [_unverified(conversion)],
     }
     return SearchResult(result, {**facts, **history, **norms})
@@ -345,8 +346,8 @@ def _chosen(
     """Return the best candidate whose files are within the limits, what it was chosen from, and its files.
 
     Accuracies within one standard error of the highest one do not tell which sub-network is better. Of these the one
-    with the most operations is chosen: the limits hold the costs, and larger networks are usually better. Of equal
-    losses the one with the fewest operations.
+    with the most operations is chosen: the limits already bound the costs, and larger networks are usually better. Of
+    equal losses the one with the fewest operations.
 
     Args:
         elastic: the network and what may be smaller.

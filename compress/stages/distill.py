@@ -124,7 +124,7 @@ class Distill(Stage, TrainingSettings, DistillationSettings):
         context.progress.plan(*once, training, working_model.WRITING)
         context.progress.note(f"distill: teachers ({', '.join(names)}) run {losses.schedule(self)}")
         loss = losses.loss_of(head, teachers, self, self, context, hints)
-        train = loop.fit if self._starts_untrained() else healing.heal
+        train = healing.heal if self._has_fair_validation(artifact) else loop.fit
         with context.progress.phase(training):
             facts = train(hints.model if hints else model, loss, self, context)
         working_model.write(hints.student if hints else model, context.folder, context.progress)
@@ -133,9 +133,11 @@ class Distill(Stage, TrainingSettings, DistillationSettings):
             facts["features"] = [list(pair) for pair in hints.pairs]
         return facts
 
-    def _starts_untrained(self) -> bool:
-        """Whether the student is built for this training, with random weights."""
-        return self.student is not None and self.student.loader(Path(), trust=True).produces is Kind.UNTRAINED
+    def _has_fair_validation(self, artifact: Artifact) -> bool:
+        """Whether the training may be judged by the student's result on validation before it."""
+        if self.student is None:
+            return artifact.has_fair_validation
+        return self.student.loader(Path(), trust=True).produces is not Kind.UNTRAINED
 
     def _student(self, artifact: Artifact, context: Context) -> Any:
         """Return the model to train; a separate student is built as under `model:`, in a temporary folder."""

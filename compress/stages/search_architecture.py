@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -27,7 +27,7 @@ class SearchArchitecture(Stage, TrainingSettings):
     all its sub-networks are trained together, with shared weights, and the best one is kept."""
 
     name: ClassVar[str] = "search_architecture"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.UNTRAINED, Kind.KERAS})
     produces: ClassVar[Kind] = Kind.KERAS
     changes_cost: ClassVar[bool] = True
@@ -64,13 +64,13 @@ class SearchArchitecture(Stage, TrainingSettings):
     """Number of training samples for the batch norm statistics of each sub-network; they are one batch."""
     epochs: Annotated[int, Field(ge=1, le=10_000)] = 40
     """Number of passes over the training split; each step trains the largest network and `random` + 1 smaller ones."""
+    precision: Literal["float32"] = "float32"
+    """Sub-networks are trained in float32 only."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if all(getattr(self, name) is None for name in LIMITS):
             raise ValueError(f"set at least one limit: {', '.join(LIMITS)}")
-        if self.precision != "float32":
-            raise ValueError(f"precision: {self.precision} is not supported; sub-networks are trained in float32")
         if self.subset is not None:
             raise ValueError("subset is not supported; sub-networks are trained on all samples")
         if not (self.widths or self.depth or self.kernels):

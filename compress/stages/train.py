@@ -57,7 +57,7 @@ class Train(Stage, TrainingSettings, TransferSettings):
         keras(context.seed)
         model = working_model.read(artifact, context)
         loss = loop.smoothed_loss(loop.own_loss(model, context), self.label_smoothing)
-        train = loop.fit if artifact.kind is Kind.UNTRAINED else healing.heal
+        train = healing.heal if artifact.has_fair_validation else loop.fit
         training = phases.training(context.data, self)
         context.progress.plan(training, working_model.WRITING)
         with context.progress.phase(training), transfer.frozen(model, self) as count:

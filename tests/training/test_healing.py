@@ -11,10 +11,11 @@ import pytest
 from blobs import Bright, context
 from networks import with_batch_norms as network
 
-from compress.artifact import MODEL_KERAS, Artifact, Kind
+from compress.artifact import MODEL_KERAS, SELECTED, Artifact, Facts, Kind
 from compress.data.types import Split
 from compress.stage import Context
 from compress.stages import working_model
+from compress.stages.distill import Distill
 from compress.stages.prune import Prune
 from compress.stages.train import Train
 from compress.targets import load
@@ -141,20 +142,27 @@ def test_an_interrupted_healing_ends_as_if_it_had_not_been(
         np.testing.assert_array_equal(mine, other)
 
 
-def artifact(model: Any, folder: Path, kind: Kind) -> Artifact:
+def artifact(model: Any, folder: Path, kind: Kind, facts: Facts | None = None) -> Artifact:
     folder.mkdir()
     working_model.write(model, folder)
-    return Artifact("", kind, folder, dict.fromkeys((MODEL_KERAS, "model.tflite"), ""), {}, 0)
+    return Artifact("", kind, folder, dict.fromkeys((MODEL_KERAS, "model.tflite"), ""), facts or {}, 0)
 
 
-@pytest.mark.parametrize("kind", [Kind.UNTRAINED, Kind.KERAS])
-def test_only_a_trained_model_has_something_to_lose(
-    keras: Any, work: tuple[Context, list[str]], tmp_path: Path, kind: Kind
+@pytest.mark.parametrize(
+    ("kind", "facts", "compared"),
+    [(Kind.UNTRAINED, {}, False), (Kind.KERAS, {}, True), (Kind.KERAS, {SELECTED: True}, False)],
+    ids=["untrained", "trained", "selected on validation"],
+)
+def test_only_a_trained_model_that_was_not_selected_is_compared(
+    keras: Any, work: tuple[Context, list[str]], tmp_path: Path, kind: Kind, facts: Facts, compared: bool
 ) -> None:
     made, _ = work
-    facts = Train(**GENTLE).run(artifact(network(keras), tmp_path / "given", kind), made)
-    assert ("healing" in facts) is (kind is Kind.KERAS)
-    assert facts["batch_norms"]["validation_after"] == 1.0
+    made = replace(made, original=artifact(network(keras), tmp_path / "original", Kind.KERAS))
+    found = Train(**GENTLE).run(artifact(network(keras), tmp_path / "train", kind, facts), made)
+    assert ("healing" in found) is compared
+    assert found["batch_norms"]["validation_after"] == 1.0
+    found = Distill(**GENTLE).run(artifact(network(keras), tmp_path / "distill", kind, facts), made)
+    assert ("healing" in found) is compared
 
 
 def test_prune_keeps_what_was_cut_where_training_does_harm(
