@@ -37,14 +37,13 @@ import numpy as np
 import optuna
 from paths import ROOT, SHARED
 
-from compress.cli.search import WORKER
+from compress.cli.search import worker_process
 from compress.pipeline.yaml_file import Document
 from compress.report.search_record import FrontPoint, SearchRecord, TrialRecord
 from compress.search.run import SettingsSearch, read_plan
 from compress.search.sampler import FrontSampler
 from compress.search.space import Choices, Dimension, Range, Space
 from compress.search.study import SearchStudy
-from compress.search.worker import WorkerProcess
 
 RESULTS = repository.RESULTS / "search.json"
 WORK = ROOT / "runs" / "search_benchmark"
@@ -143,7 +142,7 @@ def searched(way: str, seed: int, options: argparse.Namespace) -> SearchRecord:
     path.write_text(json.dumps(content, indent=1))  # JSON is YAML
     plan = read_plan(path)
     out = options.work / "runs"
-    return SettingsSearch(plan, out, plan.study(out, kind=kind), WorkerProcess(WORKER), _show).run()
+    return SettingsSearch(plan, out, plan.study(out, kind=kind), worker_process(), _show).run()
 
 
 def _show(text: str) -> None:

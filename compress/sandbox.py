@@ -113,10 +113,15 @@ def _command(
         "from compress import sandbox; sandbox.child(function)"
     )
     command = [sys.executable, "-P", "-W", "ignore", "-c", code, str(memory_bytes), *arguments]
+    return command, environment()
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of a Python process that is started with -P: it imports from where this process does, and
+    not from the working directory."""
     # The root is repeated at the end: an interactive session has "" in sys.path, which -P would not search.
     root = str(Path(__file__).resolve().parents[1])
-    search_path = os.pathsep.join([*filter(None, sys.path), root])
-    return command, {**os.environ, "PYTHONPATH": search_path}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([*filter(None, sys.path), root])}
 
 
 def signal_name(number: int) -> str:

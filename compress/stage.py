@@ -143,8 +143,6 @@ class Stage(Work):
     role: ClassVar[Literal["stage", "probe"]] = "stage"
     consumes: ClassVar[frozenset[Kind]]
     produces: ClassVar[Kind]
-    changes_cost: ClassVar[bool] = False
-    """Whether the stage changes layers or their widths, and with them what the model costs on the target."""
 
     id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")] | None = None
     """A unique name for this stage, needed where the same stage occurs twice."""
@@ -168,6 +166,10 @@ class Stage(Work):
 
     def trains(self) -> bool:
         """Return whether it trains on the devices of `execution` with these settings."""
+        return False
+
+    def changes_cost(self) -> bool:
+        """Return whether it changes layers or their widths, and with them what the model costs on the target."""
         return False
 
     def refused_by_target(self, target: Target) -> Refusal | None:

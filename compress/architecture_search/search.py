@@ -7,7 +7,7 @@ import json
 import math
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from compress.ir import keras_graph
 from compress.ir.keras_graph import LayerOutput, Network
 from compress.ir.tensorflow import set_weights
 from compress.progress import Phase
-from compress.pruning.cost import CostFigures, TrialConversion
+from compress.pruning.cost import Convert, CostFigures, TrialConversion
 from compress.pruning.importance import produces_channels
 from compress.stage import Context
 from compress.tasks import task_of
@@ -39,15 +39,13 @@ from compress.training.bn_recalibration import recalibrate_batch_norms
 from compress.training.loop import TrainingSettings
 from compress.training.phases import BACKWARD, BUILD, validation_cost
 
-TrialConverter = Callable[[Network, Any], TrialConversion]
-"""(network, the same as a Keras model) -> the .tflite files that it becomes; see `stages.trial_conversion`."""
 WEIGHTS = "shared_network.npz"
 VALUES = "sub_networks.json"
 BATCH = 256
 """Number of validation samples that a sub-network processes at once."""
 SAVED_EVERY = 10
 """Number of evaluated sub-networks after which their values are written, for a run that is interrupted."""
-MAX_CONVERSIONS = 3
+MAX_CONVERSIONS = 20
 """Trial conversions to verify the chosen sub-network; another one is chosen where its file is over a limit."""
 
 
@@ -101,7 +99,7 @@ class SearchResult:
 
 
 def search(
-    model: Any, options: SearchOptions, settings: TrainingSettings, context: Context, convert: TrialConverter
+    model: Any, options: SearchOptions, settings: TrainingSettings, context: Context, convert: Convert
 ) -> SearchResult:
     """Train a model so that its sub-networks work alone, and return the best one within limits.
 
@@ -318,7 +316,7 @@ def _refuse_unreachable(elastic: ElasticNetwork, costs: SubNetworkCosts, limits:
 
 
 def _verify(
-    elastic: ElasticNetwork, sub_network: SubNetwork, costs: SubNetworkCosts, convert: TrialConverter
+    elastic: ElasticNetwork, sub_network: SubNetwork, costs: SubNetworkCosts, convert: Convert
 ) -> TrialConversion:
     """Return the files of a sub-network; all costs agree with them afterwards."""
     network = extracted(elastic, sub_network)
@@ -341,7 +339,7 @@ def _chosen(
     costs: SubNetworkCosts,
     limits: Limits,
     samples: int | None,
-    convert: TrialConverter,
+    convert: Convert,
 ) -> tuple[EvaluatedSubNetwork, dict[str, float], TrialConversion]:
     """Return the best candidate whose files are within the limits, what it was chosen from, and its files.
 
@@ -361,12 +359,13 @@ def _chosen(
         StageError: the files of the best ones exceed the limits.
     """
     exceeded: list[str] = []
+    left = list(candidates)
 
     def macs(candidate: EvaluatedSubNetwork) -> int:
         return costs.figures(candidate.sub_network).macs
 
     for _ in range(MAX_CONVERSIONS):
-        fitting = [each for each in candidates if not limits.exceeded(costs.figures(each.sub_network))]
+        fitting = [each for each in left if not limits.exceeded(costs.figures(each.sub_network))]
         if not fitting:
             break
         best = max(fitting, key=lambda each: (each.value, -macs(each)))
@@ -380,6 +379,7 @@ def _chosen(
         exceeded = limits.exceeded(costs.figures(best.sub_network))
         if not exceeded:
             return best, equal, conversion
+        left.remove(best)
     raise StageError(
         f"the files of the best sub-networks exceed the limits: {', '.join(exceeded)}",
         hint="raise the limit a little, or search more `candidates`",

@@ -96,17 +96,16 @@ def _run(pipeline: Pipeline, options: argparse.Namespace) -> int:
 
 
 def _with_recipe(pipeline: Pipeline, options: argparse.Namespace) -> int:
-    """Find the cheapest recipe that holds the budget, and run it.
+    """Find the cheapest recipe that meets the budget, and run it.
 
     Raises:
-        CorallineError: no recipe can be used or holds the budget, or the run failed.
+        CorallineError: no recipe can be used or meets the budget, or the run failed.
     """
-    from compress.cli.search import worker_command
+    from compress.cli.search import worker_process
     from compress.errors import BudgetError
     from compress.pipeline import schema, yaml_file
     from compress.pipeline.shared_store import connected
     from compress.search import recipes
-    from compress.search.worker import WorkerProcess
 
     document = yaml_file.read(options.pipeline)
     if options.force or options.profile:
@@ -117,7 +116,7 @@ def _with_recipe(pipeline: Pipeline, options: argparse.Namespace) -> int:
         write_json({"schema_version": 1, "recipes": names}) if options.json else write("\n".join(names))
         return 0
     connected(options.store)
-    worker = WorkerProcess(worker_command(options.store))
+    worker = worker_process(options.store)
     try:
         choice = recipes.choose(document, pipeline, options.out, worker, note)
     finally:
@@ -127,10 +126,10 @@ def _with_recipe(pipeline: Pipeline, options: argparse.Namespace) -> int:
     if not options.json:
         for result in choice.results:
             write(result.describe())
-        write(f"{'cheapest that holds the budget' if choice.holds else 'nearest to the budget'}: {choice.chosen}")
+        write(f"{'cheapest within the budget' if choice.within_budget else 'nearest to the budget'}: {choice.chosen}")
     code = _run(schema.check(choice.document), options)
-    if not choice.holds:
-        raise BudgetError(f"no recipe holds the budget; the nearest: {choice.chosen}", where="recipe")
+    if not choice.within_budget:
+        raise BudgetError(f"no recipe meets the budget; the nearest: {choice.chosen}", where="recipe")
     return code
 
 

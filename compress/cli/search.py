@@ -14,8 +14,9 @@ from compress.errors import PipelineError, ResultError
 if TYPE_CHECKING:
     from compress.cli.parser import Subparsers
     from compress.search.space import Space
+    from compress.search.worker import WorkerProcess
 
-WORKER = [sys.executable, "-m", "compress.cli.search_worker"]
+WORKER = [sys.executable, "-P", "-m", "compress.cli.search_worker"]
 """The program of the process that runs trials."""
 
 
@@ -42,27 +43,29 @@ def add_parsers(subparsers: Subparsers) -> None:
     parser.add_argument("--port", type=int, default=13000, help="the port (default: %(default)s)")
 
 
-def worker_command(store: str | None) -> list[str]:
-    """Return the command of the process that runs trials.
+def worker_process(store: str | None = None) -> WorkerProcess:
+    """Return the process that runs trials.
 
     Args:
         store: the location of the shared store, if there is one.
     """
-    return [*WORKER, *([] if store is None else [store])]
+    from compress import sandbox
+    from compress.search.worker import WorkerProcess
+
+    return WorkerProcess([*WORKER, *([] if store is None else [store])], sandbox.environment())
 
 
 def search(options: argparse.Namespace) -> int:
     """`python -m compress search`.
 
     Raises:
-        ResultError: no trial holds all conditions and the budget.
+        ResultError: no trial meets all constraints and the budget.
     """
     from compress.pipeline.shared_store import connected
     from compress.report import search_page
     from compress.report.wording import count
     from compress.search.run import SettingsSearch, read_plan
     from compress.search.study import require_optuna
-    from compress.search.worker import WorkerProcess
 
     plan = read_plan(options.pipeline)
     require_optuna()
@@ -70,7 +73,7 @@ def search(options: argparse.Namespace) -> int:
         return _dry_run(plan.space, as_json=options.json)
     connected(options.store)
     study = plan.study(options.out, options.storage, show=note)
-    worker = WorkerProcess(worker_command(options.store))
+    worker = worker_process(options.store)
     running = SettingsSearch(plan, options.out, study, worker, note, joins=options.join)
     if options.join:
         note(f"coralline: trials of {options.pipeline} for the search {study.name}")

@@ -124,7 +124,7 @@ class PipelineKeys(Settings):
     execution: Execution = Execution()
     """How training runs on this machine: devices, XLA, steps in one call, profile."""
     recipe: Literal["auto"] | None = None
-    """auto: try recipes after the `stages`, from cheap to dear, until one holds the budget."""
+    """auto: try recipes after the `stages`, from the cheapest to the most expensive, until one meets the budget."""
     search: SearchSettings | None = None
     """What `python -m compress search` tries. An ordinary run ignores it."""
 

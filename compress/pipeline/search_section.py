@@ -22,7 +22,7 @@ class SearchSettings(Settings):
     streamed_bytes, size_bytes, compressed_bytes, macs or parameters. By default the task's first metric, and
     latency_ms where the target predicts it, otherwise size_bytes."""
     constraints: dict[str, float | bool] = {}
-    """Conditions for the result: `mapped_whole: true`, `fits_cache: true`, a limit of a cost, or the least value of a
+    """Constraints on the result: `mapped_whole: true`, `fits_cache: true`, a limit of a cost, or the least value of a
     metric (the largest, if less is better)."""
     settings: Annotated[dict[str, Any], Field(min_length=1, max_length=MAX_SETTINGS)]
     """The settings to vary, by name (`prune.keep`, `model.width`, `stages`): a list of choices, or a range

@@ -58,6 +58,10 @@ class TrialConversion:
     missing: str | None = None
 
 
+Convert = Callable[[Network, Any], TrialConversion]
+"""(network, the same as a Keras model) -> the .tflite files that it becomes; see `stages.trial_conversion`."""
+
+
 @dataclass(frozen=True)
 class CostFigures:
     """The costs of a network at some widths; time and memory only where the target predicts them."""

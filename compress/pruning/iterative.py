@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from compress.progress import Phase
 from compress.pruning import factorization
 from compress.pruning.allocation import AllocationMethod, CostFunction, ImportanceLosses, importance_losses, levels
 from compress.pruning.checkpoint import PruningCheckpoint, PruningState
-from compress.pruning.cost import TrialConversion
+from compress.pruning.cost import Convert, TrialConversion
 from compress.pruning.importance import ImportanceMethod, ImportanceSamples, refuse_constant
 from compress.pruning.layer_groups import Widths
 from compress.pruning.objective import Allocation, CostLimits, Objective
@@ -33,8 +33,6 @@ from compress.training.loop import Loss, TrainingSettings
 from compress.training.phases import BACKWARD, BUILD, training_cost, validation_cost
 from compress.training.validation import validation_quality
 
-TrialConverter = Callable[[Network, Any], TrialConversion]
-"""(network, the same as a Keras model) -> the .tflite files that it becomes; see `stages.trial_conversion`."""
 COMPARED: tuple[AllocationMethod, ...] = ("balanced", "uniform")
 """The allocation methods that `auto` compares, with `factorized` where layers may be factorized."""
 
@@ -95,7 +93,7 @@ def prune(
     options: PruningOptions,
     retraining: Retraining | None,
     context: Context,
-    convert: TrialConverter,
+    convert: Convert,
 ) -> PruningResult:
     """Remove the least important channels of a classifier until an objective is met, and train after each step.
 
@@ -238,7 +236,7 @@ def whole_layers(prunable: PrunableNetwork, widths: Widths, cost: CostFunction, 
 class _Candidates:
     """The networks of one step by their widths: each is built and converted once."""
 
-    def __init__(self, prunable: PrunableNetwork, convert: TrialConverter) -> None:
+    def __init__(self, prunable: PrunableNetwork, convert: Convert) -> None:
         self._prunable = prunable
         self._convert = convert
         self._networks: dict[Widths, Network] = {}
@@ -269,7 +267,7 @@ class _Step:
     options: PruningOptions
     retraining: Retraining | None
     context: Context
-    convert: TrialConverter
+    convert: Convert
 
     def run(self, earlier: tuple[PruningStep, ...]) -> tuple[PruningStep, Any]:
         """Return the step and the smaller model."""

@@ -49,7 +49,7 @@ def course(record: SearchRecord, first: Metric) -> str:
 def notes(record: SearchRecord, first: Metric, other: Metric | None) -> list[str]:
     """Return what explains the marks and the axes."""
     trials = drawn(record, [first] if other is None else [first, other])
-    found = ["Filled: on the front, with the number of the trial; hollow: another trial that holds all conditions."]
+    found = ["Filled: on the front, with the number of the trial; hollow: another trial that meets all constraints."]
     if any(not trial.is_feasible for trial in trials):
         found.append("Crosses: trials that violate a condition.")
     if record.recommended is not None:

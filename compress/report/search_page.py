@@ -41,7 +41,7 @@ def sections(record: SearchRecord) -> list[Section]:
     return [
         _front(record),
         Section("Trade-off", list(_figures(record))),
-        Section("Conditions", list(_conditions(record))),
+        Section("Constraints", list(_constraints(record))),
         Section("What was varied", [Pairs([(name, shorten(words, 400)) for name, words in record.settings.items()])]),
         Section("All trials", list(_trials(record))),
     ]
@@ -49,7 +49,7 @@ def sections(record: SearchRecord) -> list[Section]:
 
 def _front(record: SearchRecord) -> Section:
     if not record.front:
-        return Section("Front", [missing("no trial is complete and holds all conditions")])
+        return Section("Front", [missing("no complete trial meets all constraints")])
     has_test = any(point.test is not None for point in record.front)
     header = ("Trial", *(_head(metric) for metric in record.objectives),
               *(["Test split"] if has_test else []), "Settings", "Result")  # fmt: skip
@@ -118,13 +118,13 @@ def _figures(record: SearchRecord) -> Iterator[Block]:
         yield Figure(svg, title, " ".join(search_chart.notes(record, first, None)), see="All trials")
 
 
-def _conditions(record: SearchRecord) -> Iterator[Block]:
+def _constraints(record: SearchRecord) -> Iterator[Block]:
     if record.host:
         yield Text(f"Latency is predicted for {record.host}. No device has run the models.")
-    for condition in record.conditions:
-        yield Text(sentence(condition))
-    if not record.conditions:
-        yield Text("No conditions were set.")
+    for constraint in record.constraints:
+        yield Text(sentence(constraint))
+    if not record.constraints:
+        yield Text("No constraints were set.")
     for note in record.notes:
         yield Text(sentence(note))
 

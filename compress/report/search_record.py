@@ -24,14 +24,14 @@ class TrialRecord:
 
     Attributes:
         number: its number, from 0.
-        status: "complete": measured to its end; "stopped": it was hopeless, see `reason`; "failed": a stage failed.
+        status: "complete": measured to its end; "stopped": it had no chance, see `reason`; "failed": a stage failed.
         settings: its values by the name of the setting.
         values: the quantities of its result that are known: quality on the validation split, costs.
         stages: the quality after each stage on the validation split.
         original: the quality of the model before it is compressed, on the validation split.
         predicted: the costs that were predicted before the training; empty if they were not.
         expected: the quantities that a stopped trial would probably have had, as far as they are known.
-        excess: how far each condition is violated; at most 0 where it holds.
+        excess: how far each constraint is violated; at most 0 where it is met.
         reason: why it was stopped, or failed.
         seconds: the time that it took.
     """
@@ -50,7 +50,7 @@ class TrialRecord:
 
     @property
     def is_feasible(self) -> bool:
-        """Whether it is complete, and all conditions hold."""
+        """Whether it is complete and meets all constraints."""
         return self.status == "complete" and all(value <= 0 for value in self.excess.values())
 
     @classmethod
@@ -97,7 +97,7 @@ class SearchRecord:
         name: the name of the pipeline.
         status: "complete", or "interrupted" while trials are missing.
         objectives: the quantities to improve; the first one is that of the recommendation.
-        conditions: the constraints, one sentence each.
+        constraints: the constraints, one sentence each.
         host: the host for which latency is predicted; empty without prediction.
         settings: what was varied: the choices or the range in words, by the name of the setting.
         trials: the trials in order.
@@ -113,7 +113,7 @@ class SearchRecord:
     name: str
     status: SearchStatus
     objectives: tuple[Metric, ...]
-    conditions: tuple[str, ...]
+    constraints: tuple[str, ...]
     host: str
     settings: Mapping[str, str]
     trials: tuple[TrialRecord, ...]

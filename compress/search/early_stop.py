@@ -27,7 +27,7 @@ LEAST_SEEN = 5
 
 
 @dataclass(frozen=True)
-class TrialState:
+class TrialProgress:
     """What is known of a running trial.
 
     Attributes:
@@ -43,7 +43,7 @@ class TrialState:
     costs: Mapping[str, float]
 
 
-def reason_to_stop(state: TrialState, goals: Goals, trials: Sequence[TrialRecord]) -> str:
+def reason_to_stop(state: TrialProgress, goals: Goals, trials: Sequence[TrialRecord]) -> str:
     """Return the reason why a trial is hopeless; "" if it goes on."""
     costs = state.costs if _is_reliable(trials) else {}
     for limit in goals.limits:
@@ -93,7 +93,7 @@ def _is_reliable(trials: Sequence[TrialRecord]) -> bool:
 
 
 def _hopeless_quality(
-    state: TrialState, costs: Mapping[str, float], goals: Goals, trials: Sequence[TrialRecord]
+    state: TrialProgress, costs: Mapping[str, float], goals: Goals, trials: Sequence[TrialRecord]
 ) -> str:
     metric = goals.quality
     if state.quality is None:

@@ -1,4 +1,4 @@
-"""The goals of a search: the quantities to improve, and the conditions for the result."""
+"""The goals of a search: the quantities to improve, and the constraints on the result."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ PREDICTED = (LATENCY, STREAMED)
 WHOLE = "mapped_whole"
 CACHED = "fits_cache"
 MISSING = 1.0
-"""The excess of a condition whose quantity is unknown."""
+"""The excess of a constraint whose quantity is unknown."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """A condition for the result.
+    """A constraint on the result, or a limit of the budget.
 
     Attributes:
         name: its key in `search.constraints`, or in `budget`.
@@ -42,7 +42,7 @@ class Limit:
     scale: float
 
     def excess(self, values: Mapping[str, float]) -> float:
-        """Return how far values violate the condition; at most 0 if it holds, MISSING if the quantity is unknown."""
+        """Return how far values violate the constraint; at most 0 if not, MISSING if the quantity is unknown."""
         value = values.get(self.metric.name)
         if value is None:
             return MISSING
@@ -50,7 +50,7 @@ class Limit:
         return difference / self.scale
 
     def in_words(self) -> str:
-        """Return the condition as a phrase."""
+        """Return the constraint as a phrase."""
         if self.name == WHOLE:
             return "all operators run on the accelerator"
         if self.name == CACHED:
@@ -64,7 +64,7 @@ class Goals:
 
     Attributes:
         objectives: the quantities to improve.
-        limits: the conditions.
+        limits: the constraints.
         host: the host for which latency is predicted; "" without prediction.
         quality: the quantity that is measured after each stage: the first metric of the task.
     """
@@ -80,7 +80,7 @@ class Goals:
         return tuple(metric for metric in self.objectives if is_cost(metric))
 
     def excess(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Return how far values violate each condition; an objective that is unknown is one, too."""
+        """Return how far values violate each constraint; an objective that is unknown is one, too."""
         unknown = {metric.name: MISSING for metric in self.objectives if metric.name not in values}
         return unknown | {limit.name: limit.excess(values) for limit in self.limits}
 
@@ -106,14 +106,18 @@ def front(trials: Sequence[TrialRecord], objectives: Sequence[Metric]) -> list[T
     for trial in trials:
         if trial.is_feasible:
             points.setdefault(losses(trial.values, objectives), trial)
-    return [points[point] for point in sorted(points) if not any(dominates(other, point) for other in points)]
+    found: list[tuple[float, ...]] = []
+    for point in sorted(points):  # a point that dominates another one comes first
+        if not any(dominates(other, point) for other in found):
+            found.append(point)
+    return [points[point] for point in found]
 
 
 def read_goals(document: Document, pipeline: Pipeline) -> Goals:
     """Return the goals of a search.
 
     Raises:
-        PipelineError: an objective or a condition is unknown, or the target does not predict it.
+        PipelineError: an objective or a constraint is unknown, or the target does not predict it.
     """
     search = pipeline.head.search
     assert search is not None

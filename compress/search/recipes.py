@@ -1,7 +1,7 @@
-"""`recipe: auto`: recipes from cheap to dear, until one holds the budget.
+"""`recipe: auto`: recipes from the cheapest to the most expensive, until one meets the budget.
 
 Each recipe is a trial of a search: the stages of the file, then those of the recipe, measured on the validation split.
-Costs are predicted. The recipe that holds is run completely at the end; only then the test split is read.
+Costs are predicted. The recipe that meets the budget is run completely at the end; only then the test split is read.
 """
 
 from __future__ import annotations
@@ -75,7 +75,10 @@ RECIPES = (
         )
     ),
 )
-"""All recipes: by the pruning, and from cheap to dear for the same pruning."""
+"""All recipes: by the pruning, and from the cheapest to the most expensive for the same pruning."""
+
+
+RecipeStatus = Literal["within budget", "over budget", "failed", "skipped"]
 
 
 @dataclass(frozen=True)
@@ -84,14 +87,14 @@ class RecipeResult:
 
     Attributes:
         recipe: its name.
-        status: "holds": within the budget; "fails": over it; "skipped": it cannot help, see `reason`.
+        status: the outcome; "skipped": it cannot help, see `reason`.
         values: its quality on the validation split, and its costs.
-        reason: which limit it breaks, or why it was skipped.
+        reason: its values and their limits, or why it failed or was skipped.
         seconds: the time that it took.
     """
 
     recipe: str
-    status: Literal["holds", "fails", "skipped"]
+    status: RecipeStatus
     values: Mapping[str, float] = field(default_factory=dict)
     reason: str = ""
     seconds: float = 0.0
@@ -109,20 +112,20 @@ class RecipeChoice:
 
     Attributes:
         results: what became of each recipe that was tried or skipped, in order.
-        chosen: the cheapest that holds the budget, otherwise the nearest; None if none could be measured.
-        holds: whether it holds the budget.
+        chosen: the cheapest within the budget, otherwise the nearest; None if none could be measured.
+        within_budget: whether it meets the budget.
         document: the pipeline file with the stages of the chosen recipe.
     """
 
     results: tuple[RecipeResult, ...]
     chosen: str | None
-    holds: bool
+    within_budget: bool
     document: Document
 
     def to_json(self) -> dict[str, Any]:
         """Return the choice as plain values."""
         rows = [asdict(result) for result in self.results]
-        return {"schema_version": 1, "results": rows, "chosen": self.chosen, "holds": self.holds}
+        return {"schema_version": 1, "results": rows, "chosen": self.chosen, "within_budget": self.within_budget}
 
 
 @dataclass(frozen=True)
@@ -142,7 +145,7 @@ def with_recipe(document: Document, recipe: Recipe) -> Document:
 
 
 def choose(document: Document, pipeline: Pipeline, out: Path, worker: WorkerProcess, show: Show) -> RecipeChoice:
-    """Try recipes until one holds the budget.
+    """Try recipes until one meets the budget.
 
     Args:
         document: the pipeline file.
@@ -173,19 +176,20 @@ def choose(document: Document, pipeline: Pipeline, out: Path, worker: WorkerProc
         quality = max((value for limit, value in excess.items() if not is_cost(limit.metric)), default=0.0)
         if record.status != "failed":
             tried.append(_Tried(recipe, cost, quality))
-        holds = record.status == "complete" and max(cost, quality) <= 0
+        within_budget = record.status == "complete" and max(cost, quality) <= 0
+        status: RecipeStatus = "within budget" if within_budget else "over budget"
         words = record.reason or "; ".join(_in_words(limit, record.values) for limit in limits)
-        result = RecipeResult(recipe.name, "holds" if holds else "fails", record.values, words,
+        result = RecipeResult(recipe.name, "failed" if record.status == "failed" else status, record.values, words,
                               round(time.monotonic() - began, 3))  # fmt: skip
         results.append(result)
         show(result.describe())
-        if holds:
+        if within_budget:
             return RecipeChoice(tuple(results), recipe.name, True, with_recipe(document, recipe))
-        failures = [result.reason for result in results if result.status == "fails"]
+        failures = [result.reason for result in results if result.status == "failed"]
         if not tried and len(failures) == SAME_FAILURES and len(set(failures)) == 1:
             break  # in a stage that all recipes begin with, most likely
     if not tried:
-        failed = next((result.reason for result in results if result.status == "fails"), None)
+        failed = next((result.reason for result in results if result.status == "failed"), None)
         if failed is not None:
             raise StageError(f"no recipe can be run: {failed}", where="recipe")
         raise PipelineError(f"no recipe can be used: {results[0].reason}", where=document.where(("recipe",)))
@@ -212,7 +216,7 @@ def _why_not(recipe: Recipe, tried: Sequence[_Tried]) -> str:
         if each.recipe.keep == recipe.keep and each.cost > 0:
             return f"it has the costs of “{each.recipe.name}”"
         if each.recipe.keep > recipe.keep and each.cost <= 0:
-            return "the costs hold with less pruning, and more of it loses more"
+            return "less pruning meets the limits of the costs, and more of it loses more"
     return ""
 
 
@@ -234,7 +238,7 @@ def _request(document: Document, pipeline: Pipeline, recipe: Recipe, out: Path) 
 def _measured(
     request: WorkRequest, worker: WorkerProcess, budget: Mapping[str, float], metric: Metric
 ) -> tuple[TrialRecord, list[Limit]]:
-    """Return the record of a recipe, and the limits that it must hold.
+    """Return the record of a recipe, and the limits that it must meet.
 
     A recipe whose predicted costs exceed the budget is not trained.
     """

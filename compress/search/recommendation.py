@@ -25,33 +25,33 @@ def recommend(
     Args:
         front: the trials that no other one beats in everything, the best first objective first.
         trials: all trials: the best original among them is what a drop is measured from.
-        goals: the objectives and conditions of the search.
+        goals: the objectives and constraints of the search.
         budget: the limits of the pipeline file by name.
         task: the first metric of the task, which the budget can limit.
     """
     if not front:
-        return None, "no trial is complete and holds all conditions"
+        return None, "no complete trial meets all constraints"
     limits = budget_limits(trials, budget, task)
-    holding = [trial for trial in front if all(limit.excess(trial.values) <= 0 for limit in limits)]
+    meeting = [trial for trial in front if all(limit.excess(trial.values) <= 0 for limit in limits)]
     words = " and ".join(_in_words(limit, budget) for limit in limits)
-    if not holding:
+    if not meeting:
         nearest = min(front, key=lambda trial: max(limit.excess(trial.values) for limit in limits))
-        return None, f"no trial holds the budget ({words}); trial {nearest.number} comes nearest"
+        return None, f"no trial meets the budget ({words}); trial {nearest.number} is the nearest"
     first = goals.objectives[0]
     limits_cost = any(is_cost(limit.metric) and limit.bound > 0 for limit in (*limits, *goals.limits))
-    if len(holding) == 1:
-        return holding[0].number, "it is the only trial on the front" + (
-            f" that holds the budget ({words})" if words else ""
+    if len(meeting) == 1:
+        return meeting[0].number, "it is the only trial on the front" + (
+            f" that meets the budget ({words})" if words else ""
         )
-    which = f"of the {len(holding)} trials on the front"
-    which += f" that hold the budget ({words})" if words else ""
+    which = f"of the {len(meeting)} trials on the front"
+    which += f" that meet the budget ({words})" if words else ""
     if limits_cost or len(goals.objectives) == 1:
-        return holding[0].number, f"it has the best {_named(first, holding[0])} {which}"
+        return meeting[0].number, f"it has the best {_named(first, meeting[0])} {which}"
     cheapest = next((metric for metric in goals.costs), None)
     if limits and cheapest is not None:
-        chosen = min(holding, key=lambda trial: trial.values[cheapest.name])
+        chosen = min(meeting, key=lambda trial: trial.values[cheapest.name])
         return chosen.number, f"it has the best {_named(cheapest, chosen)} {which}"
-    chosen = _balanced(holding, goals.objectives)
+    chosen = _balanced(meeting, goals.objectives)
     condition = "" if limits else "without a budget, "
     return chosen.number, f"{condition}it is the one {which} that is nearest to the best value of every objective"
 
@@ -92,7 +92,7 @@ def _named(metric: Metric, trial: TrialRecord) -> str:
 def budget_limits(trials: Sequence[TrialRecord], budget: Mapping[str, float], task: Metric) -> list[Limit]:
     """Return the limits of a budget; a drop is one of the task's metric, from the best original of the search.
 
-    No value holds a drop from an original whose quality is unknown.
+    If the quality of every original is unknown, no value meets the limit of a drop.
     """
     found = []
     for name, bound in budget.items():

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from compress.artifact import MODEL_TFLITE
-from compress.errors import PipelineError, StageError, StoreError
-from compress.files import explain, write_atomically
+from compress.errors import CorallineError, PipelineError, StageError
+from compress.files import digest_of, explain, write_atomically
 from compress.measurement import Measurement
 from compress.pipeline import schema
 from compress.pipeline.schema import Pipeline
@@ -29,7 +29,7 @@ from compress.report.search_record import (
     TrialStatus,
 )
 from compress.report.wording import count, number, seconds
-from compress.search.early_stop import TrialState, expected, reason_to_stop
+from compress.search.early_stop import TrialProgress, expected, reason_to_stop
 from compress.search.goals import Goals, front, read_goals
 from compress.search.recommendation import judged_budget, recommend
 from compress.search.space import Choices, Dimension, Space, read_space
@@ -45,6 +45,8 @@ FOLDER = "search"
 MAX_NAME = 64
 FIRST_FAILURES = 5
 """A search ends if so many trials of one command fail before another one works."""
+FAILED = "failed"
+"""The verdict on a trial of the front whose complete run failed."""
 POLL_S = 2.0
 """Seconds between two looks at the trials of other processes, at the end."""
 MAX_REPEATED = 50
@@ -62,6 +64,7 @@ class SearchPlan:
         space: what is varied.
         goals: what it is for.
         trials: the number of trials.
+        digests: of the stages with the file's own values, and with each value that a search can choose.
     """
 
     path: Path
@@ -69,6 +72,7 @@ class SearchPlan:
     space: Space
     goals: Goals
     trials: int
+    digests: tuple[str, ...]
 
     def folder(self, out: Path) -> Path:
         """Return the folder of the search, in that of the results."""
@@ -97,8 +101,13 @@ class SearchPlan:
         """Return what the values of trials depend on, with the contents of files instead of their paths."""
         content = {name: value for name, value in self.space.document.value.items() if name not in ("budget", "search")}
         search = {name: value for name, value in self.space.document.value["search"].items() if name != "trials"}
-        stages = [[step.stage.name, step.stage.version, step.stage.identity()] for step in self.pipeline.steps]
-        return {"content": content, "search": search, "data": self.pipeline.data.digest, "stages": stages}
+        return {
+            "content": content,
+            "search": search,
+            "data": self.pipeline.data.digest,
+            "stages": self.digests,
+            "target": self.pipeline.target.digest,
+        }
 
 
 def read_plan(path: Path) -> SearchPlan:
@@ -121,10 +130,16 @@ def read_plan(path: Path) -> SearchPlan:
     if pipeline.head.recipe is not None:
         what = "a search varies the settings of given stages, and `recipe: auto` chooses the stages"
         raise document.root.error(what, "recipe", hint="remove it to search")
-    models_of(pipeline)
+    digests = [_digest(models_of(pipeline))]
     judged_budget(document, pipeline, "a search")
-    space = read_space(document, lambda edited: models_of(schema.check(edited)))
-    return SearchPlan(path, pipeline, space, read_goals(document, pipeline), pipeline.head.search.trials)
+    space = read_space(document, lambda edited: digests.append(_digest(models_of(schema.check(edited)))))
+    goals = read_goals(document, pipeline)
+    return SearchPlan(path, pipeline, space, goals, pipeline.head.search.trials, tuple(digests))
+
+
+def _digest(pipeline: Pipeline) -> str:
+    """Return a digest of what the stages of a pipeline are, with the contents of their files."""
+    return digest_of([[step.stage.name, step.stage.version, step.stage.identity()] for step in pipeline.steps])
 
 
 class SettingsSearch:
@@ -170,7 +185,7 @@ class SettingsSearch:
         try:
             while self._next():
                 pass
-            return self._finished()
+            return self._run_front()
         except KeyboardInterrupt:
             records = self._study.records()
             known = [FrontPoint(trial.number, "") for trial in front(records, self._plan.goals.objectives)]
@@ -180,7 +195,7 @@ class SettingsSearch:
             self._worker.close()
             self._study.close()
 
-    def _finished(self) -> SearchRecord:
+    def _run_front(self) -> SearchRecord:
         """Run the front completely, again while another process completes trials, and write the result."""
         while True:
             records = self._study.records()
@@ -227,7 +242,7 @@ class SettingsSearch:
         try:
             with self._study.leased(trial):
                 record = self._tried(trial.number, values, title, records)
-        except (KeyboardInterrupt, StoreError) as error:
+        except (KeyboardInterrupt, CorallineError) as error:
             reason = str(error) or "interrupted with Ctrl-C"
             self._study.tell(trial, TrialRecord(trial.number, "interrupted", values, reason=reason))
             raise
@@ -273,7 +288,7 @@ class SettingsSearch:
         """Run a trial, and return its record."""
         started = time.monotonic()
 
-        def judge(state: TrialState) -> str:
+        def judge(state: TrialProgress) -> str:
             return reason_to_stop(state, self._plan.goals, records)
 
         result = self._worker.run(self._request("trial", trial, values, title), judge)
@@ -332,7 +347,7 @@ class SettingsSearch:
         if "failed" in result:
             self._notes.append(f"The complete run of trial {trial.number} failed: {result['failed']}")
             self._show(self._notes[-1])
-            return FrontPoint(trial.number, name, verdict="failed")
+            return FrontPoint(trial.number, name, verdict=FAILED)
         done = result["done"]
         bundle, model = (
             f"{name}/{file}" if file in done["files"] else "" for file in (f"{name}.coralline", MODEL_TFLITE)
@@ -344,15 +359,18 @@ class SettingsSearch:
     ) -> SearchRecord:
         """Write the record and the page."""
         plan = self._plan
-        trials = [record for point in points for record in records if record.number == point.number]
+        by_number = {record.number: record for record in records}
+        trials = [by_number[point.number] for point in points if point.verdict != FAILED]
         budget = plan.pipeline.head.budget.model_dump(exclude_none=True)
         task = task_of(plan.pipeline.data).metrics[0]
         chosen, reason = recommend(trials, records, plan.goals, budget, task)
+        if points and not trials:
+            reason = "the complete runs of all trials on the front failed"
         found = SearchRecord(
             name=plan.pipeline.head.name,
             status=status,
             objectives=plan.goals.objectives,
-            conditions=tuple(limit.in_words() for limit in plan.goals.limits),
+            constraints=tuple(limit.in_words() for limit in plan.goals.limits),
             host=plan.goals.host,
             settings=varied(plan.space),
             trials=tuple(records),

@@ -4,9 +4,9 @@ Each objective has a Gaussian process. The hypervolume is a mean over random dir
 best point: so it is cheap to calculate for any number of objectives. Source: Zhang and Golovin, Random Hypervolume
 Scalarizations for Provable Multi-Objective Black Box Optimization, ICML 2020. The results of trials have noise, so the
 front is that of the means of the processes (after Daulton et al., Parallel Bayesian Optimization of Multiple Noisy
-Objectives with Expected Hypervolume Improvement, NeurIPS 2021). A hopeless trial that was stopped counts with its
-expected result (`early_stop.expected`). One that violates a condition or failed counts as worse than all others in
-every objective, the more the further it violates conditions.
+Objectives with Expected Hypervolume Improvement, NeurIPS 2021). A stopped trial counts with its
+expected result (`early_stop.expected`). A trial that violates a constraint or failed counts as worse than all others in
+every objective, the more the further it violates constraints.
 
 `benchmarks/search.py --samplers` compares it with the samplers that come with Optuna: with 60 trials it finds clearly
 better fronts than TPE and NSGA-II (docs/measured.md).
@@ -104,7 +104,7 @@ class SeededByTrial(BaseSampler):
 
 
 class FrontSampler(BaseSampler):
-    """Chooses trials for one or more objectives with conditions.
+    """Chooses trials for one or more objectives with constraints.
 
     Args:
         space: what is varied.
@@ -214,7 +214,7 @@ def _key(parameters: Parameters) -> str:
 
 
 def _violation(trial: FrozenTrial) -> float:
-    """Return how far a trial violates its conditions, at most 1; 1 for a trial without a result or conditions."""
+    """Return how far a trial violates its constraints, at most 1; 1 for a trial without a result or constraints."""
     if _objectives(trial) is None and not trial.constraints:
         return 1.0
     return min(1.0, sum(max(0.0, value) for value in trial.constraints.values()))
@@ -226,7 +226,7 @@ def _objectives(trial: FrozenTrial) -> Sequence[float] | None:
 
 
 def _best(study: Study) -> list[Parameters]:
-    """Return the parameters of the best trial that holds all conditions, of a study with one objective."""
+    """Return the parameters of the best trial that meets all constraints, of a study with one objective."""
     sign = 1 if study.directions[0].name == "MINIMIZE" else -1
     complete = [
         each for each in study.get_trials(deepcopy=False, states=[TrialState.COMPLETE]) if _violation(each) == 0
@@ -258,7 +258,7 @@ def _losses(trials: Sequence[FrozenTrial], study: Study) -> NDArray[np.float64]:
     """Return the objectives of trials [trials, objectives], from 0, the best, to 1, the worst one with a result.
 
     Half of an objective is its rank, so that a few extreme trials do not make all others equal. While no trial has a
-    result, the violation of conditions is the only objective.
+    result, the violation of constraints is the only objective.
     """
     from scipy.stats import rankdata
 

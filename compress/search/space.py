@@ -23,6 +23,8 @@ RANGE_KEYS = ("from", "to", "step", "log")
 MAX_CHOICES = 1000
 LARGEST = 1e15
 """The largest number of a range: whole numbers up to it are exact."""
+ROUNDING = 1e-6
+"""The fraction of a step by which a number may differ from a multiple of the step."""
 Values = Mapping[str, Any]
 """Chosen values by the name of the setting."""
 Check = Callable[[Document], object]
@@ -126,7 +128,7 @@ class Range:
         if self.whole and value != int(value):
             return None
         steps = 0.0 if self.step is None else (value - self.low) / self.step
-        return value if abs(steps - round(steps)) < 1e-9 else None
+        return value if abs(steps - round(steps)) < ROUNDING else None
 
 
 Dimension = Choices | Range
@@ -175,6 +177,11 @@ class Space:
             if parameter is not None:
                 found[dimension.key] = parameter
         return found
+
+    def has(self, values: Values) -> bool:
+        """Return whether values are ones that a trial can choose."""
+        known = {dimension.key: dimension for dimension in self.dimensions}
+        return all(key in known and known[key].parameter(value) is not None for key, value in values.items())
 
     def with_values(self, values: Values, name: str) -> Document:
         """Return the pipeline file with values, under a name, and without its search."""
@@ -237,7 +244,7 @@ def _set(content: Any, location: Location, value: Any) -> None:
         content = content[part]
         if isinstance(content, list) and not isinstance(following, int):
             raise PipelineError(f"{part} is a list, and has no {following!r}")
-    content[location[-1]] = value
+    content[location[-1]] = copy.deepcopy(value)
 
 
 def read_space(document: Document, check: Check) -> Space:
@@ -252,10 +259,11 @@ def read_space(document: Document, check: Check) -> Space:
     """
     node = document.root.child("search").child("settings")
     dimensions = [_dimension(node, key, check) for key in node.value]
-    locations = [dimension.location for dimension in dimensions]
-    for dimension in dimensions:
-        if locations.count(dimension.location) > 1:
-            raise node.error("the setting has two names here", dimension.key, hint="remove one")
+    for first, second in itertools.permutations(dimensions, 2):
+        if first.location == second.location:
+            raise node.error("the setting has two names here", second.key, hint="remove one")
+        if first.location != (STAGES,) and first.location == second.location[: len(first.location)]:
+            raise node.error(f"{first.key!r} has a value for it, too", second.key, hint="remove one of them")
     return Space(document, tuple(sorted(dimensions, key=lambda dimension: dimension.key != STAGES)))
 
 
@@ -349,7 +357,7 @@ def _range(entry: DocumentNode, key: str, location: Location) -> Range:
         if not _is_number(step) or step <= 0:
             raise entry.error(f"{shown(step)} is not a number above 0", "step")
         steps = (high - low) / step
-        if steps > LARGEST or abs(steps - round(steps)) > 1e-6:
+        if not 1 <= round(steps) <= LARGEST or abs(steps - round(steps)) > ROUNDING:
             raise entry.error(f"the range is not a multiple of the step {shown(step)}", "step")
     return Range(key, location, low, high, step, log)
 

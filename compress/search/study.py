@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 RECORD = "record"
 """The attribute with the result that the owner of a trial tells."""
 TAKEN = "taken"
-"""The attribute with the record of a process that takes a trial over. It counts if the trial is marked failed."""
+"""The attribute with the record of a process that takes a trial over. It counts if the trial ends in the state FAIL,
+which an owner that has a result never tells."""
 EXPECTED = "expected"
 """The attribute with the objectives that a stopped trial is expected to have, if all are known."""
 ATTEMPT = "attempt"
@@ -135,8 +136,19 @@ class SearchStudy:
         begun = [each for each in trials if each.state != states.WAITING]
         for each in begun:
             if each.state.is_finished() and each.number not in self._finished_records:
-                self._finished_records[each.number] = _record(each)
-        return [self._finished_records.get(each.number) or _record(each) for each in begun]
+                self._finished_records[each.number] = self._record(each)
+        return [self._finished_records.get(each.number) or self._record(each) for each in begun]
+
+    def _record(self, trial: FrozenTrial) -> TrialRecord:
+        """Return the record of a trial.
+
+        Raises:
+            StoreError: the stored record is invalid.
+        """
+        record = _record(trial)
+        if not self._space.has(record.settings):
+            raise _invalid(trial, f"{record.settings} are not settings of this search")
+        return record
 
     def _taken_over(self, trial: FrozenTrial) -> bool:
         """Mark a trial of a dead process failed; return whether it will be tried again."""
@@ -145,7 +157,7 @@ class SearchStudy:
         reason = "its process ended" if again else f"its process ended {attempt} times"
         status: TrialStatus = "interrupted" if again else "failed"
         record = TrialRecord(trial.number, status, trial.user_attrs.get("settings", {}), reason=reason)
-        if not self._finished(trial, record) or not again:
+        if not self._mark_failed(trial, record) or not again:
             return False
         planned = trial.system_attrs.get("fixed_params", {})  # of `enqueue_trial`: perhaps it did not come to them
         self._again({**planned, **trial.params}, attempt)
@@ -170,7 +182,7 @@ class SearchStudy:
         running = self._optuna.trial.TrialState.RUNNING
         return [each for each in trials if each.state == running and each._trial_id != self._running]
 
-    def _finished(self, trial: FrozenTrial, record: TrialRecord) -> bool:
+    def _mark_failed(self, trial: FrozenTrial, record: TrialRecord) -> bool:
         """Mark a trial of another process failed; return False if a third process did."""
         storage = self._study._storage
         try:
@@ -231,8 +243,8 @@ class SearchStudy:
             with _without_warnings():
                 if record.status in ("complete", "repeated") and is_measured:
                     self._study.tell(trial, [record.values[metric.name] for metric in self._goals.objectives])
-                elif record.status in ("complete", "stopped"):
-                    self._study.tell(trial, state=states.PRUNED)
+                elif record.status != "interrupted":
+                    self._study.tell(trial, state=states.PRUNED)  # FAIL is for trials without a result
                 else:
                     self._study.tell(trial, state=states.FAIL)
         except (ValueError, RuntimeError):  # Optuna's errors for a trial that is finished
@@ -252,6 +264,11 @@ def stored_record(trial: FrozenTrial) -> Any:
     return trial.user_attrs.get(TAKEN, content) if trial.state.name == "FAIL" else content
 
 
+def _invalid(trial: FrozenTrial, reason: str) -> StoreError:
+    what = f"the stored record of trial {trial.number} is invalid: {reason}"
+    return StoreError(what, where="search", hint="begin a new search with another name or --out")
+
+
 def _record(trial: FrozenTrial) -> TrialRecord:
     """Return the record of a trial.
 
@@ -263,8 +280,7 @@ def _record(trial: FrozenTrial) -> TrialRecord:
         try:
             return replace(TrialRecord.from_json(content), number=trial.number)
         except (TypeError, ValueError) as error:
-            what = f"the stored record of trial {trial.number} is invalid: {error}"
-            raise StoreError(what, where="search", hint="begin a new search with another name or --out") from error
+            raise _invalid(trial, str(error)) from error
     settings = trial.user_attrs.get("settings", {})
     if trial.state.is_finished():
         return TrialRecord(trial.number, "interrupted", settings, reason="its process ended")

@@ -18,13 +18,13 @@ from compress.pipeline import record
 from compress.pipeline.runner import MEASURED, Monitor, PipelineRun, measure, run_stages
 from compress.pipeline.schema import Pipeline, StageEntry
 from compress.pipeline.store import Store
-from compress.search.early_stop import TrialState
+from compress.search.early_stop import TrialProgress
 from compress.stages.predicted_cost import PredictedCost
 from compress.targets.base import OperatorPlacement
 from compress.tasks import task_of
 from compress.tflite.graph import read
 
-Judge = Callable[[TrialState], str]
+Judge = Callable[[TrialProgress], str]
 """Returns the reason why a trial must stop; "" if it goes on."""
 
 
@@ -101,7 +101,7 @@ class PipelineTrial:
         if self._is_final_architecture(entry):
             self._predict(artifact)
         quality = self.measured.stages.get(entry.id)
-        reason = self.judge(TrialState(entry.id, order, quality, self.measured.predicted))
+        reason = self.judge(TrialProgress(entry.id, order, quality, self.measured.predicted))
         if reason:
             raise HopelessError(reason)
 
@@ -119,7 +119,7 @@ class PipelineTrial:
         steps = self.session.pipeline.steps
         later = steps[steps.index(entry) + 1 :]
         has_layers = entry.makes in (Kind.UNTRAINED, Kind.KERAS)
-        return has_layers and not any(step.stage.changes_cost for step in later if step.skip is None)
+        return has_layers and not any(step.stage.changes_cost() for step in later if step.skip is None)
 
     def _predict(self, artifact: Artifact) -> None:
         """Predict the costs of the final architecture, once."""

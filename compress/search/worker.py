@@ -30,10 +30,11 @@ from compress.pipeline.store import Store
 from compress.pipeline.yaml_file import Document
 from compress.report.record import RunRecord
 from compress.search import trial as trials
-from compress.search.early_stop import TrialState
+from compress.search.early_stop import TrialProgress
 from compress.search.trial import HopelessError, Judge
 
 TRIALS_PER_PROCESS = 20
+FIRST_HINT = "its last lines on stderr say why"
 PATIENCE_S = 30.0
 """Time for a process to end after it was interrupted."""
 WorkKind = Literal["trial", "front"]
@@ -62,15 +63,20 @@ class WorkRequest:
     title: str
 
 
+class _CrashError(StageError):
+    """The process of a trial ended without an answer."""
+
+
 class WorkerProcess:
     """The process that runs trials; it starts with the first of them.
 
     Args:
         command: the program.
+        environment: its environment variables; None for those of this process.
     """
 
-    def __init__(self, command: Sequence[str]) -> None:
-        self._command = command
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+        self._command, self._environment = command, environment
         self._process: subprocess.Popen[str] | None = None
         self._done = 0
 
@@ -82,12 +88,13 @@ class WorkerProcess:
             judge: decides after each stage whether a trial goes on.
 
         Raises:
+            StageError: the process cannot start.
             StoreError: a file could not be written: a full disk, with which other work would fail, too.
             KeyboardInterrupt: this process was interrupted, or the other one. The work is over.
         """
         try:
             result = self._answered(request, judge)
-        except StageError as error:
+        except _CrashError as error:
             return {"failed": str(error)}
         except KeyboardInterrupt:
             self.interrupt()
@@ -102,7 +109,8 @@ class WorkerProcess:
         """Send a request, answer its questions, and return the result.
 
         Raises:
-            StageError: the process ended, with the probable reason.
+            _CrashError: the process ended, with the probable reason.
+            StageError: the process cannot start.
         """
         process = self._started()
         self._done += 1
@@ -112,7 +120,7 @@ class WorkerProcess:
             if "ask" not in message:
                 return message
             state = message["ask"]
-            known = TrialState(state["stage"], tuple(state["order"]), state["quality"], state["costs"])
+            known = TrialProgress(state["stage"], tuple(state["order"]), state["quality"], state["costs"])
             answer = {"stop": judge(known)}
 
     def _started(self) -> subprocess.Popen[str]:
@@ -122,31 +130,44 @@ class WorkerProcess:
             self._done = 0
             # Ctrl-C in a terminal goes to its own session only: `interrupt` passes it on.
             self._process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=self._environment,
+                start_new_session=True,
             )
+            try:
+                self._received(self._process)
+            except _CrashError as error:
+                raise StageError(f"{error.what} before its first trial", where="search", hint=FIRST_HINT) from error
         return self._process
 
     def _exchange(self, process: subprocess.Popen[str], message: Mapping[str, Any]) -> dict[str, Any]:
         """Send a message, and return the next one."""
         assert process.stdin is not None
-        assert process.stdout is not None
         with suppress(BrokenPipeError):  # then there is no answer
             process.stdin.write(json.dumps(message) + "\n")
             process.stdin.flush()
+        return self._received(process)
+
+    def _received(self, process: subprocess.Popen[str]) -> dict[str, Any]:
+        """Return the next message."""
+        assert process.stdout is not None
         line = process.stdout.readline()
         if not line.endswith("\n"):
             raise self._crashed(process)
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def _crashed(self, process: subprocess.Popen[str]) -> StageError:
+    def _crashed(self, process: subprocess.Popen[str]) -> _CrashError:
         code = process.wait()
         self.close()
         if code == -signal.SIGKILL:
             hint = "the system ends a process when memory is short: see the setting batch_size"
-            return StageError("the process of the trial was killed (signal 9)", hint=hint)
+            return _CrashError("the process of the trial was killed (signal 9)", hint=hint)
         cause = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return StageError(f"the process of the trial ended with {cause}", hint="its output is in the log")
+        return _CrashError(f"the process of the trial ended with {cause}", hint="its output is in the log")
 
     def interrupt(self) -> None:
         """Interrupt the work, as Ctrl-C does, and wait for its end."""
@@ -185,10 +206,11 @@ def serve(display: Open, location: str | None = None) -> None:
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(sys.stdin, lines), daemon=True).start()
 
-    def ask(state: TrialState) -> str:
+    def ask(state: TrialProgress) -> str:
         _send(answers, {"ask": asdict(state)})
         return str(json.loads(lines.get())["stop"])
 
+    _send(answers, {"ready": True})
     connection = None if location is None else BucketConnection(Bucket(location))
     data: dict[str, Dataset] = {}
     try:

@@ -61,6 +61,10 @@ class Distill(Stage, TrainingSettings, DistillationSettings):
         """Return True."""
         return True
 
+    def changes_cost(self) -> bool:
+        """Return whether a separate student replaces the model."""
+        return self.student is not None
+
     def uses(self) -> tuple[Use, ...]:
         """Return distillation, and the methods of the training."""
         decoupled: tuple[Use, ...] = ("decoupled",) if self.decoupled else ()

@@ -25,7 +25,6 @@ class Prune(Stage, TrainingSettings):
     version: ClassVar[int] = 9
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS})
     produces: ClassVar[Kind] = Kind.KERAS
-    changes_cost: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "original", "target"})
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras")
     imports_tensorflow: ClassVar[bool] = True
@@ -117,6 +116,10 @@ class Prune(Stage, TrainingSettings):
     def trains(self) -> bool:
         """Return whether there is a training after a step."""
         return bool(self.epochs or (self.steps > 1 and self.epochs_between))
+
+    def changes_cost(self) -> bool:
+        """Return True."""
+        return True
 
     def uses(self) -> tuple[Use, ...]:
         """Return the measure of importance, and the methods of the training and of its teacher."""

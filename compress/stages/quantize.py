@@ -130,6 +130,8 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
     """Number of passes over the training split (qat)."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.0005
     """Initial learning rate of Adam (qat)."""
+    precision: Literal["float32"] = "float32"
+    """QAT is done in float32 only: 16 bits would round differently from the 8-bit file."""
     qat: QatSettings = QatSettings()
     """The settings of `method: qat`."""
 
@@ -156,8 +158,6 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
             self.qat.distill.check_training(self)
         if self.calibration.select == "data_free" and self.method == "qat":
             raise ValueError("calibration: {select: data_free}: `method: qat` trains on data; use `method: ptq`")
-        if self.precision != "float32":
-            raise ValueError(f"precision: {self.precision} rounds differently from the 8-bit file; remove it")
         if self.subset is not None and self.subset.by in BY_MODEL and self.subset.of == "proxy":
             raise ValueError(f"subset: {{by: {self.subset.by}}}: the model is trained already; set `of: model`")
         return self

@@ -29,7 +29,6 @@ class ReplaceActivations(Stage, TrainingSettings, DistillationSettings):
     version: ClassVar[int] = 7
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS})
     produces: ClassVar[Kind] = Kind.KERAS
-    changes_cost: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras")
     imports_tensorflow: ClassVar[bool] = True
@@ -72,6 +71,10 @@ class ReplaceActivations(Stage, TrainingSettings, DistillationSettings):
     def trains(self) -> bool:
         """Return whether there is a training."""
         return self.epochs > 0
+
+    def changes_cost(self) -> bool:
+        """Return True."""
+        return True
 
     def uses(self) -> tuple[Use, ...]:
         """Return the training after the replacement, which is distillation, and its methods."""

@@ -30,7 +30,6 @@ class SearchArchitecture(Stage, TrainingSettings):
     version: ClassVar[int] = 3
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.UNTRAINED, Kind.KERAS})
     produces: ClassVar[Kind] = Kind.KERAS
-    changes_cost: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "target"})
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras")
     imports_tensorflow: ClassVar[bool] = True
@@ -110,6 +109,10 @@ class SearchArchitecture(Stage, TrainingSettings):
             host=self.host,
             clock=self.clock,
         )
+
+    def changes_cost(self) -> bool:
+        """Return True."""
+        return True
 
     def uses(self) -> tuple[Use, ...]:
         """Return the methods of the training: sub-networks learn from the outputs of the largest network."""

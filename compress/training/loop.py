@@ -23,7 +23,7 @@ from compress.ir import mixed_precision as precision
 from compress.ir.passes import cut_lookup
 from compress.ir.tensorflow import keras, run
 from compress.progress import Phase
-from compress.stage import Context, Use
+from compress.stage import Context, Use, Work
 from compress.tasks import task_of
 from compress.tasks.base import Head, Specification
 from compress.training import callbacks as monitoring
@@ -326,9 +326,10 @@ def _what_is_trained(
     inputs = context.data.inputs("train")
     looked_at = np.unique(np.linspace(0, len(inputs) - 1, LOOKED_AT).astype(np.int64))
     labels = [np.ascontiguousarray(targets[split]["labels"]) for split in ("train", "validation")]
+    identity = settings.identity() if isinstance(settings, Work) else settings.model_dump(mode="json")
     return {
         "the versions": [importlib.metadata.version(name) for name in ("tensorflow", "keras", "numpy")],
-        "the settings": [settings.model_dump(mode="json"), context.seed, loss.name],
+        "the settings": [identity, context.seed, loss.name],
         "the layers": [[*weight.shape, str(weight.dtype), bool(weight.trainable)] for weight in model.weights],
         "the training samples": [*inputs.shape, hashlib.sha256(rows_of(inputs, looked_at).tobytes()).hexdigest()],
         "the labels": [[*each.shape, hashlib.sha256(each.tobytes()).hexdigest()] for each in labels],

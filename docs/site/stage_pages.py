@@ -114,7 +114,7 @@ METHODS = {
     "distill": ("knowledge distillation", "training.md#knowledge-distillation"),
     "sparsify": ("sparse and clustered weights", "training.md#sparse-and-clustered-weights"),
     "cluster": ("sparse and clustered weights", "training.md#sparse-and-clustered-weights"),
-    "quantize": ("the search, and quantization-aware training", "training.md#the-search"),
+    "quantize": ("the search, and quantization-aware training", "training.md#search-of-the-quantization-plan"),
     "expose_embedding": ("new classes on the device", "device.md#confidence-unknown-and-new-classes"),
     "compile": ("compilation", "compiling.md#compilation"),
     "package": ("bundles", "bundles.md"),

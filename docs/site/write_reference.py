@@ -24,7 +24,9 @@ from stage_pages import GENERATED, purpose  # noqa: E402
 from compress import errors, targets  # noqa: E402
 from compress.cli import manual  # noqa: E402
 from compress.data.dataset import SOURCES, Splitting  # noqa: E402
+from compress.execution import Execution  # noqa: E402
 from compress.pipeline.schema import Budget, Measure, ModelSettings, PipelineKeys  # noqa: E402
+from compress.pipeline.search_section import SearchSettings  # noqa: E402
 from compress.stage import Refusal, Use  # noqa: E402
 from compress.tasks import TASKS  # noqa: E402
 from compress.tasks.base import Task  # noqa: E402
@@ -66,9 +68,11 @@ def pipeline() -> str:
         "| `stages` | the ordered list of stages; required | [stages](stages/index.md) |",
         "| `measure` | what is measured, and how | [below](#measure) |",
         "| `budget` | limits of the result | [below](#budget) |",
+        "| `execution` | how training runs on this machine | [below](#execution) |",
+        "| `search` | what `python -m compress search` tries | [below](#search) |",
     )
     properties = _described(PipelineKeys)
-    for nested in ("measure", "budget"):
+    for nested in ("measure", "budget", "execution", "search"):
         properties.pop(nested)
     lines += ["", "## Plain keys", "", *table(properties, ["schema_version", "name"])]
     lines += sections(ModelSettings, level="##", first="model")
@@ -84,6 +88,10 @@ def pipeline() -> str:
     lines += sections(Measure, level="##", first="measure")
     lines += sections(Budget, level="##", first="budget")
     lines += ["", "Each task has its own keys of `budget`: [tasks](tasks.md)."]
+    lines += sections(Execution, level="##", first="execution")
+    lines += ["", "[Training](../training.md#several-devices-gpus-and-tpus) explains the strategies."]
+    lines += sections(SearchSettings, level="##", first="search")
+    lines += ["", "[Search](../search.md) explains the settings, objectives and constraints."]
     return "\n".join(lines) + "\n"
 
 

@@ -18,14 +18,14 @@ SIZES = {1: 6000, 2: 7000, 3: 8000, 4: 9000}
 
 
 class Costs:
-    """Costs by width; that of `wrong` is larger after its conversion."""
+    """Costs by width; those of `wrong` are larger after their conversion, and as before after the next one."""
 
-    def __init__(self, wrong: int | None = None) -> None:
-        self.wrong, self.converted = wrong, list[int]()
+    def __init__(self, wrong: set[int] | None = None) -> None:
+        self.wrong, self.converted = wrong or set(), list[int]()
 
     def figures(self, sub_network: Any) -> Any:
         width = sub_network.widths[0]
-        size = SIZES[width] + (10_000 if width == self.wrong and width in self.converted else 0)
+        size = SIZES[width] + (10_000 if width in self.wrong and [width] == self.converted[-1:] else 0)
         return SimpleNamespace(macs=SIZES[width] // 10, to_json=lambda: {"size_bytes": size})
 
 
@@ -58,8 +58,11 @@ def test_of_losses_the_best(costs: Any) -> None:
 
 
 def test_another_one_if_its_file_is_over_the_limit(costs: Any) -> None:
-    wrong = costs(wrong=3)
+    wrong = costs(wrong={3})
     assert chosen(wrong, {1: 0.6, 2: 0.59, 3: 0.59}, 300)[0] == 2
     assert wrong.converted == [3, 2]
+    several = costs(wrong={2, 3, 4})
+    assert chosen(several, {1: 0.1, 2: 0.59, 3: 0.59, 4: 0.7}, 300, limit=9000)[0] == 1
+    assert several.converted == [4, 3, 2, 1]
     with pytest.raises(StageError, match="the files of the best sub-networks exceed the limits"):
-        chosen(costs(wrong=1), {1: 0.6}, 300)
+        chosen(costs(wrong={1}), {1: 0.6}, 300)

@@ -9,7 +9,7 @@ import pytest
 
 from compress.measurement import SIZES, Metric
 from compress.report.search_record import TrialRecord
-from compress.search.early_stop import LEAST_SEEN, TrialState, expected, reason_to_stop
+from compress.search.early_stop import LEAST_SEEN, TrialProgress, expected, reason_to_stop
 from compress.search.goals import CACHED, LATENCY, ON_CPU, STREAMED, WHOLE, Goals, Limit, dominates, front
 from compress.search.recommendation import recommend
 
@@ -41,7 +41,7 @@ def test_the_front_has_what_nothing_beats_in_everything() -> None:
     assert not dominates((1, 3), (2, 2))
 
 
-def test_conditions_and_unknown_quantities() -> None:
+def test_constraints_and_unknown_quantities() -> None:
     limits = (Limit(WHOLE, ON_CPU, 0, 1), Limit(CACHED, STREAMED, 0, 8e6), Limit("latency_ms", LATENCY, 5, 5),
               Limit("accuracy", ACCURACY, 0.9, 0.9))  # fmt: skip
     goals = Goals((ACCURACY, SIZE), limits, "usb3", ACCURACY)
@@ -57,8 +57,8 @@ def test_conditions_and_unknown_quantities() -> None:
     ]
 
 
-def state(quality: float | None = None, stage: str = "train", **costs: float) -> TrialState:
-    return TrialState(stage, ("train", "quantize"), quality, costs)
+def state(quality: float | None = None, stage: str = "train", **costs: float) -> TrialProgress:
+    return TrialProgress(stage, ("train", "quantize"), quality, costs)
 
 
 def test_a_predicted_cost_over_a_limit_ends_a_trial_before_its_training() -> None:
@@ -115,12 +115,12 @@ FRONT = [trial(3, 0.95, 9.0, original=0.96), trial(1, 0.93, 4.0, original=0.94),
             1,
             "without a budget, it is the one of the 3 trials on the front that is nearest to",
         ),
-        ({"latency_ms": 5}, 1, "it has the best accuracy, 0.930, of the 2 trials on the front that hold the budget"),
+        ({"latency_ms": 5}, 1, "it has the best accuracy, 0.930, of the 2 trials on the front that meet the budget"),
         ({"accuracy_drop": 0.04}, 1, "it has the best predicted latency, 4.00 ms, of the 2 trials on the front that"),
         ({"accuracy_drop": 0.2}, 2, "from the best original of the search, so accuracy of 0.76"),
         ({"size_bytes": 2000, "accuracy_drop": 0.2}, 2, "size_bytes of at most 2000 and accuracy_drop of at most 0.2"),
-        ({"latency_ms": 0.5}, None, "no trial holds the budget (latency_ms of at most 0.5); trial 2 comes nearest"),
-        ({"accuracy_drop": 0.001}, None, "trial 3 comes nearest"),
+        ({"latency_ms": 0.5}, None, "no trial meets the budget (latency_ms of at most 0.5); trial 2 is the nearest"),
+        ({"accuracy_drop": 0.001}, None, "trial 3 is the nearest"),
     ],
 )
 def test_the_recommendation_for_a_budget(budget: dict[str, float], number: int | None, reason: str) -> None:
@@ -142,7 +142,7 @@ def test_a_budget_without_an_objective_that_is_a_cost() -> None:
               ((0, 0.9, 0.7), (1, 0.85, 0.8), (2, 0.5, 0.9))]  # fmt: skip
     number, reason = recommend(trials, trials, goals, {"accuracy_drop": 0.1}, ACCURACY)
     assert number in (0, 1)
-    assert reason.startswith("it is the one of the 2 trials on the front that hold the budget (accuracy_drop of at")
+    assert reason.startswith("it is the one of the 2 trials on the front that meet the budget (accuracy_drop of at")
 
 
 def test_a_drop_is_from_the_best_original_of_all_trials() -> None:
@@ -153,7 +153,7 @@ def test_a_drop_is_from_the_best_original_of_all_trials() -> None:
 def test_a_drop_from_an_unknown_original_is_not_held() -> None:
     number, reason = recommend([trial(0, 0.9, 1.0)], [trial(0, 0.9, 1.0)], GOALS, {"accuracy_drop": 0.1}, ACCURACY)
     assert number is None
-    assert "(accuracy_drop of at most 0.1, and the accuracy of the original is unknown); trial 0 comes near" in reason
+    assert "(accuracy_drop of at most 0.1, and the accuracy of the original is unknown); trial 0 is the" in reason
 
 
 def test_an_error_is_limited_relative_to_the_original() -> None:
@@ -168,7 +168,7 @@ def test_an_error_is_limited_relative_to_the_original() -> None:
 def test_without_a_complete_trial_nothing_is_recommended() -> None:
     assert recommend([], [trial(0, 1, 1, status="failed")], GOALS, {}, ACCURACY) == (
         None,
-        "no trial is complete and holds all conditions",
+        "no complete trial meets all constraints",
     )
 
 

@@ -26,7 +26,7 @@ optuna = pytest.importorskip("optuna", reason="optuna is not installed: pip inst
 
 from compress.errors import PipelineError, StoreError  # noqa: E402
 from compress.pipeline.yaml_file import Document  # noqa: E402
-from compress.report.search_record import TrialRecord  # noqa: E402
+from compress.report.search_record import TrialRecord, TrialStatus  # noqa: E402
 from compress.search import leases, storage, study  # noqa: E402
 from compress.search.space import Range, Space  # noqa: E402
 from compress.search.study import SearchStudy  # noqa: E402
@@ -70,8 +70,9 @@ class Machine:
     def take_over(self) -> int:
         return int(self(self.study.look)[1])
 
-    def tell(self, trial: Any, accuracy: float = 0.5) -> bool:
-        record = TrialRecord(trial.number, "complete", values={"accuracy": accuracy})
+    def tell(self, trial: Any, accuracy: float = 0.5, status: TrialStatus = "complete") -> bool:
+        values = {"accuracy": accuracy} if status == "complete" else {}
+        record = TrialRecord(trial.number, status, values=values)
         return bool(self(lambda: self.study.tell(trial, record)))
 
     def statuses(self) -> list[str]:
@@ -160,9 +161,10 @@ def test_a_result_whose_confirmation_was_lost_counts_once(machines: Callable[[st
     assert machine.statuses() == ["complete"]
 
 
+@pytest.mark.parametrize("result", ["complete", "failed"])
 @pytest.mark.parametrize("ends_first", ["owner", "other"])
 def test_a_trial_that_ends_while_it_is_taken_over_has_one_result(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends_first: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends_first: str, result: TrialStatus
 ) -> None:
     """The other process writes that it takes the trial over between the two writes of the owner."""
     owner, other = Machine("a", tmp_path, monkeypatch), Machine("b", tmp_path, monkeypatch)
@@ -183,9 +185,9 @@ def test_a_trial_that_ends_while_it_is_taken_over_has_one_result(
             owner_tells(*arguments, **options)
 
     monkeypatch.setattr(owner.study._study, "tell", at_the_same_time)
-    assert owner.tell(trial) is (ends_first == "owner")
+    assert owner.tell(trial, status=result) is (ends_first == "owner")
     assert taken == [ends_first == "other"]
-    assert owner.statuses() == ["complete" if ends_first == "owner" else "interrupted"]
+    assert owner.statuses() == [result if ends_first == "owner" else "interrupted"]
     monkeypatch.undo()
     assert (owner.ask().params == trial.params) is taken[0]
 

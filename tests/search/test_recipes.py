@@ -14,7 +14,7 @@ from tiny import Coralline, environment
 
 from compress.errors import PipelineError, StageError, StoreError
 from compress.pipeline import schema, yaml_file
-from compress.search.early_stop import TrialState
+from compress.search.early_stop import TrialProgress
 from compress.search.recipes import RECIPES, RecipeChoice, choose
 from compress.search.worker import WorkerProcess, WorkRequest
 
@@ -46,12 +46,12 @@ class Results:
     def __init__(self, of: Callable[[list[str], float], tuple[float, float]]) -> None:
         self.of, self.ran, self.stopped = of, list[str](), list[str]()
 
-    def run(self, request: WorkRequest, judge: Callable[[TrialState], str]) -> dict[str, Any]:
+    def run(self, request: WorkRequest, judge: Callable[[TrialProgress], str]) -> dict[str, Any]:
         stages = [next(iter(stage)) for stage in request.content["stages"]]
         keep = next((stage["prune"]["keep_macs"] for stage in request.content["stages"] if "prune" in stage), 1.0)
         method = next(stage["quantize"] for stage in request.content["stages"] if "quantize" in stage)
         accuracy, latency = self.of([*stages, *map(str, method.values())], keep)
-        reason = judge(TrialState("model", (), None, {"latency_ms": latency}))
+        reason = judge(TrialProgress("model", (), None, {"latency_ms": latency}))
         predicted = {"latency_ms": latency}
         if reason:
             self.stopped.append(request.title)
@@ -67,12 +67,12 @@ def chosen(path: Path, results: Results | WorkerProcess, said: list[str] | None 
     return choose(document, schema.load(path), path.parent, results, show)  # type: ignore[arg-type]
 
 
-def test_the_cheapest_recipe_that_holds_ends_the_trials(tmp_path: Path) -> None:
+def test_the_cheapest_recipe_within_the_budget_ends_the_trials(tmp_path: Path) -> None:
     results, said = Results(lambda stages, keep: (0.94, 3.0)), list[str]()
     choice = chosen(written(tmp_path, {"accuracy_drop": 0.02, "latency_ms": 4}), results, said)
-    assert (choice.chosen, choice.holds, results.ran) == (PTQ, True, [PTQ])
+    assert (choice.chosen, choice.within_budget, results.ran) == (PTQ, True, [PTQ])
     words = "accuracy 0.940, allowed: at least 0.930; latency_ms 3.00 ms, allowed: at most 4.00 ms"
-    assert said[0].startswith(f"PTQ: holds ({words})")
+    assert said[0].startswith(f"PTQ: within budget ({words})")
     assert choice.document.value["stages"] == [
         {"train": {"epochs": 2, "batch_size": 64}}, {"quantize": {}}, {"compile": {}}, {"package": {}},
     ]  # fmt: skip
@@ -85,10 +85,10 @@ def test_a_lack_of_quality_leads_to_better_quantization_and_not_to_pruning(tmp_p
     assert (choice.chosen, results.ran) == (QAT, [PTQ, ADAROUND, QAT])
     results = Results(lambda stages, keep: (0.90, 3.0))
     choice = chosen(written(tmp_path, {"accuracy_drop": 0.02, "latency_ms": 4}), results)
-    assert (choice.chosen, choice.holds, results.ran) == (PTQ, False, [PTQ, ADAROUND, QAT])
+    assert (choice.chosen, choice.within_budget, results.ran) == (PTQ, False, [PTQ, ADAROUND, QAT])
     skipped = [result for result in choice.results if result.status == "skipped"]
     assert len(skipped) == len(RECIPES) - 3
-    assert skipped[0].reason == "the costs hold with less pruning, and more of it loses more"
+    assert skipped[0].reason == "less pruning meets the limits of the costs, and more of it loses more"
 
 
 def test_a_lack_of_speed_leads_to_pruning_and_then_to_distillation(tmp_path: Path) -> None:
@@ -109,19 +109,20 @@ def test_a_lack_of_speed_leads_to_pruning_and_then_to_distillation(tmp_path: Pat
 
 def test_a_recipe_that_fails_is_not_the_end(tmp_path: Path) -> None:
     class Failing(Results):
-        def run(self, request: WorkRequest, judge: Callable[[TrialState], str]) -> dict[str, Any]:
+        def run(self, request: WorkRequest, judge: Callable[[TrialProgress], str]) -> dict[str, Any]:
             if request.title == PTQ:
                 return {"failed": "the process of the trial ended with signal 11"}
             return super().run(request, judge)
 
     results = Failing(lambda stages, keep: (0.94, 3.0))
     choice = chosen(written(tmp_path, {"accuracy_drop": 0.02, "latency_ms": 4}), results)
-    assert (choice.chosen, choice.results[0].reason) == (ADAROUND, "the process of the trial ended with signal 11")
+    assert choice.results[0].describe().startswith("PTQ: failed (the process of the trial ended with signal 11)")
+    assert (choice.chosen, choice.results[1].status) == (ADAROUND, "within budget")
 
 
 def test_an_error_of_the_first_stages_is_not_repeated_for_every_recipe(tmp_path: Path) -> None:
     class Failing(Results):
-        def run(self, request: WorkRequest, judge: Callable[[TrialState], str]) -> dict[str, Any]:
+        def run(self, request: WorkRequest, judge: Callable[[TrialProgress], str]) -> dict[str, Any]:
             self.ran.append(request.title)
             return {"failed": "train: there is not enough memory", "exit_code": StageError.exit_code}
 
@@ -169,8 +170,8 @@ def test_a_recipe_for_digits(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "compress", "digits.yaml"]  # TensorFlow has warnings
     done = subprocess.run(command, cwd=tmp_path, env=environment(), check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("PTQ: holds (accuracy ")
-    assert "cheapest that holds the budget: PTQ" in done.stdout
+    assert done.stdout.startswith("PTQ: within budget (accuracy ")
+    assert "cheapest within the budget: PTQ" in done.stdout
     content = json.loads((tmp_path / "runs" / "digits" / "recipes.json").read_text())
     assert content["chosen"] == PTQ
     report = json.loads((tmp_path / "runs" / "digits" / "report.json").read_text())

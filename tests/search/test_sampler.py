@@ -1,4 +1,4 @@
-"""The choice of trials: values stay in their ranges, conditions are learned, and fronts are better than random ones."""
+"""The choice of trials: values stay in their ranges, constraints are learned, fronts are better than random ones."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_one_objective_of_which_more_is_better() -> None:
     assert study.best_trial.params["rate"] <= 0.01
 
 
-def test_conditions_and_failures_are_learned() -> None:
+def test_constraints_and_failures_are_learned() -> None:
     def limited(values: dict[str, Any]) -> tuple[list[float] | None, float]:
         if values["rate"] > 0.03:
             return None, 0.0
@@ -94,7 +94,7 @@ def test_conditions_and_failures_are_learned() -> None:
     assert sum(holding[1]) / 15 > 0.5 > sum(holding[0]) / 10
 
 
-def test_without_a_trial_that_holds_the_conditions_their_violation_decides() -> None:
+def test_without_a_trial_that_meets_the_constraints_their_violation_decides() -> None:
     _, chosen = searched(lambda values: (trade_off(values)[0], 0.1 + values["first.x"]), 25, ["minimize", "minimize"])
     assert sum(values["first.x"] < 0.15 for values in chosen[-10:]) > 5
 

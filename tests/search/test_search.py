@@ -17,10 +17,12 @@ from tiny import Coralline
 
 pytest.importorskip("optuna", reason="optuna is not installed: pip install 'coralline[search]'")
 
+from compress.cli.search import worker_process
+from compress.errors import StageError
 from compress.report.search_record import TrialRecord
 from compress.search import run
 from compress.search.trial import Judge
-from compress.search.worker import WorkRequest
+from compress.search.worker import WorkerProcess, WorkRequest
 
 SETTINGS = {"remade.filters": {"from": 1, "to": 16}, "remade.weights": {"from": 0, "to": 40}}
 STAGES = ({"remade": {}}, "compile", "package")
@@ -193,17 +195,47 @@ def test_a_search_without_new_combinations_waits_for_the_trials_of_others(
     assert [each.status for each in record.trials if each.status != "repeated"] == ["complete"] * 2
     assert [point.number for point in record.front] == [trial.number]
     assert record.notes[0] == "The search ended after 2 trials: all combinations were tried."
+    assert record.notes[1] == f"The complete run of trial {trial.number} failed: not here"
+    assert record.recommended is None
+    assert record.reason == "the complete runs of all trials on the front failed"
 
 
-def test_another_model_in_the_same_file_begins_a_new_search(tmp_path: Path) -> None:
-    path = project(tmp_path, stages=["compile"], settings={"compile.retries": [0, 1]})
+@pytest.mark.parametrize("changed", ["model.tflite", "other.tflite"])
+def test_another_model_in_the_same_file_begins_a_new_search(tmp_path: Path, changed: str) -> None:
+    (tmp_path / "other.tflite").write_bytes(tiny.classifier(seed=2))
+    path = project(tmp_path, stages=["compile"], settings={"model.file": ["model.tflite", "other.tflite"]})
     first = run.read_plan(path).identity()
     assert run.read_plan(path).identity() == first
-    (tmp_path / "model.tflite").write_bytes(tiny.classifier(seed=1))
+    (tmp_path / changed).write_bytes(tiny.classifier(seed=1))
     assert run.read_plan(path).identity() != first
 
 
-def test_conditions_decide_who_is_on_the_front(coralline: Coralline, tmp_path: Path) -> None:
+def test_the_process_of_trials_imports_nothing_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("queue.py", "yaml.py"):
+        (tmp_path / name).write_text("raise SystemExit('a file of the working directory')")
+    monkeypatch.chdir(tmp_path)
+    worker = worker_process()
+    try:
+        request = WorkRequest("trial", str(tmp_path / "p.yaml"), {}, str(tmp_path), str(tmp_path), "trial 1 of 1")
+        assert "the key 'model' is missing" in worker.run(request, lambda state: "")["failed"]
+    finally:
+        worker.close()
+
+
+def test_a_process_that_cannot_start_spoils_no_trial(tmp_path: Path) -> None:
+    project(tmp_path, stages=["compile"], settings={"compile.retries": [0, 1]})
+    plan = run.read_plan(tmp_path / "pipeline.yaml")
+    study = plan.study(tmp_path / "runs")
+    worker = WorkerProcess([sys.executable, "-c", "raise SystemExit(3)"])
+    search = run.SettingsSearch(plan, tmp_path / "runs", study, worker, lambda text: None)
+    with pytest.raises(StageError, match="the process of the trial ended with exit code 3 before its first trial"):
+        search.run()
+    assert [trial.status for trial in plan.study(tmp_path / "runs").records()] == ["interrupted"]
+
+
+def test_constraints_decide_who_is_on_the_front(coralline: Coralline, tmp_path: Path) -> None:
     project(tmp_path, trials=10, objectives=["accuracy", "size_bytes"], constraints={"size_bytes": 2000})
     done = coralline("search", "pipeline.yaml")
     content = found(tmp_path)
@@ -214,11 +246,11 @@ def test_conditions_decide_who_is_on_the_front(coralline: Coralline, tmp_path: P
     project(tmp_path, trials=3, budget={"size_bytes": 10})
     done = coralline("search", "pipeline.yaml")
     assert done.returncode == 7
-    assert "no trial holds the budget (size_bytes of at most 10)" in done.stderr
+    assert "no trial meets the budget (size_bytes of at most 10)" in done.stderr
     project(tmp_path, trials=3, constraints={"size_bytes": 10})
     done = coralline("search", "pipeline.yaml")
     assert done.returncode == 7
-    assert "no trial is complete and holds all conditions" in done.stderr
+    assert "no complete trial meets all constraints" in done.stderr
 
 
 def test_orders_of_stages(coralline: Coralline, tmp_path: Path) -> None:
@@ -289,6 +321,7 @@ def test_an_interruption_between_two_trials_has_no_traceback(tmp_path: Path) -> 
     command = [sys.executable, "-m", "compress.cli.search_worker"]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen(command, env=tiny.environment(), text=True, **pipes) as process:  # type: ignore[call-overload]
+        assert json.loads(process.stdout.readline()) == {"ready": True}
         process.stdin.write(json.dumps(asdict(request)) + "\n")
         process.stdin.flush()
         assert "the key 'model' is missing" in json.loads(process.stdout.readline())["failed"]

@@ -172,6 +172,8 @@ def test_preprocessing_and_arguments_of_a_builder(tmp_path: Path) -> None:
         ({"stages": [["compile", "remade"]]}, "stage 2 (remade) needs a quantized tflite model"),
         ({"remade.filters.deep": [1]}, "cannot be used"),
         ({"remade.filters": [1], "stages.remade.filters": [2]}, "the setting has two names here"),
+        ({"model": [{}]}, "'model' is not a setting that can be varied"),
+        ({"remade.gain": {"from": 0, "to": 3, "step": 1e9}}, "the range is not a multiple of the step"),
         ({}, "should have at least 1 item"),
     ],
 )  # fmt: skip
@@ -179,6 +181,22 @@ def test_mistakes_are_refused_with_their_line(tmp_path: Path, settings: dict[str
     message = refused(tmp_path, settings)
     assert expected in message
     assert message.startswith(f"{tmp_path / 'pipeline.yaml'}:")
+
+
+def test_a_map_and_a_part_of_it_are_not_varied_together(tmp_path: Path) -> None:
+    keys = {"model": {"builder": "mobilenet_v2"}, "stages": ["train", "quantize"], "data": {"source": {"digits": {}}}}
+    settings = {"model.width": [0.35, 0.5], "train.augment.shift": [0.1], "train.augment": [{"flip": True}, {}]}
+    assert "'train.augment' has a value for it, too; remove one of them" in refused(tmp_path, settings, **keys)
+    arguments = {"model.width": [0.35], "model.arguments": [{"stages": 2}]}
+    assert "'model.arguments' has a value for it, too" in refused(tmp_path, arguments, **keys)
+
+
+def test_values_that_a_trial_can_choose(tmp_path: Path) -> None:
+    found = space(tmp_path, {"remade.filters": {"from": 4, "to": 16, "step": 4}, "stamp.text": ["a", "b"]})
+    assert found.has({})
+    assert found.has({"remade.filters": 12, "stamp.text": "b"})
+    for values in ({"remade.filters": 13}, {"remade.filters": 20}, {"stamp.text": "/c"}, {"model.builder": "x.py"}):
+        assert not found.has(values)
 
 
 def test_two_stages_of_one_name_need_ids(tmp_path: Path) -> None:

@@ -109,6 +109,7 @@ def test_a_student_is_trained_from_the_original(
     saved(keras, tmp_path / "small.keras", 2)
     origin = Origin(builder="small.py:build") if way == "builder" else Origin(file="small.keras")
     stage = Distill(student=origin, **QUICK).with_paths_from(tmp_path)
+    assert stage.changes_cost()
     facts = stage.run(given[0], replace(given[1], trust=True))
     assert facts["teachers"] == ["the original"]
     assert ("healing" in facts) is (way == "file")  # a student from a builder has learnt nothing yet
