@@ -40,8 +40,10 @@ GROUPS = (run, search, init, export, models, several_tpus, comparison, data, dev
 EXIT_CODES = """exit codes:
   0 done   1 internal error   2 pipeline file or arguments   3 data   4 model   5 a stage failed
   6 disk or permission   7 over budget, or not usable   8 metadata cannot be signed
-  9 check: some operators stay on the CPU   10 check: the compiler will reject the model   14 doctor: errors were found
-  15 a device was not reached, or was not changed   130 interrupted
+  9 check: some operators stay on the CPU; verify-compiled: undecided
+  10 check: the compiler will reject the model; verify-compiled: another model; relink: refused
+  14 doctor: errors were found
+  15 a device was not reached, or was not changed   130 interrupted   141 stdout was closed
 """
 
 _signals: list[int] = []

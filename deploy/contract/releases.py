@@ -90,7 +90,7 @@ class DeviceFolder:
         except BlockingIOError:
             holder = os.read(self._lock, 300).decode("utf-8", "replace").strip() or "another deployment"
             os.close(self._lock)
-            raise ReleaseError("locked", "%s works in %s" % (holder, self.path), "wait until it is done")
+            raise ReleaseError("locked", "%s is using %s" % (holder, self.path), "wait until it is done")
         self.clear()
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, ("%s (since %s)\n" % (by, _now())).encode()[:300], 0)

@@ -58,7 +58,7 @@ def test_help(coralline: Coralline, arguments: list[str]) -> None:
     listed = re.findall(r"^    ([a-z-]+)(?: +\w.*)?$", done.stdout, flags=re.MULTILINE)
     assert listed == build_parser()[1]
     codes = re.findall(r"(?:^|  )(\d+) \w", done.stdout.partition("exit codes:")[2], flags=re.MULTILINE)
-    assert codes == ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "14", "15", "130"]
+    assert codes == ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "14", "15", "130", "141"]
 
 
 @pytest.mark.parametrize(

@@ -260,8 +260,8 @@ def test_two_at_once(host: Host, bundle_file: Write, tmp_path: Path, capsys: pyt
     assert main(["deploy", str(bundle_file(1)), *host.options(there)]) == 0
     with (there / ".lock").open("r+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert "works in" in failed(capsys, ["deploy", str(bundle_file(2)), *host.options(there)])
-        assert "works in" in failed(capsys, ["rollback", *host.options(there)])
+        assert "is using" in failed(capsys, ["deploy", str(bundle_file(2)), *host.options(there)])
+        assert "is using" in failed(capsys, ["rollback", *host.options(there)])
     assert main(["deploy", str(bundle_file(2)), *host.options(there)]) == 0  # the file stays, and locks nothing
     assert answers(there) == 2
 
