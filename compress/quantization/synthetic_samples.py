@@ -118,7 +118,7 @@ def synthesize(
         size = int(np.clip(batch_size(network), *BATCHES))
         total = -(-count // size)
         for number in range(total):
-            samples, first, last = _batch(step, (size, *shape), limits, (seed, number))
+            samples, first, last = _batch(step, (size, *shape), limits, seed, number)
             batches.append(samples)
             distances.append((first, last))
             progress.update(number + 1, total)
@@ -141,12 +141,16 @@ def _statistics(norm: Layer) -> _Stored:
 
 
 def _step(model: Any, norms: list[_Stored], limits: tuple[float, float]) -> Any:
-    """Return a function: one step of Adam for a batch of samples, which returns their distance before it."""
+    """Return a function: one step of Adam for a batch of samples, which returns their distance before it.
+
+    Its arguments are the samples, the moments of Adam, the number of the step, and the number of the first sample: the
+    classes follow from the numbers of the samples, so that all batches together have all classes.
+    """
     import tensorflow
 
     library = keras()
 
-    def losses(batch: Any) -> tuple[Any, Any]:
+    def losses(batch: Any, first: Any) -> tuple[Any, Any]:
         values = library.tree.flatten(run(model, batch))
         parts = []
         for value, norm in zip(values, norms, strict=False):  # the outputs may follow
@@ -155,18 +159,18 @@ def _step(model: Any, norms: list[_Stored], limits: tuple[float, float]) -> Any:
             shift = (mean - norm.mean) / norm.deviation
             spread = tensorflow.sqrt(variance + norm.epsilon) / norm.deviation - 1
             parts.append(tensorflow.reduce_mean(tensorflow.square(shift) + tensorflow.square(spread)))
-        return tensorflow.add_n(parts) / len(parts), sum(map(class_loss, values[len(norms) :]))
+        return tensorflow.add_n(parts) / len(parts), sum(class_loss(value, first) for value in values[len(norms) :])
 
-    def class_loss(probabilities: Any) -> Any:
+    def class_loss(probabilities: Any, first: Any) -> Any:
         count = probabilities.shape[-1]
-        classes = tensorflow.one_hot(tensorflow.range(tensorflow.shape(probabilities)[0]) % count, count)
+        classes = tensorflow.one_hot((first + tensorflow.range(tensorflow.shape(probabilities)[0])) % count, count)
         chosen = tensorflow.reduce_sum(probabilities * classes, axis=-1)
         return CLASS_WEIGHT * tensorflow.reduce_mean(-tensorflow.math.log(chosen + 1e-7))
 
     @tensorflow.function  # type: ignore[untyped-decorator]
-    def step(samples: Any, mean: Any, square: Any, number: Any) -> Any:
+    def step(samples: Any, mean: Any, square: Any, number: Any, first: Any) -> Any:
         with tensorflow.GradientTape() as tape:
-            value, of_classes = losses(samples)
+            value, of_classes = losses(samples, first)
             total = value + of_classes
         slope = tape.gradient(total, samples)
         mean.assign(0.9 * mean + 0.1 * slope)
@@ -181,15 +185,16 @@ def _step(model: Any, norms: list[_Stored], limits: tuple[float, float]) -> Any:
 
 
 def _batch(
-    step: Any, shape: tuple[int, ...], limits: tuple[float, float], seed: tuple[int, int]
+    step: Any, shape: tuple[int, ...], limits: tuple[float, float], seed: int, batch: int
 ) -> tuple[Samples, float, float]:
-    """Return a batch of samples, and their distance at the start and the end."""
+    """Return the samples of a batch, and their distance at the start and the end."""
     import tensorflow
 
     low, high = limits
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng((seed, batch))
     noise = np.stack([smooth_noise(generator, shape[1:]) for _ in range(shape[0])])
     samples = tensorflow.Variable((low + (high - low) * noise).astype(np.float32))
     moments = [tensorflow.Variable(tensorflow.zeros_like(samples)) for _ in range(2)]
-    values = [step(samples, *moments, tensorflow.constant(number, "float32")) for number in range(STEPS)]
+    first = tensorflow.constant(batch * shape[0])
+    values = [step(samples, *moments, tensorflow.constant(number, "float32"), first) for number in range(STEPS)]
     return samples.numpy(), float(values[0]), float(values[-1])

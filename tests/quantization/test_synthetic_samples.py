@@ -72,6 +72,23 @@ def test_the_same_seed_gives_the_same_samples(trained: Network) -> None:
     assert (first.samples != other.samples).any()
 
 
+def test_small_batches_are_drawn_to_all_classes(keras: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(synthetic_samples, "BATCHES", (8, 8))
+    monkeypatch.setattr(synthetic_samples, "CLASS_WEIGHT", 100.0)
+    layers = keras.layers
+    image = keras.Input(SHAPE)
+    x = layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(16, 3)(image)))
+    scores = layers.Dense(12, activation="softmax")(layers.GlobalAveragePooling2D()(x))
+    model = networks.randomized(keras.Model(image, scores))
+    kernel, bias = model.layers[-1].get_weights()
+    model.layers[-1].set_weights([20 * kernel, 0 * bias])
+    made = synthetic_samples.synthesize(keras_graph.read(model), 12, SHAPE, (0.0, 1.0))
+    probabilities = model.predict(made.samples[8:], verbose=0)
+    others = model.predict(made.samples[:8], verbose=0)
+    assert probabilities[range(4), range(8, 12)].mean() > 2 * others[:, 8:].mean()
+    assert others[range(8), range(8)].mean() > 2 * probabilities[:, :8].mean()
+
+
 def test_the_split_says_that_it_has_no_data(trained: Network) -> None:
     split = calibration.without_data(trained, real(4), 200, 512, 0)
     assert len(split.calibration) == len(split.held_out) == synthetic_samples.MOST
