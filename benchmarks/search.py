@@ -1,4 +1,4 @@
-"""The search for trade-offs: `python benchmarks/search.py [--trials N] [--seeds N] [--epochs N] [--samplers] [--show]`.
+"""The search for trade-offs: `python benchmarks/search.py [--trials N] [--seeds N] [--epochs N] [--show]`.
 
 Groceries (43 classes, photos of 48x48): a small network of models/fused_bottleneck.py is searched in its width, blocks,
 expansion, fused stages and last layer, and in the learning rate and label smoothing of its training, for accuracy and
@@ -13,6 +13,11 @@ the test split, which nothing has seen.
 
 `--samplers` compares what chooses the trials on two analytical problems like such a search, without any training:
 random values, Optuna's TPE and NSGA-II, and ours. It takes some minutes.
+
+A search takes an hour, so only a few can be run. `--surrogate` repeats searches and random values with other seeds on a
+model of the networks that were trained so far: a Gaussian process of their accuracy by their settings, with the noise
+that it finds, and one of their latency (a surrogate benchmark, after Zela et al., Surrogate NAS Benchmarks, ICLR 2022).
+It gives the hypervolumes with that noise, and those of the same trials without it.
 
 Needs the shared files (CORALLINE_SHARED, or ../shared next to the project). Prints Markdown tables, and writes
 benchmarks/results/search.json after each search. The folder --work keeps the trials; the next run continues from there.
@@ -36,6 +41,10 @@ import repository
 import numpy as np
 import optuna
 from paths import ROOT, SHARED
+from scipy.stats import mannwhitneyu
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
+from threadpoolctl import threadpool_limits
 
 from compress.cli.search import worker_process
 from compress.pipeline.yaml_file import Document
@@ -63,6 +72,7 @@ SETTINGS: Mapping[str, Any] = {
 }
 Point = tuple[float, float]
 """An accuracy and a latency in ms."""
+Values = Mapping[str, Any]
 
 
 class RandomStudy(SearchStudy):
@@ -198,10 +208,120 @@ def table(rows: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def trained(records: Sequence[SearchRecord]) -> list[Values]:
+    """Return the settings, accuracies and latencies of the networks that searches have trained."""
+    return [
+        {**trial.settings, **{name: trial.values[name] for name in ("accuracy", "latency_ms")}}
+        for record in records
+        for trial in record.trials
+        if trial.status == "complete"
+    ]
+
+
+# --- surrogate --------------------------------------------------------------------------
+
+
+class Surrogate:
+    """A model of trained networks.
+
+    Args:
+        networks: their settings, accuracies and latencies.
+
+    Attributes:
+        noise: the standard deviation of the accuracy of one training.
+        reference: of the hypervolume, as in `row`.
+        shortest: the shortest latency.
+    """
+
+    def __init__(self, networks: Sequence[Values]) -> None:
+        accuracies, latencies = ([network[name] for network in networks] for name in ("accuracy", "latency_ms"))
+        self.reference, self.shortest = (MAJORITY, max(latencies)), min(latencies)
+        points = [self._encoded(network) for network in networks]
+        self._accuracy = _fitted(points, accuracies, 0.1)
+        self._latency = _fitted(points, latencies, 1e-4)
+        self.noise = float(np.std(accuracies) * np.sqrt(self._accuracy.kernel_.k2.noise_level))
+
+    def __call__(self, settings: Values) -> Point:
+        """Return the mean accuracy of networks with these settings, and their latency in ms."""
+        point = [self._encoded(settings)]
+        latency = max(self.shortest, float(self._latency.predict(point)[0]))
+        return float(self._accuracy.predict(point)[0]), latency
+
+    @staticmethod
+    def _encoded(settings: Values) -> list[float]:
+        """Return settings as numbers from 0 to 1; words are one-hot."""
+        encoded: list[float] = []
+        for key, space in SETTINGS.items():
+            if isinstance(space, dict):
+                scale: Callable[[float], float] = np.log if space.get("log") else float
+                low, high = scale(space["from"]), scale(space["to"])
+                encoded.append((scale(settings[key]) - low) / (high - low))
+            elif isinstance(space[0], list):
+                encoded += [float(settings[key] == choice) for choice in space]
+            else:
+                encoded.append((settings[key] - space[0]) / (space[-1] - space[0]))
+        return encoded
+
+
+def _fitted(points: Sequence[Sequence[float]], values: Sequence[float], noise: float) -> GaussianProcessRegressor:
+    scales = np.full(len(points[0]), 1.0)
+    kernel = ConstantKernel(1.0, (0.01, 100)) * Matern(scales, (0.1, 50), nu=2.5) + WhiteKernel(noise, (1e-7, 1))
+    process = GaussianProcessRegressor(kernel, normalize_y=True, n_restarts_optimizer=1, random_state=0)
+    with threadpool_limits(1):
+        return process.fit(points, values)
+
+
+def repeat(networks: Sequence[Values], trials: int, seeds: int) -> dict[str, Any]:
+    """Return the hypervolumes of searches and of random values on a model of trained networks."""
+    quiet()
+    surrogate = Surrogate(networks)
+    space = _space(*(_dimension(key, values) for key, values in SETTINGS.items()))
+    found: dict[str, Any] = {"networks": len(networks), "noise": round(surrogate.noise, 5), "trials": trials}
+    for name in ("random", "ours"):
+        rows = [_repeated(surrogate, space, name, seed, trials) for seed in range(seeds)]
+        found[name] = {"noisy": [noisy for noisy, _ in rows], "mean": [mean for _, mean in rows]}
+        _show(f"surrogate, {name}: {statistics.mean(found[name]['noisy']):.4f}")
+    ours, others = found["ours"]["mean"], found["random"]["mean"]
+    found["p"] = float(mannwhitneyu(ours, others, alternative="greater").pvalue)
+    return found
+
+
+def _dimension(key: str, values: Any) -> Dimension:
+    if isinstance(values, list):
+        return Choices(key, (key,), tuple(values))
+    low, high = values["from"], values["to"]
+    return Range(key, (key,), low, high, values.get("step"), values.get("log", False), isinstance(low, int))
+
+
+def _repeated(surrogate: Surrogate, space: Space, name: str, seed: int, trials: int) -> Point:
+    """Return the hypervolume of one search with the noise of the trainings, and without it."""
+    noise = np.random.default_rng(seed)
+    means: list[Point] = []
+
+    def problem(settings: Values, _: np.random.Generator) -> tuple[float, float, bool]:
+        accuracy, latency = surrogate(settings)
+        means.append((accuracy, latency))
+        return 1 - accuracy - noise.normal(0, surrogate.noise), latency, True
+
+    noisy = simulated(problem, space, name, seed, trials)
+    volumes = [hypervolume(points, surrogate.reference, surrogate.shortest) for points in (noisy, means)]
+    return round(volumes[0], 5), round(volumes[1], 5)
+
+
+def surrogate_table(found: Mapping[str, Any]) -> str:
+    """Return the comparison on the model of trained networks as Markdown."""
+    lines = ["| way | hypervolume | the same trials without noise |", "|---" * 3 + "|"]
+    for name, shown in (("ours", "search"), ("random", "random")):
+        cells = [f"{statistics.mean(v):.4f} (± {statistics.stdev(v):.4f})" for v in found[name].values()]
+        lines.append(f"| {shown} | {' | '.join(cells)} |")
+    about = f"{found['networks']} networks, noise {found['noise']:.4f}, {len(found['ours']['mean'])} searches each"
+    return "\n".join([*lines, "", f"{about}; p = {found['p']:.1g} (Mann-Whitney, without noise)"])
+
+
 # --- samplers ---------------------------------------------------------------------------
 
 
-def few_settings(values: Mapping[str, Any], noise: np.random.Generator) -> tuple[float, float, bool]:
+def few_settings(values: Values, noise: np.random.Generator) -> tuple[float, float, bool]:
     """Return error, latency and whether a limit of the latency holds: five settings, like width, pruning, training."""
     width, keep, rate, kind = values["width"], values["keep"], values["rate"], values["kind"]
     latency = width**1.5 * keep * 4 + 0.5 + (0.3 if kind == "b" else 0)
@@ -210,7 +330,7 @@ def few_settings(values: Mapping[str, Any], noise: np.random.Generator) -> tuple
     return float(error + 0.1 * max(0.0, 0.5 - keep) ** 2 + noise.normal(0, 0.004)), float(latency), latency <= 5
 
 
-def many_widths(values: Mapping[str, Any], noise: np.random.Generator) -> tuple[float, float, bool]:
+def many_widths(values: Values, noise: np.random.Generator) -> tuple[float, float, bool]:
     """Return error, latency and True: the widths of four stages, the depths of two, and the learning rate."""
     widths = [values[f"width{i}"] for i in range(4)]
     first, second = values["depth0"], values["depth1"]
@@ -225,7 +345,7 @@ def _space(*dimensions: Dimension) -> Space:
     return Space(Document(Path(), {"stages": []}, {}), dimensions)
 
 
-Problem = Callable[[Mapping[str, Any], np.random.Generator], tuple[float, float, bool]]
+Problem = Callable[[Values, np.random.Generator], tuple[float, float, bool]]
 PROBLEMS: Mapping[str, tuple[Problem, Space]] = {
     "few settings": (
         few_settings,
@@ -256,8 +376,14 @@ SAMPLERS: Mapping[str, Callable[[Space, int], optuna.samplers.BaseSampler]] = {
 LIMIT_MS = 8.0
 
 
-def simulated(problem: Problem, space: Space, name: str, seed: int, trials: int) -> float:
-    """Return the hypervolume of one simulated search."""
+def quiet() -> None:
+    """Leave out the messages of Optuna and of fits."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    warnings.simplefilter("ignore")
+
+
+def simulated(problem: Problem, space: Space, name: str, seed: int, trials: int) -> list[Point]:
+    """Return the points of one simulated search that meet its constraint."""
     study = optuna.create_study(directions=["minimize", "minimize"])
     noise = np.random.default_rng(seed)
     points = []
@@ -270,20 +396,20 @@ def simulated(problem: Problem, space: Space, name: str, seed: int, trials: int)
         trial.set_constraint("latency", 0.0 if holds else 1.0)
         study.tell(trial, [error, latency])
         points += [(1 - error, latency)] if holds else []
-    return hypervolume(points, (0.0, LIMIT_MS))
+    return points
 
 
 def compare_samplers(trials: int, seeds: int) -> dict[str, Any]:
     """Return the hypervolumes of each sampler on each problem."""
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    warnings.simplefilter("ignore")
+    quiet()
     found: dict[str, Any] = {"trials": trials, "seeds": seeds, "problems": {}}
     for name, (problem, space) in PROBLEMS.items():
         rows: dict[str, Any] = {}
         found["problems"][name] = rows
         for sampler in SAMPLERS:
             began = time.process_time()
-            values = [simulated(problem, space, sampler, seed, trials) for seed in range(seeds)]
+            searches = [simulated(problem, space, sampler, seed, trials) for seed in range(seeds)]
+            values = [hypervolume(points, (0.0, LIMIT_MS)) for points in searches]
             baseline = rows["random"]["values"] if rows else values
             rows[sampler] = {
                 "mean": round(statistics.mean(values), 5),
@@ -315,15 +441,19 @@ def main() -> int:
     """Run the searches or the samplers, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=60)
-    parser.add_argument("--seeds", type=int, help="3, or 12 for --samplers")
+    parser.add_argument("--seeds", type=int, help="3, or 12 for --samplers, or 16 for --surrogate")
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--work", type=Path, default=WORK, help=f"the folder of the trials; by default {WORK}")
     parser.add_argument("--samplers", action="store_true", help="compare what chooses the trials, without training")
+    parser.add_argument("--surrogate", action="store_true", help="repeat searches on a model of the trained networks")
     parser.add_argument("--show", action="store_true", help="print the tables of the results")
     options = parser.parse_args()
     results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     if options.samplers:
         results["samplers"] = compare_samplers(options.trials, options.seeds or 12)
+        write(results)
+    elif options.surrogate:
+        results["surrogate"] = repeat(results["trained"], options.trials, options.seeds or 16)
         write(results)
     elif not options.show:
         if not SHARED.exists():
@@ -335,8 +465,11 @@ def main() -> int:
             source = SHARED / "data" / "grocery96.tar"
             subprocess.run([sys.executable, str(script), str(source), str(options.work / "groceries")], check=True)
         found: dict[str, Any] = {"trials": options.trials, "epochs": options.epochs, "seeds": {}}
+        every: list[SearchRecord] = []
         for seed in range(options.seeds or 3):
             records = {way: searched(way, seed, options) for way in WAYS}
+            every += [records["search"], records["random"]]
+            results["trained"] = trained(every)
             found["seeds"][str(seed)] = row(records, options.trials)
             results["groceries"] = found
             write(results)
@@ -345,6 +478,8 @@ def main() -> int:
     if "groceries" in results:
         print(f"\n{results['groceries']['trials']} trials of {results['groceries']['epochs']} epochs\n")
         print(table(results["groceries"]["seeds"]))
+    if "surrogate" in results:
+        print(f"\n{surrogate_table(results['surrogate'])}")
     return 0
 
 

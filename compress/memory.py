@@ -120,12 +120,12 @@ def _number(path: Path) -> int | None:
 
 def _fields(path: Path) -> dict[str, int]:
     """Return the numbers of a file with one name and one number in each line."""
-    found = {}
+    values = {}
     for line in _text(path).splitlines():
         words = line.replace(":", " ").split()
         if len(words) >= 2 and words[1].isdigit():
-            found[words[0]] = int(words[1])
-    return found
+            values[words[0]] = int(words[1])
+    return values
 
 
 def killed_for_memory(status: int) -> bool:
@@ -166,6 +166,6 @@ def exhausted(what: str, settings: Sequence[str] = ()) -> StageError:
         what: what happened.
         settings: the settings of the stage that lower its memory.
     """
-    found = memory()
-    state = f"; now {found}" if found is not None else ""
+    usage = memory()
+    state = f"; now {usage}" if usage is not None else ""
     return StageError(f"{what}{state}", hint=advice(settings))

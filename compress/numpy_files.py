@@ -32,7 +32,7 @@ def headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
         OSError: the file cannot be opened or read.
         ERRORS: it is damaged.
     """
-    found = {}
+    arrays = {}
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
             with archive.open(name) as stream:
@@ -41,5 +41,5 @@ def headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
                 if version != (1, 0):
                     read = np.lib.format.read_array_header_2_0
                 shape, _, dtype = read(stream)
-                found[name.removesuffix(".npy")] = shape, dtype
-    return found
+                arrays[name.removesuffix(".npy")] = shape, dtype
+    return arrays

@@ -153,9 +153,9 @@ class PoseEngine:
     def _decoded(self) -> DecodedPoses:
         tensors = TensorDescription.of(self._outputs)
         values = []
-        for place in self._heads:
-            stored = common.output_tensor(self._interpreter, place)[0]
-            values.append(tensors[place].real(stored))
+        for index in self._heads:
+            stored = common.output_tensor(self._interpreter, index)[0]
+            values.append(tensors[index].real(stored))
         mid = values[2] if len(values) == 3 else np.concatenate(values[2:], axis=2)
         return decode_poses(values[0], values[1], mid, self._settings)
 
@@ -180,7 +180,7 @@ def get_pose(interpreter: Any, image_size: Tuple[int, int]) -> Pose:
 
 
 def _heads(channels: Sequence[int]) -> List[int]:
-    """Return the places of heatmaps, short offsets and mid offsets; of two mid offsets the one from parents first.
+    """Return the indices of heatmaps, short offsets and mid offsets; of two mid offsets the one from parents first.
 
     Raises:
         LoadError: the outputs are not those of PoseNet.
@@ -188,7 +188,7 @@ def _heads(channels: Sequence[int]) -> List[int]:
     edges = len(EDGES)
     for expected in ([KEYPOINTS, 2 * KEYPOINTS, 4 * edges], [KEYPOINTS, 2 * KEYPOINTS, 2 * edges, 2 * edges]):
         if sorted(channels) == sorted(expected):
-            return sorted(range(len(channels)), key=lambda place: expected.index(channels[place]))
+            return sorted(range(len(channels)), key=lambda index: expected.index(channels[index]))
     what = "the model has outputs of %s channels, and PoseNet has 17, 34 and 64, or 17, 34, 32 and 32"
     raise LoadError(what % ", ".join(map(str, channels)), "use a PoseNet file")
 

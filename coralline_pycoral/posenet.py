@@ -153,7 +153,7 @@ def _roots(grid: _Grid, score_threshold: float) -> List[Tuple[Array, int]]:
     order = np.argsort(-heatmaps[rows, columns, keypoints], kind="mergesort")
     cells = np.stack([rows, columns], axis=1).astype(np.float32)
     refined = grid.clipped(cells + grid.short[rows, columns, :, keypoints])
-    return [(refined[place], int(keypoints[place])) for place in order]
+    return [(refined[index], int(keypoints[index])) for index in order]
 
 
 def _grown_pose(grid: _Grid, root: Array, keypoint: int) -> Tuple[Array, Array]:
@@ -198,8 +198,8 @@ def _unshared_scores(keypoints: Array, keypoint_scores: Array, radius: float) ->
     """Return the scores of poses: means over keypoints, where those that a better pose has too count as 0."""
     order = np.argsort(-keypoint_scores.mean(axis=1), kind="mergesort")
     scores = np.zeros(len(keypoints), np.float32)
-    for place, pose in enumerate(order):
-        better = order[:place]
+    for rank, pose in enumerate(order):
+        better = order[:rank]
         distances = np.sum((keypoints[better] - keypoints[pose]) ** 2, axis=2)
         free = (distances > radius).all(axis=0)
         scores[pose] = np.sum(keypoint_scores[pose] * free) / KEYPOINTS

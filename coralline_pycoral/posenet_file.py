@@ -57,12 +57,12 @@ def _without_decoder(data: bytearray) -> Tuple[bytes, Optional[DecoderSettings]]
     names = [_custom_code(data, code) for code in codes]
     (subgraph,) = _tables(data, _vector(data, model, _MODEL_SUBGRAPHS))
     operators = _vector(data, subgraph, _SUBGRAPH_OPERATORS)
-    for place, operator in enumerate(_tables(data, operators)):
+    for index, operator in enumerate(_tables(data, operators)):
         code = _field(data, operator, _OPERATOR_CODE)
         if names[_u32(data, code) if code else 0] == DECODER:
             settings = _settings(data, operator)
             _replace_outputs(data, subgraph, operator)
-            _remove(data, operators, place)
+            _remove(data, operators, index)
             return bytes(data), settings
     return bytes(data), None
 
@@ -90,10 +90,10 @@ def _replace_outputs(data: bytearray, subgraph: int, operator: int) -> None:
     data[outputs : outputs + 16] = data[inputs : inputs + 16]
 
 
-def _remove(data: bytearray, vector: int, place: int) -> None:
+def _remove(data: bytearray, vector: int, first: int) -> None:
     """Remove a table from a vector of tables. An element is an offset from its own position."""
     count = _u32(data, vector)
-    for index in range(place, count - 1):
+    for index in range(first, count - 1):
         position = vector + 4 + 4 * index
         struct.pack_into("<I", data, position, _u32(data, position + 4) + 4)
     struct.pack_into("<I", data, vector, count - 1)
@@ -147,7 +147,7 @@ def _flex_map(data: bytes) -> Dict[str, Union[int, float]]:
     keys = values - 3 * width
     keys -= _flex_uint(data, keys, width)
     keys_width = _flex_uint(data, values - 2 * width, width)
-    numbers: Dict[str, Union[int, float]] = {}
+    fields: Dict[str, Union[int, float]] = {}
     for index in range(count):
         key = keys + index * keys_width
         key -= _flex_uint(data, key, keys_width)
@@ -155,8 +155,8 @@ def _flex_map(data: bytes) -> Dict[str, Union[int, float]]:
         kind = data[values + count * width + index] >> 2
         if kind in _FLEX_FORMATS:
             position = values + index * width
-            numbers[name] = struct.unpack_from(_FLEX_FORMATS[kind][width], data, position)[0]
-    return numbers
+            fields[name] = struct.unpack_from(_FLEX_FORMATS[kind][width], data, position)[0]
+    return fields
 
 
 def _flex_uint(data: ByteString, position: int, width: int) -> int:

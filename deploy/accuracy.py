@@ -151,13 +151,13 @@ def _output_rows(
 ) -> List[Dict[str, Any]]:
     """Return the comparison of each output of a model with the reference."""
     rows = []
-    for place, name in enumerate(names):
-        values = np.stack([outputs[place] for outputs in actual])
-        if place >= len(expected) or expected[place].shape[1] != values.shape[1]:
+    for index, name in enumerate(names):
+        values = np.stack([outputs[index] for outputs in actual])
+        if index >= len(expected) or expected[index].shape[1] != values.shape[1]:
             reason = "the reference has no output of this shape"
             rows.append({"name": name, "sqnr_db": missing("dB", reason), "largest_difference": missing("", reason)})
             continue
-        reference = expected[place][: len(values)]
+        reference = expected[index][: len(values)]
         note = "%d samples, %s" % (len(values), kernels)
         difference = float(np.abs(values.astype(np.float64) - reference).max())
         known = finite(difference) is not None

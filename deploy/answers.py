@@ -211,8 +211,8 @@ def in_image(answer: Any, placed: AffineMap) -> Any:
     """
     if isinstance(answer, NamedOutputs):
         name, points = next(iter(answer.arrays.items()))
-        places = placed.to_image(points.reshape(-1, 2)[:, ::-1])[:, ::-1]
-        return NamedOutputs(dict(answer.arrays, **{name: places.astype(np.float32).reshape(points.shape)}))
+        image_points = placed.to_image(points.reshape(-1, 2)[:, ::-1])[:, ::-1]
+        return NamedOutputs(dict(answer.arrays, **{name: image_points.astype(np.float32).reshape(points.shape)}))
     boxes = placed.boxes_to_image(answer.boxes)
     points = answer.keypoints
     if points is not None:

@@ -37,9 +37,9 @@ def run(module: str, content: bytes, timeout_s: float) -> ChildResult:
         content: the standard input of the child.
         timeout_s: the time limit.
     """
-    place = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # a folder, or runner.pyz
+    location = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # a folder, or runner.pyz
     process = subprocess.Popen(
-        [sys.executable, "-c", _CODE, place, module],
+        [sys.executable, "-c", _CODE, location, module],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -104,10 +104,10 @@ def _firmware(facts: Facts, tpu: Dict[str, Any]) -> List[Finding]:
     fix = _passing(facts)
     if not fix or not tpu["id"].startswith("1a6e"):
         return []
-    place = host.container(facts.root) or host.machine(facts.root)
+    environment = host.container(facts.root) or host.machine(facts.root)
     what = "%s has not loaded its firmware yet, and this is a container or virtual machine (%s)" % (
         tpu["device"],
-        place,
+        environment,
     )
     return [PROBLEMS["firmware"].finding("warning", what, fix=fix)]
 

@@ -82,8 +82,8 @@ def _not_loaded(facts: Facts, what: str) -> Finding:
 
 def _sources(root: str) -> List[str]:
     """Return the folders of the driver's sources: those that dkms knows, and those of the package."""
-    found = glob.glob(os.path.join(root, "var/lib/dkms/gasket*")) + glob.glob(os.path.join(root, "usr/src/gasket*"))
-    return sorted(found)
+    folders = glob.glob(os.path.join(root, "var/lib/dkms/gasket*")) + glob.glob(os.path.join(root, "usr/src/gasket*"))
+    return sorted(folders)
 
 
 def _causes(root: str) -> Tuple[str, ...]:

@@ -161,18 +161,18 @@ class _Reader:
         """
         start = 0
         while True:
-            place = self._buffer.find(b"\xff", start)
-            if place < 0 or place + 1 >= len(self._buffer):
+            position = self._buffer.find(b"\xff", start)
+            if position < 0 or position + 1 >= len(self._buffer):
                 start = max(len(self._buffer) - 1, 0)
                 if start > most:
                     raise _too_large()
                 self._need()
                 continue
-            following = self._buffer[place + 1]
+            following = self._buffer[position + 1]
             if following == 0 or following == 0xFF or 0xD0 <= following < 0xD8:
-                start = place + (1 if following == 0xFF else 2)
+                start = position + (1 if following == 0xFF else 2)
                 continue
-            return self.take(place)
+            return self.take(position)
 
     def _need(self) -> None:
         if not self._fill():

@@ -130,11 +130,11 @@ class Model:
             ImageError: the image has the wrong shape or type.
         """
         tiles.refuse_others(self.bundle)
-        whole = self._joined(image)
+        photo = self._joined(image)
         specification = self.bundle.detector.specification  # type: ignore[union-attr]
         if not self._moves:
-            return tiles.detect(self, whole, grid, specification)
-        return tiles.detect(self, whole, grid, specification, lambda height, width: self._placed((height, width)))
+            return tiles.detect(self, photo, grid, specification)
+        return tiles.detect(self, photo, grid, specification, lambda height, width: self._placed((height, width)))
 
     def batch(self, images: Iterable[Array]) -> List[Any]:
         """Return the answers for several samples, in their order."""
@@ -210,7 +210,7 @@ class Model:
         for name, shape, array in zip(layout.names, layout.shapes, arrays):
             if array.shape != shape or array.dtype.kind not in "uifb":
                 facts = (name, array.dtype, list(array.shape), list(shape))
-                raise ImageError("the input %s is %s %r" % facts[:3], "pass numbers of the shape %r" % (facts[3],))
+                raise ImageError("the input %s is %s %r" % facts[:3], "pass an array of the shape %r" % (facts[3],))
         return np.concatenate([array.astype(np.float32).ravel() for array in arrays])
 
     def run(self, tensors: Sequence[Array]) -> List[Array]:

@@ -159,22 +159,22 @@ class SegmentPipeline:
         self.copies = [list(copy) for copy in copies]
         self._waiting = waiting
         segments = self.copies[0]
-        made: Dict[str, int] = {}
+        producers: Dict[str, int] = {}
         external: Dict[str, TensorDescription] = {}
         read = set()
         for index, segment in enumerate(segments):
             for tensor in segment.session.inputs:
                 read.add(tensor.tensor)
-                if tensor.tensor not in made:
+                if tensor.tensor not in producers:
                     external.setdefault(tensor.tensor, tensor)
-            made.update(dict.fromkeys(segment.outputs, index))
-        early = [name for name in external if name in made]
+            producers.update(dict.fromkeys(segment.outputs, index))
+        early = [name for name in external if name in producers]
         if early:
             what = "a segment needs %s, which a later segment computes" % early[0]
             raise ArgumentError(what, "name the files in their order")
         self.inputs = list(external.values())
         last = len(segments) - 1
-        self.outputs = list(outputs) or [name for name, index in made.items() if name not in read or index == last]
+        self.outputs = list(outputs) or [name for name, index in producers.items() if name not in read or index == last]
         self._latencies: Deque[float] = collections.deque(maxlen=KEPT)
         self._elapsed_s = 0.0
         self._count = 0

@@ -360,29 +360,29 @@ def _parts(model: Model) -> _Parts:
     if opened.answers != "class" and not only_embedding:
         raise ArgumentError("the task of the bundle is %s" % opened.task, "use a classifier, or a model of embeddings")
     entry = opened.embedding
-    place: Optional[int] = 0 if only_embedding else None
+    embedding_index: Optional[int] = 0 if only_embedding else None
     if entry is not None:
-        place = next((number for number, tensor in enumerate(tensors) if tensor.name == entry.output), None)
-    if place is None and (entry is not None or (calibration is not None and calibration.form == "head")):
+        embedding_index = next((number for number, tensor in enumerate(tensors) if tensor.name == entry.output), None)
+    if embedding_index is None and (entry is not None or (calibration is not None and calibration.form == "head")):
         raise ArgumentError("the %s model has no embedding" % model.role, "use the int8 or the compiled model")
     references = {} if entry is None else entry.references
     old: Optional[Head] = None if entry is None else entry.head
     labels = list(opened.labels)
     known = references.get("training")
-    if old is None and place is not None:
+    if old is None and embedding_index is not None:
         if known is None or not only_embedding:
             labels = []
         else:
             old = imprinted(known.embeddings, known.labels, len(labels), known.embeddings.mean(axis=0))
-    default = confidence.Confidence("head" if place is not None else "scores", COSINE_TEMPERATURE, None)
-    embedding_tensor = tensors[place or 0]
+    default = confidence.Confidence("head" if embedding_index is not None else "scores", COSINE_TEMPERATURE, None)
+    embedding_tensor = tensors[embedding_index or 0]
     scores = class_scores(opened, tensors[0])
     return _Parts(
         labels,
         default if calibration is None else calibration,
         calibration is not None,
-        0 if place is None else int(np.prod(embedding_tensor.shape)),
-        lambda outputs: embedding_tensor.real(outputs[place or 0]).reshape(1, -1),
+        0 if embedding_index is None else int(np.prod(embedding_tensor.shape)),
+        lambda outputs: embedding_tensor.real(outputs[embedding_index or 0]).reshape(1, -1),
         lambda outputs: scores(outputs[0]),
         old,
         references,

@@ -221,12 +221,12 @@ class InferenceSession:
     def arrange(self, inputs: Sequence[TensorDescription], outputs: Sequence[TensorDescription]) -> None:
         """Put inputs and outputs into the order of the manifest: compilers may change it."""
         order = matching_order(self.inputs, inputs)
-        self.inputs = [self.inputs[place] for place in order]
-        self.input_indices = [self.input_indices[place] for place in order]
-        self.views = [self.views[place] for place in order]
+        self.inputs = [self.inputs[index] for index in order]
+        self.input_indices = [self.input_indices[index] for index in order]
+        self.views = [self.views[index] for index in order]
         order = matching_order(self.outputs, outputs)
-        self.outputs = [self.outputs[place] for place in order]
-        self.output_indices = [self.output_indices[place] for place in order]
+        self.outputs = [self.outputs[index] for index in order]
+        self.output_indices = [self.output_indices[index] for index in order]
 
     def run_tensors(self, tensors: Sequence[Array]) -> List[Array]:
         """Run one inference; return copies of the output tensors, in the dtypes of the model."""
@@ -247,7 +247,7 @@ class InferenceSession:
 
 
 def matching_order(actual: Sequence[TensorDescription], expected: Sequence[TensorDescription]) -> Sequence[int]:
-    """Return the places of expected tensors: by their names in the file, or by everything else that describes them.
+    """Return the indices of expected tensors: by their names in the file, or by everything else that describes them.
 
     Where neither is clear, the order of the model is kept.
     """

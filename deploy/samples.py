@@ -85,10 +85,10 @@ def _in_folder(folder: str, suffixes: Tuple[str, ...]) -> List[str]:
         raise error
 
     files = []
-    for place, folders, names in os.walk(folder, onerror=refuse):
+    for parent, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found = [name for name in sorted(names) if not name.startswith(".")]
-        files += [os.path.join(place, name) for name in found if os.path.splitext(name)[1].lower() in suffixes]
+        visible = [name for name in sorted(names) if not name.startswith(".")]
+        files += [os.path.join(parent, name) for name in visible if os.path.splitext(name)[1].lower() in suffixes]
     if not files:
         raise ArgumentError("the folder %s has no samples" % folder, "it needs files of %s" % ", ".join(suffixes))
     return files
@@ -103,7 +103,7 @@ def _lines(size: int) -> Iterator[Tuple[str, Any]]:
     """
     if sys.stdin is None:
         raise ArgumentError("stdin is closed", "send lines of text to it")
-    number = found = 0
+    number = text_count = 0
     is_continued = False
     while True:
         line = sys.stdin.buffer.readline(MAX_BYTES + 1)  # a text that is cut needs the byte after its end
@@ -112,9 +112,9 @@ def _lines(size: int) -> Iterator[Tuple[str, Any]]:
         is_start, is_continued = not is_continued, not line.endswith(b"\n")
         number += is_start
         if is_start and line.strip():
-            found += 1
+            text_count += 1
             yield "line-%06d" % number, text.sample_of(line.rstrip(b"\r\n"), size)
-    if not found:
+    if not text_count:
         raise ImageError("stdin has no text", "send lines of text in UTF-8 to it")
 
 

@@ -98,19 +98,19 @@ def _files(paths: Sequence[str], compiled: bool) -> Tuple[List[str], List[str]]:
     if len(paths) > 1 or not os.path.isdir(paths[0]):
         return list(paths), []
     folder = paths[0]
-    found: Dict[Tuple[str, int, bool], Dict[int, str]] = {}
+    segments: Dict[Tuple[str, int, bool], Dict[int, str]] = {}
     for name in sorted(os.listdir(folder)):
         match = _SEGMENT.match(name)
         if match:
             key = (match.group("model"), int(match.group("count")), bool(match.group("compiled")))
-            found.setdefault(key, {})[int(match.group("index"))] = os.path.join(folder, name)
-    whole = {key: files for key, files in found.items() if sorted(files) == list(range(key[1]))}
-    models = sorted({key[:2] for key in whole})
+            segments.setdefault(key, {})[int(match.group("index"))] = os.path.join(folder, name)
+    complete = {key: files for key, files in segments.items() if sorted(files) == list(range(key[1]))}
+    models = sorted({key[:2] for key in complete})
     if len(models) != 1:
         what = "%s has the segments of %d models" % (folder, len(models))
         raise ArgumentError(what, "name a folder of `python -m compress split`, or the files in their order")
     kinds = (True, False) if compiled else (False, True)
-    files = next(whole[models[0] + (kind,)] for kind in kinds if models[0] + (kind,) in whole)
+    files = next(complete[models[0] + (kind,)] for kind in kinds if models[0] + (kind,) in complete)
     return [files[index] for index in range(len(files))], _outputs(os.path.join(folder, DESCRIPTION))
 
 
@@ -169,7 +169,7 @@ def _column(tensor: TensorDescription, array: Array, path: str) -> Iterator[Arra
     """Yield the values of one input for each sample, in the dtype of the model; real values are quantized."""
     if array.shape[1:] not in (tensor.shape, tensor.shape[1:]) or array.dtype.kind not in "uifb":
         what = "%s: the array for %s is %s %r" % (path, tensor.tensor, array.dtype, list(array.shape))
-        raise ImageError(what, "give numbers [n, %s]" % ", ".join(map(str, tensor.shape[1:])))
+        raise ImageError(what, "give an array [n, %s]" % ", ".join(map(str, tensor.shape[1:])))
     for value in array:
         is_real = array.dtype.kind == "f" and tensor.is_quantized
         stored = tensor.stored(value) if is_real else value.astype(tensor.dtype)

@@ -4,7 +4,7 @@ A photo is resized to the input of the model, so that small objects lose the pix
 
     from deploy import Model, Tiles
 
-    found = Model("birds.coralline").tiled(photo, Tiles(rows=2, columns=3))
+    detections = Model("birds.coralline").tiled(photo, Tiles(rows=2, columns=3))
 
 The photo as a whole is one of the tiles by default: it shows the objects that are larger than a tile.
 
@@ -80,14 +80,14 @@ class Tiles:
 
     def __post_init__(self) -> None:
         for name, count in (("rows", self.rows), ("columns", self.columns)):
-            if not _is_whole(count) or count < 1:
+            if not _is_integer(count) or count < 1:
                 raise ArgumentError("%s of tiles is %r, and must be an integer from 1" % (name, count), "use 2 or 3")
         if self.rows * self.columns > MAX_TILES:
             what = "%d x %d tiles are %d; allowed: 1 to %d" % (*self.grid, self.rows * self.columns, MAX_TILES)
             raise ArgumentError(what, "use fewer tiles")
         if not 0 <= self.overlap <= MAX_OVERLAP:  # also False for NaN
             raise ArgumentError("the overlap of tiles is %r; allowed: 0 to %r" % (self.overlap, MAX_OVERLAP), "use 0.2")
-        if self.most is not None and (not _is_whole(self.most) or self.most < 1):
+        if self.most is not None and (not _is_integer(self.most) or self.most < 1):
             raise ArgumentError("most of tiles is %r, and must be an integer from 1" % (self.most,), "leave it out")
 
     @property
@@ -163,8 +163,8 @@ def detect(
     answers = []
     cut = []
     for area in tiles.areas(height, width):
-        found = _of_tile(model, image, area)
-        answers.append(_in_photo(found, area, (height, width)))
+        detections = _of_tile(model, image, area)
+        answers.append(_in_photo(detections, area, (height, width)))
         seen = position(area.height, area.width).boxes_to_image(np.array([[0.0, 0.0, 1.0, 1.0]]))
         cut.append(_is_cut(answers[-1].boxes, _boxes_in_photo(seen, area, (height, width))[0]))
     most = specification["most"] * len(answers) if tiles.most is None else tiles.most
@@ -233,15 +233,15 @@ def _of_tile(model: Callable[[Array], Detections], image: Array, area: Area) -> 
         raise ImageError("the tile of %d x %d pixels: %s" % (area.height, area.width, error.what), error.hint)
 
 
-def _in_photo(found: Detections, area: Area, size: Tuple[int, int]) -> Detections:
+def _in_photo(detections: Detections, area: Area, size: Tuple[int, int]) -> Detections:
     """Return the detections of a tile in fractions of the photo."""
-    points = found.keypoints
+    points = detections.keypoints
     if points is not None:
         start = np.array([area.top, area.left])
         moved = (points[..., :2] * [area.height, area.width] + start) / size
         points = np.concatenate([moved, points[..., 2:]], axis=-1).astype(np.float32)
-    boxes = _boxes_in_photo(found.boxes, area, size).astype(np.float32)
-    return dataclasses.replace(found, boxes=boxes, keypoints=points)
+    boxes = _boxes_in_photo(detections.boxes, area, size).astype(np.float32)
+    return dataclasses.replace(detections, boxes=boxes, keypoints=points)
 
 
 def _boxes_in_photo(boxes: Array, area: Area, size: Tuple[int, int]) -> Array:
@@ -274,5 +274,5 @@ def _sizes(boxes: Array) -> Array:
     return np.prod(np.asarray(boxes[:, 2:], np.float64) - boxes[:, :2], axis=1)
 
 
-def _is_whole(value: Any) -> bool:
+def _is_integer(value: Any) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)

@@ -95,12 +95,12 @@ def export(
     monitor = monitor or SilentMonitor(folder / name / runner.LOG)
     with monitor.working(RunStep("reading the model")) as progress:
         read = model_file.read(path, signature, shapes)
-        found = _with_layers(read, folder, trust=trust)
-        inputs = inputs_of(found, trust=trust)
-        content = _pipeline(found.path, name, inputs, None if calibrate is None else Path(calibrate))
+        file = _with_layers(read, folder, trust=trust)
+        inputs = inputs_of(file, trust=trust)
+        content = _pipeline(file.path, name, inputs, None if calibrate is None else Path(calibrate))
         if not _is_detector(content, path, inputs, detector, progress):
             _add_labels(content, path, inputs.output_sizes, progress)
-    if found is read:
+    if file is read:
         content["model"] |= _options(signature, shapes, trust=trust)
     content["target"] = target or content["target"]
     text = _as_yaml(content, path, calibrate)
@@ -123,18 +123,18 @@ def run_name(path: Path) -> str:
     return name or "model"
 
 
-def _with_layers(found: ModelFile, folder: Path, *, trust: bool) -> ModelFile:
+def _with_layers(file: ModelFile, folder: Path, *, trust: bool) -> ModelFile:
     """Return the model as a Keras file in `folder`, if it is the graph of a SavedModel that can be rebuilt with layers:
     a file without layers is quantized with the ranges of the converter, which are worse."""
     from compress.importers import model_file
     from compress.stages import working_model
 
-    if found.kind != "saved_model" or found.becomes == "keras":
-        return found
+    if file.kind != "saved_model" or file.becomes == "keras":
+        return file
     try:
-        model = model_file.load(found, trust=trust).model
+        model = model_file.load(file, trust=trust).model
     except ModelError:
-        return found
+        return file
     folder.mkdir(parents=True, exist_ok=True)
     working_model.write_keras(model, folder)
     return model_file.read(folder / MODEL_KERAS)
@@ -179,8 +179,8 @@ def _classes_and_code(inputs: ModelInputs, family: str | None) -> tuple[int, str
         return None
     if inputs.postprocess is not None:
         return inputs.postprocess.classes, "ssd"
-    found = None if inputs.model is None else detector_model(inputs.model, family or "auto")
-    return None if found is None else (found.classes, found.specification["code"])
+    detector = None if inputs.model is None else detector_model(inputs.model, family or "auto")
+    return None if detector is None else (detector.classes, detector.specification["code"])
 
 
 def _fit_photos(data: dict[str, Any], code: str, channels: int, progress: Progress) -> None:

@@ -139,5 +139,5 @@ def load_model(
     """
     from compress.importers import model_file
 
-    found = model_file.read(Path(path), signature, shapes)
-    return model_file.load(found, trust=trust, samples=samples).model
+    file = model_file.read(Path(path), signature, shapes)
+    return model_file.load(file, trust=trust, samples=samples).model

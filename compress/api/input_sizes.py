@@ -103,12 +103,12 @@ def check_sizes(
     if len(loaded.inputs) != 1 or len(shape) != 3:
         allowed = "one input [height, width, channels]"
         raise ModelError("the model does not take one image", where=str(model), allowed=allowed)
-    found = None if None in shape else detector_model(loaded, detector)
-    whole = loaded if found is None else found.model
+    detection_model = None if None in shape else detector_model(loaded, detector)
+    network = loaded if detection_model is None else detection_model.model
     chosen = targets.load(target or targets.DEFAULT)
     chosen = chosen if compiler is None else chosen.compiled_by(compiler)
     for size in sizes:
-        yield _checked(whole, size, chosen)
+        yield _checked(network, size, chosen)
 
 
 def _checked(model: Any, size: int, target: Target) -> InputSize:

@@ -37,11 +37,11 @@ class SubNetworkCosts:
 
     def figures(self, sub_network: SubNetwork) -> CostFigures:
         """Return the costs of a sub-network; times in ms with four digits."""
-        found = self._uncalibrated(sub_network).to_json()
+        figures = self._uncalibrated(sub_network).to_json()
         for name, difference in self._differences.items():
-            value = found[name] + difference
-            found[name] = float(f"{value:.4g}") if name.endswith("_ms") else max(round(value), 0)
-        return CostFigures(**found)
+            value = figures[name] + difference
+            figures[name] = float(f"{value:.4g}") if name.endswith("_ms") else max(round(value), 0)
+        return CostFigures(**figures)
 
     def calibrate(self, sub_network: SubNetwork, conversion: TrialConversion) -> None:
         """Make the costs agree with the files of one sub-network."""

@@ -163,7 +163,7 @@ def find(network: Network, shares: Sequence[float], multiple: int, *, blocks: bo
         groups = layer_groups(network, channels, weight_scores(network, channels, "batch_norm"))
     except StageError:  # no channel can be left out
         groups = ()
-    found = ElasticNetwork(
+    elastic = ElasticNetwork(
         network,
         channels,
         groups,
@@ -171,13 +171,13 @@ def find(network: Network, shares: Sequence[float], multiple: int, *, blocks: bo
         residual_blocks(network) if blocks else (),
         tuple(_kernels(network)) if kernels else (),
     )
-    if found.count == 1:
+    if elastic.count == 1:
         raise StageError(
             "no part of this model can be smaller: it has no layer whose channels can be left out, no residual block "
             "and no large kernel that the settings allow to change",
             hint="search a larger network, with more or smaller `widths`, or remove `search_architecture`",
         )
-    return found
+    return elastic
 
 
 def _layout(layer: Layer, call: int, inputs: list[Layout], trace: ChannelTrace) -> Layout | None:
@@ -203,7 +203,7 @@ def _levels(group: LayerGroup, shares: Sequence[float], multiple: int) -> Widths
 
 def residual_blocks(network: Network) -> tuple[ResidualBlock, ...]:
     """Return the residual blocks of a network: additions whose one operand is computed from the other one alone."""
-    found = []
+    blocks = []
     for layer in network.layers.values():
         if spec_of(layer) != ADD or len(layer.calls) != 1:
             continue
@@ -214,24 +214,24 @@ def residual_blocks(network: Network) -> tuple[ResidualBlock, ...]:
         for start, end in (operands, operands[::-1]):
             layers = _between(network, start, end)
             if layers and _is_closed(network, layers, layer.name):
-                found.append(ResidualBlock(layer.name, start, end, layers))
-    return tuple(found)
+                blocks.append(ResidualBlock(layer.name, start, end, layers))
+    return tuple(blocks)
 
 
 def _between(network: Network, start: LayerOutput, end: LayerOutput) -> frozenset[str]:
     """Return the layers that compute one tensor from another; none if it depends on something else."""
-    found: set[str] = set()
+    layers: set[str] = set()
     waiting = [end]
     while waiting:
         tensor = waiting.pop()
-        if tensor == start or tensor.layer in found:
+        if tensor == start or tensor.layer in layers:
             continue
         layer = network.layers[tensor.layer]
         if len(layer.calls) != 1 or not layer.inputs():
             return frozenset()
-        found.add(layer.name)
+        layers.add(layer.name)
         waiting += layer.inputs()
-    return frozenset(found)
+    return frozenset(layers)
 
 
 def _is_closed(network: Network, layers: frozenset[str], addition: str) -> bool:
@@ -243,7 +243,7 @@ def _is_closed(network: Network, layers: frozenset[str], addition: str) -> bool:
 
 def _kernels(network: Network) -> list[ElasticKernel]:
     """Return the kernels of which the centre has the same outputs as the whole with zeros around it."""
-    found = []
+    kernels = []
     for layer in network.layers.values():
         settings = layer.config
         if not is_elastic_convolution(layer) or layer.weights[0].ndim != 4 or settings.get("padding") != "same":
@@ -251,5 +251,5 @@ def _kernels(network: Network) -> list[ElasticKernel]:
         height, width = layer.weights[0].shape[:2]
         dilated = settings.get("dilation_rate", 1) not in (1, (1, 1), [1, 1])
         if height == width and height % 2 and height > SMALLEST_KERNEL and not dilated:
-            found.append(ElasticKernel(layer.name, tuple(range(height, SMALLEST_KERNEL - 1, -2))))
-    return found
+            kernels.append(ElasticKernel(layer.name, tuple(range(height, SMALLEST_KERNEL - 1, -2))))
+    return kernels

@@ -83,8 +83,8 @@ class Evolution:
     def _child(self, parents: list[SubNetwork]) -> SubNetwork:
         if not parents:
             # Half of the first ones are as large as the limits allow, because larger ones are often better.
-            found = self._elastic.random(self._random)
-            return self.grown(self.repaired(found)) if self._random.random() < 0.5 else found
+            child = self._elastic.random(self._random)
+            return self.grown(self.repaired(child)) if self._random.random() < 0.5 else child
         first = self._elastic.values(self._parent(parents))
         if self._random.random() < 0.5:
             second = self._elastic.values(self._parent(parents))
@@ -120,8 +120,8 @@ class Evolution:
         """Yield the sub-networks with one choice a number of values further (1: smaller, -1: larger)."""
         values = self._elastic.values(sub_network)
         for index, options in enumerate(self._elastic.options):
-            place = options.index(values[index]) + step
-            if 0 <= place < len(options):
-                other = self._elastic.sub_network([*values[:index], options[place], *values[index + 1 :]])
+            position = options.index(values[index]) + step
+            if 0 <= position < len(options):
+                other = self._elastic.sub_network([*values[:index], options[position], *values[index + 1 :]])
                 if other != sub_network:
                     yield other

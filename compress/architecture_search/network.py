@@ -161,7 +161,7 @@ class SharedNetwork:
         import tensorflow
 
         kept = tensorflow.convert_to_tensor(choice.kept)
-        numbers = [tensorflow.where(tensorflow.gather(kept, layout))[:, 0] for layout in self._layouts]
+        channels = [tensorflow.where(tensorflow.gather(kept, layout))[:, 0] for layout in self._layouts]
         values = []
         for part in self._slices:
             value = tensorflow.convert_to_tensor(part.variable.value)
@@ -173,7 +173,7 @@ class SharedNetwork:
                 margin = (full - size) // 2
                 value = value[margin : full - margin, margin : full - margin]
             for axis, layout in part.axes:
-                value = tensorflow.gather(value, numbers[layout], axis=axis)
+                value = tensorflow.gather(value, channels[layout], axis=axis)
             values.append((part.variable, value))
         with ExitStack() as changed:
             for layer in self._convolutions:
@@ -190,7 +190,7 @@ class SharedNetwork:
             if not layer.weights or not layer.calls:
                 continue
             variables = self.model.get_layer(layer.name).weights
-            for place, layouts in enumerate(weight_layouts(layer, self.elastic.channels)):
+            for weight_index, layouts in enumerate(weight_layouts(layer, self.elastic.channels)):
                 axes = []
                 for axis, layout in layouts:
                     if not self._is_elastic(layout):
@@ -199,9 +199,9 @@ class SharedNetwork:
                         indices[layout.tobytes()] = len(self._layouts)
                         self._layouts.append(layout)
                     axes.append((axis, indices[layout.tobytes()]))
-                kernel = kernels.get(layer.name) if place == 0 else None
+                kernel = kernels.get(layer.name) if weight_index == 0 else None
                 if axes or kernel is not None:
-                    yield _Slices(variables[place], tuple(axes), kernel)
+                    yield _Slices(variables[weight_index], tuple(axes), kernel)
         for index, block in enumerate(self.elastic.blocks):
             yield _Slices(self.model.get_layer(_gate_name(block.addition)).weights[0], (), gate=index)
 

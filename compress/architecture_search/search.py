@@ -139,8 +139,8 @@ def search(
     metric = values.quality(elastic.largest).metric
     samples = len(context.data.labels("validation")) if metric == "accuracy" else None
     chosen, equal, conversion = _chosen(elastic, candidates, costs, options.limits, samples, convert)
-    found = extracted(elastic, chosen.sub_network)
-    result = keras_graph.build(found)
+    chosen_network = extracted(elastic, chosen.sub_network)
+    result = keras_graph.build(chosen_network)
     with context.progress.phase(finish):
         norms = recalibrate_batch_norms(result, context)
     history.pop("batch_norms", None)  # those of the largest network
@@ -153,7 +153,7 @@ def search(
         "chosen": _point(chosen, costs, metric),
         "equal": equal,
         "front": _front(candidates, costs, metric),
-        **_parts(elastic, chosen.sub_network, found),
+        **_parts(elastic, chosen.sub_network, chosen_network),
         SELECTED: True,
         "warnings": [] if conversion.missing is None else [_unverified(conversion)],
     }
@@ -167,12 +167,12 @@ def _point(candidate: EvaluatedSubNetwork, costs: SubNetworkCosts, metric: Quali
     return {"validation": validation, **costs.figures(candidate.sub_network).to_json()}
 
 
-def _parts(elastic: ElasticNetwork, chosen: SubNetwork, found: Network) -> dict[str, Any]:
+def _parts(elastic: ElasticNetwork, chosen: SubNetwork, network: Network) -> dict[str, Any]:
     """Return the channels, blocks and kernels of the found network."""
     return {
-        "layers": _widths(elastic, found),
+        "layers": _widths(elastic, network),
         "blocks": {block.addition: kept for block, kept in zip(elastic.blocks, chosen.blocks, strict=True)},
-        "kernels": _kernel_sizes(elastic, found, chosen),
+        "kernels": _kernel_sizes(elastic, network, chosen),
     }
 
 
@@ -386,22 +386,22 @@ def _chosen(
     )
 
 
-def _widths(elastic: ElasticNetwork, found: Network) -> dict[str, dict[str, int]]:
+def _widths(elastic: ElasticNetwork, network: Network) -> dict[str, dict[str, int]]:
     """Return the number of channels of each layer that makes new ones, in the largest network and in the found one."""
     result = {}
-    for layer in found.layers.values():
+    for layer in network.layers.values():
         if layer.calls and produces_channels(layer):
             output = LayerOutput(layer.name)
-            before, after = elastic.network.shapes[output][-1], found.shapes[output][-1]
+            before, after = elastic.network.shapes[output][-1], network.shapes[output][-1]
             result[layer.name] = {"before": int(before or 0), "after": int(after or 0)}
     return result
 
 
-def _kernel_sizes(elastic: ElasticNetwork, found: Network, chosen: SubNetwork) -> Mapping[str, dict[str, int]]:
+def _kernel_sizes(elastic: ElasticNetwork, network: Network, chosen: SubNetwork) -> Mapping[str, dict[str, int]]:
     """Return the sizes of the elastic kernels that the found network has, in the largest network and in it."""
     pairs = zip(elastic.kernels, chosen.kernels, strict=True)
     return {
         kernel.layer: {"before": kernel.sizes[0], "after": size}
         for kernel, size in pairs
-        if kernel.layer in found.layers
+        if kernel.layer in network.layers
     }

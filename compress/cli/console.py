@@ -122,12 +122,12 @@ class Console:
 
     def memory_note(self, job: RunStep) -> str | None:
         """Return a note if memory is short; once for each stage."""
-        found = memory.memory()
-        if found is None or not found.is_short or job.title in self._memory_noted:
+        usage = memory.memory()
+        if usage is None or not usage.is_short or job.title in self._memory_noted:
             return None
         self._memory_noted.add(job.title)
         settings = memory.advice(job.memory_settings)
-        return f"{job.title}: memory is short: {found}; {settings}"
+        return f"{job.title}: memory is short: {usage}; {settings}"
 
 
 @contextmanager

@@ -41,7 +41,7 @@ def run(
         trust: whether code that came with it may run.
         signature: of a SavedModel, the one to take where there are several.
         inputs: an .npy file of real samples [n, ...] to compare on.
-        shapes: of an .onnx file that leaves sides of its inputs open, by input what they are.
+        shapes: of an .onnx file that leaves dimensions of its inputs open, by input what they are.
         layers: whether the report lists the layers.
 
     Raises:
@@ -56,7 +56,7 @@ def run(
     report: Report = {"schema_version": 1, "status": "read", "file": str(path), "refused": []}
     try:
         model = model_file.read(path, signature, shapes)
-        report |= _told(model)
+        report |= _description(model)
         if model.becomes == "tflite" and out is None and not layers:
             return report | _quantized(model.content)
         model = model_file.in_float(model)
@@ -93,7 +93,7 @@ def _samples(inputs: Path) -> Any:
         raise DataError(what, where=str(inputs), allowed="an .npy file of samples [n, ...]") from error
 
 
-def _told(model: ModelFile) -> Report:
+def _description(model: ModelFile) -> Report:
     return {
         "format": model.format,
         "producer": model.producer or None,

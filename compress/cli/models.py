@@ -197,7 +197,7 @@ def _check_sizes(options: argparse.Namespace) -> int:
     from compress.api import input_sizes
     from compress.cli.console import quiet
 
-    found = input_sizes.check_sizes(
+    checks = input_sizes.check_sizes(
         options.model,
         options.sizes,
         target=options.target,
@@ -208,7 +208,7 @@ def _check_sizes(options: argparse.Namespace) -> int:
     results = []
     for _ in options.sizes:
         with open(os.devnull, "wb") as null, quiet(null.fileno()):  # TensorFlow's messages about missing GPUs
-            results.append(next(found))
+            results.append(next(checks))
         if not options.json:
             write(input_sizes.describe(results[-1]))
     largest = max((each.size for each in results if each.is_whole), default=None)

@@ -30,23 +30,23 @@ def parts(job: RunStep, reading: Reading, run_elapsed: float) -> list[LinePart]:
         reading: its state.
         run_elapsed: seconds since the run began.
     """
-    found = [LinePart(5, f"[{job.number}/{job.count}]" if job.number else ""), LinePart(0, job.title)]
-    found.append(LinePart(3, reading.phase_name))
-    found.append(LinePart(4, steps(reading)))
+    line_parts = [LinePart(5, f"[{job.number}/{job.count}]" if job.number else ""), LinePart(0, job.title)]
+    line_parts.append(LinePart(3, reading.phase_name))
+    line_parts.append(LinePart(4, steps(reading)))
     if reading.fraction is not None:
-        found.append(LinePart(1, percent(reading.fraction)))
-    found.append(LinePart(6, clock(reading.elapsed)))
-    found.append(LinePart(2, left(reading)))
+        line_parts.append(LinePart(1, percent(reading.fraction)))
+    line_parts.append(LinePart(6, clock(reading.elapsed)))
+    line_parts.append(LinePart(2, left(reading)))
     references = reading.phases[-1].references if reading.phases else {}
-    found += [LinePart(7, metric(name, value, references)) for name, value in reading.metrics.items()]
+    line_parts += [LinePart(7, metric(name, value, references)) for name, value in reading.metrics.items()]
     if job.number > 1:
-        found.append(LinePart(8, f"run {clock(run_elapsed)}"))
-    return [part for part in found if part.text]
+        line_parts.append(LinePart(8, f"run {clock(run_elapsed)}"))
+    return [part for part in line_parts if part.text]
 
 
-def fitted(found: Sequence[LinePart], width: int) -> list[str]:
+def fitted(line_parts: Sequence[LinePart], width: int) -> list[str]:
     """Return the texts that fit into a width; the first of them is cut if even it does not fit."""
-    kept = list(found)
+    kept = list(line_parts)
     while len(kept) > 1 and len(SEPARATOR.join(part.text for part in kept)) > width:
         last = max(range(len(kept)), key=lambda index: (kept[index].rank, index))
         del kept[last]

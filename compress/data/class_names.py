@@ -91,14 +91,14 @@ def of_tree(tree: Tree, setting: Classes | ClassList | None, where: str) -> tupl
     """
     if not isinstance(setting, Classes):
         return listed(setting, where)
-    place = tree.describe(setting.file)
+    location = tree.describe(setting.file)
     if (setting.index is None) != (setting.name is None):
         raise DataError("classes needs both index and name, or neither", where="data.source", hint="name both columns")
     with tree.open(setting.file) as stream:
         if setting.index is None or setting.name is None:
-            return _from_lines(stream, place)
-        rows = tables.table(stream, place, [setting.index, setting.name])
-        return _in_order(_names_by_index(rows, place), place)
+            return _from_lines(stream, location)
+        rows = tables.table(stream, location, [setting.index, setting.name])
+        return _in_order(_names_by_index(rows, location), location)
 
 
 def beside(model: Path) -> Path | None:

@@ -90,7 +90,7 @@ class Dataset:
         """Return a data set of arrays in memory.
 
         Args:
-            train: samples [n, ...] and labels: [n] whole numbers from 0; numbers [n, targets] for regression; [n,
+            train: samples [n, ...] and labels: [n] whole numbers from 0; values [n, targets] for regression; [n,
                 classes] of 0 and 1, masks or points for other tasks; None for samples without labels.
             validation: the same for the validation split; None takes a tenth of the training samples.
             test: the same for the test split; None takes a fifth of the training samples.
@@ -323,10 +323,10 @@ class Dataset:
         indices = self._indices[split]
         masks: list[NDArray[np.uint8]] = []
 
-        def put(place: int, mask: NDArray[Any]) -> None:
+        def put(position: int, mask: NDArray[Any]) -> None:
             masks.append(mask)
 
-        decode(lambda place: self._mask(int(indices[place])), len(indices), put, self._progress, self._hint)
+        decode(lambda position: self._mask(int(indices[position])), len(indices), put, self._progress, self._hint)
         return np.stack(masks)
 
     def _mask(self, index: int) -> NDArray[np.uint8]:
@@ -349,10 +349,10 @@ class Dataset:
             return points
         moved = points.copy()
         for row, index in zip(moved, indices, strict=True):
-            places = self._input_map(int(index)).to_input(row[:, 1::-1])
-            outside = ((places < 0) | (places > 1)).any(axis=1)
+            positions = self._input_map(int(index)).to_input(row[:, 1::-1])
+            outside = ((positions < 0) | (positions > 1)).any(axis=1)
             unmarked = row[:, 2] <= 0
-            row[:, :2] = places[:, ::-1]
+            row[:, :2] = positions[:, ::-1]
             row[outside | unmarked] = 0
         return moved
 
@@ -375,8 +375,8 @@ class Dataset:
         moved = []
         for index in indices:
             boxes, classes = samples.objects[index]
-            places, visible = self._input_map(int(index)).boxes_to_input(boxes)
-            moved.append(Objects(places[visible], classes[visible]))
+            moved_boxes, visible = self._input_map(int(index)).boxes_to_input(boxes)
+            moved.append(Objects(moved_boxes[visible], classes[visible]))
         return moved
 
     def raw(self, split: Split, indices: NDArray[np.int64]) -> list[NDArray[Any]]:
@@ -384,10 +384,10 @@ class Dataset:
         samples: list[NDArray[Any]] = []
         chosen = self._indices[split][indices]
 
-        def put(place: int, sample: NDArray[Any]) -> None:
+        def put(position: int, sample: NDArray[Any]) -> None:
             samples.append(sample)
 
-        decode(lambda place: self._read(self._samples, int(chosen[place])), len(chosen), put, hint=self._hint)
+        decode(lambda position: self._read(self._samples, int(chosen[position])), len(chosen), put, hint=self._hint)
         return samples
 
     def describe(self, split: Split, index: int) -> str:
@@ -465,18 +465,24 @@ class Dataset:
         indices = self._indices[split]
         fingerprints = self._fingerprints[split] = {}
 
-        def put(place: int, image: NDArray[np.float32]) -> None:
+        def put(position: int, image: NDArray[np.float32]) -> None:
             if rows.shape is not None and image.shape != rows.shape:
                 raise DataError(
                     f"has shape {list(image.shape)} after preprocessing, others have {list(rows.shape)}",
-                    where=self._where(self._samples, int(indices[place])),
+                    where=self._where(self._samples, int(indices[position])),
                     hint="put a resize step into data.preprocess",
                 )
-            rows.put(place, image)
-            fingerprints[place] = duplicates.fingerprint(image)
+            rows.put(position, image)
+            fingerprints[position] = duplicates.fingerprint(image)
 
         with rows:
-            decode(lambda place: self._preprocessed(int(indices[place])), len(indices), put, self._progress, self._hint)
+            decode(
+                lambda position: self._preprocessed(int(indices[position])),
+                len(indices),
+                put,
+                self._progress,
+                self._hint,
+            )
             return rows.taken()
 
     @property

@@ -270,8 +270,8 @@ def _tabled(tree: Tree, label_tables: Sequence[LabelTable], suffixes: tuple[str,
     for table in label_tables:
         for entry in read_table(tree, table, names):
             if entry.file in listed:
-                place = label_place(tree, entry)
-                raise DataError(f"lists {entry.file!r}, as {label_place(tree, listed[entry.file])} does", where=place)
+                where = label_place(tree, entry)
+                raise DataError(f"lists {entry.file!r}, as {label_place(tree, listed[entry.file])} does", where=where)
             listed[entry.file] = entry
     return list(listed.values())
 

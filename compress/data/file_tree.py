@@ -120,8 +120,8 @@ class _Archive(Tree):
         self._path = path
         self._stream = files.plain(files.opened(path), str(path))
         weakref.finalize(self, self._stream.close)
-        self._places, folders = _members(self._stream, str(path))
-        names = set(self._places)
+        self._extents, folders = _members(self._stream, str(path))
+        names = set(self._extents)
         for name in names:
             folders.update(str(parent) for parent in PurePosixPath(name).parents if str(parent) != ".")
         if clash := names & folders:
@@ -129,10 +129,10 @@ class _Archive(Tree):
         super().__init__(str(path), names, folders)
 
     def open(self, name: str) -> BinaryIO:
-        place = self._places.get(inside(name, self.where))
-        if place is None:
+        extent = self._extents.get(inside(name, self.where))
+        if extent is None:
             raise DataError(f"contains no file {name!r}", where=self.where, hint="check data.source")
-        return io.BufferedReader(_Part(self._stream, *place))
+        return io.BufferedReader(_Part(self._stream, *extent))
 
     def files(self, names: tuple[str, ...]) -> dict[str, Path]:
         return {"path": self._path}
@@ -142,7 +142,7 @@ class _Part(io.RawIOBase):
     """A section of a file that is shared between threads: every read has its own offset."""
 
     def __init__(self, stream: BinaryIO, start: int, size: int) -> None:
-        self._stream, self._start, self._size, self._place = stream, start, size, 0
+        self._stream, self._start, self._size, self._position = stream, start, size, 0
 
     def readable(self) -> bool:
         return True
@@ -151,14 +151,14 @@ class _Part(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._place = max(offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence], 0)
-        return self._place
+        self._position = max(offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence], 0)
+        return self._position
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        size = max(min(len(buffer), self._size - self._place), 0)
-        content = os.pread(self._stream.fileno(), size, self._start + self._place)
+        size = max(min(len(buffer), self._size - self._position), 0)
+        content = os.pread(self._stream.fileno(), size, self._start + self._position)
         buffer[: len(content)] = content
-        self._place += len(content)
+        self._position += len(content)
         return len(content)
 
 
@@ -235,7 +235,7 @@ def inside(name: str, where: str) -> str:
 
 def _members(stream: BinaryIO, where: str) -> tuple[dict[str, tuple[int, int]], set[str]]:
     """Return offset and size of every file in an archive, and its folders."""
-    places: dict[str, tuple[int, int]] = {}
+    extents: dict[str, tuple[int, int]] = {}
     folders: set[str] = set()
     size = files.size_of(stream)
     try:
@@ -243,12 +243,12 @@ def _members(stream: BinaryIO, where: str) -> tuple[dict[str, tuple[int, int]], 
             end = 0
             while (member := archive.next()) is not None:
                 archive.members = []  # type: ignore[attr-defined] # it would keep them all
-                if member.offset < end or member.size < 0 or len(places) >= MAX_FILES:
+                if member.offset < end or member.size < 0 or len(extents) >= MAX_FILES:
                     raise DataError(
                         "is damaged, or contains too many files", where=where, allowed=f"{MAX_FILES:,} files"
                     )
                 end = member.offset_data
-                _add(member, size, places, folders, where)
+                _add(member, size, extents, folders, where)
             stream.seek(archive.offset)
             if any(block := stream.read(512)) or not block:
                 raise DataError(f"is damaged or cut short at byte {archive.offset}", where=where, hint="get it again")
@@ -256,10 +256,12 @@ def _members(stream: BinaryIO, where: str) -> tuple[dict[str, tuple[int, int]], 
         raise DataError(
             f"is not a readable tar archive: {reason_of(error)}", where=where, hint="get it again"
         ) from error
-    return places, folders
+    return extents, folders
 
 
-def _add(member: tarfile.TarInfo, size: int, places: dict[str, tuple[int, int]], folders: set[str], where: str) -> None:
+def _add(
+    member: tarfile.TarInfo, size: int, extents: dict[str, tuple[int, int]], folders: set[str], where: str
+) -> None:
     kinds: Mapping[str, bool] = {
         "a link": member.issym() or member.islnk(),
         "a device": member.isdev(),
@@ -277,9 +279,9 @@ def _add(member: tarfile.TarInfo, size: int, places: dict[str, tuple[int, int]],
         return
     if member.offset_data + member.size > size:
         raise DataError(f"its member {member.name!r} of {member.size:,} bytes is cut short", where=where)
-    if name in places:
+    if name in extents:
         raise DataError(f"has two members {name!r}", where=where)
-    places[name] = (member.offset_data, member.size)
+    extents[name] = (member.offset_data, member.size)
 
 
 def _sorted(names: set[str]) -> tuple[str, ...]:

@@ -64,9 +64,9 @@ def unreadable(error: Exception, path: Path | str) -> DataError:
 
 def size_of(stream: IO[bytes]) -> int:
     """Return the size of an open file in bytes."""
-    place = stream.tell()
+    position = stream.tell()
     size = stream.seek(0, os.SEEK_END)
-    stream.seek(place)
+    stream.seek(position)
     return size
 
 

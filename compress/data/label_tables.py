@@ -169,9 +169,9 @@ def read(tree: Tree, table: LabelTable, names: FileNames) -> list[Listed]:
 
 
 def _file(cell: str, table: LabelTable, names: FileNames, line: str) -> str:
-    found = names.find(cell, table)
-    if found is not None:
-        return found
+    file = names.find(cell, table)
+    if file is not None:
+        return file
     name = inside(cell, line)
     raise DataError(
         f"lists {name!r}, which is not there", where=line, hint="add the file, or remove the line; or check labels.file"
@@ -263,20 +263,20 @@ def _recognized(
     words = [path.stem.lower(), *(part.lower() for part in path.parts[:-1])]
     split = next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), None)
     table = LabelTable(Labels(table=name), split)
-    found = {column: [names.find(cell, table) for cell in cells] for column, cells in columns.items()}
-    files = [column for column, paths in found.items() if paths and 2 * sum(map(bool, paths)) > len(paths)]
+    matches = {column: [names.find(cell, table) for cell in cells] for column, cells in columns.items()}
+    files = [column for column, paths in matches.items() if paths and 2 * sum(map(bool, paths)) > len(paths)]
     with_suffix = [column for column in files if names.have_suffixes(columns[column])]
     files = with_suffix or files  # the labels 0 to 9 are the names of 0.png to 9.png, too
     if not files or path.stem.lower().startswith("sample"):  # sample_submission.csv
         return None
-    if any(found[column] != found[files[0]] for column in files):
+    if any(matches[column] != matches[files[0]] for column in files):
         raise _ambiguous(table, where, "several columns name the samples", files)
     if {column.lower() for column in columns} >= BOX_HEADERS:
         what = "has boxes, which a table of labels cannot give"
         raise DataError(
             what, where=where, allowed="one label for each file", hint="use the source `voc`, `coco` or `yolo`"
         )
-    rest = {column: cells for column, cells in columns.items() if found[column] != found[files[0]] and any(cells)}
+    rest = {column: cells for column, cells in columns.items() if matches[column] != matches[files[0]] and any(cells)}
     split_columns = [column for column, cells in rest.items() if are_splits(cells)]
     if len(split_columns) > 1:
         raise _ambiguous(table, where, "several columns have names of splits", split_columns)

@@ -17,9 +17,9 @@ def mapped(array: NDArray[Any]) -> bool:
     return isinstance(array, np.memmap)
 
 
-def rows(array: NDArray[Any], places: NDArray[np.int64]) -> NDArray[Any]:
+def rows(array: NDArray[Any], indices: NDArray[np.int64]) -> NDArray[Any]:
     """Return some rows of an array. Pages of a memory map are released at once, so that they do not fill the memory."""
-    selected: NDArray[Any] = np.take(array, places, axis=0)  # one call, which leaves the interpreter to other threads
+    selected: NDArray[Any] = np.take(array, indices, axis=0)  # one call, which leaves the interpreter to other threads
     if not isinstance(array, np.memmap):
         return selected
     array._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]

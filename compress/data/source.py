@@ -40,7 +40,7 @@ class Samples:
         points: keypoints of each sample: float32 [n, points, 3]: x and y as fractions of the image, and visibility (0:
             not marked).
         read_mask: the class of each pixel of a sample: uint8 [height, width]. Several threads call it at once.
-        targets: the array that belongs to each sample, which preprocessing does not move: numbers to predict, labels of
+        targets: the array that belongs to each sample, which preprocessing does not move: values to predict, labels of
             0 and 1, a mask, points: [n, ...]; otherwise None.
         groups: what no two splits may share, of each sample, where a table says that; "" is no group.
         few: what to do where a division leaves a split empty.
@@ -70,16 +70,16 @@ class Samples:
 
     def part(self, indices: NDArray[np.int64]) -> Samples:
         """Return some of the samples; the indices are in ascending order."""
-        place = np.full(len(self.labels), -1, np.int64)
-        place[indices] = np.arange(len(indices))
-        kept = {split: place[of][place[of] >= 0] for split, of in self.splits.items()}
+        new_index = np.full(len(self.labels), -1, np.int64)
+        new_index[indices] = np.arange(len(indices))
+        kept = {split: new_index[of][new_index[of] >= 0] for split, of in self.splits.items()}
         everything = self.labels
 
         def divide(
             labels: NDArray[np.int64], chosen: NDArray[np.int64], share: float, seed: int
         ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
             rest, taken = self.divide(everything, indices[chosen], share, seed)
-            return place[rest], place[taken]
+            return new_index[rest], new_index[taken]
 
         def read_mask(index: int) -> NDArray[np.uint8]:
             assert self.read_mask is not None  # otherwise this function is not used

@@ -27,13 +27,15 @@ def rows(stream: IO[bytes], where: str, delimiter: str = ",") -> Iterator[tuple[
         try:
             row = next(reader, None)
         except csv.Error as error:
-            place = f"line {first}" if reader.line_num <= first else f"lines {first} to {reader.line_num}"
-            raise DataError(f"is not a readable CSV file: {error}", where=f"{where}, {place}", hint=QUOTES) from error
+            line_range = f"line {first}" if reader.line_num <= first else f"lines {first} to {reader.line_num}"
+            raise DataError(
+                f"is not a readable CSV file: {error}", where=f"{where}, {line_range}", hint=QUOTES
+            ) from error
         if row is None:
             return
         if len(row) > MAX_COLUMNS:
-            place = f"{where}, line {reader.line_num}"
-            raise DataError(f"has {len(row):,} columns", where=place, allowed=f"{MAX_COLUMNS:,} columns")
+            location = f"{where}, line {reader.line_num}"
+            raise DataError(f"has {len(row):,} columns", where=location, allowed=f"{MAX_COLUMNS:,} columns")
         if row:
             yield reader.line_num, row
 
@@ -48,16 +50,16 @@ def _lines(stream: IO[bytes], where: str) -> Iterator[str]:
         if not line:
             return
         number += 1
-        place = f"{where}, line {number}"
+        location = f"{where}, line {number}"
         if len(line) > MAX_LINE:
-            raise DataError("is too long for a line of a CSV file", where=place, allowed=f"{MAX_LINE:,} bytes")
+            raise DataError("is too long for a line of a CSV file", where=location, allowed=f"{MAX_LINE:,} bytes")
         if b"\0" in line:
-            raise DataError("has a NUL byte: this is not a CSV file", where=place, allowed="text in UTF-8")
+            raise DataError("has a NUL byte: this is not a CSV file", where=location, allowed="text in UTF-8")
         try:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             reason = f"is not UTF-8: byte {error.object[error.start]:#04x}"
-            raise DataError(reason, where=place, hint="write the file in UTF-8") from error
+            raise DataError(reason, where=location, hint="write the file in UTF-8") from error
 
 
 def table(
@@ -70,13 +72,13 @@ def table(
     """
     table_rows = rows(stream, where, delimiter)
     _, header = next(table_rows, (0, []))
-    places = places_of(columns, header, where)
+    indices = indices_of(columns, header, where)
     for number, row in table_rows:
         if len(row) != len(header):
-            place = f"{where}, line {number}"
+            location = f"{where}, line {number}"
             allowed = f"{len(header)}, as the header has"
-            raise DataError(f"has {len(row)} columns", where=place, allowed=allowed, hint=QUOTES)
-        yield number, [row[place] for place in places]
+            raise DataError(f"has {len(row)} columns", where=location, allowed=allowed, hint=QUOTES)
+        yield number, [row[index] for index in indices]
 
 
 def delimiter(stream: IO[bytes], where: str) -> str:
@@ -90,7 +92,7 @@ def header(stream: IO[bytes], where: str, delimiter: str = ",") -> list[str]:
     return next(rows(stream, where, delimiter), (0, []))[1]
 
 
-def places_of(columns: Sequence[str], header: Sequence[str], where: str) -> list[int]:
+def indices_of(columns: Sequence[str], header: Sequence[str], where: str) -> list[int]:
     """Return the positions of columns.
 
     Raises:

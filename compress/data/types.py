@@ -91,7 +91,7 @@ class Data(Protocol):
         """Whether the samples have arrays as targets."""
 
     def targets(self, split: Split) -> NDArray[Any]:
-        """Return the array that belongs to each sample of a split [n, ...]: numbers, labels of 0 and 1, a mask, points.
+        """Return the array that belongs to each sample of a split [n, ...]: values, labels of 0 and 1, a mask, points.
 
         Raises:
             DataError: the samples have none.

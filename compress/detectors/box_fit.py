@@ -1,6 +1,6 @@
 """The box code of a detector that decodes its boxes: found by comparing its boxes with those of every code.
 
-What a code leaves open (the sizes of anchors, variances) follows from the numbers too, and so does a scale that the
+What a code leaves open (the sizes of anchors, variances) follows from the values too, and so does a scale that the
 model applies before its code: the last convolutions take it over. The decoder of the device decides: a code is the
 right one if it gives the same boxes.
 """
@@ -21,7 +21,7 @@ from deploy.contract.detection import Detector
 
 Doubles = NDArray[np.float64]
 FORMS = ("xywh", "xyxy", "yxhw", "yxyx")
-"""What the four numbers of a decoded box are: centre and size, or two corners."""
+"""What the four values of a decoded box are: centre and size, or two corners."""
 CLOSE = 1e-3
 """Largest difference between boxes, as a fraction of the image or of the box, whichever is larger."""
 REPEATED = 2
@@ -47,14 +47,14 @@ NUMBERS: Mapping[str, Callable[[Doubles, Doubles, Doubles], Doubles]] = {
     "ltrb_exp": lambda low, high, points: np.log(_pairs(points - low, high - points)),
     "ltrb_relu": lambda low, high, points: _positive(_pairs(points - low, high - points)),
 }
-"""The numbers from which a code makes boxes: the inverse of `deploy.contract.box_codes`, from the corners of boxes and
+"""The values from which a code makes boxes: the inverse of `deploy.contract.box_codes`, from the corners of boxes and
 the points of locations, all in cells."""
 SIMPLE_CODES = ("yolox", "yolov5", "ltrb", "yolov3", "centernet", "ltrb_exp", "ltrb_relu", "ssd")
 
 
 @dataclass(frozen=True)
 class ChannelLines:
-    """The numbers of a code as linear functions of the channels of a box.
+    """The values of a code as linear functions of the channels of a box.
 
     Attributes:
         slopes: of each channel.
@@ -83,7 +83,7 @@ class BoxFit:
 
 
 _Hypothesis = tuple[dict[str, Any], str, Doubles]
-"""Settings, the form of the boxes, and the unit of their numbers (y, x)."""
+"""Settings, the form of the boxes, and the unit of their values (y, x)."""
 _Grids = list[tuple[int, int]]
 _ByAnchor = list[list["_Samples"]]
 """The samples of each map and anchor."""
@@ -94,10 +94,10 @@ _Solve = Callable[[dict[str, Any], _ByAnchor, _Boxes, _Grids], BoxFit | None]
 
 @dataclass(frozen=True)
 class _Samples:
-    """Raw numbers and boxes of one anchor of a map, in float64.
+    """Raw values and boxes of one anchor of a map, in float64.
 
     Attributes:
-        raw: [batch, positions, numbers], in the order of the channels.
+        raw: [batch, positions, values], in the order of the channels.
         boxes: [batch, positions, 4], as the model gives them; NaN where they are cut off at the border of the image.
     """
 
@@ -110,7 +110,7 @@ def _pairs(first: Doubles, second: Doubles) -> Doubles:
 
 
 def _positive(distances: Doubles) -> Doubles:
-    """Return distances, but NaN for those of 0: the numbers below 0 are unknown."""
+    """Return distances, but NaN for those of 0: the values below 0 are unknown."""
     return np.where(distances > CLOSE, distances, np.nan)
 
 
@@ -125,9 +125,9 @@ def fit(maps: Sequence[MapRoles], input_size: tuple[int, int]) -> BoxFit | None:
     cells = [roles.probe.head.cells for roles in maps]
     hypotheses = list(_hypotheses(samples[0][0].raw.shape[2], input_size))
     for solve in (_solved, _solved_with_lines):
-        found = _best(solve, hypotheses, samples, cells)
-        if found is not None:
-            return found
+        best = _best(solve, hypotheses, samples, cells)
+        if best is not None:
+            return best
     return None
 
 
@@ -137,9 +137,9 @@ def _best(solve: _Solve, hypotheses: Sequence[_Hypothesis], samples: _ByAnchor, 
     for settings, form, unit in hypotheses:
         if len(samples) > 1 and _attempt(solve, settings, form, unit, samples[-1:], cells[-1:]) is None:
             continue  # the coarsest map has few boxes
-        found = _attempt(solve, settings, form, unit, samples, cells)
-        if found is not None and (best is None or found.error < best.error):
-            best = found
+        candidate = _attempt(solve, settings, form, unit, samples, cells)
+        if candidate is not None and (best is None or candidate.error < best.error):
+            best = candidate
         if best is not None and best.error < CLOSE / 10:
             break
     return best if best is not None and best.error < CLOSE else None
@@ -231,7 +231,7 @@ def _plain_maps(samples: _ByAnchor, cells: _Grids) -> list[dict[str, Any]]:
 
 
 def _solved_with_lines(settings: dict[str, Any], samples: _ByAnchor, boxes: _Boxes, cells: _Grids) -> BoxFit | None:
-    """Return the fit of one code whose numbers are linear functions of the channels; None if it cannot be."""
+    """Return the fit of one code whose values are linear functions of the channels; None if it cannot be."""
     if settings["code"] not in NUMBERS:
         return None
     lines: list[list[ChannelLines]] = []
@@ -239,7 +239,7 @@ def _solved_with_lines(settings: dict[str, Any], samples: _ByAnchor, boxes: _Box
     for anchors, expected, sides in zip(samples, boxes, cells, strict=True):
         of_map = []
         for each, box in zip(anchors, expected, strict=True):
-            line = _line(each.raw, _numbers_of(settings, box, sides))
+            line = _line(each.raw, _code_values(settings, box, sides))
             if line is None:
                 return None
             of_map.append(line)
@@ -250,25 +250,25 @@ def _solved_with_lines(settings: dict[str, Any], samples: _ByAnchor, boxes: _Box
                 for each, line in zip(anchors, of_map, strict=True)
             ]
         )
-    found = _judged(settings, _plain_maps(samples, cells), scaled, boxes)
-    return None if found is None else replace(found, lines=lines)
+    judged = _judged(settings, _plain_maps(samples, cells), scaled, boxes)
+    return None if judged is None else replace(judged, lines=lines)
 
 
-def _numbers_of(settings: Mapping[str, Any], boxes: Doubles, cells: tuple[int, int]) -> Doubles:
-    """Return the numbers that a code makes boxes [batch, positions, 4] of; NaN where that is unknown."""
+def _code_values(settings: Mapping[str, Any], boxes: Doubles, cells: tuple[int, int]) -> Doubles:
+    """Return the values that a code makes boxes [batch, positions, 4] of; NaN where that is unknown."""
     rows, columns = np.divmod(np.arange(cells[0] * cells[1]), cells[1])
     points = np.stack([rows, columns], axis=1) + settings["offset"]
     low, high = boxes[..., :2] * cells, boxes[..., 2:] * cells
     with np.errstate(invalid="ignore", divide="ignore"):
-        numbers = NUMBERS[settings["code"]](low, high, points)
-    numbers[~np.isfinite(numbers)] = np.nan
-    return _rows_first(numbers, settings["order"])  # exchanging two pairs is its own inverse
+        values = NUMBERS[settings["code"]](low, high, points)
+    values[~np.isfinite(values)] = np.nan
+    return _rows_first(values, settings["order"])  # exchanging two pairs is its own inverse
 
 
-def _line(raw: Doubles, numbers: Doubles) -> ChannelLines | None:
-    """Return the line that gives numbers; None if there is none."""
-    inputs = np.where(np.isnan(numbers), np.nan, raw).reshape(-1, 4)
-    outputs = numbers.reshape(-1, 4)
+def _line(raw: Doubles, values: Doubles) -> ChannelLines | None:
+    """Return the line that gives values; None if there is none."""
+    inputs = np.where(np.isnan(values), np.nan, raw).reshape(-1, 4)
+    outputs = values.reshape(-1, 4)
     if (np.isfinite(outputs).sum(axis=0) < FEWEST_SAMPLES).any():
         return None
     slopes, starts = _regression(inputs, outputs)
@@ -284,8 +284,8 @@ def _rows_first(raw: Doubles, order: str) -> Doubles:
 
 def _anchor_size(code: str, order: str, raw: Doubles, boxes: Doubles) -> list[float] | None:
     """Return the size of an anchor from the sizes of its boxes; None if it would not be constant."""
-    numbers = _rows_first(raw, order)[..., 2:]
-    factor = (2 / (1 + np.exp(-numbers))) ** 2 if code == "yolov5" else np.exp(numbers)
+    values = _rows_first(raw, order)[..., 2:]
+    factor = (2 / (1 + np.exp(-values))) ** 2 if code == "yolov5" else np.exp(values)
     sizes = ((boxes[..., 2:] - boxes[..., :2]) / factor).reshape(-1, 2)
     if np.isnan(sizes).all(axis=0).any():
         return None
@@ -296,14 +296,14 @@ def _anchor_size(code: str, order: str, raw: Doubles, boxes: Doubles) -> list[fl
 
 
 def _ssd(settings: dict[str, Any], samples: _ByAnchor, boxes: _Boxes, cells: _Grids) -> BoxFit | None:
-    """Return the fit of anchors and variances: lines through the numbers of each location."""
+    """Return the fit of anchors and variances: lines through the values of each location."""
     fits = []
     for anchors, expected in zip(samples, boxes, strict=True):
         for each, box in zip(anchors, expected, strict=True):
-            found = _lines(_rows_first(each.raw, settings["order"]), box)
-            if found is None:
+            fitted = _lines(_rows_first(each.raw, settings["order"]), box)
+            if fitted is None:
                 return None
-            fits.append(found)
+            fits.append(fitted)
     measured = np.concatenate([variance for _, variance in fits])
     if np.isnan(measured).all(axis=0).any():
         return None
@@ -352,12 +352,12 @@ def _lattice(anchors: Doubles, cells: tuple[int, int]) -> Doubles:
     """
     lattice = np.empty_like(anchors)
     lattice[..., 2:] = np.nanmedian(anchors[..., 2:], axis=0)
-    for index, places in enumerate(np.divmod(np.arange(len(anchors)), cells[1])):
+    for index, positions in enumerate(np.divmod(np.arange(len(anchors)), cells[1])):
         for number in range(anchors.shape[1]):
             centres = anchors[:, number, index]
-            known = [place for place in np.unique(places) if np.isfinite(centres[places == place]).any()]
-            medians = [np.nanmedian(centres[places == place]) for place in known]
-            lattice[:, number, index] = np.polyval(np.polyfit(known, medians, min(1, len(known) - 1)), places)
+            known = [position for position in np.unique(positions) if np.isfinite(centres[positions == position]).any()]
+            medians = [np.nanmedian(centres[positions == position]) for position in known]
+            lattice[:, number, index] = np.polyval(np.polyfit(known, medians, min(1, len(known) - 1)), positions)
     return lattice
 
 

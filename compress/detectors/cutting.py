@@ -34,8 +34,8 @@ def cut(network: Network, detector: RecognizedDetector, kept: Sequence[int] | No
         channels = _channels(roles, entry["part"], kept)
         network, tensor = _selected(network, roles, channels, name)
         outputs.append(tensor)
-    found = subnetwork(network, outputs)
-    return replace(found, name=network.name)
+    result = subnetwork(network, outputs)
+    return replace(result, name=network.name)
 
 
 def _channels(roles: MapRoles, part: str, kept: Sequence[int] | None) -> list[int]:

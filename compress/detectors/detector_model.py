@@ -57,20 +57,20 @@ def detector_model(
     """
     family, changes = family_of(settings)
     network = unfolded(keras_graph.read(model))
-    found = recognize(network, family)
-    if found is None:
+    detector = recognize(network, family)
+    if detector is None:
         return None
-    numbers = None if kept is None else _numbers(kept, found.classes, names)
-    ending = keras_graph.build(cut(network, found, numbers))
-    classes = found.classes if numbers is None else len(numbers)
-    specification, notes = {**found.specification, **changes}, found.notes
-    if classes < found.classes and specification["scores"] == "softmax":
+    numbers = None if kept is None else _numbers(kept, detector.classes, names)
+    ending = keras_graph.build(cut(network, detector, numbers))
+    classes = detector.classes if numbers is None else len(numbers)
+    specification, notes = {**detector.specification, **changes}, detector.notes
+    if classes < detector.classes and specification["scores"] == "softmax":
         notes = (*notes, "the scores are a softmax: without the classes that are cut, the others have larger scores")
     before = ending.inputs[0].shape[1:3]
     if size is not None and tuple(size) != before:
         ending, specification = _resized(ending, specification, size)
         notes = (*notes, f"the input is changed from {before[0]} x {before[1]} to {size[0]} x {size[1]}")
-    return DetectorModel(ending, specification, classes, found.box_error, notes)
+    return DetectorModel(ending, specification, classes, detector.box_error, notes)
 
 
 def _numbers(kept: Sequence[int | str], classes: int, names: Sequence[str] | None) -> list[int]:
@@ -103,9 +103,9 @@ def _numbers(kept: Sequence[int | str], classes: int, names: Sequence[str] | Non
 
 def _resized(model: Any, specification: dict[str, Any], size: Sequence[int]) -> tuple[Any, dict[str, Any]]:
     """Return a model that ends at its last convolutions, and its specification, with another size of the input."""
-    wanted = f"cannot have an input of {size[0]} x {size[1]}"
+    problem = f"cannot have an input of {size[0]} x {size[1]}"
     if any("cells" not in entry for entry in specification["maps"]):
-        raise ModelError(f"{wanted}: its anchors are listed one by one for the size that it has")
+        raise ModelError(f"{problem}: its anchors are listed one by one for the size that it has")
     before = model.inputs[0].shape[1:3]
     resized = keras_graph.with_input_shape(model, (*size, model.inputs[0].shape[-1]))
     shapes = {tuple(old.shape[1:3]): new.shape[1:3] for old, new in zip(model.outputs, resized.outputs, strict=True)}
@@ -113,7 +113,7 @@ def _resized(model: Any, specification: dict[str, Any], size: Sequence[int]) -> 
     for entry in specification["maps"]:
         cells = shapes.get(tuple(entry["cells"]))
         if cells is None:
-            raise ModelError(f"{wanted}: its outputs are not the maps of its detector")
+            raise ModelError(f"{problem}: its outputs are not the maps of its detector")
         scaled = [
             [side * b / s for side, b, s in zip(box, before, size, strict=True)] for box in entry.get("boxes", ())
         ]

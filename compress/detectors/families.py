@@ -1,6 +1,6 @@
 """What is known of families of detectors, for what a file itself does not say.
 
-A file that decodes its boxes says everything. One that ends at its convolutions leaves open how its numbers become
+A file that decodes its boxes says everything. One that ends at its convolutions leaves open how its values become
 boxes; `auto` then assumes what the numbers of channels suggest, and a preset names the family.
 """
 
@@ -27,14 +27,14 @@ class Preset:
         code: the box code, see `deploy.contract.box_codes`.
         offset: the position of a location in its cell.
         sizes: for each stride, the height and width of its anchors in pixels of the input.
-        box_columns: in a file whose outputs are unchanged numbers: the first column of the box of an anchor, and the
+        box_columns: in a file whose outputs are unchanged values: the first column of the box of an anchor, and the
             number of columns; a negative one counts from the end.
         objectness: whether the column after the box is the objectness.
         background: the position of the background among the scores: "first", "last" or None.
         overlap: of non-maximum suppression, as the family's own programs use it.
         root: whether a score is the root of the product of class and objectness.
         size_first: whether the outputs are heatmap, size, offset, and perhaps keypoints, in this order.
-        order: whether the numbers of a box begin with y ("yx") or x ("xy").
+        order: whether the values of a box begin with y ("yx") or x ("xy").
         keypoint_unit: the unit of keypoints that are not decoded, see the specification.
     """
 

@@ -1,4 +1,4 @@
-"""The tail of a detector, from its last convolutions to its outputs, as a function that is probed with numbers.
+"""The tail of a detector, from its last convolutions to its outputs, as a function that is probed with values.
 
 A head is exported in many layouts: transposed, joined over all maps, split by anchor. Probing does not depend on them:
 a change at one position of one map changes exactly the output values of that location.
@@ -21,17 +21,17 @@ Floats = NDArray[np.float32]
 BATCH = 8
 """Number of random samples that distinguish functions from each other."""
 WIDE = 4.0
-"""Factor of the numbers for maps whose boxes are mostly cut off at the border of the image."""
+"""Factor of the values for maps whose boxes are mostly cut off at the border of the image."""
 MORE = 4
 """Times as many samples for a detector with such maps."""
 MANY = 0.05
 """Fraction of the values of such maps that are mostly cut off."""
 LARGEST = 3.0
-"""Largest absolute value of the random numbers that distinguish functions from each other."""
+"""Largest magnitude of the random values that distinguish functions from each other."""
 BYTES_AT_ONCE = 1 << 27
 SPREADS = (1.0, 1.0, 2.0, 4.0, 4.0, 8.0, 8.0, 8.0)
-"""Standard deviations of the numbers of each attempt to find locations. A box that is cut off at the border of the
-image does not move with small numbers."""
+"""Standard deviations of the values of each attempt to find locations. A box that is cut off at the border of the
+image does not move with small values."""
 PLACES = 64
 """Positions at which dependence is measured; maps with fewer are measured more often."""
 MOST_ATTEMPTS = 24
@@ -66,13 +66,13 @@ class HeadMap:
 
 @dataclass(frozen=True)
 class MapProbe:
-    """The output values of one map, and random numbers for it.
+    """The output values of one map, and random values for it.
 
     Attributes:
         head: the map.
         elements: int [positions, values]: the index of each output value of a location among all output values.
         depends: bool [values, channels]: which channels of its location a value depends on.
-        raw: float32 [samples, positions, channels]: random numbers of the channels.
+        raw: float32 [samples, positions, channels]: random values of the channels.
         answers: float32 [samples, positions, values]: the output values that they give.
     """
 
@@ -104,8 +104,8 @@ class Tail:
             raw: for each map [n, positions, channels].
         """
         inputs = []
-        for head, numbers in zip(self.maps, raw, strict=True):
-            parts = np.split(numbers, np.cumsum(head.widths)[:-1], axis=2)
+        for head, values in zip(self.maps, raw, strict=True):
+            parts = np.split(values, np.cumsum(head.widths)[:-1], axis=2)
             inputs += [part.reshape(len(part), *head.cells, -1) for part in parts]
         outputs = self.model(inputs, training=False)
         flat = outputs if isinstance(outputs, list | tuple) else [outputs]
@@ -137,7 +137,7 @@ def tail_of(network: Network) -> Tail | None:
 
 def head_tensors(network: Network) -> list[LayerOutput]:
     """Return the outputs of the last convolutions before the network's outputs, in the order of the layers."""
-    found, waiting, seen = set(), list(tensors_in(network.outputs)), set()
+    tensors, waiting, seen = set(), list(tensors_in(network.outputs)), set()
     while waiting:
         tensor = waiting.pop()
         if tensor in seen:
@@ -145,11 +145,11 @@ def head_tensors(network: Network) -> list[LayerOutput]:
         seen.add(tensor)
         layer = network.layers[tensor.layer]
         if spec_of(layer).kernels and not _counts_bins(layer):
-            found.add(tensor)
+            tensors.add(tensor)
         elif layer.calls:
             waiting += layer.inputs(tensor.call)
     order = {name: index for index, name in enumerate(network.layers)}
-    return sorted(found, key=lambda tensor: (order[tensor.layer], tensor.call))
+    return sorted(tensors, key=lambda tensor: (order[tensor.layer], tensor.call))
 
 
 def _counts_bins(layer: Layer) -> bool:
@@ -177,9 +177,9 @@ def probes(tail: Tail, random: np.random.Generator) -> list[MapProbe] | None:
 
     Args:
         tail: the tail.
-        random: the source of the numbers.
+        random: the source of the random values.
     """
-    if _neighbours_share_values(tail, _numbers(tail, 1.0, random)):
+    if _neighbours_share_values(tail, _random_values(tail, 1.0, random)):
         return None
     locations = _locations(tail, random)
     if locations is None:
@@ -188,7 +188,7 @@ def probes(tail: Tail, random: np.random.Generator) -> list[MapProbe] | None:
     raw, answers = _answers(tail, locations, random)
     order = np.argsort(locations, kind="stable")  # values of one location together, in the order of the outputs
     bounds = np.searchsorted(locations[order], np.arange(1, starts[-1] + 2))
-    found = []
+    map_probes = []
     for index, head in enumerate(tail.maps):
         elements = np.stack([order[bounds[at] : bounds[at + 1]] for at in range(starts[index], starts[index + 1])])
         depends = np.zeros((elements.shape[1], head.channels), bool)
@@ -196,24 +196,24 @@ def probes(tail: Tail, random: np.random.Generator) -> list[MapProbe] | None:
             if attempt * head.positions >= PLACES and depends.any(axis=1).all():
                 break
             depends |= _dependence(tail, spread, index, elements, random)
-        found.append(MapProbe(head, elements, depends, raw[index], answers[:, elements]))
-    return found
+        map_probes.append(MapProbe(head, elements, depends, raw[index], answers[:, elements]))
+    return map_probes
 
 
 def _neighbours_share_values(tail: Tail, base: list[Floats]) -> bool:
     """Return whether a value depends on two neighbours on the finest map: a cheap test for masks that are enlarged."""
     if min(tail.maps[0].cells) < 2:
         return False
-    place = tail.maps[0].positions // 2  # the start of a row, or the middle of one
+    position = tail.maps[0].positions // 2  # the start of a row, or the middle of one
     moved = [np.repeat(part, 3, axis=0) for part in base]
-    moved[0][1, place] += 0.7
-    moved[0][2, place + 1] += 0.7
+    moved[0][1, position] += 0.7
+    moved[0][2, position + 1] += 0.7
     first, second = _changes(_in_chunks(tail, moved))
     return bool((first & second).any())
 
 
 def _answers(tail: Tail, locations: NDArray[np.int64], random: np.random.Generator) -> tuple[list[Floats], Floats]:
-    """Return random numbers for each map, and the output values that they give."""
+    """Return random values for each map, and the output values that they give."""
     shapes = [(BATCH, head.positions, head.channels) for head in tail.maps]
     raw = [_within(random.normal(0, 1, shape)) for shape in shapes]
     answers = _in_chunks(tail, raw)
@@ -235,13 +235,13 @@ def _is_mostly_cut_off(answers: Floats) -> bool:
     return bool((at_border.mean(axis=0) > 0.5).mean() > MANY)
 
 
-def _within(numbers: NDArray[np.float64]) -> Floats:
-    """Return numbers up to `LARGEST` in size: decoders cut off the exponents of outliers, each at its own limit."""
-    return np.clip(numbers, -LARGEST, LARGEST).astype(np.float32)
+def _within(values: NDArray[np.float64]) -> Floats:
+    """Return values up to `LARGEST` in size: decoders cut off the exponents of outliers, each at its own limit."""
+    return np.clip(values, -LARGEST, LARGEST).astype(np.float32)
 
 
-def _numbers(tail: Tail, spread: float, random: np.random.Generator) -> list[Floats]:
-    """Return random numbers for each map: [1, positions, channels]."""
+def _random_values(tail: Tail, spread: float, random: np.random.Generator) -> list[Floats]:
+    """Return random values for each map: [1, positions, channels]."""
     return [random.normal(0, spread, (1, head.positions, head.channels)).astype(np.float32) for head in tail.maps]
 
 
@@ -257,7 +257,7 @@ def _locations(tail: Tail, random: np.random.Generator) -> NDArray[np.int64] | N
     changed = np.zeros((bits, 1), bool)
     for attempt, spread in enumerate(SPREADS):
         moved, start = [], 0
-        for part in _numbers(tail, spread, random):
+        for part in _random_values(tail, spread, random):
             step = spread * random.uniform(0.4, 0.9, part.shape) * random.choice([-1, 1], part.shape)
             here = marks[:, start : start + part.shape[1], np.newaxis]
             moved.append(np.concatenate([part, (part + here * step).astype(np.float32)]))
@@ -297,17 +297,17 @@ def _dependence(
     tail: Tail, spread: float, index: int, elements: NDArray[np.int64], random: np.random.Generator
 ) -> NDArray[np.bool_]:
     """Return which channels of a location each of its values depends on, at any of some positions."""
-    base = _numbers(tail, spread, random)
+    base = _random_values(tail, spread, random)
     head = tail.maps[index]
-    places = np.unique(np.linspace(0, head.positions - 1, PLACES).astype(np.int64))
+    positions = np.unique(np.linspace(0, head.positions - 1, PLACES).astype(np.int64))
     depends = np.zeros((elements.shape[1], head.channels), bool)
     for first in range(0, head.channels, 64):
         channels = range(first, min(first + 64, head.channels))
         moved = [np.repeat(part, len(channels) + 1, axis=0) for part in base]
         for row, channel in enumerate(channels, 1):
-            moved[index][row, places, channel] += spread * random.choice([-0.7, 0.7])
+            moved[index][row, positions, channel] += spread * random.choice([-0.7, 0.7])
         changed = _changes(_in_chunks(tail, moved))
-        depends[:, list(channels)] = changed[:, elements[places]].any(axis=1).T
+        depends[:, list(channels)] = changed[:, elements[positions]].any(axis=1).T
     return depends
 
 

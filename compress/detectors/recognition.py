@@ -59,10 +59,10 @@ def recognize(network: Network, family: str = "auto") -> RecognizedDetector | No
     tail = tail_of(network)
     if tail is None or not _has_cells_of_a_detector(tail, int(size[0] or 0)):
         return None
-    found = probes(tail, np.random.default_rng(SEED))
-    if found is None:
+    map_probes = probes(tail, np.random.default_rng(SEED))
+    if map_probes is None:
         return None
-    all_maps = [roles_of(tail, probe, preset) for probe in found]
+    all_maps = [roles_of(tail, probe, preset) for probe in map_probes]
     maps = [roles for roles in all_maps if roles is not None]
     if not maps or len({(len(each.anchors[0].scores), len(each.anchors[0].boxes)) for each in maps}) != 1:
         return None
@@ -101,7 +101,7 @@ def _described(
         assumed_from = "assumed from the numbers of channels; name the family in model.detector if it is another one"
         notes.append(f"{code} {assumed_from}" if preset is AUTO else f"{code} that of the family in model.detector")
     if maps[0].assumed_sigmoid:
-        notes.append("the file gives scores as raw numbers: a sigmoid for each class is assumed")
+        notes.append("the file gives scores as raw values: a sigmoid for each class is assumed")
     if maps[0].assumed_background:
         notes.append("the first of the softmax's classes is assumed to be the background")
     if left_out:
@@ -120,14 +120,14 @@ def _with_lines(maps: Sequence[MapRoles], fitted: box_fit.BoxFit) -> list[MapRol
     """Return the roles with the lines of the channels of boxes."""
     if not fitted.lines:
         return list(maps)
-    found = []
+    updated = []
     for roles, of_map in zip(maps, fitted.lines, strict=True):
         lines = dict(roles.lines)
         for anchor, line in zip(roles.anchors, of_map, strict=True):
             pairs = zip(line.slopes.tolist(), line.starts.tolist(), strict=True)
             lines.update(zip(anchor.boxes, pairs, strict=True))
-        found.append(replace(roles, lines=lines))
-    return found
+        updated.append(replace(roles, lines=lines))
+    return updated
 
 
 def _assumed(
@@ -185,11 +185,11 @@ def _keypoints(maps: Sequence[MapRoles], settings: Mapping[str, Any], preset: Pr
     decoded = len(roles.keypoint_values)
     visibility = decoded > 0 and len(roles.keypoints) * 2 == decoded * 3
     count = len(roles.keypoints) // (3 if visibility else 2)
-    found = {"count": count, "visibility": visibility}
+    keypoints = {"count": count, "visibility": visibility}
     if not decoded:
         if settings["code"] == "ssd":  # RetinaFace: as the centre of its box
-            return {**found, "scale": 0.1, "offset": 0.5, "unit": "anchor"}
-        return {**found, "scale": 1.0, "offset": 0.0, "unit": preset.keypoint_unit}
+            return {**keypoints, "scale": 0.1, "offset": 0.5, "unit": "anchor"}
+        return {**keypoints, "scale": 1.0, "offset": 0.0, "unit": preset.keypoint_unit}
     probe = maps[0].probe
     channels = [channel for index, channel in enumerate(roles.keypoints) if not visibility or index % 3 < 2]
     raw = probe.raw[:, 0, channels[0]].astype(np.float64)
@@ -197,7 +197,7 @@ def _keypoints(maps: Sequence[MapRoles], settings: Mapping[str, Any], preset: Pr
     slope, start = np.polyfit(raw, value, 1)
     other = probe.answers[:, 1, roles.keypoint_values[0]].astype(np.float64)
     step = np.polyfit(probe.raw[:, 1, channels[0]].astype(np.float64), other, 1)[1] - start
-    return {**found, "scale": _rounded(slope / step), "offset": _rounded(start / step), "unit": "cell"}
+    return {**keypoints, "scale": _rounded(slope / step), "offset": _rounded(start / step), "unit": "cell"}
 
 
 def _rounded(value: float) -> float:
@@ -206,15 +206,15 @@ def _rounded(value: float) -> float:
 
 def _scores(maps: Sequence[MapRoles], preset: Preset, keypoints: Mapping[str, Any] | None) -> dict[str, Any]:
     roles = maps[0]
-    found: dict[str, Any] = {"scores": "softmax" if roles.softmax else "logits"}
+    settings: dict[str, Any] = {"scores": "softmax" if roles.softmax else "logits"}
     if roles.background is not None:
-        found["background"] = roles.background
+        settings["background"] = roles.background
     single_face = keypoints is not None and len(roles.anchors[0].scores) == 1
     if roles.anchors[0].objectness is not None and (preset.root or roles.root or (preset.root is None and single_face)):
-        found["objectness"] = "geometric_mean"  # YuNet, and what follows it
+        settings["objectness"] = "geometric_mean"  # YuNet, and what follows it
     if preset.overlap is not None:
-        found["overlap"] = preset.overlap
-    return found
+        settings["overlap"] = preset.overlap
+    return settings
 
 
 def _tensors(maps: Sequence[MapRoles]) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """The roles of the channels of a detector's last convolutions: boxes, scores, objectness, keypoints.
 
 They follow from what the outputs do with the channels. A score is a sigmoid of one channel, or part of a softmax; a box
-that the model decodes is something else; numbers that come out unchanged are boxes that the model does not decode.
+that the model decodes is something else; values that come out unchanged are boxes that the model does not decode.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class MapRoles:
         unused: output values without a role, such as the coefficients of masks.
         lines: by channel, the slope and start of the line that the model applies to it before the code of boxes, or
             before the sigmoid; none for unchanged channels. The cut convolutions take it over.
-        assumed_sigmoid: whether the scores come out as raw numbers, which are assumed to be for sigmoids.
+        assumed_sigmoid: whether the scores come out as raw values, which are assumed to be for sigmoids.
         assumed_background: whether the position of the background is assumed, because all scores come out.
     """
 
@@ -170,7 +170,7 @@ def _layout(flat: NDArray[np.int64], shape: tuple[int, ...]) -> tuple[NDArray[np
 def _kinds(probe: MapProbe) -> list[tuple[ValueKind, tuple[int, ...], tuple[float, float]]]:
     """Return the kind, the channels and the line of each value of a location."""
     likely = 1 / (1 + np.exp(-probe.raw))
-    found: list[tuple[ValueKind, tuple[int, ...], tuple[float, float]]] = []
+    kinds: list[tuple[ValueKind, tuple[int, ...], tuple[float, float]]] = []
     for index in range(probe.elements.shape[1]):
         channels = np.flatnonzero(probe.depends[index])
         answers = probe.answers[..., index]
@@ -182,12 +182,12 @@ def _kinds(probe: MapProbe) -> list[tuple[ValueKind, tuple[int, ...], tuple[floa
         elif len(channels) == 2 and _equal(answers, np.sqrt(likely[..., channels].prod(axis=-1))):
             kind = ValueKind.ROOT
         if kind is ValueKind.OTHER and len(channels) > 1:
-            place = _softmax_place(probe.raw[..., channels], answers)
-            if place is not None:
+            class_index = _softmax_index(probe.raw[..., channels], answers)
+            if class_index is not None:
                 kind = ValueKind.SOFTMAX
-                channels = np.concatenate([channels[[place]], np.delete(channels, place)])
-        found.append((kind, tuple(int(channel) for channel in channels), line))
-    return _with_class_first(_weighted_softmaxes(probe, found))
+                channels = np.concatenate([channels[[class_index]], np.delete(channels, class_index)])
+        kinds.append((kind, tuple(int(channel) for channel in channels), line))
+    return _with_class_first(_weighted_softmaxes(probe, kinds))
 
 
 def _of_one(raw: Floats, answers: Floats) -> tuple[ValueKind, tuple[float, float]]:
@@ -209,15 +209,15 @@ def _of_one(raw: Floats, answers: Floats) -> tuple[ValueKind, tuple[float, float
 
 
 def _weighted_softmaxes(
-    probe: MapProbe, found: list[tuple[ValueKind, tuple[int, ...], tuple[float, float]]]
+    probe: MapProbe, kinds: list[tuple[ValueKind, tuple[int, ...], tuple[float, float]]]
 ) -> list[tuple[ValueKind, tuple[int, ...], tuple[float, float]]]:
     """Return values with those marked that are a softmax times a sigmoid: together they are this sigmoid."""
     likely = 1 / (1 + np.exp(-probe.raw))
     groups: dict[tuple[int, ...], list[int]] = {}
-    for index, (kind, channels, _) in enumerate(found):
+    for index, (kind, channels, _) in enumerate(kinds):
         if kind is ValueKind.OTHER and len(channels) > 2:
             groups.setdefault(channels, []).append(index)
-    marked = list(found)
+    marked = list(kinds)
     for channels, members in groups.items():
         if len(members) != len(channels) - 1:
             continue
@@ -228,32 +228,32 @@ def _weighted_softmaxes(
         classes = np.array([each for each in channels if each != objectness])
         for index in members:
             shares = (probe.answers[..., index] / likely[..., objectness]).astype(np.float32)
-            place = _softmax_place(probe.raw[..., classes], shares)
-            if place is not None:
-                marked[index] = (ValueKind.WEIGHTED_SOFTMAX, (int(classes[place]), objectness), UNCHANGED)
+            class_index = _softmax_index(probe.raw[..., classes], shares)
+            if class_index is not None:
+                marked[index] = (ValueKind.WEIGHTED_SOFTMAX, (int(classes[class_index]), objectness), UNCHANGED)
     return marked
 
 
-def _softmax_place(raw: Floats, answers: Floats) -> int | None:
-    """Return the channel whose share in a softmax the answers are, or None."""
+def _softmax_index(raw: Floats, answers: Floats) -> int | None:
+    """Return the index of the channel whose share in a softmax the answers are, or None."""
     powers = np.exp(raw - raw.max(axis=-1, keepdims=True))
     shares = powers / powers.sum(axis=-1, keepdims=True)
     differences = np.abs(shares - answers[..., np.newaxis]).max(axis=(0, 1))
-    place = int(differences.argmin())
-    return place if differences[place] < EXACT else None
+    index = int(differences.argmin())
+    return index if differences[index] < EXACT else None
 
 
 def _with_class_first(
-    found: list[tuple[ValueKind, tuple[int, ...], tuple[float, float]]],
+    kinds: list[tuple[ValueKind, tuple[int, ...], tuple[float, float]]],
 ) -> list[tuple[ValueKind, tuple[int, ...], tuple[float, float]]]:
     """Return products with the channel of the class first: the one that fewer values depend on."""
-    products = [channels for kind, channels, _ in found if kind in (ValueKind.PRODUCT, ValueKind.ROOT)]
+    products = [channels for kind, channels, _ in kinds if kind in (ValueKind.PRODUCT, ValueKind.ROOT)]
     uses = {channel: sum(channel in each for each in products) for each in products for channel in each}
     return [
         (kind, tuple(sorted(channels, key=lambda channel: (uses[channel], channel))), line)
         if kind in (ValueKind.PRODUCT, ValueKind.ROOT)
         else (kind, channels, line)
-        for kind, channels, line in found
+        for kind, channels, line in kinds
     ]
 
 
@@ -277,8 +277,8 @@ def roles_of(tail: Tail, probe: MapProbe, preset: Preset) -> MapRoles | None:
     if all(value.kind is ValueKind.SAME for value in values):
         values = _raw_scores(probe, values, preset)
     groups = [[value for value in values if value.anchor == anchor] for anchor in range(anchors)]
-    found = [_of_anchor(probe, group, preset) for group in groups]
-    known = [roles for roles in found if roles is not None]
+    all_roles = [_of_anchor(probe, group, preset) for group in groups]
+    known = [roles for roles in all_roles if roles is not None]
     if len(known) != anchors:
         return None
     kinds = {value.kind for value in values}
@@ -393,22 +393,22 @@ def _of_anchor(probe: MapProbe, values: Sequence[Value], preset: Preset) -> Anch
         wide = [value for value in others if len(value.channels) > 1]
         boxes = (wide or others)[:4]
         keypoints = [value for value in others if value not in boxes]
-        found = AnchorRoles(_channels(boxes), tuple(value.index for value in boxes), ())
+        roles = AnchorRoles(_channels(boxes), tuple(value.index for value in boxes), ())
     elif preset.size_first:
         boxes, keypoints = same[:4], same[4:]
-        found = AnchorRoles(tuple(value.channels[0] for value in (*boxes[2:], *boxes[:2])), (), ())
+        roles = AnchorRoles(tuple(value.channels[0] for value in (*boxes[2:], *boxes[:2])), (), ())
     else:
         boxes, keypoints = _raw_boxes(same)
-        found = AnchorRoles(tuple(value.channels[0] for value in boxes), (), ())
-    if len(boxes) < 4 or len(found.boxes) % 4:
+        roles = AnchorRoles(tuple(value.channels[0] for value in boxes), (), ())
+    if len(boxes) < 4 or len(roles.boxes) % 4:
         return None
     if keypoints:
         seen = [value for value in scores if value.output == keypoints[0].output and value.column > keypoints[0].column]
         scores = [value for value in scores if value not in seen]
         points = sorted([*keypoints, *seen], key=lambda value: (value.output, value.column))
         decoded = tuple(value.index for value in keypoints) if others else ()
-        found = replace(found, keypoints=tuple(value.channels[0] for value in points), keypoint_values=decoded)
-    return _with_scores(probe, found, scores, preset)
+        roles = replace(roles, keypoints=tuple(value.channels[0] for value in points), keypoint_values=decoded)
+    return _with_scores(probe, roles, scores, preset)
 
 
 def _channels(values: Sequence[Value]) -> tuple[int, ...]:
@@ -416,7 +416,7 @@ def _channels(values: Sequence[Value]) -> tuple[int, ...]:
 
 
 def _raw_boxes(same: list[Value]) -> tuple[list[Value], list[Value]]:
-    """Return the box and the keypoints among numbers that come out unchanged."""
+    """Return the box and the keypoints among values that come out unchanged."""
     by_output = [[value for value in same if value.output == output] for output in sorted({v.output for v in same})]
     fours = [group for group in by_output if len(group) == 4]
     if len(by_output) > 1 and fours:
@@ -449,10 +449,10 @@ def _with_scores(probe: MapProbe, roles: AnchorRoles, scores: list[Value], prese
     # One convolution for all parts, with one box each: the first score of YOLOv3 to v7 is the objectness.
     joint = len(counts) == 1 and tensors[0] == box_tensor and len(roles.boxes) == 4 and len(scores) > 1
     if len(counts) == 2 and alone:
-        place = tensors.index(alone[-1])
+        objectness_index = tensors.index(alone[-1])
     elif joint and preset.objectness is not False:
-        place = 0
+        objectness_index = 0
     else:
         return replace(roles, scores=tuple(value.channels[0] for value in scores))
-    classes = tuple(value.channels[0] for at, value in enumerate(scores) if at != place)
-    return replace(roles, scores=classes, objectness=scores[place].channels[0])
+    classes = tuple(value.channels[0] for at, value in enumerate(scores) if at != objectness_index)
+    return replace(roles, scores=classes, objectness=scores[objectness_index].channels[0])

@@ -162,13 +162,13 @@ def _tip(operator: ExplainedOperator) -> str:
 
 
 def _occupied(program: ExplainedProgram) -> list[Occupied]:
-    found = []
+    occupied = []
     for each in program.buffers:
         writer = "an input" if each.operator < 0 else f"{each.operator} {program.operators[each.operator].name}"
         style = "fed" if each.operator < 0 else ("even", "odd")[each.operator % 2]
         tip = f"{writer}: bytes {each.start:,} to {each.stop:,}, steps {each.steps[0]} to {each.steps[1] - 1}"
-        found.append(Occupied(max(each.start, 0), each.stop, *each.steps, style, tip))
-    return found
+        occupied.append(Occupied(max(each.start, 0), each.stop, *each.steps, style, tip))
+    return occupied
 
 
 def _executables(programs: Sequence[ExplainedProgram]) -> Iterator[Block]:
@@ -227,9 +227,9 @@ def _transfers(programs: Sequence[ExplainedProgram]) -> Iterator[Block]:
     for program in programs:
         rows: list[Row] = []
         for each in program.transfers[:_MAX_ROWS]:
-            place = "before the program" if each.kind == "instructions" else "not in the program"
+            when = "before the program" if each.kind == "instructions" else "not in the program"
             if each.step is not None:
-                place = f"after step {each.step}" if each.step else "before the first step"
+                when = f"after step {each.step}" if each.step else "before the first step"
             source = "program and DMA hints" if each.is_announced and each.step is not None else "program only"
             if each.step is None:
                 source = "DMA hints"
@@ -238,7 +238,7 @@ def _transfers(programs: Sequence[ExplainedProgram]) -> Iterator[Block]:
                     Cell(each.kind, shorten(each.name, 100)),
                     f"{each.size_bytes:,}",
                     "to the host" if each.to_host else "to the chip",
-                    place,
+                    when,
                     source,
                 )
             )

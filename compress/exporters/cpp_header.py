@@ -277,5 +277,5 @@ def _comment(text: str) -> str:
 
 
 def _bytes(content: bytes) -> str:
-    rows = (content[place : place + _PER_LINE] for place in range(0, len(content), _PER_LINE))
+    rows = (content[start : start + _PER_LINE] for start in range(0, len(content), _PER_LINE))
     return "\n".join("    " + ", ".join(f"0x{byte:02x}" for byte in row) + "," for row in rows)

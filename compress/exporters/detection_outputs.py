@@ -1,6 +1,6 @@
 """The outputs of our detectors in the forms that other programs read: operators after the last convolutions.
 
-`with_postprocess` decodes in the model, up to `TFLite_Detection_PostProcess`; `as_yolo` joins the raw numbers of all
+`with_postprocess` decodes in the model, up to `TFLite_Detection_PostProcess`; `as_yolo` joins the raw values of all
 maps as two tensors. The operators run on the CPU in a compiled model, in float32 for `with_postprocess`.
 """
 
@@ -74,9 +74,9 @@ def yolo_misfit(detector: Detector, input_size: tuple[int, int]) -> str | None:
         input_size: height and width of the input.
     """
     settings = detector.specification
-    expected = [[side // stride for side in input_size] for stride in YOLO_STRIDES]
-    wanted = {"code": "dfl", "bins": YOLO_BINS, "order": "xy", "offset": 0.5, "scores": "logits", "background": None}
-    for key, value in wanted.items():
+    expected = [[length // stride for length in input_size] for stride in YOLO_STRIDES]
+    required = {"code": "dfl", "bins": YOLO_BINS, "order": "xy", "offset": 0.5, "scores": "logits", "background": None}
+    for key, value in required.items():
         if settings[key] != value:
             return f"{key} is {settings[key]!r} instead of {value!r}"
     if detector.has_objectness:
@@ -158,7 +158,7 @@ class _Head:
     # --- in float32 ----------------------------------------------------------------------
 
     def joined(self, part: str) -> int:
-        """Return a float32 tensor [n, numbers] with a part of all maps."""
+        """Return a float32 tensor [n, values] with a part of all maps."""
         width = self._width(part)
         rows = []
         for tensor in self._of(part):
@@ -245,9 +245,9 @@ class _Head:
         return self._with_shape(values, self._float(name, shape), shape)
 
     def _with_shape(self, values: int, output: int, shape: Sequence[int]) -> int:
-        sides = self.edit.integers("shape", *shape)
+        shape_tensor = self.edit.integers("shape", *shape)
         options = self.edit.options("ReshapeOptions", newShape=list(shape))
-        self.edit.add("RESHAPE", [values, sides], [output], options, 1)
+        self.edit.add("RESHAPE", [values, shape_tensor], [output], options, 1)
         return output
 
     def _concatenation(self, axis: int) -> Any:
@@ -260,7 +260,7 @@ class _Head:
 
         Args:
             part: the part.
-            width: the numbers for each location.
+            width: the number of values for each location.
             least_zero_point: the least zero point of the result.
             extra: append a column with the lowest value.
         """

@@ -240,9 +240,9 @@ def _with_pixels(model: Graph, dtype: str, slope: float, offset: float, where: s
         return model
     edit = Edit(model)
     own = Quantization((float(np.float32(slope)),), (zero_point,), 0)
-    given = edit.tensor(f"{tensor.name}/pixels", tensor.shape, dtype, own)
-    edit.add("QUANTIZE", [given], [tensor.index], edit.options("QuantizeOptions"))
-    edit.inputs = [given]
+    pixel_input = edit.tensor(f"{tensor.name}/pixels", tensor.shape, dtype, own)
+    edit.add("QUANTIZE", [pixel_input], [tensor.index], edit.options("QuantizeOptions"))
+    edit.inputs = [pixel_input]
     return edit.graph()
 
 

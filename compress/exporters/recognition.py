@@ -85,9 +85,9 @@ def described(packing: Packing, names: Sequence[str]) -> RecognitionEntries:
     outputs = _Outputs(packing, data)
     manifest: dict[str, Any] = {}
     members: dict[str, bytes] = {}
-    if outputs.place is not None:
+    if outputs.embedding_index is not None:
         entry, members = _embedding(outputs, packing.recognition.references)
-        manifest["embedding"] = {"output": names[outputs.place], **entry}
+        manifest["embedding"] = {"output": names[outputs.embedding_index], **entry}
     form = outputs.form
     if form == "head" and outputs.head is None:
         return RecognitionEntries(manifest, members)
@@ -100,26 +100,26 @@ class _Outputs:
 
     Attributes:
         data: the samples.
-        place: the number of the output that is the embedding, or None.
+        embedding_index: the index of the output that is the embedding, or None.
     """
 
     def __init__(self, packing: Packing, data: Data) -> None:
         self.data = data
-        self.place: int | None = None
+        self.embedding_index: int | None = None
         self._packing = packing
         self._model: LoadedModel = packing.models["int8"]
         self._rows: dict[Split, tuple[Rows, NDArray[np.int64]]] = {}
         names = [embeddings.is_embedding(detail) for detail in self._model.outputs]
         if packing.task.recognition == "embedding":
-            self.place = 0
+            self.embedding_index = 0
         elif any(names):
-            self.place = names.index(True)
+            self.embedding_index = names.index(True)
 
     @property
     def tensor(self) -> TensorDescription:
         """The output that is the embedding."""
-        assert self.place is not None
-        return self._model.output_tensors[self.place]
+        assert self.embedding_index is not None
+        return self._model.output_tensors[self.embedding_index]
 
     @cached_property
     def graph(self) -> graphs.Graph:
@@ -129,7 +129,7 @@ class _Outputs:
     @cached_property
     def dense(self) -> LinearHead | None:
         """The last dense layer, with a row for each class; None for a model that gives only an embedding."""
-        if self.place is None or self._packing.task.recognition == "embedding":
+        if self.embedding_index is None or self._packing.task.recognition == "embedding":
             return None
         head = embeddings.head_of(self.graph)
         if len(head.weights) == 1 < len(self.data.class_names):  # the logit of the second class
@@ -140,7 +140,7 @@ class _Outputs:
     @cached_property
     def head(self) -> Head | None:
         """The function from embeddings to logits; None: there is none."""
-        if self.dense is not None or self.place is None:
+        if self.dense is not None or self.embedding_index is None:
             return self.dense
         samples, labels = self.reference_rows("train", self._packing.recognition.references)
         if not len(samples):
@@ -151,7 +151,7 @@ class _Outputs:
     @property
     def form(self) -> str:
         """The form of the logits, one of `confidence.FORMS`."""
-        if self.place is not None:
+        if self.embedding_index is not None:
             return "head"
         return "probabilities" if self._binary or embeddings.gives_probabilities(self.graph) else "scores"
 
@@ -181,8 +181,8 @@ class _Outputs:
 
     def embeddings(self, rows: Rows) -> Rows:
         """Return the part of rows that is the embedding, in the dtype of the model."""
-        assert self.place is not None
-        part: Rows = self._model.output_layout.parts(rows)[self.place].astype(self.tensor.dtype)
+        assert self.embedding_index is not None
+        part: Rows = self._model.output_layout.parts(rows)[self.embedding_index].astype(self.tensor.dtype)
         return part
 
     def reference_rows(self, split: Split, per_class: int) -> tuple[Rows, NDArray[np.int64]]:
@@ -302,8 +302,8 @@ def unknown_files(folder: Path) -> Sequence[Path]:
     """
     if not folder.is_dir():
         raise DataError("is not a folder", where=str(folder), hint="check package.recognition.unknown")
-    found = (path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
-    return sorted(path for path in found if not path.name.startswith("."))
+    images = (path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
+    return sorted(path for path in images if not path.name.startswith("."))
 
 
 def _prepared(path: Path, data: Data) -> NDArray[np.float32]:

@@ -213,7 +213,7 @@ class Editor:
     def __init__(self, folder: Path, keys: Sequence[Path], days: Mapping[str, int] | None = None) -> None:
         _require_tuf()
         self.folder, self.keys, self._days = folder, list(keys), {**DAYS, **(days or {})}
-        anchors = [place / ANCHOR for place in self.keys if (place / ANCHOR).is_file()]
+        anchors = [path / ANCHOR for path in self.keys if (path / ANCHOR).is_file()]
         if not anchors:
             hint = "copy it there from the computer on which `trust init` ran"
             raise SigningError(f"no folder of --keys has {ANCHOR}, the trusted root", hint=hint)
@@ -527,11 +527,11 @@ def _key_of(keys: RoleKeys, role: str, beginning: str) -> str:
     return matching[0]
 
 
-def _signers(places: Sequence[Path]) -> dict[str, Signer]:
+def _signers(paths: Sequence[Path]) -> dict[str, Signer]:
     """Return the private keys in files and folders, by key id."""
     from securesystemslib.signer import CryptoSigner
 
-    signers = [CryptoSigner(key_files.read(path)) for path in key_files.find(places)]
+    signers = [CryptoSigner(key_files.read(path)) for path in key_files.find(paths)]
     return {signer.public_key.keyid: signer for signer in signers}
 
 

@@ -161,10 +161,10 @@ def status_table(rows: Sequence[RolloutResult]) -> str:
     cells = [("device", "release", "name", "since", "by", "state")]
     counts: Counter[str] = Counter()
     for row in rows:
-        found = row.outcome if isinstance(row.outcome, Status) else Status(remote.UNKNOWN)
-        name, since, by = (printable.line(text or "-") for text in (found.name, found.time, found.by))
-        cells.append((str(row.address), _short(found.current), name, since, by, row.result))
-        counts[_short(found.current) if row.result == "sound" else row.result] += 1
+        status = row.outcome if isinstance(row.outcome, Status) else Status(remote.UNKNOWN)
+        name, since, by = (printable.line(text or "-") for text in (status.name, status.time, status.by))
+        cells.append((str(row.address), _short(status.current), name, since, by, row.result))
+        counts[_short(status.current) if row.result == "sound" else row.result] += 1
     return "\n".join([_aligned(cells), *(f"{count} of {len(rows)}: {what}" for what, count in counts.most_common())])
 
 

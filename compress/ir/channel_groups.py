@@ -178,7 +178,7 @@ def _has_elementwise_activation(layer: Layer) -> bool:
 
 
 def _has_setting_by_channel(layer: Layer) -> bool:
-    """Whether a setting of a layer holds a number for each channel."""
+    """Whether a setting of a layer holds a value for each channel."""
     noise = layer.config.get("noise_shape")
     if noise and noise[-1] not in (None, 1):
         return True
@@ -255,7 +255,7 @@ def _reshaped(layer: Layer, call: int, layout: Layout, trace: ChannelTrace) -> L
     """Return the layout after a reshape, if all rows along the new last axis have the same."""
     before = trace.network.shapes[layer.inputs(call)[0]]
     after = trace.network.shapes[LayerOutput(layer.name, call)]
-    if None in before or None in after or not before or not after:  # a sample may be one number
+    if None in before or None in after or not before or not after:  # a sample may be a single value
         return None
     rows = np.broadcast_to(layout, [size or 1 for size in before]).reshape(-1, after[-1] or 1)
     first: Layout = rows[0]

@@ -95,19 +95,19 @@ class Network:
 
     def consumers(self) -> dict[LayerOutput, list[tuple[str, int]]]:
         """Return for each tensor the calls (layer, number) that read it."""
-        found: dict[LayerOutput, list[tuple[str, int]]] = {}
+        readers: dict[LayerOutput, list[tuple[str, int]]] = {}
         for layer in self.layers.values():
             for call in range(len(layer.calls)):
                 for tensor in layer.inputs(call):
-                    found.setdefault(tensor, []).append((layer.name, call))
-        return found
+                    readers.setdefault(tensor, []).append((layer.name, call))
+        return readers
 
     def outputs_by_call(self) -> dict[tuple[str, int], list[LayerOutput]]:
         """Return for each call (layer, number) its outputs, in order."""
-        found: dict[tuple[str, int], list[LayerOutput]] = {}
+        outputs: dict[tuple[str, int], list[LayerOutput]] = {}
         for tensor in sorted(self.shapes):
-            found.setdefault((tensor.layer, tensor.call), []).append(tensor)
-        return found
+            outputs.setdefault((tensor.layer, tensor.call), []).append(tensor)
+        return outputs
 
     def in_order(self) -> Iterator[tuple[Layer, int]]:
         """Yield all calls (layer, number) in an order of computation, earlier calls of a layer first. Inputs count."""
@@ -180,14 +180,14 @@ def without_unused_calls(network: Network) -> Network:
 
 def used_calls(network: Network) -> set[tuple[str, int]]:
     """Return the calls (layer, number) that an output depends on, and the inputs."""
-    found = {(tensor.layer, tensor.call) for tensor in tensors_in(network.inputs)}
+    used = {(tensor.layer, tensor.call) for tensor in tensors_in(network.inputs)}
     waiting = list(tensors_in(network.outputs))
     while waiting:
         tensor = waiting.pop()
-        if (tensor.layer, tensor.call) not in found:
-            found.add((tensor.layer, tensor.call))
+        if (tensor.layer, tensor.call) not in used:
+            used.add((tensor.layer, tensor.call))
             waiting += network.layers[tensor.layer].inputs(tensor.call)
-    return found
+    return used
 
 
 def _follow(tensor: LayerOutput, moved: Mapping[LayerOutput, LayerOutput]) -> LayerOutput:
@@ -306,21 +306,23 @@ def inlined(outer: Network, name: str, inner: Network) -> Network:
     moved: dict[LayerOutput, LayerOutput] = {}
     shapes = dict(outer.shapes)
     for call in range(len(nested.calls)):
-        place = {
+        outer_tensors = {
             tensor: LayerOutput(names[tensor.layer], call * counts[tensor.layer] + tensor.call, tensor.output)
             for tensor in inner.shapes
         }
-        place.update(zip(entrances, nested.inputs(call), strict=True))
+        outer_tensors.update(zip(entrances, nested.inputs(call), strict=True))
         for inside, layer in inner.layers.items():
             if not layer.calls:
                 continue
             before = added[names[inside]].calls if call else ()
-            calls = (*before, *map_tensors(layer.calls, place.get))
+            calls = (*before, *map_tensors(layer.calls, outer_tensors.get))
             renamed = layer.configured(name=names[inside])
             added[names[inside]] = replace(renamed, name=names[inside], calls=calls)
-        shapes.update({place[tensor]: shape for tensor, shape in inner.shapes.items() if tensor not in entrances})
+        shapes.update(
+            {outer_tensors[tensor]: shape for tensor, shape in inner.shapes.items() if tensor not in entrances}
+        )
         for output, tensor in enumerate(tensors_in(inner.outputs)):
-            moved[LayerOutput(name, call, output)] = place[tensor]
+            moved[LayerOutput(name, call, output)] = outer_tensors[tensor]
     return replace(outer, shapes=shapes).edited({**added, name: None}, moved)
 
 

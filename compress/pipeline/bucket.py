@@ -96,15 +96,15 @@ class Bucket:
     """
 
     def __init__(self, location: str, client: S3Client | None = None) -> None:
-        found = LOCATION.fullmatch(location)
-        if found is None:  # it is not repeated: somebody may have put credentials into it
+        match = LOCATION.fullmatch(location)
+        if match is None:  # it is not repeated: somebody may have put credentials into it
             hint = (
                 "credentials and endpoint are read from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL"
             )
             raise PipelineError("the location of the store is invalid", where="--store", allowed=ALLOWED, hint=hint)
         self.location = location
-        self._bucket = found["bucket"]
-        parts = [part for part in (found["prefix"] or "").split("/") if part]
+        self._bucket = match["bucket"]
+        parts = [part for part in (match["prefix"] or "").split("/") if part]
         self._prefix = "".join(f"{part}/" for part in parts)
         self._client = client or new_client()
 
@@ -133,12 +133,12 @@ class Bucket:
         """
         with self._explained():
             try:
-                found = self._client.get_object(Bucket=self._bucket, Key=self._prefix + name)
+                response = self._client.get_object(Bucket=self._bucket, Key=self._prefix + name)
             except Exception as error:
                 if _code(error) in MISSING:
                     return None
                 raise
-            with found["Body"] as stream:
+            with response["Body"] as stream:
                 return bytes(stream.read(limit + 1))
 
     def exists(self, name: str) -> bool:
@@ -164,8 +164,8 @@ class Bucket:
         """
         beginning = self._prefix + folder
         with self._explained():
-            found = self._client.list_objects_v2(Bucket=self._bucket, Prefix=beginning, MaxKeys=at_most)
-            return {row["Key"].removeprefix(beginning): int(row["Size"]) for row in found.get("Contents", ())}
+            response = self._client.list_objects_v2(Bucket=self._bucket, Prefix=beginning, MaxKeys=at_most)
+            return {row["Key"].removeprefix(beginning): int(row["Size"]) for row in response.get("Contents", ())}
 
     def put(self, name: str, content: bytes) -> None:
         """Create or replace a small object.

@@ -60,7 +60,7 @@ class ModelInputs:
         return len(self.shapes) == 1 and len(self.shapes[0]) == 3 and self.shapes[0][-1] in CHANNELS
 
 
-def inputs_of(found: ModelFile, *, trust: bool) -> ModelInputs:
+def inputs_of(file: ModelFile, *, trust: bool) -> ModelInputs:
     """Return the inputs of a model file.
 
     Raises:
@@ -68,57 +68,57 @@ def inputs_of(found: ModelFile, *, trust: bool) -> ModelInputs:
     """
     from compress.importers import model_file
 
-    if found.becomes == "keras":
-        model = model_file.load(found, trust=trust).model
+    if file.becomes == "keras":
+        model = model_file.load(file, trust=trust).model
         names = tuple(tensor.name for tensor in model.inputs)
         shapes = tuple(_with_sides(tuple(each.shape[1:])) for each in model.inputs)
         sizes = tuple(_size(each.shape) for each in model.outputs)
-        inputs = ModelInputs(names, shapes, sizes, "keras", model, limits=_dequantized_limits(found))
+        inputs = ModelInputs(names, shapes, sizes, "keras", model, limits=_dequantized_limits(file))
     else:
-        inputs = _file_inputs(found)
+        inputs = _file_inputs(file)
     for name, shape in zip(inputs.names, inputs.shapes, strict=True):
         if None in shape:
             raise ModelError(
                 f"its input {name!r} has the open shape {list(shape)}",
-                where=str(found.path),
+                where=str(file.path),
                 allowed="fixed sizes: the Edge TPU compiles for one",
                 hint="for an .onnx file, set --shape; save a Keras model with a fixed input size",
             )
     return inputs
 
 
-def _dequantized_limits(found: ModelFile) -> tuple[float, float] | None:
+def _dequantized_limits(file: ModelFile) -> tuple[float, float] | None:
     """Return the range of the input of a file that was quantized; None for other files, and for several inputs."""
-    both = found.content.dequantized if found.kind == "tflite" else None
+    both = file.content.dequantized if file.kind == "tflite" else None
     if both is None or len(both.ranges) != 1:
         return None
     return both.ranges[0].low, both.ranges[0].high
 
 
 def _with_sides(shape: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the shape of images with OPEN_SIDE instead of open sides; other shapes stay."""
+    """Return the shape of images with OPEN_SIDE instead of open dimensions; other shapes stay."""
     if len(shape) != 3 or shape[-1] not in CHANNELS:
         return shape
     return tuple(OPEN_SIDE if side is None else side for side in shape)
 
 
-def _file_inputs(found: ModelFile) -> ModelInputs:
+def _file_inputs(file: ModelFile) -> ModelInputs:
     """Return the inputs of a .tflite file, or of a SavedModel that is converted to one."""
     from compress.importers import model_file
     from compress.tflite import dequantization, graph
 
-    if found.kind == "saved_model":
-        parsed = graph.parse(model_file.to_float_tflite(found).tflite)
+    if file.kind == "saved_model":
+        parsed = graph.parse(model_file.to_float_tflite(file).tflite)
     else:
-        parsed = graph.read(found.path)
+        parsed = graph.read(file.path)
     tensors = [parsed.tensors[index] for index in parsed.inputs]
     has_one_range = len(tensors) == 1 and dequantization.is_quantized(tensors[0])
     limits = dequantization.value_range(tensors[0]) if has_one_range else None
     names = tuple(tensor.name for tensor in tensors)
     shapes = tuple(tuple(tensor.shape[1:]) for tensor in tensors)
     sizes = tuple(_size(parsed.tensors[index].shape) for index in parsed.outputs)
-    postprocess = found.content.postprocess if found.kind == "tflite" else None
-    return ModelInputs(names, shapes, sizes, found.becomes, limits=limits, postprocess=postprocess)
+    postprocess = file.content.postprocess if file.kind == "tflite" else None
+    return ModelInputs(names, shapes, sizes, file.becomes, limits=limits, postprocess=postprocess)
 
 
 def _size(shape: Sequence[int | None]) -> int:
@@ -161,7 +161,7 @@ def _samples(path: Path, inputs: ModelInputs) -> dict[str, Any]:
     """
     if path.suffix.lower() in (".npz", ".npy"):
         return {"source": _arrays(path, inputs), **_unchanged(inputs)}
-    names = [found.name.lower() for found in sorted(path.rglob("*"))] if path.is_dir() else []
+    names = [file.name.lower() for file in sorted(path.rglob("*"))] if path.is_dir() else []
     if any(name.endswith(IMAGES) for name in names):
         return _photos(path, inputs)
     if any(name.endswith(SOUNDS) for name in names):
@@ -198,7 +198,7 @@ def _some_photos(path: Path, inputs: ModelInputs) -> NDArray[np.float32]:
 
     height, width, channels = inputs.shapes[0]
     resize = Preprocessing([{"resize": {"size": [height, width], "filter": "bilinear"}}])
-    files = [found for found in sorted(path.rglob("*")) if found.suffix.lower() in IMAGES and found.is_file()]
+    files = [file for file in sorted(path.rglob("*")) if file.suffix.lower() in IMAGES and file.is_file()]
     samples = []
     for file in files[:: max(len(files) // LOOKED_AT, 1)][:LOOKED_AT]:
         if file.stat().st_size > MAX_IMAGE_BYTES:
@@ -252,7 +252,7 @@ def _sounds(path: Path, inputs: ModelInputs) -> dict[str, Any]:
             allowed=f"samples of the shape {list(shape)}",
             hint="the model takes features: write a pipeline file with log_mel or mfcc in data.preprocess, or .npz",
         )
-    first = next(found for found in sorted(path.rglob("*")) if found.name.lower().endswith(SOUNDS))
+    first = next(file for file in sorted(path.rglob("*")) if file.name.lower().endswith(SOUNDS))
     with first.open("rb") as stream:
         rate = wav.opened(stream, str(first)).rate
     length = int(np.prod(shape))
@@ -277,9 +277,9 @@ def _arrays(path: Path, inputs: ModelInputs) -> dict[str, Any]:
         if shapes.get(name, ())[1:] == shape:
             chosen.append(name)
             continue
-        fitting = [key for key, found in shapes.items() if found[1:] == shape and key not in chosen]
+        fitting = [key for key, array_shape in shapes.items() if array_shape[1:] == shape and key not in chosen]
         if not fitting:
-            known = ", ".join(f"{key} {list(found)}" for key, found in shapes.items())
+            known = ", ".join(f"{key} {list(array_shape)}" for key, array_shape in shapes.items())
             allowed = f"[{', '.join(['n', *map(str, shape)])}]; it has {known}"
             raise DataError(f"has no array for the input {name!r}", where=str(path), allowed=allowed)
         chosen.append(fitting[0])

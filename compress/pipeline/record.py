@@ -143,9 +143,15 @@ def build(
     degeneracy = _degeneracy(task, findings)
     data = _data(pipeline, findings)
     placed = placement(stages)
-    found = _task_findings(task, findings)
+    task_findings = _task_findings(task, findings)
     material = VerdictMaterial(
-        degeneracy, found, data, tuple(stages.values()), placed, budget, needs_every_class=task.needs_every_class
+        degeneracy,
+        task_findings,
+        data,
+        tuple(stages.values()),
+        placed,
+        budget,
+        needs_every_class=task.needs_every_class,
     )
     verdict = None if error or not findings.stages else judged(material)
     status, error = _outcome(task, findings, verdict, budget, error)

@@ -130,7 +130,7 @@ class PipelineKeys(Settings):
 
     @field_validator("schema_version", mode="before")
     @classmethod
-    def _whole(cls, value: object) -> object:
+    def _exact_integer(cls, value: object) -> object:
         if type(value) is not int:  # to Python, true and 1.0 equal 1
             raise ValueError(f"{shown(value)} should be 1")
         return value

@@ -124,9 +124,9 @@ class SharedStore(Store):
 
     def look(self, key: str) -> Artifact | None:
         """Return the artifact for a key, without its files if it is in the bucket only."""
-        found = self.find(key)
-        if found is not None:
-            return found
+        artifact = self.find(key)
+        if artifact is not None:
+            return artifact
         try:
             manifest = self._manifest(key)
         except (BucketError, DamagedError):

@@ -131,16 +131,16 @@ def starter(
         _new_model(draft, dataset)
     else:
         assert inputs is not None
-        _given_model(draft, dataset, inputs, model, folder, trust=trust)
+        _trained_model(draft, dataset, inputs, model, folder, trust=trust)
     _closing_stages(draft, learns=learns)
     return Starter(_yaml(draft, name, _command(data, model, label, learns=learns)), tuple(draft.found))
 
 
 def _inputs(path: Path, *, trust: bool) -> ModelInputs:
     """Return the inputs of a model; of a quantized file in float, if all of its operators have layers."""
-    found = model_file.read(path)
-    floating = model_file.in_float(found)
-    return inputs_of(found if floating.refused else floating, trust=trust)
+    file = model_file.read(path)
+    floating = model_file.in_float(file)
+    return inputs_of(file if floating.refused else floating, trust=trust)
 
 
 # --- the data ----------------------------------------------------------------------------
@@ -295,8 +295,8 @@ def _about(data: Dataset, source: Mapping[str, Any]) -> str:
 
 def _raw_shapes(data: Dataset) -> list[tuple[int, ...]]:
     count = len(data.labels("train"))
-    places = np.unique(np.linspace(0, count - 1, min(count, LOOKED_AT)).astype(np.int64))
-    return [tuple(sample.shape) for sample in data.raw("train", places)]
+    indices = np.unique(np.linspace(0, count - 1, min(count, LOOKED_AT)).astype(np.int64))
+    return [tuple(sample.shape) for sample in data.raw("train", indices)]
 
 
 def _side(shapes: Sequence[tuple[int, ...]]) -> int:
@@ -354,7 +354,7 @@ def _new_model(draft: _Draft, data: Dataset) -> None:
     draft.stages.append(({"quantize": {"method": "ptq"}}, "8-bit integers, by post-training quantization"))
 
 
-def _given_model(draft: _Draft, data: Dataset, inputs: ModelInputs, path: Path, folder: Path, *, trust: bool) -> None:
+def _trained_model(draft: _Draft, data: Dataset, inputs: ModelInputs, path: Path, folder: Path, *, trust: bool) -> None:
     """Choose what to do with a trained model: use it as it is if it fits the data, otherwise give it a new head."""
     draft.model = {"file": _relative(path, folder), **({"trust": True} if trust else {})}
     was_quantized = model_file.read(path).becomes == "tflite"
@@ -410,8 +410,8 @@ def _photos(data: Dataset, inputs: ModelInputs) -> Any:
     height, width, channels = inputs.shapes[0]
     resize = Preprocessing([{"resize": {"size": [height, width], "filter": "bilinear"}}])
     count = len(data.labels("train"))
-    places = np.unique(np.linspace(0, count - 1, min(count, LOOKED_AT)).astype(np.int64))
-    photos = np.stack([resize(sample) for sample in data.raw("train", places)]) / np.float32(255)
+    indices = np.unique(np.linspace(0, count - 1, min(count, LOOKED_AT)).astype(np.int64))
+    photos = np.stack([resize(sample) for sample in data.raw("train", indices)]) / np.float32(255)
     return photos[..., :channels].astype(np.float32)
 
 
@@ -449,9 +449,9 @@ def _series(draft: _Draft, data: Dataset, shapes: Sequence[tuple[int, ...]]) -> 
 def _tokens(draft: _Draft, data: Dataset) -> None:
     """Choose the step `tokens`: words, or characters where there are no blanks between words."""
     count = len(data.labels("train"))
-    places = np.unique(np.linspace(0, count - 1, min(count, LOOKED_AT)).astype(np.int64))
-    found = [text_of(sample) for sample in data.raw("train", places)]
-    counts = {unit: [len(tokens_of(text, unit)) for text in found] for unit in ("word", "character")}
+    indices = np.unique(np.linspace(0, count - 1, min(count, LOOKED_AT)).astype(np.int64))
+    texts = [text_of(sample) for sample in data.raw("train", indices)]
+    counts = {unit: [len(tokens_of(text, unit)) for text in texts] for unit in ("word", "character")}
     unit = "word" if np.median(counts["word"]) > 2 else "character"
     length = int(np.clip(8 * np.ceil(np.quantile(counts[unit], 0.95) / 8), 8, MOST_TOKENS))
     settings = {"length": length, "buckets": BUCKETS, **({} if unit == "word" else {"unit": unit})}

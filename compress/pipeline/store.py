@@ -204,16 +204,16 @@ class Store:
         (folder / MANIFEST).write_text(json.dumps(content, indent=1, allow_nan=False))
         for path in (*folder.iterdir(), folder):
             sync(path)
-        place = self.folder / "artifacts" / digest
+        destination = self.folder / "artifacts" / digest
         while (artifact := self._open(digest)) is None:
             try:
-                os.rename(folder, place)
+                os.rename(folder, destination)
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                     raise
                 if self._open(digest) is None:  # damaged: out of the way, then again
-                    os.rename(place, folder.parent / "damaged")
-        sync(place.parent)
+                    os.rename(destination, folder.parent / "damaged")
+        sync(destination.parent)
         write_atomically(self.folder / "keys" / key, digest.encode() + b"\n", folder.parent)
         self.forget(key)
         return artifact

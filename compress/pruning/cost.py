@@ -190,14 +190,14 @@ def _kernel_operators(
     result = []
     for axes, kernel in zip(kernels, layer.weights, strict=False):
         is_last = axes is kernels[-1]
-        made = outputs if is_last else np.repeat(inputs, layer.config["depth_multiplier"])
-        made_map = (*output_map[:2], len(made))
+        produced = outputs if is_last else np.repeat(inputs, layer.config["depth_multiplier"])
+        produced_map = (*output_map[:2], len(produced))
         taps = _taps(kernel)
         kind = _kernel_kind(axes, kernel, network.shapes[output])
-        shape = OperatorShape(kind, made_map, input_map, taps, name=layer.name)
-        positions = prod(input_map[:2]) if axes.transposed else prod(made_map[:2])
-        result.append(PrunableOperator(shape, inputs, made, positions * prod(taps), mixes=not axes.depthwise))
-        inputs, input_map = made, made_map
+        shape = OperatorShape(kind, produced_map, input_map, taps, name=layer.name)
+        positions = prod(input_map[:2]) if axes.transposed else prod(produced_map[:2])
+        result.append(PrunableOperator(shape, inputs, produced, positions * prod(taps), mixes=not axes.depthwise))
+        inputs, input_map = produced, produced_map
     return result
 
 
@@ -307,15 +307,15 @@ class _ChannelCounts:
             for index, group in enumerate(groups)
             for rank, member in enumerate(group.members)
         }
-        self._numbers: dict[bytes, int] = {}
+        self._indices: dict[bytes, int] = {}
 
     def number(self, layout: Layout) -> int:
         """Return the index of a layout in `counts`."""
         key = layout.tobytes()
-        if key not in self._numbers:
-            self._numbers[key] = len(self.counts)
+        if key not in self._indices:
+            self._indices[key] = len(self.counts)
             self.counts.append(self._count(layout))
-        return self._numbers[key]
+        return self._indices[key]
 
     def _count(self, layout: Layout) -> _ChannelCount:
         fixed = 0
@@ -423,7 +423,7 @@ class Costs:
                 (array, [counts.number(layout) for layout in array.layouts], form)
                 for array in weight_arrays(form.network, channels, form.layers)
             ]
-        order = {layer.name: place for place, (layer, _) in enumerate(factorization.expanded.in_order())}
+        order = {layer.name: index for index, (layer, _) in enumerate(factorization.expanded.in_order())}
         self._operators.sort(key=lambda entry: order[entry[0].shape.name])
         self._counts = counts.counts
         inputs = (network.shapes[tensor] for tensor in tensors_in(network.inputs))

@@ -249,8 +249,8 @@ def _second_moments(
     totals: list[Any] = [0.0] * len(keys)
     size = _batch_size(network)
     for start in range(0, len(inputs), size):
-        found = products(tensorflow.constant(inputs[start : start + size]))
-        totals = [total + each.numpy().astype(np.float64) for total, each in zip(totals, found, strict=True)]
+        moments = products(tensorflow.constant(inputs[start : start + size]))
+        totals = [total + each.numpy().astype(np.float64) for total, each in zip(totals, moments, strict=True)]
         progress.update(min(start + size, len(inputs)), len(inputs))
     return {key: total / max(len(inputs), 1) for key, total in zip(keys, totals, strict=True)}
 

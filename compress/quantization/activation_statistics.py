@@ -125,8 +125,8 @@ class Statistics:
             divisors: positive numbers by tensor [channels]; its extremes must be known by channel.
         """
         scaled = {
-            tensor: found.divided(divisors[tensor]) if tensor in divisors else found
-            for tensor, found in self.extremes.items()
+            tensor: extremes.divided(divisors[tensor]) if tensor in divisors else extremes
+            for tensor, extremes in self.extremes.items()
         }
         return summarized(scaled, self.points, {}, self.prescribed, self.saturation)
 
@@ -221,8 +221,8 @@ def preprocessing_error(network: Network, samples: NDArray[np.float32]) -> float
     Returns:
         The measure; None for a network without a batch norm and without biases in its first convolution.
     """
-    if (found := misfit(network, samples)) is not None:
-        return found.size
+    if (mismatch := misfit(network, samples)) is not None:
+        return mismatch.size
     network = split_activations(network)
     first = next((layer for layer, _ in network.in_order() if spec_of(layer).kernel is not None), None)
     if first is None or not first.config.get("use_bias", True) or len(first.weights) < 2 or first.weights[0].ndim < 3:
@@ -259,12 +259,12 @@ def collect(
     points = quantizer_placement.find(network)
     rounded = list(points)
     tensors = list(dict.fromkeys([*rounded, *by_channel]))
-    kept_apart = [tensor in set(by_channel) for tensor in tensors]
+    per_channel = [tensor in set(by_channel) for tensor in tensors]
     counts: dict[str, ActivationHistogram] = {}
     batches: list[list[NDArray[np.float32]]] = []
 
     def observe(values: list[Any]) -> dict[str, Any]:
-        results: dict[str, Any] = {"extremes": [_extremes(*each) for each in zip(values, kept_apart, strict=True)]}
+        results: dict[str, Any] = {"extremes": [_extremes(*each) for each in zip(values, per_channel, strict=True)]}
         return results | (_counts(values[: len(rounded)], results["extremes"]) if histograms else {})
 
     with progress.phase(CALIBRATION):

@@ -96,7 +96,7 @@ def with_biases(network: Network) -> Network:
 
 
 def shifted(network: Network, shifts: Mapping[str, tuple[float, ...]]) -> Network:
-    """Return the network with numbers added to its biases."""
+    """Return the network with values added to its biases."""
     changed = {}
     for name, values in shifts.items():
         layer = network.layers[name]

@@ -111,10 +111,10 @@ def without_data(
     began = time.monotonic()
     count, held_out = min(count, MOST), min(held_out, MOST)
     limits = float(like.min()), float(like.max())
-    made = synthesize(network, count + held_out, like.shape[1:], limits, seed, progress)
+    synthetic = synthesize(network, count + held_out, like.shape[1:], limits, seed, progress)
     seconds = time.monotonic() - began
-    samples = made.samples[:count], made.samples[count:]
-    return CalibrationSplit(*samples, "data_free", 0, seconds, (made.initial_distance, made.distance))
+    samples = synthetic.samples[:count], synthetic.samples[count:]
+    return CalibrationSplit(*samples, "data_free", 0, seconds, (synthetic.initial_distance, synthetic.distance))
 
 
 def divided(

@@ -210,7 +210,7 @@ def _cause(value: NDArray[Any], point: str, plan: QuantizationPlan, layer: Layer
         lambda: _imbalanced(value),
         lambda: _dead(value),
     )
-    return next((found for test in tests if (found := test())), ("", ""))
+    return next((cause for test in tests if (cause := test())), ("", ""))
 
 
 def _saturated(value: NDArray[Any], limits: tuple[float, float], trained: bool) -> tuple[str, str] | None:
@@ -237,7 +237,7 @@ def _too_wide(value: NDArray[Any], limits: tuple[float, float]) -> tuple[str, st
 
 
 def _one_for_all(value: NDArray[Any], layer: Layer, is_output: bool) -> tuple[str, str] | None:
-    """Return cause and setting for boxes and scores in one tensor: large numbers set the scale of small ones."""
+    """Return cause and setting for boxes and scores in one tensor: large values set the scale of small ones."""
     if spec_of(layer).channels != "concatenates" or not is_output:
         return None
     spread = _spread(value)

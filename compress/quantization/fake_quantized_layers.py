@@ -73,11 +73,11 @@ class RoundedKernel:
         kernel = self.tied()
         if not self.normalized:
             return self.used(inputs, self.rounded(kernel))
-        made = self.used(inputs, self.rounded(kernel * _by_output(self, self.gamma / _deviation(self))))
+        outputs = self.used(inputs, self.rounded(kernel * _by_output(self, self.gamma / _deviation(self))))
         if not training:
-            return made + self.beta - self.gamma * self.mean / _deviation(self)
+            return outputs + self.beta - self.gamma * self.mean / _deviation(self)
         correction, shift = _batch(self.library, self, self.used(inputs, kernel))
-        return made * correction + shift
+        return outputs * correction + shift
 
     def used(self, inputs: Any, kernel: Any) -> Any:
         """Compute the plain layer with another kernel."""
@@ -159,8 +159,8 @@ def _batch(library: Any, layer: Any, outputs: Any) -> tuple[Any, Any]:
     ops = library.ops
     mean, variance = ops.moments(outputs, axes=list(range(len(outputs.shape) - 1)))
     moves, long_term = layer.moves, _deviation(layer)
-    for stored, found in ((layer.mean, mean), (layer.variance, variance)):
-        stored.assign(stored + moves * (1 - MOMENTUM) * (ops.stop_gradient(found) - stored))
+    for stored, current in ((layer.mean, mean), (layer.variance, variance)):
+        stored.assign(stored + moves * (1 - MOMENTUM) * (ops.stop_gradient(current) - stored))
     deviation = (variance + EPSILON) ** 0.5
     correction = moves * long_term / deviation + (1 - moves)
     shift = layer.beta - layer.gamma * (moves * mean / deviation + (1 - moves) * layer.mean / long_term)

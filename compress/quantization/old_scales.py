@@ -85,13 +85,13 @@ def plan_for(
     _require_structure(old, probe)
     ranges = dict(plan.ranges)
     for point, (low, high) in probes.items():
-        found = _quantizations(old, probe, (high - low) / LEVELS)
-        if len(found) > 1:
+        quantizations = _quantizations(old, probe, (high - low) / LEVELS)
+        if len(quantizations) > 1:
             raise StageError(
-                f"the old file has {len(found)} scales for {point}, which has one here",
+                f"the old file has {len(quantizations)} scales for {point}, which has one here",
                 hint="quantize both models with the same version",
             )
-        ranges[point] = _range(found.pop()) if found else ranges[point]
+        ranges[point] = _range(quantizations.pop()) if quantizations else ranges[point]
     return replace(plan, ranges=ranges)
 
 
@@ -116,14 +116,14 @@ def _is_activation(tensor: Tensor) -> bool:
 
 def _quantizations(old: Graph, probe: Graph, scale: float) -> set[Quantization]:
     """Return the quantizations in the old file of the int8 tensors that have a scale in the probe."""
-    found = set()
+    quantizations = set()
     for first, second in structure.matching_tensors(old, probe).items():
         tensor, quantization = probe.tensors[second], old.tensors[first].quantization
         if tensor.dtype != "INT8" or not _is_activation(tensor) or tensor.quantization is None or quantization is None:
             continue
         if abs(tensor.quantization.scale[0] / scale - 1) < _TOLERANCE:
-            found.add(quantization)
-    return found
+            quantizations.add(quantization)
+    return quantizations
 
 
 def _range(quantization: Quantization) -> tuple[float, float]:

@@ -41,7 +41,7 @@ class QuantizationPlan:
         method: how the ranges were chosen, for people.
         factors: by layer the divisor of each of its output channels, which layers that use it multiply by
             (`equalization`); a layer without factors keeps its channels.
-        bias_shifts: by layer the numbers that are added to its biases.
+        bias_shifts: by layer the values that are added to its biases.
         rounding: by layer which weights AdaRound rounds up instead of down: one bit for each weight in the order of
             the kernel, base64; weights of other layers are rounded to the nearest step.
         weights_digest: of the weights that it was made for (`weights_digest`); empty if unknown.
@@ -96,9 +96,9 @@ def read(path: Path) -> QuantizationPlan:
         raise StageError(f"cannot be read: {error.strerror}", where=str(path), hint="check quantize.plan") from error
     except ValidationError as errors:
         first = errors.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
+        location = ".".join(str(part) for part in first["loc"])
         raise StageError(
-            f"is not a plan: {place}: {first['msg']}" if place else f"is not a plan: {first['msg']}",
+            f"is not a plan: {location}: {first['msg']}" if location else f"is not a plan: {first['msg']}",
             where=str(path),
             hint="start from the quantization.json that `quantize` writes",
         ) from errors
@@ -119,7 +119,7 @@ def weights_digest(network: Network) -> str:
 
 
 def _refuse_beyond(plan: _File, path: Path) -> None:
-    """Refuse numbers that no calibration produces."""
+    """Refuse values that no calibration produces."""
     for point, (low, high) in plan.ranges.items():
         if not -FARTHEST <= low <= 0 <= high <= FARTHEST:
             raise StageError(
@@ -138,7 +138,7 @@ def _refuse_beyond(plan: _File, path: Path) -> None:
                 raise StageError(
                     f"{beyond:g} is one of the {name} of {layer}",
                     where=str(path),
-                    allowed=f"numbers from {least:g} to {most:g}",
+                    allowed=f"values from {least:g} to {most:g}",
                 )
 
 

@@ -78,8 +78,8 @@ def train(
     history = fit(model, loss, settings, context, freezing)
     trained = {operation.name: operation for operation in model.operations}
     layers = {name: _trained(layer, trained[name]) for name, layer in start.layers.items() if layer.weights}
-    found = {name: trained[names[name]] for name in following}
-    moved = {name: nudged(float(layer.low), float(layer.high)) for name, layer in found.items()}
+    quantizers = {name: trained[names[name]] for name in following}
+    moved = {name: nudged(float(layer.low), float(layer.high)) for name, layer in quantizers.items()}
     method = f"{plan.method}, then {how.ranges} in {settings.epochs} epochs of training"
     facts = {**history, **_described(kept)}
     return start.edited(layers, {}), replace(ranges, ranges={**plan.ranges, **moved}, method=method), facts

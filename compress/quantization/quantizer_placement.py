@@ -79,9 +79,11 @@ def saturating(network: Network, points: Collection[LayerOutput]) -> dict[LayerO
     consumers, model_outputs = network.consumers(), set(tensors_in(network.outputs))
     limits: dict[LayerOutput, tuple[float, float]] = {}
     for tensor in points:
-        found = [SATURATION.get(_activation(network.layers[name]) or "") for name, _ in consumers.get(tensor, [])]
-        known = [each for each in found if each is not None]
-        if known and len(known) == len(found) and tensor not in model_outputs:
+        reader_limits = [
+            SATURATION.get(_activation(network.layers[name]) or "") for name, _ in consumers.get(tensor, [])
+        ]
+        known = [each for each in reader_limits if each is not None]
+        if known and len(known) == len(reader_limits) and tensor not in model_outputs:
             limits[tensor] = min(low for low, _ in known), max(high for _, high in known)
     return limits
 

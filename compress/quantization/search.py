@@ -491,11 +491,11 @@ class _Structure:
         """Return factors to try, by channel number; `original` are statistics of the network without factors."""
         tensors = equalization.weighted_outputs(self.network)
         largest = {tensor: original.extremes[tensor].largest(99) for tensor in tensors}
-        found = {"from weights": equalization.from_weights(self.network, channels, least)}
+        candidates = {"from weights": equalization.from_weights(self.network, channels, least)}
         for share in SHARES:
             factors = equalization.from_activations(self.network, channels, largest, share, least)
-            found[f"from activations, {share:g}"] = factors
-        return found
+            candidates[f"from activations, {share:g}"] = factors
+        return candidates
 
 
 def _joined(first: Energies | None, second: Energies | None) -> Energies | None:

@@ -60,14 +60,14 @@ def _clusters(layer: Layer, zero: NDArray[np.bool_]) -> tuple[NDArray[np.int64] 
     """Return the number of each weight's cluster, and the count of clusters; (None, 0) without any."""
     kernel = layer.weights[0]
     channels = _channels(layer)
-    numbers = np.unique(kernel, return_inverse=True)[1].reshape(kernel.shape)
+    value_indices = np.unique(kernel, return_inverse=True)[1].reshape(kernel.shape)
     counts = [len(np.unique(kernel[(channels == channel) & ~zero])) for channel in range(channels.max() + 1)]
     distinct = len(np.unique(kernel[~zero]))
     if 1 < distinct <= MOST and MANY * distinct <= kernel.size:
-        return numbers, max(counts)
+        return value_indices, max(counts)
     if not 0 < max(counts) <= MOST or MANY * sum(counts) > kernel.size:
         return None, 0
-    pairs = np.stack([channels.ravel(), numbers.ravel()])
+    pairs = np.stack([channels.ravel(), value_indices.ravel()])
     return np.unique(pairs, axis=1, return_inverse=True)[1].reshape(kernel.shape), max(counts)
 
 

@@ -101,18 +101,18 @@ def replace_by_relu(
         layer = network.layers[name]
         if any((name, call) in in_regions for call in range(len(layer.calls))):
             continue
-        candidate, found = _with_replacement(layer, network, kinds, by)
-        reason = _skip_reason(layer, found, outputs)
+        candidate, replaced_kinds = _with_replacement(layer, network, kinds, by)
+        reason = _skip_reason(layer, replaced_kinds, outputs)
         if reason is not None:
             skipped[name] = reason
-        elif found:
+        elif replaced_kinds:
             candidate = replace(candidate, calls=_calls(edited.layers[name], candidate))
             if join is None or spec_of(layer).kernels:
                 edited = edited.edited({name: candidate}, {})
             else:
                 outputs_of = [LayerOutput(name, call) for call in range(len(layer.calls))]
                 edited = _joined(edited, candidate, by, outputs_of, join)
-            replaced.setdefault(found[0], []).append(name)
+            replaced.setdefault(replaced_kinds[0], []).append(name)
     ordered = {kind: tuple(sorted(set(names), key=order.index)) for kind, names in replaced.items()}
     return without_unused_calls(edited), Replacements(ordered, skipped)
 
@@ -142,15 +142,15 @@ def _output_reason(kind: str) -> str:
     return f"{kind} makes an output of the model, whose meaning would change"
 
 
-def _skip_reason(layer: Layer, found: list[Activation], outputs: set[LayerOutput]) -> str | None:
+def _skip_reason(layer: Layer, replaced_kinds: list[Activation], outputs: set[LayerOutput]) -> str | None:
     """Return why a layer's activation is not replaced; None where it is, or where there is nothing to replace."""
     inner = _activation_setting(layer.config)
     if spec_of(layer).recurrent:
         return _recurrent_reason(layer, inner)
-    if found and any(tensor.layer == layer.name for tensor in outputs):
-        return _output_reason(found[0])
+    if replaced_kinds and any(tensor.layer == layer.name for tensor in outputs):
+        return _output_reason(replaced_kinds[0])
     other = inner or spec_of(layer).activation(layer)
-    if other and not found and other not in NAMED and other.lower() not in SINGLE_OPERATOR:
+    if other and not replaced_kinds and other not in NAMED and other.lower() not in SINGLE_OPERATOR:
         return f"{other} is not an activation that a ReLU can replace"
     for wrapped in _wrapped_layers(layer, "layer", "cell", "cells", "layers"):
         reason = _skip_reason(wrapped, [], set())
@@ -221,17 +221,17 @@ def _with_relus(layer: Layer, kinds: Collection[Activation], by: str) -> tuple[L
     kind = NAMED.get(_function_of_layer(layer) or "")
     if kind is not None:
         return (_relu(layer.name, by), [kind]) if kind in kinds else (layer, [])
-    found: list[Activation] = []
+    replaced_kinds: list[Activation] = []
     setting = NAMED.get(_activation_setting(layer.config) or "")
     if setting is not None and setting in kinds:
-        found.append(setting)
+        replaced_kinds.append(setting)
         layer = layer.configured(activation=by)
     for wrapped in _wrapped_layers(layer, "layer"):
         changed, more = _with_relus(wrapped, kinds, by)
         if more:
             layer = layer.configured(layer=changed.entry)
-            found += more
-    return layer, found
+            replaced_kinds += more
+    return layer, replaced_kinds
 
 
 def _wrapped_layers(layer: Layer, *keys: str) -> list[Layer]:

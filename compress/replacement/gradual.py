@@ -38,7 +38,7 @@ from compress.training.loop import Batch, Loss, Rate, TrainingSettings, fit
 PACKAGE = "coralline"
 JOINED, MATCHED = "JoinedActivations", "MatchedStatistics"
 ORIGINAL = "original_"
-"""Prefix of the original's layers, beside those of the network that is trained."""
+"""Prefix of the original's layers, next to those of the network that is trained."""
 FEATURES = 5.0
 """Weight of the comparison of inner outputs: the mean over layers of the error in units of each channel's variance."""
 MOMENTUM = 0.9
@@ -264,12 +264,12 @@ def layers() -> dict[str, Any]:
             statistics = self.statistics
             if training or self.measuring:
                 axes = list(range(len(tensors[0].shape) - 1))
-                found = [moment for each in tensors for moment in ops.moments(ops.cast(each, "float32"), axes=axes)]
+                moments = [moment for each in tensors for moment in ops.moments(ops.cast(each, "float32"), axes=axes)]
                 momentum = self.batches / (self.batches + 1) if self.measuring else MOMENTUM
                 self.batches += self.measuring
-                for kept, moment in zip(statistics, found, strict=True):
+                for kept, moment in zip(statistics, moments, strict=True):
                     kept.assign(momentum * kept + (1 - momentum) * ops.stop_gradient(moment))
-                statistics = found
+                statistics = moments
             factor, shift = _scale_and_shift(ops, statistics, self.gain, self.offset)
             return tensors[0] * ops.cast(factor, tensors[0].dtype) + ops.cast(shift, tensors[0].dtype)
 
@@ -350,11 +350,11 @@ def _kernel_steps(
     shape = weights.shape
     fan = weights.size / kernel.outputs(shape)
     groups = len(magnitude) // shape[kernel.into]
-    if groups > 1:  # the channels of different groups share a place in the kernel
+    if groups > 1:  # the channels of different groups share a position in the kernel
         magnitude = np.sqrt((magnitude.reshape(groups, -1) ** 2).mean(axis=0))
     least = 1e-3 * max(magnitude.max(initial=0.0), EPSILON)
-    whole = kernel.times_outputs(np.ones(shape), deviation / np.sqrt(fan))
-    return np.asarray(kernel.times_inputs(whole, 1 / np.maximum(magnitude, least)))
+    steps = kernel.times_outputs(np.ones(shape), deviation / np.sqrt(fan))
+    return np.asarray(kernel.times_inputs(steps, 1 / np.maximum(magnitude, least)))
 
 
 def _measure_statistics(model: Any, context: Context, batch: int) -> None:
@@ -368,11 +368,11 @@ def _measure_statistics(model: Any, context: Context, batch: int) -> None:
 
 @contextmanager
 def _measuring(model: Any) -> Iterator[None]:
-    found = [layer for layer in model.layers if isinstance(layer, layers()[MATCHED])]
-    for layer in found:
+    matched = [layer for layer in model.layers if isinstance(layer, layers()[MATCHED])]
+    for layer in matched:
         layer.measuring, layer.batches = True, 0
     try:
         yield
     finally:
-        for layer in found:
+        for layer in matched:
             layer.measuring = False

@@ -169,9 +169,9 @@ def remove_gates(network: Network, measured: Mapping[Gate, GateStatistics]) -> t
         if edit is None:
             skipped[name] = "its mean cannot be folded into a layer before or after it"
             continue
-        network, place = edit
+        network, placement = edit
         removed.insert(0, name)
-        notes[name] = f"{place}; the mean changes {statistics.changed_energy:.1%} of the energy of the product"
+        notes[name] = f"{placement}; the mean changes {statistics.changed_energy:.1%} of the energy of the product"
     replaced = {NAME: tuple(removed)} if removed else {}
     return without_unused_calls(network), Replacements(replaced, skipped, dict(reversed(notes.items())))
 

@@ -75,11 +75,11 @@ def _search(facts: ArchitectureFacts) -> Iterator[Block]:
     yield _folded("Front of all evaluated sub-networks", _front(facts))
 
 
-def _equal(found: Mapping[str, float]) -> str:
-    best, error = (number(found[name], "fraction") for name in ("best", "error"))
+def _equal(equal: Mapping[str, float]) -> str:
+    best, error = (number(equal[name], "fraction") for name in ("best", "error"))
     return (
-        f"The highest validation accuracy is {best}, its standard error {error} ({found['samples']:,.0f} samples). "
-        f"{found['sub_networks']:,.0f} sub-networks are within that; the one with the most MACs was chosen, because a "
+        f"The highest validation accuracy is {best}, its standard error {error} ({equal['samples']:,.0f} samples). "
+        f"{equal['sub_networks']:,.0f} sub-networks are within that; the one with the most MACs was chosen, because a "
         "larger network is usually better after further training."
     )
 

@@ -137,8 +137,8 @@ def trade_off_notes(points: Sequence[Point]) -> list[str]:
     x = _cost_axis([point.cost for point in points])
     if x.log:
         notes.append("The horizontal axis is logarithmic.")
-    places = sorted(x.at(point.cost) for point in points if point.low is not None and point.high is not None)
-    if any(second - first < CLOSE for first, second in itertools.pairwise(places)):
+    positions = sorted(x.at(point.cost) for point in points if point.low is not None and point.high is not None)
+    if any(second - first < CLOSE for first, second in itertools.pairwise(positions)):
         notes.append("Intervals on the same line have ends of different widths, the earlier stage the narrower ones.")
     return notes
 
@@ -434,8 +434,8 @@ def _segments(operators: Sequence[OperatorRecord], weights: Sequence[float], y: 
     return parts
 
 
-def _segment(operator: OperatorRecord, group: Sequence[int], place: tuple[float, float, float]) -> str:
-    left, y, width = place
+def _segment(operator: OperatorRecord, group: Sequence[int], bounds: tuple[float, float, float]) -> str:
+    left, y, width = bounds
     name = operator.op
     if len(group) > 1:
         name = f"operators {group[0]} to {group[-1]}"

@@ -79,9 +79,9 @@ def _values(head: str, heads: tuple[str, ...], rows: Sequence[ComparedValues], c
 
 
 def _others(row: ComparedValues, *, with_reason: bool = True) -> Iterator[Cell]:
-    for place, (value, difference) in enumerate(zip(row.values[1:], row.differences, strict=True)):
+    for index, (value, difference) in enumerate(zip(row.values[1:], row.differences, strict=True)):
         shown = show(value, row.name)
-        remark = in_words(row, place, with_reason=with_reason)
+        remark = in_words(row, index, with_reason=with_reason)
         if shown.style == "missing":
             yield shown
         else:
@@ -110,12 +110,12 @@ def _stages(comparison: RunComparison, heads: tuple[str, ...]) -> Iterator[Block
     """Yield a table for each quantity: stages, and its value in each run."""
     caption = "The quality is that of the validation split; differences are judged by their 95% intervals."
     names = dict.fromkeys(row.label for stage in comparison.stages for row in stage.values)
-    for place, label in enumerate(names):
+    for index, label in enumerate(names):
         measured = [
-            stage for stage in comparison.stages if any(v.value is not None for v in stage.values[place].values)
+            stage for stage in comparison.stages if any(v.value is not None for v in stage.values[index].values)
         ]
-        rows: list[Row] = [(shorten(stage.id), *_stage_cells(stage.values[place])) for stage in measured]
-        yield from table((label, *heads), rows, caption if place == 0 else "")
+        rows: list[Row] = [(shorten(stage.id), *_stage_cells(stage.values[index])) for stage in measured]
+        yield from table((label, *heads), rows, caption if index == 0 else "")
     times: list[Row] = [(shorten(stage.id), *_times(stage)) for stage in comparison.stages]
     totals = [sum(filter(None, column)) for column in zip(*(stage.seconds for stage in comparison.stages), strict=True)]
     times.append(("all stages", *(Cell(seconds(total)) for total in totals)))

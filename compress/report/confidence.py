@@ -40,9 +40,9 @@ class PackageFacts:
 def sections(record: RunRecord) -> Iterator[Section]:
     """Yield the section on the last `package` that calibrated a classifier."""
     facts = [decode(PackageFacts, stage.facts) for stage in record.stages if stage.stage == "package"]
-    found = [each.confidence for each in facts if each.confidence is not None]
-    if found:
-        yield Section("Confidence", list(_blocks(found[-1])))
+    confidences = [each.confidence for each in facts if each.confidence is not None]
+    if confidences:
+        yield Section("Confidence", list(_blocks(confidences[-1])))
 
 
 def _blocks(facts: CalibrationFacts) -> Iterator[Block]:

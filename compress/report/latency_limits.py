@@ -47,8 +47,8 @@ def _parts(latency: HostLatencyRecord, total: float) -> Iterator[Block]:
 def _changes(latency: HostLatencyRecord) -> Iterator[Block]:
     yield Heading("Changes that would reduce it")
     changes = [
-        (f"{place}. {shorten(change.what, MAX_PROSE)}", number(change.saves_ms, "ms"))
-        for place, change in enumerate(latency.advice[:MAX_ADVICE], 1)
+        (f"{index}. {shorten(change.what, MAX_PROSE)}", number(change.saves_ms, "ms"))
+        for index, change in enumerate(latency.advice[:MAX_ADVICE], 1)
     ]
     if changes:
         yield from table(("Change", "Predicted gain"), changes, "Each gain is that of the change alone.")

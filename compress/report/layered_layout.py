@@ -153,19 +153,19 @@ def _connect(layers: _Layers, edge: Edge, depth: Sequence[int]) -> None:
 
 def _order(layers: _Layers) -> None:
     """Order the layers so that few edges cross."""
-    place = [0.0] * len(layers.sizes)
+    positions = [0.0] * len(layers.sizes)
     for row in layers.rows:
-        _number(row, place)
+        _number(row, positions)
     best = [list(row) for row in layers.rows]
-    fewest = _crossings(layers, place)
+    fewest = _crossings(layers, positions)
     for sweep in range(ORDERING_SWEEPS):
         downwards = sweep % 2 == 0
         neighbours = layers.above if downwards else layers.below
         for row in layers.rows if downwards else reversed(layers.rows):
-            middles = {n: median(place[m] for m in neighbours[n]) if neighbours[n] else place[n] for n in row}
+            middles = {n: median(positions[m] for m in neighbours[n]) if neighbours[n] else positions[n] for n in row}
             row.sort(key=middles.__getitem__)
-            _number(row, place)
-        crossings = _crossings(layers, place)
+            _number(row, positions)
+        crossings = _crossings(layers, positions)
         if crossings < fewest:
             fewest = crossings
             best = [list(row) for row in layers.rows]
@@ -174,18 +174,18 @@ def _order(layers: _Layers) -> None:
     layers.rows = best
 
 
-def _number(row: Sequence[int], place: list[float]) -> None:
+def _number(row: Sequence[int], positions: list[float]) -> None:
     for index, node in enumerate(row):
-        place[node] = float(index)
+        positions[node] = float(index)
 
 
-def _crossings(layers: _Layers, place: Sequence[float]) -> int:
+def _crossings(layers: _Layers, positions: Sequence[float]) -> int:
     """Return the number of crossings of edges between neighbouring layers."""
     crossings = 0
     for row in layers.rows:
         seen: list[float] = []
         for node in row:
-            ends = sorted(place[after] for after in layers.below[node])
+            ends = sorted(positions[after] for after in layers.below[node])
             crossings += sum(len(seen) - bisect_right(seen, end) for end in ends)
             seen = sorted([*seen, *ends])
     return crossings
@@ -204,8 +204,8 @@ def _positions(layers: _Layers) -> list[float]:
         target = _balanced if sweep < BALANCING_SWEEPS else _aligned
         neighbours = layers.above if downwards else layers.below
         for row in layers.rows if downwards else reversed(layers.rows):
-            wanted = [target(layers, neighbours[node], x) if neighbours[node] else x[node] for node in row]
-            _place(row, layers, wanted, x)
+            desired = [target(layers, neighbours[node], x) if neighbours[node] else x[node] for node in row]
+            _place(row, layers, desired, x)
     return x
 
 
@@ -234,14 +234,14 @@ def _offsets(row: Sequence[int], layers: _Layers) -> list[float]:
     return offsets
 
 
-def _place(row: Sequence[int], layers: _Layers, wanted: Sequence[float], x: list[float]) -> None:
-    """Move the nodes of a layer to the positions that are wanted, as far as the spaces between them allow.
+def _place(row: Sequence[int], layers: _Layers, desired: Sequence[float], x: list[float]) -> None:
+    """Move the nodes of a layer to the desired positions, as far as the spaces between them allow.
 
-    The positions minimize the weighted squares of the distances from the wanted ones: an isotonic regression.
+    The positions minimize the weighted squares of the distances from the desired ones: an isotonic regression.
     """
-    blocks: list[tuple[float, float, int]] = []  # mean of (wanted position - offset), weight, number of nodes
+    blocks: list[tuple[float, float, int]] = []  # mean of (desired position - offset), weight, number of nodes
     offsets = _offsets(row, layers)
-    for node, offset, position in zip(row, offsets, wanted, strict=True):
+    for node, offset, position in zip(row, offsets, desired, strict=True):
         block = (position - offset, 1.0 if layers.is_bend(node) else HEAVY, 1)
         while blocks and blocks[-1][0] > block[0]:
             last = blocks.pop()

@@ -59,8 +59,8 @@ def _steps(overview: Overview) -> list[str]:
     if not overview.steps:
         return []
     lines = []
-    for place, step in enumerate(overview.steps, 1):
-        lines.append(f"{place}. {quote(step.text)}")
+    for index, step in enumerate(overview.steps, 1):
+        lines.append(f"{index}. {quote(step.text)}")
         if step.command:
             command = shorten(clean(step.command), MAX_PROSE)
             fence = "``" + _fence(command)

@@ -150,20 +150,20 @@ def _nodes_and_edges(graph: Graph, operators: Sequence[OperatorRecord]) -> tuple
         _operator(operator, graph.output_tensors(source))
         for operator, source in zip(operators, graph.operators, strict=True)
     ]
-    made_by = {tensor: operator.index for tensor, operator in graph.producer.items()}
+    producers = {tensor: operator.index for tensor, operator in graph.producer.items()}
     for tensor in dict.fromkeys(graph.inputs[:MOST_ENDS]):
-        if tensor not in made_by:
-            made_by[tensor] = len(nodes)
+        if tensor not in producers:
+            producers[tensor] = len(nodes)
             nodes.append(_end("input", graph.tensors[tensor]))
     edges = [
-        (made_by[tensor], operator.index)
+        (producers[tensor], operator.index)
         for operator in graph.operators
         for tensor in operator.inputs
-        if tensor != NONE and tensor in made_by and made_by[tensor] != operator.index
+        if tensor != NONE and tensor in producers and producers[tensor] != operator.index
     ]
     for tensor in dict.fromkeys(graph.outputs[:MOST_ENDS]):
-        if tensor in made_by:
-            edges.append((made_by[tensor], len(nodes)))
+        if tensor in producers:
+            edges.append((producers[tensor], len(nodes)))
             nodes.append(_end("output", graph.tensors[tensor]))
     return nodes, [(first, last) for first, last in edges if _is_forward(first, last, len(graph.operators))]
 

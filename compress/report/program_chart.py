@@ -95,12 +95,12 @@ def _edges(weights: Sequence[int]) -> list[float]:
     """Return the left edge of each step, and the right edge of the last."""
     total = sum(weights) or 1
     shares = [max(weight / total, _SMALLEST_SHARE) for weight in weights]
-    whole = sum(shares)
-    return [LEFT + (RIGHT - LEFT) * share / whole for share in accumulate(shares, initial=0.0)]
+    total_share = sum(shares)
+    return [LEFT + (RIGHT - LEFT) * share / total_share for share in accumulate(shares, initial=0.0)]
 
 
-def _rectangle(place: tuple[float, float, float, float], style: str, tip: str) -> str:
-    left, top, right, bottom = place
+def _rectangle(corners: tuple[float, float, float, float], style: str, tip: str) -> str:
+    left, top, right, bottom = corners
     width, height = max(right - left, 0.6), max(bottom - top, 0.6)
     return (
         f'<rect x="{svg.n(left)}" y="{svg.n(top)}" width="{svg.n(width)}" height="{svg.n(height)}" class="{style}">'
@@ -129,11 +129,11 @@ def _memory(occupied: Sequence[Occupied], edges: Sequence[float], axis: svg.Axis
     for tick in axis.ticks(4, 1024):
         yield svg.level(axis.at(tick), LEFT, RIGHT, f"{tick / 1024:g} KiB")
     for each in occupied:
-        place = (
+        corners = (
             edges[min(each.first, len(edges) - 1)],
             axis.at(each.stop),
             edges[min(each.last, len(edges) - 1)],
             axis.at(each.start),
         )
-        yield _rectangle(place, each.style, each.tip)
+        yield _rectangle(corners, each.style, each.tip)
     yield svg.line(LEFT, axis.at(memory_bytes), RIGHT, axis.at(memory_bytes), "limit")

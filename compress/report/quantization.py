@@ -121,19 +121,19 @@ def _summary(facts: QuantizationFacts) -> Iterator[Block]:
 
 def _calibration(facts: QuantizationFacts, share: str | None) -> Iterator[str]:
     """Yield sentences on the samples, and on the share of held-out samples on which the file agrees."""
-    made = facts.synthetic
-    if made is None:
+    synthetic = facts.synthetic
+    if synthetic is None:
         yield f"Calibrated on {facts.calibration_samples:,} training samples."
         if share is not None:
             yield f"The file agrees with the float model on {share} of the held-out samples (measured)."
         return
     yield (
-        f"Calibrated without data: on {made.samples:,} synthetic samples, made to fit the statistics of the model's "
-        f"batch norms (distance {made.distance_before:g} before, {made.distance_after:g} after)."
+        f"Calibrated without data: on {synthetic.samples:,} synthetic samples, made to fit the statistics of the "
+        f"model's batch norms (distance {synthetic.distance_before:g} before, {synthetic.distance_after:g} after)."
     )
     if share is not None:
         yield (
-            f"The file agrees with the float model on {share} of {made.held_out:,} further synthetic samples "
+            f"The file agrees with the float model on {share} of {synthetic.held_out:,} further synthetic samples "
             "(measured); real samples may differ."
         )
 

@@ -410,18 +410,18 @@ def _stages(records: Sequence[RunRecord]) -> Iterator[ComparedStage]:
     same_task = all(_quality_names(record) == _quality_names(records[0]) for record in records)
     metrics = [*records[0].metrics[: 1 if same_task else 0], *(each for each in SIZES if each.name in _HEADLINE)]
     for ident in dict.fromkeys(ident for stages in maps for ident in stages):
-        found = [stages.get(ident) for stages in maps]
+        run_stages = [stages.get(ident) for stages in maps]
         rows = []
         for metric in metrics:
             absent = "the run has no such stage"
-            measured = [None if stage is None else stage.measurements.get(metric.name) for stage in found]
+            measured = [None if stage is None else stage.measurements.get(metric.name) for stage in run_stages]
             values = [_finite(measurement, metric, absent) for measurement in measured]
             compare = _exact if metric in SIZES else _by_intervals
             rows.append(_compared(metric, values, [compare(values[0], value) for value in values[1:]]))
         yield ComparedStage(
             ident,
-            tuple(None if stage is None else stage.status for stage in found),
-            tuple(None if stage is None else stage.seconds for stage in found),
+            tuple(None if stage is None else stage.status for stage in run_stages),
+            tuple(None if stage is None else stage.seconds for stage in run_stages),
             tuple(rows),
         )
 
@@ -499,8 +499,8 @@ def _aligned(before: PlacementRecord, after: PlacementRecord, summary: tuple[str
         for one, two in zip(before.ops[start:end], after.ops[other_start:other_end], strict=True):
             if one.placement != two.placement:
                 reason = two.reason if not two.on_tpu else one.reason
-                places = (one.processor, two.processor)
-                moved.append(MovedOperator(two.op, (one.index, two.index), places, reason))
+                processors = (one.processor, two.processor)
+                moved.append(MovedOperator(two.op, (one.index, two.index), processors, reason))
     return ComparedPlacement(summary, tuple(moved[:MOST_MOVED]), _counted(removed), _counted(added))
 
 
@@ -510,15 +510,15 @@ def _counted(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{number:,} {name}" for name, number in sorted(counts.items(), key=lambda pair: -pair[1]))
 
 
-def in_words(row: ComparedValues, place: int, *, with_reason: bool = True) -> str:
+def in_words(row: ComparedValues, index: int, *, with_reason: bool = True) -> str:
     """Return a difference with its sign, and whether it is certain.
 
     Args:
         row: the quantity.
-        place: the index of the difference.
+        index: the index of the difference.
         with_reason: whether to add how that was decided.
     """
-    difference, unit = row.differences[place], row.unit
+    difference, unit = row.differences[index], row.unit
     if difference.value is None:
         return difference.reason
     base = row.values[0].value or 0.0
@@ -545,14 +545,14 @@ def signed(value: float, unit: str) -> str:
 def summary(comparison: RunComparison) -> list[str]:
     """Return one sentence for each run but the first: what changed."""
     lines = []
-    for place, run in enumerate(comparison.runs[1:]):
+    for index, run in enumerate(comparison.runs[1:]):
         parts = []
         for row in comparison.results:
-            difference = row.differences[place]
+            difference = row.differences[index]
             if difference.value is None or (row.name not in _HEADLINE and row is not comparison.results[0]):
                 continue
             parts.append(f"{noun(row.label)} {signed(difference.value, row.unit)}{_doubt(difference)}")
-        moved = comparison.placement[place]
+        moved = comparison.placement[index]
         if moved is not None and moved.moved:
             parts.append(f"{count(len(moved.moved), 'operator')} placed differently")
         lines.append(f"{run.letter} against A: {', '.join(parts) or 'no value can be compared'}.")

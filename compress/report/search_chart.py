@@ -49,28 +49,30 @@ def course(record: SearchRecord, first: Metric) -> str:
 def notes(record: SearchRecord, first: Metric, other: Metric | None) -> list[str]:
     """Return what explains the marks and the axes."""
     trials = drawn(record, [first] if other is None else [first, other])
-    found = ["Filled: on the front, with the number of the trial; hollow: another trial that meets all constraints."]
+    sentences = [
+        "Filled: on the front, with the number of the trial; hollow: another trial that meets all constraints."
+    ]
     if any(not trial.is_feasible for trial in trials):
-        found.append("Crosses: trials that violate a condition.")
+        sentences.append("Crosses: trials that violate a condition.")
     if record.recommended is not None:
-        found.append("Ring: the recommended trial.")
+        sentences.append("Ring: the recommended trial.")
     undrawn = len(record.trials) - len(trials)
     if undrawn:
         reasons = ["without a result", "with the settings of another one"]
         reasons += [f"older than the last {MAX_DRAWN:,}"] if len(trials) >= MAX_DRAWN else []
-        found.append(f"Not drawn: {count(undrawn, 'trial')} {', '.join(reasons[:-1])} or {reasons[-1]}.")
+        sentences.append(f"Not drawn: {count(undrawn, 'trial')} {', '.join(reasons[:-1])} or {reasons[-1]}.")
     y = _axis([trial.values[first.name] for trial in trials], BOTTOM - 6, TOP)
     if y.low > 0:
-        found.append(f"The vertical axis begins at {number(y.low, first.unit)}, not at 0.")
-    return found
+        sentences.append(f"The vertical axis begins at {number(y.low, first.unit)}, not at 0.")
+    return sentences
 
 
 def drawn(record: SearchRecord, metrics: Sequence[Metric]) -> list[TrialRecord]:
     """Return the trials that a drawing of metrics shows: those of the front, and the last others."""
-    found = [t for t in record.trials if t.status == "complete" and all(m.name in t.values for m in metrics)]
+    complete = [t for t in record.trials if t.status == "complete" and all(m.name in t.values for m in metrics)]
     on_front = {point.number for point in record.front}
-    older = max(0, len(found) - MAX_DRAWN)
-    return [trial for place, trial in enumerate(found) if place >= older or trial.number in on_front]
+    older = max(0, len(complete) - MAX_DRAWN)
+    return [trial for index, trial in enumerate(complete) if index >= older or trial.number in on_front]
 
 
 def _axis(values: Sequence[float], start: float, end: float, *, log: bool = False) -> svg.Axis:

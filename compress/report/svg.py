@@ -34,13 +34,13 @@ class Axis(NamedTuple):
         high = self.high / base
         if self.log:
             tens = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-            places = [factor * 10.0**ten for ten in tens for factor in (1, 2, 5)]
+            ticks = [factor * 10.0**ten for ten in tens for factor in (1, 2, 5)]
         else:
             ten = 10.0 ** math.floor(math.log10((high - low) / count))
             step = next(ten * factor for factor in (1, 2, 5, 10) if ten * factor * count >= (high - low) * 0.999)
             first = math.ceil(low / step - 1e-9)
-            places = [step * (first + i) for i in range(count + 2)]
-        return [place * base for place in places if low * 0.999999 <= place <= high * 1.000001]
+            ticks = [step * (first + i) for i in range(count + 2)]
+        return [tick * base for tick in ticks if low * 0.999999 <= tick <= high * 1.000001]
 
 
 def n(value: float) -> str:

@@ -35,7 +35,7 @@ _SILENT = {"fraction", "ratio", "MACs", "parameters", "samples", ""}
 def clean(text: str) -> str:
     """Return a string without characters that a page cannot contain."""
     kept = "\n\t"
-    return UNPRINTABLE.sub(lambda found: found[0] if found[0] in kept else "\ufffd", text.replace("\r\n", "\n"))
+    return UNPRINTABLE.sub(lambda match: match[0] if match[0] in kept else "\ufffd", text.replace("\r\n", "\n"))
 
 
 def cut(text: str) -> str:

@@ -106,11 +106,11 @@ def front(trials: Sequence[TrialRecord], objectives: Sequence[Metric]) -> list[T
     for trial in trials:
         if trial.is_feasible:
             points.setdefault(losses(trial.values, objectives), trial)
-    found: list[tuple[float, ...]] = []
+    nondominated: list[tuple[float, ...]] = []
     for point in sorted(points):  # a point that dominates another one comes first
-        if not any(dominates(other, point) for other in found):
-            found.append(point)
-    return [points[point] for point in found]
+        if not any(dominates(other, point) for other in nondominated):
+            nondominated.append(point)
+    return [points[point] for point in nondominated]
 
 
 def read_goals(document: Document, pipeline: Pipeline) -> Goals:
@@ -126,8 +126,8 @@ def read_goals(document: Document, pipeline: Pipeline) -> Goals:
     quality = task_of(pipeline.data).metrics[0]
     if search.objectives:
         names = node.child("objectives")
-        objectives = tuple(_metric(names, place, name, known, pipeline.target)
-                           for place, name in enumerate(search.objectives))  # fmt: skip
+        objectives = tuple(_metric(names, index, name, known, pipeline.target)
+                           for index, name in enumerate(search.objectives))  # fmt: skip
         if len(set(objectives)) < len(objectives):
             raise names.error("an objective occurs twice", hint="remove one")
     else:
@@ -144,12 +144,12 @@ def _known(pipeline: Pipeline) -> dict[str, Metric]:
     return {metric.name: metric for metric in (*task_of(pipeline.data).metrics, *predicted, *SIZES)}
 
 
-def _metric(node: DocumentNode, place: int | str, name: str, known: Mapping[str, Metric], target: Target) -> Metric:
+def _metric(node: DocumentNode, key: int | str, name: str, known: Mapping[str, Metric], target: Target) -> Metric:
     if name in known:
         return known[name]
     if name in [metric.name for metric in PREDICTED]:
-        raise node.error(f"{name} is not predicted for the target {target.name}", place, allowed=listing([*known]))
-    raise node.error(f"unknown quantity {name!r}", place, allowed=listing([*known]), hint=nearest(name, known))
+        raise node.error(f"{name} is not predicted for the target {target.name}", key, allowed=listing([*known]))
+    raise node.error(f"unknown quantity {name!r}", key, allowed=listing([*known]), hint=nearest(name, known))
 
 
 def _limit(node: DocumentNode, name: str, bound: bool | float, known: Mapping[str, Metric], target: Target) -> Limit:

@@ -94,17 +94,17 @@ def budget_limits(trials: Sequence[TrialRecord], budget: Mapping[str, float], ta
 
     If the quality of every original is unknown, no value meets the limit of a drop.
     """
-    found = []
+    limits = []
     for name, bound in budget.items():
         if name in COSTS:
-            found.append(Limit(name, COSTS[name], bound, bound))
+            limits.append(Limit(name, COSTS[name], bound, bound))
         elif name == task.change:
             best = _best_original(trials, task)
             if best is None:
-                found.append(Limit(name, task, math.inf if task.higher_is_better else -math.inf, 1.0))
+                limits.append(Limit(name, task, math.inf if task.higher_is_better else -math.inf, 1.0))
             else:
-                found.append(Limit(name, task, _worst(best, bound, task), max(abs(best), 1e-9)))
-    return found
+                limits.append(Limit(name, task, _worst(best, bound, task), max(abs(best), 1e-9)))
+    return limits
 
 
 def _best_original(trials: Sequence[TrialRecord], task: Metric) -> float | None:
@@ -142,8 +142,8 @@ def _balanced(trials: Sequence[TrialRecord], objectives: Sequence[Metric]) -> Tr
     least = [low if is_cost(metric) else 0.0 for metric, low in zip(objectives, lowest, strict=True)]
     spans = [max(each, at_least) or 1.0 for each, at_least in zip(ranges, least, strict=True)]
 
-    def distance(place: int) -> float:
-        scaled = [(value - low) / span for value, low, span in zip(points[place], lowest, spans, strict=True)]
+    def distance(index: int) -> float:
+        scaled = [(value - low) / span for value, low, span in zip(points[index], lowest, spans, strict=True)]
         return math.hypot(*scaled)
 
     return trials[min(range(len(trials)), key=distance)]

@@ -94,8 +94,8 @@ class SearchPlan:
             show: shows one line, when the database is away.
         """
         head = self.pipeline.head
-        place = self.folder(out) if storage is None else storage
-        return kind(self.space, self.goals, head.name, self.identity(), head.seed, place, show)
+        location = self.folder(out) if storage is None else storage
+        return kind(self.space, self.goals, head.name, self.identity(), head.seed, location, show)
 
     def identity(self) -> dict[str, Any]:
         """Return what the values of trials depend on, with the contents of files instead of their paths."""
@@ -168,7 +168,7 @@ class SettingsSearch:
         joins: bool = False,
     ) -> None:
         self._plan, self._out, self._study, self._worker, self._show = plan, out, study, worker, show
-        self._joins, self._waiting, self._told = joins, False, 0
+        self._joins, self._waiting, self._trials_run = joins, False, 0
         self.folder = plan.folder(out)
         self._notes: list[str] = []
         self._ending = ""  # why there is nothing new to try
@@ -201,7 +201,7 @@ class SettingsSearch:
             records = self._study.records()
             trials = front(records, self._plan.goals.objectives)
             self._notes = [self._ending] if self._ending else []
-            titles = [f"front {place} of {len(trials)}" for place in range(1, len(trials) + 1)]
+            titles = [f"front {number} of {len(trials)}" for number in range(1, len(trials) + 1)]
             points = [self._completed(trial, title) for trial, title in zip(trials, titles, strict=True)]
             if self._study.records() == records:
                 return self._written(records, points, "complete")
@@ -220,7 +220,7 @@ class SettingsSearch:
         finally:
             self._worker.close()
             self._study.close()
-        return self._told
+        return self._trials_run
 
     def _next(self) -> bool:
         """Run the next trial; return False if the search is over."""
@@ -249,7 +249,7 @@ class SettingsSearch:
         if not self._study.tell(trial, record):
             self._show(f"{title}: another process had taken it over; the result of this one is not used")
             return True
-        self._told += 1
+        self._trials_run += 1
         self._show(f"{title}: {self._in_words(record)}{self._time_left([*counted, record])}")
         self._refuse_failing(record)
         return True
@@ -366,7 +366,7 @@ class SettingsSearch:
         chosen, reason = recommend(trials, records, plan.goals, budget, task)
         if points and not trials:
             reason = "the complete runs of all trials on the front failed"
-        found = SearchRecord(
+        search_record = SearchRecord(
             name=plan.pipeline.head.name,
             status=status,
             objectives=plan.goals.objectives,
@@ -383,8 +383,8 @@ class SettingsSearch:
             coralline=__version__,
         )
         contents = {
-            "search.json": json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n",
-            "search.html": search_page.page(found),
+            "search.json": json.dumps(search_record.to_json(), indent=1, allow_nan=False) + "\n",
+            "search.html": search_page.page(search_record),
         }
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -392,7 +392,7 @@ class SettingsSearch:
                 write_atomically(self.folder / name, content.encode())
         except OSError as error:
             raise explain(error, "the result of the search cannot be written", self.folder) from error
-        return found
+        return search_record
 
 
 def varied(space: Space) -> dict[str, str]:

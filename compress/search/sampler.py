@@ -155,11 +155,11 @@ class FrontSampler(BaseSampler):
 
     def _candidates(self, study: Study) -> list[Parameters]:
         """Return random parameters, and members of the front with random changes; none of stages that are left out."""
-        found: list[Parameters] = [self._random_parameters() for _ in range(CANDIDATES)]
+        candidates: list[Parameters] = [self._random_parameters() for _ in range(CANDIDATES)]
         best = [each.params for each in study.best_trials] if len(study.directions) > 1 else _best(study)
         if best:
-            found += [self._changed(best[self._random.integers(len(best))]) for _ in range(CANDIDATES)]
-        return [self._without_unused(each) for each in found]
+            candidates += [self._changed(best[self._random.integers(len(best))]) for _ in range(CANDIDATES)]
+        return [self._without_unused(each) for each in candidates]
 
     def _without_unused(self, parameters: Parameters) -> Parameters:
         trial = FixedTrial(dict(parameters))
@@ -189,24 +189,24 @@ class FrontSampler(BaseSampler):
 
     def _encoded(self, parameters: Parameters) -> list[float]:
         """Return parameters as numbers from 0 to 1; one that a trial does not have is in the middle."""
-        numbers: list[float] = []
+        values: list[float] = []
         for name, kind in self._space.items():
             if isinstance(kind, CategoricalDistribution):
-                numbers += [float(parameters.get(name) == choice) for choice in kind.choices]
+                values += [float(parameters.get(name) == choice) for choice in kind.choices]
             else:
-                numbers.append(_to_unit(kind, parameters[name]) if name in parameters else 0.5)
-        return numbers
+                values.append(_to_unit(kind, parameters[name]) if name in parameters else 0.5)
+        return values
 
 
 def _distinct(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     """Return one finished trial for each choice of parameters; those that were interrupted have none."""
-    found: dict[str, FrozenTrial] = {}
+    distinct: dict[str, FrozenTrial] = {}
     for each in trials:
         if not each.state.is_finished():
             continue
         if (stored_record(each) or {}).get("status") != "interrupted":
-            found.setdefault(_key(each.params), each)
-    return list(found.values())
+            distinct.setdefault(_key(each.params), each)
+    return list(distinct.values())
 
 
 def _key(parameters: Parameters) -> str:

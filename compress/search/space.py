@@ -71,7 +71,7 @@ class Choices:
     @property
     def to_check(self) -> list[tuple[Location, Any]]:
         """The values to check, each with its location in the list."""
-        return [((place,), value) for place, value in enumerate(self.values)]
+        return [((index,), value) for index, value in enumerate(self.values)]
 
     def suggest(self, trial: Suggestions) -> Any:
         """Return the value that a trial chooses."""
@@ -83,8 +83,8 @@ class Choices:
         """Return a value as the sampler knows it; None if it is not one of the choices."""
         if value not in self.values:
             return None
-        place = self.values.index(value)
-        return place if self.is_ordered else self.words[place]
+        index = self.values.index(value)
+        return index if self.is_ordered else self.words[index]
 
 
 @dataclass(frozen=True)
@@ -168,15 +168,15 @@ class Space:
 
     def of_file(self) -> dict[str, Any]:
         """Return the values that the pipeline file itself has, as the sampler knows them, where the space has them."""
-        found: dict[str, Any] = {}
+        parameters: dict[str, Any] = {}
         names = stage_names(self.document.value)
         for dimension in self.dimensions:
             is_order = dimension.location == (STAGES,)
             value = names if is_order else _value_at(self.document.value, dimension.location)
             parameter = dimension.parameter(value)
             if parameter is not None:
-                found[dimension.key] = parameter
-        return found
+                parameters[dimension.key] = parameter
+        return parameters
 
     def has(self, values: Values) -> bool:
         """Return whether values are ones that a trial can choose."""
@@ -279,14 +279,14 @@ def _dimension(node: DocumentNode, key: str, check: Check) -> Dimension:
         dimension = _range(entry, key, location)
     else:
         raise entry.error(f"{shown(entry.value)} is not a range or a list", allowed="{from: 0.3, to: 0.9}, or [a, b]")
-    for place, value in dimension.to_check:
-        _check_value(entry, location, value, place, check)
+    for position, value in dimension.to_check:
+        _check_value(entry, location, value, position, check)
     if isinstance(dimension, Range):
         return _with_numbers(dimension, entry, check)
     return _sorted(dimension)
 
 
-def _check_value(entry: DocumentNode, location: Location, value: Any, place: Location, check: Check) -> None:
+def _check_value(entry: DocumentNode, location: Location, value: Any, position: Location, check: Check) -> None:
     """Check the pipeline with a value.
 
     Raises:
@@ -297,17 +297,17 @@ def _check_value(entry: DocumentNode, location: Location, value: Any, place: Loc
         check(Document(document.path, edited(document.value, {location: value}), document.lines))
     except CorallineError as error:
         what = f"{shown(value)} cannot be used: {error.what}"
-        raise entry.error(what, *place, allowed=error.allowed, hint=error.hint) from error
+        raise entry.error(what, *position, allowed=error.allowed, hint=error.hint) from error
 
 
 def _choices(entry: DocumentNode, key: str, location: Location) -> Choices:
     if not 1 <= len(entry.value) <= MAX_CHOICES:
         raise entry.error(f"has {len(entry.value)} choices", allowed=f"1 to {MAX_CHOICES}")
-    for place, value in enumerate(entry.value):
-        if value in entry.value[:place]:
-            raise entry.error(f"{shown(value)} occurs twice", place, hint="remove one")
+    for index, value in enumerate(entry.value):
+        if value in entry.value[:index]:
+            raise entry.error(f"{shown(value)} occurs twice", index, hint="remove one")
         if key == STAGES:
-            _check_order(entry, value, place)
+            _check_order(entry, value, index)
     return Choices(key, location, tuple(entry.value))
 
 
@@ -316,7 +316,7 @@ def _sorted(dimension: Choices) -> Choices:
     return Choices(dimension.key, dimension.location, values)
 
 
-def _check_order(entry: DocumentNode, order: Any, place: int) -> None:
+def _check_order(entry: DocumentNode, order: Any, order_index: int) -> None:
     """Check the names in one choice of stages.
 
     Raises:
@@ -324,14 +324,14 @@ def _check_order(entry: DocumentNode, order: Any, place: int) -> None:
     """
     known = stage_names(entry.document.value)
     if not isinstance(order, list):
-        raise entry.error(f"{shown(order)} is not a list of stages", place, allowed=listing(known))
+        raise entry.error(f"{shown(order)} is not a list of stages", order_index, allowed=listing(known))
     for index, name in enumerate(order):
         if known.count(name) != 1:
             what = f"the stage {shown(name)} is not in the file" if name not in known else f"two stages are {name!r}"
             hint = nearest(name, known) if name not in known else "give one an id"
-            raise entry.error(what, place, index, allowed=listing(known), hint=hint)
+            raise entry.error(what, order_index, index, allowed=listing(known), hint=hint)
         if name in order[:index]:
-            raise entry.error(f"the stage {name!r} occurs twice", place, index, hint="write it twice in `stages`")
+            raise entry.error(f"the stage {name!r} occurs twice", order_index, index, hint="write it twice in `stages`")
 
 
 def _range(entry: DocumentNode, key: str, location: Location) -> Range:
@@ -367,10 +367,10 @@ def _with_numbers(dimension: Range, entry: DocumentNode, check: Check) -> Range:
 
     A builder's argument takes anything: there it is a range of whole numbers if all its numbers are written so.
     """
-    are_whole = all(isinstance(number, int) for number in (dimension.low, dimension.high, dimension.step or 1))
+    are_integers = all(isinstance(number, int) for number in (dimension.low, dimension.high, dimension.step or 1))
     is_argument = dimension.location[:2] == ("model", "arguments")
-    whole = are_whole and (is_argument or not _takes_fractions(dimension, entry, check))
-    return replace(dimension, whole=whole)
+    integers_only = are_integers and (is_argument or not _takes_fractions(dimension, entry, check))
+    return replace(dimension, whole=integers_only)
 
 
 def _takes_fractions(dimension: Range, entry: DocumentNode, check: Check) -> bool:
@@ -409,9 +409,9 @@ def _location(node: DocumentNode, key: str) -> Location:
         raise node.error(f"{key!r} is not a setting that can be varied", key, allowed=allowed, hint=hint)
     if names.count(first) > 1:
         raise node.error(f"{names.count(first)} stages are {first!r}", key, hint="give them ids, and name one")
-    place = names.index(first)
-    entry = node.document.value[STAGES][place]
-    return (STAGES, place, entry if isinstance(entry, str) else next(iter(entry)), *rest)
+    index = names.index(first)
+    entry = node.document.value[STAGES][index]
+    return (STAGES, index, entry if isinstance(entry, str) else next(iter(entry)), *rest)
 
 
 def _in_model(node: DocumentNode, rest: Sequence[str]) -> Location:

@@ -98,9 +98,9 @@ class SearchStudy:
         self._running: int | None = None
         self._finished_records: dict[int, TrialRecord] = {}  # of trials that cannot change any more
         if not self._study.get_trials(deepcopy=False):
-            found = space.of_file()
-            if found:
-                self._study.enqueue_trial(found)
+            parameters = space.of_file()
+            if parameters:
+                self._study.enqueue_trial(parameters)
 
     def _opened(self, name: str, storage: BaseStorage) -> Study:
         directions = ["maximize" if m.higher_is_better else "minimize" for m in self._goals.objectives]
@@ -165,8 +165,8 @@ class SearchStudy:
 
     def _abandoned(self, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
         """Return the running trials whose owners are dead."""
-        found = [each for each in self._others(trials) if self._watch.is_expired(each.number, each.user_attrs)]
-        leases = {each.number: each.user_attrs.get(LEASE) for each in found if is_elsewhere(each.user_attrs)}
+        abandoned = [each for each in self._others(trials) if self._watch.is_expired(each.number, each.user_attrs)]
+        leases = {each.number: each.user_attrs.get(LEASE) for each in abandoned if is_elsewhere(each.user_attrs)}
         if leases:
             time.sleep(SECOND_LOOK_S)
             renewed_since = {
@@ -174,8 +174,8 @@ class SearchStudy:
                 for each in self._others(self._trials())
                 if each.user_attrs.get(LEASE) != leases.get(each.number)
             }
-            found = [each for each in found if each.number not in leases or each.number not in renewed_since]
-        return found
+            abandoned = [each for each in abandoned if each.number not in leases or each.number not in renewed_since]
+        return abandoned
 
     def _others(self, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
         """Return the running trials of other processes."""

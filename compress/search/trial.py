@@ -52,10 +52,10 @@ def models_of(pipeline: Pipeline) -> Pipeline:
     Raises:
         PipelineError: no stage makes a quantized model.
     """
-    places = [place for place, step in enumerate(pipeline.steps) if step.makes in MEASURED]
-    if not places or pipeline.steps[places[-1]].makes not in (Kind.TFLITE, Kind.COMPILED):
+    indices = [index for index, step in enumerate(pipeline.steps) if step.makes in MEASURED]
+    if not indices or pipeline.steps[indices[-1]].makes not in (Kind.TFLITE, Kind.COMPILED):
         raise PipelineError("no stage makes a quantized model, whose costs a search could predict", hint="add quantize")
-    return replace(pipeline, steps=pipeline.steps[: places[-1] + 1])
+    return replace(pipeline, steps=pipeline.steps[: indices[-1] + 1])
 
 
 @dataclass
@@ -108,9 +108,9 @@ class PipelineTrial:
     def _measure(self, name: str) -> None:
         """Measure the quality of a model on the validation split, and its sizes."""
         session = self.session
-        found = measure(session, name, session.artifacts[name])
-        session.stages[name] = replace(session.stages[name], measurements=found)
-        quality = found[task_of(session.pipeline.data).metrics[0].name]
+        measurements = measure(session, name, session.artifacts[name])
+        session.stages[name] = replace(session.stages[name], measurements=measurements)
+        quality = measurements[task_of(session.pipeline.data).metrics[0].name]
         if quality.value is not None:
             self.measured.stages[name] = quality.value
 

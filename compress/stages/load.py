@@ -115,17 +115,17 @@ class _Load(Stage):
             from compress.tflite import detection_postprocess, graph
 
             parsed = graph.read(file)
-            found = detection_postprocess.read(parsed, str(self.path))
-            if found is None:
+            postprocess = detection_postprocess.read(parsed, str(self.path))
+            if postprocess is None:
                 raise ModelError(
                     "the file is not rebuilt with layers, so its head cannot be recognized",
                     where=str(self.path),
                     hint="describe its outputs with `maps` under model.detector: docs/detection.md",
                 )
-            context.progress.note(f"{self.path.name}: {found.note}")
-            file.write_bytes(graph.serialize(detection_postprocess.without(parsed, found)))
+            context.progress.note(f"{self.path.name}: {postprocess.note}")
+            file.write_bytes(graph.serialize(detection_postprocess.without(parsed, postprocess)))
             changes = {} if self.detector is None else family_of(self.detector)[1]
-            detector = Detector({**found.specification, **changes}).specification
+            detector = Detector({**postprocess.specification, **changes}).specification
         try:
             specification = task.file_specification(file, context.data, detector)
         except ModelError as error:
@@ -135,7 +135,7 @@ class _Load(Stage):
 
 
 def _refuse_missing_rows(model: Any, data: Data) -> None:
-    """Refuse samples with numbers that have no row in the embedding that reads them: its training would fail.
+    """Refuse samples with values that have no row in the embedding that reads them: its training would fail.
 
     Raises:
         ModelError: there are such samples.
@@ -149,7 +149,7 @@ def _refuse_missing_rows(model: Any, data: Data) -> None:
     low, high = float(samples.min()) + 0.0, float(samples.max()) + 0.0  # no -0
     if low < 0 or high > rows - 1:
         raise ModelError(
-            f"the embedding of the model has {rows:,} rows, and the samples have numbers from {low:g} to {high:g}",
+            f"the embedding of the model has {rows:,} rows, and the samples have values from {low:g} to {high:g}",
             allowed=f"0 to {rows - 1:,}",
             hint="texts need the step tokens, and a row for each of its buckets and one for 0 "
             "(the builder text_cnn: `arguments: {tokens: …}`, the same number as `buckets`)",
@@ -281,9 +281,9 @@ class _Import(_Load):
         context.progress.plan(READING, BUILDING, working_model.WRITING)
         samples = context.data.inputs("train")[:SAMPLES]
         with context.progress.phase(READING):
-            found = model_file.in_float(model_file.read(self.path, shapes=self.shapes))
+            source = model_file.in_float(model_file.read(self.path, shapes=self.shapes))
         with context.progress.phase(BUILDING):
-            imported = model_file.load(found, trust=context.trust, samples=samples)
+            imported = model_file.load(source, trust=context.trust, samples=samples)
         model = _with_fixed_input(imported.model, context)
         detector = self._detector(model, context, imported.detection)
         if detector is not None:
@@ -296,7 +296,7 @@ class _Import(_Load):
             shutil.copyfile(self.path, context.folder / MODEL_TFLITE)
         else:
             working_model.write(model, context.folder, context.progress)
-        facts = {**_import_facts(found, imported, context), "parameters": model.count_params(), **fitted}
+        facts = {**_import_facts(source, imported, context), "parameters": model.count_params(), **fitted}
         if detector is not None:
             facts["detector"] = {
                 "classes": detector.classes,
@@ -325,11 +325,11 @@ class _Import(_Load):
         settings = self.detector if isinstance(self.detector, dict) else {FAMILY: self.detector or "auto"}
         size = context.data.input_shape[:2]
         try:
-            found = detector_model(model, {**known, **settings}, self.keep_classes, size, self.classes)
+            detector = detector_model(model, {**known, **settings}, self.keep_classes, size, self.classes)
         except ModelError as error:
             error.where = error.where or str(self.path)
             raise
-        if found is None:
+        if detector is None:
             shapes = ", ".join(str(list(each.shape[1:])) for each in model.outputs)
             raise ModelError(
                 f"its outputs {shapes} are not recognized as boxes and scores",
@@ -338,22 +338,22 @@ class _Import(_Load):
                 hint="name the family if the file ends at its convolutions, or describe it: docs/detection.md; "
                 "rotated boxes and transformer decoders are not supported",
             )
-        for note in found.notes:
+        for note in detector.notes:
             context.progress.note(f"{self.path.name}: {note}")
-        return found
+        return detector
 
 
-def _import_facts(found: ModelFile, imported: ImportedModel, context: Context) -> Facts:
+def _import_facts(source: ModelFile, imported: ImportedModel, context: Context) -> Facts:
     """Return the facts about an imported file; its notes are reported."""
-    facts: Facts = {"file": found.path.name}
-    notes = [*found.notes]
+    facts: Facts = {"file": source.path.name}
+    notes = [*source.notes]
     if imported.rounding is not None:
         facts["rounding"] = asdict(imported.rounding)
         notes += _rounding_notes(imported.rounding, context)
-    if found.operators is not None:
-        facts |= {"operators": found.operators, "notes": notes}
+    if source.operators is not None:
+        facts |= {"operators": source.operators, "notes": notes}
     for note in notes:
-        context.progress.note(f"{found.path.name}: {note}")
+        context.progress.note(f"{source.path.name}: {note}")
     return facts | ({"parity": asdict(imported.parity)} if imported.parity else {})
 
 
@@ -443,9 +443,9 @@ class NewHead(_Load):
         context.progress.plan(READING, BUILDING)
         samples = context.data.inputs("train")[:SAMPLES]
         with context.progress.phase(READING):
-            found = model_file.in_float(model_file.read(self.path, self.signature, self.shapes))
+            source = model_file.in_float(model_file.read(self.path, self.signature, self.shapes))
         with context.progress.phase(BUILDING):
-            imported = model_file.load(found, trust=context.trust, samples=samples)
+            imported = model_file.load(source, trust=context.trust, samples=samples)
         try:
             features = cut_head.without_head(keras_graph.read(imported.model), self.head.after)
             backbone = self._backbone(features, context)
@@ -460,7 +460,7 @@ class NewHead(_Load):
         (last,) = tensors_in(features.outputs)
         shape = list(backbone.outputs[0].shape[1:])
         context.progress.note(f"{self.path.name}: the new head reads the output of the layer {last.layer!r}, {shape}")
-        facts = _import_facts(found, imported, context)
+        facts = _import_facts(source, imported, context)
         return {**facts, "parameters": model.count_params(), "features": last.layer, **fitted}
 
     def _backbone(self, features: Network, context: Context) -> Any:
@@ -585,9 +585,9 @@ def check_importable(file: Path, signature: str | None = None, shapes: Shapes | 
 
     if model_file.detect(file, signature, shapes) != "tflite":
         return  # read when it is loaded: importing h5py and onnx takes long
-    found = model_file.in_float(model_file.read(file))
-    if found.refused:
-        raise unsupported(found.refused, str(file))
+    source = model_file.in_float(model_file.read(file))
+    if source.refused:
+        raise unsupported(source.refused, str(file))
 
 
 def stage_for(
@@ -614,17 +614,17 @@ def stage_for(
     if kind == "onnx":
         named = {name: list(sizes) for name, sizes in (shapes or {}).items()}
         return ImportOnnx(path=file, shapes=named)  # likewise, for onnx
-    found = model_file.read(file, signature)
+    source = model_file.read(file, signature)
     if dequantize:
-        return _dequantizing(found)
-    if found.becomes == "tflite":
+        return _dequantizing(source)
+    if source.becomes == "tflite":
         return LoadTflite(path=file)
-    if found.becomes == "keras":
+    if source.becomes == "keras":
         return ImportTflite(path=file) if kind == "tflite" else LoadKeras(path=file)
     if kind == "tflite":
-        return LoadFloatTflite(path=file, problems=tuple(map(str, found.refused)))
-    model_file.check_runnable(found)
-    return ConvertSavedModel(path=file, signature=found.signature or "")
+        return LoadFloatTflite(path=file, problems=tuple(map(str, source.refused)))
+    model_file.check_runnable(source)
+    return ConvertSavedModel(path=file, signature=source.signature or "")
 
 
 def _not_quantized(file: Path) -> ModelError:
@@ -633,7 +633,7 @@ def _not_quantized(file: Path) -> ModelError:
     )
 
 
-def _dequantizing(found: ModelFile) -> Stage:
+def _dequantizing(source: ModelFile) -> Stage:
     """Return the stage that rebuilds a quantized .tflite file with layers.
 
     Raises:
@@ -642,12 +642,12 @@ def _dequantizing(found: ModelFile) -> Stage:
     from compress.importers import model_file
     from compress.importers.common.unsupported import unsupported
 
-    if found.becomes != "tflite":
-        raise _not_quantized(found.path)
-    rebuilt = model_file.in_float(found)
+    if source.becomes != "tflite":
+        raise _not_quantized(source.path)
+    rebuilt = model_file.in_float(source)
     if rebuilt.refused:
-        raise unsupported(rebuilt.refused, str(found.path))
-    return DequantizeTflite(path=found.path)
+        raise unsupported(rebuilt.refused, str(source.path))
+    return DequantizeTflite(path=source.path)
 
 
 class Origin(Settings):

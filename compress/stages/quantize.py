@@ -186,8 +186,8 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
 
     def accepted_kinds(self) -> frozenset[Kind]:
         """Return the kinds of models: training, plans, and samples chosen by the model need layers."""
-        given = self.plan is not None or self.scales_from is not None
-        layers = self.method == "qat" or given or self.calibration.select in (*BY_MODEL, "data_free")
+        has_plan = self.plan is not None or self.scales_from is not None
+        layers = self.method == "qat" or has_plan or self.calibration.select in (*BY_MODEL, "data_free")
         return self.consumes - {Kind.FLOAT_TFLITE} if layers else self.consumes
 
     def with_paths_from(self, folder: Path) -> Self:
@@ -428,9 +428,9 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
             return task.score(rows, context.data, "validation", context.specification)
 
         with progress.phase(comparison):
-            found = qat.compared(ptq, trained, plan, inputs, score, judge, self.io)
-            facts = {**history, task.score_name: dict(found.scores), "training_agrees": found.agreement}
-            result = replace(found.result, training=facts, own_scales=ptq.own_scales)
+            outcome = qat.compared(ptq, trained, plan, inputs, score, judge, self.io)
+            facts = {**history, task.score_name: dict(outcome.scores), "training_agrees": outcome.agreement}
+            result = replace(outcome.result, training=facts, own_scales=ptq.own_scales)
             if result.method == "ptq":
                 return result
             return post_training.described(result, trained, plan, samples.held_out, progress=progress)

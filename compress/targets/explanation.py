@@ -51,7 +51,7 @@ class ExplainedParameters:
         is_cached: whether they are loaded once; otherwise at every inference.
         tiles: the tiles that store each part; empty for streamed ones.
         operator: the index of the recovered operator; None if it is unknown.
-        layout: rows, weights and other numbers as text; "" if unknown.
+        layout: rows, weights and other values as text; "" if unknown.
     """
 
     offset: int

@@ -26,7 +26,7 @@ class AnchorTargets:
         counted: 0 where the scores do not contribute to the loss, because the overlap is between UNMATCHED and MATCHED;
             otherwise 1.
         classes: the class of the assigned object, -1 for none.
-        boxes: [n, anchors, 4], the raw numbers that decode to the box of the assigned object.
+        boxes: [n, anchors, 4], the raw values that decode to the box of the assigned object.
     """
 
     positive: Any
@@ -55,8 +55,8 @@ def match(detector: Detector, objects: Any) -> AnchorTargets:
     positive = ops.cast(ops.logical_or(forced, most >= MATCHED), "float32")
     counted = ops.maximum(positive, ops.cast(most < UNMATCHED, "float32"))
     own = ops.take_along_axis(objects, ops.repeat(ops.expand_dims(owner, -1), 5, axis=-1), axis=1)
-    found = ops.where(positive > 0, own[..., 0], -1.0)
-    return AnchorTargets(positive, counted, found, _raw(own[..., 1:], detector))
+    matched_classes = ops.where(positive > 0, own[..., 0], -1.0)
+    return AnchorTargets(positive, counted, matched_classes, _raw(own[..., 1:], detector))
 
 
 def _overlaps(boxes: Any, detector: Detector) -> Any:

@@ -87,7 +87,9 @@ def _same_detection(
     """Return for each image whether its best detection is the usual one of a class, and whether an object is there."""
     firsts = [detections.boxes[0] for detections in answers if _finds_first(detections, answer)]
     box = np.median(firsts, axis=0)
-    same = [_finds_first(found, answer) and _is_there(box, found.boxes[:1], SAME_PLACE) for found in answers]
+    same = [
+        _finds_first(detections, answer) and _is_there(box, detections.boxes[:1], SAME_PLACE) for detections in answers
+    ]
     fitting = [_is_there(box, boxes[labels == answer], FITTING) for boxes, labels in truth]
     return np.array(same), np.array(fitting)
 

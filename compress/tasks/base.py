@@ -108,7 +108,7 @@ class Draws(NamedTuple):
     Attributes:
         seeds: the two seeds of the batch.
         size: number of samples in the whole batch; random numbers are drawn for all of them.
-        rows: the places of the samples in the batch: [n].
+        rows: the indices of the samples in the batch: [n].
     """
 
     seeds: Any
@@ -223,7 +223,7 @@ class ModelOutputs:
 
     Attributes:
         rows: outputs [n, outputs] of all samples; a memory map if they are large.
-        floating: whether the file gives floating-point numbers.
+        floating: whether the file gives floating-point values.
         specification: how the outputs are read.
     """
 

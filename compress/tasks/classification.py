@@ -333,16 +333,16 @@ class Classification(Task):
         most = int(np.bincount(labels, minlength=len(names)).max())
         measured = [Measurement(**facts[model]["accuracy"]) for model in (original, result)]
         constant = proportion(most, len(labels), "the most frequent class")
-        found = against_constant(self.metrics[0], (constant, measured[0], measured[1]), len(labels))
+        reasons = against_constant(self.metrics[0], (constant, measured[0], measured[1]), len(labels))
         # Where one class is the majority, a useful model may have fewer right answers than that class alone.
         useful = most >= MAJORITY * len(labels) and degeneracy.above_chance(_spread(facts, names, result))
         if len(labels) - most < degeneracy.ENOUGH or useful:
-            found = [replace(finding, level="warning") for finding in found]
+            reasons = [replace(finding, level="warning") for finding in reasons]
         if not facts[result]["constant"]:
-            found += ties(facts[result]["tied"], len(labels), probabilities=facts[result]["probabilities"])
+            reasons += ties(facts[result]["tied"], len(labels), probabilities=facts[result]["probabilities"])
         if degeneracy.judge(_spread(facts, names, original)).verdict == "varied":
-            found += class_order(labels, predictions, names)
-        return found
+            reasons += class_order(labels, predictions, names)
+        return reasons
 
     def output_order(self, outputs: list[dict[str, Any]], specification: Specification) -> list[dict[str, Any]]:
         """Return the scores, without the embedding that `expose_embedding` adds."""

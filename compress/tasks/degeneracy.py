@@ -35,7 +35,7 @@ class Spread:
         same: samples that get the most frequent answer.
         others: samples whose label is another answer.
         told_apart: of `others`, those that get another answer.
-        constant: whether all outputs are the same floating-point numbers, although the samples differ.
+        constant: whether all outputs are the same floating-point values, although the samples differ.
     """
 
     text: str

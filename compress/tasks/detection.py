@@ -208,12 +208,12 @@ class Detection(Task):
 
 def moving_steps(settings: Mapping[str, Any]) -> list[tuple[Location, Refusal]]:
     """Return the preprocessing steps in pipeline.yaml that would move objects."""
-    found: list[tuple[Location, Refusal]] = []
+    refusals: list[tuple[Location, Refusal]] = []
     for index, entry in enumerate(settings["data"].get("preprocess") or ()):
         refusal = _moving(entry)
         if refusal is not None:
-            found.append((("data", "preprocess", index), refusal))
-    return found
+            refusals.append((("data", "preprocess", index), refusal))
+    return refusals
 
 
 def _moving(step: Any) -> Refusal | None:
@@ -263,8 +263,8 @@ def _detections(detector: Detector, rows: Rows) -> list[Detections]:
 def _object_rows(objects: Sequence[Objects]) -> NDArray[np.float32]:
     """Return the objects of samples [objects, 6]: index of the sample, class, box."""
     rows = [
-        np.column_stack([np.full(len(classes), place), classes, boxes])
-        for place, (boxes, classes) in enumerate(objects)
+        np.column_stack([np.full(len(classes), index), classes, boxes])
+        for index, (boxes, classes) in enumerate(objects)
     ]
     return np.concatenate(rows).astype(np.float32)
 

@@ -30,10 +30,10 @@ def _moved_objects(objects: Any, scale: Any, shift: Any) -> Any:
     import tensorflow
 
     scale, shift = scale[:, None], shift[:, None]
-    ends = [(objects[..., place : place + 2] - 0.5 - shift) / scale + 0.5 for place in (1, 3)]
+    ends = [(objects[..., start : start + 2] - 0.5 - shift) / scale + 0.5 for start in (1, 3)]
     low, high = tensorflow.minimum(*ends), tensorflow.maximum(*ends)
     seen_low, seen_high = tensorflow.clip_by_value(low, 0.0, 1.0), tensorflow.clip_by_value(high, 0.0, 1.0)
-    whole, seen = (tensorflow.reduce_prod(b - a, axis=-1) for a, b in ((low, high), (seen_low, seen_high)))
-    kept = tensorflow.logical_and(objects[..., 0] >= 0, seen >= VISIBLE * whole)
+    area, seen = (tensorflow.reduce_prod(b - a, axis=-1) for a, b in ((low, high), (seen_low, seen_high)))
+    kept = tensorflow.logical_and(objects[..., 0] >= 0, seen >= VISIBLE * area)
     classes = tensorflow.where(kept, objects[..., 0], -1.0)
     return tensorflow.concat([classes[..., None], seen_low, seen_high], axis=-1)

@@ -105,7 +105,7 @@ class DetectionHead(Head):
         return ops.sum(_softmax_divergence(ops.reshape(expected, shape), ops.reshape(actual, shape), 1.0), axis=-1)
 
     def _parts(self, rows: Any) -> DetectorParts:
-        """Return rows in the form of `logits` as parts [n, locations, numbers]."""
+        """Return rows in the form of `logits` as parts [n, locations, values]."""
         ops = keras().ops
         detector = self._logits_detector
         return detector.parts(detector.split(rows, ops), ops)

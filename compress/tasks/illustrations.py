@@ -54,9 +54,9 @@ class ObjectsIllustrator(Illustrator):
         classes = detectors[0].classes_of(rows[0].shape[1])
         self._names = tuple(name_of(names, label) for label in range(max(classes, len(names))))
         self._labels = labels
-        found = [list(_found(*pair, self._names)) for pair in zip(detectors, rows, strict=True)]
-        self._found = list(zip(*found, strict=True))
-        self._least = _smallest_score([original for original, _ in self._found])
+        detections = [list(_detected(*pair, self._names)) for pair in zip(detectors, rows, strict=True)]
+        self._detections = list(zip(*detections, strict=True))
+        self._least = _smallest_score([original for original, _ in self._detections])
         self.note = (
             f"Boxes are drawn with the class and the score, if the score is {self._least:g} or more, or if the other "
             f"model finds the same object with such a score. The same object: the same class, and the boxes overlap by "
@@ -65,7 +65,7 @@ class ObjectsIllustrator(Illustrator):
 
     def differences(self) -> list[AnswerDifference]:
         """Return the number of objects that only one of the models finds, then how far the others moved."""
-        return [self._difference(*pair) for pair in self._found]
+        return [self._difference(*pair) for pair in self._detections]
 
     def _difference(self, original: Detections, result: Detections) -> AnswerDifference:
         before, after = self._shown(original, result)
@@ -86,20 +86,21 @@ class ObjectsIllustrator(Illustrator):
     def found_again(self) -> list[tuple[int, int]]:
         """Return for each class the number of the original's objects, and how many of them the result finds."""
         counts = [
-            [0, 0] for _ in range(1 + max((int(each.classes.max(initial=0)) for each, _ in self._found), default=0))
+            [0, 0]
+            for _ in range(1 + max((int(each.classes.max(initial=0)) for each, _ in self._detections), default=0))
         ]
-        for original, result in self._found:
+        for original, result in self._detections:
             sure = original.above(self._least)
             for label in sure.classes:
                 counts[label][0] += 1
             for one, _ in _pairs(_overlap(sure, result.above(FEWER * self._least))):
                 counts[sure.classes[one]][1] += 1
-        return [(objects, found) for objects, found in counts]
+        return [(objects, matched) for objects, matched in counts]
 
     def is_empty(self, sample: int) -> bool:
         """Whether no model finds an object, and none is labelled."""
         labelled = self._labels is not None and len(self._labels[sample].classes)
-        return not labelled and not any(len(each) for each in self._shown(*self._found[sample]))
+        return not labelled and not any(len(each) for each in self._shown(*self._detections[sample]))
 
     def label(self, image: Image, sample: int) -> Drawn | None:
         """Return the image with the labelled objects."""
@@ -113,14 +114,14 @@ class ObjectsIllustrator(Illustrator):
 
     def answers(self, image: Image, sample: int) -> list[Drawn]:
         """Return the images with the objects that the models find."""
-        return [self._drawn(image.copy(), found) for found in self._shown(*self._found[sample])]
+        return [self._drawn(image.copy(), detections) for detections in self._shown(*self._detections[sample])]
 
     def _boxes(self, image: Image, boxes: NDArray[np.float32], classes: NDArray[np.int64]) -> list[Caption]:
-        found = Detections(boxes, classes, np.ones(len(classes), np.float32), self._names)
-        return shapes.draw_objects(image, found)[::-1]
+        detections = Detections(boxes, classes, np.ones(len(classes), np.float32), self._names)
+        return shapes.draw_objects(image, detections)[::-1]
 
-    def _drawn(self, image: Image, found: Detections) -> Drawn:
-        texts = shapes.draw_objects(image, found)
+    def _drawn(self, image: Image, detections: Detections) -> Drawn:
+        texts = shapes.draw_objects(image, detections)
         captions.write(image, texts)
         return Drawn(image, _listed([text.text for text in texts[::-1]], "no object"))
 
@@ -131,26 +132,26 @@ class ObjectsIllustrator(Illustrator):
     def _sure(self, one: Detections, other: Detections) -> Detections:
         likely = one.above(FEWER * self._least)
         kept = likely.scores >= self._least
-        for _, place in _pairs(_overlap(other.above(self._least), likely)):
-            kept[place] = True
+        for _, index in _pairs(_overlap(other.above(self._least), likely)):
+            kept[index] = True
         return likely.taken(kept)
 
 
-def _found(detector: Detector, rows: Rows, names: tuple[str, ...]) -> Iterator[Detections]:
-    """Yield the objects of each sample, with finite numbers."""
+def _detected(detector: Detector, rows: Rows, names: tuple[str, ...]) -> Iterator[Detections]:
+    """Yield the objects of each sample, with finite values."""
     for start in range(0, len(rows), BLOCK):
         outputs = detector.split(np.asarray(rows[start : start + BLOCK], np.float32))
         for sample in range(len(outputs[0])):
-            found = detector([output[sample] for output in outputs], names)
-            sound = np.isfinite(found.boxes).all(axis=1)
-            if found.keypoints is not None:
-                sound &= np.isfinite(found.keypoints).all(axis=(1, 2))
-            yield found.taken(sound & (found.scores >= FEWER * SCORES[-1]))
+            detections = detector([output[sample] for output in outputs], names)
+            sound = np.isfinite(detections.boxes).all(axis=1)
+            if detections.keypoints is not None:
+                sound &= np.isfinite(detections.keypoints).all(axis=(1, 2))
+            yield detections.taken(sound & (detections.scores >= FEWER * SCORES[-1]))
 
 
-def _smallest_score(found: Sequence[Detections]) -> float:
+def _smallest_score(detections: Sequence[Detections]) -> float:
     for score in SCORES[:-1]:
-        if sum(bool(len(each.above(score))) for each in found) >= ENOUGH * len(found):
+        if sum(bool(len(each.above(score))) for each in detections) >= ENOUGH * len(detections):
             return score
     return SCORES[-1]
 
@@ -268,12 +269,12 @@ class PointsIllustrator(Illustrator):
         if (largest > 1.5 * unit).any() or (len(marked) and marked.min() < -0.5 * unit.max()):
             return None
         limit = 2.0  # points far outside of the image, and NaN
-        places = [
+        positions = [
             np.clip(np.nan_to_num(np.asarray(each, np.float64).reshape(len(each), -1, 2) / unit, nan=limit), -1, limit)
             for each in rows
         ]
         truth = np.concatenate([labels[..., 1::-1] / unit[::-1], labels[..., 2:]], axis=2)
-        return cls((places[0][..., ::-1], places[1][..., ::-1]), truth)
+        return cls((positions[0][..., ::-1], positions[1][..., ::-1]), truth)
 
     def differences(self) -> list[AnswerDifference]:
         """Return the mean distance of the points of both models."""

@@ -106,7 +106,7 @@ class Keypoints(MeasuredTask):
         del specification
         count = targets.shape[1]
         if rows.shape[1] != 2 * count:
-            what = f"gives {rows.shape[1]} numbers, but the data has {count} points"
+            what = f"gives {rows.shape[1]} values, but the data has {count} points"
             raise ModelError(what, allowed="x and y of each point", hint="check data.source and the model's last layer")
         visible = targets[..., 2] > 0
         expected = np.where(visible[..., np.newaxis], targets[..., :2], np.nan).astype(np.float64)
@@ -123,9 +123,9 @@ class Keypoints(MeasuredTask):
         if not distances.size:
             reason = "no point of the split is marked in a sample with two or more"
             return {name: missing("fraction", reason) for name in ("pck", "distance")}
-        found = (distances <= NEAR).astype(np.float64)
+        near = (distances <= NEAR).astype(np.float64)
         return {
-            "pck": mean_with_interval(found, "fraction", f"{note}, {len(found)} points"),
+            "pck": mean_with_interval(near, "fraction", f"{note}, {len(near)} points"),
             "distance": mean_with_interval(distances, "fraction", note),
         }
 

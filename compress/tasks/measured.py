@@ -53,7 +53,7 @@ LOOKED_AT = 512
 
 @dataclass(frozen=True)
 class ValuesHead(Head):
-    """A head whose first output is numbers [n, values] that are compared with targets of the same shape.
+    """A head whose first output is an array [n, values] that is compared with targets of the same shape.
 
     Attributes:
         scale: the standard deviation of each value in the training split; errors are divided by it, so that values of
@@ -157,7 +157,7 @@ class MeasuredTask(Task):
             metrics = self._metrics(np.repeat(constant, min(len(targets), BLOCK), axis=0), targets, specification, note)
             facts["constant"] = {metric: value.to_json() for metric, value in metrics.items()}
         if len(models) > 1:
-            first, last = (list(models.values())[place] for place in (0, -1))
+            first, last = (list(models.values())[index] for index in (0, -1))
             judge = self.fidelity(first.specification)
             same = [judge.same(*pair) for pair in _pairs(first.rows, last.rows)]
             facts["agreement"] = float(np.concatenate(same).mean())
@@ -326,9 +326,9 @@ def refuse_shape(model: Any, data: Data, expected: Sequence[int | None], meaning
     shape = tuple(model.outputs[0].shape[1:])
     fits = len(shape) == len(expected) and all(b in (None, a) for a, b in zip(shape, expected, strict=True))
     if not fits:
-        sides = ", ".join("any" if side is None else str(side) for side in expected)
+        dimensions = ", ".join("any" if dimension is None else str(dimension) for dimension in expected)
         raise ModelError(
             f"the model's output has the shape {list(shape)}",
-            allowed=f"[{sides}]: {meaning}",
+            allowed=f"[{dimensions}]: {meaning}",
             hint="check data.source and the model's last layer",
         )

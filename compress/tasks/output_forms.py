@@ -1,4 +1,4 @@
-"""The form of a model's outputs: probabilities of a softmax, of sigmoids, or plain numbers.
+"""The form of a model's outputs: probabilities of a softmax, of sigmoids, or plain values.
 
 `activation_of` reads it from a Keras model's last layers, `form_of` from values. `OutputForm` says how two models'
 values of one output are compared, and how one model learns from the other's.
@@ -47,7 +47,7 @@ class OutputForm:
         return {"name": self.name, "shape": list(self.shape), "form": self.form, "deviation": self.deviation}
 
     def logits(self, values: Any) -> Any:
-        """Return a Keras tensor of this output as logits, up to a constant; plain numbers stay as they are."""
+        """Return a Keras tensor of this output as logits, up to a constant; plain values stay as they are."""
         ops = keras().ops
         if self.form == "values":
             return values
@@ -67,7 +67,7 @@ class OutputForm:
     def divergence(self, expected: Any, actual: Any, temperature: float = 1.0) -> Any:
         """Return the distance of one model's output from another's, for each sample [n]; 0 where they are equal.
 
-        Probabilities are compared by the Kullback-Leibler divergence, plain numbers by the squared error in units of
+        Probabilities are compared by the Kullback-Leibler divergence, plain values by the squared error in units of
         their variance; both are averaged over positions.
 
         Args:
@@ -92,7 +92,7 @@ class OutputForm:
         """Return the share of equal decisions of two models for each sample: [n], from 0 to 1.
 
         A decision is the most likely class at a position (softmax), or whether a probability is above one half
-        (sigmoid). Plain numbers agree if they differ by at most CLOSE standard deviations.
+        (sigmoid). Plain values agree if they differ by at most CLOSE standard deviations.
 
         Args:
             expected: values of one model [n, *shape].
@@ -182,9 +182,9 @@ def activation_of(tensor: Any) -> Activation | None:
 
     None where that operation does not say.
     """
-    operation, call, place = tensor._keras_history
+    operation, call, tensor_index = tensor._keras_history
     if isinstance(operation, keras().Model):
-        return activation_of(operation.outputs[place])
+        return activation_of(operation.outputs[tensor_index])
     activation = getattr(operation, "activation", None)
     activation = getattr(activation, "activation", activation)  # a layer may be another one's activation
     kind = type(operation).__name__

@@ -144,13 +144,13 @@ class ByOutput(Judge):
     as_logits: bool
 
     def snr_db(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
-        """Return the mean over the outputs of their ratios: outputs of large numbers do not hide others."""
+        """Return the mean over the outputs of their ratios: outputs of large values do not hide others."""
         layout = layout_of(self.outputs)
         ratios = [snr_db(*pair) for pair in zip(layout.parts(expected), layout.parts(actual), strict=True)]
         return np.asarray(np.mean(ratios, axis=0))
 
     def energies(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
-        """Return the energy of the error of each sample and output, in probabilities or plain numbers: [n, outputs]."""
+        """Return the energy of the error of each sample and output, in probabilities or plain values: [n, outputs]."""
         layout = layout_of(self.outputs)
         columns = []
         for output, *pair in zip(self.outputs, layout.split(expected), layout.split(actual), strict=True):
@@ -267,7 +267,7 @@ class OutputsTask(MeasuredTask):
         """Return the error of each sample: root mean square, in standard deviations, averaged over outputs: [n]."""
         if rows.shape[1:] != targets.shape[1:]:
             raise ModelError(
-                f"gives {rows.shape[1]} numbers, and the original {targets.shape[1]}",
+                f"gives {rows.shape[1]} values, and the original {targets.shape[1]}",
                 allowed="the same outputs",
                 hint="choose another model",
             )

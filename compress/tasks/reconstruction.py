@@ -113,7 +113,7 @@ class Reconstruction(MeasuredTask):
         del specification
         expected = targets[:, :-1].astype(np.float64)
         if rows.shape != expected.shape:
-            what = f"gives {rows.shape[1]} numbers for samples of {expected.shape[1]}"
+            what = f"gives {rows.shape[1]} values for samples of {expected.shape[1]}"
             raise ModelError(what, allowed="as many", hint="choose another model")
         return np.asarray(((rows - expected) ** 2).mean(axis=1), np.float64)
 

@@ -72,7 +72,7 @@ class Regression(MeasuredTask):
         del specification
         if rows.shape != targets.shape:
             raise ModelError(
-                f"gives {rows.shape[1]} numbers, but the data has {targets.shape[1]} targets",
+                f"gives {rows.shape[1]} values, but the data has {targets.shape[1]} targets",
                 hint="check data.source and the model's last layer",
             )
         return np.asarray(rows, np.float64)

@@ -159,7 +159,7 @@ class Segmentation(MeasuredTask):
         positions = int(np.prod(targets.shape[1:]))
         if rows.shape[1] % positions:
             raise ModelError(
-                f"gives {rows.shape[1]} numbers for {positions} pixels",
+                f"gives {rows.shape[1]} values for {positions} pixels",
                 allowed="a score for each class at each pixel",
                 hint="check data.source and the model's last layer",
             )

@@ -100,11 +100,11 @@ class UnlabelledDetection(OutputsTask):
 
     def refused_settings(self, settings: Mapping[str, Any]) -> list[tuple[Location, Refusal]]:
         """Return the preprocessing steps that would move objects, and a model without a detector."""
-        found = moving_steps(settings)
+        refusals = moving_steps(settings)
         if not settings["model"].get("detector"):
             refusal = Refusal("a detector is needed", "model.detector: auto, the name of a family, or a specification")
-            found.append((("model",), refusal))
-        return found
+            refusals.append((("model",), refusal))
+        return refusals
 
     def evaluate(self, models: Mapping[str, ModelOutputs], data: Data, split: Split, note: str) -> Facts:
         """Return also `found_again` for two models: by class, the objects of the original, and how many of them the
@@ -118,8 +118,8 @@ class UnlabelledDetection(OutputsTask):
         """Return also `found_again`, without classes of which the original finds nothing."""
         labels = facts.get("class_names") or ()
         rows = [
-            {"name": name_of(labels, label), "objects": objects, "found": found}
-            for label, (objects, found) in enumerate(facts["found_again"])
+            {"name": name_of(labels, label), "objects": objects, "found": matched}
+            for label, (objects, matched) in enumerate(facts["found_again"])
             if objects
         ]
         return {**super().compare(facts, names, original, result), "found_again": rows}

@@ -188,8 +188,8 @@ def _refuse_unfit(array: NDArray[Any], tensor: Tensor, where: str) -> None:
     if sample in (tensor.shape, tensor.shape[1:]) and np.issubdtype(array.dtype, np.number):
         return
     message = f"{tensor.name} contains {list(array.shape)} of {array.dtype}"
-    sides = ", ".join(map(str, tensor.shape[1:]))
-    raise DataError(message, where=where, allowed=f"[n, {sides}], numbers")
+    dimensions = ", ".join(map(str, tensor.shape[1:]))
+    raise DataError(message, where=where, allowed=f"[n, {dimensions}], numbers")
 
 
 def random_feed(graph: Graph, generator: np.random.Generator) -> list[NDArray[Any]]:

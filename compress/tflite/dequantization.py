@@ -40,7 +40,7 @@ WITH_BIAS = {
     "FULLY_CONNECTED": (0, 1, 2),
     "TRANSPOSE_CONV": (2, 1, 3),
 }
-"""For operators with a bias: the places of input, weights and bias among their inputs."""
+"""For operators with a bias: the indices of input, weights and bias among their inputs."""
 BIAS_TYPES = ("INT32", "INT64")
 INTEGERS = ("INT8", "UINT8", "INT16", "INT32")
 CONVERSIONS = ("QUANTIZE", "DEQUANTIZE")
@@ -183,31 +183,31 @@ def _constants(graph: Graph) -> dict[int, NDArray[np.float32]]:
         tensor.index: real_values(tensor) for tensor in graph.tensors if tensor.is_constant and is_quantized(tensor)
     }
     for operator in graph.operators:
-        for place in range(len(operator.inputs)):
-            bias = _bias(operator, place, graph)
+        for index in range(len(operator.inputs)):
+            bias = _bias(operator, index, graph)
             if bias is not None:
                 values[bias.index] = _real_bias(operator, bias, graph)
     return values
 
 
-def _bias(operator: Operator, place: int, graph: Graph) -> Tensor | None:
+def _bias(operator: Operator, index: int, graph: Graph) -> Tensor | None:
     """Return an input of an operator if it is a constant bias of a quantized operator."""
-    places = WITH_BIAS.get(operator.name)
-    if places is None or place != places[2] or operator.inputs[place] == NONE:
+    indices = WITH_BIAS.get(operator.name)
+    if indices is None or index != indices[2] or operator.inputs[index] == NONE:
         return None
-    tensor = graph.tensors[operator.inputs[place]]
-    source = graph.tensors[operator.inputs[places[0]]]
+    tensor = graph.tensors[operator.inputs[index]]
+    source = graph.tensors[operator.inputs[indices[0]]]
     return tensor if tensor.is_constant and tensor.dtype in BIAS_TYPES and is_quantized(source) else None
 
 
 def _real_bias(operator: Operator, bias: Tensor, graph: Graph) -> NDArray[np.float32]:
     """Return the real values of a bias: its scale is that of the input times that of the weights."""
-    input_place, weights_place, _ = WITH_BIAS[operator.name]
-    weights = graph.tensors[operator.inputs[weights_place]]
+    input_index, weights_index, _ = WITH_BIAS[operator.name]
+    weights = graph.tensors[operator.inputs[weights_index]]
     if not is_quantized(weights):
         raise ModelError(f"the weights {weights.name!r} of a quantized {operator.name} are {weights.dtype}")
     assert weights.quantization is not None
-    scale, _ = _scale_and_zero(graph.tensors[operator.inputs[input_place]])
+    scale, _ = _scale_and_zero(graph.tensors[operator.inputs[input_index]])
     scales = np.asarray(weights.quantization.scale, np.float64) * scale
     values = bias.array().astype(np.float64)
     if scales.size not in (1, values.size):
@@ -309,8 +309,8 @@ def operator_differences(dequantized: Dequantized, feeds: Sequence[Feed]) -> lis
         for index, actual in zip(results, floats.run(inputs), strict=True):
             differences[index].append(_steps(stored[index], actual, graph.tensors[index]))
     return [
-        OperatorDifference(producers[index], max(map(np.max, found)), float(np.mean([np.mean(each) for each in found])))
-        for index, found in differences.items()
+        OperatorDifference(producers[index], max(map(np.max, steps)), float(np.mean([np.mean(each) for each in steps])))
+        for index, steps in differences.items()
     ]
 
 

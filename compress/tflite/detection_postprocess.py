@@ -122,7 +122,7 @@ def read(graph: Graph, where: str = "") -> PostProcess | None:
     scales = tuple(float(options.get(name, 0)) for name in SCALES)
     if not all(0 < scale < np.inf for scale in scales) or not np.isfinite(values).all() or (values[:, 2:] <= 0).any():
         raise ModelError(f"its {NAME} has scales or anchors that are not above 0", where=where)
-    found = PostProcess(
+    postprocess = PostProcess(
         operator,
         boxes,
         scores,
@@ -136,14 +136,14 @@ def read(graph: Graph, where: str = "") -> PostProcess | None:
         class_agnostic=not options.get("use_regular_nms", False),
     )
     try:
-        Detector(found.specification)
+        Detector(postprocess.specification)
     except DetectionError as error:
         raise ModelError(f"its {NAME} cannot be decoded: {error}", where=where) from error
-    return found
+    return postprocess
 
 
 def options_of(graph: Graph, operator: Operator, where: str = "") -> Mapping[str, float]:
-    """Return the numbers in the options of the operator, which are a FlexBuffer map.
+    """Return the numeric options of the operator, which are a FlexBuffer map.
 
     Raises:
         ModelError: they cannot be read, or the number of classes is invalid.
@@ -153,7 +153,7 @@ def options_of(graph: Graph, operator: Operator, where: str = "") -> Mapping[str
     stored = graph.source.subgraphs[0].operators[operator.index].customOptions
     if stored is None or len(stored) == 0:
         return {}
-    found: dict[str, float] = {}
+    options: dict[str, float] = {}
     try:
         root = flexbuffers.GetRoot(bytes(bytearray(stored)))
         entries: Any = root.AsMap if root.IsMap else {}
@@ -163,34 +163,34 @@ def options_of(graph: Graph, operator: Operator, where: str = "") -> Mapping[str
             except KeyError:
                 continue
             if value.IsBool or value.IsNumeric:
-                found[name] = value.AsFloat if value.IsFloat else int(value.AsBool if value.IsBool else value.AsInt)
+                options[name] = value.AsFloat if value.IsFloat else int(value.AsBool if value.IsBool else value.AsInt)
     except (struct.error, LookupError, ValueError, TypeError, RecursionError, OverflowError) as error:
         raise ModelError(f"the options of its {NAME} cannot be read: {error}", where=where) from error
-    unclear = next((name for name, value in found.items() if math.isnan(value)), None)
+    unclear = next((name for name, value in options.items() if math.isnan(value)), None)
     if unclear is not None:
         raise ModelError(f"the option {unclear} of its {NAME} is not a number", where=where)
-    classes = found.get("num_classes", 1)
+    classes = options.get("num_classes", 1)
     if not 0 < classes <= MAX_CLASSES:
         raise ModelError(f"its {NAME} has {classes} classes", where=where, allowed=f"1 to {MAX_CLASSES:,}")
-    return found
+    return options
 
 
-def without(graph: Graph, found: PostProcess) -> Graph:
+def without(graph: Graph, postprocess: PostProcess) -> Graph:
     """Return the model with raw boxes and scores as outputs instead of the operator's."""
     edit = Edit(graph)
-    edit.remove(found.operator)
-    edit.outputs = [found.boxes.index, found.scores.index]
+    edit.remove(postprocess.operator)
+    edit.outputs = [postprocess.boxes.index, postprocess.scores.index]
     return edit.graph()
 
 
-def decoded(graph: Graph, found: PostProcess) -> Graph:
+def decoded(graph: Graph, postprocess: PostProcess) -> Graph:
     """Return a float model with decoded boxes (ymin, xmin, ymax, xmax) and scores as outputs, in plain operators.
 
     The column of a background is left out, unless the scores are a softmax, which needs it.
     """
     edit = Edit(graph)
-    edit.remove(found.operator)
-    count = len(found.anchors)
+    edit.remove(postprocess.operator)
+    count = len(postprocess.anchors)
 
     def step(name: str, inputs: Sequence[int], shape: Sequence[int], options: str = "", **values: Any) -> int:
         output = edit.tensor(f"decoded/{name}", shape, "FLOAT32")
@@ -205,25 +205,28 @@ def decoded(graph: Graph, found: PostProcess) -> Graph:
         begin, size = edit.integers("begin", 0, 0, column), edit.integers("size", 1, count, columns)
         return step("SLICE", [tensor, begin, size], (1, count, columns), "SliceOptions")
 
-    anchors = found.anchors[np.newaxis]
+    anchors = postprocess.anchors[np.newaxis]
     moved = step(
         "MUL",
-        [part(found.boxes.index, 0, 2), constant(anchors[..., 2:] / found.scales[:2])],
+        [part(postprocess.boxes.index, 0, 2), constant(anchors[..., 2:] / postprocess.scales[:2])],
         (1, count, 2),
         "MulOptions",
     )
     centre = step("ADD", [moved, constant(anchors[..., :2])], (1, count, 2), "AddOptions")
     scaled = step(
-        "MUL", [part(found.boxes.index, 2, 2), constant(1 / np.array(found.scales[2:]))], (1, count, 2), "MulOptions"
+        "MUL",
+        [part(postprocess.boxes.index, 2, 2), constant(1 / np.array(postprocess.scales[2:]))],
+        (1, count, 2),
+        "MulOptions",
     )
     grown = step("EXP", [scaled], (1, count, 2), "ExpOptions")
     half = step("MUL", [grown, constant(anchors[..., 2:] / 2)], (1, count, 2), "MulOptions")
     corners = [step(name, [centre, half], (1, count, 2), f"{name.title()}Options") for name in ("SUB", "ADD")]
     boxes = step("CONCATENATION", corners, (1, count, 4), "ConcatenationOptions", axis=2)
-    scores = found.scores.index
+    scores = postprocess.scores.index
     maker = graph.producer.get(scores)
-    if found.background and not (maker is not None and maker.name == "SOFTMAX"):
-        scores = part(scores, 1, found.classes)
+    if postprocess.background and not (maker is not None and maker.name == "SOFTMAX"):
+        scores = part(scores, 1, postprocess.classes)
     edit.outputs = [boxes, scores]
     return edit.graph()
 

@@ -53,8 +53,9 @@ def dilated_row(operator: Operator, graph: Graph) -> Iterator[Edit]:
     if dilation is None or len(dilation.rates) != 1 or len(x.shape) != 3:
         return
     _, widened, convolution, _, last = chain
-    batch, *sides = graph.output_tensors(operator)[0].shape  # files of any batch size do not say that it is the block's
-    is_row = graph.output_tensors(widened)[0].shape == (batch, 1, *sides)
+    # Files of any batch size do not say that it is the block's.
+    batch, *dimensions = graph.output_tensors(operator)[0].shape
+    is_row = graph.output_tensors(widened)[0].shape == (batch, 1, *dimensions)
     kernel = graph.tensors[convolution.inputs[1]].shape
     if not is_row or kernel[1] != 1 or not _is_unpadded_with_unit_stride(convolution):
         return
@@ -121,7 +122,7 @@ def only_consumer(graph: Graph, operator: Operator) -> Operator | None:
 def _padded(edit: Edit, x: Tensor, source: int, shape: Sequence[int], amounts: Sequence[Sequence[int]]) -> int:
     around = np.asarray(amounts, np.int32)
     padded = edit.like(
-        x, "padded", shape=[side + int(amount.sum()) for side, amount in zip(shape, around, strict=True)]
+        x, "padded", shape=[size + int(amount.sum()) for size, amount in zip(shape, around, strict=True)]
     )
     paddings = edit.tensor(f"{x.name}/paddings", around.shape, "INT32", values=around)
     edit.add("PAD", [source, paddings], [padded], edit.options("PadOptions"))

@@ -132,7 +132,7 @@ class Edit:
         """Add a tensor, which is constant if it has values, and return its index."""
         tensor = self._schema.TensorT()
         tensor.name = name.encode()
-        tensor.shape = [int(side) for side in shape]
+        tensor.shape = [int(size) for size in shape]
         tensor.type = getattr(self._schema.TensorType, dtype)
         tensor.buffer = 0
         if values is not None:
@@ -157,7 +157,7 @@ class Edit:
     def fix_shape(self, index: int, shape: Sequence[int]) -> None:
         """Set a static shape for a tensor."""
         tensor = copy.copy(self._main.tensors[index])
-        tensor.shape = [int(side) for side in shape]
+        tensor.shape = [int(size) for size in shape]
         tensor.shapeSignature = None
         self._main.tensors[index] = tensor
 

@@ -90,8 +90,8 @@ def head_of(graph: Graph) -> LinearHead:
     operator = last_dense(graph)
     if operator.option("fusedActivationFunction", 0):
         raise ModelError("the last dense layer has an activation", allowed="none before the softmax")
-    given, kernel = (graph.tensors[index] for index in operator.inputs[:2])
-    weights = _real(kernel).reshape(-1, given.elements)
+    source, kernel = (graph.tensors[index] for index in operator.inputs[:2])
+    weights = _real(kernel).reshape(-1, source.elements)
     biases = np.zeros(len(weights), np.float32)
     if len(operator.inputs) > 2 and operator.inputs[2] != NONE:
         biases = _real(graph.tensors[operator.inputs[2]]).reshape(-1)
@@ -101,10 +101,10 @@ def head_of(graph: Graph) -> LinearHead:
 def _is_dense(graph: Graph, operator: Operator) -> bool:
     if operator.name not in DENSE:
         return False
-    given, kernel = (graph.tensors[index] for index in operator.inputs[:2])
+    source, kernel = (graph.tensors[index] for index in operator.inputs[:2])
     classes = kernel.shape[0] if kernel.shape else 0
-    made = graph.tensors[operator.outputs[0]].elements
-    return given.elements * classes == kernel.elements and made == classes > 0
+    outputs = graph.tensors[operator.outputs[0]].elements
+    return source.elements * classes == kernel.elements and outputs == classes > 0
 
 
 def _real(tensor: Tensor) -> NDArray[np.float32]:

@@ -76,8 +76,8 @@ def plain(graph: Graph) -> Plain:
         shapes, values = _seen(graph, fixed)
         known.update(values)
     _refuse_large(graph, shapes)
-    numbers = tuple(operator.index for operator in graph.operators if not known.keys() >= set(operator.outputs))
-    return Plain(_changed(graph, known, shapes, numbers), numbers, notes)
+    indices = tuple(operator.index for operator in graph.operators if not known.keys() >= set(operator.outputs))
+    return Plain(_changed(graph, known, shapes, indices), indices, notes)
 
 
 def _refuse_large(graph: Graph, shapes: Mapping[int, tuple[int, ...]]) -> None:
@@ -154,14 +154,14 @@ def _seen(graph: Graph, value_indices: set[int]) -> tuple[dict[int, tuple[int, .
             value = runner.tensor(index)
             if value is None:
                 continue
-            shapes[index] = tuple(int(side) for side in value.shape)
+            shapes[index] = tuple(int(size) for size in value.shape)
             if index in value_indices:
                 values[index] = np.array(value)
     return shapes, values
 
 
 def _changed(
-    graph: Graph, known: Mapping[int, NDArray[Any]], shapes: Mapping[int, tuple[int, ...]], numbers: tuple[int, ...]
+    graph: Graph, known: Mapping[int, NDArray[Any]], shapes: Mapping[int, tuple[int, ...]], indices: tuple[int, ...]
 ) -> Graph:
     """Return the graph with constants for all known tensors, and only the operators with the given indices."""
     from ai_edge_litert import schema_py_generated as schema
@@ -184,7 +184,7 @@ def _changed(
             if graph.tensors[index].dtype in (*EIGHT_BITS, *_FLOATS):
                 tensor.type = schema.TensorType.FLOAT32
                 tensor.quantization = None
-    main.operators = [main.operators[number] for number in numbers]
+    main.operators = [main.operators[position] for position in indices]
     source.subgraphs = [main, *source.subgraphs[1:]]
     return graphs.from_source(source)
 

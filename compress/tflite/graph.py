@@ -384,7 +384,7 @@ def _tensor(index: int, tensor: Any, buffers: list[Any], dtypes: dict[int, str])
         _text(tensor.name or ""),
         dtype,
         shape,
-        any(side < 0 for side in _integers(tensor.shapeSignature)[1:]),
+        any(size < 0 for size in _integers(tensor.shapeSignature)[1:]),
         quantization,
         data,
         bool(tensor.isVariable),

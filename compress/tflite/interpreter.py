@@ -196,7 +196,7 @@ def shape_hint(expected: Sequence[int | None], actual: Sequence[int]) -> str:
     """Return what to do about samples of another shape than a model's input."""
     if tuple(actual) == (*expected, 1):
         return "add `squeeze: {axis: -1}` to data.preprocess"
-    if [side for side in actual if side != 1] == [side for side in expected if side != 1]:
+    if [size for size in actual if size != 1] == [size for size in expected if size != 1]:
         return f"add `reshape: {{shape: {list(expected)}}}` to data.preprocess"
     if len(expected) == len(actual) == 3:
         return _image_hint(tuple(expected), tuple(actual))

@@ -1,4 +1,4 @@
-"""Limits of the numbers in a .tflite file, checked once, when the file is read.
+"""Limits of the values in a .tflite file, checked once, when the file is read.
 
 Code that works with a graph may then trust them: no stride is 0, no scale is negative, no axis is out of range, and no
 loop over a version or a count runs for long.
@@ -93,8 +93,8 @@ def check_shape(index: int, shape: Sequence[int]) -> None:
         ValueError: the rank, a dimension or the number of elements is out of range.
     """
     elements = 1
-    for side in shape[: MAX_RANK + 1]:
-        elements *= max(side, 1)
+    for size in shape[: MAX_RANK + 1]:
+        elements *= max(size, 1)
     if len(shape) > MAX_RANK or min(shape, default=0) < 0 or elements > MAX_ELEMENTS:
         raise ValueError(f"tensor {index} has the shape {list(shape[:MAX_RANK])}")
 

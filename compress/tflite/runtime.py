@@ -109,10 +109,10 @@ class IsolatedInterpreter:
         arrays = [value for feed in feeds for value in feed.values()]
         answer, values = self._child.request(header, arrays, RUN_TIMEOUT_S * max(len(feeds), 1))
         self.duration_ns = int(answer["ns"])
-        found = [value for value in values if value is not None]
-        if len(found) != len(feeds) * len(tensors):
+        outputs = [value for value in values if value is not None]
+        if len(outputs) != len(feeds) * len(tensors):
             raise RuntimeRefusedError("a tensor has no value after the run")
-        return [found[start * len(tensors) : (start + 1) * len(tensors)] for start in range(len(feeds))]
+        return [outputs[start * len(tensors) : (start + 1) * len(tensors)] for start in range(len(feeds))]
 
     def tensor(self, index: int) -> NDArray[Any] | None:
         """Return a tensor after a run; None if it has no readable value: a resource, text, or not computed."""
@@ -129,7 +129,7 @@ class _Child:
         self.released: deque[int] = deque()
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - `_end` closes it
         self._lock = threading.Lock()
-        self._numbers = 0
+        self._last_number = 0
         self.ended = False
         with theirs:
             self._process = sandbox.start(
@@ -140,8 +140,8 @@ class _Child:
     def next_number(self) -> int:
         """Return a number for a new model."""
         with self._lock:
-            self._numbers += 1
-            return self._numbers
+            self._last_number += 1
+            return self._last_number
 
     def request(
         self, header: Mapping[str, Any], arrays: Arrays, timeout_s: float
@@ -232,7 +232,7 @@ def _unpacked(message: bytes) -> tuple[Mapping[str, Any], list[NDArray[Any] | No
             arrays.append(None)
             continue
         dtype, shape = np.dtype(entry[0]), tuple(entry[1])
-        if dtype.hasobject or any(type(side) is not int or side < 0 for side in shape):
+        if dtype.hasobject or any(type(size) is not int or size < 0 for size in shape):
             raise ValueError("an invalid array")
         count = int(np.prod(shape, dtype=np.uint64)) if shape else 1
         arrays.append(np.frombuffer(message, dtype, count, start).reshape(shape).copy())
@@ -284,15 +284,15 @@ def _answer(
     if header["do"] == "load":
         interpreter = models[header["model"]] = _loaded(header, arrays)
         details = {"inputs": interpreter.get_input_details(), "outputs": interpreter.get_output_details()}
-        return {name: [_as_json(detail) for detail in found] for name, found in details.items()}, []
+        return {name: [_as_json(detail) for detail in tensors] for name, tensors in details.items()}, []
     interpreter = models[header["model"]]
     if header["do"] == "read":
         return {}, [_value(interpreter, index) for index in header["tensors"]]
-    given = iter(arrays)
+    remaining = iter(arrays)
     values: list[NDArray[Any] | None] = []
     duration_ns = 0
     for feed in header["feeds"]:
-        inputs = [(index, next(given)) for index in feed]
+        inputs = [(index, next(remaining)) for index in feed]
         began = time.perf_counter_ns()
         for index, value in inputs:
             interpreter.set_tensor(index, value)

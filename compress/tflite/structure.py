@@ -1,4 +1,4 @@
-"""Whether two models have the same structure, so that one is the other with other numbers."""
+"""Whether two models have the same structure, so that one is the other with other values."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ def differences(old: Graph, new: Graph) -> list[str]:
 
     The order of the operators and of their tensors must be the same; names and indices of tensors can differ.
     """
-    found = []
+    messages = []
     if len(old.operators) != len(new.operators):
         return [f"the old model has {len(old.operators)} operators, the new one {len(new.operators)}"]
     if (old.subgraphs, new.subgraphs) != (1, 1):
-        found.append(f"the models have {old.subgraphs} and {new.subgraphs} subgraphs; only one is supported")
+        messages.append(f"the models have {old.subgraphs} and {new.subgraphs} subgraphs; only one is supported")
     for before, after in zip(old.operators, new.operators, strict=True):
-        found += _operator_differences(before, after)
+        messages += _operator_differences(before, after)
         if _custom_options(old, before) != _custom_options(new, after):
-            found.append(f"{describe(before)}: its custom options differ")
+            messages.append(f"{describe(before)}: its custom options differ")
     for role in ("inputs", "outputs"):
         if len(getattr(old, role)) != len(getattr(new, role)):
-            found.append(f"the numbers of {role} of the models differ")
+            messages.append(f"the numbers of {role} of the models differ")
     tensors: dict[int, int] = {}
     for where, first, second in _tensor_pairs(old, new):
         if (first == NONE) != (second == NONE):
-            found.append(f"{where}: only one of the models has it")
+            messages.append(f"{where}: only one of the models has it")
         elif first != NONE and tensors.setdefault(first, second) != second:
-            found.append(f"{where}: it is connected differently")
+            messages.append(f"{where}: it is connected differently")
         elif first != NONE:
-            found += [f"{where}: {each}" for each in _tensor_differences(old.tensors[first], new.tensors[second])]
+            messages += [f"{where}: {each}" for each in _tensor_differences(old.tensors[first], new.tensors[second])]
     if len(set(tensors.values())) != len(tensors):
-        found.append("the operators of the new model share tensors that those of the old one do not share")
-    return list(dict.fromkeys(found))
+        messages.append("the operators of the new model share tensors that those of the old one do not share")
+    return list(dict.fromkeys(messages))
 
 
 def matching_tensors(old: Graph, new: Graph) -> dict[int, int]:

@@ -158,14 +158,14 @@ class _TableWalk:
             raise ValueError("an offset before the beginning")
         size = _SHORT.unpack_from(self.content, vtable)[0]
         for field, kind_of_field in LAYOUT.get(kind, {}).items():
-            field_position = self._place(position, vtable, size, field)
+            field_position = self._field_position(position, vtable, size, field)
             if field_position:
                 if kind_of_field[-1] == "?":
-                    number = self._place(position, vtable, size, field - 1)
+                    number = self._field_position(position, vtable, size, field - 1)
                     kind_of_field = self.unions[kind_of_field[:-1]].get(self.content[number] if number else 0, "")
                 self._field(field_position, kind_of_field)
 
-    def _place(self, position: int, vtable: int, size: int, field: int) -> int:
+    def _field_position(self, position: int, vtable: int, size: int, field: int) -> int:
         """Return the position of a field of a table; 0 if it is missing."""
         entry = 4 + 2 * field
         offset = _SHORT.unpack_from(self.content, vtable + entry)[0] if entry < size else 0

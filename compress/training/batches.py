@@ -145,11 +145,11 @@ def batches(
         mixup.change(augment.mixup) if augment.mixup else None,
     ]
 
-    def augmented(indices: Any, seeds: Any, size: Any, places: Any) -> Any:
+    def augmented(indices: Any, seeds: Any, size: Any, positions: Any) -> Any:
         samples, batch_targets = samples_at(indices)
         for number, change in enumerate(changes):
             if change is not None:
-                samples, batch_targets = change(samples, batch_targets, Draws(seeds + number, size, places))
+                samples, batch_targets = change(samples, batch_targets, Draws(seeds + number, size, positions))
         return samples, batch_targets
 
     per_epoch = settings.batches_per_epoch(len(inputs))
@@ -164,16 +164,16 @@ def batches(
             step, share = divmod(int(number), divided.own)
             indices, seeds = epoch(step // per_epoch)[step % per_epoch]
             own = divided.parts(len(indices))[share]
-            places = np.arange(own.start - 1 if augment.mixup else own.start, own.stop) % len(indices)
-            return indices[places], seeds, np.int32(len(indices)), places
+            positions = np.arange(own.start - 1 if augment.mixup else own.start, own.stop) % len(indices)
+            return indices[positions], seeds, np.int32(len(indices)), positions
 
         kinds = [tf.int64, tf.int32, tf.int32, tf.int64]
-        indices, seeds, size, places = tf.numpy_function(part, [number], kinds, stateful=False)
+        indices, seeds, size, positions = tf.numpy_function(part, [number], kinds, stateful=False)
         return (
             tf.ensure_shape(indices, [None]),
             tf.ensure_shape(seeds, [2]),
             tf.ensure_shape(size, []),
-            tf.ensure_shape(places, [None]),
+            tf.ensure_shape(positions, [None]),
         )
 
     # A range, not a generator: with a generator the training waited 30 ms for finished batches (2 busy cores).
@@ -247,7 +247,7 @@ def _from_file(inputs: NDArray[np.float32], targets: Any) -> Callable[[Any], Any
 
     def read(indices: Any) -> Any:
         tensors = tf.numpy_function(
-            lambda places: [rows.rows(array, places) for array in arrays], [indices], kinds, stateful=False
+            lambda positions: [rows.rows(array, positions) for array in arrays], [indices], kinds, stateful=False
         )
         for tensor, array in zip(tensors, arrays, strict=True):
             tensor.set_shape((None, *array.shape[1:]))

@@ -42,8 +42,8 @@ class ValueChanges(Protocol):
 
 def value_range(inputs: NDArray[np.float32]) -> tuple[float, float]:
     """Return the lowest and the highest value of samples [n, ...] that are spread over the whole split."""
-    places = np.linspace(0, len(inputs) - 1, min(len(inputs), LOOKED_AT)).astype(np.int64)
-    samples = rows.rows(inputs, np.unique(places))
+    indices = np.linspace(0, len(inputs) - 1, min(len(inputs), LOOKED_AT)).astype(np.int64)
+    samples = rows.rows(inputs, np.unique(indices))
     return float(samples.min()), float(samples.max())
 
 

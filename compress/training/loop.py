@@ -476,14 +476,14 @@ def _adam(library: Any, rates: Mapping[str, Rate], decay: float, steps: int) -> 
 
 
 def _refuse_mixed_rows(model: Any, settings: TrainingSettings) -> None:
-    """Refuse mixup of samples that are numbers of an embedding's rows: the mean of two numbers is an unrelated row.
+    """Refuse mixup of samples that are indices of an embedding's rows: the mean of two indices is an unrelated row.
 
     Raises:
         StageError: mixup is set for such a model.
     """
     if settings.augment.mixup and cut_lookup.input_rows(model) is not None:
         raise StageError(
-            "augment.mixup mixes the values of samples, and those of a model with an embedding are numbers of its rows",
+            "augment.mixup mixes the values of samples, and those of a model with an embedding are indices of its rows",
             hint="remove augment.mixup",
         )
 

@@ -131,8 +131,8 @@ def compiled(trainer: Any, execution: Execution) -> Iterator[None]:
     except (tensorflow.errors.InvalidArgumentError, tensorflow.errors.UnimplementedError) as error:
         if "XLA" not in str(error):
             raise
-        found = re.search(r"compile graph \S+ on \S+: (\w+)", str(error))
-        operation = f"the operation {found[1]}" if found else "the training step"
+        match = re.search(r"compile graph \S+ on \S+: (\w+)", str(error))
+        operation = f"the operation {match[1]}" if match else "the training step"
         hint = "remove execution.jit_compile"
         raise StageError(f"XLA cannot compile {operation} of this training", hint=hint) from error
 

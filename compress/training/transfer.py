@@ -81,12 +81,12 @@ def rates(model: Any, settings: TransferSettings) -> Mapping[str, Rate]:
     if not settings.changes_rates:
         return {}
     layers = [layer for layer in reversed(_backbone(model)) if layer.trainable_variables]
-    found = {}
+    learning_rates = {}
     for depth, layer in enumerate(layers):
         factor = settings.backbone_rate * settings.layer_decay**depth
         start = settings.unfreeze_until * (depth + 1) / len(layers)
-        found.update({variable.path: Rate(factor, start) for variable in layer.trainable_variables})
-    return found
+        learning_rates.update({variable.path: Rate(factor, start) for variable in layer.trainable_variables})
+    return learning_rates
 
 
 def _layers_to_freeze(model: Any, freeze: str | None) -> Sequence[Any]:

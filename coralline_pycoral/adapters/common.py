@@ -18,7 +18,7 @@ def output_tensor(interpreter: Any, i: int) -> Array:
 
     Args:
         interpreter: the interpreter.
-        i: the place of the output.
+        i: the index of the output.
     """
     tensor: Array = interpreter.tensor(interpreter.get_output_details()[i]["index"])()
     return tensor

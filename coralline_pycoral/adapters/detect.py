@@ -148,8 +148,8 @@ def _detected(interpreter: Any) -> _Detected:
         return _Detected(*[interpreter.tensor(index)()[0] for index in indices])
     # Of the four outputs, the number of objects has one value. TensorFlow 1: boxes, classes, scores, number;
     # TensorFlow 2: scores, boxes, number, classes.
-    places = (0, 1, 2) if common.output_tensor(interpreter, 3).size == 1 else (1, 3, 0)
-    return _Detected(*[common.output_tensor(interpreter, place)[0] for place in places])
+    output_indices = (0, 1, 2) if common.output_tensor(interpreter, 3).size == 1 else (1, 3, 0)
+    return _Detected(*[common.output_tensor(interpreter, output_index)[0] for output_index in output_indices])
 
 
 def _decoded(interpreter: Any, opened: BundledInterpreter) -> _Detected:
@@ -157,6 +157,6 @@ def _decoded(interpreter: Any, opened: BundledInterpreter) -> _Detected:
     details = interpreter.get_output_details()
     expected = opened.bundle.models[opened.role].outputs
     order = runtime.matching_order(TensorDescription.of(details), expected)
-    outputs = [common.output_tensor(interpreter, place) for place in order]
+    outputs = [common.output_tensor(interpreter, index) for index in order]
     detections = decoder(opened.bundle, expected)(outputs)
     return _Detected(detections.boxes, detections.classes, detections.scores)

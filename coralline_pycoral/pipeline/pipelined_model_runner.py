@@ -42,8 +42,8 @@ class PipelinedModelRunner:
         self._output_names = [detail["name"] for detail in interpreters[-1].get_output_details()]
         self._lock = threading.Lock()
         self._queues = [_ResizableQueue() for _ in range(len(interpreters) + 1)]
-        for place, interpreter in enumerate(interpreters):
-            ends = self._queues[place : place + 2]
+        for position, interpreter in enumerate(interpreters):
+            ends = self._queues[position : position + 2]
             # The threads hold no reference to the runner, so that it can be deleted.
             threading.Thread(target=_run_segment, args=(interpreter, *ends), daemon=True).start()
 

@@ -112,11 +112,11 @@ def fitted_temperature(logits: Array, labels: Array) -> float:
     """
     low, high = np.log(TEMPERATURES)
     count, classes = logits.shape
-    wanted = np.full((count, classes), 1 / (count + 2) / max(classes - 1, 1))
-    wanted[np.arange(count), labels] = (count + 1) / (count + 2)
+    targets = np.full((count, classes), 1 / (count + 2) / max(classes - 1, 1))
+    targets[np.arange(count), labels] = (count + 1) / (count + 2)
     for _ in range(4):  # the cross entropy has one minimum: it is convex in 1 / temperature
         candidates = np.linspace(low, high, 41)
-        costs = [-(wanted * log_softmax(logits, float(np.exp(each)))).sum(axis=1).mean() for each in candidates]
+        costs = [-(targets * log_softmax(logits, float(np.exp(each)))).sum(axis=1).mean() for each in candidates]
         best = int(np.argmin(costs))
         low = candidates[max(best - 1, 0)]
         high = candidates[min(best + 1, len(candidates) - 1)]

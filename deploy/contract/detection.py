@@ -85,13 +85,13 @@ class Detections:
 
     def top(self, count: Optional[int] = None) -> List[Detected]:
         """Return the best detections, the best first; None: all of them."""
-        found = []
+        best = []
         for index in range(len(self) if count is None else min(count, len(self))):
             ymin, xmin, ymax, xmax = map(float, self.boxes[index])
             points = () if self.keypoints is None else tuple(map(tuple, self.keypoints[index].tolist()))
             label = self.label(int(self.classes[index]))
-            found.append(Detected(label, float(self.scores[index]), (ymin, xmin, ymax, xmax), points))
-        return found
+            best.append(Detected(label, float(self.scores[index]), (ymin, xmin, ymax, xmax), points))
+        return best
 
     def rows(self, count: Optional[int] = None) -> List[Dict[str, Any]]:
         """Return the same as plain maps of `label`, `score`, `box`, and `keypoints` if the detector has any.
@@ -100,11 +100,11 @@ class Detections:
         """
         return [self._row(each) for each in self.top(count)]
 
-    def _row(self, found: Detected) -> Dict[str, Any]:
-        row: Dict[str, Any] = {"label": found.label, "score": found.score}
-        row["box"] = _plain(found.box)
+    def _row(self, detection: Detected) -> Dict[str, Any]:
+        row: Dict[str, Any] = {"label": detection.label, "score": detection.score}
+        row["box"] = _plain(detection.box)
         if self.keypoints is not None:
-            row["keypoints"] = [_plain(point) for point in found.keypoints]
+            row["keypoints"] = [_plain(point) for point in detection.keypoints]
         return row
 
     def label(self, index: int) -> str:
@@ -114,7 +114,7 @@ class Detections:
 
 @dataclasses.dataclass(frozen=True)
 class DetectorParts:
-    """The outputs of a detector for a batch, one row for each location: [batch, locations, numbers].
+    """The outputs of a detector for a batch, one row for each location: [batch, locations, values].
 
     Attributes:
         boxes: raw numbers.
@@ -160,7 +160,7 @@ class Detector:
         return any(entry["part"] == "objectness" for entry in self.specification["tensors"])
 
     def output_sizes(self, classes: int) -> List[Tuple[int, int]]:
-        """Return the number of locations of each output, and the numbers for each of them.
+        """Return the number of locations of each output, and the number of values for each of them.
 
         Args:
             classes: the number of classes.
@@ -177,7 +177,7 @@ class Detector:
         per_class = sum(count * width for count, width in self.output_sizes(1)) - fixed
         classes, rest = divmod(values - fixed, per_class)
         if rest or classes < 1:
-            raise DetectionError("%d numbers are not the outputs of %d locations" % (values, len(self.anchors)))
+            raise DetectionError("%d values are not the outputs of %d locations" % (values, len(self.anchors)))
         return classes
 
     def misfit(self, shapes: Sequence[Any]) -> Optional[str]:
@@ -223,18 +223,18 @@ class Detector:
         if problem is not None:
             raise DetectionError(problem)
         classes = self.classes_of(sum(int(np.prod(output.shape[1:])) for output in outputs))
-        found: Dict[str, List[Tuple[int, Any]]] = {}
+        rows_by_part: Dict[str, List[Tuple[int, Any]]] = {}
         sizes = self.output_sizes(classes)
         for entry, output, (count, width) in zip(self.specification["tensors"], outputs, sizes):
             rows = maths.reshape(output, (-1, count, width))
-            found.setdefault(entry["part"], []).append((entry.get("map", 0), rows))
-        return DetectorParts(**{part: _joined(rows, maths) for part, rows in found.items()})
+            rows_by_part.setdefault(entry["part"], []).append((entry.get("map", 0), rows))
+        return DetectorParts(**{part: _joined(rows, maths) for part, rows in rows_by_part.items()})
 
     def corners(self, raw: Array, at: Optional[Locations] = None, maths: Any = np) -> Array:
         """Return raw boxes as (ymin, xmin, ymax, xmax), not cut off at the image's border: [..., locations, 4].
 
         Args:
-            raw: [..., locations, numbers].
+            raw: [..., locations, values].
             at: their locations; all by default.
             maths: numpy, or `keras.ops` for tensors.
         """
@@ -261,7 +261,7 @@ class Detector:
         """Return raw boxes of some locations as (ymin, xmin, ymax, xmax), cut off at the image's border: float32.
 
         Args:
-            raw: float [k, numbers].
+            raw: float [k, values].
             which: their locations; all by default.
         """
         boxes = self.corners(np.asarray(raw, np.float32), self.at.taken(which))
@@ -344,8 +344,8 @@ class Detector:
             enough = np.flatnonzero(values >= limit)
             best, values = best[enough], values[enough]
         order = np.argsort(-values, kind="mergesort")[:CANDIDATES]
-        places, classes = np.divmod(best[order], likely.shape[1])
-        return (places if rows is None else rows[places]), classes, values[order].astype(np.float32)
+        locations, classes = np.divmod(best[order], likely.shape[1])
+        return (locations if rows is None else rows[locations]), classes, values[order].astype(np.float32)
 
     def _class_probabilities(self, scores: Array, maths: Any) -> Array:
         kind = self.specification["scores"]
@@ -415,8 +415,8 @@ def _refound(sure: Detections, others: Detections) -> int:
     return count
 
 
-def _plain(numbers: Sequence[float]) -> List[Optional[float]]:
-    return [round(number, 6) if math.isfinite(number) else None for number in numbers]
+def _plain(values: Sequence[float]) -> List[Optional[float]]:
+    return [round(value, 6) if math.isfinite(value) else None for value in values]
 
 
 def _joined(rows: List[Tuple[int, Any]], maths: Any) -> Any:

@@ -64,14 +64,14 @@ def checked(specification: Any) -> Dict[str, Any]:
             raise DetectionError("%s must be one of %s, not %r" % (name, allowed, settings[name]))
     settings["variances"] = _positive(settings["variances"], 4, "variances")
     settings["offset"] = _offset(settings)
-    settings["bins"] = _whole(settings["bins"], 2, 256, "bins")
+    settings["bins"] = _integer(settings["bins"], 2, 256, "bins")
     if settings["input_size"] is not None:
         settings["input_size"] = _cells(settings["input_size"], "input_size")
     for name in ("least_score", "overlap"):
         settings[name] = _positive([settings[name]], 1, name)[0]
     if settings["least_score"] >= 1 or settings["overlap"] > 1:
         raise DetectionError("least_score must be below 1, and overlap at most 1")
-    settings["most"] = _whole(settings["most"], 1, 1000, "most")
+    settings["most"] = _integer(settings["most"], 1, 1000, "most")
     if not isinstance(settings["class_agnostic"], bool):
         raise DetectionError("class_agnostic must be true or false, not %r" % (settings["class_agnostic"],))
     settings["maps"] = _maps(settings["maps"], settings["code"])
@@ -134,10 +134,10 @@ def locations_of(entry: Dict[str, Any]) -> int:
 
 
 def _cells(values: Any, name: str) -> List[int]:
-    numbers = _positive(values, 2, name)
-    if any(side != int(side) or side > 4096 for side in numbers):
+    dimensions = _positive(values, 2, name)
+    if any(dimension != int(dimension) or dimension > 4096 for dimension in dimensions):
         raise DetectionError("%s must be two whole numbers up to 4096, not %r" % (name, values))
-    return [int(side) for side in numbers]
+    return [int(dimension) for dimension in dimensions]
 
 
 def _anchors(anchors: Any) -> List[List[float]]:
@@ -156,7 +156,7 @@ def _keypoints(keypoints: Any) -> Any:
     if settings["unit"] not in UNITS or not isinstance(settings["visibility"], bool):
         raise DetectionError("keypoints have a unit, one of %s, and visibility: true or false" % ", ".join(UNITS))
     scale, offset = _numbers([settings["scale"], settings["offset"]], 2, "scale and offset of keypoints")
-    return dict(settings, count=_whole(settings["count"], 1, 1000, "count"), scale=scale, offset=offset)
+    return dict(settings, count=_integer(settings["count"], 1, 1000, "count"), scale=scale, offset=offset)
 
 
 def _tensors(settings: Dict[str, Any]) -> List[Dict[str, Any]]:
@@ -165,19 +165,19 @@ def _tensors(settings: Dict[str, Any]) -> List[Dict[str, Any]]:
     if not isinstance(outputs, (list, tuple)) or not outputs:
         raise DetectionError("tensors must be a list of maps with 'part' and 'map'")
     count = len(settings["maps"])
-    places: Dict[str, List[Any]] = {}
+    maps_by_part: Dict[str, List[Any]] = {}
     for entry in outputs:
         if not isinstance(entry, dict) or not {"part"} <= set(entry) <= {"part", "map"} or entry["part"] not in PARTS:
             raise DetectionError("each of tensors must have 'part' (one of %s) and may have 'map'" % ", ".join(PARTS))
         if "map" in entry:
-            _whole(entry["map"], 0, count - 1, "map of tensors")
-        places.setdefault(entry["part"], []).append(entry.get("map"))
-    for part, maps in places.items():
+            _integer(entry["map"], 0, count - 1, "map of tensors")
+        maps_by_part.setdefault(entry["part"], []).append(entry.get("map"))
+    for part, maps in maps_by_part.items():
         if maps != [None] and sorted(maps, key=str) != sorted(range(count), key=str):
             raise DetectionError("tensors must have one entry of %s for all maps, or one for each map" % part)
-    wanted = {"boxes", "scores"} | ({"keypoints"} if settings["keypoints"] else set())
-    if set(places) - {"objectness"} != wanted:
-        raise DetectionError("tensors must have the parts %s" % ", ".join(sorted(wanted)))
+    required = {"boxes", "scores"} | ({"keypoints"} if settings["keypoints"] else set())
+    if set(maps_by_part) - {"objectness"} != required:
+        raise DetectionError("tensors must have the parts %s" % ", ".join(sorted(required)))
     return [dict(entry) for entry in outputs]
 
 
@@ -203,7 +203,7 @@ def _positive(values: Any, count: int, name: str) -> List[float]:
     return [float(value) for value in values]
 
 
-def _whole(value: Any, low: int, high: int, name: str) -> int:
+def _integer(value: Any, low: int, high: int, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise DetectionError("%s must be a whole number from %d to %d, not %r" % (name, low, high, value))
     return value

@@ -42,7 +42,7 @@ class Lookup:
         Raises:
             ValueError: a number is not that of a row.
         """
-        whole = np.trunc(numbers)
-        if not ((whole >= 0) & (whole < len(self.table))).all():
+        rows = np.trunc(numbers)
+        if not ((rows >= 0) & (rows < len(self.table))).all():
             raise ValueError("a number is not from 0 to %d, the rows of the lookup table" % (len(self.table) - 1))
-        return self.table[whole.astype(np.int64)].reshape((1,) + self.shape + (-1,))
+        return self.table[rows.astype(np.int64)].reshape((1,) + self.shape + (-1,))

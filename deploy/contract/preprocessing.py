@@ -197,10 +197,10 @@ class Reshape(Step):
             PreprocessingError: it has another number of values.
         """
         known = abs(count(self.shape))  # without the -1
-        whole, rest = divmod(count(shape), known)
-        if rest or (whole != 1 and -1 not in self.shape):
+        quotient, rest = divmod(count(shape), known)
+        if rest or (quotient != 1 and -1 not in self.shape):
             raise PreprocessingError("%r cannot be reshaped to %r" % (list(shape), list(self.shape)))
-        return Plan(tuple(whole if side == -1 else side for side in self.shape), count(shape))
+        return Plan(tuple(quotient if side == -1 else side for side in self.shape), count(shape))
 
     def __call__(self, sample: Array) -> Array:
         """Return the sample in the new shape."""

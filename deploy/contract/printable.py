@@ -24,9 +24,9 @@ def line(text: str) -> str:
 
 def lines(text: str) -> str:
     """Return a text of several lines: line feeds and tabs stay."""
-    return UNPRINTABLE.sub(lambda found: found.group() if found.group() in "\n\t" else _escaped(found), text)
+    return UNPRINTABLE.sub(lambda match: match.group() if match.group() in "\n\t" else _escaped(match), text)
 
 
-def _escaped(found: Match[str]) -> str:
-    code = ord(found.group())
-    return _NAMED.get(found.group()) or ("\\x%02x" % code if code < 256 else "\\u%04x" % code)
+def _escaped(match: Match[str]) -> str:
+    code = ord(match.group())
+    return _NAMED.get(match.group()) or ("\\x%02x" % code if code < 256 else "\\u%04x" % code)

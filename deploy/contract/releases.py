@@ -294,7 +294,7 @@ class DeviceFolder:
         """
         if release_name(files[BUNDLE]["sha256"], files[RUNNER]["sha256"]) != release:
             raise ReleaseError("request", "%s is not the release of these files" % release)
-        folder, place = self._in("releases", ".new"), self._in("releases", release)
+        folder, destination = self._in("releases", ".new"), self._in("releases", release)
         os.mkdir(folder)
         known = self._known({digest for entry in files.values() for digest, _ in entry["pieces"]})
         for name in (BUNDLE, RUNNER):
@@ -308,13 +308,13 @@ class DeviceFolder:
                 raise ReleaseError("damaged", "%s is not what was sent" % name, "deploy again")
         self._require_listed(folder)
         _write(os.path.join(folder, RELEASE), json.dumps({"installed": _now(), "by": self.by, "files": files}))
-        if os.path.isdir(place):  # it was damaged, and may be the current release: replace it file by file
+        if os.path.isdir(destination):  # it was damaged, and may be the current release: replace it file by file
             for name in (BUNDLE, RUNNER, RELEASE):
-                os.replace(os.path.join(folder, name), os.path.join(place, name))
+                os.replace(os.path.join(folder, name), os.path.join(destination, name))
             os.rmdir(folder)
         else:
             sync_folder(folder)
-            os.rename(folder, place)
+            os.rename(folder, destination)
         sync_folder(self._in("releases"))
         self.drop_incoming()
 

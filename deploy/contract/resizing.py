@@ -325,15 +325,15 @@ class Crop(Step):
         Raises:
             PreprocessingError: the image is too small.
         """
-        sides = (height, width)
+        dimensions = (height, width)
         if self.share is not None:
-            rows, columns = (side - 2 * int((side - side * self.share) / 2) for side in sides)
+            rows, columns = (side - 2 * int((side - side * self.share) / 2) for side in dimensions)
         else:
             rows, columns = self.size
         if height < rows or width < columns:
-            sizes = ([rows, columns], list(sides))
+            sizes = ([rows, columns], list(dimensions))
             raise PreprocessingError("crop to %r: the image has %r; resize or pad it before" % sizes)
-        return ImagePlacement(_middle(sides, (rows, columns)), (0, 0, rows, columns), (rows, columns))
+        return ImagePlacement(_middle(dimensions, (rows, columns)), (0, 0, rows, columns), (rows, columns))
 
     def planned(self, shape: Shape) -> Plan:
         """Return the shape of the result, which is a part of the sample."""
@@ -387,11 +387,11 @@ def _padded(image_size: Size, size: Size) -> Area:
 
     The computation is in float32, as in TensorFlow.
     """
-    sides = np.array(image_size, np.float32)
+    dimensions = np.array(image_size, np.float32)
     limits = np.array(size, np.float32)
-    sides = sides / (sides / limits).max()
-    height, width = np.maximum(np.floor(sides), 1)
-    top, left = np.maximum(np.floor((limits - sides) / 2), 0)
+    dimensions = dimensions / (dimensions / limits).max()
+    height, width = np.maximum(np.floor(dimensions), 1)
+    top, left = np.maximum(np.floor((limits - dimensions) / 2), 0)
     return int(top), int(left), int(height), int(width)
 
 

@@ -151,9 +151,9 @@ class Spectrogram(Step):
     def _image(self, frames: Array, change: Any) -> Array:
         """Return the spectra of all frames after the function `change`: float32 [frames, width, 1]."""
         result = np.empty((len(frames), self._width, 1), np.float32)
-        for place in range(0, len(frames), _BLOCK):
-            spectrum = self._spectrum(frames[place : place + _BLOCK])
-            result[place : place + _BLOCK, :, 0] = change(spectrum)
+        for start in range(0, len(frames), _BLOCK):
+            spectrum = self._spectrum(frames[start : start + _BLOCK])
+            result[start : start + _BLOCK, :, 0] = change(spectrum)
         return result
 
     def _spectrum(self, frames: Array) -> Array:

@@ -123,12 +123,12 @@ class Wholes(Numbers):
 
     def __call__(self, value: Any, name: str) -> Any:
         """Return the values as a tuple of ints."""
-        numbers = super().__call__(value, name)
-        if any(item != int(item) or not self.low <= item <= self.high for item in numbers):
+        values = super().__call__(value, name)
+        if any(item != int(item) or not self.low <= item <= self.high for item in values):
             count = "two " if self.count == 2 else ""
             facts = (name, count, self.low, self.high, value)
             raise PreprocessingError("%s must be %swhole numbers from %d to %d, not %r" % facts)
-        return tuple(map(int, numbers))
+        return tuple(map(int, values))
 
 
 class Fill(Numbers):

@@ -80,7 +80,7 @@ def tokens_of(text: str, unit: str) -> List[str]:
         return _WORD.findall(plain)
     # `\w` matches no marks.
     marked = "".join(_MARK if unicodedata.category(character)[0] == "M" else character for character in plain)
-    return [plain[found.start() : found.end()] for found in _WORD.finditer(marked)]
+    return [plain[match.start() : match.end()] for match in _WORD.finditer(marked)]
 
 
 def number_of(token: str, buckets: int) -> int:

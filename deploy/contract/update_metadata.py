@@ -249,8 +249,8 @@ def parse(content: bytes, role: str) -> Metadata:
 
 def _signature(row: Any) -> Tuple[str, bytes]:
     text = _member(row, "sig", str)
-    made = bytes.fromhex(text) if len(text) % 2 == 0 and _HEX.match(text) else b""
-    return str(_member(row, "keyid", str)), made  # of another kind of key, it may have another length
+    signature_bytes = bytes.fromhex(text) if len(text) % 2 == 0 and _HEX.match(text) else b""
+    return str(_member(row, "keyid", str)), signature_bytes  # of another kind of key, it may have another length
 
 
 def read_root(content: bytes) -> Root:
@@ -299,11 +299,11 @@ def check_signatures(metadata: Metadata, root: Root) -> None:
     role = root.roles[metadata.role]
     message = metadata.message
     signers: Set[bytes] = set()
-    for name, made in metadata.signatures:
+    for name, signature_bytes in metadata.signatures:
         if len(signers) >= role.threshold:
             break  # each verification takes time on a board
         key = role.keys.get(name)
-        if key is not None and key not in signers and signature.verify(key, made, message):
+        if key is not None and key not in signers and signature.verify(key, signature_bytes, message):
             signers.add(key)
     if len(signers) < role.threshold:
         facts = (metadata.role, metadata.version, len(signers), root.metadata.version, role.threshold)

@@ -139,7 +139,7 @@ def test_several_inputs_by_name_and_in_order(two_inputs: bundle.Bundle, tmp_path
         ({}, r"the sample has the inputs \(none\)"),
         ([IMAGES[0]], "the model has 2 inputs; to do: pass a map or a list of arrays for image, state"),
         ("text", "the bundle takes no texts"),
-        ([IMAGES[0], STATES[0].T], r"the input state is float32 \[3, 2\]; to do: pass numbers of the shape \[2, 3\]"),
+        ([IMAGES[0], STATES[0].T], r"the input state is float32 \[3, 2\]; to do: pass an array of the shape \[2, 3\]"),
         ([IMAGES[0], STATES[0].astype(str)], "the input state is <U"),
         (ROWS[0][1:], r"has the shape \[21\] after preprocessing, and the model takes \[22\]"),
     ],

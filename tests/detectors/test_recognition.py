@@ -391,7 +391,7 @@ def test_scores_as_raw_numbers_are_assumed_to_be_for_sigmoids(keras: Any, images
     model = rtmdet(Head(keras), logits=True)
     found = detector_model(model)
     assert found is not None
-    assert found.notes == ("the file gives scores as raw numbers: a sigmoid for each class is assumed",)
+    assert found.notes == ("the file gives scores as raw values: a sigmoid for each class is assumed",)
     detector = Detector(found.specification)
     scores = detector.probabilities(detector.parts(answers(found.model, images)))
     np.testing.assert_allclose(scores, 1 / (1 + np.exp(-answers(model, images)[1])), atol=1e-5)

@@ -50,5 +50,5 @@ def test_no_larger_tensors_than_a_model_has(keras: Any) -> None:
     inner = keras.Sequential([keras.Input((80, 80, 3)), keras.layers.UpSampling2D(400, name="up")])
     outer = keras.Sequential([keras.Input((80, 80, 3)), inner, keras.layers.GlobalAveragePooling2D()])
     for model in (inner, outer):
-        with pytest.raises(ValueError, match="makes 3,072,000,000 numbers of one sample"):
+        with pytest.raises(ValueError, match="makes 3,072,000,000 values of one sample"):
             guarded_calls.check_tensors(model)

@@ -133,7 +133,7 @@ def test_numbers_of_rows_are_not_mixed(keras: Any, tmp_path: Path) -> None:
     stack = [keras.Input((64,)), keras.layers.Embedding(8, 4), keras.layers.Flatten(), keras.layers.Dense(2)]
     settings = TrainingSettings(epochs=1, augment=Augment(mixup=0.5))
     loss = Loss(lambda batch, outputs: outputs[:, 0] * 0)
-    with pytest.raises(StageError, match=r"augment\.mixup .* numbers of its rows"):
+    with pytest.raises(StageError, match=r"augment\.mixup .* indices of its rows"):
         loop.fit(keras.Sequential(stack), loss, settings, context(Blobs(), tmp_path))
 
 

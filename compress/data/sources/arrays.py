@@ -152,8 +152,8 @@ class Npy(Stored):
 
     def load(self) -> Samples:
         """Open the arrays and check them against each other; the samples are memory-mapped."""
-        split = ("split", _whole(self.split)) if self.split else None
-        labels = ("y", _whole(self.y)) if self.y else None
+        split = ("split", _in_memory(self.split)) if self.split else None
+        labels = ("y", _in_memory(self.y)) if self.y else None
         samples = _samples(self.x, [("x", _mapped(Path(self.x)))], labels, split, self._class_names(), self.targets)
         return replace(samples, describe=lambda index: f"{self.x}, sample {index}")
 
@@ -183,7 +183,7 @@ def _mapped(path: Path) -> NDArray[Any]:
             raise DataError(f"is not a usable .npy file: {error}", where=str(path), hint="write it again") from error
 
 
-def _whole(path: str) -> NDArray[Any]:
+def _in_memory(path: str) -> NDArray[Any]:
     array = _mapped(Path(path))
     if array.nbytes > MAX_LABELS_BYTES:
         raise DataError(f"has {array.nbytes:,} bytes", where=path, allowed=f"{MAX_LABELS_BYTES:,} bytes of labels")

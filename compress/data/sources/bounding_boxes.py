@@ -192,7 +192,7 @@ def samples(images: Sequence[AnnotatedImage], classes: Sequence[str], settings: 
         DataError: an image is missing, there twice, of another size than annotated, or has a box that cannot be.
     """
     refuse_unfit(images)
-    place = {name: index for index, name in enumerate(classes)}
+    class_index = {name: index for index, name in enumerate(classes)}
     objects = []
     sizes = []
     doubtful = []
@@ -201,7 +201,7 @@ def samples(images: Sequence[AnnotatedImage], classes: Sequence[str], settings: 
         frame = frame_of(image, settings.orientation)
         doubtful += [image.path] * frame.doubtful
         boxes = _boxes(image.scaled(frame), frame)
-        labels = np.array([place[name] for name in image.names], np.int64)
+        labels = np.array([class_index[name] for name in image.names], np.int64)
         objects.append(Objects(boxes, labels))
         sizes.append(frame.shown_size)
     splits: dict[Split, NDArray[np.int64]] = {

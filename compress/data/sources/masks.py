@@ -128,8 +128,8 @@ class Masks(DecodedImages, Stored):
         Raises:
             DataError: they cannot be read, or are not of values below 255.
         """
-        found = self._class_file(tree)
-        path = tree.describe(found[0]) if found else self.classes
+        class_file = self._class_file(tree)
+        path = tree.describe(class_file[0]) if class_file else self.classes
         if isinstance(path, str) and path.endswith(".yaml"):
             names = Description(Path(path)).names_by_index() or {}
         elif isinstance(path, int):
@@ -210,16 +210,16 @@ class Masks(DecodedImages, Stored):
 
 def _by_stem(tree: Tree, folder: str, suffixes: tuple[str, ...]) -> dict[str, str]:
     """Return the files in a folder by their paths in it, without the suffix."""
-    found: dict[str, str] = {}
+    by_stem: dict[str, str] = {}
     for name in tree.names:
         if not name.startswith(f"{folder}/") or not name.lower().endswith(suffixes):
             continue
         stem = str(PurePosixPath(name).relative_to(folder).with_suffix(""))
-        if stem in found:
-            what = f"there is {PurePosixPath(found[stem]).name} too"
+        if stem in by_stem:
+            what = f"there is {PurePosixPath(by_stem[stem]).name} too"
             raise DataError(what, where=tree.describe(name), hint="remove one, or give it another name")
-        found[stem] = name
-    return found
+        by_stem[stem] = name
+    return by_stem
 
 
 def _value(entry: int | str, names: Mapping[int, str], key: str) -> int:

@@ -61,7 +61,7 @@ def samples(
         DataError: an image is missing or annotated twice, a box is outside of its image, or there are no keypoints.
     """
     bounding_boxes.refuse_unfit(images)
-    found: list[_Crop] = []
+    kept_crops: list[_Crop] = []
     objects = 0
     doubtful: list[Path] = []
     for index, image in enumerate(images):
@@ -72,29 +72,29 @@ def samples(
         for (box, where), points in zip(scaled.boxes, scaled.keypoints, strict=True):
             crop = _crop(index, relative(box, frame.size, where), points, frame, crops.margin)
             if (crop.points[:, 2] > 0).sum() >= crops.fewest:
-                found.append(crop)
-    if not found:
+                kept_crops.append(crop)
+    if not kept_crops:
         raise DataError("no object has keypoints", where="data.source", hint="check the annotations")
     observed = Observed()
 
     def read(index: int) -> NDArray[np.uint8]:
-        top, left, bottom, right = found[index].area
-        pixels = bounding_boxes.pixels(images[found[index].image].path, settings, observed)
+        top, left, bottom, right = kept_crops[index].area
+        pixels = bounding_boxes.pixels(images[kept_crops[index].image].path, settings, observed)
         return np.ascontiguousarray(pixels[top:bottom, left:right])
 
-    places = np.array([crop.image for crop in found], np.int64)
-    left_out = objects - len(found)
+    image_indices = np.array([crop.image for crop in kept_crops], np.int64)
+    left_out = objects - len(kept_crops)
     note = f"{left_out:,} of {objects:,} objects have fewer than {crops.fewest} marked keypoints, and were left out"
     return Samples(
-        np.zeros(len(found), np.int64),
+        np.zeros(len(kept_crops), np.int64),
         tuple(names),
         read,
-        splits(images[crop.image].split for crop in found),
-        lambda index: f"{images[found[index].image].path}, object at {list(found[index].area)}",
-        by_group(places),
+        splits(images[crop.image].split for crop in kept_crops),
+        lambda index: f"{images[kept_crops[index].image].path}, object at {list(kept_crops[index].area)}",
+        by_group(image_indices),
         notes=(*about_turned(doubtful), *[note] * bool(left_out)),
-        sizes=np.array([(c.area[2] - c.area[0], c.area[3] - c.area[1]) for c in found], np.int64),
-        points=np.stack([crop.points for crop in found]),
+        sizes=np.array([(c.area[2] - c.area[0], c.area[3] - c.area[1]) for c in kept_crops], np.int64),
+        points=np.stack([crop.points for crop in kept_crops]),
         observed=observed.notes,
     )
 
@@ -115,15 +115,15 @@ def _crop(
         frame: the coordinates of the annotation.
         margin: see `KeypointCrops`.
     """
-    sides = np.array(frame.shown_size)
+    size = np.array(frame.shown_size)
     corners = oriented(np.array([box]), frame.orientation).reshape(2, 2)
     extent = margin * (corners[1] - corners[0])
-    low = np.minimum(np.floor(np.clip(corners[0] - extent, 0, 1) * sides + ROUNDING), sides - 1).astype(int)
-    high = np.maximum(np.ceil(np.clip(corners[1] + extent, 0, 1) * sides - ROUNDING), low + 1).astype(int)
+    low = np.minimum(np.floor(np.clip(corners[0] - extent, 0, 1) * size + ROUNDING), size - 1).astype(int)
+    high = np.maximum(np.ceil(np.clip(corners[1] + extent, 0, 1) * size - ROUNDING), low + 1).astype(int)
     width, height = frame.size
-    places = np.array([[y / height, x / width] for x, y, _ in keypoints])
-    shown = oriented(np.tile(places, 2), frame.orientation)
-    fractions = (shown[:, :2] * sides - low) / (high - low)
+    positions = np.array([[y / height, x / width] for x, y, _ in keypoints])
+    shown = oriented(np.tile(positions, 2), frame.orientation)
+    fractions = (shown[:, :2] * size - low) / (high - low)
     marked = np.array([seen > 0 for *_, seen in keypoints]) & ((fractions >= 0) & (fractions <= 1)).all(axis=1)
     visibility = np.array([seen for *_, seen in keypoints])
     points = np.where(marked[:, np.newaxis], np.column_stack([fractions[:, ::-1], visibility]), 0)

@@ -42,10 +42,10 @@ class PythonFunction(Stored):
     def with_paths_from(self, folder: Path) -> Self:
         """Return the same source with paths relative to `folder`."""
         source = self.model_copy(update={"reads": tuple(str(folder / path) for path in self.reads)})
-        places = {name: str(folder / path) for name in ("file", "manifest") if (path := getattr(self, name))}
-        return source.model_copy(update=places)
+        paths = {name: str(folder / path) for name in ("file", "manifest") if (path := getattr(self, name))}
+        return source.model_copy(update=paths)
 
-    def _place(self) -> tuple[Path, str]:
+    def _path_and_function(self) -> tuple[Path, str]:
         file, colon, function = self.file.rpartition(".py:")
         path = Path(f"{file}.py" if colon else self.file)
         if not self.trust:
@@ -58,16 +58,16 @@ class PythonFunction(Stored):
 
     def files(self) -> dict[str, Path]:
         """Return the program and the files that it reads."""
-        path, _ = self._place()
+        path, _ = self._path_and_function()
         return {"file": path, **{f"reads {index}": Path(read) for index, read in enumerate(self.reads)}}
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the digests of program and files, and the name of the function."""
-        return {**super().fingerprint(), "function": self._place()[1]}
+        return {**super().fingerprint(), "function": self._path_and_function()[1]}
 
     def load(self) -> Samples:
         """Run the function and check its result; what it prints goes to stderr."""
-        path, function = self._place()
+        path, function = self._path_and_function()
         where = f"{path}:{function}"
         with contextlib.redirect_stdout(sys.stderr):
             result = _called(path, function)
@@ -109,9 +109,9 @@ def _called(path: Path, function: str) -> Any:
 def _gathered(rows: Iterable[Any], where: str) -> dict[str, Any]:
     """Return pairs or triples as columns."""
     entries = list(rows)
-    for place, row in enumerate(entries):
+    for index, row in enumerate(entries):
         if not isinstance(row, tuple) or len(row) not in (2, 3) or len(row) != len(entries[0]):
-            raise DataError(f"item {place} is {type(row).__name__}", where=where, allowed=GIVES)
+            raise DataError(f"item {index} is {type(row).__name__}", where=where, allowed=GIVES)
     if not entries:
         raise DataError("returned no samples", where=where, allowed=GIVES)
     return dict(zip(KEYS, (list(column) for column in zip(*entries, strict=True)), strict=False))

@@ -189,10 +189,10 @@ def recognized(path: Path, label: str | None = None) -> dict[str, Any]:
     if _most(_FILE.fullmatch, rest[text]):
         hint = "give the folder that has the files and this table"
         raise DataError(f"the column {text!r} has names of files, not texts", where=str(path), hint=hint)
-    found = {"text": text, "label": label or _label_of(path, {name: rest[name] for name in rest if name != text})}
+    settings = {"text": text, "label": label or _label_of(path, {name: rest[name] for name in rest if name != text})}
     long = float(np.quantile([len(cell.encode("utf-8", "replace")) for cell in rest[text]], 0.95))
     most = next((length for length in LENGTHS if length >= long), LENGTHS[-1])
-    return {"file": str(path), **found, **({"split": splits[0]} if splits else {}), "max_bytes": most}
+    return {"file": str(path), **settings, **({"split": splits[0]} if splits else {}), "max_bytes": most}
 
 
 def _first_cells(path: Path) -> dict[str, list[str]]:
@@ -216,7 +216,7 @@ def _first_cells(path: Path) -> dict[str, list[str]]:
                 break
     if not rows:
         raise DataError("has no rows", where=where, allowed="a header, and a row for each sample")
-    return {name: [row[place].strip() for row in rows] for place, name in enumerate(header)}
+    return {name: [row[index].strip() for row in rows] for index, name in enumerate(header)}
 
 
 def _label_of(path: Path, columns: dict[str, list[str]]) -> str:

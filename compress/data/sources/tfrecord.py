@@ -243,13 +243,13 @@ def _numbers(value: Any, tensor: TensorFeature, where: str) -> NDArray[Any]:
         if len(value) % dtype.itemsize:
             allowed = f"{math.prod(tensor.shape) * dtype.itemsize:,} for {list(tensor.shape)} of {tensor.dtype}"
             raise DataError(f"has {len(value):,} bytes in {tensor.feature!r}", where=where, allowed=allowed)
-        numbers = np.frombuffer(value, dtype)
+        values = np.frombuffer(value, dtype)
     else:
-        numbers = np.asarray([] if value is None else value)
-    if numbers.size != math.prod(tensor.shape):
+        values = np.asarray([] if value is None else value)
+    if values.size != math.prod(tensor.shape):
         allowed = f"{math.prod(tensor.shape):,} for {list(tensor.shape)}"
-        raise DataError(f"has {numbers.size:,} numbers in {tensor.feature!r}", where=where, allowed=allowed)
-    return numbers.reshape(tensor.shape)
+        raise DataError(f"has {values.size:,} values in {tensor.feature!r}", where=where, allowed=allowed)
+    return values.reshape(tensor.shape)
 
 
 def features(content: bytes, names: set[str]) -> Features:
@@ -284,39 +284,39 @@ def _feature(content: memoryview) -> bytes | list[bytes] | list[int] | NDArray[n
 
 
 def _fields(content: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Yield field numbers and contents of a protobuf message; numbers as their stored bytes."""
-    place = 0
-    while place < len(content):
-        key, place = _varint(content, place)
+    """Yield field numbers and contents of a protobuf message; values as their stored bytes."""
+    position = 0
+    while position < len(content):
+        key, position = _varint(content, position)
         kind = key & 7
         if kind == 0:
-            _, end = _varint(content, place)
+            _, end = _varint(content, position)
         elif kind == 2:
-            size, place = _varint(content, place)
-            end = place + size
+            size, position = _varint(content, position)
+            end = position + size
         elif kind in (1, 5):
-            end = place + (8 if kind == 1 else 4)
+            end = position + (8 if kind == 1 else 4)
         else:
             raise ValueError(f"a field of kind {kind}")
         if end > len(content):
             raise ValueError("a field is cut short")
-        yield key >> 3, content[place:end]
-        place = end
+        yield key >> 3, content[position:end]
+        position = end
 
 
 def _varints(content: bytes) -> Iterator[int]:
-    place = 0
-    while place < len(content):
-        value, place = _varint(content, place)
+    position = 0
+    while position < len(content):
+        value, position = _varint(content, position)
         yield value
 
 
-def _varint(content: memoryview | bytes, place: int) -> tuple[int, int]:
+def _varint(content: memoryview | bytes, position: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 70, 7):
-        byte = content[place]
-        place += 1
+        byte = content[position]
+        position += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value & (1 << 64) - 1, place
+            return value & (1 << 64) - 1, position
     raise ValueError("a number is too long")

@@ -127,9 +127,9 @@ class Csv(LabelledFiles):
     def _series(self, tree: Tree, listed: list[Listed]) -> tuple[list[Series], list[str]]:
         """Return the contents of the files, and the errors of unreadable files that may be left out."""
         files, problems, size = [], [], 0
-        for place, entry in enumerate(listed):
+        for index, entry in enumerate(listed):
             try:
-                series = self._read(tree, entry, place)
+                series = self._read(tree, entry, index)
             except DataError as error:
                 problems.append(error)
                 continue
@@ -141,7 +141,7 @@ class Csv(LabelledFiles):
             raise several(problems)
         return files, [str(error) for error in problems]
 
-    def _read(self, tree: Tree, listed: Listed, place: int) -> Series:
+    def _read(self, tree: Tree, listed: Listed, index: int) -> Series:
         where = tree.describe(listed.file)
         columns = [*self.columns, *([self.label_column] if self.label_column else [])]
         width = len(self.columns)
@@ -159,7 +159,7 @@ class Csv(LabelledFiles):
                     raise DataError(f"has more than {MAX_VALUES:,} values", where=where, hint="make .npy files of it")
         for row, word in enumerate(words):
             labels.check(word, f"{where}, line {lines[row]}")
-        return Series(np.concatenate(parts), np.array(words, np.str_), np.array(lines, np.int64), place)
+        return Series(np.concatenate(parts), np.array(words, np.str_), np.array(lines, np.int64), index)
 
     def _windows(self, series: list[Series]) -> tuple[list[SeriesWindow], int]:
         """Return all windows, and the number of stretches shorter than a window."""

@@ -137,8 +137,8 @@ class Voc(DecodedImages, Stored):
     def _names(self, images: list[AnnotatedImage]) -> tuple[str, ...]:
         classes = class_names.listed(self.classes, "data.source.voc")
         annotated = [name for image in images for name in image.names]
-        places = [where for image in images for _, where in image.boxes]
-        return labels.named(annotated, classes, places.__getitem__, class_names.origin(self.classes))[1]
+        locations = [where for image in images for _, where in image.boxes]
+        return labels.named(annotated, classes, locations.__getitem__, class_names.origin(self.classes))[1]
 
     def _images(self) -> tuple[list[AnnotatedImage], int]:
         """Return the annotated images in a fixed order, and the number of images that are in no list of a split."""
@@ -244,7 +244,7 @@ def _refuse_missing(listed: Listed, paths: list[Path]) -> None:
     for folder, stems in listed.items():
         missing = sorted(stems.keys() - {path.stem for path in paths if path.is_relative_to(folder)})
         if missing:
-            where = next(place for place, stem in _listed_names(_lists(folder)) if stem == missing[0])
+            where = next(location for location, stem in _listed_names(_lists(folder)) if stem == missing[0])
             raise DataError(f"names {missing[0]!r}, which has no .xml file ({len(missing)} in all)", where=where)
 
 

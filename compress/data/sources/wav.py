@@ -166,7 +166,7 @@ def opened(stream: BinaryIO, where: str) -> Sound:
         if name == b"fmt ":
             form = stream.read(min(size, 40))
             stream.seek(-len(form), 1)
-        stream.seek(size + size % 2, 1)  # chunks begin at even places
+        stream.seek(size + size % 2, 1)  # chunks begin at even offsets
     raise _broken("it has no values", where)
 
 

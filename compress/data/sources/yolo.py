@@ -239,10 +239,10 @@ class YoloFolder:
                 continue
             where = f"{self.tree.describe(name)}, line {line}"
             image = inside(entry, where)
-            found = next((each for each in (str(folder / image), image) if each in self.names), None)
-            if found is None:
+            path = next((each for each in (str(folder / image), image) if each in self.names), None)
+            if path is None:
                 raise DataError(f"the image {entry!r} does not exist", where=where, hint="correct or remove the line")
-            yield found
+            yield path
 
     def _foldered(self) -> list[tuple[str, Split | None]]:
         """Return the images in folders called `images`, or all images if there is no such folder."""
@@ -259,11 +259,11 @@ class YoloFolder:
         """Return the name of the label file of an image; it need not exist."""
         path = PurePosixPath(image)
         parts = list(path.with_suffix(".txt").parts)
-        place = max((index for index, part in enumerate(parts[:-1]) if part == IMAGES), default=None)
+        folder_index = max((index for index, part in enumerate(parts[:-1]) if part == IMAGES), default=None)
         if self._labels_folder:
-            return "/".join([self._labels_folder, *parts[0 if place is None else place + 1 :]])
-        if place is not None:
-            parts[place] = LABELS
+            return "/".join([self._labels_folder, *parts[0 if folder_index is None else folder_index + 1 :]])
+        if folder_index is not None:
+            parts[folder_index] = LABELS
         return "/".join(parts)
 
     @cached_property
@@ -303,12 +303,12 @@ class YoloFolder:
 
     @cached_property
     def keypoint_shape(self) -> tuple[int, int]:
-        """The number of keypoints and of numbers for each (2: x and y; 3: and visibility); (0, 0) without keypoints."""
+        """The number of keypoints and of values for each (2: x and y; 3: and visibility); (0, 0) without keypoints."""
         shape = self.description.content.get("kpt_shape") if self.description else None
         if shape is None or self.description is None:
             return 0, 0
-        whole = isinstance(shape, list) and len(shape) == 2 and all(type(each) is int for each in shape)
-        if not whole or not 1 <= shape[0] <= MAX_KEYPOINTS or shape[1] not in (2, 3):
+        is_pair = isinstance(shape, list) and len(shape) == 2 and all(type(each) is int for each in shape)
+        if not is_pair or not 1 <= shape[0] <= MAX_KEYPOINTS or shape[1] not in (2, 3):
             allowed = f"[points, 2] or [points, 3], up to {MAX_KEYPOINTS} points"
             self.description.refuse("kpt_shape", f"{str(shape)[:60]!r} is not a shape", allowed=allowed)
         return shape[0], shape[1]
@@ -359,8 +359,8 @@ class YoloFolder:
         """Return the rows of a label file."""
         text = self.tree.read(name, MAX_LABEL_BYTES).decode("utf-8-sig", errors="replace")
         lines = enumerate(text.splitlines(), 1)
-        places = ((f"{self.tree.describe(name)}, line {line}", content.split()) for line, content in lines)
-        return [_row(words, where, classes, self.keypoint_shape) for where, words in places if words]
+        rows = ((f"{self.tree.describe(name)}, line {line}", content.split()) for line, content in lines)
+        return [_row(words, where, classes, self.keypoint_shape) for where, words in rows if words]
 
 
 def _refuse_repeated(description: Description, key: str, other: str, image: str) -> NoReturn:

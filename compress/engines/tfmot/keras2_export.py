@@ -85,7 +85,7 @@ def legacy(network: Network, change: Change = unchanged) -> Legacy:
         network: any network; activations inside layers become separate layers.
         change: what to use instead of a layer.
     """
-    return _Building(fold.split_activations(network), change).made()
+    return _Building(fold.split_activations(network), change).build()
 
 
 class _Building:
@@ -100,7 +100,7 @@ class _Building:
         self.frozen: dict[str, str] = {}
         self.tensors: dict[LayerOutput, Any] = {}
 
-    def made(self) -> Legacy:
+    def build(self) -> Legacy:
         """Call every layer in order; return the model."""
         for layer, call in self.network.in_order():
             if not layer.calls:
@@ -115,18 +115,18 @@ class _Building:
         return Legacy(self.tf_keras.Model(*ends, name=self.network.name), self.variables, self.frozen)
 
     def _called(self, layer: Layer, call: int) -> Any:
-        given = layer.inputs(call)
+        inputs = layer.inputs(call)
         if layer.name not in self.layers:
             counterpart = self._counterpart(layer)
             self.layers[layer.name] = self.change(layer, counterpart)
             if layer.weights and counterpart is None:
                 self.frozen[layer.name] = layer.kind
-        made = self.layers[layer.name]
-        if made is not None:
-            return made(self.tensors[given[0]])
+        legacy_layer = self.layers[layer.name]
+        if legacy_layer is not None:
+            return legacy_layer(self.tensors[inputs[0]])
         name = layer.name if call == 0 else f"{layer.name}_call{call}"
         kept = _kept(self.tf_keras, self.live[layer.name], layer.calls[call], bool(layer.weights))
-        return kept(name=name)([self.tensors[tensor] for tensor in given])
+        return kept(name=name)([self.tensors[tensor] for tensor in inputs])
 
     def _counterpart(self, layer: Layer) -> Any:
         """Return the tf-keras layer of the same name with the same weights, if there is one."""
@@ -162,8 +162,8 @@ def _kept(tf_keras: Any, live: Any, structure: Any, frozen: bool) -> Any:
 
     class Kept(tf_keras.layers.Layer):  # type: ignore[misc]
         def call(self, inputs: Any, training: Any = None) -> Any:
-            given = inputs if isinstance(inputs, list | tuple) else [inputs]
-            filled = _filled(library, structure, dict(zip(tensors_in(structure), given, strict=True)))
+            tensors = inputs if isinstance(inputs, list | tuple) else [inputs]
+            filled = _filled(library, structure, dict(zip(tensors_in(structure), tensors, strict=True)))
             kwargs = {key: value for key, value in filled["kwargs"].items() if value is not None}
             if trains and training is not None:  # as in Keras 3, stronger than what a call was recorded with
                 kwargs["training"] = training and not frozen

@@ -94,8 +94,8 @@ def prepare(network: Network, plan: QuantizationPlan, seed: int) -> Prepared:
     following = set(points.values()) - quantizer_placement.fixed(canonical, points).keys()
     behind = _behind_norms(network, canonical, points)
     names = {layer: name for name, layer in fake_quantization.layer_names(network, behind).items()}
-    found = weight_sparsity.by_layer(network)
-    preserved = {name: _preserved(network.layers[name], each) for name, each in found.items()}
+    redundancies = weight_sparsity.by_layer(network)
+    preserved = {name: _preserved(network.layers[name], each) for name, each in redundancies.items()}
     rounded: dict[str, Any] = {}
     refused: list[Layer] = []
 
@@ -181,8 +181,8 @@ def _channelwise() -> Any:
             del height, width
             count = before if self.kind == "Conv2DTranspose" else before * last
             kernel = next(each for each in layer.layer.weights if tuple(each.shape) == tuple(tensor_shape))
-            found = weight_sparsity.of(kernel.numpy())
-            self.mask = (kernel.numpy() != 0).astype("float32") if found.sparse else 1.0
+            redundancy = weight_sparsity.of(kernel.numpy())
+            self.mask = (kernel.numpy() != 0).astype("float32") if redundancy.sparse else 1.0
             ends = {"min_var": f"{name}_min", "max_var": f"{name}_max"}
             return {
                 key: layer.add_weight(end, shape=(count,), initializer="zeros", trainable=False)

@@ -83,9 +83,9 @@ def sparsify(network: Network, sparsity: float, settings: EpochSettings, context
         taken = counterpart is not None and _is_known(layer) and layer.name not in left
         return tool.sparsity.keras.prune_low_magnitude(counterpart, schedule) if taken else counterpart
 
-    made = _rebuilt(network, change, context)
-    history = train(made.model, network, settings, context, [tool.sparsity.keras.UpdatePruningStep()])
-    return taken_back(network, made.weights()), {**history, "left": left}
+    rebuilt = _rebuilt(network, change, context)
+    history = train(rebuilt.model, network, settings, context, [tool.sparsity.keras.UpdatePruningStep()])
+    return taken_back(network, rebuilt.weights()), {**history, "left": left}
 
 
 def cluster(network: Network, clusters: int, settings: EpochSettings, context: Context) -> tuple[Network, Facts]:
@@ -107,20 +107,20 @@ def cluster(network: Network, clusters: int, settings: EpochSettings, context: C
     tool = library().clustering.keras
     left = {name: reason for name, reason in _reasons(network, clusters=clusters).items() if reason}
     _refuse_nothing(network, left, "cluster")
-    found = weight_sparsity.by_layer(network)
+    redundancies = weight_sparsity.by_layer(network)
     first = tool.CentroidInitialization.KMEANS_PLUS_PLUS
 
     def change(layer: Layer, counterpart: Any) -> Any:
-        if counterpart is None or layer.name not in found or layer.name in left:
+        if counterpart is None or layer.name not in redundancies or layer.name in left:
             return counterpart
-        if found[layer.name].sparse:
+        if redundancies[layer.name].sparse:
             return tool.experimental.cluster.cluster_weights(counterpart, clusters, first, preserve_sparsity=True)
         return tool.cluster_weights(counterpart, clusters, first)
 
-    made = _rebuilt(network, change, context)
-    history = train(made.model, network, settings, context)
-    stripped = {layer.name: layer for layer in tool.strip_clustering(made.model).layers}
-    weights = {name: tuple(stripped[name].get_weights()) for name in made.variables}
+    rebuilt = _rebuilt(network, change, context)
+    history = train(rebuilt.model, network, settings, context)
+    stripped = {layer.name: layer for layer in tool.strip_clustering(rebuilt.model).layers}
+    weights = {name: tuple(stripped[name].get_weights()) for name in rebuilt.variables}
     return taken_back(network, weights), {**history, "left": left}
 
 

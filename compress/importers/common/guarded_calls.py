@@ -82,7 +82,7 @@ def bounded() -> Iterator[None]:
         shape = _shape(arguments["initial_value"], scratch) if shape is None else tf.TensorShape(shape)
         total += prod(size or 1 for size in shape) if shape.rank is not None else 1
         if total > MOST_WEIGHTS:
-            raise ValueError(f"its weights are more than {MOST_WEIGHTS:,} numbers")
+            raise ValueError(f"its weights are more than {MOST_WEIGHTS:,} values")
         return following(**arguments)
 
     with tf.variable_creator_scope(create):
@@ -123,7 +123,7 @@ def check_tensors(model: Any) -> None:
         for node in nodes:
             largest = max(map(elements, node.output_tensors), default=0)
             if largest > MOST_ELEMENTS:
-                what = f"layer {node.operation.name!r} makes {largest:,} numbers of one sample"
+                what = f"layer {node.operation.name!r} makes {largest:,} values of one sample"
                 raise ValueError(f"{what}, more than {MOST_ELEMENTS:,}")
             if isinstance(node.operation, tensorflow.keras().Model):
                 check_tensors(node.operation)

@@ -65,7 +65,7 @@ def argument(value: Any) -> Any:
         if value.size == 1 and value.ndim == 0:
             return value.item()
         if value.size > MOST_IN_CONFIG:
-            raise NotImportedError(f"its constant has {value.size:,} numbers, more than {MOST_IN_CONFIG:,}")
+            raise NotImportedError(f"its constant has {value.size:,} values, more than {MOST_IN_CONFIG:,}")
         return {"class_name": "__numpy__", "config": {"value": value.tolist(), "dtype": str(value.dtype)}}
     return value
 

@@ -16,24 +16,24 @@ def fields(data: Buffer) -> Iterator[tuple[int, int | memoryview]]:
     Raises:
         ValueError: the data is not a message.
     """
-    view, place = memoryview(data), 0
-    while place < len(view):
-        key, place = _varint(view, place)
+    view, position = memoryview(data), 0
+    while position < len(view):
+        key, position = _varint(view, position)
         number, kind = key >> 3, key & 7
         if kind == 0:
-            value, place = _varint(view, place)
+            value, position = _varint(view, position)
             yield number, value
             continue
         if kind == 2:
-            size, place = _varint(view, place)
+            size, position = _varint(view, position)
         elif kind in (1, 5):
             size = 8 if kind == 1 else 4
         else:
             raise ValueError(f"field {number} is of the kind {kind}")
-        if number == 0 or size > len(view) - place:
+        if number == 0 or size > len(view) - position:
             raise ValueError(f"field {number} reaches beyond the end")
-        yield number, view[place : place + size]
-        place += size
+        yield number, view[position : position + size]
+        position += size
 
 
 def messages(data: Buffer, number: int) -> Iterator[memoryview]:
@@ -63,14 +63,14 @@ def whole(data: Buffer, number: int) -> int:
     return [0, *(value for field, value in fields(data) if field == number and isinstance(value, int))][-1]
 
 
-def _varint(view: memoryview, place: int) -> tuple[int, int]:
+def _varint(view: memoryview, position: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 70, 7):
-        if place >= len(view):
+        if position >= len(view):
             break
-        byte = view[place]
-        place += 1
+        byte = view[position]
+        position += 1
         value |= (byte & 127) << shift
         if byte < 128:
-            return value & (2**64 - 1), place
+            return value & (2**64 - 1), position
     raise ValueError("a number has no end")

@@ -126,9 +126,9 @@ def index(call: LayerFactory[ValueT], value: ValueT, keys: Sequence[Any]) -> Val
     return call.in_shape(cut(call, value, cuts), result)
 
 
-def _masks_of(place: int, masks: Mapping[str, int]) -> set[str]:
+def _masks_of(position: int, masks: Mapping[str, int]) -> set[str]:
     """Return the masks that have the bit of a key."""
-    return {name for name, mask in masks.items() if int(mask or 0) >> place & 1}
+    return {name for name, mask in masks.items() if int(mask or 0) >> position & 1}
 
 
 def strided_keys(
@@ -144,8 +144,8 @@ def strided_keys(
         offset: `end` counts from `begin`.
     """
     keys: list[Any] = []
-    for place, (first, last, step) in enumerate(zip(begin, end, strides, strict=True)):
-        bits = _masks_of(place, masks)
+    for position, (first, last, step) in enumerate(zip(begin, end, strides, strict=True)):
+        bits = _masks_of(position, masks)
         if "ellipsis_mask" in bits:
             keys.append(Ellipsis)
         elif "new_axis_mask" in bits:

@@ -85,7 +85,7 @@ def rebuild(old: tf_keras.Model, where: str, samples: Any = None) -> tuple[keras
     pairs, count = output_pairs(old, new, samples)
     relative = _largest_difference(pairs)
     if not relative <= TOLERANCE:
-        how = "in shape, or not with finite numbers"
+        how = "in shape, or are not finite"
         if np.isfinite(relative):
             how = f"by {relative:.2g} of the largest output"
         raise ModelError(
@@ -129,7 +129,7 @@ class _Rebuilding:
         self.keras = tensorflow.keras()
         self.problems: list[Refused] = []
         self._recipes: dict[int, tuple[Any, dict[str, Any]]] = {}
-        self._made: dict[int, tuple[Any, Any]] = {}
+        self._counterparts: dict[int, tuple[Any, Any]] = {}
         self._names: dict[str, int] = {}
         self._hard: set[int] = set()
         self._unknown: dict[int, Any] = {}
@@ -204,7 +204,7 @@ class _Rebuilding:
         return cleaned
 
     def _converted(self, value: Any, old: Any) -> Any:
-        """Return a value of a configuration as plain numbers; nested layers are converted too."""
+        """Return a value of a configuration as plain values; nested layers are converted too."""
         if isinstance(value, np.ndarray | np.generic):
             return value.tolist()
         if isinstance(value, list | tuple):
@@ -227,7 +227,7 @@ class _Rebuilding:
 
         if isinstance(old, tf_keras.Model):
             return self.model(old)
-        if id(old) not in self._made:
+        if id(old) not in self._counterparts:
             new, config = self._recipes[id(old)]
             config = {**config, "name": self._name(old)}
             if issubclass(new, self.keras.layers.TimeDistributed):
@@ -236,8 +236,8 @@ class _Rebuilding:
                 new_layer = new(**config)
             else:
                 new_layer = new.from_config(config)
-            self._made[id(old)] = old, new_layer
-        return self._made[id(old)][1]
+            self._counterparts[id(old)] = old, new_layer
+        return self._counterparts[id(old)][1]
 
     def _name(self, old: Any) -> str:
         """Return the name of a layer, without characters that Keras 3 forbids."""
@@ -260,7 +260,7 @@ class _Rebuilding:
         """Return the counterpart of a model: its calls are repeated, from the inputs on."""
         import tensorflow as tf
 
-        if id(old) not in self._made:
+        if id(old) not in self._counterparts:
             tensors: dict[int, Any] = {}
             for tensor, layer in zip(old.inputs, old._input_layers, strict=True):
                 shape = tuple(tensor.shape)
@@ -276,8 +276,8 @@ class _Rebuilding:
             )
             if self.problems:  # nothing leads from the inputs to the outputs
                 inputs = outputs = self.keras.Input((1,))
-            self._made[id(old)] = old, self.keras.Model(inputs, outputs, name=self._name(old))
-        return self._made[id(old)][1]
+            self._counterparts[id(old)] = old, self.keras.Model(inputs, outputs, name=self._name(old))
+        return self._counterparts[id(old)][1]
 
     def _call(self, node: Any, tensors: dict[int, Any]) -> None:
         """Repeat one call of a layer, and record its outputs."""
@@ -296,7 +296,7 @@ class _Rebuilding:
         for old, new in zip(old_outputs, outputs, strict=True):
             if max(elements(old), elements(new)) > MOST_ELEMENTS:
                 what = f"layer {node.layer.name!r} makes {list(old.shape)}"
-                raise ValueError(f"{what}, more than {MOST_ELEMENTS:,} numbers of one sample")
+                raise ValueError(f"{what}, more than {MOST_ELEMENTS:,} values of one sample")
             tensors[id(old)] = new
 
     def _repeated(self, old: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -337,7 +337,7 @@ class _Rebuilding:
         """Copy the weights of every layer."""
         import tf_keras
 
-        for old, new in self._made.values():
+        for old, new in self._counterparts.values():
             if isinstance(old, tf_keras.Model | tf_keras.layers.TimeDistributed):
                 continue  # what is inside was made too
             if isinstance(old, tf_keras.layers.Bidirectional):

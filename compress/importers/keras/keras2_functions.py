@@ -146,14 +146,14 @@ def call(layer: Any, step: FunctionCall, args: tuple[Any, ...], kwargs: Mapping[
         raise NotImportedError(lines[0][:200]) from error
 
 
-def _node_call(layer: Any, step: FunctionCall, inputs_given: Any) -> Any:
+def _node_call(layer: Any, step: FunctionCall, call_inputs: Any) -> Any:
     """Call a node: constants are inserted among its inputs by their positions, and options are attributes."""
     operator, attributes = layer.node_def.op, dict(layer.node_def.attr)  # a copy: asking it for one would add it
     data_format = attributes["data_format"].s if "data_format" in attributes else b""
     counterpart = node(operator)
     if counterpart is None or data_format not in (b"", b"NHWC", b"N"):
         raise NotImportedError(f"the node {operator} {data_format.decode(errors='replace')} has no counterpart")
-    inputs = list(inputs_given) if isinstance(inputs_given, list | tuple) else [inputs_given]
+    inputs = list(call_inputs) if isinstance(call_inputs, list | tuple) else [call_inputs]
     for index, constant in sorted(layer.constants.items()):
         inputs.insert(index, constant)
     settings = {_ATTRIBUTES[name]: _attribute(value) for name, value in attributes.items() if name in _ATTRIBUTES}

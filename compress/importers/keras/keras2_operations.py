@@ -110,7 +110,7 @@ def plain(value: Any) -> Any:
     """Return a constant of a configuration or of TensorFlow as an array; small enough to be stored as text."""
     array = np.asarray(value)
     if array.dtype.kind not in "fiub" or array.size > MOST_IN_CONFIG:
-        raise NotImportedError(f"a constant of type {array.dtype} with {array.size:,} numbers")
+        raise NotImportedError(f"a constant of type {array.dtype} with {array.size:,} values")
     return array
 
 
@@ -291,13 +291,13 @@ class TfFunction:
             NotImportedError: the rule has no counterpart for these.
         """
         names = [each.split("|") for each in self.parameters.split()]
-        place = {alias: aliases[0] for aliases in names for alias in aliases}
+        canonical_names = {alias: aliases[0] for aliases in names for alias in aliases}
         if len(args) > len(names):
             raise NotImportedError(f"it is called with {len(args)} arguments")
         arguments = {aliases[0]: value for aliases, value in zip(names, args, strict=False)}
         for name, value in kwargs.items():
-            if name in place and value is not None:
-                arguments[place[name]] = value
-            elif name not in place and name != "name" and value not in (None, False, "NHWC"):
+            if name in canonical_names and value is not None:
+                arguments[canonical_names[name]] = value
+            elif name not in canonical_names and name != "name" and value not in (None, False, "NHWC"):
                 raise NotImportedError(f"it is called with {name}={str(value)[:40]}")
         return self.rule(step, **arguments)

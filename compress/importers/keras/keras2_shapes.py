@@ -71,10 +71,10 @@ def expand_dims(step: FunctionCall, x: Any, axis: Any) -> Any:
 def squeeze(step: FunctionCall, x: Any, axis: Any = None) -> Any:
     """Remove axes of size 1."""
     named = [] if axis is None else axes_of(x, axis)
-    axes = named or [place for place, each in enumerate(x.shape) if each == 1]
-    if 0 in axes or any(x.shape[place] != 1 for place in axes):
+    axes = named or [index for index, each in enumerate(x.shape) if each == 1]
+    if 0 in axes or any(x.shape[index] != 1 for index in axes):
         raise NotImportedError(f"axes {axes} of {list(x.shape)} cannot be removed")
-    return step.in_shape(x, [each for place, each in enumerate(x.shape) if place not in axes])
+    return step.in_shape(x, [each for index, each in enumerate(x.shape) if index not in axes])
 
 
 def concat(step: FunctionCall, values: Any, axis: Any) -> Any:
@@ -221,23 +221,23 @@ def pooling(kind: str) -> operations.Rule:
 
 
 def _pair(value: Any) -> tuple[int, int]:
-    """[height, width] of one, two or four numbers."""
-    numbers = integers(value)
-    numbers = numbers * 2 if len(numbers) == 1 else numbers[1:3] if len(numbers) == 4 else numbers
-    if len(numbers) != 2 or not all(0 < each <= 2**16 for each in numbers):
-        raise NotImportedError(f"its window {numbers[:4]} is invalid")
-    return numbers[0], numbers[1]
+    """[height, width] of one, two or four values."""
+    values = integers(value)
+    values = values * 2 if len(values) == 1 else values[1:3] if len(values) == 4 else values
+    if len(values) != 2 or not all(0 < each <= 2**16 for each in values):
+        raise NotImportedError(f"its window {values[:4]} is invalid")
+    return values[0], values[1]
 
 
 def bias_add(step: FunctionCall, x: Any, y: Any) -> Any:
-    """A number for each channel."""
+    """A value for each channel."""
     return operations.arithmetic("Add")(step, x, y)
 
 
 _NAMED: Mapping[str, tuple[str, Callable[..., Any]]] = {
     "reshape": ("x|tensor shape", reshape),
     "transpose": ("x|a perm conjugate", transpose),
-    "compat.v1.transpose": ("x|a perm name conjugate", lambda step, name=None, **given: transpose(step, **given)),
+    "compat.v1.transpose": ("x|a perm name conjugate", lambda step, name=None, **kwargs: transpose(step, **kwargs)),
     "expand_dims": ("x|input axis|dim", expand_dims),
     "squeeze": ("x|input axis|squeeze_dims", squeeze),
     "concat": ("values axis", concat),

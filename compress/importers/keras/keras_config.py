@@ -124,7 +124,7 @@ def loadable(value: Any) -> Any:
 
 
 def normalized(value: Any) -> Any:
-    """Return a configuration with plain numbers and lists, which some releases of Keras 2 wrapped.
+    """Return a configuration with plain values and lists, which some releases of Keras 2 wrapped.
 
     Source: arrays as {"type": "ndarray", "value": …} in Keras 2.0 to 2.2, lists as {"class_name": "ListWrapper",
     "items": …} in TensorFlow 1.14 to 2.3.
@@ -141,7 +141,7 @@ def normalized(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Position:
     """The position of a value: its key, its layer, its depth, and the number of calls of the layer."""
 
     key: str = ""
@@ -156,28 +156,33 @@ def judged(config: dict[str, Any]) -> Judged:
         return Judged(problem="its configuration does not describe a model (no class_name and config)")
     untrusted: list[Refused] = []
     unsupported: list[Refused] = []
-    stack: list[tuple[Any, _Place]] = [(config, _Place())]
+    stack: list[tuple[Any, _Position]] = [(config, _Position())]
     calls = 0
     while stack:
-        value, place = stack.pop()
-        if place.depth > MAX_DEPTH:
+        value, position = stack.pop()
+        if position.depth > MAX_DEPTH:
             return Judged(problem=f"its configuration is nested deeper than {MAX_DEPTH} levels")
         if isinstance(value, str):
-            untrusted += _judge_text(place.key, value, place.owner)
-        elif isinstance(value, int | float) and (problem := _invalid_size(place.key.removesuffix("[]"), value)):
-            return Judged(problem=f"{problem} in {shown(place.owner)}")
+            untrusted += _judge_text(position.key, value, position.owner)
+        elif isinstance(value, int | float) and (problem := _invalid_size(position.key.removesuffix("[]"), value)):
+            return Judged(problem=f"{problem} in {shown(position.owner)}")
         elif isinstance(value, list):
-            inside = _Place(place.key.removesuffix("[]") + "[]", place.owner, place.depth + 1, place.calls)
+            inside = _Position(
+                position.key.removesuffix("[]") + "[]", position.owner, position.depth + 1, position.calls
+            )
             stack += [(item, inside) for item in reversed(value)]
         elif isinstance(value, dict):
-            place = _entered(value, place)
-            calls += place.calls if place.key in ("layers[]", "config[]") else 0
+            position = _entered(value, position)
+            calls += position.calls if position.key in ("layers[]", "config[]") else 0
             if calls > MOST_CALLS:
                 return Judged(problem=f"its layers are called more than {MOST_CALLS:,} times")
             if "class_name" in value:
-                untrusted += _judge(value, place.owner)
-                unsupported += _judge_support(value, place.owner)
-            inner = [(item, _Place(name, place.owner, place.depth + 1, place.calls)) for name, item in value.items()]
+                untrusted += _judge(value, position.owner)
+                unsupported += _judge_support(value, position.owner)
+            inner = [
+                (item, _Position(name, position.owner, position.depth + 1, position.calls))
+                for name, item in value.items()
+            ]
             stack += reversed(inner)
     return Judged(tuple(dict.fromkeys(untrusted)), tuple(dict.fromkeys(unsupported)))
 
@@ -193,13 +198,13 @@ def stateful_layers(config: Any) -> tuple[str, ...]:
     return tuple(name for item in config.values() for name in stateful_layers(item))
 
 
-def _entered(value: dict[str, Any], place: _Place) -> _Place:
+def _entered(value: dict[str, Any], position: _Position) -> _Position:
     """Return the position with the name and the calls of the layer that begins here, if one does."""
     inner, nodes = value.get("config"), value.get("inbound_nodes")
     name = inner.get("name") if isinstance(inner, dict) else None
     times = max(len(nodes), 1) if isinstance(nodes, list) and "class_name" in value else 1
-    owner = name if isinstance(name, str) else place.owner
-    return _Place(place.key, owner, place.depth, place.calls * times)
+    owner = name if isinstance(name, str) else position.owner
+    return _Position(position.key, owner, position.depth, position.calls * times)
 
 
 def _invalid_size(key: str, value: float) -> str:

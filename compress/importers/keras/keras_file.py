@@ -351,6 +351,6 @@ def _prepared(path: Path, scan: Scan, folder: Path) -> str:
         target.writestr(METADATA, json.dumps({"keras_version": scan.keras_version}))
         for name in source.namelist():
             if name == WEIGHTS or (name.startswith("assets/") and not name.endswith("/")):
-                with source.open(name) as given, target.open(name, "w", force_zip64=True) as copy:
-                    shutil.copyfileobj(given, copy)
+                with source.open(name) as stored, target.open(name, "w", force_zip64=True) as copy:
+                    shutil.copyfileobj(stored, copy)
     return str(folder / "model.keras")

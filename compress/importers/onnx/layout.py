@@ -51,12 +51,12 @@ class OnnxValue:
     @property
     def positions(self) -> NDArray[np.int64]:
         """The index in the graph's tensor of each value of the network's tensor."""
-        places = np.arange(prod(self.shape), dtype=np.int64).reshape(self.parts)
-        return places.transpose(self.order).reshape(-1)
+        indices = np.arange(prod(self.shape), dtype=np.int64).reshape(self.parts)
+        return indices.transpose(self.order).reshape(-1)
 
-    def placed(self, numbers: NDArray[Any]) -> NDArray[Any]:
+    def placed(self, array: NDArray[Any]) -> NDArray[Any]:
         """Rearrange an array from the graph's `shape` to the network's `sides`."""
-        placed: NDArray[Any] = np.broadcast_to(numbers, self.shape).reshape(self.parts).transpose(self.order)
+        placed: NDArray[Any] = np.broadcast_to(array, self.shape).reshape(self.parts).transpose(self.order)
         return placed.reshape(self.sides)
 
 
@@ -122,25 +122,25 @@ def _cut(value: OnnxValue) -> tuple[list[int], list[int], list[int]] | None:
 
 def transposed(value: OnnxValue, order: Order) -> OnnxValue | None:
     """Transpose the graph's axes; None if the values have to be moved first."""
-    found = _cut(value)
-    if found is None:
+    cut = _cut(value)
+    if cut is None:
         return None
-    parts, places, owners = found
+    parts, piece_order, owners = cut
     ranked = [part for axis in order for part in range(len(parts)) if owners[part] == axis]
     sizes = [parts[part] for part in ranked]
     shape = tuple(value.shape[axis] for axis in order)
-    return OnnxValue(value.tensor, shape, value.sides, *simplest(sizes, [ranked.index(part) for part in places]))
+    return OnnxValue(value.tensor, shape, value.sides, *simplest(sizes, [ranked.index(part) for part in piece_order]))
 
 
 def axes_in_network(value: OnnxValue) -> Order | None:
     """Return the axes above 1 in the network's order; None if one is split or mixed with another."""
-    found = _cut(value)
-    if found is None:
+    cut = _cut(value)
+    if cut is None:
         return None
-    _, places, owners = found
+    _, piece_order, owners = cut
     met: list[int] = []
     last = -1
-    for part in places:
+    for part in piece_order:
         if not met or met[-1] != owners[part]:
             if owners[part] in met:
                 return None
@@ -183,12 +183,12 @@ def directly(before: Sequence[int], after: Sequence[int], moved: OnnxValue) -> l
         after: its target dimensions.
         moved: the target layout; its `order` is the current one.
     """
-    met = [place for place, side in enumerate(before) if side > 1]
-    ones = [place for place, side in enumerate(before) if side == 1]
-    if [before[place] for place in met] != [moved.parts[part] for part in moved.order]:
+    met = [index for index, side in enumerate(before) if side > 1]
+    ones = [index for index, side in enumerate(before) if side == 1]
+    if [before[index] for index in met] != [moved.parts[part] for part in moved.order]:
         return None
     if len(before) != len(after) or [side for side in after if side > 1] != list(moved.parts):
         return None
-    wanted = iter([met[moved.order.index(part)] for part in range(len(moved.parts))])
+    sources = iter([met[moved.order.index(part)] for part in range(len(moved.parts))])
     free = iter(ones)
-    return [1 + (next(wanted) if side > 1 else next(free)) for side in after]
+    return [1 + (next(sources) if side > 1 else next(free)) for side in after]

@@ -56,8 +56,8 @@ class OnnxNetworkBuilder(NetworkBuilder[OnnxValue]):
     def input(self, name: str, order: Order) -> OnnxValue:
         """Add an input of the graph as an input of the network."""
         shape = self.graph.shapes[name]
-        made = laid(UNKNOWN, shape, order, sides_of(shape, order) or (1,))
-        return self.add_input(free_name(title(name), self.layers), made)
+        value = laid(UNKNOWN, shape, order, sides_of(shape, order) or (1,))
+        return self.add_input(free_name(title(name), self.layers), value)
 
     def alone(self, value: OnnxValue) -> Layer | None:
         """Return the layer that computes a value if only the value uses it: then a rule may change the layer."""
@@ -101,63 +101,63 @@ class OnnxCall(NetworkCall[OnnxValue]):
         """Return one of its attributes."""
         return self.node.settings.get(name, default)
 
-    def has(self, place: int) -> bool:
+    def has(self, index: int) -> bool:
         """Whether an input is present."""
-        return place < len(self.node.inputs) and bool(self.node.inputs[place])
+        return index < len(self.node.inputs) and bool(self.node.inputs[index])
 
-    def is_constant(self, place: int) -> bool:
+    def is_constant(self, index: int) -> bool:
         """Whether an input is present and constant."""
-        return self.has(place) and self.node.inputs[place] in self.builder.graph.constants
+        return self.has(index) and self.node.inputs[index] in self.builder.graph.constants
 
-    def constant(self, place: int) -> NDArray[Any]:
+    def constant(self, index: int) -> NDArray[Any]:
         """Return an input that must be a constant."""
-        if not self.has(place):
-            raise NotImportedError(f"its input {place} is missing")
-        if not self.is_constant(place):
-            raise NotImportedError(f"its input {place}, {self.node.inputs[place][:80]!r}, is computed")
-        return self.builder.graph.constants[self.node.inputs[place]]
+        if not self.has(index):
+            raise NotImportedError(f"its input {index} is missing")
+        if not self.is_constant(index):
+            raise NotImportedError(f"its input {index}, {self.node.inputs[index][:80]!r}, is computed")
+        return self.builder.graph.constants[self.node.inputs[index]]
 
-    def weights(self, place: int) -> NDArray[np.float32]:
+    def weights(self, index: int) -> NDArray[np.float32]:
         """Return a constant float input."""
-        numbers = self.constant(place)
-        if numbers.dtype.kind != "f":
-            raise NotImportedError(f"its input {place}, {self.node.inputs[place][:80]!r}, is {numbers.dtype}")
-        return np.asarray(numbers, np.float32)
+        array = self.constant(index)
+        if array.dtype.kind != "f":
+            raise NotImportedError(f"its input {index}, {self.node.inputs[index][:80]!r}, is {array.dtype}")
+        return np.asarray(array, np.float32)
 
-    def integers(self, name: str, place: int | None = None) -> list[int] | None:
+    def integers(self, name: str, index: int | None = None) -> list[int] | None:
         """Return axes or sizes: an attribute, or in later opsets a constant input; None if neither is present."""
         if self.setting(name) is not None:
             return [int(number) for number in np.asarray(self.setting(name)).reshape(-1)]
-        if place is None or not self.has(place):
+        if index is None or not self.has(index):
             return None
-        return [int(number) for number in self.constant(place).reshape(-1)]
+        return [int(number) for number in self.constant(index).reshape(-1)]
 
-    def number(self, name: str, place: int | None, default: float) -> float:
+    def number(self, name: str, index: int | None, default: float) -> float:
         """Return a scalar: an attribute, or in later opsets a constant input."""
         if self.setting(name) is not None:
             return float(self.setting(name))
-        if place is None or not self.has(place):
+        if index is None or not self.has(index):
             return default
-        numbers = self.constant(place).reshape(-1)
-        return float(numbers[0]) if numbers.size else default
+        array = self.constant(index).reshape(-1)
+        return float(array[0]) if array.size else default
 
-    def value(self, place: int, *types: str) -> OnnxValue:
+    def value(self, index: int, *types: str) -> OnnxValue:
         """Return an input that must be computed; its type must be float or one of `types`."""
-        if not self.has(place):
-            raise NotImportedError(f"its input {place} is missing")
-        name = self.node.inputs[place]
+        if not self.has(index):
+            raise NotImportedError(f"its input {index} is missing")
+        name = self.node.inputs[index]
         if name in self.builder.graph.constants:
-            raise NotImportedError(f"its input {place}, {name[:80]!r}, is a constant")
+            raise NotImportedError(f"its input {index}, {name[:80]!r}, is a constant")
         kind, shape = self.builder.graph.types.get(name, "?"), self.builder.graph.shapes.get(name)
         if kind not in (types or (FLOAT,)):
-            raise NotImportedError(f"its input {place}, {name[:80]!r}, is {kind}")
+            raise NotImportedError(f"its input {index}, {name[:80]!r}, is {kind}")
         if name not in self.builder.values or shape is None or 0 in shape:
-            raise NotImportedError(f"its input {place}, {name[:80]!r}, has no known shape")
+            raise NotImportedError(f"its input {index}, {name[:80]!r}, has no known shape")
         return self.builder.values[name]
 
-    def output_shape(self, place: int = 0) -> tuple[int, ...]:
+    def output_shape(self, index: int = 0) -> tuple[int, ...]:
         """Return the shape of an output."""
-        shape = self.builder.graph.shapes.get(self.node.outputs[place])
+        shape = self.builder.graph.shapes.get(self.node.outputs[index])
         if shape is None or 0 in shape:
             raise NotImportedError("the shape of its output is unknown" if shape is None else "it is empty")
         return shape

@@ -263,10 +263,10 @@ def array(tensor: Any) -> NDArray[Any]:
     from onnx import numpy_helper
 
     try:
-        numbers: NDArray[Any] = np.asarray(numpy_helper.to_array(tensor))
+        values: NDArray[Any] = np.asarray(numpy_helper.to_array(tensor))
     except (ValueError, TypeError, KeyError, NotImplementedError, AttributeError) as error:
         raise ModelError(f"its tensor {tensor.name[:80]!r} is damaged: {str(error)[:200]}") from error
-    return numbers
+    return values
 
 
 def _as_float32(model: Any) -> list[str]:
@@ -316,12 +316,12 @@ def _check_settings(model: Any) -> None:
         for node in graph.node:
             for attribute in node.attribute:
                 low, high = SETTINGS.get(attribute.name, (None, None))
-                numbers = [*attribute.ints]
+                values = [*attribute.ints]
                 if attribute.type == attribute.INT:
-                    numbers.append(attribute.i)
-                if low is not None and high is not None and not all(low <= number <= high for number in numbers):
+                    values.append(attribute.i)
+                if low is not None and high is not None and not all(low <= value <= high for value in values):
                     raise ModelError(
-                        f"{node.op_type[:40]} {node.name[:80]!r} has {attribute.name} {numbers[:8]}",
+                        f"{node.op_type[:40]} {node.name[:80]!r} has {attribute.name} {values[:8]}",
                         allowed=f"{low} to {high:,}",
                     )
 

@@ -80,20 +80,20 @@ def _inputs(model: Any) -> set[str]:
 
 def _before_convolutions(model: Any) -> set[str]:
     """Return the tensors that a convolution is computed from, such as those of attention in the backbone."""
-    found: set[str] = set()
+    tensors: set[str] = set()
     for node in reversed(model.graph.node):
-        if node.op_type in CONVOLUTIONS or found.intersection(node.output):
-            found.update(node.input)
-    return found
+        if node.op_type in CONVOLUTIONS or tensors.intersection(node.output):
+            tensors.update(node.input)
+    return tensors
 
 
 def _after(model: Any, sources: Collection[str]) -> dict[str, None]:
     """Return the tensors that are computed from the values of some tensors, in their order."""
-    found: dict[str, None] = {}
+    tensors: dict[str, None] = {}
     for node in model.graph.node:
-        if node.op_type not in ("Shape", "Size") and any(name in sources or name in found for name in node.input):
-            found.update(dict.fromkeys(filter(None, node.output)))
-    return found
+        if node.op_type not in ("Shape", "Size") and any(name in sources or name in tensors for name in node.input):
+            tensors.update(dict.fromkeys(filter(None, node.output)))
+    return tensors
 
 
 def _thresholds(model: Any, node: Any) -> str:

@@ -187,9 +187,9 @@ def _takes_one(operation: Any, arguments: Sequence[Any]) -> bool:
     """Return whether a StridedSlice takes one step: the other axes are whole."""
     masks = {name: operation.get_attr(name) for name in ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask")}
     rest = 2 ** len(arguments[0]) - 2  # every axis but the first one
-    is_rest_whole = masks["begin_mask"] & rest == masks["end_mask"] & rest == rest
+    is_rest_complete = masks["begin_mask"] & rest == masks["end_mask"] & rest == rest
     has_others = masks["ellipsis_mask"] or masks["new_axis_mask"]
-    return operation.get_attr("shrink_axis_mask") == 1 and is_rest_whole and not has_others
+    return operation.get_attr("shrink_axis_mask") == 1 and is_rest_complete and not has_others
 
 
 def _stacked(items: Sequence[Any], axis: int) -> Any:

@@ -117,10 +117,10 @@ def read(path: Path) -> Content:
         if len(graphs) != 1:
             raise refusal(path, f"has {len(graphs)} graphs in it, not one")
         root = _described(path, known, graphs[0])
-        version, config, found = _configuration(path, root)
+        version, config, checks = _configuration(path, root)
         info = next(protobuf_wire.messages(graphs[0], 1), memoryview(b""))
         signatures = tuple(each for each in _signatures(graphs[0]) if each.name not in IGNORED)
-        return Content(path, protobuf_wire.text(info, 5), version, config, found, signatures, _refused(graphs[0]))
+        return Content(path, protobuf_wire.text(info, 5), version, config, checks, signatures, _refused(graphs[0]))
     except (ValueError, RecursionError) as error:
         raise refusal(path, f"cannot be read: {str(error)[:200]}") from error
     except OSError as error:
@@ -190,7 +190,7 @@ def _refused(graph: memoryview) -> tuple[Refused, ...]:
     if not any(protobuf_wire.messages(graph, 7)):
         why = "was saved by TensorFlow 1, whose graphs run as a whole when they are loaded"
         return (Refused(GRAPH, "SavedModel", why),)
-    found: list[Refused] = []
+    refused: list[Refused] = []
     defined = next(protobuf_wire.messages(graph, 2), memoryview(b""))
     bodies = {_function_name(body): list(protobuf_wire.messages(body, 3)) for body in _functions(defined)}
     top = list(protobuf_wire.messages(defined, 1))
@@ -201,10 +201,10 @@ def _refused(graph: memoryview) -> tuple[Refused, ...]:
             operator = protobuf_wire.text(node, 2)
             problem = None if savers and operator in FILES else reason(operator, bodies)
             if problem:
-                found.append(
+                refused.append(
                     Refused(f"{name}/{protobuf_wire.text(node, 1)}".strip("/"), shown(operator)[1:-1], problem)
                 )
-    return tuple(dict.fromkeys(found))[:100]
+    return tuple(dict.fromkeys(refused))[:100]
 
 
 def _functions(defined: memoryview) -> Iterator[memoryview]:
@@ -219,19 +219,19 @@ def _function_name(body: memoryview) -> str:
 def _called(graph: memoryview, bodies: dict[str, list[memoryview]], top: list[memoryview]) -> set[str]:
     """Return the functions that another function, an object or a signature calls."""
     saver = {"saver_filename", "save", "Const", "NoOp"}
-    found: set[str] = set()
+    called: set[str] = set()
     for name, nodes in bodies.items():
         for node in nodes:
-            found |= _attributes(node, bodies) - {name}
+            called |= _attributes(node, bodies) - {name}
     for node in top:
         if (
             not protobuf_wire.text(node, 1).startswith(tuple(saver))
             and protobuf_wire.text(node, 2) != "StatefulPartitionedCall"
         ):
-            found |= _attributes(node, bodies)
+            called |= _attributes(node, bodies)
     for objects in protobuf_wire.messages(graph, 7):
-        found |= {protobuf_wire.text(entry, 1) for entry in protobuf_wire.messages(objects, 2)}
-    return found
+        called |= {protobuf_wire.text(entry, 1) for entry in protobuf_wire.messages(objects, 2)}
+    return called
 
 
 def _attributes(node: memoryview, bodies: dict[str, list[memoryview]]) -> set[str]:

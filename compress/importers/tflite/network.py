@@ -116,20 +116,20 @@ class TfliteCall(NetworkCall[TfliteValue]):
     def count(self) -> int:
         """The number of inputs, without absent ones at the end."""
         inputs = self.operator.inputs
-        return max((place + 1 for place, index in enumerate(inputs) if index != NONE), default=0)
+        return max((index + 1 for index, tensor_index in enumerate(inputs) if tensor_index != NONE), default=0)
 
     def values(self) -> list[TfliteValue]:
         """Return all inputs, which must be computed."""
         if not self.count:
             raise NotImportedError("it has no inputs")
-        return [self.value(place) for place in range(self.count)]
+        return [self.value(index) for index in range(self.count)]
 
-    def stored(self, place: int) -> Stored:
+    def stored(self, index: int) -> Stored:
         """Return an input as stored in the file."""
         inputs = self.operator.inputs
-        if place >= len(inputs) or inputs[place] == NONE:
-            raise NotImportedError(f"its input {place} is missing")
-        return self.builder.plain.graph.tensors[inputs[place]]
+        if index >= len(inputs) or inputs[index] == NONE:
+            raise NotImportedError(f"its input {index} is missing")
+        return self.builder.plain.graph.tensors[inputs[index]]
 
     @property
     def output(self) -> Stored:
@@ -138,45 +138,45 @@ class TfliteCall(NetworkCall[TfliteValue]):
             raise NotImportedError("it has no output")
         return self.builder.plain.graph.tensors[self.operator.outputs[0]]
 
-    def is_constant(self, place: int) -> bool:
+    def is_constant(self, index: int) -> bool:
         """Whether an input is present and constant."""
         inputs = self.operator.inputs
-        return place < len(inputs) and inputs[place] != NONE and self.stored(place).is_constant
+        return index < len(inputs) and inputs[index] != NONE and self.stored(index).is_constant
 
-    def constant(self, place: int, *dtypes: str) -> NDArray[Any]:
+    def constant(self, index: int, *dtypes: str) -> NDArray[Any]:
         """Return the values of an input that must be a constant of one of these types."""
-        stored = self.stored(place)
+        stored = self.stored(index)
         if not stored.is_constant:
-            raise NotImportedError(f"its input {place}, {stored.name[:80]!r}, is computed")
+            raise NotImportedError(f"its input {index}, {stored.name[:80]!r}, is computed")
         if stored.dtype not in dtypes:
-            raise NotImportedError(f"its input {place}, {stored.name[:80]!r}, is {stored.dtype}")
+            raise NotImportedError(f"its input {index}, {stored.name[:80]!r}, is {stored.dtype}")
         try:
             return stored.array()
         except ModelError as error:
             raise NotImportedError(error.what) from error
 
-    def weights(self, place: int) -> NDArray[np.float32]:
+    def weights(self, index: int) -> NDArray[np.float32]:
         """Return the values of an input that must be a float constant."""
-        return np.asarray(self.constant(place, "FLOAT32"), np.float32)
+        return np.asarray(self.constant(index, "FLOAT32"), np.float32)
 
-    def integers(self, place: int) -> list[int]:
+    def integers(self, index: int) -> list[int]:
         """Return the values of a constant integer input: axes, a shape."""
-        return [int(number) for number in self.constant(place, "INT32", "INT64").reshape(-1)]
+        return [int(number) for number in self.constant(index, "INT32", "INT64").reshape(-1)]
 
-    def value(self, place: int) -> TfliteValue:
+    def value(self, index: int) -> TfliteValue:
         """Return an input that must be computed from the graph's inputs."""
-        stored = self.stored(place)
+        stored = self.stored(index)
         if stored.is_constant:
-            raise NotImportedError(f"its input {place}, {stored.name[:80]!r}, is a constant")
+            raise NotImportedError(f"its input {index}, {stored.name[:80]!r}, is a constant")
         if 0 in stored.shape:
-            raise NotImportedError(f"its input {place}, {stored.name[:80]!r}, is empty")
+            raise NotImportedError(f"its input {index}, {stored.name[:80]!r}, is empty")
         if stored.index not in self.builder.values:
-            raise NotImportedError(f"no operator before it computes its input {place}, {stored.name[:80]!r}")
+            raise NotImportedError(f"no operator before it computes its input {index}, {stored.name[:80]!r}")
         return self.builder.values[stored.index]
 
-    def batched(self, place: int, *ranks: int) -> TfliteValue:
+    def batched(self, index: int, *ranks: int) -> TfliteValue:
         """Return an input of one of these ranks, whose first dimension is the network's batch."""
-        value = reshaped(self, self.value(place), self.value(place).shape, extra_batch=False)
+        value = reshaped(self, self.value(index), self.value(index).shape, extra_batch=False)
         if len(value.shape) not in ranks:
             raise NotImportedError(
                 f"its input has {len(value.shape)} dimensions; {' or '.join(map(str, ranks))} are supported"

@@ -110,12 +110,12 @@ def read(path: Path) -> TfliteFile:
         ModelError: the file is not a .tflite file, is damaged, or is invalid.
     """
     parsed = graph.read(path)
-    found = detection_postprocess.read(parsed, str(path))
+    postprocess = detection_postprocess.read(parsed, str(path))
     if not float_graph.is_float(parsed):
-        return TfliteFile(path, parsed, postprocess=found)
+        return TfliteFile(path, parsed, postprocess=postprocess)
     try:
-        plain = float_graph.plain(parsed if found is None else detection_postprocess.decoded(parsed, found))
-        return TfliteFile(path, parsed, plain, build_network(_with_dilated_convolutions(plain), RULES), found)
+        plain = float_graph.plain(parsed if postprocess is None else detection_postprocess.decoded(parsed, postprocess))
+        return TfliteFile(path, parsed, plain, build_network(_with_dilated_convolutions(plain), RULES), postprocess)
     except ModelError as error:
         error.where = str(path)
         raise
@@ -131,13 +131,15 @@ def in_float(file: TfliteFile) -> TfliteFile:
         return file
     try:
         both = dequantization.dequantize(file.graph)
-        found = detection_postprocess.read(both.graph)
-        plain = float_graph.plain(both.graph if found is None else detection_postprocess.decoded(both.graph, found))
+        postprocess = detection_postprocess.read(both.graph)
+        plain = float_graph.plain(
+            both.graph if postprocess is None else detection_postprocess.decoded(both.graph, postprocess)
+        )
         imported = build_network(_with_dilated_convolutions(plain), RULES)
     except ModelError as error:
         error.where = str(file.path)
         raise
-    return replace(file, plain=plain, imported=imported, postprocess=found, dequantized=both)
+    return replace(file, plain=plain, imported=imported, postprocess=postprocess, dequantized=both)
 
 
 def _with_dilated_convolutions(plain: Plain) -> Plain:
@@ -213,8 +215,8 @@ def rounding(file: TfliteFile, samples: NDArray[np.float32] | None = None) -> Ro
     feeds = [comparison.random_feed(both.original, generator) for _ in range(RANDOM_FEEDS)]
     shapes = [both.original.tensors[index].shape for index in both.original.inputs]
     feeds += [[_codes(batch, both.original)] for (batch,) in _batches(shapes, samples)]
-    found = dequantization.operator_differences(both, feeds)
-    worst = max(found, key=lambda each: each.largest, default=None)
+    differences = dequantization.operator_differences(both, feeds)
+    worst = max(differences, key=lambda each: each.largest, default=None)
     if worst is not None and not worst.largest <= LARGEST_STEPS:
         raise ModelError(
             f"in float, {float_graph.operator_title(worst.operator, worst.operator.index, both.original)} differs by "
@@ -223,8 +225,10 @@ def rounding(file: TfliteFile, samples: NDArray[np.float32] | None = None) -> Ro
             allowed=f"{LARGEST_STEPS:g}, as by rounding",
             hint="please report it, with the file",
         )
-    largest, mean = (0.0, 0.0) if worst is None else (worst.largest, float(np.mean([each.mean for each in found])))
-    return Rounding(len(found), largest, mean, both.activations, both.ranges)
+    largest, mean = (
+        (0.0, 0.0) if worst is None else (worst.largest, float(np.mean([each.mean for each in differences])))
+    )
+    return Rounding(len(differences), largest, mean, both.activations, both.ranges)
 
 
 def _codes(batch: NDArray[np.float32], original: Graph) -> NDArray[Any]:

@@ -317,7 +317,7 @@ class DecomposedSpec(LayerSpec):
 
 
 class ScalingSpec(ByChannelSpec):
-    """`Rescaling`: replaced by simpler layers too; elementwise if its settings are single numbers."""
+    """`Rescaling`: replaced by simpler layers too; elementwise if its settings are single values."""
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def feature_map(network: Network, last: str | None = None) -> LayerOutput:
     ]
     if maps:
         return maps[-1]
-    weighted = [place for place, tensor in enumerate(crossed) if network.layers[tensor.layer].weights]
+    weighted = [index for index, tensor in enumerate(crossed) if network.layers[tensor.layer].weights]
     if not weighted or weighted[-1] == 0 or not network.layers[crossed[weighted[-1] - 1].layer].calls:
         raise ModelError(
             "its features are not found: no layer with weights comes before its last one, on every path to its outputs",

@@ -32,7 +32,7 @@ class CutLookup:
     network: Network
 
     def rows(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return preprocessed samples, the numbers of rows [n, ...], as the rows [n, ..., width].
+        """Return preprocessed samples, the indices of rows [n, ...], as the rows [n, ..., width].
 
         Fractions are cut off, as Keras does it.
         """

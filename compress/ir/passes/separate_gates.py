@@ -41,7 +41,7 @@ def find(network: Network) -> dict[str, GatedActivation]:
     """Return by name the layers of a canonical network whose gate can be separated."""
     consumers = network.consumers()
     outputs = set(tensors_in(network.outputs))
-    found = {}
+    separable = {}
     for layer in network.layers.values():
         gated = _gated(network, layer)
         if gated is None:
@@ -49,8 +49,8 @@ def find(network: Network) -> dict[str, GatedActivation]:
         tensor = LayerOutput(gated.source)
         readers = {name for name, _ in consumers[tensor]}
         if readers == {layer.name, gated.gate} - {""} and tensor not in outputs:
-            found[layer.name] = gated
-    return found
+            separable[layer.name] = gated
+    return separable
 
 
 def _gated(network: Network, layer: Layer) -> GatedActivation | None:

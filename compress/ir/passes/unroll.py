@@ -249,8 +249,8 @@ def with_cells(layer: Layer, inputs: Sequence[Any]) -> Any:
         if entry["class_name"] not in LAYER_OF_CELL:
             raise NotUnrolledError(f"its cell is a {entry['class_name']}")
     (output, *states), weights, last_states = inputs, list(layer.weights), []
-    for place, entry in enumerate(cells):
-        recurrent = _layer_of_cell(layer, entry, first=place == 0, last=entry is cells[-1])
+    for index, entry in enumerate(cells):
+        recurrent = _layer_of_cell(layer, entry, first=index == 0, last=entry is cells[-1])
         count = 2 + bool(entry["config"].get("use_bias", True))
         own_states = states[: CELLS[specs.spec_of(recurrent)][1]]
         output, *after = _outputs(replace(recurrent, weights=tuple(weights[:count])), [output, *own_states])

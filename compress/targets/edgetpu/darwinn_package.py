@@ -356,27 +356,27 @@ class PackageTable:
             raise ValueError("an offset before the beginning")
         return struct.unpack_from(code, self.content, position)[0]
 
-    def _place(self, field: int) -> int | None:
+    def _field_position(self, field: int) -> int | None:
         entry = 4 + 2 * field
         offset = self._at(self.vtable + entry, "<H") if entry < self.size else 0
         return self.position + offset if offset else None
 
     def number(self, field: int, code: str) -> Any:
         """Return a scalar; 0 if it is missing."""
-        place = self._place(field)
-        return 0 if place is None else self._at(place, code)
+        position = self._field_position(field)
+        return 0 if position is None else self._at(position, code)
 
     def position_of(self, field: int) -> int | None:
         """Return the position of a scalar in the file; None if it is missing."""
-        place = self._place(field)
-        return None if place is None else self.base + place
+        position = self._field_position(field)
+        return None if position is None else self.base + position
 
     def _vector(self, field: int) -> tuple[int, int]:
         """Return start and length of a vector; (0, 0) if it is missing."""
-        place = self._place(field)
-        if place is None:
+        position = self._field_position(field)
+        if position is None:
             return 0, 0
-        start = place + self._at(place, "<I")
+        start = position + self._at(position, "<I")
         return start + 4, self._at(start, "<I")
 
     def extent(self, field: int) -> range:
@@ -396,8 +396,8 @@ class PackageTable:
 
     def _items(self, field: int) -> Iterator[int]:
         start, length = self._vector(field)
-        for place in range(start, start + 4 * length, 4):
-            yield place + self._at(place, "<I")
+        for position in range(start, start + 4 * length, 4):
+            yield position + self._at(position, "<I")
 
     def tables(self, field: int) -> list[PackageTable]:
         """Return a vector of tables."""
@@ -408,8 +408,8 @@ class PackageTable:
         start, length = self._vector(field)
         if not 0 <= index < length:
             raise ValueError(f"item {index} of {length}")
-        place = start + 4 * index
-        return self._table(place + self._at(place, "<I"))
+        position = start + 4 * index
+        return self._table(position + self._at(position, "<I"))
 
     def extents(self, field: int) -> Iterator[range]:
         """Yield the positions of each string of a vector in the file."""
@@ -418,8 +418,8 @@ class PackageTable:
 
     def table(self, field: int) -> PackageTable | None:
         """Return a table; None if it is missing."""
-        place = self._place(field)
-        return None if place is None else self._table(place + self._at(place, "<I"))
+        position = self._field_position(field)
+        return None if position is None else self._table(position + self._at(position, "<I"))
 
     def _table(self, position: int) -> PackageTable:
         return PackageTable(self.content, position, self.allowance, self.base)

@@ -273,17 +273,17 @@ def _map_shape(tensor: Tensor) -> tuple[int, int, int]:
 
 def transfer_sizes(graph: Graph, on_tpu: set[int]) -> tuple[list[int], list[int]]:
     """Return the bytes of each input and of each output of the Edge TPU; `on_tpu`: the indices of its operators."""
-    made_on_tpu: set[int] = set()
+    computed_on_tpu: set[int] = set()
     read_on_tpu: set[int] = set()
     read_on_host = set(graph.outputs)
     for operator in graph.operators:
         if operator.index in on_tpu:
-            made_on_tpu.update(operator.outputs)
+            computed_on_tpu.update(operator.outputs)
             read_on_tpu.update(operator.inputs)
         else:
             read_on_host.update(operator.inputs)
-    sent = [graph.tensors[index] for index in read_on_tpu - made_on_tpu - {NONE}]
-    received = [graph.tensors[index] for index in read_on_host & made_on_tpu]
+    sent = [graph.tensors[index] for index in read_on_tpu - computed_on_tpu - {NONE}]
+    received = [graph.tensors[index] for index in read_on_host & computed_on_tpu]
     inputs = [tensor.elements for tensor in sent if not tensor.is_constant]
     return inputs, [latency.padded_map_bytes(_map_shape(tensor)) for tensor in received]
 

@@ -31,7 +31,7 @@ SINGLE_CHANNEL_FLATTEN = Parameters(PARAMETERS["flattened_map_bytes"], PARAMETER
 MAX_VALUES = 1 << 20
 """The most values that are counted in parts; more do not fit on the chip."""
 RUNTIME_WITHOUT_ONE = 14
-"""The oldest runtime for which compiler 16 stores no 1.0 beside the table of a uint8 softmax."""
+"""The oldest runtime for which compiler 16 stores no 1.0 next to the table of a uint8 softmax."""
 MAX_KERNEL = 8192
 """The largest valid kernel size; a larger one means a damaged file."""
 
@@ -165,7 +165,7 @@ def _elementwise(operator: Operator, graph: Graph, target: Target) -> Parameters
     """Count a constant operand: nothing for a scalar, 16 bytes a channel for a vector, otherwise the tensor's bytes."""
     for tensor in graph.input_tensors(operator)[:2]:
         if tensor.is_constant and tensor.elements > 1:
-            if sum(side > 1 for side in tensor.shape) == 1:
+            if sum(size > 1 for size in tensor.shape) == 1:
                 return parameter_memory.constant_vector(tensor.elements)
             return Parameters(prod(tensor.shape), prod(tensor.shape), always_streamed=True)
     return parameter_memory.NONE

@@ -112,7 +112,7 @@ def test_specifications_that_cannot_be_used_are_refused(change: dict[str, Any], 
 
 
 def test_outputs_of_other_anchors_are_refused() -> None:
-    with pytest.raises(DetectionError, match="76 numbers are not the outputs of 13 locations"):
+    with pytest.raises(DetectionError, match="76 values are not the outputs of 13 locations"):
         Detector(SMALL)([np.zeros((12, 4)), np.zeros((14, 2))])
 
 

@@ -124,8 +124,8 @@ def _recognized(call: OnnxCall, result: OnnxValue | list[OnnxValue]) -> OnnxValu
     if (taken := _gelu_of(call, result)) is not None:
         return call.operation(NN, "Gelu", {"approximate": False}, [taken], result)
     number, factors = _factors(call, result.tensor)
-    for place, gate in enumerate(factors) if np.isclose(number, 1 / 6, rtol=1e-4) else ():
-        taken, others = _within_relu6(call, gate), [*factors[:place], *factors[place + 1 :]]
+    for index, gate in enumerate(factors) if np.isclose(number, 1 / 6, rtol=1e-4) else ():
+        taken, others = _within_relu6(call, gate), [*factors[:index], *factors[index + 1 :]]
         if taken is not None and others in ([], [taken]):
             return call.layer("Activation", {"activation": "hard_silu" if others else "hard_sigmoid"}, [taken], result)
     return result
@@ -186,11 +186,11 @@ def _factors(call: OnnxCall, tensor: LayerOutput) -> tuple[float, list[LayerOutp
     if len(numbers) + len(arguments) != 2:
         return 1.0, [tensor]
     number = prod(numbers) if layer.kind == "Multiply" else 1 / (numbers[0] or 1.0)
-    found: list[LayerOutput] = []
+    tensors: list[LayerOutput] = []
     for each in arguments:
         more, inner = _factors(call, each)
-        number, found = number * more, found + inner
-    return number, found
+        number, tensors = number * more, tensors + inner
+    return number, tensors
 
 
 RULES: Mapping[str, Callable[[OnnxCall], OnnxValue | list[OnnxValue]]] = {

@@ -77,17 +77,17 @@ def window(call: OnnxCall, source: OnnxValue, size: Sequence[int]) -> SlidingWin
     sides, rank = source.shape[2:], len(source.shape) - 2
     strides = call.integers("strides") or [1] * rank
     dilation = call.integers("dilations") or [1] * rank
-    numbers = call.integers("pads") or [0] * (2 * rank)
+    pad_values = call.integers("pads") or [0] * (2 * rank)
     size = list(size)
-    if not len(size) == len(strides) == len(dilation) == rank == len(numbers) // 2:
+    if not len(size) == len(strides) == len(dilation) == rank == len(pad_values) // 2:
         raise NotImportedError(f"its window {size} does not fit {list(source.shape)}")
-    sliding = SlidingWindow(size, strides, dilation, list(zip(numbers[:rank], numbers[rank:], strict=True)))
+    sliding = SlidingWindow(size, strides, dilation, list(zip(pad_values[:rank], pad_values[rank:], strict=True)))
     auto = call.setting("auto_pad", "NOTSET")
     if auto in ("SAME_UPPER", "SAME_LOWER"):
         pads = sliding.same(sides)
         return SlidingWindow(size, strides, dilation, pads if auto == "SAME_UPPER" else [(b, a) for a, b in pads])
-    if min(numbers) < 0:
-        raise NotImportedError(f"its pads are {numbers}")
+    if min(pad_values) < 0:
+        raise NotImportedError(f"its pads are {pad_values}")
     return sliding if auto == "NOTSET" else SlidingWindow(size, strides, dilation, [(0, 0)] * rank)
 
 
@@ -121,7 +121,7 @@ def _bias(call: OnnxCall, count: int) -> list[NDArray[np.float32]]:
 
 
 def conv(call: OnnxCall) -> OnnxValue:
-    """Conv: weights [out, in / groups, places...]; depthwise if each channel is a group."""
+    """Conv: weights [out, in / groups, spatial dimensions...]; depthwise if each channel is a group."""
     source = image(call)
     kernel, channels = _kernel(call, len(source.shape)), source.shape[1]
     out, groups, rank = kernel.shape[0], int(call.setting("group", 1)), kernel.ndim - 2
@@ -139,13 +139,13 @@ def conv(call: OnnxCall) -> OnnxValue:
         "dilation_rate": sliding.dilation,
     }
     config |= {"padding": padding, "use_bias": bool(bias)}
-    places = tuple(range(2, rank + 2))
+    spatial_axes = tuple(range(2, rank + 2))
     if groups == channels > 1 and len(set(sliding.strides)) == 1:
-        depthwise = kernel.reshape(channels, out // channels, *sliding.size).transpose(*places, 0, 1)
+        depthwise = kernel.reshape(channels, out // channels, *sliding.size).transpose(*spatial_axes, 0, 1)
         config["depth_multiplier"] = out // channels
         return call.layer(f"DepthwiseConv{rank}D", config, [source], like, [depthwise, *bias])
     config |= {"filters": out, "groups": groups}
-    return call.layer(f"Conv{rank}D", config, [source], like, [kernel.transpose(*places, 1, 0), *bias])
+    return call.layer(f"Conv{rank}D", config, [source], like, [kernel.transpose(*spatial_axes, 1, 0), *bias])
 
 
 def _spread(kernel: NDArray[np.float32], sliding: SlidingWindow) -> tuple[NDArray[np.float32], SlidingWindow]:
@@ -369,8 +369,10 @@ def _shares(
     side: int, out: int, size: int, stride: int, pads: tuple[int, int], edge: tuple[int, int], counted: bool
 ) -> NDArray[np.float64]:
     """Return the ratio of the window size to the number of counted positions, for each output position."""
-    places = np.arange(-pads[0], side + pads[1])
-    counts = (places >= -edge[0]) & (places < side + edge[1]) if counted else (places >= 0) & (places < side)
+    positions = np.arange(-pads[0], side + pads[1])
+    counts = (
+        (positions >= -edge[0]) & (positions < side + edge[1]) if counted else (positions >= 0) & (positions < side)
+    )
     return np.array([size / counts[at * stride : at * stride + size].sum() for at in range(out)])
 
 

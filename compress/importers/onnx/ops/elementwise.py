@@ -38,11 +38,11 @@ COMMUTATIVE = ("Add", "Multiply")
 BY_CHANNEL = {**OUT_AXIS, "DepthwiseConv1D": None, "DepthwiseConv2D": None}
 
 
-def small(numbers: NDArray[Any], like: OnnxValue) -> Any:
+def small(constant: NDArray[Any], like: OnnxValue) -> Any:
     """Return a constant in the network's layout, with size 1 along axes where its values repeat."""
-    if numbers.size == 1:
-        return np.asarray(numbers, np.float32).item()
-    placed = np.asarray(like.placed(numbers), np.float32)[None]
+    if constant.size == 1:
+        return np.asarray(constant, np.float32).item()
+    placed = np.asarray(like.placed(constant), np.float32)[None]
     for axis in range(placed.ndim):
         first = placed.take([0], axis)
         placed = first if (placed == first).all() else placed
@@ -85,8 +85,8 @@ def together(call: OnnxCall, operands: Sequence[Any], shape: tuple[int, ...]) ->
 
 def operands(call: OnnxCall, *types: str) -> list[Any]:
     """Return all inputs: arrays for constants, values for computed tensors."""
-    places = [place for place in range(len(call.node.inputs)) if call.has(place)]
-    return [call.constant(place) if call.is_constant(place) else call.value(place, *types) for place in places]
+    indices = [index for index in range(len(call.node.inputs)) if call.has(index)]
+    return [call.constant(index) if call.is_constant(index) else call.value(index, *types) for index in indices]
 
 
 def arithmetic(kind: str, layer: bool = True) -> Rule:
@@ -120,10 +120,10 @@ def _merged(call: OnnxCall, kind: str, source: Sequence[Any]) -> OnnxValue | Non
     if value.shape != call.output_shape() or (kind == "Add" and _begins_hard_sigmoid(call, constant)):
         return None
     layer = _layer_to_change(call, value)
-    numbers = _by_channel(constant, value)
-    if layer is None or numbers is None:
+    constants = _by_channel(constant, value)
+    if layer is None or constants is None:
         return None
-    changed = (_scaled if kind in ("Multiply", "Divide") else _shifted)(layer, numbers, kind)
+    changed = (_scaled if kind in ("Multiply", "Divide") else _shifted)(layer, constants, kind)
     if not all(np.isfinite(weight).all() for weight in changed.weights):
         return None
     call.builder.rewrite(value, changed)
@@ -140,11 +140,11 @@ def _layer_to_change(call: OnnxCall, value: OnnxValue) -> Layer | None:
 
 def _by_channel(constant: NDArray[Any], value: OnnxValue) -> NDArray[np.float32] | None:
     """Return a constant as one number for each channel of a value; None if it differs between positions."""
-    numbers = np.asarray(small(constant, value), np.float32)
+    constants = np.asarray(small(constant, value), np.float32)
     channels = value.sides[-1]
-    if numbers.size not in (1, channels) or (numbers.size > 1 and numbers.shape[-1] != channels):
+    if constants.size not in (1, channels) or (constants.size > 1 and constants.shape[-1] != channels):
         return None
-    return np.broadcast_to(numbers.reshape(-1), (channels,))
+    return np.broadcast_to(constants.reshape(-1), (channels,))
 
 
 def _begins_hard_sigmoid(call: OnnxCall, constant: NDArray[Any]) -> bool:
@@ -154,9 +154,9 @@ def _begins_hard_sigmoid(call: OnnxCall, constant: NDArray[Any]) -> bool:
     return alone and any(node.operator == "Clip" and name in node.inputs for node in call.builder.graph.nodes)
 
 
-def _scaled(layer: Layer, numbers: NDArray[np.float32], kind: str) -> Layer:
+def _scaled(layer: Layer, constants: NDArray[np.float32], kind: str) -> Layer:
     with np.errstate(all="ignore"):
-        scale = numbers if kind == "Multiply" else np.float32(1) / numbers
+        scale = constants if kind == "Multiply" else np.float32(1) / constants
         kernel, *bias = layer.weights
         axis = OUT_AXIS.get(layer.kind)
         if axis is None:
@@ -166,10 +166,10 @@ def _scaled(layer: Layer, numbers: NDArray[np.float32], kind: str) -> Layer:
         return replace(layer, weights=(kernel, *(each * scale for each in bias)))
 
 
-def _shifted(layer: Layer, numbers: NDArray[np.float32], kind: str) -> Layer:
+def _shifted(layer: Layer, constants: NDArray[np.float32], kind: str) -> Layer:
     """Return the layer with the constant added to its bias."""
     kernel, *bias = layer.weights
-    added = numbers if kind == "Add" else -numbers
+    added = constants if kind == "Add" else -constants
     weights = (kernel, bias[0] + added if bias else np.array(added))
     return replace(layer if "use_bias" not in layer.config else layer.configured(use_bias=True), weights=weights)
 

@@ -139,7 +139,7 @@ def _weights(call: OnnxCall, kind: RecurrentOperator, functions: Sequence[str]) 
         raise NotImportedError(f"its weights are {list(kernels.shape)} and {list(recurrents.shape)}")
     directions, units = recurrents.shape[0], recurrents.shape[2]
     biases = call.weights(BIAS) if call.has(BIAS) else np.zeros((directions, 2 * gates * units), np.float32)
-    factors = [_hard_sigmoid_factor(call) if functions[place] == "hard_sigmoid" else 1.0 for place in kind.functions]
+    factors = [_hard_sigmoid_factor(call) if functions[index] == "hard_sigmoid" else 1.0 for index in kind.functions]
 
     def ordered(array: Floats) -> Floats:
         """Return [..., gates x units] in Keras' order."""
@@ -166,22 +166,22 @@ def _config(call: OnnxCall, kind: RecurrentOperator, functions: Sequence[str]) -
 
 def _initial_states(call: OnnxCall, kind: RecurrentOperator, sequence: OnnxValue) -> list[OnnxValue]:
     """Return the states before the first time step, those of the forward direction first; none if all are zero."""
-    places = range(STATE, STATE + kind.states)
-    zero = [not call.has(place) or (call.is_constant(place) and not call.weights(place).any()) for place in places]
+    indices = range(STATE, STATE + kind.states)
+    zero = [not call.has(index) or (call.is_constant(index) and not call.weights(index).any()) for index in indices]
     if all(zero):
         return []
     directions, _, units = call.weights(2).shape
-    by_place = [_split_state(call, place, sequence, (directions, units)) for place in places]
-    return [states[direction] for direction in range(directions) for states in by_place]
+    by_input = [_split_state(call, index, sequence, (directions, units)) for index in indices]
+    return [states[direction] for direction in range(directions) for states in by_input]
 
 
-def _split_state(call: OnnxCall, place: int, sequence: OnnxValue, shape: tuple[int, int]) -> list[OnnxValue]:
+def _split_state(call: OnnxCall, index: int, sequence: OnnxValue, shape: tuple[int, int]) -> list[OnnxValue]:
     """Return one state of each direction, [units]."""
     directions, units = shape
-    if not call.has(place) or call.is_constant(place):
-        stored = call.weights(place) if call.has(place) else np.zeros(shape, np.float32)
+    if not call.has(index) or call.is_constant(index):
+        stored = call.weights(index) if call.has(index) else np.zeros(shape, np.float32)
         return [_constant_state(call, sequence, values) for values in np.reshape(stored, shape)]
-    value = call.value(place)
+    value = call.value(index)
     if prod(value.shape) != directions * units:
         raise NotImportedError(f"its initial state is {list(value.shape)}")
     value = in_shape(value, (1, directions * units))
@@ -255,12 +255,12 @@ def _with_unused(call: OnnxCall, sequence: OnnxValue | None, states: list[OnnxVa
     """Return a value for each output of the operator, with placeholders for those that nothing uses."""
     values: list[OnnxValue | None] = [sequence, *states]
     outputs = []
-    for place in range(len(call.node.outputs)):
-        if not call.node.outputs[place]:
+    for index in range(len(call.node.outputs)):
+        if not call.node.outputs[index]:
             outputs.append(laid(UNKNOWN, (1,), (0,)))
             continue
-        shape = call.output_shape(place)
-        value = values[place] if place < len(values) else None
+        shape = call.output_shape(index)
+        value = values[index] if index < len(values) else None
         unused = laid(UNKNOWN, shape, tuple(range(len(shape))))
         outputs.append(in_shape(value, shape) if value is not None else unused)
     return outputs

@@ -23,8 +23,8 @@ from compress.importers.onnx.ops.convolution import image
 Matrix = NDArray[np.float64]
 MOST_IN_MATRIX = 2**17
 NEAREST: Mapping[str, Callable[[float], int]] = {
-    "round_prefer_floor": lambda place: ceil(place - 0.5),
-    "round_prefer_ceil": lambda place: floor(place + 0.5),
+    "round_prefer_floor": lambda coordinate: ceil(coordinate - 0.5),
+    "round_prefer_ceil": lambda coordinate: floor(coordinate + 0.5),
     "floor": floor,
     "ceil": ceil,
 }
@@ -46,8 +46,8 @@ def resize(call: OnnxCall) -> OnnxValue:
     if all(matrix.shape[0] == matrix.shape[1] and np.allclose(matrix, np.eye(len(matrix))) for matrix in matrices):
         return source
     like = laid(UNKNOWN, result, channel_last(rank + 2))
-    if (found := _by_layer(call, source, like, matrices)) is not None:
-        return found
+    if (resized := _by_layer(call, source, like, matrices)) is not None:
+        return resized
     for side, matrix in enumerate(matrices):
         source = _along(call, source, side + 2, matrix)
     return source
@@ -58,10 +58,10 @@ def _scales(call: OnnxCall, shape: Sequence[int], result: Sequence[int]) -> list
     if call.setting("antialias", 0) or call.setting("keep_aspect_ratio_policy", "stretch") != "stretch":
         raise NotImportedError("antialias and keep_aspect_ratio_policy are not supported")
     exact = [after / before for before, after in zip(shape, result, strict=True)]
-    place = 1 if call.node.operator == "Upsample" or call.builder.graph.opset < 11 else 2
+    index = 1 if call.node.operator == "Upsample" or call.builder.graph.opset < 11 else 2
     scales = call.setting("scales")
-    if scales is None and call.has(place):
-        scales = call.constant(place).reshape(-1)
+    if scales is None and call.has(index):
+        scales = call.constant(index).reshape(-1)
     axes = call.integers("axes") or list(range(len(shape)))
     if scales is None or len(scales) != len(axes):
         return exact
@@ -81,19 +81,19 @@ def _matrix(call: OnnxCall, side: int, out: int, scale: float) -> Matrix:
     matrix = np.zeros((out, side))
     mode = call.setting("mode", "nearest")
     for at in range(out):
-        place = _place(call, at, side, out, scale)
+        coordinate = _coordinate(call, at, side, out, scale)
         if mode == "nearest":
             rounding = call.setting("nearest_mode", "round_prefer_floor" if call.builder.graph.opset >= 11 else "floor")
-            matrix[at, min(max(NEAREST[rounding](place), 0), side - 1)] = 1
+            matrix[at, min(max(NEAREST[rounding](coordinate), 0), side - 1)] = 1
         elif mode in ("linear", "bilinear", "cubic"):
-            for near, share in _shares(call, place, cubic=mode == "cubic"):
+            for near, share in _shares(call, coordinate, cubic=mode == "cubic"):
                 matrix[at, min(max(near, 0), side - 1)] += share
         else:
             raise NotImportedError(f"its mode is {mode!r}")
     return matrix
 
 
-def _place(call: OnnxCall, at: int, side: int, out: int, scale: float) -> float:
+def _coordinate(call: OnnxCall, at: int, side: int, out: int, scale: float) -> float:
     """Return the input coordinate of an output position."""
     way = call.setting("coordinate_transformation_mode", "half_pixel")
     if call.node.operator == "Upsample" or call.builder.graph.opset < 11:
@@ -112,10 +112,10 @@ def _place(call: OnnxCall, at: int, side: int, out: int, scale: float) -> float:
     raise NotImportedError(f"it samples by {way!r}")
 
 
-def _shares(call: OnnxCall, place: float, *, cubic: bool) -> list[tuple[int, float]]:
+def _shares(call: OnnxCall, coordinate: float, *, cubic: bool) -> list[tuple[int, float]]:
     """Return the input positions and weights of one output value."""
-    first = floor(place)
-    past = place - first
+    first = floor(coordinate)
+    past = coordinate - first
     if not cubic:
         return [(first, 1 - past), (first + 1, past)]
     if call.setting("exclude_outside", 0):
@@ -156,9 +156,9 @@ def _bilinear(side: int, out: int) -> Matrix:
     """Return TensorFlow's bilinear matrix, sampled at pixel centres."""
     matrix = np.zeros((out, side))
     for at in range(out):
-        place = (at + 0.5) * side / out - 0.5
-        first = floor(place)
-        for near, share in ((first, 1 - (place - first)), (first + 1, place - first)):
+        coordinate = (at + 0.5) * side / out - 0.5
+        first = floor(coordinate)
+        for near, share in ((first, 1 - (coordinate - first)), (first + 1, coordinate - first)):
             matrix[at, min(max(near, 0), side - 1)] += share
     return matrix
 

@@ -79,7 +79,7 @@ def matmul(call: OnnxCall) -> OnnxValue:
 
 def _matrix_product(call: OnnxCall) -> OnnxValue:
     """Add an operation that multiplies matrices in the last two axes."""
-    operands = [call.weights(place) if call.is_constant(place) else call.value(place) for place in (0, 1)]
+    operands = [call.weights(index) if call.is_constant(index) else call.value(index) for index in (0, 1)]
     result = call.output_shape()
     rank = len(result)
     if not all(2 <= len(operand.shape) <= rank for operand in operands):
@@ -96,11 +96,11 @@ def _matrix_product(call: OnnxCall) -> OnnxValue:
     return call.operation(NUMPY, "Matmul", {}, arguments, like)
 
 
-def _matrix(numbers: Floats) -> Floats | None:
+def _matrix(constant: Floats) -> Floats | None:
     """Return a constant as one matrix, if possible."""
-    if numbers.ndim == 1:
-        return numbers[:, None]
-    return numbers.reshape(numbers.shape[-2:]) if prod(numbers.shape[:-2]) == 1 else None
+    if constant.ndim == 1:
+        return constant[:, None]
+    return constant.reshape(constant.shape[-2:]) if prod(constant.shape[:-2]) == 1 else None
 
 
 def batch_normalization(call: OnnxCall) -> OnnxValue:
@@ -108,7 +108,7 @@ def batch_normalization(call: OnnxCall) -> OnnxValue:
     source = call.value(0)
     if call.setting("training_mode", 0) or len([name for name in call.node.outputs if name]) > 1:
         raise NotImportedError("it is in training mode; export the model for use (eval)")
-    weights = [call.weights(place) for place in (1, 2, 3, 4)]
+    weights = [call.weights(index) for index in (1, 2, 3, 4)]
     if len(source.shape) < 2 or {weight.shape for weight in weights} != {source.shape[1:2]}:
         raise NotImportedError(f"its weights do not fit {list(source.shape)}")
     placed = call.placed(source, 1)
@@ -124,7 +124,7 @@ def group_normalization(call: OnnxCall) -> OnnxValue:
     source = source if grouped else image(call)
     channels, seen = source.sides[-1], source.shape[1]
     groups = int(call.setting("num_groups", seen))
-    gamma, beta = (call.weights(place).reshape(-1) for place in (1, 2))
+    gamma, beta = (call.weights(index).reshape(-1) for index in (1, 2))
     if seen % groups or not gamma.size == beta.size == seen:
         raise NotImportedError(f"its weights in {groups} groups do not fit {list(source.shape)}")
     gamma, beta = (np.repeat(each, channels // seen) for each in (gamma, beta))
@@ -133,10 +133,10 @@ def group_normalization(call: OnnxCall) -> OnnxValue:
 
 
 def _grouped(value: OnnxValue) -> bool:
-    """Whether it is an image whose channels were joined with its places, a group of them to each "channel"."""
+    """Whether it is an image whose channels were joined with its positions, a group of them to each "channel"."""
     channels = value.sides[-1]
-    apart = value.parts == (channels, prod(value.sides[:-1])) and value.order == (1, 0)
-    return apart and len(value.shape) > 2 and value.shape[0] == 1 and channels % value.shape[1] == 0
+    is_channel_first = value.parts == (channels, prod(value.sides[:-1])) and value.order == (1, 0)
+    return is_channel_first and len(value.shape) > 2 and value.shape[0] == 1 and channels % value.shape[1] == 0
 
 
 def layer_normalization(call: OnnxCall) -> OnnxValue:
@@ -150,10 +150,10 @@ def layer_normalization(call: OnnxCall) -> OnnxValue:
     gamma = call.weights(1)
     beta = call.weights(2) if call.has(2) else np.zeros((), np.float32)
     weights = [np.broadcast_to(each, shape).transpose([axis - first for axis in axes]) for each in (gamma, beta)]
-    places = [placed.axis(axis) for axis in axes]
-    if len(places) > 1:  # for several axes, Keras expects the weights in the order of these axes
-        places = [place % (len(placed.value.sides) + 1) for place in places]
-    config = {"axis": places, "epsilon": call.number("epsilon", None, 1e-5), "center": call.has(2)}
+    network_axes = [placed.axis(axis) for axis in axes]
+    if len(network_axes) > 1:  # for several axes, Keras expects the weights in the order of these axes
+        network_axes = [axis % (len(placed.value.sides) + 1) for axis in network_axes]
+    config = {"axis": network_axes, "epsilon": call.number("epsilon", None, 1e-5), "center": call.has(2)}
     return call.layer(
         "LayerNormalization", config, [placed.value], placed.value, weights if call.has(2) else weights[:1]
     )

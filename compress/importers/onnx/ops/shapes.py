@@ -51,13 +51,13 @@ def concat(call: OnnxCall) -> OnnxValue:
 
 def _with_constants(call: OnnxCall, axis: int) -> list[OnnxValue]:
     """Return the computed inputs of a Concat; constants become a zero padding and an addition."""
-    places = [place for place in range(len(call.node.inputs)) if 0 not in _shape(call, place)]
-    computed = [place for place in places if not call.is_constant(place)]
+    indices = [index for index in range(len(call.node.inputs)) if 0 not in _shape(call, index)]
+    computed = [index for index in indices if not call.is_constant(index)]
     values = []
-    for at, place in enumerate(computed):
-        value, end = call.value(place), ([*computed, places[-1] + 1])[at + 1]
-        before = [call.weights(each) for each in places if each < place and not at]
-        after = [call.weights(each) for each in places if place < each < end]
+    for at, index in enumerate(computed):
+        value, end = call.value(index), ([*computed, indices[-1] + 1])[at + 1]
+        before = [call.weights(each) for each in indices if each < index and not at]
+        after = [call.weights(each) for each in indices if index < each < end]
         if before or after:
             around = [*before, np.zeros(value.shape, np.float32), *after]
             sizes = [sum(each.shape[axis] for each in side) for side in (before, after)]
@@ -69,8 +69,8 @@ def _with_constants(call: OnnxCall, axis: int) -> list[OnnxValue]:
     return values
 
 
-def _shape(call: OnnxCall, place: int) -> tuple[int, ...]:
-    return call.builder.graph.shapes.get(call.node.inputs[place], ())
+def _shape(call: OnnxCall, index: int) -> tuple[int, ...]:
+    return call.builder.graph.shapes.get(call.node.inputs[index], ())
 
 
 def slice_out(call: OnnxCall) -> OnnxValue:
@@ -93,7 +93,7 @@ def split(call: OnnxCall) -> list[OnnxValue]:
     """Split one axis into consecutive parts."""
     value = call.value(0)
     axis = axis_of(int(call.setting("axis", 0)), value.shape)
-    sizes = [call.output_shape(place)[axis] for place in range(len(call.node.outputs))]
+    sizes = [call.output_shape(index)[axis] for index in range(len(call.node.outputs))]
     return shape_rules.split(call, value, axis, sizes)
 
 
@@ -144,11 +144,11 @@ def pad(call: OnnxCall) -> OnnxValue:
     """Pad: zeros around an image as a layer, otherwise an operation; negative padding becomes a slice."""
     value, mode = call.value(0), call.setting("mode", "constant")
     rank = len(value.shape)
-    numbers = call.integers("pads", 1) or []
+    pad_values = call.integers("pads", 1) or []
     axes = [axis_of(axis, value.shape) for axis in (call.integers("axes", 3) or range(rank))]
-    if len(numbers) != 2 * len(axes):
-        raise NotImportedError(f"pads {numbers[:16]} do not fit {list(value.shape)}")
-    pads = dict(zip(axes, zip(numbers[: len(axes)], numbers[len(axes) :], strict=True), strict=True))
+    if len(pad_values) != 2 * len(axes):
+        raise NotImportedError(f"pads {pad_values[:16]} do not fit {list(value.shape)}")
+    pads = dict(zip(axes, zip(pad_values[: len(axes)], pad_values[len(axes) :], strict=True), strict=True))
     cuts = {axis: slice(max(-b, 0), value.shape[axis] - max(-a, 0), 1) for axis, (b, a) in pads.items()}
     value = shape_rules.cut(call, value, cuts)
     widths = [(max(before, 0), max(after, 0)) for before, after in (pads.get(axis, (0, 0)) for axis in range(rank))]
@@ -229,8 +229,8 @@ def depth_to_space(call: OnnxCall) -> OnnxValue:
     value, size = image(call), int(call.setting("blocksize", 1))
     channels = value.shape[1]
     if call.setting("mode", "DCR") == "CRD":
-        places = np.arange(channels).reshape(-1, size * size).T.reshape(-1)
-        value = call.operation(NUMPY, "Take", {"axis": -1}, [value, places], value)
+        indices = np.arange(channels).reshape(-1, size * size).T.reshape(-1)
+        value = call.operation(NUMPY, "Take", {"axis": -1}, [value, indices], value)
     like = laid(UNKNOWN, call.output_shape(), channel_last(4))
     return call.operation(NN, "DepthToSpace", {"block_size": size}, [value], like)
 

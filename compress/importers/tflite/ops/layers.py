@@ -67,18 +67,18 @@ def _like(source: TfliteValue, window: Mapping[str, Any], kernel: tuple[int, ...
     return TfliteValue(source.tensor, (batch, *result, channels))
 
 
-def _bias(call: TfliteCall, place: int, count: int) -> list[Any]:
+def _bias(call: TfliteCall, index: int, count: int) -> list[Any]:
     """Return the bias as a list of weights; empty if there is none."""
-    if call.count <= place:
+    if call.count <= index:
         return []
-    bias = call.weights(place)
+    bias = call.weights(index)
     if bias.size != count:
         raise NotImportedError(f"it has {bias.size} biases for {count} channels")
     return [bias.reshape(-1)]
 
 
-def _kernel(call: TfliteCall, place: int) -> Any:
-    kernel = call.weights(place)
+def _kernel(call: TfliteCall, index: int) -> Any:
+    kernel = call.weights(index)
     if kernel.ndim != 4 or kernel.size == 0:
         raise NotImportedError(f"its weights have the shape {list(kernel.shape)}")
     return kernel
@@ -174,9 +174,9 @@ def pool(kind: str) -> Callable[[TfliteCall], TfliteValue]:
     return rule
 
 
-def _broadcast(call: TfliteCall, places: tuple[int, ...]) -> tuple[list[Any], TfliteValue]:
+def _broadcast(call: TfliteCall, indices: tuple[int, ...]) -> tuple[list[Any], TfliteValue]:
     """Return the operands with the same rank, and a template with the broadcast shape."""
-    operands: list[Any] = [call.weights(place) if call.is_constant(place) else call.value(place) for place in places]
+    operands: list[Any] = [call.weights(index) if call.is_constant(index) else call.value(index) for index in indices]
     computed = [each for each in operands if isinstance(each, TfliteValue)]
     if not computed:
         raise NotImportedError("all of its inputs are constants")
@@ -316,7 +316,7 @@ def batch_matmul(call: TfliteCall) -> TfliteValue:
         like = TfliteValue(source.tensor, (*source.shape[:-1], right.shape[1]), source.extra_batch)
         result = call.layer("Dense", {"units": right.shape[1], "use_bias": False}, [source], like, [right])
         return reshaped(call, result, call.output.shape)
-    operands = [call.value(place) for place in (0, 1)]
+    operands = [call.value(index) for index in (0, 1)]
     operands = [last_two_swapped(call, each) if flip else each for each, flip in zip(operands, flips, strict=True)]
     first, second = operands
     fits = len(first.shape) == len(second.shape) > 1 and first.extra_batch == second.extra_batch

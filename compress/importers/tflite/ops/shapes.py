@@ -59,7 +59,7 @@ def pack(call: TfliteCall) -> TfliteValue:
 def strided_slice(call: TfliteCall) -> TfliteValue:
     """STRIDED_SLICE: begin, end and strides, with masks."""
     value = call.value(0)
-    begin, end, strides = (call.integers(place) for place in (1, 2, 3))
+    begin, end, strides = (call.integers(index) for index in (1, 2, 3))
     if not len(begin) == len(end) == len(strides) or 0 in strides:
         raise NotImportedError(f"it slices {len(begin)} dimensions of {list(value.shape)}")
     masks = {

@@ -1,4 +1,4 @@
-"""A compiled .tflite file with the positions of everything that a model's numbers determine.
+"""A compiled .tflite file with the positions of everything that a model's values determine.
 
 A file in which only such bytes are replaced keeps its structure: no offset in it changes.
 """
@@ -109,14 +109,14 @@ def custom_operators(parsed: Graph, where: str) -> tuple[Operator, ...]:
     Raises:
         ModelError: there are none.
     """
-    found = tuple(parsed.custom_operators(darwinn_package.OPERATOR))
-    if not found:
+    operators = tuple(parsed.custom_operators(darwinn_package.OPERATOR))
+    if not operators:
         raise ModelError(
             f"has no {darwinn_package.OPERATOR}: it is not compiled for the Edge TPU",
             where=where,
             hint="give the file that edgetpu_compiler wrote (…_edgetpu.tflite)",
         )
-    return found
+    return operators
 
 
 def _compiled_operator(content: bytes, operator: Operator) -> CompiledOperator:

@@ -58,7 +58,7 @@ def compare_cpu_part(compiled: Graph, model: Graph, custom_operators: set[int]) 
     """
     tensors = _matched_tensors(compiled, model)
     by_output = {operator.outputs: operator for operator in model.operators}
-    found: set[int] = set()
+    matched: set[int] = set()
     differences = []
     for operator in compiled.operators:
         if operator.index in custom_operators:
@@ -67,11 +67,11 @@ def compare_cpu_part(compiled: Graph, model: Graph, custom_operators: set[int]) 
         if match is None:
             differences.append(f"operator {operator.name} on the CPU is not in the model")
             continue
-        found.add(match.index)
+        matched.add(match.index)
         difference = _operator_difference(operator, match, compiled, model, tensors)
         if difference:
             differences.append(f"operator {match.index} ({match.name}) on the CPU: {difference}")
-    return CpuPart(frozenset(found), tensors, tuple(differences))
+    return CpuPart(frozenset(matched), tensors, tuple(differences))
 
 
 def _matched_tensors(compiled: Graph, model: Graph) -> dict[int, int]:

@@ -17,7 +17,7 @@ def step_reads(steps: Sequence[ProgramStep]) -> list[list[list[int]]]:
     """Return for each step, and each of its `sources`, the steps that wrote it; none if it is no result of a step."""
     targets = [step.target for step in steps]
     signatures = [_signature(step) for step in steps]
-    found: list[list[list[int]]] = []
+    reads: list[list[list[int]]] = []
     last_reader = [-1] * len(steps)
     for index, step in enumerate(steps):
         sources = []
@@ -26,10 +26,10 @@ def step_reads(steps: Sequence[ProgramStep]) -> list[list[list[int]]]:
             last = next((each for each in earlier if _overlap(targets[each], extent)), None)
             parts = [] if last is None else [*_other_parts(signatures, targets, last, last_reader), last]
             sources.append([each for each in parts if _overlap(targets[each], extent)])
-        found.append(sources)
+        reads.append(sources)
         for writer in (each for source in sources for each in source):
             last_reader[writer] = index
-    return found
+    return reads
 
 
 def _signature(step: ProgramStep) -> tuple[object, ...]:
@@ -42,7 +42,7 @@ def _other_parts(
     signatures: Sequence[tuple[object, ...]], targets: Sequence[range], last: int, last_reader: Sequence[int]
 ) -> list[int]:
     """Return the steps before `last` that wrote other parts of the same result: not read or written over before it."""
-    found = []
+    parts = []
     for each in range(max(last - _MAX_PARTS, 0), last):
         if signatures[each] != signatures[last] or each < last_reader[each] < last:
             continue
@@ -50,8 +50,8 @@ def _other_parts(
         is_covered = any(_covers(targets[other], own) for other in later)
         is_reused = any(_overlap(targets[other], own) for other in later if signatures[other] != signatures[last])
         if not is_covered and not is_reused:
-            found.append(each)
-    return found
+            parts.append(each)
+    return parts
 
 
 def _covers(outer: range, inner: range) -> bool:

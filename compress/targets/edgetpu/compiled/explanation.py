@@ -102,11 +102,11 @@ def explain(file: CompiledFile, name: str, original: Graph | None, target: Targe
 
 def _parts(file: CompiledFile) -> list[tuple[CompiledOperator, int]]:
     """Return each custom operator, and the index of its first executable in the file."""
-    found, first = [], 0
+    parts, first = [], 0
     for compiled in file.operators:
-        found.append((compiled, first))
+        parts.append((compiled, first))
         first += len(compiled.package.executables)
-    return found
+    return parts
 
 
 def _read_part(file: CompiledFile, compiled: CompiledOperator, first: int) -> list[_ReadProgram]:
@@ -124,11 +124,11 @@ def _read_part(file: CompiledFile, compiled: CompiledOperator, first: int) -> li
         if executable.type == _CACHING
         for each in cached_parameters(program, index, executable.parameter_bytes)
     ]
-    found = []
+    programs = []
     for index, executable, hint, program in read:
         if executable.type == _CACHING:
             own = tuple(each for each in cached if each.executable == index)
-            found.append(_ReadProgram(index, executable, hint, program, (), (), own, _transfers(program, hint, ())))
+            programs.append(_ReadProgram(index, executable, hint, program, (), (), own, _transfers(program, hint, ())))
             continue
         steps = tensor_steps(program)
         transfers = _transfers(program, hint, steps)
@@ -142,10 +142,10 @@ def _read_part(file: CompiledFile, compiled: CompiledOperator, first: int) -> li
             # Compilers before 16 compute a softmax at the end of a network on the scalar core.
             reads = (len(operators) - 1,)
             operators.append(RecoveredOperator(("SOFTMAX",), Certainty.INFERRED, [], reads=reads))
-        found.append(
+        programs.append(
             _ReadProgram(index, executable, hint, program, tuple(steps), tuple(operators), tuple(streamed), transfers)
         )
-    return found
+    return programs
 
 
 def _bundles(file: CompiledFile, executable: Executable) -> list[int]:
@@ -153,9 +153,9 @@ def _bundles(file: CompiledFile, executable: Executable) -> list[int]:
 
 
 def _order(file: CompiledFile) -> tuple[str, ...]:
-    numbers = {compiled.operator.index: number for number, compiled in enumerate(file.operators, 1)}
+    part_numbers = {compiled.operator.index: number for number, compiled in enumerate(file.operators, 1)}
     return tuple(
-        f"Edge TPU part {numbers[each.index]}" if each.index in numbers else f"{each.name}{CPU_MARK}"
+        f"Edge TPU part {part_numbers[each.index]}" if each.index in part_numbers else f"{each.name}{CPU_MARK}"
         for each in file.graph.operators
     )
 
@@ -262,7 +262,7 @@ def _parameters(read: _ReadProgram) -> list[ExplainedParameters]:
             each.offset,
             each.size_bytes,
             each.is_cached,
-            tuple(map(_tile_numbers, each.tiles)),
+            tuple(map(_tile_indices, each.tiles)),
             owners.get(each),
             layout_text(read.operators[owners[each]]) if each in owners else "",
         )
@@ -270,7 +270,7 @@ def _parameters(read: _ReadProgram) -> list[ExplainedParameters]:
     ]
 
 
-def _tile_numbers(tiles: int) -> tuple[int, ...]:
+def _tile_indices(tiles: int) -> tuple[int, ...]:
     return tuple(tile for tile in range(TILE_COUNT) if tiles >> tile & 1)
 
 
@@ -282,17 +282,17 @@ def _transfers(program: Program, hints: DmaHints, steps: Sequence[ProgramStep]) 
     if max(len(program.transfers), len(hints.hints)) > MAX_TRANSFERS:
         raise ModelError(f"has more than {MAX_TRANSFERS:,} transfers in one program")
     starts = [step.bundle for step in steps]
-    found = [_hint_transfer(hint) for hint in hints.hints if hint.kind == "instructions"]
+    transfers = [_hint_transfer(hint) for hint in hints.hints if hint.kind == "instructions"]
     open_hints = _OpenHints(hints.hints)
     for transfer in program.transfers:
         step = bisect_right(starts, transfer.bundle)
         match = open_hints.take(transfer)
         if match is None:
             kind, to_host = transfer.kind, transfer.kind in ("output", "interrupt")
-            found.append(ExplainedTransfer(kind, "", None, transfer.size_bytes, to_host, step, is_announced=False))
+            transfers.append(ExplainedTransfer(kind, "", None, transfer.size_bytes, to_host, step, is_announced=False))
         else:
-            found.append(replace(match, step=step))
-    return (*found, *map(_hint_transfer, open_hints.unused()))
+            transfers.append(replace(match, step=step))
+    return (*transfers, *map(_hint_transfer, open_hints.unused()))
 
 
 class _OpenHints:
@@ -335,11 +335,11 @@ def _coverage(executable: Executable, hints: DmaHints) -> list[tuple[str, int, i
     extents: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for hint in hints.hints:
         extents.setdefault((hint.kind, hint.name), []).append((hint.offset, hint.offset + hint.size_bytes))
-    wanted = [("input", layer.name, layer.size_bytes) for layer in executable.inputs]
-    wanted += [("output", layer.name, layer.size_bytes) for layer in executable.outputs]
-    wanted.append(("parameters", "", executable.parameter_bytes))
+    expected = [("input", layer.name, layer.size_bytes) for layer in executable.inputs]
+    expected += [("output", layer.name, layer.size_bytes) for layer in executable.outputs]
+    expected.append(("parameters", "", executable.parameter_bytes))
     rows = []
-    for kind, name, size in wanted:
+    for kind, name, size in expected:
         own = extents.get((kind, name), [])
         if size or own:
             rows.append((f"{kind} {name}".rstrip("\0 "), size, _covered(own, size)))

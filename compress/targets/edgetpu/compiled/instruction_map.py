@@ -1,7 +1,7 @@
 """Which operator each vector instruction of a program belongs to, and its constants for another model.
 
-An instruction is known by its numbers: those that follow from an operator's scales and zero points. Several operators
-can have the same numbers. Where their new numbers differ, the order of the program decides if it can: an operator
+An instruction is known by its constants: those that follow from an operator's scales and zero points. Several operators
+can have the same constants. Where their new constants differ, the order of the program decides if it can: an operator
 starts after the operators that it needs have started, and ends after them. Where it cannot, the instruction is
 ambiguous.
 """
@@ -32,7 +32,7 @@ from compress.targets.edgetpu.compiled.operator_constants import DATA_MOVEMENT, 
 from compress.tflite.graph import NONE, Graph, Operator
 
 _MOST_CANDIDATES = 1_000_000
-"""The limit of instructions times operators with the same numbers; 30,000 in a large network."""
+"""The limit of instructions times operators with the same constants; 30,000 in a large network."""
 _SMALLEST_EXPONENT, _LARGEST_EXPONENT = 64, 191
 """The exponents of multipliers that a program can have: 2^-63 to 2^64. Others are 0, infinite or damaged."""
 _FACTOR_DISTANCES = (77, 71, 59, 53, 47, 41, 29, 23)
@@ -51,7 +51,7 @@ class Candidate:
     Attributes:
         operator: its index.
         form: the kind of its instruction.
-        constants: the instruction's numbers for the new model.
+        constants: the instruction's constants for the new model.
         factors: those of an addition, for the new model.
     """
 
@@ -66,7 +66,7 @@ class ProgramPlan:
     """The changes of one program for another model.
 
     Attributes:
-        constants: new numbers, by instruction.
+        constants: new constants, by instruction.
         factors: new factors of additions, by bundle that loads one.
         problems: the reasons why the program cannot be changed; empty if it can.
         found: the operators of which at least one instruction was found.
@@ -78,7 +78,7 @@ class ProgramPlan:
     found: set[int] = field(default_factory=set)
 
     def apply(self, program: bytes) -> bytes:
-        """Return the program with the new numbers."""
+        """Return the program with the new constants and factors."""
         changed = bytearray(program)
         for instruction, constants in self.constants:
             replace_constants(changed, instruction, constants)
@@ -111,7 +111,7 @@ class ModelChange:
         return {each.index for each in self.operators if self._is_changed(each)}
 
     def _is_changed(self, operator: Operator) -> bool:
-        return _numbers(self.old, operator) != _numbers(self.new, self.new.operators[operator.index])
+        return _quantizations(self.old, operator) != _quantizations(self.new, self.new.operators[operator.index])
 
     def describe(self, index: int) -> str:
         """Return an operator's name for messages."""
@@ -119,22 +119,22 @@ class ModelChange:
         return f"operator {index} ({operator.name})"
 
     def candidates(self, instruction: VectorInstruction) -> list[Candidate]:
-        """Return the operators that an instruction can belong to, because its numbers are theirs in the old model."""
-        found = []
+        """Return the operators that an instruction can belong to, because its constants are theirs in the old model."""
+        candidates = []
         for operator, form in self._by_constants.get(instruction.constants, ()):
             after = self.new_forms[operator.index].get(form.name)
             if after is not None and _fits(instruction, form) and self._has_rows(operator, instruction):
-                found.append(Candidate(operator.index, form, after.constants, after.factors))
-        return found
+                candidates.append(Candidate(operator.index, form, after.constants, after.factors))
+        return candidates
 
     @cached_property
     def _by_constants(self) -> dict[Constants, list[tuple[Operator, Form]]]:
-        """The operators of the old model, and their forms, by the numbers of the instruction."""
-        found: dict[Constants, list[tuple[Operator, Form]]] = {}
+        """The operators of the old model, and their forms, by the constants of the instruction."""
+        by_constants: dict[Constants, list[tuple[Operator, Form]]] = {}
         for operator in self.operators:
             for form in self.old_forms[operator.index]:
-                found.setdefault(form.constants, []).append((operator, form))
-        return found
+                by_constants.setdefault(form.constants, []).append((operator, form))
+        return by_constants
 
     def _has_rows(self, operator: Operator, instruction: VectorInstruction) -> bool:
         """Return whether an operator's number of outputs allows the rows of an instruction."""
@@ -168,19 +168,19 @@ class ModelChange:
         return needs
 
 
-def _numbers(graph: Graph, operator: Operator) -> list[tuple[float, int] | None]:
+def _quantizations(graph: Graph, operator: Operator) -> list[tuple[float, int] | None]:
     """Return scale and zero point of each tensor of an operator; None for those that no instruction holds."""
-    numbers: list[tuple[float, int] | None] = []
+    quantizations: list[tuple[float, int] | None] = []
     for position, tensor in enumerate((*operator.inputs, *operator.outputs)):
         each = graph.tensors[tensor] if tensor != NONE else None
         quantization = each.quantization if each is not None else None
         is_weight = operator.name in _WEIGHTED and 0 < position < len(operator.inputs)
         # The scales of channels are in the parameters. That of a bias follows from those of input and weights.
         if each is None or quantization is None or each.dtype == "INT32" or (is_weight and not quantization.one_scale):
-            numbers.append(None)
+            quantizations.append(None)
         else:
-            numbers.append((quantization.scale[0], operator_constants.unsigned_zero_point(each)))
-    return numbers
+            quantizations.append((quantization.scale[0], operator_constants.unsigned_zero_point(each)))
+    return quantizations
 
 
 def _fits(instruction: VectorInstruction, form: Form) -> bool:
@@ -212,7 +212,7 @@ def plan_program(program: bytes, change: ModelChange, *, is_only: bool = True) -
     for instruction, candidates in zip(instructions, possible, strict=True):
         _plan_instruction(plan, change, instruction, candidates)
     _plan_factors(plan, change, instructions, possible, factors(parsed))
-    plan.problems += _unknown_places(program, change, instructions)
+    plan.problems += _unknown_multipliers(program, change, instructions)
     return plan
 
 
@@ -224,7 +224,7 @@ def _plan_instruction(
     if operator_constants.is_independent(instruction):
         outcomes.add(instruction.constants)
     if not outcomes:
-        plan.problems.append(f"{where} has numbers that no operator of the old model explains")
+        plan.problems.append(f"{where} has constants that no operator of the old model explains")
         return
     plan.found.update(candidate.operator for candidate in candidates)
     if len(outcomes) > 1:
@@ -320,15 +320,15 @@ def _plan_factors(
         previous = set(sums)
         if not sums or not starts or instruction.kind != ADD:
             continue
-        found = [by_bundle.get(instruction.bundle - distance) for distance in _FACTOR_DISTANCES]
-        outcome = {_new_factors(each, found) for each in sums.values()}
+        own_loads = [by_bundle.get(instruction.bundle - distance) for distance in _FACTOR_DISTANCES]
+        outcome = {_new_factors(each, own_loads) for each in sums.values()}
         (values,) = outcome if len(outcome) == 1 else (None,)
         if values is None:
             plan.problems.append(
                 f"the factors of {', '.join(map(change.describe, sorted(sums)))} were not found before its instruction"
             )
             continue
-        for load, value in zip(found, values, strict=True):
+        for load, value in zip(own_loads, values, strict=True):
             assert load is not None
             used.add(load.bundle)
             plan.factors.append((load, value))
@@ -336,11 +336,11 @@ def _plan_factors(
     for index in sorted(change.changed):
         for form in change.old_forms[index]:
             if form.factors is not None and left & {each for each in form.factors if each > _LIKELY_FACTOR}:
-                plan.problems.append(f"a factor of {change.describe(index)} is at another place in the program, too")
+                plan.problems.append(f"a factor of {change.describe(index)} is at another position in the program, too")
 
 
 _LIKELY_FACTOR = 1 << 10
-"""Smaller numbers are loaded for other purposes, too."""
+"""Smaller values are loaded for other purposes, too."""
 
 
 def _new_factors(candidate: Candidate, loads: Sequence[Factor | None]) -> tuple[int, ...] | None:
@@ -362,8 +362,8 @@ _COMMON = 0xFFF
 """The last bits of a float32; where they are 0, as in 0.0625, the number is in a program by chance."""
 
 
-def _unknown_places(program: bytes, change: ModelChange, instructions: Sequence[VectorInstruction]) -> list[str]:
-    """Return the changed operators whose multiplier is in the program at a place that is not understood."""
+def _unknown_multipliers(program: bytes, change: ModelChange, instructions: Sequence[VectorInstruction]) -> list[str]:
+    """Return the changed operators whose multiplier is in the program at a position that is not understood."""
     multipliers = {
         form.constants.multiplier: index
         for index in change.changed
@@ -373,10 +373,10 @@ def _unknown_places(program: bytes, change: ModelChange, instructions: Sequence[
     known = {instruction.bundle * BUNDLE_BYTES * 8 + 29 for instruction in instructions}
     windows = _windows(program)
     problems = []
-    for place in np.flatnonzero(np.isin(windows, np.array(sorted(multipliers), np.uint32))).tolist():
-        if place not in known:
-            operator = change.describe(multipliers[int(windows[place])])
-            problems.append(f"the multiplier of {operator} is at bit {place} of the program, in no known instruction")
+    for bit in np.flatnonzero(np.isin(windows, np.array(sorted(multipliers), np.uint32))).tolist():
+        if bit not in known:
+            operator = change.describe(multipliers[int(windows[bit])])
+            problems.append(f"the multiplier of {operator} is at bit {bit} of the program, in no known instruction")
     return problems
 
 
@@ -390,19 +390,19 @@ def _windows(program: bytes) -> NDArray[np.uint32]:
     return windows
 
 
-def missing_instructions(change: ModelChange, found: Collection[int]) -> list[str]:
+def missing_instructions(change: ModelChange, explained: Collection[int]) -> list[str]:
     """Return the changed operators whose instructions are not understood or were not found.
 
     Args:
         change: the models.
-        found: the operators that have instructions in the programs.
+        explained: the operators that have instructions in the programs.
     """
     problems = []
     for index in sorted(change.changed):
         operator = change.old.operators[index]
         if not change.old_forms[index]:
             problems.append(f"{change.describe(index)}: how its instructions depend on scales is not known")
-        elif index not in found and not _needs_none(change, operator):
+        elif index not in explained and not _needs_none(change, operator):
             problems.append(f"{change.describe(index)}: its instructions were not found")
     return problems
 
@@ -416,9 +416,9 @@ def _needs_none(change: ModelChange, operator: Operator) -> bool:
 
 def _has_one_quantization(graph: Graph, operator: Operator) -> bool:
     tensors = [graph.tensors[index] for index in (*operator.inputs, *operator.outputs) if index != NONE]
-    numbers = {
+    quantizations = {
         (tensor.quantization.scale[0], operator_constants.unsigned_zero_point(tensor))
         for tensor in tensors
         if operator_constants.is_activation(tensor) and tensor.quantization is not None
     }
-    return len(numbers) == 1
+    return len(quantizations) == 1

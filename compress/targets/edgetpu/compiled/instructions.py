@@ -37,7 +37,7 @@ _FACTOR_LIMIT = 1 << 15
 
 @dataclass(frozen=True)
 class Constants:
-    """The numbers of a vector instruction that scales and zero points determine.
+    """The constants of a vector instruction that scales and zero points determine.
 
     Attributes:
         multiplier: bits of the float32 factor.
@@ -65,10 +65,10 @@ class VectorInstruction:
     Attributes:
         bundle: the index of its bundle; the prefix is the bundle before it.
         kind: the operation, such as `ADD`; some are not understood.
-        form: the low bits of its bundle, which do not depend on numbers of the model.
+        form: the low bits of its bundle, which do not depend on values of the model.
         rows: the number of output channels that it computes at once.
         per_channel: whether the zero points of the weights are in the parameters.
-        constants: its numbers.
+        constants: those that scales and zero points determine.
     """
 
     bundle: int
@@ -96,22 +96,22 @@ class Factor:
 
 def bundles(program: bytes) -> list[int]:
     """Return the bundles of a program as integers; a last part that is shorter than a bundle is left out."""
-    whole = len(program) // BUNDLE_BYTES * BUNDLE_BYTES
-    pairs = struct.iter_unpack("<QQ", program[:whole])
+    size_bytes = len(program) // BUNDLE_BYTES * BUNDLE_BYTES
+    pairs = struct.iter_unpack("<QQ", program[:size_bytes])
     return [low | high << 64 for low, high in pairs]
 
 
 def vector_instructions(program: Sequence[int]) -> list[VectorInstruction]:
     """Return the vector instructions of a program."""
-    found = []
+    instructions = []
     for index in range(1, len(program)):
         prefix, main = program[index - 1], program[index]
         kind = prefix >> _KIND_BIT & (1 << _KIND_BITS) - 1
         has_prefix = kind and not prefix & (1 << _KIND_BIT) - 1
         if has_prefix and main >> _MARK_BIT & 7 == _MARK:
             following = program[index + 1] if index + 1 < len(program) else 0
-            found.append(_instruction(index, kind, prefix, main, following))
-    return found
+            instructions.append(_instruction(index, kind, prefix, main, following))
+    return instructions
 
 
 def _instruction(index: int, kind: int, prefix: int, main: int, following: int) -> VectorInstruction:
@@ -133,13 +133,13 @@ def _instruction(index: int, kind: int, prefix: int, main: int, following: int) 
 
 def factors(program: Sequence[int]) -> list[Factor]:
     """Return the bundles that load the factors of additions."""
-    found = []
+    loads = []
     for index, bundle in enumerate(program):
         for bit in _FACTOR_BITS:
             value = bundle >> bit
             if 0 < value < _FACTOR_LIMIT and bundle == value << bit | _FACTOR_MARK:
-                found.append(Factor(index, bit, value))
-    return found
+                loads.append(Factor(index, bit, value))
+    return loads
 
 
 def replace_constants(program: bytearray, instruction: VectorInstruction, constants: Constants) -> None:

@@ -68,7 +68,7 @@ class Form:
     Attributes:
         name: the same for the same kind of instruction of the same operator in another model.
         kinds: the possible values of `VectorInstruction.kind`.
-        constants: its numbers.
+        constants: those of the instruction.
         weights_per_channel: whether the zero points of the weights are in the parameters.
         factors: of an addition: those of its two inputs.
     """
@@ -212,7 +212,7 @@ def _product(graph: Graph, operator: Operator) -> list[Form]:
 def _is_constant_map(tensor: Tensor) -> bool:
     """Return whether a tensor is an 8-bit constant with several dimensions, which is handled as an activation."""
     is_8_bit = tensor.is_constant and tensor.dtype in ("INT8", "UINT8") and tensor.quantization is not None
-    return is_8_bit and sum(side > 1 for side in tensor.shape) > 1
+    return is_8_bit and sum(size > 1 for size in tensor.shape) > 1
 
 
 def _sum(graph: Graph, operator: Operator) -> list[Form]:
@@ -283,11 +283,11 @@ def _copy(graph: Graph, operator: Operator) -> list[Form]:
     """Operators that copy values."""
     inputs, outputs = _activations(graph, operator)
     rescaled = operator.name in ("CONCATENATION", "QUANTIZE")
-    found = []
+    copies = []
     for index, each in enumerate(inputs):
         for number, output in enumerate(outputs):
-            found += _copies(f"copy {index} to {number}", each, output, exact=not rescaled)
-    return found
+            copies += _copies(f"copy {index} to {number}", each, output, exact=not rescaled)
+    return copies
 
 
 def _copies(name: str, source: _TensorScale, output: _TensorScale, *, exact: bool) -> list[Form]:
@@ -299,13 +299,13 @@ def _copies(name: str, source: _TensorScale, output: _TensorScale, *, exact: boo
     multipliers = {"": _F32(source.scale * output.reciprocal)}
     if exact:
         multipliers[", exactly"] = _ONE
-    found = []
+    copies = []
     for suffix, multiplier in multipliers.items():
         plain = _constants(multiplier, output, inputs=source.zero_point)
         shifted = _constants(multiplier, output, weights=source.zero_point, offset=-source.zero_point)
-        found.append(Form(f"{name}{suffix}", MULTIPLY, plain))
-        found.append(Form(f"{name}, shifted{suffix}", MULTIPLY, shifted))
-    return found
+        copies.append(Form(f"{name}{suffix}", MULTIPLY, plain))
+        copies.append(Form(f"{name}, shifted{suffix}", MULTIPLY, shifted))
+    return copies
 
 
 def _function(graph: Graph, operator: Operator) -> list[Form]:
@@ -330,16 +330,16 @@ def _softmax(graph: Graph, operator: Operator) -> list[Form]:
         return []
     source = inputs[0]
     negated = _TensorScale(source.scale, _STEPS)
-    found = _copies("copy", source, source, exact=True)
+    softmax_forms = _copies("copy", source, source, exact=True)
     for suffix, multiplier in (("", _F32(source.scale * source.reciprocal)), (", exactly", _ONE)):
         first = _constants(multiplier, negated, weights=1)
         again = _constants(multiplier, negated, inputs=_STEPS)
-        found.append(Form(f"negated{suffix}", frozenset({ADD, NEGATE}), first))
-        found.append(Form(f"negated again{suffix}", MULTIPLY, again))
+        softmax_forms.append(Form(f"negated{suffix}", frozenset({ADD, NEGATE}), first))
+        softmax_forms.append(Form(f"negated again{suffix}", MULTIPLY, again))
     for name, scale in (("exponential", source.scale), ("exponential, scaled before", _ONE)):
         constants = Constants(_bits(scale), 0, EXPONENTIAL_LIMIT, 0, 0, _STEPS, 0)
-        found.append(Form(name, MULTIPLY, constants))
-    return found
+        softmax_forms.append(Form(name, MULTIPLY, constants))
+    return softmax_forms
 
 
 _FORMS: dict[str, Callable[[Graph, Operator], list[Form]]] = {

@@ -112,7 +112,7 @@ def _split(source: list[Loop], spatial: int, words: int) -> tuple[int, list[Loop
     The loops are: some of the channels, the window, the positions, the other channels. The first and the last can be
     missing. Neighbouring positions are as far apart as there are blocks of channels.
     """
-    found = []
+    splits = []
     for first in (0, 1):
         for last in (0, 1):
             inner = source[0].count if first and source and source[0].stride == 1 else 1
@@ -125,8 +125,8 @@ def _split(source: list[Loop], spatial: int, words: int) -> tuple[int, list[Loop
             if prod(loop.count for loop in rest) != spatial or words % blocks:
                 continue
             if all(loop.stride % blocks == 0 for loop in middle):
-                found.append((blocks, window, rest))
-    return max(found, key=lambda each: each[0]) if found else None
+                splits.append((blocks, window, rest))
+    return max(splits, key=lambda each: each[0]) if splits else None
 
 
 def _window(loops: Sequence[Loop], taps: int) -> tuple[list[Loop], list[Loop]]:
@@ -207,12 +207,12 @@ class TileGrid:
 
     Attributes:
         counts: by tile, the number of positions.
-        sides: by tile, height and width, where the loops separate them.
+        sizes: by tile, height and width, where the loops separate them.
     """
 
     def __init__(self, step: ProgramStep, geometry: Geometry | None) -> None:
         self.counts: dict[int, int] = {}
-        self.sides: dict[int, tuple[int, int]] = {}
+        self.sizes: dict[int, tuple[int, int]] = {}
         for each in step.instructions:
             loops = _spatial_loops(each, geometry)
             count = prod(loop.count for loop in loops)
@@ -220,9 +220,9 @@ class TileGrid:
                 if each.tile.tiles >> tile & 1:
                     self.counts[tile] = count
                     if len(loops) == 2:
-                        self.sides[tile] = (loops[1].count, loops[0].count)
+                        self.sizes[tile] = (loops[1].count, loops[0].count)
                     elif count == 1:
-                        self.sides[tile] = (1, 1)
+                        self.sizes[tile] = (1, 1)
 
     @property
     def positions(self) -> int:
@@ -231,8 +231,8 @@ class TileGrid:
 
     def size(self) -> tuple[int | None, int | None]:
         """Return height and width of the output; None if the loops of too few tiles separate them."""
-        heights = {tile // _TILE_COLUMNS: side[0] for tile, side in self.sides.items()}
-        widths = {tile % _TILE_COLUMNS: side[1] for tile, side in self.sides.items()}
+        heights = {tile // _TILE_COLUMNS: size[0] for tile, size in self.sizes.items()}
+        widths = {tile % _TILE_COLUMNS: size[1] for tile, size in self.sizes.items()}
         for _ in range(2):
             for tile, count in self.counts.items():
                 row, column = divmod(tile, _TILE_COLUMNS)

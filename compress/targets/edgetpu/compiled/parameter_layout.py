@@ -1,7 +1,7 @@
-"""The order in which the compiler writes the numbers of an operator's parameters.
+"""The order in which the compiler writes the values of an operator's parameters.
 
-A layout maps every byte of a region to one byte of the operator's numbers. So the same layout writes a region for new
-numbers, compares a region with given ones, and names the number that a byte belongs to.
+A layout maps every byte of a region to one byte of the operator's values. So the same layout writes a region for new
+values, compares a region with given ones, and names the value that a byte belongs to.
 
 Source: observed in compiled models. Parameters come in groups of up to 64 rows (outputs). A group starts with a
 header: for each row a float32 multiplier, an int32 bias, and a uint32 zero point, each if the operator needs it. The
@@ -26,11 +26,11 @@ from compress.targets.edgetpu.parameter_memory import INPUT_BLOCK, ROW_BLOCK, ro
 ALIGNMENT = 64
 """Every region starts at a multiple of this number of bytes, and is filled up with zeros."""
 VECTOR_BLOCK = 64
-"""The bytes of 4 numbers of a vector: 4 x 4 bytes, then zeros."""
+"""The bytes of 4 values of a vector: 4 x 4 bytes, then zeros."""
 
 
 class NumberKind(StrEnum):
-    """The kinds of numbers in a region."""
+    """The kinds of values in a region."""
 
     FIXED = "fixed"
     ZERO_POINT = "zero point"
@@ -41,15 +41,15 @@ class NumberKind(StrEnum):
 
 
 HEADER = (NumberKind.MULTIPLIER, NumberKind.BIAS, NumberKind.ZERO_POINT)
-"""The order of the numbers in the header of a group."""
+"""The order of the values in the header of a group."""
 _ZERO, _ONE = 0, 1
-"""The numbers of the kind FIXED: 0.0 (zero bytes) and 1.0."""
+"""The values of the kind FIXED: 0.0 (zero bytes) and 1.0."""
 _FIXED = np.array([0.0, 1.0], np.float32)
 
 
 @dataclass(frozen=True, eq=False)
 class Values:
-    """The numbers of one operator, as the compiler stores them.
+    """The values of one operator, as the compiler stores them.
 
     Attributes:
         arrays: by kind. WEIGHT: uint8, all elements of the tensor in its order (int8 plus 128). ZERO_POINT: uint32,
@@ -66,7 +66,7 @@ class Values:
 
     @cached_property
     def pool(self) -> NDArray[np.uint8]:
-        """All numbers, one after another, as bytes."""
+        """All values, one after another, as bytes."""
         return np.concatenate([np.ascontiguousarray(array).ravel().view(np.uint8) for _, array in self._parts])
 
     @cached_property
@@ -83,7 +83,7 @@ class Values:
         return [(NumberKind.FIXED, _FIXED), *self.arrays.items()]
 
     def without(self, kind: NumberKind) -> Values:
-        """Return the same numbers without one kind."""
+        """Return the same values without one kind."""
         return Values({each: array for each, array in self.arrays.items() if each is not kind})
 
 
@@ -93,7 +93,7 @@ class NumberDifference:
 
     Attributes:
         kind: its kind.
-        index: its position among the numbers of its kind.
+        index: its position among the values of its kind.
         expected: the value that the operator has.
         found: the value in the region.
     """
@@ -126,10 +126,10 @@ class ParameterLayout:
         return len(self.sources)
 
     def encode(self, values: Values) -> NDArray[np.uint8]:
-        """Return the region for an operator's numbers.
+        """Return the region for an operator's values.
 
         Raises:
-            ModelError: the operator has other kinds of numbers, or another number of them.
+            ModelError: the operator has other kinds of values, or another number of them.
         """
         if values.signature != self.signature:
             raise ModelError(
@@ -138,7 +138,7 @@ class ParameterLayout:
         return values.pool[self.sources]
 
     def decode(self, region: NDArray[np.uint8], values: Values) -> dict[NumberKind, NDArray[Any]]:
-        """Return the numbers in a region. Numbers that the region does not contain are those of `values`."""
+        """Return the values in a region. Values that the region does not contain are those of `values`."""
         pool = values.pool.copy()
         stored = ~self.padding
         pool[self.sources[stored]] = region[stored]
@@ -149,12 +149,12 @@ class ParameterLayout:
         return arrays
 
     def differences(self, region: NDArray[np.uint8], values: Values) -> Iterator[NumberDifference]:
-        """Yield the numbers of a region that differ from an operator's."""
-        for kind, found in self.decode(region, values).items():
+        """Yield the values of a region that differ from an operator's."""
+        for kind, actual in self.decode(region, values).items():
             expected = values.arrays[kind].ravel()
-            differs = found.view(f"u{found.itemsize}") != np.ascontiguousarray(expected).view(f"u{found.itemsize}")
+            differs = actual.view(f"u{actual.itemsize}") != np.ascontiguousarray(expected).view(f"u{actual.itemsize}")
             for index in np.flatnonzero(differs).tolist():
-                yield NumberDifference(kind, index, expected[index].item(), found[index].item())
+                yield NumberDifference(kind, index, expected[index].item(), actual[index].item())
 
     def padding_differs(self, region: NDArray[np.uint8], values: Values) -> bool:
         """Return whether bytes that belong to no number are different from what the rules say."""
@@ -170,11 +170,11 @@ class Matrix:
     """The weights of a convolution or dense layer, before the compiler's choices.
 
     Attributes:
-        values: the numbers.
+        values: the values of the operator.
         positions: [outputs, taps, channels], the index of each weight in its tensor; a negative one is an output that
             the operator does not have.
         rows: the rows of the only group (`padded_rows`, or 4 for few outputs); several groups have 64 each.
-        header: the kinds of numbers in the header of each group, in the order of HEADER.
+        header: the kinds of values in the header of each group, in the order of HEADER.
     """
 
     values: Values
@@ -231,14 +231,14 @@ class Matrix:
 
     @cached_property
     def _present(self) -> NDArray[np.int32]:
-        """The outputs that the operator has: the index of each row's numbers."""
+        """The outputs that the operator has: the index of each row's values."""
         present = self.positions[:, 0, 0] >= 0
         return np.where(present, np.cumsum(present) - 1, -1).astype(np.int32)
 
     def group_header(
         self, first: int, group: NDArray[np.int32], rows: int, *, ones: bool = False
     ) -> Iterator[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
-        """Yield sources and padding of each kind of numbers in the header of a group that starts at output `first`."""
+        """Yield sources and padding of each kind of value in the header of a group that starts at output `first`."""
         present = self._present[first : first + len(group)]
         pads = np.ones(rows, bool)
         pads[: len(group)] = present < 0
@@ -246,11 +246,11 @@ class Matrix:
         for kind in self.header:
             start = self.values.starts[kind]
             fixed = _ONE if ones and kind is NumberKind.MULTIPLIER else _ZERO
-            numbers = np.full(rows, self.values.starts[NumberKind.FIXED] + 4 * fixed, np.int32)
+            offsets = np.full(rows, self.values.starts[NumberKind.FIXED] + 4 * fixed, np.int32)
             if kind is not NumberKind.BIAS:
-                numbers[: round_up(len(group), INPUT_BLOCK)] = start + 4 * present[0]
-            numbers[own] = start + 4 * present[own]
-            sources = numbers[:, None] + np.arange(4, dtype=np.int32)
+                offsets[: round_up(len(group), INPUT_BLOCK)] = start + 4 * present[0]
+            offsets[own] = start + 4 * present[own]
+            sources = offsets[:, None] + np.arange(4, dtype=np.int32)
             yield sources.ravel().astype(np.int32), np.repeat(pads, 4)
 
     def _blocks(
@@ -311,16 +311,16 @@ def _diagonals(matrix: Matrix, first: int, group: NDArray[np.int32]) -> tuple[ND
 
 
 def vector(values: Values) -> ParameterLayout:
-    """Return the layout of a constant vector of 4-byte numbers: 4 of them, then zeros, in every 64 bytes."""
+    """Return the layout of a constant vector of 4-byte values: 4 of them, then zeros, in every 64 bytes."""
     count = values.arrays[NumberKind.CONSTANT].size
     start = values.starts[NumberKind.CONSTANT]
-    numbers = np.full(round_up(count, INPUT_BLOCK), values.starts[NumberKind.FIXED], np.int32)
-    numbers[:count] = start + 4 * np.arange(count, dtype=np.int32)
-    blocks = np.full((len(numbers) // INPUT_BLOCK, VECTOR_BLOCK), values.starts[NumberKind.FIXED], np.int32)
+    offsets = np.full(round_up(count, INPUT_BLOCK), values.starts[NumberKind.FIXED], np.int32)
+    offsets[:count] = start + 4 * np.arange(count, dtype=np.int32)
+    blocks = np.full((len(offsets) // INPUT_BLOCK, VECTOR_BLOCK), values.starts[NumberKind.FIXED], np.int32)
     pads = np.ones(blocks.shape, bool)
     stored = 4 * INPUT_BLOCK
-    blocks[:, :stored] = (numbers[:, None] + np.arange(4, dtype=np.int32)).reshape(-1, stored)
-    pads[:, :stored] = np.repeat(np.arange(len(numbers)) >= count, 4).reshape(-1, stored)
+    blocks[:, :stored] = (offsets[:, None] + np.arange(4, dtype=np.int32)).reshape(-1, stored)
+    pads[:, :stored] = np.repeat(np.arange(len(offsets)) >= count, 4).reshape(-1, stored)
     return ParameterLayout(blocks.ravel(), pads.ravel(), values.signature, "")
 
 

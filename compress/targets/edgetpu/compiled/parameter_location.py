@@ -1,6 +1,6 @@
 """The search for the parameters of each operator in a compiled file, until every byte is accounted for.
 
-Most regions are predicted completely, and found as one string of bytes. An operator whose numbers differ from the
+Most regions are predicted completely, and found as one string of bytes. An operator whose values differ from the
 file's has a region too: bytes in a gap, if most of its weights are equal there, or if the size fits exactly.
 """
 
@@ -21,17 +21,17 @@ from compress.targets.edgetpu.parameter_memory import INPUT_BLOCK, round_up
 from compress.tflite.graph import Graph, Operator
 
 MAX_MATCHES = 4096
-"""The most places where the beginning of a region is looked at."""
+"""The most positions where the beginning of a region is looked at."""
 MIN_EQUAL_WEIGHTS = 0.5
 """The share of equal weights from which different bytes count as the region of an operator."""
 _MAX_OFFSETS = 8
-"""The most places in a gap where different bytes are compared completely."""
+"""The most positions in a gap where different bytes are compared completely."""
 _SAMPLE = 256
-"""The bytes of a region's beginning that are compared at every place of a large gap."""
+"""The bytes of a region's beginning that are compared at every position of a large gap."""
 
 
 class LeftoverKind(StrEnum):
-    """Bytes that no operator's numbers account for."""
+    """Bytes that no operator's values account for."""
 
     ALIGNMENT = "alignment"
     FILL = "zeros and one other value"
@@ -40,11 +40,11 @@ class LeftoverKind(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class ParameterRegion:
-    """The place of an operator's parameters.
+    """The location of an operator's parameters.
 
     Attributes:
         parameters: the operator with its parameters.
-        values: the numbers of the operator.
+        values: the values of the operator.
         layout: their order in the region.
         executable: the index of the executable in the file.
         offset: the beginning in the executable's parameters, a multiple of ALIGNMENT.
@@ -93,7 +93,7 @@ class Leftover:
 
 @dataclass(frozen=True)
 class ParameterLocation:
-    """The places of all parameters of a model in a compiled file.
+    """The locations of all parameters of a model in a compiled file.
 
     Attributes:
         regions: in the order of the operators; an operator whose parameters are stored several times has several.
@@ -135,8 +135,8 @@ def locate(file: CompiledFile, graph: Graph, operators: Iterable[Operator]) -> P
     search.find_equal(search.missing(own), zeros=True)
     order = {part: position for position, part in enumerate(parts)}
     regions = sorted(search.regions, key=lambda region: (order[region.parameters], region.executable, region.offset))
-    found = {region.parameters for region in regions}
-    missing = tuple(part for part in parts if part not in found and not part.is_table)
+    located = {region.parameters for region in regions}
+    missing = tuple(part for part in parts if part not in located and not part.is_table)
     return ParameterLocation(tuple(regions), missing, tuple(search.leftovers()))
 
 
@@ -164,14 +164,14 @@ class _Blob:
         return [range(a * ALIGNMENT, min(b * ALIGNMENT, size)) for a, b in zip(starts, stops, strict=True)]
 
     def find(self, beginning: bytes) -> Iterator[int]:
-        """Yield the aligned places of a string."""
-        place = self.text.find(beginning)
+        """Yield the aligned positions of a string."""
+        position = self.text.find(beginning)
         for _ in range(MAX_MATCHES):
-            if place < 0:
+            if position < 0:
                 return
-            if place % ALIGNMENT == 0:
-                yield place
-            place = self.text.find(beginning, place + 1)
+            if position % ALIGNMENT == 0:
+                yield position
+            position = self.text.find(beginning, position + 1)
 
 
 class _Search:
@@ -207,12 +207,12 @@ class _Search:
         remaining: list[StoredParameters],
         candidates: dict[StoredParameters, list[ParameterRegion]],
     ) -> list[StoredParameters]:
-        """Claim the places of operators with equal regions, in the order of the operators."""
-        places = [(region.executable, region.offset) for region in candidates[part]]
+        """Claim the positions of operators with equal regions, in the order of the operators."""
+        positions = [(region.executable, region.offset) for region in candidates[part]]
         alike = [
             other
             for other in remaining
-            if [(region.executable, region.offset) for region in candidates[other]] == places
+            if [(region.executable, region.offset) for region in candidates[other]] == positions
         ]
         shared = len(alike) > 1 and not part.is_table
         for number, other in enumerate(alike):
@@ -238,19 +238,19 @@ class _Search:
         return next(blob for blob in self.blobs if blob.executable == region.executable)
 
     def find_different(self, parts: Sequence[StoredParameters]) -> None:
-        """Claim regions whose numbers differ from the predicted ones, in the gaps."""
+        """Claim regions whose values differ from the predicted ones, in the gaps."""
         missing = self.missing(parts)
         for part in missing:
-            found = [match for blob in self.blobs for gap in blob.gaps() for match in _similar(part, blob, gap)]
-            share, best = max(found, key=lambda match: match[0], default=(0.0, None))
+            matches = [match for blob in self.blobs for gap in blob.gaps() for match in _similar(part, blob, gap)]
+            share, best = max(matches, key=lambda match: match[0], default=(0.0, None))
             if best is not None and share >= MIN_EQUAL_WEIGHTS:
                 self._claim([best])
         self._fill_gaps(parts)
 
     def missing(self, parts: Sequence[StoredParameters]) -> list[StoredParameters]:
         """Return the parameters without a region."""
-        found = {region.parameters for region in self.regions}
-        return [part for part in parts if part not in found]
+        located = {region.parameters for region in self.regions}
+        return [part for part in parts if part not in located]
 
     def _fill_gaps(self, parts: Sequence[StoredParameters]) -> None:
         """Claim gaps whose size is exactly that of the operators between two neighbours."""
@@ -272,8 +272,8 @@ class _Search:
             return
         offset = gap.start
         for part, size in zip(parts, sizes, strict=True):
-            found = list(_compared(part, part.choices[0], blob, [offset]))
-            _, best = max(found, key=lambda match: match[0])
+            matches = list(_compared(part, part.choices[0], blob, [offset]))
+            _, best = max(matches, key=lambda match: match[0])
             content = blob.content[offset : offset + best.size_bytes]
             if not best.layout.padding_differs(content, best.values):
                 self._claim([best])
@@ -379,7 +379,7 @@ def _layouts(
 
 
 def _similar(part: StoredParameters, blob: _Blob, gap: range) -> Iterator[tuple[float, ParameterRegion]]:
-    """Yield the share of equal weights, and the region, for the best places in a gap."""
+    """Yield the share of equal weights, and the region, for the best positions in a gap."""
     for choice in part.choices:
         last = gap.stop - choice.size_bytes
         if last < gap.start or not choice.size_bytes:
@@ -397,7 +397,7 @@ def _similar(part: StoredParameters, blob: _Blob, gap: range) -> Iterator[tuple[
 def _compared(
     part: StoredParameters, choice: Choice, blob: _Blob, offsets: Sequence[int]
 ) -> Iterator[tuple[float, ParameterRegion]]:
-    """Yield the share of equal weights, and the region, for each place and layout."""
+    """Yield the share of equal weights, and the region, for each position and layout."""
     usual = _usual_layout(choice)
     main = NumberKind.WEIGHT if NumberKind.WEIGHT in choice.values.arrays else NumberKind.CONSTANT
     start = choice.values.starts[main]
@@ -414,9 +414,9 @@ def _compared(
 
 
 def possible_layouts(region: ParameterRegion, file: CompiledFile) -> list[tuple[int, ParameterLayout]]:
-    """Return all layouts in which an operator's numbers have the bytes of its region, each with its choice's index.
+    """Return all layouts in which an operator's values have the bytes of its region, each with its choice's index.
 
-    Several are possible if many numbers are equal. Other numbers would then have different bytes in each.
+    Several are possible if many values are equal. Other values would then have different bytes in each.
 
     Args:
         region: an equal region.

@@ -1,8 +1,8 @@
 """The operators of a compiled model, recovered from its programs alone.
 
-An operator is executed in steps. A step is a sequence of tensor instructions with the same numbers, each for other
-tiles. Its kind, its numbers and its loops say what it computes: how many positions and channels, with which kernel and
-stride. Its addresses say which earlier step wrote what it reads. The size of its parameters confirms the result.
+An operator is executed in steps. A step is a sequence of tensor instructions with the same constants, each for other
+tiles. Its kind, its constants and its loops say what it computes: how many positions and channels, with which kernel
+and stride. Its addresses say which earlier step wrote what it reads. The size of its parameters confirms the result.
 
 What the program does not say is not guessed: an operator has several `names` where they compile to the same
 instructions, and None for dimensions that its loops do not separate.
@@ -37,7 +37,7 @@ from compress.targets.edgetpu.compiled.traversal import WORD_BYTES
 _MAX_PASS_DISTANCE = 64
 """The operators before a step that it can repeat."""
 _VECTOR_BYTES = 16
-"""The bytes of 4 numbers of a vector."""
+"""The bytes of 4 values of a vector."""
 _LARGEST_SUMMAND = 1 << 20
 _SMALLEST_EXPONENT, _LARGEST_EXPONENT = 87, 167
 """The exponents of float32 factors that occur: 2^-40 to 2^40."""
@@ -227,15 +227,15 @@ class _Recovery:
         """Return a copy with another scale, or a product or sum with a constant vector in the parameters."""
         step = self.steps[index]
         blocks = max(_innermost_blocks(each) for each in step.instructions)
-        found = self._take_in_order(index, {VECTOR_BLOCK, VECTOR_BLOCK * blocks})
-        if found is None:
+        parameters = self._take_in_order(index, {VECTOR_BLOCK, VECTOR_BLOCK * blocks})
+        if parameters is None:
             return RecoveredOperator(("QUANTIZE", "CONCATENATION", "RESHAPE"), Certainty.INFERRED, [index])
-        content = self.content[found]
+        content = self.content[parameters]
         if _only_moves(content):
             names: tuple[str, ...] = _MATRIX_NAMES
         else:
             names = _vector_names(content)
-        return RecoveredOperator(names, Certainty.INFERRED, [index], parameters=[found])
+        return RecoveredOperator(names, Certainty.INFERRED, [index], parameters=[parameters])
 
     def _take_in_order(self, index: int, sizes: set[int]) -> ProgramParameters | None:
         """Take the next parameters for a step that can do without: if the next weighted sum fits those after them."""
@@ -255,28 +255,28 @@ class _Recovery:
         step = self.steps[index]
         geometry = geometry_of(step)
         by_tile = divided(step, geometry)
-        found = self._take(lambda each: fits(geometry, each.size_bytes) and _is_read_by(step, each))
-        if found is None:
-            found = self._take(lambda each: fits(by_tile, each.size_bytes) and _is_read_by(step, each))
-            geometry = geometry if found is None else by_tile
+        parameters = self._take(lambda each: fits(geometry, each.size_bytes) and _is_read_by(step, each))
+        if parameters is None:
+            parameters = self._take(lambda each: fits(by_tile, each.size_bytes) and _is_read_by(step, each))
+            geometry = geometry if parameters is None else by_tile
         certainty = Certainty.CONFIRMED
-        if found is None:
+        if parameters is None:
             earlier = self._earlier_pass(step, geometry)
             if earlier is not None:
                 self.operators[earlier].passes += 1
                 self.pass_of = earlier
                 return None
-            found = self._take(lambda each: fits(geometry, each.size_bytes)) or self._take_later(
+            parameters = self._take(lambda each: fits(geometry, each.size_bytes)) or self._take_later(
                 lambda each: fits(geometry, each.size_bytes)
             )
-            certainty = Certainty.CONFIRMED if found and _is_read_by(step, found) else Certainty.INFERRED
+            certainty = Certainty.CONFIRMED if parameters and _is_read_by(step, parameters) else Certainty.INFERRED
         names: tuple[str, ...] = ("DEPTHWISE_CONV_2D",) if geometry.depthwise else ("CONV_2D",)
         if geometry.input_blocks == 1 and not geometry.depthwise:
             names = ("CONV_2D", "DEPTHWISE_CONV_2D")
-        if found is not None and _only_moves(self.content[found]):
+        if parameters is not None and _only_moves(self.content[parameters]):
             names = _MATRIX_NAMES
         operator = RecoveredOperator(names, certainty, [index], geometry)
-        operator.parameters = [found] if found is not None else []
+        operator.parameters = [parameters] if parameters is not None else []
         return operator
 
     def _earlier_pass(self, step: ProgramStep, geometry: Geometry) -> int | None:
@@ -285,9 +285,9 @@ class _Recovery:
             operator = self.operators[index]
             if operator.geometry is None or not operator.parameters:
                 continue
-            same_numbers = self.steps[operator.steps[0]].constants == step.constants
+            same_constants = self.steps[operator.steps[0]].constants == step.constants
             same_shape = pass_shape(operator.geometry) == pass_shape(geometry)
-            if same_shape and same_numbers and _is_read_by(step, operator.parameters[0]):
+            if same_shape and same_constants and _is_read_by(step, operator.parameters[0]):
                 return index
         return None
 
@@ -304,11 +304,11 @@ class _Recovery:
             size += each.size_bytes
             if each.offset != queue[0].offset + size - each.size_bytes:
                 return None
-            found = replace(queue[0], size_bytes=size)
-            if count > 1 and suits(found):
-                self.content[found] = np.concatenate([self.content[part] for part in queue[:count]])
+            joined = replace(queue[0], size_bytes=size)
+            if count > 1 and suits(joined):
+                self.content[joined] = np.concatenate([self.content[part] for part in queue[:count]])
                 del queue[:count]
-                return found
+                return joined
         return None
 
     def _take_later(self, suits: Callable[[ProgramParameters], bool]) -> ProgramParameters | None:
@@ -317,9 +317,9 @@ class _Recovery:
             for position in range(1, min(1 + _MOST_SKIPPED, len(queue))):
                 if suits(queue[position]):
                     self._assign_tables(queue[:position])
-                    found = queue[position]
+                    parameters = queue[position]
                     del queue[: position + 1]
-                    return found
+                    return parameters
         return None
 
     def _assign_tables(self, tables: Sequence[ProgramParameters]) -> None:
@@ -350,12 +350,12 @@ def _vector_names(content: NDArray[np.uint8]) -> tuple[str, ...]:
     blocks = content.reshape(-1, VECTOR_BLOCK)
     if blocks[:, _VECTOR_BYTES:].any():
         return "CONV_2D", "DEPTHWISE_CONV_2D"
-    numbers = np.abs(np.ascontiguousarray(blocks[:, :_VECTOR_BYTES]).view(np.int32).astype(np.int64))
-    numbers = numbers[numbers > 0]
-    if len(numbers) and numbers.max() < _LARGEST_SUMMAND:
+    values = np.abs(np.ascontiguousarray(blocks[:, :_VECTOR_BYTES]).view(np.int32).astype(np.int64))
+    values = values[values > 0]
+    if len(values) and values.max() < _LARGEST_SUMMAND:
         return "ADD", "SUB"
-    exponents = numbers >> 23 & 255
-    if len(numbers) and exponents.min() >= _SMALLEST_EXPONENT and exponents.max() <= _LARGEST_EXPONENT:
+    exponents = values >> 23 & 255
+    if len(values) and exponents.min() >= _SMALLEST_EXPONENT and exponents.max() <= _LARGEST_EXPONENT:
         return ("MUL",) if len(blocks) > 1 else ("MUL", "CONV_2D", "DEPTHWISE_CONV_2D")
     return "CONV_2D", "DEPTHWISE_CONV_2D", "MUL", "ADD"
 
@@ -370,14 +370,14 @@ def layout_text(operator: RecoveredOperator) -> str:
     """Return the layout of an operator's parameters as text; "" if it is not confirmed."""
     if operator.geometry is None or not operator.parameters:
         return ""
-    found = layout(operator.geometry, operator.parameters[0].size_bytes)
-    if found is None:
+    fitted = layout(operator.geometry, operator.parameters[0].size_bytes)
+    if fitted is None:
         return ""
-    rows, overhead = found
+    rows, overhead = fitted
     kind = "channels" if operator.geometry.depthwise else "rows"
     weights = WORD_BYTES * operator.geometry.word_count
-    numbers = f" and {overhead} bytes of bias and scale" if overhead else ""
-    return f"{rows:,} {kind} of {weights:,} bytes of weights{numbers}"
+    suffix = f" and {overhead} bytes of bias and scale" if overhead else ""
+    return f"{rows:,} {kind} of {weights:,} bytes of weights{suffix}"
 
 
 def _only_moves(content: NDArray[np.uint8]) -> bool:

@@ -1,7 +1,7 @@
 """`relink`: a retrained model of the same architecture in the program that the compiler once made.
 
 The program of the old model is kept. Its parameters, the scales and zero points in its instructions, and everything in
-the file around it that depends on the model's numbers are replaced. A relink is refused, with all reasons, if anything
+the file around it that depends on the model's values are replaced. A relink is refused, with all reasons, if anything
 is ambiguous, was not found, or could need another program.
 """
 
@@ -175,11 +175,11 @@ class _Attempt:
     def _parameters(self) -> None:
         operators = [operator for operator in self.old.operators if operator.index in self.mapped]
         location = parameter_location.locate(self.template, self.old, operators)
-        found = {region.operator.index for region in location.regions}
+        located = {region.operator.index for region in location.regions}
         self.problems += [
             f"{structure.describe(operator)}: how the compiler stores its weights is not known"
             for operator in operators
-            if operator.name in same_program.WEIGHTED and operator.index not in found
+            if operator.name in same_program.WEIGHTED and operator.index not in located
         ]
         copies = Counter(region.parameters for region in location.regions)
         changed = sum(self._region(region, copies[region.parameters]) for region in location.regions)
@@ -198,14 +198,14 @@ class _Attempt:
             return 0
         if len(encodings) != 1:
             self.problems.append(
-                f"{where}: {len(encodings)} layouts fit the old numbers, and the new ones differ in them"
+                f"{where}: {len(encodings)} layouts fit the old values, and the new ones differ in them"
             )
             return 0
         after = encodings.pop()
         if after == before.tobytes():
             return 0
         if region.is_interchangeable:
-            self.problems.append(f"{where}: another operator has the same numbers, so that its place is ambiguous")
+            self.problems.append(f"{where}: another operator has the same values, so that its position is ambiguous")
         if copies > 1:
             self.problems.append(f"{where}: the file has {copies} copies, and which of them belong to it is ambiguous")
         start = self.template.executables[region.executable].parameters.start + region.offset
@@ -213,14 +213,14 @@ class _Attempt:
         return int((np.frombuffer(after, np.uint8) != before).sum())
 
     def _new_values(self, region: ParameterRegion, choice: int) -> Values:
-        """Return the new model's numbers for a region, as one of the choices of the compiler."""
+        """Return the new model's values for a region, as one of the choices of the compiler."""
         before = stored_parameters(region.operator, self.old)
         after = stored_parameters(self.new.operators[region.operator.index], self.new)
-        numbers = [index for index, part in enumerate(before) if part.purpose == region.parameters.purpose]
-        if len(after) != len(before) or not _are_equal([after[number] for number in numbers]):
+        indices = [index for index, part in enumerate(before) if part.purpose == region.parameters.purpose]
+        if len(after) != len(before) or not _are_equal([after[index] for index in indices]):
             raise ModelError("the new model has other parameters there")
-        choices = after[numbers[0]].choices
-        if len(choices) != len(before[numbers[0]].choices):
+        choices = after[indices[0]].choices
+        if len(choices) != len(before[indices[0]].choices):
             raise ModelError("the compiler has other choices for the new model")
         return choices[choice].values
 
@@ -231,20 +231,20 @@ class _Attempt:
             for position, content in _programs(self.template)
             if vector_instructions(bundles(content))
         ]
-        found: set[int] = set()
+        explained: set[int] = set()
         replaced = 0
         for position, content in programs:
             plan = plan_program(content, change, is_only=len(programs) == 1)
             self.problems += plan.problems
-            found |= plan.found
+            explained |= plan.found
             replaced += len(plan.constants) + len(plan.factors)
             self.replacement.write(position, plan.apply(content), "the instructions")
-        self.problems += missing_instructions(change, found)
+        self.problems += missing_instructions(change, explained)
         self.changes["instructions changed"] = replaced
 
 
 def _are_equal(parts: Sequence[StoredParameters]) -> bool:
-    """Return whether several parts of one purpose have equal numbers, so that any of them can be in a region."""
+    """Return whether several parts of one purpose have equal values, so that any of them can be in a region."""
     return len({part.choices[0].values.pool.tobytes() for part in parts}) == 1
 
 

@@ -1,4 +1,4 @@
-"""Whether the compiler makes the same program for two models of one structure, except for numbers."""
+"""Whether the compiler makes the same program for two models of one structure, except for values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHARED_SCALES = WEIGHTED | {"LOGISTIC", "TANH", "SOFTMAX"}
 
 
 def compiler_choices(old: Graph, new: Graph, operators: set[int]) -> list[str]:
-    """Return the differences in numbers that the compiler's choices can depend on, for operators on the Edge TPU.
+    """Return the differences in values that the compiler's choices can depend on, for operators on the Edge TPU.
 
     Args:
         old: the model that was compiled.
@@ -65,11 +65,13 @@ def _one_scale(tensor: Tensor) -> bool:
 def _equal_scales(graph: Graph, operator: Operator) -> list[tuple[bool, bool]]:
     """Return which pairs of activations of an operator have equal scales, and which equal scales and zero points."""
     tensors = [graph.tensors[index] for index in (*operator.inputs, *operator.outputs) if index != NONE]
-    numbers = [
+    quantizations = [
         (each.quantization.scale[0], unsigned_zero_point(each))
         for each in tensors
         if is_activation(each) and each.quantization is not None
     ]
     return [
-        (first[0] == second[0], first == second) for index, first in enumerate(numbers) for second in numbers[:index]
+        (first[0] == second[0], first == second)
+        for index, first in enumerate(quantizations)
+        for second in quantizations[:index]
     ]

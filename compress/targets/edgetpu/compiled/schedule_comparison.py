@@ -57,8 +57,8 @@ def compare(
     comparison = _ComparedSchedule(file, original, target, programs)
     named = comparison.named()
     differences = list(comparison.differences(named))
-    found = {each.original[0] for operators in named for each in operators if each.original}
-    unmatched = tuple(f"{each.index} {each.name}" for each in comparison.on_tpu if each.index not in found)
+    matched = {each.original[0] for operators in named for each in operators if each.original}
+    unmatched = tuple(f"{each.index} {each.name}" for each in comparison.on_tpu if each.index not in matched)
     version = str(comparison.target.tables["compiler"]["version"])
     return named, ScheduleComparison(version, tuple(differences), dict(comparison.counts), unmatched)
 
@@ -90,19 +90,19 @@ class _ComparedSchedule:
 
     def named(self) -> list[tuple[ExplainedOperator, ...]]:
         """Return the operators of each program with their originals: by their parameters, others by their order."""
-        by_place = self._operators_by_parameters()
-        taken = set(by_place.values())
+        by_location = self._operators_by_parameters()
+        taken = set(by_location.values())
         left = [each for each in self.on_tpu if each.index not in taken]
-        found = []
+        named_operators = []
         for program in self.programs:
-            places = {
+            locations = {
                 (each.operator, each.is_cached, each.offset): each
                 for each in program.parameters
                 if each.operator is not None
             }
             own: dict[int, Operator] = {}
-            for operator, is_cached, offset in places:
-                index = by_place.get((program.part, is_cached, offset))
+            for operator, is_cached, offset in locations:
+                index = by_location.get((program.part, is_cached, offset))
                 if index is not None and operator is not None:
                     own.setdefault(operator, self.original.operators[index])
             followed = self._following(program.operators, own, left)
@@ -111,22 +111,22 @@ class _ComparedSchedule:
             aligned = align(program.operators, own, left)
             left = [each for each in left if each not in aligned.values()]
             own.update(aligned)
-            found.append(
+            named_operators.append(
                 tuple(
                     replace(each, original=(own[each.index].index, own[each.index].name)) if each.index in own else each
                     for each in program.operators
                 )
             )
-        return found
+        return named_operators
 
     def _following(
         self, operators: Sequence[ExplainedOperator], known: dict[int, Operator], left: Sequence[Operator]
     ) -> dict[int, Operator]:
         """Return the originals of operators that read a known one, if it has one consumer of their name."""
-        found: dict[int, Operator] = {}
+        followed: dict[int, Operator] = {}
         open_originals = {each.index for each in left}
         for operator in operators:
-            sources = [found.get(each) or known.get(each) for each in operator.reads]
+            sources = [followed.get(each) or known.get(each) for each in operator.reads]
             if operator.index in known or operator.name == "move" or len(sources) != 1 or sources[0] is None:
                 continue
             consumers = [
@@ -136,9 +136,9 @@ class _ComparedSchedule:
                 if consumer.index in open_originals and consumer.name in operator.name.split(" or ")
             ]
             if len(consumers) == 1:
-                found[operator.index] = consumers[0]
+                followed[operator.index] = consumers[0]
                 open_originals.discard(consumers[0].index)
-        return found
+        return followed
 
     def _operators_by_parameters(self) -> dict[tuple[int, bool, int], int]:
         """Return the original's operator by part, caching and offset of its parameters."""
@@ -232,15 +232,15 @@ def _most_similar(original: Graph, target: Target, parameter_bytes: int) -> tupl
 
     The file does not say its version: its minimum runtime alone fits several.
     """
-    found: list[tuple[int, bool, int, Target, Check]] = []
+    candidates: list[tuple[int, bool, int, Target, Check]] = []
     for version in target.tables["compiler"]["runtimes"]:
         candidate = target.compiled_by(version)
         predicted = check(original, candidate)
         sizes = predicted.parameters
         total = sizes.cached_bytes + sizes.streamed_bytes if sizes else 0
         is_own = version == target.tables["compiler"]["version"]
-        found.append((abs(total - parameter_bytes), not is_own, len(found), candidate, predicted))
-    _, _, _, candidate, predicted = min(found, key=lambda each: each[:3])
+        candidates.append((abs(total - parameter_bytes), not is_own, len(candidates), candidate, predicted))
+    _, _, _, candidate, predicted = min(candidates, key=lambda each: each[:3])
     return candidate, predicted
 
 
@@ -287,15 +287,15 @@ def align(
             if left[column].name in names:
                 best = max(best, lengths[row + 1][column + 1] + 1)
             lengths[row][column] = best
-    found: dict[int, Operator] = {}
+    aligned: dict[int, Operator] = {}
     row = column = 0
     while row < rows and column < columns:
         names = open_operators[row].name.split(" or ")
         if left[column].name in names and lengths[row][column] == lengths[row + 1][column + 1] + 1:
-            found[open_operators[row].index] = left[column]
+            aligned[open_operators[row].index] = left[column]
             row, column = row + 1, column + 1
         elif lengths[row + 1][column] >= lengths[row][column + 1]:
             row += 1
         else:
             column += 1
-    return found
+    return aligned

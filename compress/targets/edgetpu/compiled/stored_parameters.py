@@ -1,4 +1,4 @@
-"""The parameters that the compiler stores for each operator: which numbers, and in which layouts they can be.
+"""The parameters that the compiler stores for each operator: which values, and in which layouts they can be.
 
 Arithmetic is that of float32; the reciprocal of an output's scale is rounded before it is multiplied. Source: observed
 in compiled models.
@@ -32,7 +32,7 @@ class Single:
     """Parameters with one possible layout.
 
     Attributes:
-        values: the numbers.
+        values: the values of the operator.
         layout: their layout.
     """
 
@@ -55,7 +55,7 @@ class StoredParameters:
     Attributes:
         operator: the operator.
         purpose: what they are, for messages: "weights", or the name of a table that the compiler makes.
-        tensors: the tensors that each kind of numbers comes from, one after another; none for tables that the compiler
+        tensors: the tensors that each kind of value comes from, one after another; none for tables that the compiler
             makes.
         choices: what the compiler may store, the usual first.
     """
@@ -89,7 +89,7 @@ def unsigned(tensor: Tensor) -> NDArray[np.uint8]:
 
 
 def zero_points(tensor: Tensor) -> NDArray[np.int64]:
-    """Return the zero points of an 8-bit tensor as unsigned numbers."""
+    """Return the zero points of an 8-bit tensor as unsigned integers."""
     stored = tensor.quantization.zero_point if tensor.quantization else ()
     return np.array(stored or (0,), np.int64) + (_INT8_OFFSET if tensor.dtype == "INT8" else 0)
 
@@ -128,14 +128,14 @@ def _weighted(
     choices: list[Choice] = []
     for each in positions:
         outputs = len(each)
-        for numbers in _with_and_without_bias(values):
+        for variant in _with_and_without_bias(values):
             rows = {FEW_ROWS if few and outputs <= FEW_ROWS else padded_rows(outputs): None, padded_rows(outputs): None}
-            choices += [Matrix(numbers, each, count, _header(numbers, graph, operator)) for count in rows]
+            choices += [Matrix(variant, each, count, _header(variant, graph, operator)) for count in rows]
     return [StoredParameters(operator, "weights", _tensors(operator), tuple(choices))]
 
 
 def _values(operator: Operator, graph: Graph) -> Values | None:
-    """Return the numbers of an operator with weights; None if they are not 8-bit constants with quantization."""
+    """Return the values of an operator with weights; None if they are not 8-bit constants with quantization."""
     weights, source = graph.tensors[operator.inputs[1]], graph.tensors[operator.inputs[0]]
     output = graph.output_tensors(operator)[0]
     if weights.dtype not in ("INT8", "UINT8") or not weights.is_constant or weights.quantization is None:
@@ -158,7 +158,7 @@ def _values(operator: Operator, graph: Graph) -> Values | None:
 
 
 def _with_and_without_bias(values: Values) -> Iterator[Values]:
-    """Yield the numbers with their bias, and without it if it is zero: compiler 16.0 drops it."""
+    """Yield the values with their bias, and without it if it is zero: compiler 16.0 drops it."""
     yield values
     if NumberKind.BIAS in values.arrays and not values.arrays[NumberKind.BIAS].any():
         yield values.without(NumberKind.BIAS)
@@ -237,9 +237,9 @@ def _depthwise(operator: Operator, graph: Graph) -> list[StoredParameters]:
     if values is None or channels != weights.shape[3]:
         return []
     choices: list[Choice] = []
-    for numbers in _with_and_without_bias(values):
-        matrix = Matrix(numbers, positions, INPUT_BLOCK, _header(numbers, graph, operator))
-        choices.append(Single(numbers, parameter_layout.depthwise(matrix)))
+    for variant in _with_and_without_bias(values):
+        matrix = Matrix(variant, positions, INPUT_BLOCK, _header(variant, graph, operator))
+        choices.append(Single(variant, parameter_layout.depthwise(matrix)))
     return [StoredParameters(operator, "weights", _tensors(operator), tuple(choices))]
 
 
@@ -275,12 +275,12 @@ def _elementwise(operator: Operator, graph: Graph) -> list[StoredParameters]:
     ):
         return []
     tensors = {NumberKind.CONSTANT: (constant.index,)}
-    if sum(side > 1 for side in constant.shape) > 1:
-        whole = Values({NumberKind.CONSTANT: unsigned(constant)})
-        return [StoredParameters(operator, "constant", tensors, (Single(whole, parameter_layout.plain(whole)),))]
+    if sum(size > 1 for size in constant.shape) > 1:
+        stored = Values({NumberKind.CONSTANT: unsigned(constant)})
+        return [StoredParameters(operator, "constant", tensors, (Single(stored, parameter_layout.plain(stored)),))]
     choices = []
-    for numbers in _vectors(operator, constant, other, graph.output_tensors(operator)[0]):
-        values = Values({NumberKind.CONSTANT: numbers})
+    for vector in _vectors(operator, constant, other, graph.output_tensors(operator)[0]):
+        values = Values({NumberKind.CONSTANT: vector})
         choices.append(Single(values, parameter_layout.vector(values)))
     return [StoredParameters(operator, "constant", tensors, tuple(choices))] if choices else []
 
@@ -310,16 +310,16 @@ def _matrix_of_ones(
         operator: the operator.
         purpose: what it does, for messages.
         read: [outputs, taps, channels], whether an output reads an input.
-        header: the kinds of numbers in the header of a group.
+        header: the kinds of values in the header of a group.
     """
     outputs = len(read)
-    numbers: dict[NumberKind, NDArray[Any]] = {
+    arrays: dict[NumberKind, NDArray[Any]] = {
         NumberKind.ZERO_POINT: np.zeros(1, np.uint32),
         NumberKind.WEIGHT: np.array([0, 1], np.uint8),
     }
     if header:
-        numbers[NumberKind.BIAS] = np.zeros(outputs, np.int32)
-    values = Values(numbers)
+        arrays[NumberKind.BIAS] = np.zeros(outputs, np.int32)
+    values = Values(arrays)
     rows = sorted({FEW_ROWS if outputs <= FEW_ROWS else padded_rows(outputs), padded_rows(outputs)})
     positions = read.astype(np.int32)
     return StoredParameters(operator, purpose, {}, tuple(Matrix(values, positions, count, header) for count in rows))
@@ -404,8 +404,8 @@ def _softmax(operator: Operator, graph: Graph) -> list[StoredParameters]:
     ]
 
 
-def _table(operator: Operator, purpose: str, numbers: NDArray[Any]) -> StoredParameters:
-    values = Values({NumberKind.CONSTANT: numbers})
+def _table(operator: Operator, purpose: str, entries: NDArray[Any]) -> StoredParameters:
+    values = Values({NumberKind.CONSTANT: entries})
     return StoredParameters(operator, purpose, {}, (Single(values, parameter_layout.vector(values)),))
 
 

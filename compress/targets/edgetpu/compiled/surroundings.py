@@ -1,4 +1,4 @@
-"""The .tflite file around the programs of a compiled model: its numbers for another model.
+"""The .tflite file around the programs of a compiled model: its values for another model.
 
 A compiled file has the operators that stay on the CPU, with their constants; the tensors between them and the programs,
 with names, scales and zero points; and inside each package the same for inputs and outputs. All of them are replaced in
@@ -34,11 +34,11 @@ _SHORTEST_NAME = 8
 
 
 class Replacement:
-    """New bytes for some places of a file. Places that two numbers share must get equal bytes.
+    """New bytes for some positions of a file. Positions that two values share must get equal bytes.
 
     Attributes:
         content: the file with all replacements so far.
-        problems: the places that two numbers share, and that would need different bytes.
+        problems: the positions that two values share, and that would need different bytes.
     """
 
     def __init__(self, content: bytes) -> None:
@@ -54,7 +54,7 @@ class Replacement:
             again.any()
             and (np.frombuffer(data, np.uint8) != np.frombuffer(self.content[position:stop], np.uint8))[again].any()
         ):
-            self.problems.append(f"{what}: the compiled file shares its bytes with another number")
+            self.problems.append(f"{what}: the compiled file shares its bytes with another value")
             return
         self.content[position:stop] = data
         again[:] = True
@@ -159,16 +159,16 @@ def replace_names(replacement: Replacement, file: CompiledFile, pairs: Sequence[
         if old_name == new_name:
             continue
         old_text, new_text = old_name.encode(), new_name.encode()
-        places = _strings(file, old_text) if len(old_text) >= _SHORTEST_NAME else []
-        if _padded(len(old_text)) != _padded(len(new_text)) or not places:
+        positions = _strings(file, old_text) if len(old_text) >= _SHORTEST_NAME else []
+        if _padded(len(old_text)) != _padded(len(new_text)) or not positions:
             problems.append(
                 f"the name {old_name!r} of a tensor has no room for {new_name!r}: give the new model the old names, "
                 "or keep the old ones with --keep-names"
             )
             continue
-        for place in places:
+        for position in positions:
             text = struct.pack("<I", len(new_text)) + new_text.ljust(_padded(len(new_text)), b"\0")
-            replacement.write(place, text, f"the name {old_name!r}")
+            replacement.write(position, text, f"the name {old_name!r}")
     return problems
 
 
@@ -180,13 +180,13 @@ def _padded(length: int) -> int:
 def _strings(file: CompiledFile, text: bytes) -> list[int]:
     """Return the positions of a flatbuffer string, outside of parameters and instructions."""
     stored = struct.pack("<I", len(text)) + text.ljust(_padded(len(text)), b"\0")
-    places = []
+    positions = []
     position = file.content.find(stored)
     while position >= 0:
         if not any(position in extent for each in file.executables for extent in (each.parameters, *each.instructions)):
-            places.append(position)
+            positions.append(position)
         position = file.content.find(stored, position + 1)
-    return places
+    return positions
 
 
 def replace_metadata(
@@ -209,9 +209,9 @@ def replace_metadata(
         if before.get(name) == after.get(name):
             continue
         extent = model.item(_MODEL_BUFFERS, entry.buffer).extent(_BUFFER_DATA)
-        stored, wanted = file.bytes_at(extent), after.get(name)
-        if stored == before.get(name) and wanted is not None and len(wanted) == len(stored):
-            replacement.write(extent.start, wanted, f"the metadata {name!r}")
+        stored, updated = file.bytes_at(extent), after.get(name)
+        if stored == before.get(name) and updated is not None and len(updated) == len(stored):
+            replacement.write(extent.start, updated, f"the metadata {name!r}")
         else:
             problems.append(f"the metadata {name!r}, which the compiled file contains, differ between the models")
     attached = _attached(file.content)
@@ -250,14 +250,14 @@ def replace_tokens(replacement: Replacement, file: CompiledFile, tokens: Mapping
         tokens: the new token for each old one.
     """
     problems = []
-    places: dict[int, set[int]] = {}
+    positions_by_token: dict[int, set[int]] = {}
     for executable in file.executables:
         if executable.token_position is not None:
-            places.setdefault(executable.token, set()).add(executable.token_position)
-    for token, positions in places.items():
+            positions_by_token.setdefault(executable.token, set()).add(executable.token_position)
+    for token, positions in positions_by_token.items():
         if file.content.count(struct.pack("<Q", token)) != len(positions):
             problems.append(
-                f"the caching token {token:016x} is at more places in the file than the programs that have it"
+                f"the caching token {token:016x} is at more positions in the file than the programs that have it"
             )
         for position in positions:
             replacement.write(position, struct.pack("<Q", tokens[token]), "a caching token")

@@ -1,6 +1,6 @@
-"""The steps of a program: tensor instructions with the same numbers, each for other tiles.
+"""The steps of a program: tensor instructions with the same constants, each for other tiles.
 
-The kind and the numbers of an instruction say what it computes. Its addresses say what it reads and writes.
+The kind and the constants of an instruction say what it computes. Its addresses say what it reads and writes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from compress.targets.edgetpu.parameter_memory import INPUT_BLOCK
 MAX_STEPS = 4_000
 """A large network has 300."""
 _VECTOR_BUNDLE = 15
-"""The distance from the first bundle of a tensor instruction to the one with its numbers."""
+"""The distance from the first bundle of a tensor instruction to the one with its constants."""
 _PRODUCTS, _MAXIMA, _SUMS, _INTERPOLATION = 1, 2, 3, 5
 _COPY = 0x60
 _WEIGHTS = MULTIPLY - {_COPY}
@@ -56,7 +56,7 @@ class TensorInstruction:
 
     Attributes:
         tile: its operation and tiles.
-        vector: its kind and numbers.
+        vector: its kind and constants.
         source: what it reads.
         target: what it writes.
     """
@@ -79,7 +79,7 @@ class TensorInstruction:
 
 @dataclass
 class ProgramStep:
-    """Instructions with the same numbers, for different tiles.
+    """Instructions with the same constants, for different tiles.
 
     Attributes:
         kind: what they compute.
@@ -120,22 +120,22 @@ class ProgramStep:
     @property
     def sources(self) -> list[range]:
         """The addresses of a tile that it reads, as far as known, over all tiles."""
-        found = []
+        extents = []
         plain = [each.source.extent for each in self.instructions if each.source.mode == 0]
         if self.kind is not StepKind.AVERAGE and plain and self.instructions[0].tile.operation == _PRODUCTS:
-            found.append(_union(plain))
+            extents.append(_union(plain))
         pairs = [each for each in self.instructions if each.source.mode == 2 and self.kind is StepKind.SUM]
         if pairs:
             size = max(each.target.repetitions for each in pairs) * WORD_BYTES
             first = pairs[0].source
-            found += [
+            extents += [
                 range(start, start + size) for start in (first.start, first.start + first.second_operand) if start >= 0
             ]
-        return found
+        return extents
 
     @property
     def constants(self) -> Constants:
-        """Its numbers."""
+        """Its constants."""
         return self.instructions[0].vector.constants
 
     @property
@@ -174,10 +174,10 @@ def tensor_steps(program: Program) -> list[ProgramStep]:
 
 
 def _continues(step: ProgramStep, instruction: TensorInstruction, kind: StepKind) -> bool:
-    """Return whether an instruction belongs to a step: the same numbers, for other tiles."""
+    """Return whether an instruction belongs to a step: the same constants, for other tiles."""
     same_operation = step.instructions[0].tile.operation == instruction.tile.operation
-    same_numbers = step.constants == instruction.vector.constants
-    return kind is step.kind and same_operation and same_numbers and not step.tiles & instruction.tile.tiles
+    same_constants = step.constants == instruction.vector.constants
+    return kind is step.kind and same_operation and same_constants and not step.tiles & instruction.tile.tiles
 
 
 def _kind(operation: int, vector: VectorInstruction) -> tuple[StepKind, str]:
@@ -209,9 +209,9 @@ def _copy_kind(vector: VectorInstruction) -> tuple[StepKind, str]:
 
 def trailing_zeros(loops: Sequence[Loop]) -> list[Loop]:
     """Return the outermost loops that read the same addresses again: for each group of output channels."""
-    found: list[Loop] = []
+    trailing: list[Loop] = []
     for loop in reversed(loops):
         if loop.stride:
             break
-        found.append(loop)
-    return found
+        trailing.append(loop)
+    return trailing

@@ -37,7 +37,7 @@ from compress.tflite.graph import Graph, Operator, Tensor
 
 SCHEMA_VERSION = 1
 MAX_LISTED = 8
-"""The most numbers that are listed of those that differ in one tensor."""
+"""The most values that are listed of those that differ in one tensor."""
 MAX_CANDIDATES = 1000
 """The most instructions that are compared with an operator without one, to name what differs."""
 MAX_LINES = 40
@@ -49,7 +49,7 @@ _WEIGHTED = frozenset({"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"})
 _EXCEPTIONS = frozenset({"MUL", "SOFTMAX"})
 """Operators whose instruction is known with exceptions: SOFTMAX of compilers before 15.0, some products of tensors."""
 _MIN_EQUAL_FIELDS = 4
-"""Of the 7 numbers of an instruction, those that must be equal, so that the rest are differences of one operator."""
+"""Of the 7 constants of an instruction, those that must be equal, so that the rest are differences of one operator."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class VerificationDifference:
         operator: the index of the operator in the model; None: not of one operator on the Edge TPU.
         kind: "weight", "bias", "multiplier", "zero point", "constant", "scale", "interface", "cpu" or "missing".
         tensor: the name of the tensor.
-        count: the number of differing numbers.
+        count: the number of differing values.
         numbers: the first of them: the index in the tensor, the model's value, the compiled file's value.
     """
 
@@ -112,7 +112,7 @@ class Verification:
     Attributes:
         differences: what differs; empty unless the file holds another model.
         undecided: what cannot be compared.
-        compared: the number of numbers that were compared, by kind.
+        compared: the number of values that were compared, by kind.
     """
 
     differences: tuple[VerificationDifference, ...]
@@ -174,9 +174,9 @@ def verify(file: CompiledFile, model: Graph) -> Verification:
     differences += comparison.layer_differences(cpu.tensors)
     differences += comparison.number_differences(location)
     undecided = comparison.missing(location)
-    found = list(comparison.instruction_differences())
-    differences += [each for each in found if isinstance(each, VerificationDifference)]
-    undecided += [each for each in found if isinstance(each, Undecided)]
+    outcomes = list(comparison.instruction_differences())
+    differences += [each for each in outcomes if isinstance(each, VerificationDifference)]
+    undecided += [each for each in outcomes if isinstance(each, Undecided)]
     if comparison.is_another_model(location):
         message = "most parameters of the model are not in the compiled file"
         differences.append(VerificationDifference(message, kind="missing", count=len(location.missing)))
@@ -235,8 +235,8 @@ class _Comparison:
             by_tensor.setdefault((difference.kind, tensor.index), []).append(
                 NumberDifference(difference.kind, index, difference.expected, difference.found)
             )
-        for (kind, tensor_index), numbers in by_tensor.items():
-            yield self._difference(region, kind, self.model.tensors[tensor_index], numbers)
+        for (kind, tensor_index), differing in by_tensor.items():
+            yield self._difference(region, kind, self.model.tensors[tensor_index], differing)
         if not by_tensor:
             message = f"{_name(region.operator)}: bytes of missing rows or channels are different"
             yield VerificationDifference(message, region.operator.index, "padding")
@@ -252,14 +252,14 @@ class _Comparison:
         return index, candidates[-1]
 
     def _difference(
-        self, region: ParameterRegion, kind: NumberKind, tensor: Tensor, numbers: Sequence[NumberDifference]
+        self, region: ParameterRegion, kind: NumberKind, tensor: Tensor, differing: Sequence[NumberDifference]
     ) -> VerificationDifference:
         offset = 128 if kind is NumberKind.WEIGHT and tensor.dtype == "INT8" else 0
         listed = []
-        for number in numbers[:MAX_LISTED]:
+        for difference in differing[:MAX_LISTED]:
             by_output = kind in (NumberKind.MULTIPLIER, NumberKind.ZERO_POINT)
-            index = (number.index,) if by_output else _unraveled(number.index, tensor)
-            listed.append((index, number.expected - offset, number.found - offset))
+            index = (difference.index,) if by_output else _unraveled(difference.index, tensor)
+            listed.append((index, difference.expected - offset, difference.found - offset))
         total = region.values.arrays[kind].size
         what = {NumberKind.MULTIPLIER: "scale", NumberKind.CONSTANT: "constant"}.get(kind, kind.value)
         shown = ", ".join(f"{list(index)}: {_number(mine)} -> {_number(theirs)}" for index, mine, theirs in listed[:3])
@@ -267,10 +267,10 @@ class _Comparison:
         if kind is NumberKind.MULTIPLIER:
             hint = " as multipliers (input scale x weight scale / output scale)"
         message = (
-            f"{_name(region.operator)}: {len(numbers):,} of {total:,} {what}s of {tensor.name} are different{hint}, "
-            f"at index: model -> compiled file: {shown}{', …' if len(numbers) > 3 else ''}"
+            f"{_name(region.operator)}: {len(differing):,} of {total:,} {what}s of {tensor.name} are different{hint}, "
+            f"at index: model -> compiled file: {shown}{', …' if len(differing) > 3 else ''}"
         )
-        return VerificationDifference(message, region.operator.index, what, tensor.name, len(numbers), tuple(listed))
+        return VerificationDifference(message, region.operator.index, what, tensor.name, len(differing), tuple(listed))
 
     def missing(self, location: ParameterLocation) -> list[Undecided]:
         """Return what was not found in the parameters."""
@@ -296,9 +296,9 @@ class _Comparison:
 
     def is_another_model(self, location: ParameterLocation) -> bool:
         """Return whether so little was found that the file cannot hold the model."""
-        found = sum(region.size_bytes for region in location.regions if not region.parameters.is_table)
-        missing = sum(part.choices[0].size_bytes for part in location.missing if part.choices)
-        return bool(missing) and found < _SAME_MODEL * (found + missing)
+        located_bytes = sum(region.size_bytes for region in location.regions if not region.parameters.is_table)
+        missing_bytes = sum(part.choices[0].size_bytes for part in location.missing if part.choices)
+        return bool(missing_bytes) and located_bytes < _SAME_MODEL * (located_bytes + missing_bytes)
 
     def instruction_differences(self) -> Iterator[VerificationDifference | Undecided]:
         """Yield the operators whose scales and zero points are not in the instructions."""
@@ -311,9 +311,9 @@ class _Comparison:
         explained: set[int] = set()
         unexplained = []
         for instruction in self.instructions:
-            found = owners.get((instruction.kind, instruction.per_channel, instruction.constants), set())
-            explained |= found
-            if not found and not is_independent(instruction):
+            matches = owners.get((instruction.kind, instruction.per_channel, instruction.constants), set())
+            explained |= matches
+            if not matches and not is_independent(instruction):
                 unexplained.append(instruction)
         unknown = [operator for operator in self.operators if not by_operator[operator.index]]
         for operator in self.operators:
@@ -356,7 +356,7 @@ class _Comparison:
         return Undecided(operator.index, reason, blocks=operator.name not in _EXCEPTIONS)
 
     def compared(self, location: ParameterLocation) -> dict[str, int]:
-        """Return the number of compared numbers, by kind."""
+        """Return the number of compared values, by kind."""
         counts: Counter[str] = Counter()
         for region in location.regions:
             if not region.parameters.is_table:
@@ -383,7 +383,7 @@ def _equal_fields(first: Constants, second: Constants) -> int:
 
 
 def _different_fields(model: Constants, compiled: Constants) -> str:
-    """Return the numbers that differ, as text: those of the model, then those of the compiled file."""
+    """Return the constants that differ, as text: those of the model, then those of the compiled file."""
     parts = []
     for each in fields(Constants):
         mine, theirs = getattr(model, each.name), getattr(compiled, each.name)

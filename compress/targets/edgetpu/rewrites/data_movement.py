@@ -134,8 +134,8 @@ def _axis_tables(source_indices: Sequence[Table], x: Tensor) -> list[Table] | No
         for axis, indices in enumerate(source_indices)
     ]
     separable = all((a == b).all() for a, b in zip(np.meshgrid(*tables, indexing="ij"), source_indices, strict=True))
-    *sides, channels = (_map(x) or x.shape)[1:]
-    pieces = sum(len(_runs(table)) for table, side in zip(tables, sides, strict=False) if not _factor(table, side))
+    *dimensions, channels = (_map(x) or x.shape)[1:]
+    pieces = sum(len(_runs(table)) for table, size in zip(tables, dimensions, strict=False) if not _factor(table, size))
     moved = not np.array_equal(tables[2], np.arange(channels))
     if moved and max(len(tables[2]), channels) > _MOST_CHANNELS:
         return None
@@ -191,7 +191,7 @@ def _write(edit: Edit, x: Tensor, out: Tensor, tables: Sequence[Table]) -> None:
         ones[np.arange(len(ones)), 0, 0, tables[2]] = True
         shape[3] = len(ones)
         index = add_selection_convolution(edit, x, index, edit.like(x, "channels", shape=shape), ones)
-    factors = [_factor(table, side) for table, side in zip(tables[:2], shape[1:3], strict=True)]
+    factors = [_factor(table, size) for table, size in zip(tables[:2], shape[1:3], strict=True)]
     for axis, (table, factor) in enumerate(zip(tables[:2], factors, strict=True), start=1):
         if not factor:
             index = _pieces(edit, x, index, shape, axis, table)
@@ -249,7 +249,7 @@ def _merged_axes(shape: Sequence[int], order: Sequence[int]) -> tuple[list[int],
     """
     sizes: list[int] = []
     firsts: list[int] = []
-    number = np.cumsum([side > 1 for side in shape])
+    number = np.cumsum([size > 1 for size in shape])
     last = -1
     for axis in order:
         if shape[axis] == 1:
@@ -278,10 +278,10 @@ def _as_output(edit: Edit, index: int, shape: Sequence[int], out: Tensor) -> Non
         reshape(edit, index, out.index, out.shape)
 
 
-def _factor(table: Table, side: int) -> int:
+def _factor(table: Table, size: int) -> int:
     """Return how often each position is repeated: 1 if nothing changes, 0 if the table is not a repetition."""
-    factor = len(table) // side
-    return factor if np.array_equal(table, np.repeat(np.arange(side), factor)) else 0
+    factor = len(table) // size
+    return factor if np.array_equal(table, np.repeat(np.arange(size), factor)) else 0
 
 
 def _even(table: Table) -> bool:
@@ -299,13 +299,13 @@ def _runs(table: Table) -> list[Table]:
 def _strided(edit: Edit, x: Tensor, index: int, shape: Sequence[int], axis: int, table: Table) -> int:
     """Add operators that take every n-th position along an axis: SLICE, and a 1x1 MAX_POOL_2D with a stride."""
     step, first, last = int(table[1] - table[0]), int(table[0]), int(table[-1])
-    size = [last + 1 - first if position == axis else side for position, side in enumerate(shape)]
+    size = [last + 1 - first if position == axis else length for position, length in enumerate(shape)]
     if size[axis] < shape[axis]:
         begin = [first if position == axis else 0 for position in range(4)]
         source, index = index, edit.like(x, "slice", shape=size)
         edit.add("SLICE", [source, edit.integers("begin", *begin), edit.integers("size", *size)], [index])
     strided = edit.like(
-        x, "strided", shape=[len(table) if position == axis else side for position, side in enumerate(shape)]
+        x, "strided", shape=[len(table) if position == axis else length for position, length in enumerate(shape)]
     )
     strides = {"strideH": step if axis == 1 else 1, "strideW": step if axis == 2 else 1}
     options = edit.options("Pool2DOptions", padding=VALID, filterHeight=1, filterWidth=1, **strides)
@@ -320,13 +320,13 @@ def _pieces(edit: Edit, x: Tensor, index: int, shape: Sequence[int], axis: int, 
     pieces = []
     for run in _runs(table):
         begin = [int(run[0]) if position == axis else 0 for position in range(4)]
-        size = [len(run) if position == axis else side for position, side in enumerate(shape)]
+        size = [len(run) if position == axis else length for position, length in enumerate(shape)]
         pieces.append(edit.like(x, "piece", shape=size))
         edit.add("SLICE", [index, edit.integers("begin", *begin), edit.integers("size", *size)], [pieces[-1]])
     if len(pieces) == 1:
         return pieces[0]
     joined = edit.like(
-        x, "joined", shape=[len(table) if position == axis else side for position, side in enumerate(shape)]
+        x, "joined", shape=[len(table) if position == axis else length for position, length in enumerate(shape)]
     )
     edit.add("CONCATENATION", pieces, [joined], edit.options("ConcatenationOptions", axis=axis))
     return joined

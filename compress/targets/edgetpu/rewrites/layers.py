@@ -157,7 +157,7 @@ def constant_matmul(operator: Operator, graph: Graph) -> Iterator[Edit]:
     """Replace BATCH_MATMUL with a constant matrix by a 1x1 CONV_2D."""
     x, matrix = graph.input_tensors(operator)
     fits = matrix.is_constant and matrix.quantization is not None and not matrix.quantization.per_channel
-    if not fits or operator.option("adjX", False) or sum(side > 1 for side in matrix.shape) > 2:
+    if not fits or operator.option("adjX", False) or sum(size > 1 for size in matrix.shape) > 2:
         return
     values = matrix.array().reshape(matrix.shape[-2:])
     kernel_values = values if operator.option("adjY", False) else values.T
@@ -283,8 +283,8 @@ def _convolution(edit: Edit, activation: int) -> Any:
 def add_selection_convolution(edit: Edit, x: Tensor, source: int, target: int, selection: NDArray[np.bool_]) -> int:
     """Add a CONV_2D that only selects values, [out, row, column, in], in the quantization of `x`."""
     kernel, zeros = _ones(edit, x, selection)
-    sides = {"strideH": selection.shape[1], "strideW": selection.shape[2]}
-    edit.add("CONV_2D", [source, kernel, zeros], [target], edit.options("Conv2DOptions", padding=VALID, **sides))
+    strides = {"strideH": selection.shape[1], "strideW": selection.shape[2]}
+    edit.add("CONV_2D", [source, kernel, zeros], [target], edit.options("Conv2DOptions", padding=VALID, **strides))
     return target
 
 
@@ -293,8 +293,8 @@ def add_selection_transpose_conv(
 ) -> None:
     """Add a TRANSPOSE_CONV that only selects values, with an output of the given shape."""
     kernel, zeros = _ones(edit, x, selection)
-    sides = {"strideH": selection.shape[1], "strideW": selection.shape[2]}
-    options = edit.options("TransposeConvOptions", padding=SAME, **sides)
+    strides = {"strideH": selection.shape[1], "strideW": selection.shape[2]}
+    options = edit.options("TransposeConvOptions", padding=SAME, **strides)
     edit.add("TRANSPOSE_CONV", [edit.integers("shape", *shape), kernel, source, zeros], [target], options)
 
 

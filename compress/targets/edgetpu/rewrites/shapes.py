@@ -43,10 +43,10 @@ def strided_slice(operator: Operator, graph: Graph) -> Iterator[Edit]:
         return
     masks = operator.option("beginMask", 0), operator.option("endMask", 0)
     starts, sizes = [], []
-    for axis, side in enumerate(x.shape):
+    for axis, size in enumerate(x.shape):
         first, last, _ = slice(
             None if masks[0] >> axis & 1 else begin[axis], None if masks[1] >> axis & 1 else end[axis]
-        ).indices(side)
+        ).indices(size)
         starts.append(first)
         sizes.append(last - first)
     edit, _, out = replace_operator(operator, graph)
@@ -78,7 +78,7 @@ def unpack(operator: Operator, graph: Graph) -> Iterator[Edit]:
     """Replace UNPACK by a SLICE and a RESHAPE for each part."""
     edit, x, _ = replace_operator(operator, graph)
     along = operator.option("axis", 0) % len(x.shape)
-    shape = tuple(1 if axis == along else side for axis, side in enumerate(x.shape))
+    shape = tuple(1 if axis == along else size for axis, size in enumerate(x.shape))
     for index, out in enumerate(graph.output_tensors(operator)):
         part = edit.like(x, f"part{index}", shape=shape)
         _slice(edit, x, along, index, shape, part)
@@ -96,7 +96,7 @@ def gather(operator: Operator, graph: Graph) -> Iterator[Edit]:
     chosen = [int(index) % x.shape[along] for index in indices.array().ravel()]
     if not chosen or chosen != list(range(chosen[0], chosen[0] + len(chosen))):
         return
-    shape = tuple(len(chosen) if axis == along else side for axis, side in enumerate(x.shape))
+    shape = tuple(len(chosen) if axis == along else size for axis, size in enumerate(x.shape))
     part = out.index if shape == out.shape else edit.like(x, "part", shape=shape)
     _slice(edit, x, along, chosen[0], shape, part)
     if part != out.index:

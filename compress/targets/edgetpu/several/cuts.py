@@ -98,17 +98,17 @@ class OperatorSequence:
 
 def costs_of(network: OperatorSequence, cuts: Cuts) -> list[SegmentCost]:
     """Return the costs of the segments; empty if one of them cannot be a segment."""
-    found = [network.cost(start, stop) for start, stop in pairwise(cuts)]
-    return [cost for cost in found if cost is not None] if None not in found else []
+    costs = [network.cost(start, stop) for start, stop in pairwise(cuts)]
+    return [cost for cost in costs if cost is not None] if None not in costs else []
 
 
 def best(network: OperatorSequence, count: int) -> Cuts | None:
     """Return the best cuts into a number of segments; None if there are none."""
     risk = next(level for level in (FITS, UNCERTAIN, STREAMS) if _reaches_end(network, count, level, float("inf")))
     for level in range(risk, STREAMS + 1):
-        found = _fastest(network, count, level)
-        if found is not None:
-            return found
+        cuts = _fastest(network, count, level)
+        if cuts is not None:
+            return cuts
     return None
 
 
@@ -134,8 +134,8 @@ def equal_bytes(network: OperatorSequence, count: int, parameter_bytes: Sequence
         if position is None:
             return None
         cuts.append(position)
-    whole = (*cuts, network.operators)
-    return whole if costs_of(network, whole) else None
+    with_ends = (*cuts, network.operators)
+    return with_ends if costs_of(network, with_ends) else None
 
 
 def _reach(network: OperatorSequence, start: int, risk: int, limit_ms: float) -> int:
@@ -165,21 +165,21 @@ def _fastest(network: OperatorSequence, count: int, risk: int) -> Cuts | None:
     """Return cuts with the shortest slowest segment, up to TOLERANCE, and with the fewest bytes that cross of these."""
     low = network.operators_ms(0, network.operators) / count
     limit_ms = _greedy_limit(network, count, risk)
-    found = None
+    cuts = None
     for _ in range(_LIMITS):
-        found = _least_crossing(network, count, risk, limit_ms)
-        if found is not None:
+        cuts = _least_crossing(network, count, risk, limit_ms)
+        if cuts is not None:
             break
         low = limit_ms
         limit_ms *= _WIDER
-    while found is not None:
-        high = max(cost.latency_ms for cost in costs_of(network, found))
+    while cuts is not None:
+        high = max(cost.latency_ms for cost in costs_of(network, cuts))
         if high <= low * TOLERANCE:
             return _least_crossing(network, count, risk, high)
         middle = min((low + high) / 2, high / sqrt(TOLERANCE))
         closer = _least_crossing(network, count, risk, middle)
         low = middle if closer is None else low
-        found = closer or found
+        cuts = closer or cuts
     return None
 
 

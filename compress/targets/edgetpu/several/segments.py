@@ -148,8 +148,8 @@ class SplitGraph:
     def _layers(self) -> list[ArrayLayer]:
         """The layers of these operators."""
         able = {operator.index for operator in self._able}
-        made_on_cpu = [index for each in self.graph.operators if each.index not in able for index in each.outputs]
-        inputs = (*self.graph.inputs, *made_on_cpu)
+        computed_on_cpu = [index for each in self.graph.operators if each.index not in able for index in each.outputs]
+        inputs = (*self.graph.inputs, *computed_on_cpu)
         return estimate.array_layers(replace(self.graph, operators=tuple(self._able), inputs=inputs), self.target)
 
     @cached_property
@@ -230,14 +230,14 @@ class SplitGraph:
     def _ends(self, start: int, stop: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the tensors that a segment reads from outside, and those that it computes for others."""
         graph = self.graph
-        made: dict[int, None] = {}
+        produced: dict[int, None] = {}
         read: dict[int, None] = {}
         for operator in graph.operators[start:stop]:
-            read.update(dict.fromkeys(index for index in operator.inputs if index != NONE and index not in made))
-            made.update(dict.fromkeys(operator.outputs))
+            read.update(dict.fromkeys(index for index in operator.inputs if index != NONE and index not in produced))
+            produced.update(dict.fromkeys(operator.outputs))
         computed = graph.producer.keys() | set(graph.inputs)
         inputs = tuple(index for index in _in_order(read, graph.inputs) if index in computed)
-        needed = [index for index in made if index in graph.outputs or self._last_use.get(index, 0) > stop]
+        needed = [index for index in produced if index in graph.outputs or self._last_use.get(index, 0) > stop]
         return inputs, tuple(_in_order(needed, graph.outputs))
 
     def file(self, segment: Segment) -> Graph:

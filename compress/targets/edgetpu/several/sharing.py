@@ -140,12 +140,14 @@ class Predictions:
             memory = self.target.tables["memory"]
             left = {name: max(memory[name] - used_bytes, 0) for name in _CACHE if name in memory}
             target = replace(self.target, tables={**self.target.tables, "memory": {**memory, **left}})
-            found = estimate.estimate(self.loads[index].graph, target, self.host, self.clock)
-            parameters = found.check.parameters
-            cpu_ms = found.latency.parts["cpu_ms"]
+            predicted = estimate.estimate(self.loads[index].graph, target, self.host, self.clock)
+            parameters = predicted.check.parameters
+            cpu_ms = predicted.latency.parts["cpu_ms"]
             on_chip = parameters.report_on_chip_bytes if parameters else 0
             cached = parameters.cached_bytes if parameters else 0
-            self._services[key] = Service(found.latency_ms - cpu_ms, cpu_ms, on_chip, cached, found.streamed_bytes)
+            self._services[key] = Service(
+                predicted.latency_ms - cpu_ms, cpu_ms, on_chip, cached, predicted.streamed_bytes
+            )
         return self._services[key]
 
     def reload_ms(self, index: int) -> float:
@@ -325,8 +327,8 @@ def assign(loads: Sequence[Load], target: Target, tpus: int, host: str, clock: s
     else:
         groups = _improved(_greedy(predictions, tpus), predictions)
         method = "greedy assignment, then moving and exchanging models"
-    found = tuple(predictions.best(group) for group in groups if group)
-    return TpuAssignment(tuple(loads), tpus, found, host, clock, method, target.compiler_name)
+    assigned = tuple(predictions.best(group) for group in groups if group)
+    return TpuAssignment(tuple(loads), tpus, assigned, host, clock, method, target.compiler_name)
 
 
 def _waiting(queue: Queue) -> str:
@@ -384,9 +386,9 @@ def _improved(groups: Groups, predictions: Predictions) -> Groups:
 
 
 def _neighbours(groups: Groups) -> Iterator[Groups]:
-    place = {model: index for index, group in enumerate(groups) for model in group}
-    for model, index in place.items():
+    group_of = {model: index for index, group in enumerate(groups) for model in group}
+    for model, index in group_of.items():
         yield from (_moved(groups, model, target) for target in range(len(groups)) if target != index)
-        for other, target in place.items():
+        for other, target in group_of.items():
             if other > model and target != index:
                 yield _moved(_moved(groups, model, target), other, index)

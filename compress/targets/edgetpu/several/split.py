@@ -54,10 +54,10 @@ class Choice:
     @property
     def name(self) -> str:
         """A description in a few words."""
-        whole = "the whole model" if self.segments == 1 else f"{self.segments} segments"
+        description = "the whole model" if self.segments == 1 else f"{self.segments} segments"
         if self.copies > 1:
-            return f"{self.copies} copies of {whole}"
-        return f"{whole} on one Edge TPU" if self.segments == 1 else whole
+            return f"{self.copies} copies of {description}"
+        return f"{description} on one Edge TPU" if self.segments == 1 else description
 
     def to_json(self) -> dict[str, Any]:
         """Return the choice as a plain map."""
@@ -219,20 +219,20 @@ def _lines(segment: Segment, file: str) -> list[str]:
     if segment.on_cpu:
         shown = ", ".join(f"{segment.estimate.check.ops[i - segment.start].op} {i}" for i in segment.on_cpu[:8])
         more = f" and {len(segment.on_cpu) - 8} more" if len(segment.on_cpu) > 8 else ""
-        lines.append(f"  on the CPU, at {_place(segment)} of it: {shown}{more}")
+        lines.append(f"  on the CPU, at {_cpu_location(segment)} of it: {shown}{more}")
     if segment.risk == UNCERTAIN:
         lines.append(f"  {predicted.check.cache_warning}")
     return lines
 
 
-def _place(segment: Segment) -> str:
+def _cpu_location(segment: Segment) -> str:
     """Return where the CPU operators of a segment are."""
     on_cpu = set(segment.on_cpu)
     first_tpu = next(index for index in range(segment.start, segment.stop) if index not in on_cpu)
     last_tpu = next(index for index in range(segment.stop - 1, segment.start - 1, -1) if index not in on_cpu)
-    places = [("the start", min(on_cpu) < first_tpu), ("the end", max(on_cpu) > last_tpu)]
-    places.append(("the side", any(first_tpu < index < last_tpu for index in on_cpu)))
-    return " and ".join(name for name, is_there in places if is_there)
+    locations = [("the start", min(on_cpu) < first_tpu), ("the end", max(on_cpu) > last_tpu)]
+    locations.append(("the side", any(first_tpu < index < last_tpu for index in on_cpu)))
+    return " and ".join(name for name, is_there in locations if is_there)
 
 
 def split(graph: Graph, target: Target, tpus: int, host: str, clock: str, *, compare: bool = False) -> Split:
@@ -261,26 +261,26 @@ def split(graph: Graph, target: Target, tpus: int, host: str, clock: str, *, com
 
 def _split(graph: Graph, target: Target, tpus: int, host: str, clock: str, compare: bool) -> Split:
     model = prepare(graph, target, host, clock)
-    found = found_choices(model, tpus)
-    if found[-1].segments != tpus:
-        most = max(choice.segments for choice in found)
+    choices = found_choices(model, tpus)
+    if choices[-1].segments != tpus:
+        most = max(choice.segments for choice in choices)
         raise ModelError(
             f"cannot be cut into {tpus} segments",
             allowed="segments that each have an operator for the Edge TPU",
             hint=f"use --tpus {most}" if most > 1 else "use one Edge TPU, or copies of the whole model",
         )
     equal = search.equal_bytes(model.network, tpus, model.parameter_bytes) if compare else None
-    segments = tuple(model.segments(found[-1].cuts))
+    segments = tuple(model.segments(choices[-1].cuts))
     parts = [model.file(segment) for segment in segments]
     unverified = verify(model.graph, parts)
     files = {MODEL_SEGMENT.format(index, tpus): serialize(part) for index, part in enumerate(parts)}
-    return Split(model, segments, found, None if equal is None else _choice(model, equal, 1), files, unverified)
+    return Split(model, segments, choices, None if equal is None else _choice(model, equal, 1), files, unverified)
 
 
 def found_choices(model: SplitGraph, tpus: int) -> tuple[Choice, ...]:
     """Return the uses of a number of Edge TPUs: one of them, copies of the model, and the best pipelines."""
-    whole: Cuts = (0, model.network.operators)
-    choices = [_choice(model, whole, copies) for copies in (1, tpus)]
+    uncut: Cuts = (0, model.network.operators)
+    choices = [_choice(model, uncut, copies) for copies in (1, tpus)]
     for count in range(2, tpus + 1):
         cuts = search.best(model.network, count)
         if cuts is not None:
@@ -311,15 +311,17 @@ def verify(graph: Graph, parts: Sequence[Graph]) -> tuple[str, ...]:
     Raises:
         ModelError: an output differs, or the runtime refuses a segment.
     """
-    whole = without_unknown_customs(graph)
-    kept = {operator.index for operator in whole.operators}
-    lost = {operator.name for operator in graph.operators if operator.custom and whole is not graph}
-    unknown = sorted(lost - {operator.name for operator in whole.operators}) if len(kept) < len(graph.operators) else []
-    runner = Runner(whole)
+    reference = without_unknown_customs(graph)
+    kept = {operator.index for operator in reference.operators}
+    lost = {operator.name for operator in graph.operators if operator.custom and reference is not graph}
+    unknown = (
+        sorted(lost - {operator.name for operator in reference.operators}) if len(kept) < len(graph.operators) else []
+    )
+    runner = Runner(reference)
     steps = [Runner(without_unknown_customs(part)) for part in parts]
     for seed in range(FEEDS):
-        feed = random_feed(whole, np.random.default_rng(seed))
-        values = dict(zip(_names(whole, whole.inputs), feed, strict=True))
+        feed = random_feed(reference, np.random.default_rng(seed))
+        values = dict(zip(_names(reference, reference.inputs), feed, strict=True))
         for step in steps:
             inputs = [values[name] for name in _names(step.graph, step.graph.inputs) if name in values]
             if len(inputs) < len(step.graph.inputs):
@@ -328,7 +330,7 @@ def verify(graph: Graph, parts: Sequence[Graph]) -> tuple[str, ...]:
                 )
             if step.graph.operators:
                 values.update(zip(_names(step.graph, step.graph.outputs), step.run(inputs), strict=True))
-        for name, expected in zip(_names(whole, whole.outputs), runner.run(feed), strict=True):
+        for name, expected in zip(_names(reference, reference.outputs), runner.run(feed), strict=True):
             if values[name].tobytes() != expected.tobytes():
                 raise ModelError(f"the segments give another output {name!r} than the model", hint="report this bug")
     return tuple(unknown)
