@@ -18,7 +18,7 @@ from compress.errors import StageError
 
 ROOT = Path("/")
 UNLIMITED = 1 << 60
-"""A limit of version 1 that is no limit: the largest multiple of a page."""
+"""The value of version 1 for no limit: the largest multiple of a page."""
 SHORT_FRACTION = 0.05
 SHORT_BYTES = 256 << 20
 """Memory is short below this fraction of all, or this many bytes, whichever is less."""

@@ -12,7 +12,7 @@ def command(host: str, there: str, options: Sequence[str] = ()) -> list[str]:
     """Return the arguments of `ssh` that run a command on a host.
 
     Args:
-        host: its name, with or without `user@`; what begins with a dash is no option.
+        host: its name, with or without `user@`; what begins with a dash is not an option.
         there: a line for the login shell there: everything in it must be quoted.
         options: more options of ssh.
     """

@@ -45,8 +45,8 @@ def run(
         layers: whether the report lists the layers.
 
     Raises:
-        PipelineError: OUT is no name for a Keras file, or is the model itself.
-        DataError: the inputs are no samples.
+        PipelineError: OUT is not a name for a Keras file, or is the model itself.
+        DataError: the inputs are not samples.
         ModelError: it cannot be imported; what was found until then is in its facts.
         StoreError: OUT cannot be written.
     """

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 DIGEST_BYTES = 16
 FEWEST_VALUES = 64
-"""Number of values below which equal samples are no sign of a mistake, such as rows of a table."""
+"""Number of values below which equal samples do not indicate a mistake, such as rows of a table."""
 MOST_BYTES = 4 << 30
 """A split that was decoded by an earlier run and is larger than this is not read again."""
 SHARED = 0.01

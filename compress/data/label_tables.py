@@ -359,7 +359,7 @@ def _refuse_numbers(column: str, cells: Sequence[str], where: str) -> None:
     """Refuse a label column of numbers that are not integers."""
     fraction = next((cell for cell in cells if is_number(cell) and not float(cell).is_integer()), None)
     if fraction is not None and all(map(is_number, cells)):
-        what = f"the column {column!r} has numbers such as {fraction}, which are no classes"
+        what = f"the column {column!r} has numbers such as {fraction}, which are not classes"
         hint = "for regression, use the source npz with `targets`"
         raise DataError(what, where=where, allowed="class names, or integers from 0", hint=hint)
 

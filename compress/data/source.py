@@ -42,7 +42,7 @@ class Samples:
         read_mask: the class of each pixel of a sample: uint8 [height, width]. Several threads call it at once.
         targets: the array that belongs to each sample, which preprocessing does not move: values to predict, labels of
             0 and 1, a mask, points: [n, ...]; otherwise None.
-        groups: what no two splits may share, of each sample, where a table says that; "" is no group.
+        groups: what no two splits may share, of each sample, where a table says that; "" means no group.
         few: what to do where a division leaves a split empty.
         has_labels: whether the samples have classes, objects or targets.
         observed: notes on what is unusual about the samples that were decoded so far.

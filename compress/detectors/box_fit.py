@@ -366,7 +366,7 @@ def _range(values: Doubles) -> float:
 
 
 def _lines(raw: Doubles, boxes: Doubles) -> tuple[Doubles, Doubles] | None:
-    """Return anchors and variances of locations [positions, 4] each; None if the boxes are no function of that kind."""
+    """Return anchors and variances of locations [positions, 4] each; None if the boxes are another function."""
     centre, size = (boxes[..., :2] + boxes[..., 2:]) / 2, boxes[..., 2:] - boxes[..., :2]
     if (size <= 0).any():
         return None

@@ -105,7 +105,7 @@ def _described(
     if maps[0].assumed_background:
         notes.append("the first of the softmax's classes is assumed to be the background")
     if left_out:
-        notes.append("outputs that are no boxes, scores or keypoints (such as masks) are left out")
+        notes.append("outputs that are not boxes, scores or keypoints (such as masks) are left out")
     keypoints = _keypoints(maps, settings, preset)
     if keypoints is not None:
         settings["keypoints"] = keypoints

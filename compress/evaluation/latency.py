@@ -38,7 +38,7 @@ class Latency(Probe):
     """Threads of the runtime."""
 
     def environment(self) -> dict[str, str]:
-        """Versions and the machine: a time measured elsewhere is no answer here."""
+        """Versions and the machine: a time measured elsewhere is not valid here."""
         return {**super().environment(), **host()}
 
     def run(self, subjects: Mapping[str, Artifact], context: Context) -> Facts:

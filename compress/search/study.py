@@ -254,7 +254,7 @@ class SearchStudy:
             if _record(stored).to_json() != record.to_json():
                 return False  # otherwise this process has told it, and the answer of the storage was lost
         if record.status == "interrupted":
-            self._again(trial.params, trial.user_attrs.get(ATTEMPT, 1) - 1)  # an interruption is no failed attempt
+            self._again(trial.params, trial.user_attrs.get(ATTEMPT, 1) - 1)  # an interruption is not a failed attempt
         return True
 
 

@@ -306,7 +306,7 @@ class _Import(_Load):
         return facts
 
     def _detector(self, model: Any, context: Context, known: Mapping[str, Any]) -> DetectorModel | None:
-        """Return the model cut off in front of its decoding; None if it is no detector, or its outputs are described.
+        """Return the model without its decoding; None if it is not a detector, or its outputs are described.
 
         Args:
             model: the Keras model.

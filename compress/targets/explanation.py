@@ -218,7 +218,7 @@ class ScheduleComparison:
         rules: the version of the compiler whose rules the prediction uses: those that fit the parameters best.
         differences: what is different.
         compared: the number of comparisons, by figure.
-        unmatched: the original's operators on the accelerator that are no recovered operator, as text.
+        unmatched: the original's operators on the accelerator that match no recovered operator, as text.
     """
 
     rules: str

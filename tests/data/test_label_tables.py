@@ -162,7 +162,7 @@ REFUSED = {
     ),
     "several headers": (["file", "label", "class"], ["tea", "red"], "several columns may be the label: label, class"),
     "several splits": (["file", "a", "b", "kind"], ["train", "test", "x"], "have names of splits: a, b"),
-    "numbers": (["file", "price"], ["1.25"], "the column 'price' has numbers such as 1.25, which are no classes"),
+    "numbers": (["file", "price"], ["1.25"], "the column 'price' has numbers such as 1.25, which are not classes"),
     "boxes": (["file", "class", "xmin", "ymin", "xmax", "ymax"], "a1234", "has boxes, .*; use the source `voc`, "),
     "a header twice": (["file", "label", "label"], "ab", r"labels\.csv, line 1: has two columns 'label'"),
 }

@@ -60,7 +60,7 @@ class Masks(DecodedImages, Stored):
     rest: str = "rest"
     """The name of the class of all other pixels, with `keep`."""
     ignore: tuple[ClassEntry, ...] = ()
-    """Values or names in the masks that do not count, in addition to 255; they are no classes of the model."""
+    """Values or names in the masks that do not count, in addition to 255; they are not classes of the model."""
 
     def files(self) -> dict[str, Path]:
         """Return the images and their masks.

@@ -109,7 +109,7 @@ def read(path: Path) -> Content:
         ModelError: it is no SavedModel, is damaged, or is made to do harm.
     """
     if not (path / GRAPH).is_file():
-        raise refusal(path, f"has no {GRAPH}" if path.is_dir() else "is no folder")
+        raise refusal(path, f"has no {GRAPH}" if path.is_dir() else "is not a folder")
     known = files(path)
     try:
         data = _bytes(path, known[GRAPH])

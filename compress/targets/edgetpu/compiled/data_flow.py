@@ -14,7 +14,7 @@ _MAX_PARTS = 8
 
 
 def step_reads(steps: Sequence[ProgramStep]) -> list[list[list[int]]]:
-    """Return for each step, and each of its `sources`, the steps that wrote it; none if it is no result of a step."""
+    """Return for each step, and each of its `sources`, the steps that wrote it; none if no step did."""
     targets = [step.target for step in steps]
     signatures = [_signature(step) for step in steps]
     reads: list[list[list[int]]] = []
