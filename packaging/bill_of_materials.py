@@ -1,7 +1,7 @@
 """What a release depends on: `python packaging/bill_of_materials.py`.
 
 Writes dist/coralline.cdx.json, a software bill of materials (CycloneDX 1.6): every package that
-`pip install 'coralline[search,sign]'` installs, with the version and the hashes of constraints.txt, its licence, and
+`pip install '.[search,sign]'` installs, with the version and the hashes of constraints.txt, its licence, and
 the packages that it needs. The same sources and constraints give the same bytes. `--page` writes docs/dependencies.md,
 the table of these packages for people. Licences are what the packages declare in their metadata.
 """
@@ -41,7 +41,7 @@ _SHA256 = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 PAGE = """\
 # Dependencies
 
-`pip install 'coralline[search,sign]'` installs {count} other packages. [constraints.txt](../constraints.txt) pins them
+`pip install '.[search,sign]'` installs {count} other packages. [constraints.txt](../constraints.txt) pins them
 and the development tools by version and SHA-256: `make demo` and `make test` install nothing else. `make constraints`
 writes this file again; it needs [uv](https://docs.astral.sh/uv/). `make wheel` writes the list below as
 `dist/coralline.cdx.json` too: a software bill of materials in the format CycloneDX.

@@ -447,5 +447,5 @@ def test_numbers_without_a_row_in_the_embedding_are_refused(
     data.input_shape = (64,)
     stage.fitted(model, context(data, tmp_path))
     data.change = lambda images: as_numbers(images) * np.float32(factor)
-    with pytest.raises(ModelError, match=f"has 8 rows, and the samples have numbers {expected}; allowed: 0 to 7;"):
+    with pytest.raises(ModelError, match=f"has 8 rows, and the samples have values {expected}; allowed: 0 to 7;"):
         stage.fitted(model, context(data, tmp_path))
