@@ -713,7 +713,7 @@ def test_not_compiled(project: Project, models: Models) -> str:
     return project.run(project.pipeline(models.quantized, project.folders(*photos()), UNIT, ["compile"]), code=0)
 
 
-@mistake("a model that is too small for the accelerator to pay")
+@mistake("a model that is too small for the accelerator")
 def test_too_small(project: Project, models: Models) -> str:
     return project.run(project.pipeline(models.quantized, project.folders(*photos()), UNIT, ["compile"]), code=0)
 

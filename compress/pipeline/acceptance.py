@@ -167,10 +167,11 @@ def _about_placement(placement: PlacementRecord | None) -> Iterator[str]:
     slower = [host for host, latency in placement.expected_latency.items() if latency.cpu_alone_ms < latency.latency_ms]
     if slower:
         on_cpu = sum(operator.placement != "tpu" for operator in placement.ops)
-        cause = f"{on_cpu} of {len(placement.ops)} operators stay on the CPU" if on_cpu > 1 else "it is too small"
+        remaining = f"{on_cpu} of {len(placement.ops)} operators stay on the CPU"
+        cause = remaining if on_cpu > 1 else "the model is too small"
         yield (
-            f"the accelerator does not pay, {cause}: the CPU of {', '.join(slower)} alone is predicted to be faster; "
-            "run model.tflite there"
+            f"the accelerator gives no gain, because {cause}: the CPU of {', '.join(slower)} alone is predicted to be "
+            "faster; run model.tflite there"
         )
 
 

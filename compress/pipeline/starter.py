@@ -479,12 +479,12 @@ def _training(draft: _Draft, data: Dataset, steps: int, limits: tuple[int, int],
 
 
 def _worth_pruning(draft: _Draft, inputs: ModelInputs) -> None:
-    """Add a comment about pruning, if the model is large enough for it to pay."""
+    """Add a comment about pruning, if the model is large enough for it to help."""
     if inputs.model is None:
         return
     count = _macs(read_network(inputs.model))
     if count >= WORTH_PRUNING_MACS:
-        text = f"removes channels; it pays for models like this one, of {count / 1e6:,.0f} million multiply-accumulates"
+        text = f"removes channels, which helps models as large as this one ({count / 1e6:,.0f} million MACs)"
         draft.stages.append((None, f"- prune: {{keep_macs: 0.5}}  # {text}"))
 
 
