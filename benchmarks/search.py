@@ -51,7 +51,7 @@ from compress.pipeline.yaml_file import Document
 from compress.report.search_record import FrontPoint, SearchRecord, TrialRecord
 from compress.search.run import SettingsSearch, read_plan
 from compress.search.sampler import FrontSampler
-from compress.search.space import Choices, Dimension, Range, Space
+from compress.search.space import Choices, Dimension, Range, Space, read_space
 from compress.search.study import SearchStudy
 
 RESULTS = repository.RESULTS / "search.json"
@@ -275,7 +275,8 @@ def repeat(networks: Sequence[Values], trials: int, seeds: int) -> dict[str, Any
     """Return the hypervolumes of searches and of random values on a model of trained networks."""
     quiet()
     surrogate = Surrogate(networks)
-    space = _space(*(_dimension(key, values) for key, values in SETTINGS.items()))
+    content = pipeline("surrogate", 0, 1, trials, SETTINGS)
+    space = read_space(Document(Path("surrogate"), content, {}), lambda edited: None)
     found: dict[str, Any] = {"networks": len(networks), "noise": round(surrogate.noise, 5), "trials": trials}
     for name in ("random", "ours"):
         rows = [_repeated(surrogate, space, name, seed, trials) for seed in range(seeds)]
@@ -284,13 +285,6 @@ def repeat(networks: Sequence[Values], trials: int, seeds: int) -> dict[str, Any
     ours, others = found["ours"]["mean"], found["random"]["mean"]
     found["p"] = float(mannwhitneyu(ours, others, alternative="greater").pvalue)
     return found
-
-
-def _dimension(key: str, values: Any) -> Dimension:
-    if isinstance(values, list):
-        return Choices(key, (key,), tuple(values))
-    low, high = values["from"], values["to"]
-    return Range(key, (key,), low, high, values.get("step"), values.get("log", False), isinstance(low, int))
 
 
 def _repeated(surrogate: Surrogate, space: Space, name: str, seed: int, trials: int) -> Point:

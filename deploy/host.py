@@ -35,7 +35,7 @@ _HYPERVISORS = (
     ("kvm", "QEMU"),
     ("kvm", "KVM"),
 )
-"""What hypervisors write into /sys/class/dmi/id (sys_vendor and product_name)."""
+"""The names that hypervisors write into /sys/class/dmi/id (sys_vendor and product_name)."""
 HostFacts = Dict[str, Any]
 
 

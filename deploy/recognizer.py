@@ -301,7 +301,7 @@ class Recognizer:
 
 
 class _Parts(NamedTuple):
-    """What a recognizer takes from its model.
+    """The parts of a model that a recognizer uses.
 
     Attributes:
         labels: the names of the classes of the bundle.

@@ -251,7 +251,7 @@ class Dataset:
 
     @property
     def warnings(self) -> list[str]:
-        """What is probably wrong with the data; of the splits that were decoded so far."""
+        """The probable mistakes in the data; of the splits that were decoded so far."""
         return [*self._samples.warnings, *self._about_shared_samples()]
 
     def _about_shared_samples(self) -> list[str]:

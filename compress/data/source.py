@@ -106,7 +106,7 @@ class Source(Settings):
 
     name: ClassVar[str]
     task: ClassVar[str] = "classification"
-    """What the samples are for: one class for each, or objects with boxes."""
+    """The purpose of the samples: one class for each, or objects with boxes."""
 
     def task_name(self) -> str:
         """Return the task with these settings."""

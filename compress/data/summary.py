@@ -48,7 +48,7 @@ class Described(Protocol):
 
     @property
     def warnings(self) -> list[str]:
-        """What is probably wrong with the data."""
+        """The probable mistakes in the data."""
 
     def labels(self, split: Split) -> NDArray[np.int64]:
         """Return the label of every sample of a split."""

@@ -12,7 +12,7 @@ MAX_LINE = 1 << 20
 MAX_COLUMNS = 4096
 MAX_NAMES = 1_000_000
 QUOTES = "put a cell that has the delimiter, a double quote or a line end in double quotes, and double those in it"
-"""What to do about a row that is not read as it is meant."""
+"""The advice for a row that is not read as intended."""
 
 
 def rows(stream: IO[bytes], where: str, delimiter: str = ",") -> Iterator[tuple[int, list[str]]]:

@@ -21,7 +21,7 @@ from deploy.contract.detection import Detector
 
 Doubles = NDArray[np.float64]
 FORMS = ("xywh", "xyxy", "yxhw", "yxyx")
-"""What the four values of a decoded box are: centre and size, or two corners."""
+"""The meaning of the four values of a decoded box: centre and size, or two corners."""
 CLOSE = 1e-3
 """Largest difference between boxes, as a fraction of the image or of the box, whichever is larger."""
 REPEATED = 2

@@ -1,4 +1,4 @@
-"""What is known of families of detectors, for what a file itself does not say.
+"""Facts about families of detectors that a file itself does not contain.
 
 A file that decodes its boxes says everything. One that ends at its convolutions leaves open how its values become
 boxes; `auto` then assumes what the numbers of channels suggest, and a preset names the family.

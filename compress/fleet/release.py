@@ -135,7 +135,7 @@ class ReleaseOptions:
 
 @dataclass(frozen=True)
 class Status:
-    """What a device runs.
+    """The release that a device runs.
 
     Attributes:
         current: the current release; None: there is none.

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 INSTALL = "install it: pip install 'coralline[sign]'"
 ROLES = ("root", "targets", "online")
-"""What can be rotated; `online` is one key for the roles snapshot and timestamp."""
+"""The roles whose keys can be rotated; `online` is one key for the roles snapshot and timestamp."""
 DAYS = {"root": 365, "targets": 365, "snapshot": 30, "timestamp": 30}
 """The validity of new metadata. The end of the timestamp bounds how long a device can be kept from updates."""
 ANCHOR = "root.json"

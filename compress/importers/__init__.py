@@ -2,4 +2,4 @@
 
 KERAS_SUFFIXES = (".keras", ".h5", ".hdf5")
 SUFFIXES = (*KERAS_SUFFIXES, ".onnx", ".tflite")
-"""What model files may be called."""
+"""The allowed extensions of model files."""

@@ -33,7 +33,7 @@ HINTS: Mapping[Cause, str] = {
     "compression": "compress less or train longer after it, and check the statistics of batch norms; `python -m "
     "compress debug` lists the layers that quantization changed most",
 }
-"""What to do about a result that cannot be used, by the probable cause."""
+"""The advice for a result that cannot be used, by the probable cause."""
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ class PipelineKeys(Settings):
     recipe: Literal["auto"] | None = None
     """auto: try recipes after the `stages`, from the cheapest to the most expensive, until one meets the budget."""
     search: SearchSettings | None = None
-    """What `python -m compress search` tries. An ordinary run ignores it."""
+    """The settings that `python -m compress search` tries. An ordinary run ignores them."""
 
     @field_validator("schema_version", mode="before")
     @classmethod

@@ -13,7 +13,7 @@ MAX_SETTINGS = 100
 
 
 class SearchSettings(Settings):
-    """What `python -m compress search` tries. An ordinary run ignores it."""
+    """The settings that `python -m compress search` tries. An ordinary run ignores them."""
 
     trials: Annotated[int, Field(ge=1, le=100_000)] = 60
     """Number of trials, failed and stopped ones included."""

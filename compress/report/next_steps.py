@@ -1,4 +1,4 @@
-"""What to do after a run: the next steps with their commands, for the first screen of the report and for stdout."""
+"""Next steps after a run, with their commands, for the first screen of the report and for stdout."""
 
 from __future__ import annotations
 

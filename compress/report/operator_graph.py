@@ -33,7 +33,7 @@ KINDS = {"tpu": "tpu", "cpu": "cpu"}
 
 @dataclass(frozen=True)
 class GraphSubject:
-    """What the page is about.
+    """The subject of the page.
 
     Attributes:
         name: the name of the model.

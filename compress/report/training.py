@@ -44,7 +44,7 @@ class ValidationChange:
 
 @dataclass(frozen=True)
 class LossFacts:
-    """What a loss is, with its unit, and the loss of guessing."""
+    """The name of a loss with its unit, and the loss of guessing."""
 
     name: str = ""
     guessing: float | None = None

@@ -25,7 +25,7 @@ MAX_PROSE = 300
 """Longest sentence in the pages."""
 
 _CODE = re.compile(r"[_`/=]|\.\w")
-"""What makes a word a name that has to be written as it is."""
+"""Pattern of a name that has to be written as it is."""
 _BYTE_UNITS = ((2**30, " GiB"), (2**20, " MiB"), (2**10, " KiB"))
 _PREFIXES = ((1e9, " G"), (1e6, " M"))
 #: Units that are part of the name of what is measured, and not said again.

@@ -28,7 +28,7 @@ LEAST_SEEN = 5
 
 @dataclass(frozen=True)
 class TrialProgress:
-    """What is known of a running trial.
+    """The state of a running trial, as far as it is known.
 
     Attributes:
         stage: the id of the stage that is complete.

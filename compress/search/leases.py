@@ -89,7 +89,7 @@ def renewed(storage: BaseStorage, trial_id: int) -> Iterator[None]:
 
 
 class LeaseWatch:
-    """What a process has seen of the leases of others."""
+    """The leases of other processes, as far as this one has seen them."""
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[object, float]] = {}

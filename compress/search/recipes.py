@@ -83,7 +83,7 @@ RecipeStatus = Literal["within budget", "over budget", "failed", "skipped"]
 
 @dataclass(frozen=True)
 class RecipeResult:
-    """What became of a recipe.
+    """The outcome of a recipe.
 
     Attributes:
         recipe: its name.

@@ -138,7 +138,7 @@ def read_plan(path: Path) -> SearchPlan:
 
 
 def _digest(pipeline: Pipeline) -> str:
-    """Return a digest of what the stages of a pipeline are, with the contents of their files."""
+    """Return a digest of the stages of a pipeline: names, versions, settings, and the contents of their files."""
     return digest_of([[step.stage.name, step.stage.version, step.stage.identity()] for step in pipeline.steps])
 
 

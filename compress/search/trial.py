@@ -34,7 +34,7 @@ class HopelessError(Exception):
 
 @dataclass
 class TrialMeasurements:
-    """What a trial has measured so far: the attributes of `TrialRecord` of the same names."""
+    """The measurements of a trial so far: the attributes of `TrialRecord` of the same names."""
 
     values: dict[str, float] = field(default_factory=dict)
     stages: dict[str, float] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What a compiled model does, recovered from its file: operators, memory over time, transfers, parameters."""
+"""Explanation of a compiled model, recovered from its file: operators, memory over time, transfers, parameters."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ class ScheduleComparison:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a compiled model does.
+    """The explanation of a compiled model.
 
     Attributes:
         name: the file's name.

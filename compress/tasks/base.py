@@ -103,7 +103,7 @@ class RandomChanges(Protocol):
 
 
 class Draws(NamedTuple):
-    """What random changes of some samples of a batch depend on: a sample changes in the same way whoever reads it.
+    """The seeds of the random changes of some samples of a batch: a sample changes in the same way whoever reads it.
 
     Attributes:
         seeds: the two seeds of the batch.
@@ -130,7 +130,7 @@ class Head(ABC):
     """The meaning of a model's outputs."""
 
     loss_name: ClassVar[str] = "loss"
-    """What `loss` is, for people, with its unit."""
+    """The name of `loss` for people, with its unit."""
     shown_values: ClassVar[tuple[str, ...]] = ()
     """The names of `training_values`."""
 
@@ -267,7 +267,7 @@ class Illustrator(Protocol):
     """How answers of a task are drawn and compared, for one split."""
 
     note: str
-    """What is drawn, as sentences."""
+    """A description of the drawing, as sentences."""
 
     def differences(self) -> list[AnswerDifference]:
         """Return the difference of the two models for each sample."""

@@ -1,4 +1,4 @@
-"""What the user of a result must know about its outputs: the material of the verdict."""
+"""Findings about the outputs of a result that its user must know: the basis of the verdict."""
 
 from __future__ import annotations
 

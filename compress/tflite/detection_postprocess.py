@@ -69,7 +69,7 @@ class PostProcess:
 
     @property
     def note(self) -> str:
-        """What becomes of the operator, as a sentence."""
+        """The handling of the operator, as a sentence."""
         return f"{NAME} is taken off: its {len(self.anchors):,} anchors and its thresholds are used on the device"
 
     @property

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class LossScale:
-    """What a loss is, and values to compare it with.
+    """A loss in words, and values to compare it with.
 
     Attributes:
         name: the loss with its unit, for people; empty if it is not known.

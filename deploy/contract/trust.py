@@ -1,4 +1,4 @@
-"""What a device trusts: a folder with the metadata that it accepted last, and the rules for accepting newer metadata.
+"""The trust of a device: a folder with the metadata that it accepted last, and the rules for accepting newer metadata.
 
 A device that has such a folder uses only files that the trusted targets metadata lists. The rules are those of the TUF
 specification 1.0, section 5; numbers in comments are its steps. The folder is

@@ -59,7 +59,7 @@ class TrustError(DeviceError):
 
 
 class FileInfo(NamedTuple):
-    """What one metadata file says about another file.
+    """The description of a file in a metadata file.
 
     Attributes:
         version: its version; 0 for targets.

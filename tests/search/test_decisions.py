@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from compress.measurement import SIZES, Metric
 from compress.report.search_record import TrialRecord
 from compress.search.early_stop import LEAST_SEEN, TrialProgress, expected, reason_to_stop
-from compress.search.goals import CACHED, LATENCY, ON_CPU, STREAMED, WHOLE, Goals, Limit, dominates, front
+from compress.search.goals import CACHED, LATENCY, ON_CPU, STREAMED, WHOLE, Goals, Limit, dominates, front, losses
 from compress.search.recommendation import recommend
 
 ACCURACY = Metric("accuracy", "Accuracy", "fraction", "accuracy_drop", limited=True)
@@ -39,6 +40,19 @@ def test_the_front_has_what_nothing_beats_in_everything() -> None:
     assert dominates((1, 2), (1, 3))
     assert not dominates((1, 2), (1, 2))
     assert not dominates((1, 3), (2, 2))
+
+
+def test_the_front_of_three_objectives_is_that_of_all_comparisons() -> None:
+    random = np.random.default_rng(0)
+    objectives = (ACCURACY, LATENCY, SIZE)
+    trials = [
+        trial(number, accuracy, latency, values={"size_bytes": size})
+        for number, (accuracy, latency, size) in enumerate(random.integers(0, 20, (200, 3)).astype(float).tolist())
+    ]
+    points = {each.number: losses(each.values, objectives) for each in trials}
+    best = {point for point in points.values() if not any(dominates(other, point) for other in points.values())}
+    assert 3 < len(best) < len(trials)
+    assert [points[each.number] for each in front(trials, objectives)] == sorted(best)
 
 
 def test_constraints_and_unknown_quantities() -> None:

@@ -69,7 +69,7 @@ NOTES = {
 
 
 class Observed:
-    """What is unusual about the images that were decoded. Several threads add to it."""
+    """Record of the unusual images among those that were decoded. Several threads add to it."""
 
     def __init__(self) -> None:
         self._files: dict[str, set[str]] = {kind: set() for kind in NOTES}

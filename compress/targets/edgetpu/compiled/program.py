@@ -47,7 +47,7 @@ OPERATION_NAMES = {
     0x19: "tables of functions",
     0x1A: "waiting",
 }
-"""What the operations do, as far as it is known."""
+"""The meanings of the operations, as far as they are known."""
 _SCALAR_LENGTHS = {_STREAM: 4, 4: 2, 5: 2, 7: 2}
 """Operations of the scalar core with more than one bundle."""
 _WAIT = 0x1A

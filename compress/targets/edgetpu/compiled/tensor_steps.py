@@ -36,7 +36,7 @@ _WEIGHTS = MULTIPLY - {_COPY}
 
 
 class StepKind(StrEnum):
-    """What the instructions of a step compute."""
+    """The computation of the instructions of a step."""
 
     WEIGHTS = "weighted sum"
     SUM = "sum"

@@ -49,7 +49,7 @@ Cuts = tuple[int, ...]
 
 @dataclass
 class OperatorSequence:
-    """What the search knows of a network. Costs are computed once.
+    """The network of a search. Costs are computed once.
 
     Attributes:
         positions: the allowed positions of cuts in increasing order, with 0 and the number of operators at the ends.

@@ -91,7 +91,7 @@ class Shared:
 
     @cached_property
     def value(self) -> tuple[float, float]:
-        """What is minimized: the utilization above the limit, then the time of all requests in one second."""
+        """The quantities to minimize: the utilization above the limit, then the time of all requests in one second."""
         excess = max(self.queue.utilization - _BUSY, 0.0)
         wait_ms = 0.0 if excess else self.queue.mean_wait_ms
         return excess, self.queue.rate_per_s * (wait_ms + self.queue.mean_service_ms)
@@ -249,7 +249,7 @@ class TpuAssignment:
 
     @property
     def overload(self) -> str:
-        """What to do if there are too many requests; "" otherwise."""
+        """The advice if there are too many requests; "" otherwise."""
         if self.stable:
             return ""
         work = sum(group.queue.utilization for group in self.groups)
