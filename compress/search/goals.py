@@ -60,7 +60,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Goals:
-    """What a search is for.
+    """The objectives and constraints of a search.
 
     Attributes:
         objectives: the quantities to improve.
