@@ -13,6 +13,8 @@ also trained for LONG times as many epochs, which takes about as many CPU second
 the same teacher as ours and the same number of epochs. All have the same augmentation, batch size, schedule and
 learning rates.
 
+Long: ours once more, with LONG times as many epochs for `train` and `distill`. `search_architecture` is not longer.
+
 All networks are then quantized (PTQ). Test accuracy of the float network and of the int8 file; nothing is chosen on
 test. CPU seconds are those of the whole run, quantization and reports included; of ours with the training of the
 largest network.
@@ -142,6 +144,7 @@ def measured(work: Path, run: Mapping[str, Any]) -> dict[str, Any]:
         raise SystemExit(f"{name}: exit code {code}; see {work / 'runs' / name / 'run.log'}")
     report = json.loads((work / "runs" / name / "report.json").read_text())
     found = {
+        "commit": commit(),
         **figures(report),
         "float_test": float_accuracy(file, work / "runs" / name / "model.keras"),
         "cpu_seconds": round(sum(map(float, attempts.read_text().split()))),
@@ -182,21 +185,32 @@ def float_accuracy(pipeline_file: Path, model_file: Path) -> float:
     return round(float((rows.argmax(axis=1) == data.labels("test")).mean()), 5)
 
 
-def largest(work: Path, seed: int) -> dict[str, Any]:
-    """Train the largest network, which is also the teacher."""
-    return measured(work, content(f"largest_{seed}", seed, *LARGEST, [{"train": FIRST}]))
+def epochs(training: str) -> int:
+    """Return the epochs of `train` and `distill`; `training`: "", "long" or "distilled"."""
+    return EPOCHS * (LONG if training == "long" else 1)
 
 
-def ours(work: Path, seed: int) -> dict[str, Any]:
-    """Return the figures of the network that is found and trained further."""
-    teacher = largest(work, seed)
+def plain(network: str, training: str, seed: int) -> str:
+    """Return the name of a run."""
+    return "".join(letter if letter.isalnum() else "_" for letter in f"{network}_{training}_{seed}")
+
+
+def largest(work: Path, seed: int, training: str = "") -> dict[str, Any]:
+    """Train the largest network, which is also the teacher; `training`: "" or "long"."""
+    stage = {"train": {**FIRST, "epochs": epochs(training)}}
+    return measured(work, content(plain("largest", training, seed), seed, *LARGEST, [stage]))
+
+
+def ours(work: Path, seed: int, training: str = "") -> dict[str, Any]:
+    """Return the figures of the network that is found and trained further; `training`: "" or "long"."""
+    teacher = largest(work, seed, training)
     stages = [
-        {"train": FIRST},  # that of the largest network, from the store
+        {"train": {**FIRST, "epochs": epochs(training)}},  # that of the largest network, from the store
         {"search_architecture": {**SEARCH, **FURTHER}},
-        {"distill": {**FURTHER, "epochs": EPOCHS}},
+        {"distill": {**FURTHER, "epochs": epochs(training)}},
         QUANTIZE,
     ]
-    found = measured(work, content(f"ours_{seed}", seed, *LARGEST, stages))
+    found = measured(work, content(plain("ours", training, seed), seed, *LARGEST, stages))
     return {
         **found,
         "cpu_seconds": found["cpu_seconds"] + teacher["cpu_seconds"],
@@ -207,15 +221,15 @@ def ours(work: Path, seed: int) -> dict[str, Any]:
 def hand_made(work: Path, seed: int, name: str, training: str = "") -> dict[str, Any]:
     """Return the figures of a hand-made network; `training`: "", "long" or "distilled"."""
     builder, arguments = HAND_MADE[name]
-    stages: list[Any] = [{"train": {**FIRST, "epochs": EPOCHS * (LONG if training == "long" else 1)}}]
+    stages: list[Any] = [{"train": {**FIRST, "epochs": epochs(training)}}]
     if training == "distilled":
         largest(work, seed)
-        teacher = str((work / "runs" / f"largest_{seed}" / "model.keras").resolve())
+        teacher = str((work / "runs" / plain("largest", "", seed) / "model.keras").resolve())
         stages.append({"distill": {**FURTHER, "epochs": EPOCHS, "teachers": [teacher]}})
-    plain = "".join(letter if letter.isalnum() else "_" for letter in f"{name}_{training}_{seed}")
     width = widest(name)
     assert width is not None
-    found = measured(work, content(plain, seed, builder, {**arguments, "width": width}, [*stages, QUANTIZE]))
+    run = plain(name, training, seed)
+    found = measured(work, content(run, seed, builder, {**arguments, "width": width}, [*stages, QUANTIZE]))
     return {**found, "width": width}
 
 
@@ -239,9 +253,10 @@ def compare(work: Path, seeds: int, results: dict[str, Any]) -> None:
             add(name, seed, hand_made(work, seed, name))
     best = max(finalists, key=lambda name: mean(rows[name], "validation"))
     results["best_hand_made"] = best
-    for training in ("long", "distilled"):
-        for seed in range(seeds):
+    for seed in range(seeds):
+        for training in ("long", "distilled"):
             add(f"{best}, {training}", seed, hand_made(work, seed, best, training))
+        add("ours, long", seed, ours(work, seed, "long"))
 
 
 def mean(row: Mapping[str, Mapping[str, Any]], figure: str) -> float:
