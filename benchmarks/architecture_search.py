@@ -190,7 +190,7 @@ def epochs(training: str) -> int:
     return EPOCHS * (LONG if training == "long" else 1)
 
 
-def plain(network: str, training: str, seed: int) -> str:
+def run_name(network: str, training: str, seed: int) -> str:
     """Return the name of a run."""
     return "".join(letter if letter.isalnum() else "_" for letter in f"{network}_{training}_{seed}")
 
@@ -198,7 +198,7 @@ def plain(network: str, training: str, seed: int) -> str:
 def largest(work: Path, seed: int, training: str = "") -> dict[str, Any]:
     """Train the largest network, which is also the teacher; `training`: "" or "long"."""
     stage = {"train": {**FIRST, "epochs": epochs(training)}}
-    return measured(work, content(plain("largest", training, seed), seed, *LARGEST, [stage]))
+    return measured(work, content(run_name("largest", training, seed), seed, *LARGEST, [stage]))
 
 
 def ours(work: Path, seed: int, training: str = "") -> dict[str, Any]:
@@ -210,7 +210,7 @@ def ours(work: Path, seed: int, training: str = "") -> dict[str, Any]:
         {"distill": {**FURTHER, "epochs": epochs(training)}},
         QUANTIZE,
     ]
-    found = measured(work, content(plain("ours", training, seed), seed, *LARGEST, stages))
+    found = measured(work, content(run_name("ours", training, seed), seed, *LARGEST, stages))
     return {
         **found,
         "cpu_seconds": found["cpu_seconds"] + teacher["cpu_seconds"],
@@ -224,11 +224,11 @@ def hand_made(work: Path, seed: int, name: str, training: str = "") -> dict[str,
     stages: list[Any] = [{"train": {**FIRST, "epochs": epochs(training)}}]
     if training == "distilled":
         largest(work, seed)
-        teacher = str((work / "runs" / plain("largest", "", seed) / "model.keras").resolve())
+        teacher = str((work / "runs" / run_name("largest", "", seed) / "model.keras").resolve())
         stages.append({"distill": {**FURTHER, "epochs": EPOCHS, "teachers": [teacher]}})
     width = widest(name)
     assert width is not None
-    run = plain(name, training, seed)
+    run = run_name(name, training, seed)
     found = measured(work, content(run, seed, builder, {**arguments, "width": width}, [*stages, QUANTIZE]))
     return {**found, "width": width}
 
