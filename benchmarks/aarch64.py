@@ -3,7 +3,7 @@
 Needs Debian with qemu-user-static. Debian's Python for arm64, numpy and the TFLite runtime (`--runtime`, by default
 ai-edge-litert, from the package index) are installed into FOLDER; the rest of the machine is not changed. For each
 model and kind of kernels the benchmark prints how many evaluation samples have outputs different from those on this
-machine, and the size of the differences. It writes no results file, and times under emulation mean nothing.
+machine, and the size of the differences. It writes no results file. Times under emulation are not meaningful.
 
 To run the runner itself under emulation, the kernel must know the emulator (binfmt_misc), because the runner starts
 processes of the same Python: `FOLDER/python3 runner.pyz verify BUNDLE`. The emulated processor is a Cortex-A72: with
@@ -25,7 +25,7 @@ from paths import ROOT
 PACKAGES = ("python3-minimal", "libpython3-stdlib", "libstdc++6")
 CPUINFO = "processor\t: 0\nFeatures\t: fp asimd evtstrm crc32 cpuid\nCPU implementer\t: 0x41\nCPU architecture: 8\n"
 CPUINFO += "CPU variant\t: 0x0\nCPU part\t: 0xd08\nCPU revision\t: 3\n"
-"""The runtime reads the processor's kind there, and crashes on that of an x86-64."""
+"""The content of /proc/cpuinfo: the runtime reads the processor type there, and crashes on that of an x86-64."""
 ANSWERS = """
 import sys
 import numpy as np
@@ -44,7 +44,7 @@ np.savez(sys.argv[2], **found)
 
 
 def root(folder: Path) -> None:
-    """Debian's Python for arm64 and what it needs, unpacked and not installed."""
+    """Unpack Debian's Python for arm64 and its dependencies into a folder, without an installation."""
     state, options = folder / "apt", ["-o", "APT::Architecture=arm64", "-o", "APT::Architectures=arm64"]
     for place in ("lists/partial", "archives/partial"):
         (state / place).mkdir(parents=True)
@@ -62,7 +62,7 @@ def root(folder: Path) -> None:
 
 
 def interpreter(folder: Path, packages: list[str]) -> Path:
-    """A script that is the emulated Python, with these packages."""
+    """Install packages for the emulated Python, and return a script that runs it."""
     python = (folder / "root/usr/bin/python3").resolve()
     site, version = folder / "site", python.name.removeprefix("python")
     platforms = [f"--platform=manylinux_2_{glibc}_aarch64" for glibc in (17, 27, 28, 34)]

@@ -1,11 +1,11 @@
 """The anchor-free detector at every step: `python benchmarks/anchor_free.py [--seeds N] [--epochs N] [--cache FOLDER]`.
 
 For each seed the command line trains models/anchor_free.py from scratch on 296 photos of playing cards (160x160), and
-then, from the trained file: quantizes it after training (PTQ), quantizes it with training (QAT, taught by the float
-model), and prunes channels until half of the predicted compute time is left, trains the rest with the original as its
-teacher, and quantizes that too. Every float model and every int8 file is measured on 67 other photos: COCO's average
-precision (`ap`) and that at IoU 0.5 (`ap50`).
-Trained models and the results of a seed are kept in the folder --cache and reused.
+then, from the trained file: quantizes it after training (PTQ); quantizes it with training (QAT, with the float model as
+teacher); and prunes channels until half of the predicted compute time is left, trains the pruned model with the
+original as its teacher, and quantizes it. Every float model and every int8 file is measured on 67 other photos: COCO's
+average precision (`ap`) and that at IoU 0.5 (`ap50`). Trained models and the results of a seed are kept in the folder
+--cache and reused.
 Needs the shared files (CORALLINE_SHARED, or ../shared next to the project). Writes benchmarks/results/anchor_free.json.
 """
 

@@ -16,8 +16,8 @@ learning rates.
 Long: ours once more, with LONG times as many epochs for `train` and `distill`. `search_architecture` is not longer.
 
 All networks are then quantized (PTQ). Test accuracy of the float network and of the int8 file; nothing is chosen on
-test. CPU seconds are those of the whole run, quantization and reports included; of ours with the training of the
-largest network.
+test. CPU seconds are those of the whole run, quantization and reports included; those of ours include the training of
+the largest network.
 
 Needs the shared files (CORALLINE_SHARED, or ../shared next to the project). Prints a table, and writes
 benchmarks/results/architecture_search.json after each run. The folder --work keeps the runs; the next run continues
@@ -121,7 +121,7 @@ def latency_ms(builder: str, arguments: Mapping[str, Any]) -> float:
 
 
 def measured(work: Path, run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the figures of a run, which is made if it is not there.
+    """Return the figures of a run; run it if its figures are not in the folder.
 
     `python -m compress` continues an interrupted run; the CPU seconds of all attempts are added.
     """
@@ -154,7 +154,7 @@ def measured(work: Path, run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def figures(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a report says of the result: the last Keras model on validation, and the int8 file on test."""
+    """Return the figures of a report: the last Keras model on validation, and the int8 file on test."""
     layered = [stage for stage in report["stages"] if stage["kind"] == "keras model" and stage["measurements"]]
     result = report["models"]["result"]["measurements"]
     found = {
@@ -205,7 +205,7 @@ def ours(work: Path, seed: int, training: str = "") -> dict[str, Any]:
     """Return the figures of the network that is found and trained further; `training`: "" or "long"."""
     teacher = largest(work, seed, training)
     stages = [
-        {"train": {**FIRST, "epochs": epochs(training)}},  # that of the largest network, from the store
+        {"train": {**FIRST, "epochs": epochs(training)}},  # from the store: the same as for `largest`
         {"search_architecture": {**SEARCH, **FURTHER}},
         {"distill": {**FURTHER, "epochs": epochs(training)}},
         QUANTIZE,

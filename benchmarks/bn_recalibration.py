@@ -1,7 +1,7 @@
 """Batch norm recalibration: `python benchmarks/bn_recalibration.py [--seeds N] [--cache FOLDER] [--show]`.
 
 A ResNet-8 with Keras' own momentum of 0.99 learns photos of groceries (32 pixels, 43 classes), is pruned to 0.6 of its
-multiply-accumulates and distilled, with the settings of `prune` and `distill` as they are but for the augmentation.
+multiply-accumulates and distilled, with the default settings of `prune` and `distill` except for the augmentation.
 This is done twice from the same trained weights: with recalibration and the check of each training, and without both.
 Accuracy is on test data, paired by sample and averaged over seeds, with intervals over samples; nothing is chosen on
 test. Needs the shared files (CORALLINE_SHARED, or ../shared next to the project). Writes
@@ -59,7 +59,7 @@ def resnet8(library: Any) -> Any:
 
 @contextmanager
 def without_recalibration() -> Iterator[None]:
-    """Run stages without recalibration, and keep the end of every training."""
+    """Run stages without recalibration, and without the check that can reject a training."""
     with (
         mock.patch.object(bn_recalibration, "recalibrate_batch_norms", return_value={}),
         mock.patch.object(loop, "recalibrate_batch_norms", return_value={}),

@@ -169,7 +169,7 @@ def _is_text(node: ast.expr) -> bool:
 
 
 def _is_tuple_assignment(node: ast.Assign) -> bool:
-    """Whether several values are written on one line for several names: `a, b = 1, 2`."""
+    """Return whether an assignment sets several names to several values: `a, b = 1, 2`."""
     return isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple)
 
 

@@ -8,10 +8,10 @@ Each network is quantized by `quantize` with 64 calibration samples and 64 held-
 - norms: no samples. The range of the output of a batch norm is beta +- 6 gamma, through the ReLU that follows (Nagel et
   al., Data-Free Quantization, ICCV 2019); other ranges are from noise.
 
-Accuracy of the int8 file on test data where there are labels; agreement with the float model on real test samples. Of
-the data, the last three know the lowest and the highest value only. Needs the shared files (CORALLINE_SHARED, or
-../shared next to the project). Prints a table, and writes benchmarks/results/data_free.json. Networks are kept in the
-folder --cache.
+The figures are the accuracy of the int8 file on test data, if there are labels, and the agreement with the float model
+on real test samples. The last three sources use only the lowest and the highest value of the data. Needs the shared
+files (CORALLINE_SHARED, or ../shared next to the project). Prints a table, and writes
+benchmarks/results/data_free.json. Networks are kept in the folder --cache.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ from compress.tflite.interpreter import LoadedModel
 
 RESULTS = repository.RESULTS / "data_free.json"
 NETWORKS = {"fsdd": 3, "magic_wand": 3, "grocery_separable": 1, "vww_96": 1, "mini_xception": 1}
-"""By network the number of seeds; files have one."""
+"""The number of seeds of each network; a network from a file has one."""
 WAYS = ("real", "synthetic", "noise", "norms")
 COUNT = 64
-"""Calibration samples, and held-out samples."""
+"""The number of calibration samples, and of held-out samples."""
 TESTED = 1000
-"""Test samples, at most."""
+"""The largest number of test samples."""
 DEVIATIONS = 6.0
 Samples = NDArray[np.float32]
 
 
 def ranges_of_norms(network: Network, noise: Samples) -> QuantizationPlan:
-    """Return a plan with the ranges of batch norms by their parameters, and the others by noise."""
+    """Return a plan with ranges from the parameters of batch norms where possible, and the other ranges from noise."""
     canonical = fold.canonical(network)
     plan = calibration.calibrate(canonical, noise)
     norms = fold.folded_norms(network)
@@ -102,7 +102,7 @@ def rows_of(content: bytes, inputs: Samples) -> NDArray[np.float32]:
 
 
 def one(name: str, cache: Path, seed: int) -> dict[str, Any]:
-    """Return what each way reaches on a network."""
+    """Return the results of each way on a network."""
     subject = subjects.SUBJECTS[name](cache, seed)
     inputs = subject.data.inputs("test")[:TESTED]
     labels = subject.data.labels("test")[:TESTED]

@@ -78,7 +78,7 @@ measure: {{latency: {{runs: 5}}}}
 
 
 def unpacked(folder: Path) -> None:
-    """The photos, and COCO's files for the two splits that the data set comes with."""
+    """Unpack the photos, and write COCO's files for the two splits of the data set."""
     with tarfile.open(SHARED / "data" / "cards320.tar") as archive:
         archive.extractall(folder, filter="data")
     with (folder / "boxes.csv").open(newline="") as stream:
@@ -109,7 +109,7 @@ def _box(row: dict[str, str]) -> list[float]:
 
 
 def ran(folder: Path, seed: int, how: str) -> tuple[Path, dict[str, Any]]:
-    """Runs a pipeline by the command line: the folder that it leaves, and its record."""
+    """Run a pipeline by the command line; return the folder of its results, and its report."""
     path = folder / "cards.yaml"
     path.write_text(PIPELINE.format(seed=seed, side=SIDE) + how)
     command = [sys.executable, "-m", "compress", str(path), "--out", str(folder / f"runs-{seed}")]
@@ -119,7 +119,7 @@ def ran(folder: Path, seed: int, how: str) -> tuple[Path, dict[str, Any]]:
 
 
 def trained(folder: Path, cache: Path, seed: int, epochs: int) -> tuple[Path, dict[str, Any]]:
-    """The model of a seed, and what its training took."""
+    """Return the model file of a seed, and facts about its training; train it if it is not in the cache."""
     model, told = (cache / f"cards-{seed}-{epochs}.{kind}" for kind in ("keras", "json"))
     if not model.exists():
         left, report = ran(folder, seed, TRAIN.format(epochs=epochs))
@@ -130,7 +130,7 @@ def trained(folder: Path, cache: Path, seed: int, epochs: int) -> tuple[Path, di
 
 
 def run(folder: Path, cache: Path, seed: int, epochs: int) -> dict[str, Any]:
-    """One seed: what the command line reports, and the two files with one output beside."""
+    """Return the results of one seed: the figures of the command line, and those of the two files with one output."""
     model, training = trained(folder, cache, seed, epochs)
     detector = builder.detector(ROOT / "models" / "ssd_small.py", (SIDE, SIDE, 3))
     left, report = ran(folder, seed, QUANTIZE.format(file=json.dumps(str(model)), detector=json.dumps(detector)))
@@ -158,7 +158,7 @@ def run(folder: Path, cache: Path, seed: int, epochs: int) -> dict[str, Any]:
 
 
 def one_tensor(path: Path, data: Data, method: str, scores: str, told: dict[str, Any]) -> dict[str, float]:
-    """Average precision of the int8 file of the same network with boxes and scores in one output."""
+    """Return the average precision of the int8 file of the same network with boxes and scores in one output."""
     library = keras(0)
     model = library.models.load_model(path)
     boxes, logits = model.outputs
@@ -179,7 +179,7 @@ def one_tensor(path: Path, data: Data, method: str, scores: str, told: dict[str,
 
 
 def summary(seeds: list[dict[str, Any]]) -> dict[str, Any]:
-    """The mean over the seeds, and the largest loss of one."""
+    """Return the mean over the seeds, and the largest loss of a seed."""
     names = list(seeds[0]["ap"])
     means = {
         name: {key: round(statistics.mean(each["ap"][name][key] for each in seeds), 4) for key in ("ap", "ap50")}
@@ -196,7 +196,7 @@ def summary(seeds: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Runs the seeds, one after the other, and writes after each."""
+    """Run the seeds one after the other, and write the results after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--first", type=int, default=0, help="the first seed")

@@ -1,7 +1,8 @@
 """Time of decoding a detector's outputs in numpy, with non-maximum suppression, on one core.
 
 `python -m benchmarks.detector_decoding` prints the milliseconds for 2,100 locations (an input of 320 x 320 with strides
-of 8, 16 and 32) and 80 classes, by box code and by the number of scores above the threshold; the least of several runs.
+of 8, 16 and 32) and 80 classes, by box code and by the number of scores above the threshold. The times are the shortest
+and the median of several runs.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ CODES: dict[str, dict[str, Any]] = {
     "ssd": {"code": "ssd"},
 }
 LIKELY = (20, 300, 2_000)
-"""Scores above the threshold."""
+"""The numbers of scores above the threshold."""
 
 
 def outputs_of(detector: Detector, likely: int, random: np.random.Generator) -> list[np.ndarray]:
@@ -47,7 +48,7 @@ def outputs_of(detector: Detector, likely: int, random: np.random.Generator) -> 
 
 
 def milliseconds(detector: Detector, outputs: list[np.ndarray]) -> tuple[float, float]:
-    """Return the least and the median time of a call."""
+    """Return the shortest and the median time of a call, in milliseconds."""
     times = []
     for _ in range(REPEATS):
         start = time.perf_counter()

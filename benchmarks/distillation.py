@@ -1,11 +1,12 @@
 """Distillation against the same training without it: `python benchmarks/distillation.py [--seeds N] [--cache FOLDER]`.
 
-A small network is trained twice from the same initial weights, with the same epochs, data and augmentation: on labels
-alone, and with a larger network of the same kind as its teacher. The distillation method is chosen on validation data;
-the table shows test data. Differences are paired by test sample and averaged over seeds; intervals are over samples.
-Needs the shared files (CORALLINE_SHARED, or ../shared next to the project). Prints a Markdown table with the bound,
-and writes benchmarks/results/distillation.json. The folder --cache keeps the teachers and the result of each method
-and seed: an interrupted run continues from there, if the project has no uncommitted changes.
+A small network is trained several times from the same initial weights, with the same epochs, data and augmentation: on
+labels alone, and by each distillation method with a larger network of the same kind as its teacher. The distillation
+method is chosen on validation data; the table shows test data. Differences are paired by test sample and averaged over
+seeds; intervals are over samples. Needs the shared files (CORALLINE_SHARED, or ../shared next to the project). Prints a
+Markdown table with the bound, and writes benchmarks/results/distillation.json. The folder --cache keeps the teachers
+and the result of each method and seed: an interrupted run continues from there, if the project has no uncommitted
+changes.
 """
 
 from __future__ import annotations
@@ -85,14 +86,14 @@ CASES = {
 
 
 def taught(name: str, case: Case, cache: Path, seed: int) -> subjects.Subject:
-    """The teacher, trained now or earlier, with the data."""
+    """Return the teacher and its data; train the teacher if it is not in the cache."""
     settings = TrainingSettings(epochs=case.epochs, learning_rate=LEARNING_RATE, augment=case.augment)
     network = partial(networks.separable, width=case.teacher)
     return subjects.Recipe(f"{name}_teacher_{case.epochs}", case.data, network, case.classes, settings)(cache, seed)
 
 
 def one(name: str, case: Case, way: str, cache: Path, seed: int) -> dict[str, Any]:
-    """What a student knows that learnt in one way, by test sample, and its validation accuracy."""
+    """Train a student in one way; return its correct test samples, its figures, and the accuracies of the teacher."""
     subject, started = taught(name, case, cache, seed), time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, quiet():
         start, teacher, made = (subfolder(folder, each) for each in ("start", "teacher", "made"))
@@ -117,19 +118,19 @@ def one(name: str, case: Case, way: str, cache: Path, seed: int) -> dict[str, An
 
 
 def subfolder(folder: str, name: str) -> Path:
-    """A new folder in another."""
+    """Create a folder in another folder, and return it."""
     path = Path(folder) / name
     path.mkdir()
     return path
 
 
 def right(model: Any, data: subjects.Arrays, split: Any) -> NDArray[np.bool_]:
-    """Which samples of a split a model has right: [n]."""
+    """Return for each sample of a split whether the model's class is correct: bool [n]."""
     return np.asarray(model.predict(data.inputs(split), verbose=0).argmax(axis=1) == data.labels(split))
 
 
 def summary(runs: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """One data set over its seeds, as plain values; the way to distil that is best on validation is the chosen one."""
+    """Return the results of one data set over all seeds as plain values; `chosen` is the best method on validation."""
     labels = np.stack([run["hits"] for run in runs[LABELS]]).astype(int)
     ways: dict[str, Any] = {}
     for way, rows in runs.items():
@@ -152,7 +153,7 @@ def summary(runs: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
 
 
 def interval(differences: NDArray[np.float64]) -> tuple[float, float]:
-    """The middle 95% of their mean when samples are drawn again (bootstrap)."""
+    """Return the 95% interval of the mean, by resampling the samples (bootstrap)."""
     values, counts = np.unique(differences, return_counts=True)
     total = counts.sum()
     means = np.random.default_rng(0).multinomial(total, counts / total, DRAWS) @ values / total
@@ -161,7 +162,7 @@ def interval(differences: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def table(cases: Mapping[str, Any]) -> str:
-    """Every way beside labels alone, and the bound."""
+    """Return a Markdown table that compares each method with training on labels alone, and whether the bound is met."""
     head = ["data", "learnt from", "validation", "test", f"- {LABELS} (95%)", "chosen"]
     lines = [head, ["---"] * len(head)]
     for name, case in cases.items():

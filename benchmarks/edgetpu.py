@@ -1,8 +1,8 @@
-"""What `check` predicts against real compiled models and the compiler's own reports: `python benchmarks/edgetpu.py`.
+"""Predictions of `check` against real compiled models and the compiler's own reports: `python benchmarks/edgetpu.py`.
 
-Needs the shared files (CORALLINE_SHARED, or ../shared beside the project). Prints a Markdown
-table and every miss, and writes benchmarks/results/edgetpu.json. `--write-fixture` records the operator tables of
-these models, with what the compiler did, in tests/targets/edgetpu/compiled_models.json: tests need no shared files.
+Needs the shared files (CORALLINE_SHARED, or ../shared next to the project). Prints a Markdown table and every wrong
+prediction, and writes benchmarks/results/edgetpu.json. `--write-fixture` writes the operator tables of these models and
+the results of the compiler to tests/targets/edgetpu/compiled_models.json, so that tests need no shared files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RESULTS = repository.RESULTS / "edgetpu.json"
 
 
 def check_seconds() -> float:
-    """Median time of a check of the model nearest to 4 MB, read included."""
+    """Return the median time in seconds to read and check the model whose size is nearest to 4 MB."""
     models = sorted((EDGETPU / "pairs").glob("*/model.tflite"), key=lambda path: abs(path.stat().st_size - 4_000_000))
     times = []
     for _ in range(7):
@@ -38,7 +38,7 @@ def check_seconds() -> float:
 
 
 def compared(model: CompiledModel) -> dict[str, Any]:
-    """Prediction and truth of one model, in this order."""
+    """Return the predicted and the real values of one model, in this order."""
     return {
         "name": model.name,
         "misplaced": model.misplaced(),
@@ -48,12 +48,12 @@ def compared(model: CompiledModel) -> dict[str, Any]:
 
 
 def within(rows: Sequence[Mapping[str, Any]], figure: str, share: float) -> int:
-    """The number of models whose prediction differs from the truth by at most a share of it."""
+    """Return the number of models whose prediction differs from the real value by at most this share of it."""
     return sum(abs(ours - real) <= share * real for ours, real in (row[figure] for row in rows))
 
 
 def table(result: Mapping[str, Any], stacks: int) -> list[tuple[str, str, object]]:
-    """The rows of the printed table: figure, bound, measured value."""
+    """Return the rows of the printed table: figure, bound, measured value."""
     rows, alone = result["pairs"], result["left_out"]
     own, family = alone["exact_without_branches_of_their_own"], alone["exact_without_branches_of_their_family"]
     narrow = [within(rows, "narrow_bytes_per_tile", share) for share in (0, 0.25)]

@@ -4,7 +4,8 @@
 
 Autoencoder: windows of two temperature series (nab_temperature), anomalies by the error. Segmenter: three classes of
 coco128 at 64x64. Regression: the temperature three hours ahead. Multi-label: which digits are in a picture of two of
-scikit-learn's digits. Prints the metric of the float model and of the int8 file, and the change.
+scikit-learn's digits. Prints the metrics of the float model and of the int8 file, and writes
+benchmarks/results/every_task.json.
 
 Needs the shared files (CORALLINE_SHARED, or ../shared next to the project).
 """
@@ -33,7 +34,7 @@ AHEAD = 36
 """Five-minute steps of the forecast: three hours."""
 SIDE = 64
 PERSON = 1
-"""Category of the masks of coco128, as are CLASSES."""
+"""The category of persons in the masks of coco128."""
 BUILDERS = """
 import keras
 
@@ -140,7 +141,7 @@ def by_time(arrays: dict[str, NDArray[Any]], gap: int) -> dict[str, NDArray[Any]
 
 
 def masks() -> dict[str, NDArray[Any]]:
-    """Return photos and masks of coco128: other things, persons, and everything else that is an object."""
+    """Return photos and masks of coco128, with the classes 0: other, 1: person, 2: another object."""
     from PIL import Image
 
     images, labels, splits = [], [], []

@@ -1,9 +1,9 @@
-"""What `inspect --explain` recovers from compiled files: `python benchmarks/explain.py`.
+"""Recovery of compiled files by `inspect --explain`: `python benchmarks/explain.py`.
 
-Needs the shared files (CORALLINE_SHARED, or ../shared beside the project). Every compiled file is explained without its
-original. Then the result is compared with the original: the operators in their order, kernels, strides, shapes, and
-which operator reads which. Transfers are compared with the sizes in the file, and addresses with the memory that the
-file claims. Last, the prediction for the original is compared with the file. Prints a table, and writes
+Needs the shared files (CORALLINE_SHARED, or ../shared next to the project). Every compiled file is explained without
+its original model. Then the result is compared with the original: the order of the operators, kernels, strides, shapes,
+and the sources of each operator. Transfers are compared with the sizes in the file, and addresses with the memory that
+the file claims. Last, the prediction for the original is compared with the file. Prints a table, and writes
 benchmarks/results/explain.json.
 """
 
@@ -35,13 +35,13 @@ POOLS = ("AVERAGE_POOL_2D", "MAX_POOL_2D", "MEAN")
 
 
 def in_order(operators: Sequence[ExplainedOperator], originals: Sequence[Operator]) -> list[bool]:
-    """For each original, whether it is one of the longest sequence that both have in the same order."""
+    """Return for each original operator whether it is in the longest common subsequence of both lists."""
     kept = {original.index for original in align(operators, {}, originals).values()}
     return [original.index in kept for original in originals]
 
 
 def dimensions(operator: ExplainedOperator, original: Operator, model: Graph) -> dict[str, bool | None]:
-    """Whether each recovered dimension of a layer with weights is that of the original; None: not recovered."""
+    """Return whether each recovered dimension of a layer with weights equals the original's; None: not recovered."""
     weights = model.tensors[original.inputs[1]].shape
     source = (1, 1, 1, *model.tensors[original.inputs[0]].shape)[-3:]
     height, width, channels = (1, 1, 1, *model.tensors[original.outputs[0]].shape)[-3:]
@@ -61,19 +61,22 @@ def dimensions(operator: ExplainedOperator, original: Operator, model: Graph) ->
 
 
 def pool_window(operator: ExplainedOperator, original: Operator, model: Graph) -> bool | None:
-    """Whether the recovered window of an average is that of the original; None: not recovered."""
+    """Return whether the recovered window of a pool equals the original's; None: not recovered."""
     height, width = (1, 1, 1, *model.tensors[original.inputs[0]].shape)[-3:-1]
     window = (original.option("filterHeight", height), original.option("filterWidth", width))
     return None if operator.kernel is None else operator.kernel == window
 
 
 def blocks(channels: int) -> int:
-    """The channels, in whole blocks of 4."""
+    """Return a number of channels, rounded up to a multiple of 4."""
     return -(-channels // 4) * 4
 
 
 def sources(program: ExplainedProgram, index: int, known: set[int]) -> set[int]:
-    """The originals that an operator reads, through copies and operators without an original; -1 for inputs."""
+    """Return the indices of the original operators that a recovered operator reads; -1 for inputs.
+
+    Copies and operators without an original are skipped: their own sources count instead.
+    """
     found: set[int] = set()
     waiting = list(program.operators[index].reads)
     seen: set[int] = set()
@@ -92,7 +95,10 @@ def sources(program: ExplainedProgram, index: int, known: set[int]) -> set[int]:
 
 
 def true_sources(model: Graph, operator: Operator, known: set[int]) -> set[int]:
-    """The operators that an operator reads, through those that were not recovered; -1 for inputs."""
+    """Return the indices of the operators that an operator of the model reads; -1 for inputs.
+
+    Operators that were not recovered are skipped: their own sources count instead.
+    """
     found: set[int] = set()
     waiting = [each for each in operator.inputs if each >= 0 and not model.tensors[each].is_constant]
     while waiting:
@@ -140,7 +146,10 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
 
 
 def transfers(explained: Explanation) -> dict[str, Any]:
-    """The bytes of inputs, outputs and parameters, and those that the hints transfer; transfers that both have."""
+    """Return the bytes of inputs, outputs and parameters, and how many of them the DMA hints transfer.
+
+    Also return the number of transfers, and of those that are both in the hints and in the program.
+    """
     rows = [row for program in explained.programs for row in program.coverage]
     moved = [
         each
@@ -159,7 +168,7 @@ def transfers(explained: Explanation) -> dict[str, Any]:
 def regions(
     file: compiled_file.CompiledFile, model: Graph, originals: Sequence[Operator], explained: Explanation
 ) -> dict[str, int]:
-    """The cached regions of the program, and how many begin exactly where the original's parameters were found."""
+    """Return the number of cached regions in the program, in the original, and at the same offset in both."""
     parts = [
         (part, executable.type == "PARAMETER_CACHING")
         for part, compiled in enumerate(file.operators, 1)
@@ -177,7 +186,7 @@ def regions(
 
 
 def all_dimensions(explained: Explanation, model: Graph) -> dict[str, dict[str, int]]:
-    """The recovered dimensions of layers with weights that are right, wrong, and not recovered."""
+    """Count the dimensions of layers with weights, and the windows of pools: right, wrong, and not recovered."""
     counts: dict[str, Counter[str]] = {}
     words = {True: "right", False: "wrong", None: "not recovered"}
     for program in explained.programs:
@@ -195,7 +204,7 @@ def all_dimensions(explained: Explanation, model: Graph) -> dict[str, dict[str, 
 
 
 def reads(explained: Explanation, model: Graph) -> dict[str, int]:
-    """The operators with an original that read exactly what that reads; an input counts as not recovered."""
+    """Count the operators whose sources are those of their original: right, wrong, and not recovered (an input)."""
     known = {
         each.original[0] for program in explained.programs for each in program.operators if each.original is not None
     }
@@ -214,12 +223,12 @@ def reads(explained: Explanation, model: Graph) -> dict[str, int]:
 
 
 def memory(program: ExplainedProgram) -> dict[str, int]:
-    """The highest address that the program writes or reads, and the memory that the file claims."""
+    """Return the end of the memory that the program writes or reads, and the memory that the file claims, in bytes."""
     return {"highest": max(each.stop for each in program.buffers), "claimed": program.memory_bytes}
 
 
 def totals(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The sums over all files."""
+    """Return the sums over all files."""
     plain = [
         *("bundles", "understood", "transfer_bytes", "hinted_bytes", "transfers", "transfers_in_both"),
         *("operators", "in_order", "passes"),

@@ -4,7 +4,8 @@
 
 For each file of ../shared/models (or CORALLINE_SHARED): `compress.export` with the samples below, and the float model
 through TFLiteConverter's full-integer quantization, calibrated on the same samples. Both files and the float file run
-on the same test samples; the table has the signal-to-quantization-noise ratio of each output in dB.
+on the same test samples; the table has the signal-to-quantization-noise ratio of each output in dB. Without --only, the
+results are written to benchmarks/results/export.json.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def _row(path: Path, photos: Path, work: Path) -> dict[str, Any]:
     try:
         result = export(path, calibrate=calibrate, out=out)
     except Exception as error:  # noqa: BLE001 - the table lists it
-        text = str(error).replace(str(path), path.name)  # the folder is that of one machine
+        text = str(error).replace(str(path), path.name)  # without the folder, which differs between machines
         return {"model": path.name, "error": f"{type(error).__name__}: {text}"}
     facts = result.facts
     row = {

@@ -1,14 +1,15 @@
 """Faults of disks, systems and people: `python benchmarks/faults.py [--cases 1000] [--jobs 2] [--only NAME]`.
 
 Commands that write files (a run, a training, `export`, `legalize`, `header`, `init`, `results`, `learn`, `deploy`,
-`trust add`) are disturbed at one of their operations on files: killed there or in the middle of a write, the disk full,
-broken or read-only, the permission missing, the reply of a network's file system lost, the clock changed by 20 years,
-the power cut (what may be on the disk then is built from a record of the operations), two commands at once, files of
-another user. Then each file must be old or new, nothing half-written may be taken for a result, an error must be a
-message with a documented exit code, and the same command without a fault must do its work.
+`trust add`) get a fault at one of their file operations. They are killed there or in the middle of a write; the disk is
+full, broken or read-only; a permission is missing; the reply of a network file system is lost; the clock changes by 20
+years; the power is cut (the possible content of the disk is built from a record of the operations); two commands run at
+once; files belong to another user. After the fault, each file must have its old or its new content, no command may use
+a half-written file as a result, an error must be a message with a documented exit code, and the same command without a
+fault must succeed.
 
 `--only deploy` or `--only "deploy/power cut"` selects cases; `--case "deploy/power cut/17"` repeats one, and prints its
-messages. Writes benchmarks/results/faults.json with the counts and every failure. The exit code is 1 if there is one.
+messages. Writes benchmarks/results/faults.json with the counts and every failure. The exit code is 1 if a case fails.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ RESULTS = repository.RESULTS / "faults.json"
 
 
 def judged(cases: list[Case], prepared: Bench, folder: Path, jobs: int) -> list[Verdict]:
-    """Judge cases, in several processes at a time."""
+    """Judge cases, `jobs` at a time."""
     waiting: queue.SimpleQueue[Case] = queue.SimpleQueue()
     for case in cases:
         waiting.put(case)
@@ -63,7 +64,7 @@ def judged(cases: list[Case], prepared: Bench, folder: Path, jobs: int) -> list[
 
 
 def counts(verdicts: list[Verdict]) -> dict[str, dict[str, dict[str, int]]]:
-    """The states by subject and fault; `wrong` counts the failures among them."""
+    """Count the states by subject and fault; `wrong` is the number of failures among them."""
     table: dict[str, dict[str, Counter[str]]] = {}
     for verdict in verdicts:
         cell = table.setdefault(verdict.case.subject, {}).setdefault(verdict.case.fault, Counter())
@@ -73,7 +74,7 @@ def counts(verdicts: list[Verdict]) -> dict[str, dict[str, dict[str, int]]]:
 
 
 def show(verdict: Verdict) -> None:
-    """Print one case."""
+    """Print the verdict on one case."""
     print(f"{verdict.case}: {verdict.state}, exit code {verdict.code}\n{verdict.errors}")
     print("\n".join(verdict.wrong) or "right")
 

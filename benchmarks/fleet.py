@@ -4,12 +4,12 @@ One real sshd on this machine serves all devices: each is a folder with its own 
 deployed to all in parallel. In a tenth of the sessions something fails at a random moment: the process on the device is
 killed, or its connection; it is killed right after the switch; its disk is full; it is slow. Then
 
-- each device runs the old or the new version, whole,
-- the table of the deployment has the release that each of them runs, or the word `unknown`,
-- `status` says of each what runs,
-- the same command finishes the deployment.
+- each device must run a complete old or new version,
+- the table of the deployment must have the release that each device runs, or the word `unknown`,
+- `status` must report the release that each device runs,
+- the same command must finish the deployment.
 
-Writes benchmarks/results/fleet.json, and prints the table of the deployment. The exit code is 1 if something is wrong.
+Writes benchmarks/results/fleet.json, and prints the table of the deployment. The exit code is 1 if one of these fails.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ RESULTS = repository.RESULTS / "fleet.json"
 
 
 class Fleet:
-    """Folders on one host, as devices."""
+    """The devices, which are folders on one host."""
 
     def __init__(self, host: Host, folder: Path, count: int, jobs: int) -> None:
         self.host, self._folder, self._jobs = host, folder, jobs
@@ -51,7 +51,7 @@ class Fleet:
         self._hosts.write_text("".join(f"{host.address(place)}\n" for place in self.places))
 
     def run(self, command: str, *arguments: object) -> tuple[int, list[dict[str, Any]]]:
-        """Run a command for all devices; the exit code and the row of each device."""
+        """Run a command for all devices; return the exit code and the row of each device."""
         options = self.host.options("/unused")[2:]
         if command == "status":
             options = options[: options.index("--log")]
@@ -65,7 +65,7 @@ class Fleet:
         return done.returncode, json.loads(done.stdout)["devices"]
 
     def install(self, version: int) -> None:
-        """Let every device run a version: deployed to the first, and copied to the others."""
+        """Install a version on every device: deploy it to the first one, and copy that folder to the others."""
         self._hosts.write_text(f"{self.host.address(self.places[0])}\n")
         code, _ = self.run("deploy", self.bundle(version))
         assert code == 0
@@ -74,14 +74,14 @@ class Fleet:
         self._hosts.write_text("".join(f"{self.host.address(place)}\n" for place in self.places))
 
     def bundle(self, version: int) -> Path:
-        """The file of a version."""
+        """Return the bundle of a version."""
         path = self._folder / f"v{version}.coralline"
         if not path.exists():
             path.write_bytes(bundles.packed(version, extra_bytes=100_000))
         return path
 
     def truth(self) -> list[str | None]:
-        """The release that each device runs, read from its folder; None if it is damaged."""
+        """Return the release that each device runs, read from its folder; None if it is damaged."""
         found = []
         for place in self.places:
             installed = releases.DeviceFolder(str(place), by="", create=False, lock=False)
@@ -91,7 +91,7 @@ class Fleet:
 
 
 def judged(fleet: Fleet) -> dict[str, Any]:
-    """Deploy with failures, ask all, and deploy again."""
+    """Deploy with failures, run `status`, and deploy again; return the figures."""
     (old,) = set(fleet.truth())
     began = time.monotonic()
     code, rows = fleet.run("deploy", fleet.bundle(2))

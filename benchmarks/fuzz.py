@@ -1,11 +1,12 @@
 """Damaged and hostile files of every format: `make fuzz [SECONDS=60] [TARGET=tflite]`.
 
-`python benchmarks/fuzz.py --mutations 100000` makes a fixed number instead, divided by the targets' shares, and writes
-benchmarks/results/fuzz.json; with `--add` it adds to the figures there, with a new seed. tests/support/fuzz_targets.py
-has the targets. Each damaged file must end with an answer or an error in words. A crash, another exception, an answer
-that breaks a rule of its target, more than SECONDS, or more than ROOM beyond the sound file's need is a failure. Its
-file is kept in tests/corpus/<target>, where tests/benchmarks/test_fuzz.py reads it from then on, unless it was made of
-a shared model. `--replay TARGET:NUMBER` with the same seed runs one alone, in this process.
+`python benchmarks/fuzz.py --mutations 100000` runs a fixed number of mutations instead, divided by the shares of the
+targets, and writes benchmarks/results/fuzz.json; with `--add` it adds to the figures there, with a new seed.
+tests/support/fuzz_targets.py has the targets. The read of each damaged file must end with a result or with an error
+message. A failure is a crash, another exception, a result that breaks a rule of its target, more time than SECONDS, or
+more memory than ROOM in addition to that of the sound file. The file of a failure is written to tests/corpus/<target>,
+where tests/benchmarks/test_fuzz.py reads it from then on, unless it was made from a shared model. `--replay
+TARGET:NUMBER` with the same seed runs one mutation alone, in this process.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Worker:
         self.needs: dict[tuple[str, Path], int] = {}
 
     def place(self, target: Target, seed: Seed) -> Path:
-        """The folder with what belongs to a sound file."""
+        """Return the folder of a sound file, with the other files that its read needs."""
         key = (target.name, seed.name, seed.kind)
         if key not in self.prepared:
             folder = self.folder / f"{target.name}{len(self.prepared)}"
@@ -68,7 +69,7 @@ class Worker:
         return self.prepared[key]
 
     def one(self, target: Target, number: int) -> tuple[str, float, int]:
-        """Outcome, seconds and memory beyond the sound file's need."""
+        """Run one mutation; return the outcome, CPU seconds, and additional bytes compared with the sound file."""
         seed, content = damaged(target, self.seed, number)
         place = self.place(target, seed)
         need = self.need(target, seed, place)
@@ -79,7 +80,7 @@ class Worker:
         return outcome, seconds, 0 if outcome == "contained" else beyond
 
     def need(self, target: Target, seed: Seed, place: Path) -> int:
-        """The memory that the sound file takes."""
+        """Return the bytes of memory that the read of the sound file takes."""
         key = (target.name, place)
         if key not in self.needs:
             outcome, _, _ = self.read(target, seed, place, seed.content, -1)  # imports
@@ -89,11 +90,11 @@ class Worker:
         return self.needs[key]
 
     def read(self, target: Target, seed: Seed, place: Path, content: bytes, number: int) -> tuple[str, float, int]:
-        """Read one file; return the outcome, the seconds and the memory."""
+        """Read one file; return the outcome, the CPU seconds and the bytes of memory."""
         (place / seed.name).write_bytes(content)
         Path("/proc/self/clear_refs").write_text("5")
         idle = resident("RSS")
-        # Their signals end the process, whatever it does. A busy machine makes it wait, and not hang.
+        # The signals of the timers end the process in any state. WAITING: to wait for a core is not a hang.
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
         signal.setitimer(signal.ITIMER_REAL, WAITING * SECONDS)
         began = time.process_time()
@@ -102,7 +103,7 @@ class Worker:
             target.read(place, seed)
         except target.refusals as error:
             outcome = "refused" if str(error) or error.args else "exception"
-        except Exception as error:  # noqa: BLE001 - any other exception is what is looked for
+        except Exception as error:  # noqa: BLE001 - any other exception is a finding
             outcome = "different" if isinstance(error, DifferentError) else "exception"
             (self.folder / f"{target.name}-{number}.txt").write_text(traceback.format_exc())
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -111,7 +112,7 @@ class Worker:
 
 
 class Run:
-    """All mutations of one run; what became of each block of them is sent through a queue."""
+    """The results of the mutations of one run, which its worker sends through a queue."""
 
     def __init__(self, names: list[str], seed: int, folder: Path) -> None:
         self.names, self.seed, self.folder = names, seed, folder
@@ -122,8 +123,8 @@ class Run:
         self.failures: list[dict[str, Any]] = []
 
     def work(self, jobs: list[tuple[str, int, int]], results: Any, present: Any) -> None:
-        """One worker: its blocks, as target, first and last number; `present` has the block and number at work."""
-        ctypes.CDLL(None).mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD: what is freed goes back at once
+        """Run the blocks of one worker: (target, first number, end). `present` has the current block and number."""
+        ctypes.CDLL(None).mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD: freed memory returns to the system at once
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         folder = Path(tempfile.mkdtemp(dir=self.folder))
         worker = Worker(folder, self.seed)
@@ -153,7 +154,7 @@ class Run:
 
 
 def run_share(run: Run, jobs: list[tuple[str, int, int]], budget_s: float | None) -> None:
-    """One worker process after the other for some jobs; one that dies is begun again behind what it died of."""
+    """Run some jobs in one worker process; if it ends, a new one continues after the mutation that ended it."""
     end = None if budget_s is None else time.monotonic() + budget_s
     while jobs and (end is None or time.monotonic() < end):
         results: Any = multiprocessing.SimpleQueue()
@@ -175,7 +176,7 @@ def run_share(run: Run, jobs: list[tuple[str, int, int]], budget_s: float | None
         if block >= len(jobs):
             return
         name, _, last = jobs[block]
-        if process.exitcode == 1:  # an exception outside of the reading: its traceback is on stderr
+        if process.exitcode == 1:  # an exception outside of the read: its traceback is on stderr
             print(f"{name}:{number}: the target itself fails", file=sys.stderr)
             os._exit(2)
         outcome = "hang" if process.exitcode in (-signal.SIGALRM, -signal.SIGPROF) else "died"
@@ -186,7 +187,7 @@ def run_share(run: Run, jobs: list[tuple[str, int, int]], budget_s: float | None
 
 
 def contained(name: str, seed: int, number: int) -> bool:
-    """Whether the program itself, which reads the file in a child process first, refuses it in words."""
+    """Return whether the program refuses the file with an error: it reads the file in a child process first."""
     from compress.errors import CorallineError
     from compress.importers import model_file
 
@@ -202,7 +203,7 @@ def contained(name: str, seed: int, number: int) -> bool:
 
 
 def blocks(names: list[str], mutations: int) -> list[tuple[str, int, int]]:
-    """All blocks of a run, those of the targets mixed."""
+    """Return all blocks of a run; the blocks of the targets are mixed."""
     known = targets()
     total = sum(known[name].share for name in names)
     found = []
@@ -213,7 +214,7 @@ def blocks(names: list[str], mutations: int) -> list[tuple[str, int, int]]:
 
 
 def resident(name: str) -> int:
-    """Resident bytes of this process: "RSS" now, "HWM" at most since it was last reset."""
+    """Return the resident bytes of this process: "RSS": now; "HWM": the maximum since the last reset."""
     found = re.search(rf"Vm{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found
     return int(found[1]) * 1024
@@ -235,7 +236,7 @@ def keep(failures: list[dict[str, Any]], seed: int) -> None:
 
 
 def summary(run: Run, took_s: float) -> dict[str, Any]:
-    """What is stored."""
+    """Return the results of a run for the file of results."""
     rows = {
         name: {
             "mutations": sum(run.counts[name].values()),
@@ -257,7 +258,7 @@ def summary(run: Run, took_s: float) -> dict[str, Any]:
 
 
 def added(result: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:
-    """The figures of two runs together."""
+    """Return the figures of two runs together."""
     rows = {}
     for name, row in result["targets"].items():
         other = earlier["targets"].get(name, {**row, "mutations": 0, "outcomes": {}, "slowest_s": 0.0})
@@ -336,7 +337,7 @@ def main() -> None:
 
 
 def merged(runs: list[Run]) -> Run:
-    """The results of all workers together."""
+    """Return the results of all workers together."""
     whole = runs[0]
     for other in runs[1:]:
         for name in whole.names:

@@ -1,4 +1,4 @@
-"""`make fuzz COVERAGE=1`: the targets of fuzz.py, guided by the code that a file reaches (atheris, libFuzzer).
+"""`make fuzz COVERAGE=1`: the targets of fuzz.py, guided by code coverage (atheris, libFuzzer).
 
 Atheris is not a dependency: `make` installs it into .venv-fuzz. It counts the branches of our own modules. A file that
 reaches new code is kept in build/fuzz/<target> and damaged further; a file that fails goes to tests/corpus/<target>.

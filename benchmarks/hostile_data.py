@@ -1,9 +1,10 @@
-"""Data files that are made to do harm: `python benchmarks/hostile_data.py`.
+"""Malicious data files: `python benchmarks/hostile_data.py`.
 
-Bombs, names that lead out, pickles, headers that promise too much: each is opened as a data set, and all of its samples
-read. All must end with samples or with an error in words. Another exception, more than SECONDS (and one for each
-PER_SECOND bytes of the file), more memory than ROOM beyond the process (and 10 times the file), or a file written
-elsewhere is a failure. `benchmarks/fuzz.py` damages sound files. Writes benchmarks/results/hostile_data.json.
+Decompression bombs, paths out of the folder, pickles, headers with sizes that are too large: each file is opened as a
+data set, and all of its samples are read. The read must end with samples or with an error message. A failure is another
+exception, more time than SECONDS (and one second for each PER_SECOND bytes of the file), more memory than ROOM in
+addition to that of the process and 10 times the file, or a file that is written to another folder. `benchmarks/fuzz.py`
+damages sound files. Writes benchmarks/results/hostile_data.json.
 """
 
 from __future__ import annotations
@@ -52,11 +53,11 @@ SEEDS = {
 RESULTS = repository.RESULTS / "hostile_data.json"
 SECONDS, PER_SECOND = 20, 4 << 20
 ROOM = 700 << 20
-"""Bytes: what is compressed may unpack to 256 MiB, and is then looked at."""
+"""Bytes of memory: compressed content may unpack to 256 MiB, which is then parsed."""
 
 
 def png(width: int, height: int) -> bytes:
-    """A picture of zeros, whatever its size, in few bytes."""
+    """Return a black PNG image with these dimensions, in few bytes."""
 
     def chunk(name: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
@@ -75,14 +76,14 @@ def member(name: str, **fields: Any) -> bytes:
 
 
 class Evil:
-    """Writes a file when it is unpickled."""
+    """An object that writes a file when it is unpickled."""
 
     def __reduce__(self) -> Any:
         return (Path.write_text, (Path("/tmp/hostile-data-ran"), "ran"))
 
 
 def npz_of(size: int) -> bytes:
-    """A .npz file with so many zeros."""
+    """Return a .npz file whose samples are about `size` bytes of zeros."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as packed:
         packed.writestr("y.npy", saved(np.save, Y))
@@ -95,7 +96,7 @@ def npz_of(size: int) -> bytes:
 
 
 def made() -> dict[str, tuple[str, Callable[[], bytes]]]:
-    """Files that are made to do harm: the kind of data set that they are in, and their content."""
+    """Return malicious files by name: the kind of data set of each, and a function that makes its content."""
     objects = b"\x93NUMPY\x01\x00\x76\x00" + b"{'descr': '|O', 'fortran_order': False, 'shape': (12,), }".ljust(117)
     return {
         "zip bomb of 4 GiB": ("npz", lambda: npz_of(4 << 30)),
@@ -129,7 +130,7 @@ def made() -> dict[str, tuple[str, Callable[[], bytes]]]:
 
 
 def one(kind: str, content: bytes, folder: Path) -> tuple[str, float, int, str]:
-    """Return the outcome of a file, seconds, bytes beyond the limit, and the message."""
+    """Return the outcome of a file, the seconds, the bytes beyond 10 times the file, and the message."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     seed = SEEDS[kind]
@@ -141,7 +142,7 @@ def one(kind: str, content: bytes, folder: Path) -> tuple[str, float, int, str]:
     idle = resident("VmRSS")
     signal.setitimer(
         signal.ITIMER_REAL, SECONDS + len(content) // PER_SECOND
-    )  # its signal ends the process, whatever it does
+    )  # its signal ends the process in any state
     began = time.perf_counter()
     try:
         data = Dataset(given, Preprocessing([{"resize": {"size": [8, 8]}}]), None)
@@ -150,7 +151,7 @@ def one(kind: str, content: bytes, folder: Path) -> tuple[str, float, int, str]:
         outcome = "answer"
     except CorallineError as error:
         outcome, text = "error" if str(error) else "exception", str(error)
-    except Exception as error:  # noqa: BLE001 - any other exception is what is looked for
+    except Exception as error:  # noqa: BLE001 - any other exception is a finding
         outcome, text = "exception", f"{type(error).__name__}: {error}"
     seconds = time.perf_counter() - began
     signal.setitimer(signal.ITIMER_REAL, 0)
@@ -165,7 +166,7 @@ def resident(name: str) -> int:
 
 
 def work(jobs: list[tuple[str, str, Any]], folder: Path, results: Any) -> None:
-    """All of some jobs, one after the other."""
+    """Run jobs one after the other, and send their outcomes through a queue."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     warnings.simplefilter("ignore")
     for number, (name, kind, content) in enumerate(jobs):
@@ -175,7 +176,7 @@ def work(jobs: list[tuple[str, str, Any]], folder: Path, results: Any) -> None:
 
 
 def run(jobs: list[tuple[str, str, Any]], folder: Path) -> list[tuple[str, str, str, float, int, str]]:
-    """The outcome of every job; a process that dies is begun again behind what it died of."""
+    """Return the outcome of every job; if the process dies, a new one continues after the job that ended it."""
     found: list[Any] = []
     first = 0
     while first < len(jobs):

@@ -1,10 +1,10 @@
-"""Keras files and SavedModel folders that are made to do harm: `python benchmarks/hostile_models.py`.
+"""Malicious Keras files and SavedModel folders: `python benchmarks/hostile_models.py`.
 
-Each case is made in a folder of its own and imported by the command `import` in a process of its own, within
-SECONDS and BYTES of memory beyond what an import of a small model takes. It must be refused with exit code 4 and
-one message, or, where the damage does no harm, imported. A crash, another exit code, a traceback, a file that a
-case tries to write, or a limit reached is a failure. `benchmarks/fuzz.py` damages sound files. Writes
-results/hostile_models.json.
+Each case is written into a separate folder, and imported by the command `import` in a separate process. The limits are
+SECONDS, and BYTES of memory in addition to the import of a small model. The file must be refused with exit code 4 and
+one message, or be imported if it is harmless. A failure is a crash, another exit code, a traceback, a file that the
+case writes, or an exceeded limit. `benchmarks/fuzz.py` damages sound files. Writes
+benchmarks/results/hostile_models.json.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from malicious_models import CASES, DENSE, WITNESS, Case, hdf5
 from compress.cli import import_model
 from compress.cli import main as command_line
 
-assert import_model, h5py.File  # here, so that no process does it, and is measured with it
+assert import_model, h5py.File  # imported here, so that the process of a case is measured without them
 RESULTS = repository.RESULTS / "hostile_models.json"
 SECONDS, BYTES = 120, 2 << 30
 
 
 def one(path: Path, folder: Path, stderr: Path) -> None:
-    """The process of a case: the command itself, with its messages in a file."""
+    """Run the command `import` as the process of a case, with its messages in a file."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.chdir(folder)
     handle = os.open(stderr, os.O_CREAT | os.O_WRONLY)
@@ -47,7 +47,7 @@ def one(path: Path, folder: Path, stderr: Path) -> None:
 
 
 def imported(case: Case, folder: Path) -> dict[str, Any]:
-    """What `import` makes of a case: exit code, message, seconds, memory."""
+    """Import a case in a separate process; return the exit code, the message, the seconds, the peak bytes and so on."""
     place, stderr = folder / "case", folder / "stderr"
     place.mkdir()
     path = case(place)

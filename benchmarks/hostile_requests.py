@@ -1,13 +1,13 @@
-"""What hostile clients cost the sound ones of `serve`: `python benchmarks/hostile_requests.py [--seconds 60]`.
+"""Effect of hostile clients on the other clients of `serve`: `python benchmarks/hostile_requests.py [--seconds 60]`.
 
-One service with its default limits. A few sound clients send images one after the other, and every answer is compared
-with that of `Model`. In turn, the service has these clients alone, and with an attack: slow clients, which send one
-byte of a head or of a body from time to time and connect again when they are cut off, and one client that sends the
-corpus of `tests/support/request_corpus.py` over and over, whose outcomes are judged. The attackers have their own
-process.
+One service with its default limits. A few sound (well-behaved) clients send images one after the other, and every
+answer is compared with that of `Model`. The service has these clients alone and with an attack, in turn. The attackers
+are slow clients, which send one byte of a head or of a body from time to time and connect again when the service closes
+the connection, and one client that sends the corpus of `tests/support/request_corpus.py` again and again and checks the
+outcomes. The attackers run in a separate process.
 
-Both phases are parts of one run, because on a machine with other work nothing else can be compared. Prints the figures
-and writes benchmarks/results/hostile_requests.json. Nothing here asserts.
+Both phases are parts of one run: results of separate runs cannot be compared on a machine that does other work. Prints
+the figures, and writes benchmarks/results/hostile_requests.json. No result is checked against a limit.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ IMAGES = 32
 SOUND = 4
 """The number of sound clients."""
 PAUSE_S = 0.02
-"""The pause of a sound client between two requests, and of the corpus between two forms."""
+"""Seconds between two requests of a sound client, and between two requests of the corpus."""
 BYTE_S = 0.25
-"""A slow client sends one byte in this time."""
+"""Seconds in which a slow client sends one byte."""
 
 
 class Sound(threading.Thread):
-    """A sound client: it keeps its connection, and compares every answer."""
+    """A sound client, which keeps its connection and compares every answer."""
 
     def __init__(self, port: int, number: int, bodies: list[bytes], expected: list[Any]) -> None:
         super().__init__(daemon=True)
@@ -92,7 +92,7 @@ class Sound(threading.Thread):
 
 
 class Slow:
-    """A slow client: a request of which one byte is sent from time to time."""
+    """A slow client, which sends one byte of a request from time to time."""
 
     def __init__(self, address: tuple[str, int], number: int) -> None:
         head = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
@@ -105,7 +105,7 @@ class Slow:
         self.sock: socket.socket | None = None
 
     def step(self) -> int:
-        """Send a byte, or connect; return 1 if the service had cut the client off."""
+        """Connect if necessary, and send a byte; return 1 if the service closed the connection, otherwise 0."""
         try:
             if self.sock is None:
                 self.sock, self.place = socket.create_connection(self.address, timeout=10), 0
@@ -125,7 +125,7 @@ class Slow:
 
 
 def attack(port: int, seconds: float, slow: int) -> None:
-    """Attack a service, and print what came back as JSON."""
+    """Attack a service, and print the counts and complaints as JSON."""
     address = ("127.0.0.1", port)
     quick = [form for form in request_corpus.forms() if not form.name.startswith("slow: ")]
     print("ready", flush=True)
@@ -173,7 +173,7 @@ def phase(server: Any, port: int, seconds: float, slow: int, sound: tuple[list[b
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         attacker = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
         assert attacker.stdout is not None
-        attacker.stdout.readline()  # it is ready
+        attacker.stdout.readline()  # until the attacker prints that it is ready
         time.sleep(1.0)
     clients = [Sound(port, number, *sound) for number in range(SOUND)]
     for client in clients:

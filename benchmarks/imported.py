@@ -1,9 +1,9 @@
-"""Models of others through the whole pipeline: `python benchmarks/imported.py [--models A,B] [--show]`.
+"""Third-party models through the whole pipeline: `python benchmarks/imported.py [--models A,B] [--show]`.
 
-Each file is imported, pruned to 70% of its multiplications, taught by what it was, quantized and checked. There are no
-labelled data for these models here: the classes are what the float model itself says of photographs (grocery96), so
-that "accuracy" is how often the smaller model agrees with it. Needs the shared files (CORALLINE_SHARED, or ../shared
-beside the project). Prints a table, and writes benchmarks/results/imported.json.
+Each file is imported, pruned to 70% of its multiply-accumulates, distilled with the original as its teacher, quantized
+and checked. Labelled data for these models are not available. The labels are the classes that the float model predicts
+for photos (grocery96), so "accuracy" is the agreement of the smaller model with the original. Needs the shared files
+(CORALLINE_SHARED, or ../shared next to the project). Prints a table, and writes benchmarks/results/imported.json.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MODELS: dict[str, tuple[str, int, bool, tuple[int, int], int]] = {
     "mini_xception": ("keras/fer2013_mini_XCEPTION.102-0.66.hdf5", 64, False, (-1, 1), 7),
     "mobilenet_v2_0.35": ("onnx/stm_mobilenet_v2_0.35_128_tfs_channel_first.onnx", 128, True, (-1, 1), 5),
 }
-"""File, side of its images, whether they are in colour, the range of their values, classes."""
+"""File, height and width of its images, whether they are in colour, range of the inputs, number of classes."""
 PIPELINE = """
 schema_version: 1
 name: imported
@@ -45,7 +45,7 @@ stages: [prune: {{keep_macs: 0.7, epochs: 2}}, distill: {{epochs: 4}}, quantize:
 
 
 def photographs(folder: Path, side: int, colour: bool, classes: list[int] | None = None) -> None:
-    """The photographs as they are for this model, with the classes that it gives them, once these are known."""
+    """Write the photos for a model to photos.npz, with their classes; without classes all labels are 0."""
     images, labels, splits = [], [], []
     for split, (found, _) in subjects.photos(side, colour=colour).items():
         images.append(np.rint(found * 255).astype(np.uint8))
@@ -56,7 +56,7 @@ def photographs(folder: Path, side: int, colour: bool, classes: list[int] | None
 
 
 def said(folder: Path, file: Path, limits: tuple[int, int]) -> list[int]:
-    """The class that the imported model gives to each photograph."""
+    """Return the class that the imported model predicts for each photo."""
     from compress.importers import model_file
 
     model = model_file.load(model_file.read(file)).model
@@ -66,7 +66,7 @@ def said(folder: Path, file: Path, limits: tuple[int, int]) -> list[int]:
 
 
 def one(name: str) -> dict[str, Any]:
-    """One model: what the report says of it."""
+    """Run the pipeline of one model, and return the figures of its report."""
     file, side, colour, limits, classes = MODELS[name]
     path = SHARED / "models" / file
     with tempfile.TemporaryDirectory() as temporary:
@@ -94,7 +94,7 @@ def one(name: str) -> dict[str, Any]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """A row for each model."""
+    """Return a Markdown table with a row for each model."""
     lines = [
         "| model | stages | agrees with what it was | MACs | bytes | MACs on the CPU |",
         "|---|---|---|---|---|---|",
@@ -113,7 +113,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Runs what is asked for, and prints the table."""
+    """Run the chosen models, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.split(":", 1)[0])
     parser.add_argument("--models", default=",".join(MODELS), help="some of " + ", ".join(MODELS))
     options = subjects.asked(parser)

@@ -1,16 +1,16 @@
 """Predicted latency against published ones: `python benchmarks/latency.py [--csv FILE] [--tables FILE] [--write]`.
 
 Fits the constants of `compress/targets/edgetpu/edgetpu.toml` (table `latency`) to the rows of a CSV file whose
-network has a table of layer shapes and is fully mapped, and reports the error of each prediction when no row of the
-same network was used (leave one model out), and when no network of the same architecture was. The interval of a row is
-made from the misses of all other networks, so whether it holds is a test too. Every model counts as much on a host as
-any other, however often it was published; the published stacks of convolutions count as four models together, and
-their errors are reported separately.
+network has a table of layer shapes and is fully mapped. Reports the error of each prediction when no row of the same
+network was used (leave one model out), and when no network of the same architecture was used. The interval of a row
+comes from the errors of all other networks, so the interval is tested, too. On a host, every model has the same weight,
+however often it was published. The published stacks of convolutions have the weight of four models together, and their
+errors are reported separately.
 
-The fit starts from values that are known otherwise and is held near them, weakly (each within a factor of about two):
-500 MHz, what stacks of dense and convolution layers showed of the buses, and half a millisecond to begin. The files are
-the shared ones (CORALLINE_SHARED, or ../shared beside the project) if none are given. Writes
-benchmarks/results/latency.json; `--write` puts the constants into the target file.
+The fit starts from values of other sources, and a weak prior keeps it near them (each within a factor of about two):
+500 MHz, bus constants from stacks of dense and convolution layers, and a start time of half a millisecond. The default
+files are the shared ones (CORALLINE_SHARED, or ../shared next to the project). Writes benchmarks/results/latency.json;
+`--write` writes the constants into the target file.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TARGET = load("edgetpu")
 
 
 def write(constants: Mapping[str, float], spreads: Mapping[str, float]) -> None:
-    """Puts the constants into the target file, which stays as it is otherwise."""
+    """Write the constants into the target file; its other lines do not change."""
     path = Path(edgetpu.__file__).with_name("edgetpu.toml")
     head, tail = path.read_text().split("\n[latency]\n")
     values = {**constants, **{f"spread {host}": value for host, value in spreads.items()}}

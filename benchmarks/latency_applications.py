@@ -1,8 +1,9 @@
 """Predicted latency of networks that nothing was fitted to: `python benchmarks/latency_applications.py`.
 
-Keras' own networks, by their layers' shapes, beside what the vendor has published for networks of the same names
-(coral.ai/docs/edgetpu/benchmarks, 2020; ms on USB 3 and on the Dev Board). Whether the published ones had exactly these
-layers is not known. Prints a Markdown table; nothing here asserts.
+The latencies of networks of keras.applications are predicted from the shapes of their layers, and compared with the
+latencies that the vendor published for networks of the same names (coral.ai/docs/edgetpu/benchmarks, 2020; ms on USB 3
+and on the Dev Board). It is not known whether the published networks had exactly these layers. Prints a Markdown table;
+no result is checked.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ PUBLISHED = {
     "MobileNetV2": (224, 2.6, 2.6),
     "DenseNet121": (224, 20, 25),
 }
-"""Side of the input, and ms by host."""
+"""Height and width of the input, and the published latency in ms on each of HOSTS."""
 HOSTS = ("usb3", "devboard")
 WEIGHTED = {"Conv2D": "conv", "DepthwiseConv2D": "dw", "Dense": "fc", "Conv2DTranspose": "tconv"}
 POOLS = ("MaxPooling2D", "AveragePooling2D", "GlobalAveragePooling2D")
@@ -41,7 +42,7 @@ def shape(tensor: Any) -> tuple[int, int, int]:
 
 
 def layers(model: Any) -> tuple[ArrayLayer, ...]:
-    """What a quantized file of the model has; a batch norm that no layer takes in is a product and a sum."""
+    """Return the layers of the quantized model; a batch norm that cannot be folded becomes two element-wise layers."""
     found: list[ArrayLayer] = []
     for layer in model.layers:
         kind = type(layer).__name__
@@ -62,7 +63,7 @@ def layers(model: Any) -> tuple[ArrayLayer, ...]:
 
 
 def predicted(model: Any, host: str) -> float:
-    """Milliseconds."""
+    """Return the predicted latency of a model on a host, in milliseconds."""
     network = layers(model)
     streamed = latency.streamed_bytes(network, benchmark.TARGET)
     inputs, outputs = math.prod(shape(model.inputs[0])), latency.padded_map_bytes(shape(model.outputs[0]))

@@ -6,9 +6,9 @@ Few measurements of Raspberry Pi boards are published (`raspberry_pi.csv`), so t
   known. The factor is 2.0: the clock is not stated, and was probably that of libedgetpu1-std, half of the maximum. The
   time of outputs is that of another ARM host on USB 3, a Jetson Nano (outputs alone were measured there).
 - pi5-usb3: no network with known layers was measured. Four YOLOv8 networks were measured on both, at both clocks.
-  The array takes twice as long at half the clock, so twice the time at the maximum clock less the time at half of it is
-  what transfers and the CPU take. The constants of the Pi 4 are multiplied by the median ratio of these times. The
-  array's factor is that of usb3, because the clock is stated.
+  The array takes twice as long at half the clock. So the time of transfers and the CPU is twice the time at the maximum
+  clock, minus the time at half the clock. The constants of the Pi 4 are multiplied by the median ratio of these times.
+  The array's factor is that of usb3, because the clock is stated.
 - pi5-pcie: no measurement was found. The constants are between those of x86 hosts and of the Dev Board; the interval
   contains the predictions for both, and the measurements on a Compute Module 4.
 
@@ -32,7 +32,7 @@ from compress.targets import edgetpu
 
 
 def write(hosts: Mapping[str, Constants]) -> None:
-    """Put the constants into the target file, which stays as it is otherwise."""
+    """Write the constants into the target file; its other lines do not change."""
     path = Path(edgetpu.__file__).with_name("edgetpu.toml")
     text = path.read_text()
     for host, values in hosts.items():

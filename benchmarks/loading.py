@@ -1,13 +1,13 @@
-"""Training on more images than memory holds: `python benchmarks/loading.py [--images 10000] [--side 96] [--epochs 2]`.
+"""Training on more images than fit in memory: `python benchmarks/loading.py [--images 10000] [--side 96] [--epochs 2]`.
 
-Makes JPEG and PNG files of 96 to 256 pixels a side in a temporary folder, decodes them once into a file of the store,
-as every run does, and trains from that file. The results are
+Makes JPEG and PNG files with heights and widths of 96 to 256 pixels in a temporary folder, decodes them once into a
+file of the store, as every run does, and trains from that file. The results are
 
 - decoding: images per second of the first pass, and its peak memory;
 - waiting: the share of the training time in which no batch was ready, for a small network on two cores;
 - the loader: the share by which steps take longer than with one batch that is repeated. The loader reads while the
   model trains, so it takes processor time even when training never waits. Rounds with and without the loader
-  alternate, so that other load on the machine affects both alike;
+  alternate, so that other load on the machine affects both equally;
 - memory: the peak of the training, above that of the process with all imports and the built model.
 
 Writes benchmarks/results/loading.json.
@@ -40,11 +40,11 @@ from deploy.contract.preprocessing import Preprocessing
 RESULTS = repository.RESULTS / "loading.json"
 CLASSES = 10
 ROUND = 20
-"""Steps before the other way has its turn."""
+"""Steps with the loader, and then without it, before the next change."""
 
 
 def make(folder: Path, count: int) -> int:
-    """Images of smooth noise in a folder for each class; gives back the bytes of all."""
+    """Write images of smooth noise into a folder for each class; return the bytes of all files."""
     random = np.random.default_rng(0)
     total = 0
     for index in range(count):
@@ -58,14 +58,14 @@ def make(folder: Path, count: int) -> int:
 
 
 def memory() -> dict[str, int]:
-    """Resident bytes of this process: the most since `forget`, and now those of its own and those of files."""
+    """Return the resident bytes of this process: the peak since `forget`, those now, and those of files."""
     text = Path("/proc/self/status").read_text()
     found = {name: int(re.findall(rf"{name}:\s+(\d+) kB", text)[0]) * 1024 for name in ("VmHWM", "VmRSS", "RssFile")}
     return {"peak": found["VmHWM"], "now": found["VmRSS"], "of_files": found["RssFile"]}
 
 
 def forget() -> int:
-    """Begins to look for the most memory anew; gives back what is resident now."""
+    """Reset the peak memory of this process; return its resident bytes."""
     Path("/proc/self/clear_refs").write_text("5")
     return memory()["now"]
 
@@ -98,7 +98,7 @@ def network(keras: Any, shape: tuple[int, ...]) -> Any:
 
 
 def training(data: Any, epochs: int, batch: int) -> dict[str, Any]:
-    """Steps with batches of the loader, and with one batch given again and again, by turns."""
+    """Time steps with batches of the loader and with one repeated batch, in turn; return the figures."""
     from compress.ir.tensorflow import keras
     from compress.training.batches import EpochSettings, batches
 
@@ -133,12 +133,12 @@ def training(data: Any, epochs: int, batch: int) -> dict[str, Any]:
         waits.append(ready - began)
         loaded.append(time.perf_counter() - ready)
         if place % ROUND == ROUND - 1:
-            time.sleep(0.1)  # what is read ahead is read now, and not in the steps without a loader
+            time.sleep(0.1)  # the loader reads ahead now, and not during the steps without it
             for _ in range(ROUND):
                 began = time.perf_counter()
                 step(*same).numpy()
                 alone.append(time.perf_counter() - began)
-    rest = slice(ROUND, None)  # without the beginning, where the pipeline is filled
+    rest = slice(ROUND, None)  # without the first round, in which the loader starts
     total = sum(waits[rest]) + sum(loaded[rest])
     whole = median(a + b for a, b in zip(waits[rest], loaded[rest], strict=True))
     return {

@@ -1,11 +1,11 @@
 """Fewer channels, lower ranks, or both: `python benchmarks/low_rank.py [--networks A,B] [--seeds N] [--cache FOLDER]`.
 
 Networks whose parameters are nearly all in dense layers (fsdd_large, 12 MB) or in convolutions (strokes_conv) are
-reduced to the same limit of a cost in three ways by the allocation of `prune`, and trained for EPOCHS epochs on labels
-with the same settings, batch norms recalibrated before:
+reduced to the same limit of a cost in three ways by the allocation of `prune`. Then their batch norms are recalibrated,
+and they are trained for EPOCHS epochs on labels with the same settings:
 
-- channels: fewer channels, all layers whole;
-- ranks: layers in factors of lower rank, all channels kept;
+- channels: fewer channels, no layer is factorized;
+- ranks: layers are factorized with lower ranks, all channels are kept;
 - both: the allocation chooses between them (`prune: {factorize: true}`).
 
 Limits: the cache of the Edge TPU (`objective: cache`), and shares of the parameters. Test accuracy before and after the
@@ -54,7 +54,7 @@ WAYS = ("channels", "ranks", "both")
 
 
 def convolutions(library: Any, shape: tuple[int, int, int], classes: int) -> Any:
-    """Four convolutions and two dense layers, 0.74 million parameters."""
+    """Return a network with four convolutions and two dense layers, and 0.74 million parameters."""
     layers = library.layers
     image = library.Input(shape)
     x = image
@@ -81,7 +81,7 @@ LIMITS: dict[str, tuple[Objective, ...]] = {
 
 
 def allowed(prunable: PrunableNetwork, way: str) -> PrunableNetwork:
-    """Return the network with what one way may reduce."""
+    """Return the network in which only the dimensions of one way can be reduced."""
     if way == "channels":
         return prunable.with_whole_layers()
     if way == "both":
@@ -104,7 +104,7 @@ def prepared(subject: subjects.Subject, seed: int) -> PrunableNetwork:
 
 
 def reduced(prunable: PrunableNetwork, objective: Objective, subject: subjects.Subject, folder: Path) -> dict[str, Any]:
-    """Return what a network knows and costs after a reduction by the ways that `prunable` allows."""
+    """Return the test accuracy and the costs of a network after the reductions that `prunable` allows."""
     try:
         widths = objective.allocate(prunable, importance_losses(prunable, "balanced"), objective.limits(prunable))
     except StageError as error:
@@ -126,7 +126,7 @@ def reduced(prunable: PrunableNetwork, objective: Objective, subject: subjects.S
 
 
 def one(name: str, cache: Path, seed: int) -> dict[str, Any]:
-    """Return all limits and ways of a network with one seed."""
+    """Return the results of one network and seed for all limits and ways."""
     subject = NETWORKS[name](cache, seed)
     prunable = prepared(subject, seed)
     found: dict[str, Any] = {

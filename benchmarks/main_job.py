@@ -53,7 +53,7 @@ print(json.dumps(rounds))
 
 
 def command(*arguments: str, expect: int = 0) -> tuple[float, str]:
-    """Runs `python -m compress` and gives its wall time in seconds and its stdout."""
+    """Run `python -m compress`; return its wall time in seconds and its stdout."""
     started = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-m", "compress", *arguments], cwd=ROOT, env=USUAL, capture_output=True, text=True
@@ -65,14 +65,14 @@ def command(*arguments: str, expect: int = 0) -> tuple[float, str]:
 
 
 def bare_import() -> float:
-    """Seconds that Python and TensorFlow take to start, without anything of ours."""
+    """Return the seconds to start Python and import TensorFlow, without our code."""
     started = time.perf_counter()
     subprocess.run([sys.executable, "-c", "import tensorflow"], env=USUAL, capture_output=True, check=True)
     return time.perf_counter() - started
 
 
 def pipeline_file(folder: Path, seed: int) -> Path:
-    """The shipped pipeline with another seed and a name of its own."""
+    """Write the shipped pipeline with another seed and another name; return its path."""
     text = (ROOT / "pipeline.yaml").read_text()
     path = folder / f"seed{seed}.yaml"
     path.write_text(text.replace("seed: 0", f"seed: {seed}").replace("name: digits", f"name: digits-{seed}"))
@@ -80,7 +80,7 @@ def pipeline_file(folder: Path, seed: int) -> Path:
 
 
 def one_seed(folder: Path, seed: int) -> dict[str, Any]:
-    """A cold run with one seed, and the same again."""
+    """Run the pipeline with one seed and an empty store, and the same command again; return the figures."""
     path, out = pipeline_file(folder, seed), folder / f"out{seed}"
     cold, text = command(str(path), "--out", str(out), "--json")
     again, _ = command(str(path), "--out", str(out))
@@ -102,7 +102,7 @@ def one_seed(folder: Path, seed: int) -> dict[str, Any]:
 
 
 def conversion(rounds: int) -> dict[str, float]:
-    """Seconds to quantize MobileNetV2 0.35 at 96x96: median of all rounds but the first, and the first."""
+    """Return the seconds to quantize MobileNetV2 0.35 at 96x96: medians of all rounds, and the first conversion."""
     done = subprocess.run(
         [sys.executable, "-c", CONVERSION, str(rounds)], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -113,7 +113,7 @@ def conversion(rounds: int) -> dict[str, float]:
 
 
 def measure(seeds: int, repeats: int) -> dict[str, Any]:
-    """Everything, in one run."""
+    """Measure all figures."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         rows = [one_seed(folder, seed) for seed in range(seeds)]
@@ -129,7 +129,7 @@ def measure(seeds: int, repeats: int) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The figures of the README."""
+    """Return the figures as a Markdown table."""
     rows = result["seeds"]
 
     def mean(name: str) -> float:

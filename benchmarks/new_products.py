@@ -8,8 +8,8 @@ product is added alone, with five of its training photos, as `runner.pyz learn` 
 photos are used for nothing else. `--draws` repeats it with other held-out products.
 
 The default model is the vendor's quantized ImageNet extractor of embeddings (224 x 224), which has not seen these
-photos; they are enlarged from 96 pixels. The model of a bundle may have been trained on the held-out products: then its
-embeddings know them, and the result is too good. Train it without them: they are in the result.
+photos; they are enlarged from 96 pixels. The model of a bundle may have been trained on the held-out products: then the
+result is too good. Train the model without these products, which are listed in the result (`held_out`).
 
 Needs the shared files (CORALLINE_SHARED, or ../shared next to the project). The embeddings of a model are kept in the
 folder for temporary files.
@@ -193,7 +193,7 @@ def probabilities(logits: Any, temperature: float) -> Any:
 
 
 def before(it: Shop) -> dict[str, Any]:
-    """Return what the classifier does without new products."""
+    """Return the figures of the classifier without new products."""
     test = it.data.where("test", it.known)
     logits = it.head.logits(it.embeddings[test])
     right = logits.argmax(axis=1) == it.labels[it.data.classes[test]]

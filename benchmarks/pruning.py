@@ -1,8 +1,8 @@
 """Pruning for the Edge TPU: `python benchmarks/pruning.py [--networks A,B] [--seeds N] [--cache FOLDER]`.
 
 Each network is trained for each seed, pruned to half of its predicted compute time by several methods, and trained
-again: with all methods for the same epochs on the same data, with the original as teacher, batch norms recalibrated
-before. These networks are so small that most of their latency is fixed: only compute time can be halved.
+again: with all methods for the same epochs on the same data, after a recalibration of the batch norms. The original is
+the teacher, except where the list says otherwise. These networks are so small that most of their latency is fixed: only compute time can be halved.
 
 - ours: `prune: {objective: compute, keep: 0.5}`, which chooses on validation;
 - ours, on labels: the same without a teacher; the better of the two on validation is compared with the others;
@@ -15,7 +15,7 @@ fsdd_large is a network of 12 MB, pruned until its parameters stay on the chip (
 data, paired by sample and averaged over seeds, with intervals over samples; nothing is chosen on test. Needs the shared
 files (CORALLINE_SHARED, or ../shared next to the project). Prints a table with the bounds, and writes
 benchmarks/results/pruning.json. Networks, and the result of each method with each seed, are kept in the folder --cache:
-an interrupted run continues, if no change of the project is uncommitted.
+an interrupted run continues, if the project has no uncommitted changes.
 """
 
 from __future__ import annotations
@@ -67,15 +67,15 @@ HOST = "usb3"
 ON_LABELS = "ours, on labels"
 OURS = ("ours", ON_LABELS)
 KEEP = 0.5
-"""The share of the compute time that may stay."""
+"""The largest share of the compute time after pruning."""
 MAX_LOSS = 0.02
-"""The accuracy that may be lost."""
+"""The largest allowed loss of accuracy."""
 Baseline = Callable[[PrunableNetwork, CostFunction, float], Widths]
 """(network, cost by width, limit of the cost) -> widths."""
 
 
 def large(library: Any, shape: tuple[int, int, int], classes: int) -> Any:
-    """12 MB of weights, nearly all of them in two dense layers, as in the networks of its time (VGG, AlexNet)."""
+    """Return a network with 12 MB of weights, nearly all of them in two dense layers, as in AlexNet and VGG."""
     layers = library.layers
     image = library.Input(shape)
     x = image
@@ -101,7 +101,7 @@ def retraining_epochs(name: str) -> int:
 
 
 def settings(name: str) -> Prune:
-    """Return the settings of ours; the other methods are trained by the same settings."""
+    """Return the settings of our method; the other methods train with the same settings."""
     limit = {"objective": "cache"} if name == LARGE else {"objective": "compute", "keep": KEEP}
     return Prune(
         **limit,
@@ -112,14 +112,14 @@ def settings(name: str) -> Prune:
 
 
 def ours(taught: bool, subject: subjects.Subject, context: Context, original: Artifact) -> dict[str, Any]:
-    """Prune by the stage itself."""
+    """Prune by the stage `prune`, with a teacher or on labels alone."""
     stage = settings(subject.name)
     (step,) = stage.model_copy(update={} if taught else {"distill": None}).run(original, context)["steps"]
     return {"allocation": step["allocation"], "trials": step.get("trials", {})}
 
 
 def baseline(choose: Baseline, subject: subjects.Subject, context: Context, original: Artifact) -> dict[str, Any]:
-    """Choose widths by another method, then train as ours."""
+    """Choose widths by another method, then train as our method does."""
     del original
     prunable = prepare(keras_graph.read(subject.model), EDGETPU, "l1", None)
     objective = Objective("compute", KEEP)
@@ -136,7 +136,7 @@ def baseline(choose: Baseline, subject: subjects.Subject, context: Context, orig
 
 
 def uniform(prunable: PrunableNetwork, cost: CostFunction, limit: float) -> Widths:
-    """Return the largest factor on all widths that keeps the limit; widths are rounded to the hardware's step."""
+    """Return all widths times the largest factor that keeps the limit, rounded to the hardware's step."""
 
     def scaled(factor: float) -> Widths:
         return tuple(
@@ -149,7 +149,7 @@ def uniform(prunable: PrunableNetwork, cost: CostFunction, limit: float) -> Widt
 
 
 def filled(widths: Widths, full: Widths, cost: CostFunction, limit: float) -> Widths:
-    """Widen the layer groups by turns, one step of the hardware at a time, while the limit allows it."""
+    """Widen the layer groups in turn, one step of the hardware at a time, while the limit allows it."""
     while True:
         wider = [
             (*widths[:index], min(width + STEP - width % STEP, size), *widths[index + 1 :])
@@ -190,7 +190,7 @@ def scratch(
 
 
 def ways(name: str, cache: Path) -> dict[str, Callable[..., dict[str, Any]]]:
-    """What is compared on a network."""
+    """Return the methods that are compared on a network, by name."""
     found: dict[str, Callable[..., dict[str, Any]]] = {"ours": partial(ours, True)}
     if name != LARGE:
         found |= {ON_LABELS: partial(ours, False)}
@@ -201,7 +201,7 @@ def ways(name: str, cache: Path) -> dict[str, Callable[..., dict[str, Any]]]:
 
 
 def one(name: str, way: str, cache: Path, seed: int) -> dict[str, Any]:
-    """What a network knows that was cut in one way, by test sample, and what it costs."""
+    """Prune a network by one method; return its correct test samples, validation accuracy and costs."""
     subject, started = SUBJECTS[name](cache, seed), time.perf_counter()
     before = subject.model
     with tempfile.TemporaryDirectory() as folder, quiet():
@@ -227,7 +227,7 @@ def one(name: str, way: str, cache: Path, seed: int) -> dict[str, Any]:
 
 
 def figures(model: Any) -> dict[str, Any]:
-    """What a network costs as it is."""
+    """Return the cost figures of a network at its full widths."""
     prunable = prepare(keras_graph.read(model), EDGETPU, "l1", None)
     return prunable.costs.figures(prunable.full_widths, HOST).to_json()
 
@@ -237,12 +237,12 @@ def _in_file(way: str) -> str:
 
 
 def kept_of(name: str, way: str, cache: Path, seed: int) -> dict[str, Any]:
-    """One way with one seed, measured now or earlier."""
+    """Return the result of one method with one seed; measure it if it is not in the cache."""
     return kept(cache / f"pruning-{name}-{_in_file(way)}-{seed}-{commit()}.json", partial(one, name, way, cache, seed))
 
 
 def summary(runs: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """One network over its seeds, as plain values."""
+    """Return the results of one network over all seeds as plain values."""
     chosen = max((way for way in runs if way in OURS), key=lambda way: sum(run["validation"] for run in runs[way]))
     own = np.stack([run["hits"] for run in runs[chosen]]).astype(int)
     found: dict[str, Any] = {"test_samples": own.shape[1], "chosen": chosen, "ways": {}}
@@ -266,7 +266,7 @@ def summary(runs: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
 
 
 def table(cases: Mapping[str, Any]) -> str:
-    """Every way beside the original and ours."""
+    """Return a Markdown table that compares each method with the original and with our method."""
     head = ["network", "way", "compute", "latency on USB 3", "streamed", "test", "lost (95%)", "ours ahead by (95%)"]
     lines = [head, ["---"] * len(head)]
     for name, case in cases.items():
@@ -287,7 +287,7 @@ def table(cases: Mapping[str, Any]) -> str:
 
 
 def _verdict(name: str, case: Mapping[str, Any]) -> str:
-    """The bounds of one network."""
+    """Return whether a network meets the bounds, as text."""
     found = {way: row for way, row in case["ways"].items() if way not in OURS}
     ours = case["ways"][case.get("chosen", "ours")]
     if name == LARGE:

@@ -1,12 +1,10 @@
 """Quantization against other tools: `python benchmarks/quantization.py [--quick] [--qat] [--seeds N] [--cache FOLDER]`.
 
-Every tool is given the same models and calibration samples, and its files run in the same
-runtime on the same test data, which nothing was calibrated on. Needs the shared files
-(CORALLINE_SHARED, or ../shared beside the project) and `pip install -e '.[bench]'`. Prints
-a Markdown table with the bounds, and writes benchmarks/results/quantization.json. Networks
-are trained once for each seed and kept in the folder --cache, and so is what each seed
-gave: a run that was ended goes on. A model that is run again replaces its part of the
-results; the others stay.
+Every tool gets the same models and calibration samples. All files run in the same runtime on the same test data, which
+is not used for calibration. Needs the shared files (CORALLINE_SHARED, or ../shared next to the project) and
+`pip install -e '.[bench]'`. Prints a Markdown table with the bounds, and writes benchmarks/results/quantization.json.
+Networks are trained once for each seed. They and the results of each seed are kept in the folder --cache: an
+interrupted run continues. A new run of a model replaces its results; the results of other models stay.
 """
 
 from __future__ import annotations
@@ -47,12 +45,12 @@ AS_IT_IS, HARD = "as it is", f"imbalance x{max(cases.IMBALANCES)}"
 DRAWS = 10_000
 REPEATS = 7
 DROP, CHANGE, RATIO = 0.003, 0.005, 1.2
-"""The bounds: drop against float, change against the easy case, time against the fast path."""
+"""The bounds: the drop from float, the change from the plain case, the time relative to the fast path."""
 Hits = NDArray[np.bool_]
 
 
 def given_in_each_case(subject: subjects.Subject) -> dict[str, Callable[[], Given]]:
-    """What the tools are given, by case; made when it is its turn."""
+    """Return the inputs of the tools by case, as functions that make them."""
     model, seed = subject.model, subject.seed
     calibration, held_out = tools.drawn(subject)
 
@@ -70,13 +68,13 @@ def given_in_each_case(subject: subjects.Subject) -> dict[str, Callable[[], Give
 
 
 def hits(subject: subjects.Subject, answers: NDArray[Any], wanted: NDArray[Any]) -> Hits:
-    """By test sample whether the answer is right; without labels, whether it is the float model's."""
+    """Return for each test sample whether the class is correct; without labels, whether it is the float model's."""
     found = answers.argmax(axis=1)
     return np.asarray(found == (subject.data.labels("test") if subject.labelled else wanted.argmax(axis=1)))
 
 
 def one_seed(subject: subjects.Subject, *, train: bool) -> dict[str, Any]:
-    """Every tool in every case: hits, agreement with the float model, seconds, what it says of itself."""
+    """Run every tool in every case; return hits, agreement with the float model, seconds and notes."""
     inputs = subject.data.inputs("test")
     wanted = np.asarray(subject.model.predict(inputs, verbose=0))
     found: dict[str, Any] = {"float": hits(subject, wanted, wanted), "cases": {}}
@@ -103,7 +101,10 @@ def one_seed(subject: subjects.Subject, *, train: bool) -> dict[str, Any]:
 
 
 def kept(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What one seed gave before with the same state of the project, or `make`s it: seeds take long, and resume."""
+    """Return the content of a result file, or the result of `make` if there is no file.
+
+    The file is not written if its name contains "dirty", which is in `commit()` after uncommitted changes.
+    """
     if path.exists():
         return dict(json.loads(path.read_text(), object_hook=_arrays))
     found = make()
@@ -117,7 +118,7 @@ def _arrays(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def trained(subject: subjects.Subject) -> dict[str, dict[str, Any]]:
-    """By case and engine a row as the other tools have, or why there is none; with the hardest imbalance too."""
+    """Return the result of each engine, or why it refuses the network; for the plain case and the largest imbalance."""
     inputs, found = subject.data.inputs("test"), dict[str, dict[str, Any]]()
     for case, make in given_in_each_case(subject).items():
         if case not in (AS_IT_IS, HARD):
@@ -138,14 +139,14 @@ def trained(subject: subjects.Subject) -> dict[str, dict[str, Any]]:
 
 @contextlib.contextmanager
 def quiet() -> Any:
-    """Progress bars and advice of the tools stay out of the output."""
+    """Suppress stderr and warnings: the progress bars and advice of the tools."""
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
         yield
 
 
 def summary(subject: subjects.Subject, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """One model over its seeds, as plain values."""
+    """Return the results of one model over all seeds as plain values."""
     low, high = interval(np.concatenate([run["float"] for run in runs]).astype(int))
     found: dict[str, Any] = {
         "metric": "accuracy" if subject.labelled else "agreement with the float model",
@@ -171,7 +172,7 @@ def summary(subject: subjects.Subject, runs: list[dict[str, Any]]) -> dict[str, 
 
 
 def _trained(runs: list[dict[str, Any]], case: str) -> dict[str, Any]:
-    """What trains against what calibrates in the same case: our own, and TFLiteConverter."""
+    """Compare the engines that train with our PTQ and with TFLiteConverter in the same case."""
     found: dict[str, Any] = {}
     calibrated = {
         tool: np.concatenate([run["cases"][case][tool]["hits"] for run in runs]).astype(int)
@@ -206,7 +207,7 @@ def _tool(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def interval(values: NDArray[np.int64]) -> tuple[float, float]:
-    """The middle 95% of the mean under resampling (bootstrap) of values that are -1, 0 or 1."""
+    """Return the 95% interval of the mean of values that are -1, 0 or 1, by resampling (bootstrap)."""
     shares = [float((values == value).mean()) for value in (-1, 0, 1)]
     drawn = np.random.default_rng(0).multinomial(len(values), shares, DRAWS)
     low, high = np.percentile((drawn[:, 2] - drawn[:, 0]) / len(values), [2.5, 97.5])
@@ -214,7 +215,7 @@ def interval(values: NDArray[np.int64]) -> tuple[float, float]:
 
 
 def judged(model: Mapping[str, Any], case: str) -> tuple[str, bool]:
-    """The bound of a case in words, and whether it is met."""
+    """Return the bound of a case as text, and whether it is met."""
     row = model["cases"][case]
     value = statistics.fmean(row["tools"][OURS]["value"])
     if case != AS_IT_IS:
@@ -222,13 +223,13 @@ def judged(model: Mapping[str, Any], case: str) -> tuple[str, bool]:
         return f"≥ {clean - CHANGE:.4f}", value >= clean - CHANGE - 1e-9
     beaten = row["interval"][1] < 0
     drop = statistics.fmean(model["float"]) - value
-    # Where there are no labels, the float model is right by definition, and its own interval is a point.
+    # Without labels, the float model is correct by definition, and the width of its interval is 0.
     allowed = max(DROP, model["float_half_interval"])
     return f"not beaten, and drop ≤ {allowed:.4f}", not beaten and drop <= allowed + 1e-9
 
 
 def table(models: Mapping[str, Any]) -> str:
-    """All models and cases, ours beside the others."""
+    """Return the Markdown tables: our results next to those of the other tools, for all models and cases."""
     others = [name for name in tools.TOOLS if name != OURS]
     head = ["model", "case", "float", OURS, *others, f"{OURS} - best other (95%)", "bound", "met"]
     lines = [head, ["---"] * len(head)]
@@ -252,7 +253,7 @@ def table(models: Mapping[str, Any]) -> str:
 
 
 def _times(models: Mapping[str, Any]) -> str:
-    """Seconds of every tool as it is, and conversion alone."""
+    """Return the table of the seconds of every tool in the plain case, and of conversion alone."""
     lines = [
         ["model", *(f"{name}, s" for name in tools.TOOLS), "conversion alone / fast path", "bound", "met"],
         ["---"] * (len(tools.TOOLS) + 4),
@@ -266,7 +267,7 @@ def _times(models: Mapping[str, Any]) -> str:
 
 
 def _trainings(models: Mapping[str, Any]) -> str:
-    """What trains, where it was run."""
+    """Return the table of the engines that train; empty if none was run."""
     head = ["model", "case", "engine", "float", f"{OURS} PTQ", tools.CONVERTER, "trained"]
     head += [f"- {OURS} PTQ (95%)", f"- {tools.CONVERTER} (95%)", "training and file agree (≥ 0.983)"]
     lines = [head, ["---"] * len(head)]
@@ -295,7 +296,7 @@ def _trainings(models: Mapping[str, Any]) -> str:
 
 
 def commit() -> str:
-    """Which state of the project was measured; what the benchmarks themselves write does not count as a change."""
+    """Return the commit of the project, with "-dirty" if there are uncommitted changes outside of results/."""
 
     def git(*words: str) -> str:
         command = ["git", *words]
@@ -306,7 +307,7 @@ def commit() -> str:
 
 
 def timed_again(subject: subjects.Subject) -> dict[str, float]:
-    """Conversion alone."""
+    """Measure the time of conversion alone."""
     with quiet():
         found = tools.conversion_ratio(given_in_each_case(subject)[AS_IT_IS](), REPEATS)
     print(f"{subject.name} {subject.seed}: {found['ratio']:.2f} of the fast path", file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
 """Quantization-aware training for benchmarks/quantization.py --qat: both engines of the `quantize` stage.
 
-tfmot's has its traps repaired (`compress.engines.tfmot.qat`): both start from the same calibrated ranges and
-round at the same points. Ours trains with batch norm folded, tfmot's with batch norm.
+The engine of tfmot runs with its known problems repaired (`compress.engines.tfmot.qat`). Both engines start from
+calibrated ranges and round at the same points. Our engine folds batch norms before training, tfmot's trains with them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SETTINGS = TrainingSettings(epochs=6, learning_rate=0.0005)
 
 
 def engines(subject: subjects.Subject, given: tools.Given) -> Iterator[tuple[str, Any]]:
-    """What everything that trains makes of a network; a text where it refuses."""
+    """Yield the name and the file of each method that trains; a text if it refuses the network."""
     yield ADAROUND, tools.ours(given, rounding="adaround")
     for name, engine in ((OURS, ours), (TFMOT, by_tfmot)):
         try:
@@ -42,7 +42,7 @@ def engines(subject: subjects.Subject, given: tools.Given) -> Iterator[tuple[str
 
 
 def ours(subject: subjects.Subject, given: tools.Given) -> tools.Made:
-    """Our engine, from the best plan after training; notes: agreement of what it computed with the file."""
+    """Train with our engine, from the best PTQ plan; notes: agreement of the trained model with the file."""
     started = time.perf_counter()
     search = Search(fold.canonical(keras_graph.read(given.model)), given.calibration, given.held_out)
     search.ranges([*METHODS])
@@ -59,7 +59,7 @@ def ours(subject: subjects.Subject, given: tools.Given) -> tools.Made:
 
 
 def by_tfmot(subject: subjects.Subject, given: tools.Given) -> tools.Made:
-    """The engine of tfmot as the `quantize` stage has it, from the best ranges; notes: the same."""
+    """Train with the engine of tfmot, as the `quantize` stage does, from the best ranges; notes: as in `ours`."""
     started = time.perf_counter()
     read = keras_graph.read(given.model)
     search = Search(fold.canonical(read), given.calibration, given.held_out)
@@ -76,7 +76,7 @@ def by_tfmot(subject: subjects.Subject, given: tools.Given) -> tools.Made:
 
 
 def _agreement(model: Any, content: bytes, subject: subjects.Subject) -> float:
-    """How often what was trained and the file answer the same on the test data."""
+    """Return the share of test samples for which the trained model and the file give the same class."""
     inputs = subject.data.inputs("test")
     wanted = np.asarray(model.predict(inputs, verbose=0)).argmax(axis=1)
     return float((tools.scores(content, inputs).argmax(axis=1) == wanted).mean())

@@ -1,8 +1,8 @@
-"""What benchmarks/quantization.py quantizes: models with the data that they are calibrated and tested on.
+"""Models that benchmarks/quantization.py quantizes, with their calibration and test data.
 
-Networks are trained once for each seed and kept in a folder; the MLPerf Tiny and mini-Xception
-models come as files. Their own data sets are not here, so that they see photos of groceries,
-and what is measured is how often the int8 model answers as the float model does.
+Networks are trained once for each seed and kept in a folder. The MLPerf Tiny and mini-Xception models are files. Their
+own data sets are not available, so they run on photos of groceries, and the result is the agreement of the int8 model
+with the float model.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Labels = NDArray[np.int64]
 
 @dataclass
 class Arrays:
-    """A data set in memory, as stages see one."""
+    """A data set in memory, with the interface that stages use."""
 
     splits: dict[str, tuple[Floats, Labels]]
     classes: int
@@ -57,24 +57,24 @@ class Arrays:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The classes, by number."""
+        """The names of the classes: their indices."""
         return tuple(map(str, range(self.classes)))
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one sample."""
+        """The shape of one sample."""
         return self.splits["train"][0].shape[1:]
 
     def inputs(self, split: Split) -> Floats:
-        """The samples of a split."""
+        """Return the samples of a split."""
         return self.splits[split][0]
 
     def describe(self, split: Split, index: int) -> str:
-        """The name of a sample."""
+        """Return the name of a sample."""
         return f"{split} {index}"
 
     def labels(self, split: Split) -> Labels:
-        """The labels of a split."""
+        """Return the labels of a split."""
         return self.splits[split][1]
 
     def targets(self, split: Split) -> NDArray[np.float32]:
@@ -82,33 +82,33 @@ class Arrays:
         raise AssertionError(split)
 
     def objects(self, split: Split) -> list[Objects]:
-        """None: these data have classes."""
+        """Not available: these data have classes."""
         raise AssertionError(split)
 
     def raw(self, split: Split, indices: Labels) -> list[NDArray[Any]]:
-        """Some samples."""
+        """Return the samples of these indices."""
         return list(self.splits[split][0][indices])
 
     @property
     def decoding(self) -> dict[str, Any]:
-        """None: they were never in files."""
+        """Empty: the samples were not decoded from files."""
         return {}
 
     def summary(self) -> dict[str, Any]:
-        """Nothing that a benchmark looks at."""
+        """Return an empty map: benchmarks do not use it."""
         return {}
 
 
 class Quiet(SilentProgress):
-    """Progress that nobody looks at."""
+    """Progress that shows only notes."""
 
     def note(self, text: str) -> None:
-        """What the user should see goes to stderr."""
+        """Print a note to stderr."""
         print(f"  note: {text}", file=sys.stderr)
 
 
 def context(data: Any, folder: Path, seed: int) -> Context:
-    """What a stage is given, for the Edge TPU."""
+    """Return the context of a stage with these data, for the Edge TPU."""
     nothing = Artifact("", Kind.KERAS, folder, {}, {}, 0)
     return Context("benchmark", folder, data, nothing, load("edgetpu"), seed, False, Quiet())
 
@@ -148,7 +148,7 @@ def asked(parser: argparse.ArgumentParser) -> argparse.Namespace | None:
 
 @cache
 def photos(side: int, *, colour: bool = True) -> dict[str, tuple[Floats, Labels]]:
-    """grocery96 with coarse classes, values from 0 to 1, in an order of chance; val is called validation."""
+    """Return grocery96 with coarse classes, values from 0 to 1, in random order; val is called validation."""
     path = SHARED / "data" / "grocery96.tar"
     found: dict[str, tuple[list[Any], list[int]]] = {"train": ([], []), "val": ([], []), "test": ([], [])}
     with tarfile.open(path) as archive:
@@ -173,7 +173,7 @@ def photos(side: int, *, colour: bool = True) -> dict[str, tuple[Floats, Labels]
 
 
 def strokes() -> dict[str, tuple[Floats, Labels]]:
-    """The magic wand's strokes drawn into 32x32 pixels; 500 train, 100 validation, 400 test, chosen at random."""
+    """Return the strokes of the magic wand as 32x32 images; 500 train, 100 validation, the rest test, at random."""
     with np.load(SHARED / "data" / "magic_wand_digits.npz") as arrays:
         points, lengths, labels = arrays["x"], arrays["length"], arrays["y"].astype(np.int64)
     images = np.zeros((len(points), 32, 32, 1), np.float32)
@@ -191,7 +191,7 @@ def strokes() -> dict[str, tuple[Floats, Labels]]:
 
 
 def log_mel(audio: NDArray[np.int16], frames: int = 64, bands: int = 32, rate: int = 8000) -> Floats:
-    """The logarithm of the energy in mel bands: [frames, bands], of the first second."""
+    """Return the logarithm of the energy in mel bands, [frames, bands], of the first second."""
     size, hop = 256, 125
     needed = hop * (frames - 1) + size
     signal = np.zeros(needed)
@@ -209,7 +209,7 @@ def log_mel(audio: NDArray[np.int16], frames: int = 64, bands: int = 32, rate: i
 
 @cache
 def spoken() -> dict[str, tuple[Floats, Labels]]:
-    """The spoken digits as log-mel pictures with mean 0 and deviation 1; the official test split."""
+    """Return the spoken digits as log-mel images with mean 0 and deviation 1, with the official test split."""
     with np.load(SHARED / "data" / "fsdd_8k.npz") as arrays:
         audio, ends = arrays["audio"], arrays["offsets"]
         labels, test = arrays["y"].astype(np.int64), arrays["is_test"]
@@ -226,14 +226,14 @@ def _unlabelled(splits: dict[str, tuple[Floats, Labels]], change: Callable[[Floa
 
 
 def person(cache_folder: Path, seed: int) -> Subject:
-    """MLPerf Tiny's person detection: 96x96 colours from 0 to 1."""
+    """Return MLPerf Tiny's person detection: 96x96 RGB from 0 to 1."""
     del cache_folder, seed
     model = keras_file.load(SHARED / "models" / "keras" / "vww_96.h5")
     return Subject("vww_96", 0, model, _unlabelled(photos(96), lambda x: x), labelled=False)
 
 
 def emotions(cache_folder: Path, seed: int) -> Subject:
-    """mini-Xception for faces: 64x64 grey from -1 to 1."""
+    """Return mini-Xception for faces: 64x64 grey from -1 to 1."""
     del cache_folder, seed
     model = keras_file.load(SHARED / "models" / "keras" / "fer2013_mini_XCEPTION.102-0.66.hdf5")
     data = _unlabelled(photos(64, colour=False), lambda x: (x - np.float32(0.5)) * np.float32(2))
@@ -242,7 +242,7 @@ def emotions(cache_folder: Path, seed: int) -> Subject:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a network is trained."""
+    """A network with its data and its training settings."""
 
     name: str
     data: Callable[[], dict[str, tuple[Floats, Labels]]]
@@ -251,7 +251,7 @@ class Recipe:
     settings: TrainingSettings
 
     def __call__(self, cache_folder: Path, seed: int) -> Subject:
-        """The network, trained now or earlier."""
+        """Return the network; train it if it is not in the folder `cache_folder`."""
         data = Arrays(self.data(), self.classes)
 
         path = cache_folder / f"{self.name}-{seed}.keras"

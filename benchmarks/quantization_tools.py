@@ -34,13 +34,13 @@ EDGE_QUANTIZER = "ai-edge-quantizer"
 
 @dataclass(frozen=True)
 class Given:
-    """What a tool may look at: never the test data.
+    """The inputs of a tool, without test data.
 
     Attributes:
         model: the float model.
         calibration: samples for ranges.
         held_out: further training samples; only our search uses them.
-        seed: where chance is involved.
+        seed: of the random numbers.
     """
 
     model: Any
@@ -56,7 +56,7 @@ class Made:
     Attributes:
         content: the .tflite file.
         seconds: from the model in memory (ours: on disk) to the file.
-        notes: what the tool says of it.
+        notes: facts that the tool reports about it.
     """
 
     content: bytes
@@ -65,7 +65,7 @@ class Made:
 
 
 class Drawn(Quantize):
-    """The `quantize` stage with samples that were drawn before, so that all tools see the same ones."""
+    """The `quantize` stage with given samples, so that all tools use the same ones."""
 
     def _split(self, model: Any, context: Context) -> CalibrationSplit:
         del model
@@ -75,7 +75,7 @@ class Drawn(Quantize):
 
 
 def drawn(subject: subjects.Subject) -> tuple[Floats, Floats]:
-    """Calibration samples and held-out ones, as the stage draws them from the training split."""
+    """Return calibration samples and held-out samples, as the stage draws them from the training split."""
     stage = Quantize()
     found = calibration.split(
         subject.data, "balanced", stage.calibration_samples, stage.held_out_samples, seed=subject.seed
@@ -84,7 +84,7 @@ def drawn(subject: subjects.Subject) -> tuple[Floats, Floats]:
 
 
 def ours(given: Given, **settings: Any) -> Made:
-    """The `quantize` stage, with its defaults unless told otherwise: the file that a pipeline would give."""
+    """Quantize by the `quantize` stage, with defaults except for `settings`: the result is that of a pipeline."""
     with tempfile.TemporaryDirectory() as before, tempfile.TemporaryDirectory() as after:
         working_model.write(given.model, Path(before))
         artifact = Artifact("", Kind.KERAS, Path(before), {MODEL_KERAS: "", MODEL_TFLITE: ""}, {}, 0)
@@ -98,12 +98,12 @@ def ours(given: Given, **settings: Any) -> Made:
 
 
 def converted(model: Any, samples: Floats | None, *, dense_per_tensor: bool) -> bytes:
-    """Full-integer TFLiteConverter by its fast path: the bytes of `from_keras_model` in a tenth of the time.
+    """Return the full-integer file of TFLiteConverter's fast path: that of `from_keras_model` in a tenth of the time.
 
     Args:
         model: of Keras 3 or tf-keras.
-        samples: for ranges; None where the model brings them.
-        dense_per_tensor: whether a dense layer gets one scale.
+        samples: for ranges; None if the model has the ranges.
+        dense_per_tensor: whether the weights of a dense layer have one scale.
     """
     import tensorflow
 
@@ -121,21 +121,21 @@ def converted(model: Any, samples: Floats | None, *, dense_per_tensor: bool) -> 
 
 
 def converter(given: Given) -> Made:
-    """TFLiteConverter as it is."""
+    """Quantize by TFLiteConverter with its default scales."""
     started = time.perf_counter()
     content = converted(given.model, given.calibration, dense_per_tensor=False)
     return Made(content, time.perf_counter() - started)
 
 
 def converter_tensorwise(given: Given) -> Made:
-    """TFLiteConverter with one scale for each dense layer, which the Edge TPU's compiler needs."""
+    """Quantize by TFLiteConverter with one scale for each dense layer, which the Edge TPU's compiler needs."""
     started = time.perf_counter()
     content = converted(given.model, given.calibration, dense_per_tensor=True)
     return Made(content, time.perf_counter() - started)
 
 
 def _with_signature(model: Any) -> bytes:
-    """The float .tflite file with a named signature, by which ai-edge-quantizer calls it."""
+    """Return the float .tflite file with a named signature, by which ai-edge-quantizer calls it."""
     import tensorflow
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
@@ -151,7 +151,7 @@ def _with_signature(model: Any) -> bytes:
 
 
 def edge_quantizer(given: Given) -> Made:
-    """ai-edge-quantizer: static int8, dense layers tensorwise, everything else as its recipe has it."""
+    """Quantize by ai-edge-quantizer: static int8, dense layers per tensor, all other settings from its recipe."""
     from ai_edge_quantizer import qtyping, quantizer, recipe
 
     started = time.perf_counter()
@@ -174,7 +174,7 @@ TOOLS: dict[str, Callable[[Given], Made]] = {
 
 
 def scores(content: bytes, samples: Floats) -> Floats:
-    """What a file answers, in the one runtime that all files are measured in: [n, outputs]."""
+    """Return the outputs of a file in the runtime in which all files are measured: [n, outputs]."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.tflite"
         path.write_bytes(content)
@@ -182,9 +182,9 @@ def scores(content: bytes, samples: Floats) -> Floats:
 
 
 def conversion_ratio(given: Given, repeats: int) -> dict[str, float]:
-    """Seconds of our conversion by a finished plan, and of TFLiteConverter's fast path; medians, in turns.
+    """Return the median seconds of our conversion of a plan and of TFLiteConverter's fast path, and their ratio.
 
-    TFLiteConverter calibrates on one sample, so that next to nothing of its time is calibration.
+    The two run in turn. TFLiteConverter calibrates on one sample, so that almost none of its time is calibration.
     """
     canonical = fold.canonical(keras_graph.read(given.model))
     plan = calibration.calibrate(canonical, given.calibration)

@@ -1,11 +1,11 @@
 """CPU time and memory of `quantize`: `python benchmarks/quantize_cost.py [--side 224] [--photos 449] [--show]`.
 
-MobileNetV2 0.35 with batch norm statistics taken from photos (grocery96, enlarged) is quantized by a pipeline with the
-stage `quantize` alone, and converted with as many calibration samples as TensorFlow's guide shows it
-(`TFLiteConverter.from_keras_model`) and by its fast path (`from_concrete_functions`), in processes of their own. The
-labels are the float model's own answers. Reported are the peak resident memory of the whole run and the CPU seconds of
-the stage divided by those of each conversion, imports left out of all. Needs the shared files (CORALLINE_SHARED, or
-../shared beside the project). Writes benchmarks/results/quantize_cost.json.
+MobileNetV2 0.35 with batch norm statistics from photos (grocery96, enlarged) is quantized by a pipeline with the stage
+`quantize` alone. In a separate process, it is converted with the same number of calibration samples in two ways: as in
+TensorFlow's guide (`TFLiteConverter.from_keras_model`), and by the fast path (`from_concrete_functions`). The labels
+are the classes that the float model predicts. The figures are the peak resident memory of the whole run, and the CPU
+seconds of the stage divided by those of each conversion, all without imports. Needs the shared files (CORALLINE_SHARED,
+or ../shared next to the project). Writes benchmarks/results/quantize_cost.json.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ print(json.dumps({"exit": code, "cpu_s": sum(spent), "peak_bytes": peak}))
 
 
 def run(code: str, folder: Path, *arguments: object) -> dict[str, Any]:
-    """The last line of what a process prints, as JSON; an empty map where it prints nothing."""
+    """Run a program; return the last line of its output, parsed as JSON, or an empty map if it prints nothing."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
@@ -132,7 +132,7 @@ def run(code: str, folder: Path, *arguments: object) -> dict[str, Any]:
 
 
 def measured(side: int, photos: int) -> dict[str, Any]:
-    """Both figures, and what they were taken on."""
+    """Return the memory, the times, and the settings of the measurement."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         images = np.concatenate([found for found, _ in subjects.photos(96, colour=True).values()])
@@ -161,7 +161,7 @@ def measured(side: int, photos: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Measures, and prints what was measured."""
+    """Measure, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__.split(":", 1)[0])
     parser.add_argument("--side", type=int, default=224, help="height and width of the model's input")
     parser.add_argument("--photos", type=int, default=449, help="photos of the data set")

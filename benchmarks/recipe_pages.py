@@ -100,7 +100,7 @@ def _costs(result: Mapping[str, Any], hosts: Sequence[str]) -> list[str]:
 
 
 def line_of(row: Row, results: Results) -> str:
-    """Return the line of a recipe's file that says what it reaches."""
+    """Return the line of a recipe's file that states its result."""
     if row.name not in results:
         return f"# Result:  {NOT_RUN}; `make bench-recipes` runs it"
     floats, ints, _ = quality(row, results[row.name])
@@ -118,7 +118,7 @@ def _with_table(text: str, content: str) -> str:
 
 
 def written(results: Results) -> dict[Path, str]:
-    """Return what the files with results contain: recipes, their pages, and the page of all recipes."""
+    """Return the text of each file that shows results: recipes, their pages, and the page of all recipes."""
     index = ROOT / "docs" / "recipes" / "index.md"
     texts = {index: _with_table(index.read_text(), table(results, links=True))}
     for recipe in dict.fromkeys(row.recipe for row in ROWS):

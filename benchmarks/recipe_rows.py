@@ -7,10 +7,10 @@ from dataclasses import dataclass
 PAIRS = "edgetpu/pairs"
 EMBEDDINGS = "mobilenet_v1_1.0_224_quant_embedding_extractor"
 Prepare = tuple[str, ...]
-"""A script in calibration_data/, its source in the shared folder (or PACKAGES), its target beside the recipe, and
-options."""
+"""A script in calibration_data/, its source in the shared folder (or PACKAGES), its target in the folder of the
+recipe, and options."""
 PACKAGES = "packages"
-"""The source of data that Python packages bring: `Row.packages` are put into this folder beside the recipe."""
+"""The source of data in Python packages: `Row.packages` are unpacked into this folder next to the recipe."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Row:
         metric: the metric of the table: accuracy, ap50, auc (with alarms), or agreement of outputs without labels.
         prepare: how the data is prepared.
         models: names in the folder model/ and their files in the shared folder.
-        changes: texts of the recipe and what they become.
+        changes: texts of the recipe and their replacements.
         packages: Python packages with data, as pip names them; they are not installed.
     """
 

@@ -131,7 +131,7 @@ def alarms(folder: Path) -> dict[str, Any]:
 
 
 def summary(row: Row, report: dict[str, Any]) -> dict[str, Any]:
-    """Return what the tables show of a report."""
+    """Return the values of a report that the tables show."""
     before, after = (report["models"][role]["measurements"] for role in ("original", "result"))
     changes, placement = report["comparison"]["measurements"], report["placement"]
     kept = ("value", "low", "high")

@@ -1,9 +1,11 @@
-"""What `relink` makes of real compiled models: `python benchmarks/relink.py`.
+"""Results of `relink` on real compiled models: `python benchmarks/relink.py`.
 
-Needs the shared files (CORALLINE_SHARED, or ../shared beside the project). Four questions: does every model go into its
-own program without a change; does every model of one architecture go into the program of another, with the bytes of the
-real compiler; do random weights change the parameters alone; and what happens with other scales, where no compiled file
-shows the truth. Prints a table and every refusal, and writes benchmarks/results/relink.json.
+Four questions are tested. Does a relink of a model with its own compiled file change nothing? Does a relink of a model
+with the compiled file of another model of the same architecture give the bytes of the real compiler? Do random weights
+change only the parameters? What happens with other scales, for which there is no file of the compiler to compare with?
+
+Needs the shared files (CORALLINE_SHARED, or ../shared next to the project). Prints a table, every refusal and every
+difference, and writes benchmarks/results/relink.json.
 """
 
 from __future__ import annotations
@@ -46,14 +48,14 @@ def compiled(name: str) -> CompiledFile:
 
 
 def mapped(name: str) -> set[int]:
-    """The operators of a model that run on the Edge TPU."""
+    """Return the indices of the operators of a model that run on the Edge TPU."""
     file, parsed = compiled(name), graph.parse(model(name))
     cpu = compare_cpu_part(file.graph, parsed, {each.operator.index for each in file.operators})
     return {operator.index for operator in parsed.operators} - cpu.operators
 
 
 def answer(result: Relinked, expected: bytes) -> dict[str, Any]:
-    """What became of a relink whose right bytes, without tokens, are known."""
+    """Return the outcome of a relink: refused, equal to the expected bytes (compared without tokens), or different."""
     if result.content is None:
         return {"outcome": "refused", "problems": list(result.problems)}
     equal = without_tokens(compiled_file.parse(result.content)) == expected
@@ -73,7 +75,7 @@ def same_architecture(names: list[str]) -> Iterator[dict[str, Any]]:
             row = {"template": old, "new": new, **answer(result, without_tokens(compiled(new)))}
             if result.content is not None and row["outcome"] == "different":
                 unchanged = without_tokens(compiled_file.parse(result.content)) == without_tokens(compiled(old))
-                # The same numbers: the models were compiled together, at other places in the chip's memory.
+                # Both models have the same numbers. They were compiled together, for other addresses on the chip.
                 row["outcome"] = "the template: equal models" if unchanged else "different"
             yield row
 
@@ -87,7 +89,7 @@ def with_other_weights(name: str) -> dict[str, Any]:
 
 
 def with_other_scales(name: str, seed: int) -> dict[str, Any]:
-    """Other scales, and back again: the result must be the template."""
+    """Relink with other scales, and then with the original ones: the second result must equal the template."""
     other = other_scales(model(name), seed)
     row: dict[str, Any] = {"model": name, "seed": seed}
     result = relink(other, model(name), compiled(name))
@@ -99,7 +101,7 @@ def with_other_scales(name: str, seed: int) -> dict[str, Any]:
 
 
 def explained_instructions(name: str) -> Counter[str]:
-    """How many vector instructions of a file have exactly the numbers that an operator's rule gives."""
+    """Count the vector instructions of a file: explained by an operator's rule, independent of scales, unexplained."""
     parsed = graph.parse(model(name))
     change = ModelChange(parsed, parsed, mapped(name))
     counts: Counter[str] = Counter()

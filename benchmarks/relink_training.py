@@ -31,7 +31,7 @@ SAMPLES = 200
 
 
 def trained(seed: int, images: Any, labels: Any) -> Any:
-    """A network with a shortcut and a depthwise convolution after a training."""
+    """Return a trained network with a shortcut and a depthwise convolution."""
     import keras
 
     keras.utils.set_random_seed(seed)

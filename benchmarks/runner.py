@@ -1,17 +1,18 @@
-"""The runner's own cost: `python benchmarks/runner.py [--runs N] [--starts N]`.
+"""The overhead of the runner: `python benchmarks/runner.py [--runs N] [--starts N]`.
 
-On this interpreter and on those that CORALLINE_PYTHONS names (paths with colons between them), each with
+The benchmark runs on this interpreter and on those that CORALLINE_PYTHONS names (paths separated by colons), each with
 numpy and a TFLite runtime:
 
-- overhead: `Model.answer` and the loop of `bench` over a bare loop of set_tensor, invoke, get_tensor; the
-  three in turn, five inferences each, in one process with one thread, on the model of some that is nearest to
-  a millisecond with this runtime. CPU time, so that what else the machine does counts little: the median of
-  one inference of `bare`, and the median and 95% bootstrap interval of what the others take more.
-- start: `runner.pyz run` from the start of the process to its end, and what the imports of Python, numpy
-  and the runtime alone take; the fastest of some starts of each, in turn.
-- the same bundle: predictions on its evaluation sample, and golden outputs with reproducible kernels.
+- overhead: the additional CPU time of `Model.answer` and of the loop of `bench`, compared with a bare loop of
+  set_tensor, invoke and get_tensor. The three run in turn, five inferences each, in one process with one thread. The
+  model is the one of several whose inference takes nearest to a millisecond with this runtime. CPU time is measured, so
+  that other work on the machine has little effect. The figures are the median of one inference of the bare loop, and
+  the median and 95% bootstrap interval of the additional time of the others.
+- start: the time of `runner.pyz run` from the start of the process to its end, and the time of the start of Python with
+  the imports of numpy and the runtime alone; the fastest of several starts of each, in turn.
+- the same bundle: predictions on its evaluation samples with each model, with reproducible and with default kernels.
 
-Prints a Markdown table and writes benchmarks/results/runner.json. Nothing here asserts.
+Prints a Markdown table and writes benchmarks/results/runner.json. No result is checked.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ for name in ("Model", "bench"):
 print(json.dumps(told))
 """
 FILTERS = (4, 8, 16, 64, 128, 256, 512)
-"""Of the models, which the runtimes differ in by a factor of a hundred."""
+"""The filters of the models; the speeds of the runtimes differ by a factor of a hundred."""
 IMPORTS = "import numpy; from deploy import runtime; runtime.find()"
 ANSWERS = """
 import hashlib, json, sys
@@ -109,7 +110,7 @@ def environment() -> dict[str, str]:
 
 
 def answer(python: str, code: str, *arguments: object) -> Any:
-    """What a piece of code prints, as JSON, on some interpreter."""
+    """Run a program with a Python interpreter; return its output, parsed as JSON."""
     command = [python, "-c", code, *map(str, arguments)]
     return json.loads(subprocess.run(command, env=environment(), capture_output=True, check=True, text=True).stdout)
 
@@ -121,7 +122,7 @@ def seconds(command: list[str]) -> float:
 
 
 def start(python: str, pyz: Path, bundle: Path, starts: int) -> dict[str, float]:
-    """From nothing to the first result, beside what the imports alone take; the fastest of some starts."""
+    """Return the seconds of `runner.pyz run`, of the imports alone, and the difference; the fastest of all starts."""
     imports, whole = [], []
     for _ in range(starts):
         imports.append(seconds([python, "-c", IMPORTS]))
@@ -130,7 +131,7 @@ def start(python: str, pyz: Path, bundle: Path, starts: int) -> dict[str, float]
 
 
 def alike(answers: list[dict[str, Any]], names: list[str], key: str) -> dict[str, Any]:
-    """Whether all predict the same, and which of them give the same outputs to the bit."""
+    """Return whether all interpreters predict the same, and groups of interpreters with bit-identical outputs."""
     groups: dict[str, list[str]] = {}
     for name, each in zip(names, answers, strict=True):
         groups.setdefault(each[key]["outputs"], []).append(name)

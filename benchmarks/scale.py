@@ -1,9 +1,10 @@
 """A search of many processes: `python benchmarks/scale.py [--workers 64] [--trials 2000] [--storages journal ...]`.
 
-Processes ask for tiny trials of one study and tell their results, as `search --join` does, without any training. Each
-storage has its turn: a journal file, a PostgreSQL server of its own, and Optuna's gRPC proxy in front of it. Meanwhile
-processes are killed (SIGKILL) at random moments and replaced, and the server is stopped like in a crash and started
-again, twice. Every process writes each result that the storage has confirmed to its own file. Afterwards:
+Processes ask for tiny trials of one study and report their results, as `search --join` does, but without training. The
+storages are tested one after the other: a journal file, a separate PostgreSQL server, and Optuna's gRPC proxy in front
+of such a server. Meanwhile processes are killed (SIGKILL) at random moments and replaced, and the server is stopped as
+in a crash and started again, twice. Every process writes each result that the storage has confirmed to its own file.
+The figures are
 
 - lost: confirmed results that are not in the storage, or are different there
 - counted twice: trials whose result was confirmed to two processes
@@ -57,7 +58,7 @@ class RandomStudy(SearchStudy):
     """A study whose values are random: the time of the storage is measured, not that of the sampler."""
 
     def sampler(self, seed: int) -> Any:
-        """Return the choice of random values."""
+        """Return a sampler of random values."""
         import optuna
 
         return optuna.samplers.RandomSampler(seed=seed)
@@ -69,7 +70,7 @@ def study(location: str) -> SearchStudy:
 
 
 def work(location: str, trials: int, confirmed: str, kind: str) -> None:
-    """Run trials until there are enough; a line for each result that the storage has confirmed."""
+    """Run trials until enough are complete; write a line for each result that the storage has confirmed."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         shared = study(location)
@@ -98,7 +99,7 @@ def work(location: str, trials: int, confirmed: str, kind: str) -> None:
 
 
 def perform(kind: str) -> None:
-    """A trial: nothing, waiting, or computing."""
+    """Run a trial: it does nothing, waits, or computes, depending on `kind`."""
     if kind == "waits":
         time.sleep(0.5)
     elif kind == "computes":
@@ -109,7 +110,7 @@ def perform(kind: str) -> None:
 
 @contextmanager
 def serving(name: str) -> Iterator[tuple[str, postgresql.Server | None]]:
-    """A storage: its location, and the server behind it."""
+    """Start a storage; yield its location, and the PostgreSQL server behind it."""
     with tempfile.TemporaryDirectory(prefix="scale-") as folder:
         if name == "journal":
             yield folder, None
@@ -131,7 +132,7 @@ def serving(name: str) -> Iterator[tuple[str, postgresql.Server | None]]:
 
 
 def attacked(name: str, workers: int, trials: int) -> dict[str, Any]:
-    """The figures of a search whose processes are killed, and whose server is restarted."""
+    """Run a search while its processes are killed and its server is restarted; return the figures."""
     chance = random.Random(0)
     folder = Path(tempfile.mkdtemp(prefix="scale-confirmed-"))
     kills, restarts, began = 0, 0, time.monotonic()
@@ -196,7 +197,7 @@ def attacked(name: str, workers: int, trials: int) -> dict[str, Any]:
 
 
 def speed(name: str, kind: str, workers: int, trials: int) -> float:
-    """Trials per hour, from the first result to the last."""
+    """Return the trials per hour, from the start of the processes to the end of the last one."""
     with serving(name) as (location, _), tempfile.TemporaryDirectory() as folder:
         study(location).close()
         arguments = [(location, trials, str(Path(folder) / str(number)), kind) for number in range(workers)]

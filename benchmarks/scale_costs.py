@@ -1,13 +1,14 @@
-"""What the operations of a search and of a shared store cost: `python benchmarks/scale_costs.py [--parts ...]`.
+"""Costs of the operations of a search and of a shared store: `python benchmarks/scale_costs.py [--parts ...]`.
 
-- storage: an iteration of a worker looks at the trials, asks for one, renews its lease and tells a result. The wall
-  time of each, and the CPU time of the worker, of the proxy and of PostgreSQL, for a study that has some finished and
-  some running trials already. They are written into the database directly.
+- storage: a worker joins a study. In each iteration it reads the trials, asks for one, renews its lease and reports a
+  result. The figures are the wall time of each operation, and the CPU time of the worker, of the proxy and of
+  PostgreSQL, for a study that already has some finished and some running trials. These trials are written directly into
+  the database.
 - sampler: the CPU time of the choice of a trial, by the number of finished trials; without a database.
 - store: the seconds to publish an artifact of 1 MB and of 30 MB and to find it on another machine, for a folder that
-  both mount, and for a bucket of a server on localhost (`rclone serve s3`).
+  both machines mount, and for a bucket of a server on localhost (`rclone serve s3`).
 
-Prints JSON, and writes benchmarks/results/scale_costs.json. `scale_plan.py` computes with it.
+Prints JSON, and writes benchmarks/results/scale_costs.json. `scale_plan.py` uses it.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ OBJECTIVES = (
 )
 GOALS: Any = SimpleNamespace(objectives=OBJECTIVES)
 STUDIES = ((100, 10), (100, 100), (1000, 100), (100, 1000), (10_000, 100))
-"""Finished and running trials."""
+"""The numbers of finished and running trials of each study."""
 SAMPLED = (30, 100, 300, 1000, 3000, 10_000)
 REPEATED = 20
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -79,7 +80,7 @@ class RandomStudy(SearchStudy):
     """A study whose values are random."""
 
     def sampler(self, seed: int) -> Any:
-        """Return the choice of random values."""
+        """Return a sampler of random values."""
         import optuna
 
         return optuna.samplers.RandomSampler(seed=seed)
@@ -114,12 +115,12 @@ def fill(url: str, finished: int, running: int) -> None:
             )
             connection.exec_driver_sql(statement)
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.exec_driver_sql("analyze")  # as the server itself does after a while
+        connection.exec_driver_sql("analyze")  # as the server does by itself after some time
     engine.dispose()
 
 
 def processes() -> dict[int, tuple[int, str, float]]:
-    """The parent, the name and the CPU seconds of each process."""
+    """Return the parent, the name and the CPU seconds of each process, by its id."""
     found = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -133,7 +134,7 @@ def processes() -> dict[int, tuple[int, str, float]]:
 
 
 def cpu_s(root: int) -> float:
-    """The CPU seconds of a process and of those that it started."""
+    """Return the CPU seconds of a process and of its descendants."""
     known = processes()
     inside, total = {root}, 0.0
     for number in sorted(known):
@@ -144,7 +145,7 @@ def cpu_s(root: int) -> float:
 
 
 def measured(run: Callable[[], object], count: int, roots: dict[str, int]) -> dict[str, float]:
-    """Wall and CPU seconds of one call: of this process, and of the trees of others by name."""
+    """Return the seconds of one call: median wall time, CPU time of this process and of the process trees `roots`."""
     before = {name: cpu_s(root) for name, root in roots.items()}
     own, walls = time.process_time(), []
     for _ in range(count):
@@ -157,7 +158,7 @@ def measured(run: Callable[[], object], count: int, roots: dict[str, int]) -> di
 
 
 def storage(name: str, finished: int, running: int) -> dict[str, Any]:
-    """The costs of the operations of a worker."""
+    """Return the costs of the operations of a worker."""
     with scale.serving(name) as (location, server):
         assert server is not None
         url = f"postgresql+psycopg://searcher@localhost:{server.port}/" + database(server)
@@ -201,7 +202,7 @@ def storage(name: str, finished: int, running: int) -> dict[str, Any]:
 
 
 def database(server: Any) -> str:
-    """The name of the last database of a server."""
+    """Return the name of the newest database of a study on a server."""
     import sqlalchemy
 
     engine = sqlalchemy.create_engine(f"postgresql+psycopg://searcher@localhost:{server.port}/postgres")
@@ -219,7 +220,7 @@ def command_of(process: int) -> str:
 
 
 def sampler(finished: int) -> dict[str, Any]:
-    """The CPU seconds of the choice of a trial."""
+    """Return the CPU seconds of the choice of a trial."""
     import optuna
 
     from compress.search.sampler import FrontSampler
@@ -239,7 +240,7 @@ def sampler(finished: int) -> dict[str, Any]:
         study.sampler = FrontSampler(SPACE, seed)
         began = time.process_time()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about fits of few trials
+            warnings.simplefilter("ignore")  # warnings about fits of few trials
             trial = study.ask()
             for name in NAMES:
                 trial.suggest_float(name, 0, 1)
@@ -249,7 +250,7 @@ def sampler(finished: int) -> dict[str, Any]:
 
 
 def store() -> list[dict[str, Any]]:
-    """The seconds to publish and find artifacts."""
+    """Return the seconds to publish and to find artifacts."""
     rows = []
     with s3.serving() as server:
         os.environ.update(server.environment)
@@ -266,7 +267,7 @@ def store() -> list[dict[str, Any]]:
 
 
 def published_and_found(kind: str, megabytes: int, turn: int) -> tuple[float, float]:
-    """The seconds to publish an artifact with one file, and to find it on another machine."""
+    """Return the seconds to publish an artifact with one file, and to find it on another machine."""
     key, content, silent = f"{turn:064d}", os.urandom(megabytes * 10**6), SilentProgress()
     with tempfile.TemporaryDirectory(prefix="scale-") as folder:
 

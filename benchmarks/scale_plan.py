@@ -1,9 +1,10 @@
 """A search with 1,000 workers and 100,000 trials: `python benchmarks/scale_plan.py [--trials 100000] [--trial-s 600]`.
 
-`tests/support/search_simulation.py` simulates it with the measured costs of benchmarks/results/scale_costs.json: for
-each operation and place a constant, a part for each finished and a part for each running trial, by least squares, none
-of them negative. Workers use the database directly, or through proxies. Last come changes of 1,000 workers, to see what
-moves the limit. Prints JSON, and writes benchmarks/results/scale_plan.json.
+`tests/support/search_simulation.py` simulates it with the measured costs of benchmarks/results/scale_costs.json. The
+cost of an operation in each place is a constant, a part for each finished trial and a part for each running trial; a
+least-squares fit gives these values, none of them negative. Workers use the database directly, or through proxies. The
+last simulations change one property of the search with 1,000 workers, to show what the limit depends on. Prints JSON,
+and writes benchmarks/results/scale_plan.json.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def without(costs: Costs, part: str) -> Costs:
 
 
 def at_most(plan: Plan) -> dict[str, Any]:
-    """Simulate a plan, for three times as long as it takes if workers never wait."""
+    """Simulate a plan for at most three times the time that it takes if workers never wait."""
     return simulate(replace(plan, days=3 * plan.trials * plan.trial_s / plan.workers / 86_400))
 
 

@@ -3,13 +3,13 @@
 Groceries (43 classes, photos of 48x48): a small network of models/fused_bottleneck.py is searched in its width, blocks,
 expansion, fused stages and last layer, and in the learning rate and label smoothing of its training, for accuracy and
 predicted latency. Three ways have the same number of trials: `search` as users run it, random values of the same
-settings, and a uniform sweep of the width alone, of which networks that are the same are trained once. All share one
-store, so a stage is trained once.
+settings, and a uniform sweep of the width alone, in which equal networks are trained once. All share one store, so a
+stage is trained once.
 
 The figure is the hypervolume of the front: the share that it dominates of the rectangle between the reference (the
 accuracy of the most frequent class, and the longest latency of any trial of the seed) and the ideal (accuracy 1, and
 the shortest latency). It is calculated with the accuracies of the validation split, which decided, and with those of
-the test split, which nothing has seen.
+the test split, which is used for nothing else.
 
 `--samplers` compares what chooses the trials on two analytical problems like such a search, without any training:
 random values, Optuna's TPE and NSGA-II, and ours. It takes some minutes.
@@ -79,7 +79,7 @@ class RandomStudy(SearchStudy):
     """A search whose trials are random."""
 
     def sampler(self, seed: int) -> optuna.samplers.BaseSampler:
-        """Return the choice of random values."""
+        """Return a sampler of random values."""
         return optuna.samplers.RandomSampler(seed=seed)
 
 
@@ -316,7 +316,7 @@ def surrogate_table(found: Mapping[str, Any]) -> str:
 
 
 def few_settings(values: Values, noise: np.random.Generator) -> tuple[float, float, bool]:
-    """Return error, latency and whether a limit of the latency holds: five settings, like width, pruning, training."""
+    """Return error, latency and whether the latency is in its limit: five settings, like width, pruning, training."""
     width, keep, rate, kind = values["width"], values["keep"], values["rate"], values["kind"]
     latency = width**1.5 * keep * 4 + 0.5 + (0.3 if kind == "b" else 0)
     error = 0.05 + 0.35 * np.exp(-3 * width * keep) + 0.1 * (np.log10(rate) + 2.5) ** 2
@@ -383,7 +383,7 @@ def simulated(problem: Problem, space: Space, name: str, seed: int, trials: int)
     points = []
     study.sampler = SAMPLERS[name](space, seed)
     for number in range(trials):
-        if not name.startswith("NSGA"):  # which has a state
+        if not name.startswith("NSGA"):  # NSGA-II needs its state
             study.sampler = SAMPLERS[name](space, (seed * 1_000_003 + number) % 2**32)
         trial = study.ask()
         error, latency, holds = problem(space.suggest(trial), noise)

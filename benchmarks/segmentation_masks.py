@@ -3,8 +3,8 @@
     python benchmarks/segmentation_masks.py [--work FOLDER]
 
 The 100 photos of coco128's training part with a mask, and the 100 of its validation part as test photos; 128x128,
-letterboxed; pixels without a label do not count. Prints the mean intersection over union of the float model and of the
-int8 file, and their difference.
+letterboxed; pixels without a label do not count. Prints the mean intersection over union and the pixel accuracy of the
+float model and of the int8 file, and writes benchmarks/results/segmentation_masks.json.
 
 Needs the shared files (CORALLINE_SHARED, or ../shared next to the project).
 """

@@ -1,19 +1,20 @@
-"""What `serve` costs beside a bare loop: `python benchmarks/serve.py [--seconds 60] [--clients 64] [--confine]`.
+"""Overhead of `serve` over a bare loop: `python benchmarks/serve.py [--seconds 60] [--clients 64] [--confine]`.
 
-One model of at least five milliseconds, on one thread. Its bare loop of set_tensor, invoke and get_tensor is
-timed in turn with the service, in rounds, and each round is compared with the loops before and after it: on a
-machine with other work nothing else can be compared. One server lives through all rounds. In each, clients with
-open connections send .npy bodies one after another. Of their requests, 1 in 20 is garbage, and after 1 in 20
-the client vanishes: in the middle of the body or right behind it. Every answer is compared with what `Model`
-says of that image, and must carry its request's id. Counted are good answers that came, so inferences for the
-vanished count against us.
+The model takes at least five milliseconds on one thread. A bare loop of set_tensor, invoke and get_tensor and the
+service are timed in turn, in rounds. Each round is compared with the loops before and after it: other times cannot be
+compared on a machine that does other work. One server runs for all rounds. In each round, clients with open connections
+send .npy bodies one after another. 1 in 20 requests has random bytes as its body. In 1 in 20 requests the client
+disconnects: in the middle of the request or right after it. Every answer is compared with the answer of `Model` for
+that image, and must have the id of its request. Only good answers that arrive are counted, so inferences for
+disconnected clients lower the throughput of the service.
 
-The clients are one process with one thread (`selectors`), whose bodies and expectations are made before; its
-processor time is told. It is bound to the last core, server and bare loop are not (with --confine they are bound
-to the other cores). The bare loop has the machine without the clients, so what these cost lowers our figure
-and never raises it. Figures by processor time (all threads of the server, per good answer) are told beside.
+The clients are one process with one thread (`selectors`). Their requests and the expected answers are made before the
+measurement. This process is bound to the last core; the server and the bare loop are not bound (with --confine they are
+bound to the other cores). The bare loop runs without the clients, so the time of the clients can only lower the figure
+of the service. The CPU time of the clients, and figures by CPU time (all threads of the server, per good answer), are
+reported, too.
 
-Prints the figures and writes benchmarks/results/serve.json. Nothing here asserts.
+Prints the figures, and writes benchmarks/results/serve.json. No result is checked.
 """
 
 from __future__ import annotations
@@ -85,25 +86,25 @@ def bare(path: Path, seconds: float, cores: set[int] | None) -> dict[str, float]
 
 
 def chosen(folder: Path, at_least_s: float = 0.006) -> Path:
-    """The smallest bundle whose model takes that long here; with room, as the clock may rise later."""
+    """Return the smallest bundle whose model takes at least this CPU time; 6 ms, as the clock may rise later."""
     for filters in FILTERS:
         path = folder / f"{filters}.coralline"
         path.write_bytes(devices.packed({"int8": tiny.classifier(SIZE, filters=filters)}, size=SIZE, samples=0))
-        found = [bare(path, 1.0, None) for _ in range(3)]  # by processor time: others cannot make it look slower
+        found = [bare(path, 1.0, None) for _ in range(3)]  # by CPU time, which other processes do not increase
         if min(each["cpu_s"] / each["count"] for each in found) >= at_least_s:
             break
     return path
 
 
 def in_the_model_ms(port: int) -> float:
-    """The mean time of an inference, as the server measured it."""
+    """Return the mean time of an inference in ms, as the server measures it."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
         rows = dict(line.rsplit(" ", 1) for line in answer.read().decode().splitlines() if line[0] != "#")
     return float(rows["coralline_model_seconds_sum"]) / float(rows["coralline_model_seconds_count"]) * 1000
 
 
 def loaded(pid: int, clients: list[Client], seconds: float) -> dict[str, Any]:
-    """Lets the clients send; what came after the first `WARM_S` is counted."""
+    """Run the clients; return the figures after the first `WARM_S` seconds."""
     selector = selectors.DefaultSelector()
     for client in clients:
         client.send(selector)
@@ -133,7 +134,7 @@ def loaded(pid: int, clients: list[Client], seconds: float) -> dict[str, Any]:
     }
     waiting = [client for client in clients if client.sock is not None]
     until = time.perf_counter() + 30
-    while waiting and time.perf_counter() < until:  # nobody who waits may be forgotten
+    while waiting and time.perf_counter() < until:  # every waiting client must get its answer
         for key, _ in selector.select(0.2):
             if key.data.receive():
                 waiting.remove(key.data)
@@ -143,7 +144,7 @@ def loaded(pid: int, clients: list[Client], seconds: float) -> dict[str, Any]:
 
 
 def summed(loops: list[dict[str, float]], rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """All rounds together, and the throughput of each beside the loops before and after it."""
+    """Return the figures of all rounds; throughput is relative to the mean of the loops before and after each round."""
     rates = [each["count"] / each["seconds"] for each in loops]
     counts: Counter[str] = sum((Counter(each["counts"]) for each in rounds), Counter())
     good = [each["counts"].get("good", 0) / each["seconds"] for each in rounds]

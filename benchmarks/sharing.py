@@ -33,7 +33,7 @@ MIXES: dict[str, tuple[list[float], list[float], list[float]]] = {
 UTILIZATIONS = (0.3, 0.5, 0.7, 0.85)
 REQUESTS = 400_000
 EMPTY = Graph((), (), (), (), 1, None)
-"""The models, of which the queue only needs times."""
+"""A model without content: the queue only needs the times of models."""
 
 
 def row(name: str, utilization: float, *, reloads: bool) -> dict[str, Any]:

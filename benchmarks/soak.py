@@ -1,13 +1,14 @@
 """`serve` for a long time under mixed load: `python benchmarks/soak.py [--minutes 60] [--clients 48]`.
 
-One server, and clients that send images of several sizes over open connections, one after another. 1 in 20 requests is
-garbage, and after 1 in 20 the client vanishes: in the middle of the body or right behind it. Some clients are slow: a
-part of a request, and then nothing for seconds. Every answer is compared with what `Model` says of that image, and must
-carry its request's id. At regular intervals the memory (RSS), open files and threads of the server are read, and the
-latencies since the last time are summed up.
+One server, and clients that send images of several sizes over open connections, one after another. 1 in 20 requests
+has random bytes as its body. In 1 in 20 requests the client disconnects: in the middle of the request or right after
+it. Some clients are slow: they send a part of a request, and then nothing for seconds. Every answer is compared with
+the answer of `Model` for that image, and must have the id of its request. At regular intervals the memory (RSS), the
+open files and the threads of the server are read, and the latencies since the last interval are summarized.
 
-Prints a table, and writes benchmarks/results/soak.json. The exit code is 1 if an answer was wrong or a client waits
-forever. Growth is for the reader to judge: the table has the first, the middle and the last of all intervals.
+Prints a table, and writes benchmarks/results/soak.json. The exit code is 1 if an answer was wrong, a client got no
+answer, or the server failed. Growth of memory is not checked: the table shows the first, the middle and the last
+interval.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ SLOW_S = 4.0
 
 
 class SlowClients:
-    """Connections with a part of a request, which are given up after some seconds."""
+    """Connections that send a part of a request, and are closed after some seconds."""
 
     def __init__(self, port: int, count: int) -> None:
         self._port, self._count = port, count
@@ -53,7 +54,7 @@ class SlowClients:
         self.given_up = 0
 
     def turn(self) -> None:
-        """Open what is missing, and give up what is old."""
+        """Close connections older than SLOW_S, and open new ones in their place."""
         now = time.monotonic()
         for began, sock in list(self._open):
             if now - began > SLOW_S:
@@ -66,13 +67,13 @@ class SlowClients:
             self._open.append((now, sock))
 
     def close(self) -> None:
-        """Give up all."""
+        """Close all connections."""
         for _, sock in self._open:
             sock.close()
 
 
 def images(path: Path) -> tuple[list[bytes], list[list[Any]]]:
-    """The bodies of requests, and the answers that belong to them."""
+    """Return the bodies of requests, and the expected answer to each."""
     chance = np.random.default_rng(5)
     arrays = [chance.integers(0, 256, (side, side, SIZE[2]), np.uint8) for side in SIDES for _ in range(5)]
     with Model(bundle.read(str(path)), "int8") as model:
@@ -81,14 +82,14 @@ def images(path: Path) -> tuple[list[bytes], list[list[Any]]]:
 
 
 def used(pid: int) -> dict[str, int]:
-    """What the server has now."""
+    """Return the resident bytes, open files and threads of the server now."""
     status = Path(f"/proc/{pid}/status").read_text().splitlines()
     threads = next(int(line.split()[1]) for line in status if line.startswith("Threads"))
     return {"rss_bytes": resident_bytes(pid), "files": len(os.listdir(f"/proc/{pid}/fd")), "threads": threads}
 
 
 def sampled(pid: int, seconds: float, latencies: list[float], counts: Counter[str], cpu: float) -> dict[str, Any]:
-    """One interval."""
+    """Return the figures of one interval."""
     shares = {f"p{share}": round(float(np.percentile(latencies, share)) * 1000, 2) for share in (50, 90, 99)}
     return {
         "at_s": round(seconds),
@@ -100,7 +101,7 @@ def sampled(pid: int, seconds: float, latencies: list[float], counts: Counter[st
 
 
 def loaded(pid: int, clients: list[Client], slow: SlowClients, seconds: float, interval: float) -> list[dict[str, Any]]:
-    """Let the clients send, and take a sample after each interval."""
+    """Run the clients, and return the figures of each interval."""
     selector = selectors.DefaultSelector()
     for client in clients:
         client.send(selector)
@@ -132,7 +133,7 @@ def loaded(pid: int, clients: list[Client], slow: SlowClients, seconds: float, i
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The first, the middle and the last interval, and the extremes."""
+    """Return the first, the middle and the last interval, and the maxima, as a table."""
     chosen = [rows[0], rows[len(rows) // 2], rows[-1]]
     lines = ["minute  RSS MB  files  threads  p50 ms  p99 ms  answers"]
     for row in chosen:

@@ -36,7 +36,7 @@ MOST_OPERATORS = 130
 
 
 def exhaustive(model: segments.SplitGraph, count: int) -> tuple[int, float] | None:
-    """Return the least risk, and with it the shortest slowest segment in ms, of all cuts."""
+    """Return the lowest risk of all cuts, and for this risk the shortest time of the slowest segment in ms."""
     known: dict[tuple[int, int], segments.Segment | None] = {}
     best: tuple[int, float] | None = None
     for inner in combinations(model.network.positions[1:-1], count - 1):

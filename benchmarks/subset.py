@@ -60,7 +60,7 @@ SELECTS = ("balanced", "random", "stratified", "hardness", "coverage")
 
 
 def written() -> subjects.Arrays:
-    """scikit-learn's digits at 16x16, with the split of calibration_data/digits."""
+    """Return scikit-learn's digits at 16x16, with the split of calibration_data/digits."""
     steps = [{"resize": {"size": [16, 16]}}, {"scale": {"from": [0, 16]}}]
     data = Dataset(Digits(), Preprocessing(steps), None)
     return subjects.Arrays({split: (data.inputs(split), data.labels(split)) for split in SPLITS}, 10)
@@ -70,7 +70,7 @@ DATA = {"spoken digits": lambda: subjects.Arrays(subjects.spoken(), 10), "writte
 
 
 def trained(data: Any, seed: int, epochs: int) -> tuple[Any, float]:
-    """A network, and the seconds that it learned."""
+    """Return a trained network, and the seconds of its training."""
     model = networks.small(keras(seed), data.input_shape, len(data.class_names))
     with tempfile.TemporaryDirectory() as folder, quiet():
         began = time.monotonic()
@@ -82,13 +82,13 @@ def trained(data: Any, seed: int, epochs: int) -> tuple[Any, float]:
 
 
 def accuracy(model: Any, data: Any) -> float:
-    """On test samples."""
+    """Return the accuracy of a model on the test samples."""
     answers = model.predict(data.inputs("test"), verbose=0).argmax(axis=1)
     return float((answers == data.labels("test")).mean())
 
 
 def proxies(data: subjects.Arrays, seed: int) -> dict[str, Any]:
-    """What proxies of the default settings say, and the seconds that each way to choose needs for them."""
+    """Return features and errors of proxies with default settings, and the seconds of the proxies by method."""
     part, inputs, labels = Subset(by="hardness", share=0.5), data.inputs("train"), data.labels("train")
     found: dict[str, Any] = {}
     errors, times = [], []
@@ -105,7 +105,7 @@ def proxies(data: subjects.Arrays, seed: int) -> dict[str, Any]:
 
 
 def choices(data: subjects.Arrays, seed: int, share: float, said: Mapping[str, Any]) -> dict[str, tuple[Any, float]]:
-    """Which samples each way takes, and the seconds that choosing costs."""
+    """Return the indices that each method selects, and the seconds of the selection with its proxies."""
     labels, made = data.labels("train"), {}
     count = round(share * len(labels))
     ways: dict[str, Callable[[], Any]] = {
@@ -123,7 +123,7 @@ def choices(data: subjects.Arrays, seed: int, share: float, said: Mapping[str, A
 
 
 def calibrated(model: Any, data: subjects.Arrays, seed: int) -> dict[str, float]:
-    """How often int8 files agree with their float model, by way and samples."""
+    """Return the agreement of int8 files with the float model, by selection method and number of samples."""
     wanted = model.predict(data.inputs("test"), verbose=0).argmax(axis=1)
     canonical, found = fold.canonical(keras_graph.read(model)), {}
     for select in SELECTS:
@@ -139,7 +139,7 @@ def calibrated(model: Any, data: subjects.Arrays, seed: int) -> dict[str, float]
 
 
 def one_seed(name: str, seed: int) -> dict[str, Any]:
-    """What was run, and what it gave."""
+    """Return the results of one data set and seed, by method and share."""
     data = DATA[name]()
     model, took = trained(data, seed, EPOCHS)
     whole = {"accuracy": accuracy(model, data), "samples": len(data.labels("train")), "training_s": took}
@@ -156,7 +156,7 @@ def one_seed(name: str, seed: int) -> dict[str, Any]:
 
 
 def runs(names: Sequence[str], seeds: int, cache: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Every run: data, what was run, and what it gave."""
+    """Yield data set, method with share, and result of every run."""
     for seed in range(seeds):
         for name in names:
             path = cache / f"subset-{name.replace(' ', '-')}-{seed}.json"
@@ -165,7 +165,7 @@ def runs(names: Sequence[str], seeds: int, cache: Path) -> Iterator[tuple[str, s
 
 
 def summary(found: list[tuple[str, str, dict[str, Any]]]) -> dict[str, Any]:
-    """Means and spans over seeds, as plain values."""
+    """Return the means and ranges over seeds as plain values."""
     made: dict[str, Any] = {}
     for name in dict.fromkeys(data for data, _, _ in found):
         training, agreement = {}, {}
@@ -184,7 +184,7 @@ def summary(found: list[tuple[str, str, dict[str, Any]]]) -> dict[str, Any]:
 
 
 def tables(made: Mapping[str, Any]) -> str:
-    """For people."""
+    """Return the results as Markdown tables."""
     lines = []
     for name, found in made.items():
         lines += [f"{name}: accuracy (lowest to highest of {found['seeds']} seeds); seconds to choose + to train", ""]
@@ -208,7 +208,7 @@ def _told(row: Mapping[str, float]) -> str:
 
 
 def main() -> None:
-    """Measures, or shows what was measured."""
+    """Measure, or show earlier results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", choices=[*DATA], help="these alone; what was measured of the others stays")
     options = subjects.asked(parser)

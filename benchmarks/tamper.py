@@ -3,9 +3,8 @@
 A bundle (FILE, or a small one that is made here) is damaged everywhere: each bit of each byte flipped, the file cut at
 each length, a byte inserted at each position, and random edits such as an attacker makes; and the same with a bundle
 that an earlier version signed. All must be refused with a BundleError, and no file may be opened, written or removed
-meanwhile (checked with Python's audit events). Signatures are verified in plain Python, or by the package cryptography
-with `--cryptography`.
-Writes benchmarks/results/tamper.json.
+by the check (tested with Python's audit events). Signatures are verified in plain Python, or by the package
+cryptography with `--cryptography`. Writes benchmarks/results/tamper.json.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ watching = [False]
 
 
 def small() -> bytes:
-    """A bundle with everything that one can have, and hardly anything in it."""
+    """Return a small bundle with labels, a model, golden data and evaluation data."""
     tensor = {"name": "image", "tensor": "image", "shape": [1, 2, 2, 1], "dtype": "int8", "scale": 0.1, "zero_point": 0}
     arrays = {"golden-input-0": np.zeros((2, 2, 1), np.uint8), "golden-output-int8": np.zeros((1, 2), np.int8)}
     arrays |= {"evaluation-inputs-0": np.ones((2, 2, 2, 1), np.uint8), "evaluation-labels": np.array([0, 1])}
@@ -67,7 +66,7 @@ def small() -> bytes:
 
 
 def spoilt(content: bytes, edits: int, chance: random.Random) -> Iterator[tuple[str, bytes]]:
-    """Every tampered form of a bundle, with the way it was made."""
+    """Yield every tampered form of a bundle, with the kind of change."""
     for place, byte in enumerate(content):
         for bit in range(8):
             yield "flip", content[:place] + bytes([byte ^ 1 << bit]) + content[place + 1 :]
@@ -85,13 +84,13 @@ def spoilt(content: bytes, edits: int, chance: random.Random) -> Iterator[tuple[
 
 
 def read(content: bytes) -> str:
-    """What becomes of one: "refused", "accepted", or another exception."""
+    """Open a bundle; return "refused", "accepted", or "exception" with the name of another exception."""
     watching[0] = True
     try:
         bundle.Bundle(content)
     except bundle.BundleError:
         return "refused"
-    except Exception as error:  # noqa: BLE001  (what it is for: to find those)
+    except Exception as error:  # noqa: BLE001  (any other exception is a finding)
         return f"exception {type(error).__name__}"
     finally:
         watching[0] = False
@@ -104,7 +103,7 @@ def watch(event: str, arguments: tuple[object, ...]) -> None:
 
 
 def timed(verify: object, count: int = 50) -> float:
-    """Median milliseconds of one verification."""
+    """Return the median milliseconds of one verification."""
     assert callable(verify)
     made, times = PRIVATE.sign(b"message"), []
     for _ in range(count):
@@ -134,7 +133,7 @@ def main() -> int:
         chance = random.Random(options.seed)
         counts = outcomes[name] = Counter()
         for way, changed in spoilt(content, options.edits, chance):
-            if changed not in good:  # without its trailer it is the unsigned bundle
+            if changed not in good:  # a signed bundle without its trailer is the unsigned bundle
                 counts[f"{way}: {read(changed)}"] += 1
         print(f"{name}: {dict(counts)}", file=sys.stderr)
     bad = {

@@ -62,7 +62,7 @@ STRENGTH = 4.0
 TIMED = 2000
 """Texts whose preprocessing is timed."""
 SIZES = ((64, 64, 1), (128, 128, 2), (256, 128, 4), (512, 256, 4), (512, 512, 4))
-"""Words, channels and layers of the networks of which the costs are predicted."""
+"""Words, channels and layers of the networks whose costs are predicted."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def write_vocabulary(rows: dict[str, list[tuple[str, str]]], path: Path) -> None
 
 
 def run_network(variant: Variant, seed: int, work: Path) -> dict[str, Any]:
-    """Run the pipeline of a network, and return what the tables show."""
+    """Run the pipeline of a network, and return the values of the tables."""
     folder = work / f"{variant.name}_{seed}"
     folder.mkdir(exist_ok=True)
     path = folder / f"{variant.name}.yaml"
@@ -218,7 +218,7 @@ def time_text(rows: dict[str, list[tuple[str, str]]]) -> dict[str, float]:
 
 
 def cost_of_size(length: int, width: int, layers: int) -> dict[str, Any]:
-    """Return the costs of a convolution network for long texts, with random weights: they do not depend on them."""
+    """Return the costs of a convolution network for long texts, with random weights: costs do not depend on weights."""
     keras(0)
     build = runpy.run_path(str(ROOT / "models" / "text_cnn.py"))["build"]
     arguments = {"tokens": 1000, "width": width, "filters": [width] * layers}

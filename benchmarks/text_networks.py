@@ -24,7 +24,7 @@ def build(
     heads: int = 4,
     dropout: float = 0.5,
 ) -> Any:
-    """Return the model; the arguments that `models/text_cnn.py` has, too, mean the same."""
+    """Return the model; arguments that are also in `models/text_cnn.py` have the same meaning."""
     layers = keras.layers
     text = keras.Input(input_shape, name="tokens")
     x = layers.Embedding(tokens + 1, width, name="embedding")(text)

@@ -36,7 +36,7 @@ SIZES = {
 
 
 def unet(keras: Any) -> Any:
-    """Transposed convolution and bilinear resize up, concatenations across."""
+    """Return a U-Net with transposed convolution, bilinear resize and concatenations."""
     layers = keras.layers
     image = x = keras.Input((32, 32, 3))
     skips = []
@@ -52,7 +52,7 @@ def unet(keras: Any) -> Any:
 
 
 def attention(keras: Any) -> Any:
-    """A transformer block."""
+    """Return a transformer block."""
     layers = keras.layers
     rows = keras.Input((16, 24))
     x = layers.LayerNormalization()(rows)
@@ -63,7 +63,7 @@ def attention(keras: Any) -> Any:
 
 
 def dilated(keras: Any) -> Any:
-    """Causal convolutions along time."""
+    """Return a network of causal, dilated convolutions along time."""
     layers = keras.layers
     rows = x = keras.Input((64, 3))
     for rate in (1, 2, 4):
@@ -72,7 +72,7 @@ def dilated(keras: Any) -> Any:
 
 
 def recurrent(kind: str, unroll: bool) -> networks.Builder:
-    """An LSTM or GRU over 8 steps."""
+    """Return the builder of an LSTM or GRU over 8 steps."""
 
     def build(keras: Any) -> Any:
         rows = keras.Input((8, 6))
@@ -82,7 +82,7 @@ def recurrent(kind: str, unroll: bool) -> networks.Builder:
 
 
 def application(name: str, size: int) -> networks.Builder:
-    """One of keras.applications."""
+    """Return the builder of a network of keras.applications."""
     return lambda keras: getattr(keras.applications, name)(weights=None, input_shape=(size, size, 3), classes=10)
 
 
@@ -104,7 +104,7 @@ def converted(names: Sequence[str], folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def row(name: str, path: Path) -> tuple[str, bool] | None:
-    """Import a file, and return its row of the table and True if it is exact; None for a quantized file."""
+    """Import a file; return its row of the table, and False if its outputs differ. None: the file is quantized."""
     file = tflite_file.read(path)
     if file.imported is None:
         return None

@@ -97,7 +97,7 @@ def _row(name: str, answers: list[Detections], truth: list[Truth]) -> str:
 
 
 def _without_fragments(boxes: Array, *others: Array) -> Array:
-    """Return that no box is a fragment: non-maximum suppression alone."""
+    """Return False for each box, so that only non-maximum suppression removes boxes."""
     del others
     return np.zeros(len(boxes), bool)
 

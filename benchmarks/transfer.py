@@ -87,7 +87,7 @@ print(min(times))
 
 
 def operators() -> dict[str, Any]:
-    """Return the largest and the mean difference of each file's operators; or why it has none."""
+    """Return the largest and the mean difference of each file's operators, or why the file is refused."""
     found: dict[str, Any] = {}
     for path in sorted(PAIRS.glob("*/model.tflite")):
         original = graph.read(path)
@@ -150,7 +150,7 @@ def sizes() -> dict[str, Any]:
 
 
 def kernels() -> dict[str, Any]:
-    """Return the shortest step with and without oneDNN in seconds, of processes that alternate, and their ratio."""
+    """Return the shortest step of each process in seconds, with and without oneDNN, and the ratios."""
     found: dict[str, list[float]] = {"0": [], "1": []}
     for _ in range(REPEATS):
         for setting, times in found.items():

@@ -1,9 +1,9 @@
-"""What `verify-compiled` answers: `python benchmarks/verify_compiled.py [--changes 20]`.
+"""Answers of `verify-compiled`: `python benchmarks/verify_compiled.py [--changes 20]`.
 
-Needs the shared files (CORALLINE_SHARED, or ../shared beside the project). Every model is compared with every compiled
+Needs the shared files (CORALLINE_SHARED, or ../shared next to the project). Every model is compared with every compiled
 file. Then one number of a model is changed at a time (a weight or a bias by one, the scale of a channel or of an
-activation by 1%, a zero point by one), and the model is compared with its own compiled file: the change must be found,
-and its operator and index named. Prints a table and what was missed, and writes
+activation by 1%, a zero point by one), and the model is compared with its own compiled file: `verify-compiled` must
+find the change, and name its operator and index. Prints a table and the changes that are not named, and writes
 benchmarks/results/verify_compiled.json.
 """
 
@@ -36,7 +36,7 @@ ANSWERS = {True: "yes", False: "no", None: "undecided"}
 
 
 def all_pairs(models: dict[str, bytes], files: dict[str, CompiledFile]) -> list[dict[str, Any]]:
-    """Compare every model with every compiled file; return the rows whose answer is not the expected one."""
+    """Compare every model with every compiled file; return a row with the answer for each pair."""
     rows = []
     for name, content in models.items():
         parsed = graph.parse(content)
@@ -47,7 +47,12 @@ def all_pairs(models: dict[str, bytes], files: dict[str, CompiledFile]) -> list[
 
 
 def one_change(content: bytes, file: CompiledFile, kind: str, draw: np.random.Generator) -> tuple[bytes, int, Any]:
-    """Change one number; return the model, the operator and the index (None: there is nothing of this kind)."""
+    """Change one number of a model at random.
+
+    Returns:
+        The changed model; the index of the operator, -1 if the model has no number of this kind; the index of the
+        number in its tensor, None for scales and zero points.
+    """
     parsed = graph.parse(content)
     cpu = compare_cpu_part(file.graph, parsed, {each.operator.index for each in file.operators})
     operators = [each for each in parsed.operators if each.index not in cpu.operators]
@@ -89,7 +94,10 @@ def one_change(content: bytes, file: CompiledFile, kind: str, draw: np.random.Ge
 
 
 def outcome(result: Verification, operator: int, index: Any) -> str:
-    """What became of a change: "named", "found" (another place is named too, or only that), "undecided" or "missed"."""
+    """Return how a change was answered: "named", "found", "undecided" or "missed".
+
+    "named": a difference has its operator and index. "found": differences were found, but only at other places.
+    """
     if result.holds is not False:
         return "undecided" if result.holds is None else "missed"
     for difference in result.differences:

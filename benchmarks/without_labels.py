@@ -4,8 +4,8 @@
 
 For each seed a network is trained on 43 coarse classes of photos at 48x48, then pruned to half of its MACs and trained
 for the same epochs: with labels; and without (`labels: none`), where the original's outputs are the targets. Accuracy
-on the test split, which nothing was chosen on. Needs the shared files (CORALLINE_SHARED, or ../shared next to the
-project), and prints a table.
+is that of the test split, on which nothing is chosen. Needs the shared files (CORALLINE_SHARED, or ../shared next to
+the project). Prints the accuracies, and writes benchmarks/results/without_labels.json.
 """
 
 from __future__ import annotations

@@ -26,13 +26,13 @@ RESULTS = repository.RESULTS / "workers.json"
 ORIGINAL = 8
 """Height and width of the digits."""
 EPOCHS = {ORIGINAL: 12, 64: 3}
-"""Epochs by the size of the images; of larger ones only the steps are of interest."""
+"""Epochs by the size of the images; for larger images only the time of the steps matters."""
 BATCH = 240
 THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
 
 
 def trained(size: int, workers: int, seed: int) -> dict[str, Any]:
-    """Train on some workers: test accuracy of the float model, and milliseconds per step at the chief."""
+    """Train on some workers; return the float test accuracy, the loss, and the milliseconds per step of the chief."""
     resized = {"preprocess": [{"resize": {"size": [size, size]}}]} if size != ORIGINAL else {}
     pipeline = {
         "schema_version": 1,
@@ -59,7 +59,7 @@ def trained(size: int, workers: int, seed: int) -> dict[str, Any]:
 
 
 def summary(rows: list[dict[str, Any]], size: int) -> list[dict[str, Any]]:
-    """Mean accuracy, median step and step efficiency for each number of workers, for images of one size."""
+    """Return mean accuracy, median step and step efficiency by number of workers, for images of one size."""
     rows = [row for row in rows if row["size"] == size]
     counts = sorted({row["workers"] for row in rows})
     steps = {n: statistics.median(row["step_ms"] for row in rows if row["workers"] == n) for n in counts}
@@ -76,7 +76,7 @@ def summary(rows: list[dict[str, Any]], size: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Measure and write."""
+    """Measure, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])

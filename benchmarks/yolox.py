@@ -57,7 +57,7 @@ CALIBRATION = 100
 STRIDES = (8, 16, 32)
 CLASSES = 80
 BORDER = 114
-"""Value around a photo, as in the training of YOLOX."""
+"""The value of the border of letterboxed photos, as in the training of YOLOX."""
 LEAST_SCORE, OVERLAP, MOST = 0.001, 0.65, 100
 """Settings of YOLOX's own evaluation."""
 CANDIDATES = 3000
@@ -246,7 +246,7 @@ def decoded(outputs: dict[tuple[int, ...], Floats], photo: int, size: int) -> tu
 
 
 def detections(outputs: dict[tuple[int, ...], Floats], split: Photos) -> list[dict[str, Any]]:
-    """Return the objects that are found in all photos, as COCO has them."""
+    """Return the detected objects of all photos in COCO's format."""
     found = []
     for photo, scale in enumerate(split.scales):
         boxes, scores = decoded(outputs, photo, split.inputs.shape[1])

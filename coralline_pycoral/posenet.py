@@ -37,7 +37,7 @@ EDGES = (
 )
 """The skeleton: keypoints by their numbers in `pose_engine.KeypointType`, parent first."""
 REFINEMENTS = 5
-"""Times that a position follows the short offsets."""
+"""The number of times that a position follows the short offsets."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +142,7 @@ def _grown_poses(grid: _Grid, settings: DecoderSettings, radius: float) -> Tuple
 
 
 def _roots(grid: _Grid, score_threshold: float) -> List[Tuple[Array, int]]:
-    """Return the positions and numbers of keypoints that are the best of their 3 x 3 cells, the best score first."""
+    """Return the positions and types of keypoints that are the best of their 3 x 3 cells, the best score first."""
     heatmaps = grid.heatmaps
     height, width = heatmaps.shape[:2]
     padded = np.pad(heatmaps, ((1, 1), (1, 1), (0, 0)), "constant", constant_values=-np.inf)
@@ -195,7 +195,7 @@ def _sample(values: Array, position: Array) -> Array:
 
 
 def _unshared_scores(keypoints: Array, keypoint_scores: Array, radius: float) -> Array:
-    """Return the scores of poses: means over keypoints, where those that a better pose has too count as 0."""
+    """Return the scores of poses: means over keypoints; a keypoint that a better pose also has counts as 0."""
     order = np.argsort(-keypoint_scores.mean(axis=1), kind="mergesort")
     scores = np.zeros(len(keypoints), np.float32)
     for rank, pose in enumerate(order):

@@ -17,7 +17,7 @@ from deploy.contract.errors import LoadError
 
 ByteString = Union[bytes, bytearray]
 DECODER = b"PosenetDecoderOp"
-# Places of the fields in the tables of schema.fbs.
+# Indices of the fields in the tables of schema.fbs.
 _MODEL_OPERATOR_CODES = 1
 _MODEL_SUBGRAPHS = 2
 _CODE_CUSTOM_CODE = 1

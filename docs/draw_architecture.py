@@ -16,7 +16,7 @@ Graph = dict[str, set[str]]
 
 
 def imported(path: Path) -> set[str]:
-    """The full names that a file imports anywhere, late imports included."""
+    """Return the full names that a file imports anywhere, late imports included."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -27,7 +27,7 @@ def imported(path: Path) -> set[str]:
 
 
 def node_of(name: str) -> str | None:
-    """The package of an imported name, or None for a file right below compress/ and for another library."""
+    """Return the package of an imported name, or None for a file right below compress/ and for another library."""
     parts = name.split(".")
     if parts[0] == "deploy":
         return "deploy.contract" if parts[1:2] == ["contract"] else "deploy"
@@ -37,7 +37,7 @@ def node_of(name: str) -> str | None:
 
 
 def graph() -> Graph:
-    """The packages that each package imports."""
+    """Return the packages that each package imports."""
     edges: Graph = {}
     for path in sorted([*(ROOT / "compress").rglob("*.py"), *(ROOT / "deploy").rglob("*.py")]):
         node = node_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
@@ -51,7 +51,7 @@ def graph() -> Graph:
 
 
 def reachable(edges: Graph, start: str) -> set[str]:
-    """All nodes that a node imports, directly or through others."""
+    """Return all nodes that a node imports, directly or through others."""
     found: set[str] = set()
     waiting = list(edges[start])
     while waiting:
@@ -63,7 +63,7 @@ def reachable(edges: Graph, start: str) -> set[str]:
 
 
 def reduced(edges: Graph) -> Graph:
-    """The edges that no longer path implies."""
+    """Return the edges without those that a longer path implies."""
     result = {}
     for node, targets in edges.items():
         implied = set().union(*(reachable(edges, target) for target in targets))
@@ -72,7 +72,7 @@ def reduced(edges: Graph) -> Graph:
 
 
 def picture() -> str:
-    """The graph as Mermaid."""
+    """Return the graph as Mermaid."""
     lines = ["```mermaid", "flowchart TD"]
     for node, targets in sorted(reduced(graph()).items()):
         lines += [f"    {node} --> {target}" for target in sorted(targets)]
@@ -80,7 +80,7 @@ def picture() -> str:
 
 
 def purposes() -> str:
-    """A table of the packages, with the first sentence of each docstring."""
+    """Return a table of the packages, with the first paragraph of each docstring."""
     lines = ["| package | purpose |", "|---|---|"]
     for path in sorted((ROOT / "compress").glob("*/__init__.py")):
         summary = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n\n")[0]
@@ -89,7 +89,7 @@ def purposes() -> str:
 
 
 def page() -> str:
-    """The page with a current picture."""
+    """Return the page with the current graph and table."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
     after = rest.partition(END)[2]
     return f"{before}{BEGIN}\n{picture()}\n\n{purposes()}\n{END}{after}"

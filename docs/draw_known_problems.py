@@ -13,13 +13,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from deploy.problems import PROBLEMS, Problem  # noqa: E402 - below the search path
+from deploy.problems import PROBLEMS, Problem  # noqa: E402 - after the change of the search path
 
 PAGES = ROOT / "docs" / "hardware"
 BEGIN = "<!-- begin: python docs/draw_known_problems.py -->"
 END = "<!-- end -->"
 VALUES = {"user": "$USER", "config": "/boot/firmware/config.txt", "pid": "PROCESS"}
-"""What stands for the values of one host."""
+"""Placeholders for the values of one host."""
 FIXES = {
     "library_missing": "sudo apt-get install libedgetpu1-std  # Google's; see the table above for yours",
     "no_driver": "sudo apt-get install gasket-dkms && sudo modprobe apex  # kernel 6.3 and older; see the table above",
@@ -28,11 +28,11 @@ FIXES = {
     "not_passed": "docker run --device /dev/apex_0 …",
     "firmware": "docker run --device-cgroup-rule 'c 189:* rmw' -v /dev/bus/usb:/dev/bus/usb …",
 }
-"""The usual fix of problems whose fix depends on the host."""
+"""The usual fix of each problem whose fix depends on the host."""
 
 
 def drawn(page: str) -> str:
-    """The section on the known problems of a page."""
+    """Return the section of a page on known problems."""
     parts = [part for name, problem in PROBLEMS.items() if problem.page == page for part in _parts(name, problem)]
     return "\n\n".join(parts)
 
@@ -50,12 +50,12 @@ def _parts(name: str, problem: Problem) -> Iterator[str]:
 
 
 def sentence(text: str) -> str:
-    """The text with a capital letter, except for the name of a program."""
+    """Return the text with a capital first letter, except for the name of a program."""
     return text if text.startswith("libedgetpu") else text[0].upper() + text[1:]
 
 
 def label(source: str) -> str:
-    """A short name of an address: `owner/name 12` for a thread on GitHub, otherwise the host."""
+    """Return a short name of a URL: `owner/name 12` for a GitHub thread, `owner/name` for a repository, or the host."""
     thread = re.fullmatch(r"https://github\.com/([\w.-]+/[\w.-]+)/(?:issues|pull)/(\d+)", source)
     if thread:
         return f"{thread[1]} {thread[2]}"
@@ -64,7 +64,7 @@ def label(source: str) -> str:
 
 
 def with_problems(page: Path) -> str:
-    """The text of a page with its known problems."""
+    """Return the text of a page with its known problems."""
     text = page.read_text(encoding="utf-8")
     head, _, rest = text.partition(BEGIN)
     tail = rest.partition(END)[2]
@@ -72,7 +72,7 @@ def with_problems(page: Path) -> str:
 
 
 def pages() -> list[Path]:
-    """The pages with a section on known problems."""
+    """Return the pages that have a section on known problems."""
     return [path for path in sorted(PAGES.glob("*.md")) if BEGIN in path.read_text(encoding="utf-8")]
 
 

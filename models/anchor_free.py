@@ -119,7 +119,7 @@ def head(x, classes, name):
 
 
 def residual(x, name):
-    """Add to a map what two 3x3 convolutions make of it."""
+    """Return the sum of a map and of the result of two 3x3 convolutions on it."""
     y = convolution(x, x.shape[-1], 3, f"{name}_conv0")
     y = convolution(y, x.shape[-1], 3, f"{name}_conv1", relu=False)
     x = keras.layers.Add(name=f"{name}_sum")([x, y])

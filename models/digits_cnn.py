@@ -1,14 +1,13 @@
 """A small convolutional network for grey 32x32 images: the model of the shipped pipeline.yaml.
 
-Copy and edit it: a builder is a Python file with a function
-`build(input_shape, classes)` that gives a Keras model.
+Copy and edit it: a builder is a Python file with a function `build(input_shape, classes)` that returns a Keras model.
 """
 
 import keras
 
 
 def build(input_shape, classes):
-    """Four 3x3 convolutions, each with batch norm and ReLU, and one dense layer.
+    """Return a model of four 3x3 convolutions, each with batch norm and ReLU, and one dense layer.
 
     Args:
         input_shape: (height, width, channels) of a preprocessed sample.

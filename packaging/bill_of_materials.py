@@ -1,4 +1,4 @@
-"""What a release depends on: `python packaging/bill_of_materials.py`.
+"""Dependencies of a release: `python packaging/bill_of_materials.py`.
 
 Writes dist/coralline.cdx.json, a software bill of materials (CycloneDX 1.6): every package that
 `pip install '.[search,sign]'` installs, with the version and the hashes of constraints.txt, its licence, and
@@ -31,7 +31,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 RELEASE = ("coralline", ("search", "sign"))
-"""The package and the extras that the bill is about."""
+"""The package and the extras whose dependencies are listed."""
 EPOCH = 1580601600
 """2020-02-02, the time of the files in the wheels, unless SOURCE_DATE_EPOCH gives another one."""
 NOT_DECLARED = {"namex": "Apache License 2.0"}

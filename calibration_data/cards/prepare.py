@@ -64,7 +64,7 @@ def main():
                 archive.extractall(folder, filter="data")
             source = Path(folder)
         rows, photos = rows_of(source)
-        rows = [{**row, "file": Path(row["file"]).name} for row in rows]  # no path leads out of the folder
+        rows = [{**row, "file": Path(row["file"]).name} for row in rows]  # no folder names
         names = sorted({row["class"] for row in rows})
         for split in SPLITS:
             content = coco([row for row in rows if row["split"] == split], names)

@@ -5,8 +5,8 @@ threshold is the largest error of the normal training windows, times `--margin`;
 model of the bundle gets its own threshold.
 
 Windows above the threshold are one alarm until a day has passed without one. An anomaly is found if a window is above
-the threshold that ends in it. A false alarm begins in a test window without an anomaly. Windows that only begin in an
-anomaly count neither way.
+the threshold that ends in it. A false alarm begins in a test window without an anomaly. Windows that overlap an anomaly
+but do not end in it are not counted.
 """
 
 import argparse

@@ -24,7 +24,7 @@ VALIDATION = 0.15
 
 @dataclass(frozen=True)
 class Series:
-    """How a series is used.
+    """The use of a series.
 
     Attributes:
         file: name of the series in NAB.
@@ -87,7 +87,7 @@ def windows(times, values, marks, series):
     edge = last - round((last - first) * VALIDATION)
     in_range = (starts >= first) & (ends <= last)
     split = np.where(in_range & (ends <= edge), "train", np.where(in_range & (starts >= edge), "validation", "test"))
-    # Windows across a border are in no split, and neither are anomalies before the end of the training range.
+    # Normal windows across a border of the splits are left out. All anomalous windows are in the test split.
     crossing = ~in_range & (ends > first) & (starts < last) & (split == "test")
     crossing |= in_range & (ends > edge) & (starts < edge)
     kept = complete & ~(crossing & ~anomalous)

@@ -25,7 +25,7 @@ def output_tensor(interpreter: Any, i: int) -> Array:
 
 
 def input_details(interpreter: Any, key: str) -> Any:
-    """Return a fact of the input, such as `shape`, `dtype` or `quantization`."""
+    """Return a property of the input, such as `shape`, `dtype` or `quantization`."""
     return interpreter.get_input_details()[0][key]
 
 

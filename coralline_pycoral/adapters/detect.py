@@ -44,7 +44,7 @@ class BBox(NamedTuple):
 
     @property
     def valid(self) -> bool:
-        """Whether neither width nor height is negative."""
+        """True if neither width nor height is negative."""
         return self.width >= 0 and self.height >= 0
 
     def scale(self, sx: float, sy: float) -> BBox:

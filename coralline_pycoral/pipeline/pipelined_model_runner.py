@@ -66,11 +66,11 @@ class PipelinedModelRunner:
         """Add an input.
 
         Args:
-            input_tensors: the input tensors by name; an empty map: no more inputs will come.
+            input_tensors: the input tensors by name; an empty dictionary: there are no more inputs.
 
         Raises:
             ValueError: an input is missing, or has the wrong type.
-            RuntimeError: an empty map was passed before.
+            RuntimeError: an empty dictionary was passed before.
         """
         if input_tensors and len(input_tensors) != len(self._input_types):
             facts = (len(self._input_types), len(input_tensors))

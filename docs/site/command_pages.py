@@ -53,12 +53,12 @@ MANUALS = {
 
 
 def pages() -> dict[str, str]:
-    """The pages by path."""
+    """Return the pages by path."""
     return {"docs/reference/commands.md": host_commands(), "docs/reference/runner.md": runner_commands()}
 
 
 def host_commands() -> str:
-    """The page of `python -m compress`."""
+    """Return the page of `python -m compress`."""
     parser, _ = main.build_parser()
     lines = [GENERATED, "", "# Commands on the host", ""]
     lines += [
@@ -70,7 +70,7 @@ def host_commands() -> str:
 
 
 def runner_commands() -> str:
-    """The page of `runner.pyz`."""
+    """Return the page of `runner.pyz`."""
     lines = [GENERATED, "", "# Commands on the device", ""]
     lines += [
         "`runner.pyz` is one file, which `package` writes next to the bundle. It needs Python 3.7 or newer, numpy and",
@@ -92,19 +92,19 @@ def _page(lines: list[str], program: str, parser: argparse.ArgumentParser, manua
 
 
 def subcommands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """The commands of a parser, by name."""
+    """Yield the name and the parser of each command."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             yield from action.choices.items()
 
 
 def _summary(command: argparse.ArgumentParser) -> str:
-    """What a command does, without a full stop."""
+    """Return the first paragraph of a command's description, without the full stop."""
     return " ".join((command.description or "").split("\n\n")[0].split()).rstrip(".")
 
 
 def _usage(program: str, name: str, command: argparse.ArgumentParser) -> str:
-    """The usage of a command on one line."""
+    """Return the usage of a command on one line."""
     if name == "run" and isinstance(command, Parser):
         return f"{program} PIPELINE {run.USAGE}"
     formatter = argparse.HelpFormatter(prog=f"{program} {name}", width=10_000)
@@ -116,7 +116,7 @@ def _usage(program: str, name: str, command: argparse.ArgumentParser) -> str:
 
 
 def _arguments(command: argparse.ArgumentParser) -> list[str]:
-    """The table of a command's arguments."""
+    """Return the table of a command's arguments."""
     rows = []
     for action in command._actions:
         if action.help == argparse.SUPPRESS or set(action.option_strings) & {*HIDDEN}:
@@ -129,7 +129,7 @@ def _arguments(command: argparse.ArgumentParser) -> list[str]:
 
 
 def _value(action: argparse.Action) -> str:
-    """The placeholder of an option's value."""
+    """Return the placeholder of an option's value."""
     if isinstance(action.metavar, str):
         return action.metavar
     if action.choices:
@@ -138,5 +138,5 @@ def _value(action: argparse.Action) -> str:
 
 
 def _help(command: argparse.ArgumentParser, action: argparse.Action) -> str:
-    """The help of an argument, with its values filled in."""
+    """Return the help of an argument, with its values filled in."""
     return argparse.HelpFormatter(prog=command.prog)._expand_help(action) if action.help else ""

@@ -18,7 +18,7 @@ WIDTH, ROW, HEIGHT, GAP = 760, 74, 26, 14
 LETTER = 7.3
 """The approximate width of a letter, in pixels."""
 SWEEPS = 20
-"""Passes that put nodes below the nodes that point to them."""
+"""Passes that reorder the nodes of the rows."""
 
 
 class Flowchart(Directive):
@@ -33,7 +33,7 @@ class Flowchart(Directive):
 
 
 def rows(edges: Edges) -> list[list[str]]:
-    """The nodes in rows: each node is one row below the lowest node that points to it."""
+    """Return the nodes in rows: each node is one row below the lowest node that points to it."""
     depth = {name: 0 for edge in edges for name in edge}
     for _ in depth:
         for start, end in edges:
@@ -60,7 +60,7 @@ def _mean_place(name: str, edges: Edges, places: dict[str, float]) -> float:
 
 
 def svg(edges: Edges) -> str:
-    """The drawing."""
+    """Return the drawing as SVG."""
     table = rows(edges)
     centres: dict[str, tuple[float, float]] = {}
     for line, row in enumerate(table):
@@ -86,7 +86,7 @@ def svg(edges: Edges) -> str:
 
 
 def _shift(centres: dict[str, tuple[float, float]]) -> float:
-    """The horizontal shift that puts the whole drawing into the middle."""
+    """Return the horizontal shift that centres the drawing."""
     left = min(x - _width(name) / 2 for name, (x, _) in centres.items())
     right = max(x + _width(name) / 2 for name, (x, _) in centres.items())
     return (WIDTH - left - right) / 2

@@ -27,7 +27,7 @@ PLURALS = {"integer": "integers", "number": "numbers", "text": "texts"}
 
 
 def sections(kind: type[Settings], level: str = "##", first: str = "Settings") -> list[str]:
-    """The tables of a class of settings: its own, those of base classes that others share, and nested ones."""
+    """Return the tables of a class of settings: its own, those of shared base classes, and nested ones."""
     manual.describe_settings()
     schema = kind.model_json_schema()
     definitions = schema.get("$defs", {})
@@ -46,12 +46,12 @@ def sections(kind: type[Settings], level: str = "##", first: str = "Settings") -
 
 
 def _owner(kind: type[Settings], name: str) -> str:
-    """The name of the class that defines a setting, the most derived one first."""
+    """Return the name of the most derived class that defines a setting."""
     return next(base.__name__ for base in kind.__mro__ if name in inspect.get_annotations(base))
 
 
 def _nested(properties: Mapping[str, Schema], definitions: Schema, level: str, seen: set[str]) -> list[str]:
-    """The tables of settings that are maps of settings themselves."""
+    """Return the tables of settings that are maps of settings."""
     lines: list[str] = []
     for name, setting in properties.items():
         inner = _reference(setting)
@@ -67,7 +67,7 @@ def _nested(properties: Mapping[str, Schema], definitions: Schema, level: str, s
 
 
 def _reference(setting: Schema) -> str | None:
-    """The definition that a setting refers to, or None."""
+    """Return the name of the definition that a setting refers to, or None."""
     for option in (setting, *setting.get("anyOf", ())):
         if "$ref" in option:
             return str(option["$ref"]).rpartition("/")[2]
@@ -75,7 +75,7 @@ def _reference(setting: Schema) -> str | None:
 
 
 def table(properties: Mapping[str, Schema], required: Iterable[str]) -> list[str]:
-    """The rows of a table of settings: name, default, allowed values, meaning."""
+    """Return the rows of a table of settings: name, default, allowed values, meaning."""
     lines = ["| setting | default | allowed | meaning |", "|---|---|---|---|"]
     for name, setting in properties.items():
         default = "required" if name in required else _default(setting)
@@ -84,7 +84,7 @@ def table(properties: Mapping[str, Schema], required: Iterable[str]) -> list[str
 
 
 def _meaning(setting: Schema) -> str:
-    """The description of a setting, with each of its words that is explained on a line of its own."""
+    """Return the description of a setting, with a new line for each of its words that is explained."""
     text = " ".join(setting.get("description", "").split())
     words = "|".join(re.escape(str(word)) for word in _words(setting))
     explained = re.compile(rf"(^|[.:;] )((?:{words})(?:, (?:{words}))*): ")
@@ -94,13 +94,13 @@ def _meaning(setting: Schema) -> str:
 
 
 def _on_a_line(match: re.Match[str]) -> str:
-    """Words as code, on a new line unless they are the first ones."""
+    """Return words as code, on a new line unless they are at the beginning."""
     words = ", ".join(f"`{word}`" for word in match[2].split(", "))
     return f"{match[1].rstrip()}<br>{words}: " if match[1] else f"{words}: "
 
 
 def _words(setting: Schema) -> list[Any]:
-    """The allowed words of a setting, also of the items of a list."""
+    """Return the allowed words of a setting, or of the items of a list."""
     words = []
     for option in (setting, setting.get("items", {}), *setting.get("anyOf", ())):
         words += option.get("enum", ())
@@ -109,7 +109,7 @@ def _words(setting: Schema) -> list[Any]:
 
 
 def _default(setting: Schema) -> str:
-    """The default of a setting, as it is written in YAML."""
+    """Return the default of a setting, as it is written in YAML."""
     value = setting.get("default")
     if value is None:
         return "not set"
@@ -121,7 +121,7 @@ def _default(setting: Schema) -> str:
 
 
 def allowed(setting: Schema) -> str:
-    """The allowed values of a setting in words."""
+    """Return the allowed values of a setting as text."""
     if "anyOf" in setting:
         options = [allowed(option) for option in setting["anyOf"] if option.get("type") != "null"]
         return " or ".join(dict.fromkeys(options))
@@ -145,7 +145,7 @@ def allowed(setting: Schema) -> str:
 
 
 def _list(setting: Schema) -> str:
-    """A list and its length in words."""
+    """Return the items and the length of a list as text."""
     items = allowed(setting.get("items", {}))
     length = setting.get("minItems")
     count = f"{length} " if length is not None and length == setting.get("maxItems") else ""
@@ -156,7 +156,7 @@ def _list(setting: Schema) -> str:
 
 
 def _range(setting: Schema) -> str:
-    """The range of a number in words, with a comma in front; "" for a number without limits."""
+    """Return the range of a number as text that begins with a comma; "" for a number without limits."""
     low, high = setting.get("minimum"), setting.get("maximum")
     above, below = setting.get("exclusiveMinimum"), setting.get("exclusiveMaximum")
     if low is not None and high is not None:

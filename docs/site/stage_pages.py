@@ -128,7 +128,7 @@ INPUT_NOTES = {
         "`calibration: {select: hardness}` or `coverage`.",
     ],
 }
-"""What stages accept with some settings only, see `Stage.accepted_kinds`."""
+"""Notes on inputs that a stage accepts only with some settings, see `Stage.accepted_kinds`."""
 
 CLASS_SHARES: dict[str, Any] = {"right": 1, "wrong": 8}
 PROBES: tuple[dict[str, Any], ...] = (
@@ -152,17 +152,17 @@ PROBES: tuple[dict[str, Any], ...] = (
     {"calibration": {"select": "coverage"}},
     {"weight": 0.5},
 )
-"""Settings that need a method which a task may refuse, see `Stage.uses`. Each is tried on every stage that has it."""
+"""Settings that use a method which a task may refuse, see `Stage.uses`. Each is tried on every stage that has it."""
 
 
 def pages() -> dict[str, str]:
-    """The pages by path."""
+    """Return the pages by path."""
     manual_pages = {f"docs/reference/stages/{name}.md": page(name, stage) for name, stage in STAGES.items()}
     return {INDEX: index(), **manual_pages}
 
 
 def index() -> str:
-    """The list of the stages."""
+    """Return the page with the list of the stages."""
     lines = [GENERATED, "", "# Stages", ""]
     lines += [
         "A stage is an item of the list `stages:` in a pipeline file. It takes the result of the stage before it, and",
@@ -178,7 +178,7 @@ def index() -> str:
 
 
 def page(name: str, stage: type[Stage]) -> str:
-    """The page of one stage."""
+    """Return the page of one stage."""
     title, place = METHODS[name]
     lines = [GENERATED, "", f"# `{name}`", "", purpose(stage), ""]
     lines += [f"- Input: {takes(stage)}.", *(f"  {line}" for line in INPUT_NOTES.get(name, ()))]
@@ -194,22 +194,22 @@ def page(name: str, stage: type[Stage]) -> str:
 
 
 def purpose(kind: type[Any]) -> str:
-    """The first paragraph of a docstring."""
+    """Return the first paragraph of the docstring of a class."""
     return " ".join((inspect.getdoc(kind) or "").split("\n\n")[0].split())
 
 
 def takes(stage: type[Stage]) -> str:
-    """The kinds of artifacts that a stage takes, in the order of the pipeline."""
+    """Return the kinds of artifacts that a stage takes, in the order of the pipeline."""
     return " or ".join(proper(kind) for kind in Kind if kind in stage.consumes)
 
 
 def proper(kind: Kind) -> str:
-    """The name of a kind of artifacts, with the spelling of proper names."""
+    """Return the name of a kind of artifacts, with the spelling of proper names."""
     return kind.replace("keras", "Keras").replace("tflite", "TFLite")
 
 
 def _refusals(stage: type[Stage]) -> list[str]:
-    """The table of the tasks that cannot use the stage or some of its settings."""
+    """Return the table of the tasks that cannot use the stage or some of its settings."""
     rows = [*refusals(stage)]
     if not rows:
         return ["It works for every [task](../tasks.md)."]
@@ -225,7 +225,7 @@ def _refusals(stage: type[Stage]) -> list[str]:
 
 
 def refusals(stage: type[Stage]) -> Iterator[tuple[str, str, Refusal]]:
-    """Each setting of a stage with a task that refuses it, and the refusal."""
+    """Yield each setting of a stage with a task that refuses it, and the refusal."""
     covered: set[Use] = set()
     for settings in ({}, *PROBES):
         added = [use for use in uses(stage, settings) if use not in covered]
@@ -237,7 +237,7 @@ def refusals(stage: type[Stage]) -> Iterator[tuple[str, str, Refusal]]:
 
 
 def uses(stage: type[Stage], settings: Mapping[str, Any]) -> tuple[Use, ...]:
-    """The methods that a stage uses with these settings; none if it does not have them."""
+    """Return the methods that a stage uses with these settings; none if it does not have the settings."""
     try:
         return stage.model_validate(settings).uses()
     except ValidationError:
@@ -245,7 +245,7 @@ def uses(stage: type[Stage], settings: Mapping[str, Any]) -> tuple[Use, ...]:
 
 
 def _in_words(settings: Mapping[str, Any]) -> str:
-    """Settings as they are written in YAML; "the stage" for the stage itself."""
+    """Return settings as they are written in YAML; "the stage itself" without settings."""
     if not settings:
         return "the stage itself"
     text = ", ".join(f"{name}: {_flow(value)}" for name, value in settings.items())
@@ -253,12 +253,12 @@ def _in_words(settings: Mapping[str, Any]) -> str:
 
 
 def _flow(value: Any) -> str:
-    """A value in YAML's flow style."""
+    """Return a value in YAML's flow style."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{name}: {_flow(inner)}" for name, inner in value.items()) + "}"
     return str(value)
 
 
 def probed() -> set[Use]:
-    """All methods that the pages cover; tests compare them with `Use`."""
+    """Return all methods that the pages cover; tests compare them with `Use`."""
     return {use for stage in STAGES.values() for settings in ({}, *PROBES) for use in uses(stage, settings)}

@@ -36,7 +36,7 @@ from deploy.contract import preprocessing  # noqa: E402
 
 
 def pages() -> dict[str, str]:
-    """All generated pages by path."""
+    """Return all generated pages by path."""
     return {
         **stage_pages.pages(),
         **command_pages.pages(),
@@ -54,7 +54,7 @@ def _page(title: str, *introduction: str) -> list[str]:
 
 
 def pipeline() -> str:
-    """The page of the keys of a pipeline file."""
+    """Return the page of the keys of a pipeline file."""
     lines = _page(
         "The pipeline file",
         "A pipeline file is YAML 1.2. Unknown keys, duplicate keys and values of a wrong type are refused, with the",
@@ -96,14 +96,14 @@ def pipeline() -> str:
 
 
 def _described(kind: Any) -> dict[str, Any]:
-    """The properties of a class of settings, with their descriptions."""
+    """Return the properties of a class of settings, with their descriptions."""
     manual.describe_settings()
     properties: dict[str, Any] = kind.model_json_schema()["properties"]
     return properties
 
 
 def sources() -> str:
-    """The page of the data sources."""
+    """Return the page of the data sources."""
     lines = _page(
         "Data sources",
         "One of these is `data.source` in a pipeline file. [Data](../data.md) has an example of each. It also explains",
@@ -122,7 +122,7 @@ def sources() -> str:
 
 
 def steps() -> str:
-    """The page of the preprocessing steps."""
+    """Return the page of the preprocessing steps."""
     lines = _page(
         "Preprocessing steps",
         "The items of the list `data.preprocess`. Training, calibration, evaluation and the device run the same steps,",
@@ -143,7 +143,7 @@ def steps() -> str:
 
 
 def _default(step: Any, key: str) -> dict[str, Any]:
-    """The default of a key of a preprocessing step."""
+    """Return the default of a key of a preprocessing step, as a part of its schema."""
     default = preprocessing.fields(step)[key].default
     if default is None or default is dataclasses.MISSING:
         return {}
@@ -174,7 +174,7 @@ METHODS: dict[Use, str] = {
 
 
 def tasks() -> str:
-    """The page of the tasks."""
+    """Return the page of the tasks."""
     lines = _page(
         "Tasks",
         "A task says what a model is for. The data source decides it, or `data.task`. [Tasks](../tasks.md) explains",
@@ -195,7 +195,7 @@ def tasks() -> str:
 
 
 def _refused(task: Task) -> list[str]:
-    """The table of what a task refuses."""
+    """Return the table of the methods that a task refuses."""
     if not task.refused:
         return ["", "It refuses no stage and no setting."]
     merged: dict[Refusal, list[str]] = {}
@@ -209,7 +209,7 @@ def _refused(task: Task) -> list[str]:
 
 
 def target_page() -> str:
-    """The page of the targets."""
+    """Return the page of the targets."""
     lines = _page(
         "Targets",
         "The target is the hardware that a model is made for: `target:` in a pipeline file, or `--target`.",
@@ -250,7 +250,7 @@ MEANINGS = {
 
 
 def exit_codes() -> str:
-    """The page of the exit codes."""
+    """Return the page of the exit codes."""
     lines = _page(
         "Exit codes",
         "Every error is one message on stderr: where the problem is, what it is, what is allowed, and what to do. With",
@@ -270,11 +270,11 @@ def exit_codes() -> str:
 
 
 PACKAGED = (device_bundle.BundleError.exit_code,)
-"""The exit codes of exceptions that are no `DeviceError`."""
+"""The exit codes of exceptions of the device that are not a `DeviceError`."""
 
 
 def codes_of(module: ModuleType, root: Any) -> set[int]:
-    """The exit codes in a module: of its exceptions, and its constants EXIT_…."""
+    """Return the exit codes of a module: those of its exceptions, and its constants EXIT_…."""
     kinds = [root]
     for kind in kinds:
         kinds += kind.__subclasses__()
@@ -283,7 +283,7 @@ def codes_of(module: ModuleType, root: Any) -> set[int]:
 
 
 def main() -> None:
-    """Write the pages, and remove those of stages that are gone."""
+    """Write the pages, and remove those that are no longer generated."""
     content = pages()
     folder = ROOT / "docs" / "reference"
     for path in folder.rglob("*.md"):

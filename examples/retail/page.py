@@ -1,8 +1,8 @@
 """The web page of the shop, for browsers on this machine.
 
 It listens on a loopback address only. A foreign Host is refused, so that a name of another site that points to this
-address (DNS rebinding) is of no use. A change needs a header that other sites cannot send, and an Origin of this page.
-All sizes and times are limited. The page is three static files; what users enter is only ever shown as text.
+address (DNS rebinding) has no effect. A change needs a header that other sites cannot send, and an Origin of this page.
+All sizes and times are limited. The page is three static files; input of users is always shown as text.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Page(http.server.ThreadingHTTPServer):
             self._connections.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is not an error."""
+        """Report nothing: a client that disconnects is not an error."""
 
 
 class Handler(http.server.BaseHTTPRequestHandler):

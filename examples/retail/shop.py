@@ -17,7 +17,7 @@ import threading
 from typing import Any, List, Optional, Tuple
 
 try:
-    import deploy  # noqa: F401 - looked for only
+    import deploy  # noqa: F401 - only to see whether it is installed
 except ImportError:
     FOUND = os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, os.pardir)
     if not os.path.isdir(os.path.join(FOUND, "deploy")):
@@ -108,7 +108,7 @@ def run(arguments: argparse.Namespace) -> None:
 def _print(seen: Seen) -> None:
     try:
         print(line(seen), flush=True)
-    except BrokenPipeError:  # the reader of the lines has ended; the page goes on
+    except BrokenPipeError:  # the program that reads the lines has ended; the page continues
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
 
