@@ -2,7 +2,8 @@
 
 Each network is trained for each seed, pruned to half of its predicted compute time by several methods, and trained
 again: with all methods for the same epochs on the same data, after a recalibration of the batch norms. The original is
-the teacher, except where the list says otherwise. These networks are so small that most of their latency is fixed: only compute time can be halved.
+the teacher, except where the list says otherwise. These networks are so small that most of their latency is fixed: only
+compute time can be halved.
 
 - ours: `prune: {objective: compute, keep: 0.5}`, which chooses on validation;
 - ours, on labels: the same without a teacher; the better of the two on validation is compared with the others;

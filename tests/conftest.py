@@ -1,4 +1,4 @@
-"""What all tests share: reproducible fuzzing without a clock, and projects to run."""
+"""Fixtures that all tests share, such as projects to run; and reproducible fuzzing without time limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import tiny
 
 MOUNT, UMOUNT = (shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin") for name in ("mount", "umount"))
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background, and inherited by what is run here
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell; child processes inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Tests start many programs: with bytecode files, only the first of them compiles the packages.
@@ -31,7 +31,7 @@ hypothesis.settings.load_profile("coralline")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files with slow tests first, then those with TensorFlow: short files fill the workers up at the end."""
+    """Put files with slow tests first, then those with TensorFlow: short files fill the workers at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     tensorflow = {item.path for item in items if item.get_closest_marker("tensorflow")}
     items.sort(key=lambda item: (item.path not in slow, item.path not in tensorflow))
@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def coralline(tmp_path: Path) -> tiny.Coralline:
-    """Runs the command line in tmp_path."""
+    """Return a function that runs the command line in tmp_path."""
 
     def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
         options = {"cwd": tmp_path, "env": tiny.environment(), "capture_output": True, "text": True} | options
@@ -50,14 +50,14 @@ def coralline(tmp_path: Path) -> tiny.Coralline:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Writes a project into tmp_path/project: `tiny.project`."""
+    """Return a function that writes a project into tmp_path/project: `tiny.project`."""
     monkeypatch.setenv("PATH", "")
     return lambda *stages, **keys: tiny.project(tmp_path / "project", *stages, **keys)
 
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> stand_in.Programs:
-    """Stand-ins for edgetpu_compiler, docker and ssh, found before the real ones; no real compiler is found."""
+    """Put stand-ins for edgetpu_compiler, docker and ssh on PATH before the real ones; no real compiler is found."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in ("there", "here"):
@@ -73,13 +73,13 @@ def keras() -> Any:
     from compress.ir.tensorflow import keras
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what TensorFlow's own import warns of
+        warnings.simplefilter("ignore")  # warnings of TensorFlow's own import
         return keras(0)
 
 
 @pytest.fixture
 def mounted(tmp_path: Path) -> Iterator[Callable[..., Path]]:
-    """Mounts a small file system of its own, or skips the test."""
+    """Yield a function that mounts a small separate file system, or skips the test."""
     folder = tmp_path / "mounted"
     folder.mkdir()
 
@@ -99,7 +99,7 @@ def mounted(tmp_path: Path) -> Iterator[Callable[..., Path]]:
 
 @pytest.fixture
 def unwritable(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
-    """A folder that cannot be written; for root, who may write anywhere, on a read-only file system."""
+    """Yield a folder that cannot be written. For root, who may write anywhere, it is a read-only file system."""
     if os.geteuid() == 0:
         mount = request.getfixturevalue("mounted")
         mount()

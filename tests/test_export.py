@@ -17,7 +17,7 @@ from compress.errors import DataError, ModelError
 from deploy.answers import NamedOutputs
 from deploy.model import Model
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras' model.save
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # from Keras' model.save
 KEYS = {
     *("schema_version", "model", "task", "preprocess", "outputs", "placement", "latency_ms", "verdict", "warnings"),
     "files",
@@ -144,7 +144,7 @@ def test_a_saved_model_without_keras_layers_is_rebuilt(keras: Any, tmp_path: Pat
 def test_the_labels_beside_a_model(
     keras: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str], names: str, used: bool
 ) -> None:
-    """As Teachable Machine exports them."""
+    """Teachable Machine exports labels in this form."""
     model = classifier(keras, tmp_path)
     (tmp_path / "labels.txt").write_text(names)
     folder = photos(tmp_path / "photos")
@@ -205,7 +205,7 @@ def test_recordings_of_the_length_of_the_input(keras: Any, tmp_path: Path) -> No
     keras.Model(sound, keras.layers.Dense(3)(sound)).save(tmp_path / "sound.keras")
     (tmp_path / "sounds").mkdir()
     random = np.random.default_rng(0)
-    for number in range(200):  # of fewer random ones, the test samples exceed the calibrated range
+    for number in range(200):  # with fewer random samples, the test samples exceed the calibrated range
         with wave.open(str(tmp_path / "sounds" / f"{number}.wav"), "wb") as file:
             file.setnchannels(1)
             file.setsampwidth(2)

@@ -1,4 +1,4 @@
-"""Confidence intervals against published numbers, and against a second way to compute them."""
+"""Confidence intervals, compared with published numbers and with a second way to compute them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WILSON = [
     (10, 10, 0.722467, 1.0),
     (1, 1, 0.206543, 1.0),
     (0, 7, 0.0, 0.354330),  # here rounding would put the lower limit above the share
-    (13, 13, 0.771905, 1.0),  # and here the upper one below it
+    (13, 13, 0.771905, 1.0),  # and here the upper limit below it
     # the examples of R. G. Newcombe, Statistics in Medicine 17 (1998), 857-872, method 3
     (81, 263, 0.2553, 0.3662),
     (15, 148, 0.0624, 0.1605),
@@ -40,7 +40,7 @@ def test_wilson(successes: int, trials: int, low: float, high: float) -> None:
 
 
 def root(function: Callable[[float], float], low: float, high: float) -> float:
-    """Where an increasing function is 0."""
+    """Return the point where an increasing function is 0."""
     for _ in range(200):
         middle = (low + high) / 2
         low, high = (low, middle) if function(middle) > 0 else (middle, high)
@@ -48,7 +48,7 @@ def root(function: Callable[[float], float], low: float, high: float) -> float:
 
 
 def score_limits(successes: int, trials: int) -> tuple[float, float]:
-    """The shares that a score test would just not reject, searched for; not Wilson's closed form."""
+    """Return the limits of the shares that a score test accepts, found by search, not by Wilson's closed form."""
     share = successes / trials
 
     def excess(p: float) -> float:
@@ -75,13 +75,13 @@ def test_the_note_says_how_many() -> None:
 
 
 def pairs(both: int, first: int, second: int, neither: int) -> tuple[np.ndarray, np.ndarray]:
-    """Two columns with these counts of right-right, right-wrong, wrong-right, wrong-wrong."""
+    """Return two columns with these counts of right-right, right-wrong, wrong-right and wrong-wrong samples."""
     before = [True] * both + [True] * first + [False] * second + [False] * neither
     after = [True] * both + [False] * first + [True] * second + [False] * neither
     return np.array(before), np.array(after)
 
 
-#: Newcombe's method 10 ("square and add") on tables that the literature works with: Altman et al., Statistics with
+#: Newcombe's method 10 ("square and add") on tables from the literature: Altman et al., Statistics with
 #: Confidence (2000), table 6.2; Bentur et al. 2009, in Fagerland, Lydersen and Laake, Statistical Analysis of
 #: Contingency Tables (2017), chapter 8; and two of Newcombe's own. All were computed a second time, below.
 PAIRED = [
@@ -102,7 +102,7 @@ def test_paired(counts: tuple[int, ...], value: float, low: float, high: float) 
 
 
 def by_search(both: int, first: int, second: int, neither: int) -> tuple[float, float]:
-    """Method 10 from the searched limits and numpy's correlation, with the correction of a positive one by hand."""
+    """Compute method 10 from the searched limits and numpy's correlation; correct a positive correlation by hand."""
     n = both + first + second + neither
     before, after = pairs(both, first, second, neither)
     (l1, u1), (l2, u2) = score_limits(both + first, n), score_limits(both + second, n)
@@ -110,7 +110,7 @@ def by_search(both: int, first: int, second: int, neither: int) -> tuple[float, 
     phi = 0.0
     if 0 < p1 < 1 and 0 < p2 < 1:
         phi = float(np.corrcoef(before, after)[0, 1])
-        if phi > 0:  # lessened by n/2 before division by the root of the product of the four totals
+        if phi > 0:  # reduced by n/2 before division by the root of the product of the four totals
             phi = max(phi - 1 / (2 * n * before.std() * after.std()), 0.0)
     down = sqrt((p1 - l1) ** 2 - 2 * phi * (p1 - l1) * (u2 - p2) + (u2 - p2) ** 2)
     up = sqrt((u1 - p1) ** 2 - 2 * phi * (u1 - p1) * (p2 - l2) + (p2 - l2) ** 2)

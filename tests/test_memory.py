@@ -1,4 +1,4 @@
-"""Memory: read from copies of the files of Linux, and errors that say that there was too little."""
+"""Memory limits, read from copies of the files of Linux, and errors that mean too little memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MEMINFO = (
 
 
 def machine(root: Path, files: dict[str, str]) -> Memory | None:
-    """The memory of a machine with these files."""
+    """Return the memory of a machine with these files."""
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ def test_sizes(count: float, expected: str) -> None:
 
 
 class ResourceExhaustedError(Exception):
-    """As TensorFlow's."""
+    """An error named like TensorFlow's."""
 
 
 def allocation_error() -> MemoryError:

@@ -46,7 +46,7 @@ def test_a_run_with_the_option(tmp_path: Path, coralline: tiny.Coralline) -> Non
 
 
 def timed(seconds: list[float], steps: int, folder: Path) -> TrainingTimes:
-    """The times of a training whose calls, of some steps each, took some seconds."""
+    """Return the times of a training whose calls took these seconds, with this number of steps in each call."""
     profile = Profile(folder)
     timer = TrainingTimer(profile, steps)
     timer._seconds.extend(seconds)
@@ -61,7 +61,7 @@ def test_tracing_belongs_to_the_first_step_of_a_call(tmp_path: Path) -> None:
 
 
 @pytest.mark.tensorflow
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras' own
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # from Keras
 @pytest.mark.parametrize("epochs", [1, 4])
 def test_steps_of_a_training(keras: Any, tmp_path: Path, epochs: int) -> None:
     from compress.training import loop

@@ -1,4 +1,4 @@
-"""Typical mistakes with a model and data: each is named, in the words of docs/typical_mistakes.md."""
+"""Typical mistakes with a model and data: each one is reported with the words of docs/typical_mistakes.md."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.filterwarnings("ignore::Deprec
 MANUAL = ROOT / "docs" / "typical_mistakes.md"
 ROWS = re.findall(r"^\| (.+?) \| (.+?) \|$", MANUAL.read_text(), re.MULTILINE)[1:]
 ANSWERS = {re.sub(r"`", "", name): answer for name, answer in ROWS}
-"""The message to each mistake in the manual; "…" is for what depends on the case."""
+"""The message for each mistake in the manual; "…" replaces text that depends on the case."""
 TESTED: list[str] = []
 
 CLASSES = ("apple", "beet", "cherry")
@@ -42,7 +42,7 @@ UNIT = [{"scale": {"from": [0, 255], "to": [0, 1]}}]
 
 
 def mistake(name: str) -> Callable[[Callable[..., str]], Callable[..., None]]:
-    """Make a test of a function that makes a mistake and returns the output: it says what the manual says."""
+    """Make a test of a function that makes a mistake and returns the output: it contains the manual's message."""
     TESTED.append(name)
 
     def wrap(function: Callable[..., str]) -> Callable[..., None]:
@@ -74,7 +74,7 @@ class Project:
 
     Attributes:
         folder: the folder.
-        output: reads what the command line wrote.
+        output: returns the output of the command line.
     """
 
     folder: Path
@@ -135,7 +135,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captu
 
 
 def photos(count: int = 150, side: int = SIDE) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Red, green and blue photos with a bright upper half."""
+    """Return red, green and blue photos with a bright upper half, and their classes."""
     random = np.random.default_rng(0)
     labels = np.arange(count) % 3
     x = random.integers(60, 140, (count, side, side, 3))
@@ -190,7 +190,7 @@ def network(normalized: bool, classes: int = 3) -> Any:
 
 
 def without_norm(trained: Any) -> Any:
-    """The same function without batch norms."""
+    """Return a network with the same function without batch norms."""
     model = network(normalized=False)
     for conv, norm in BLOCKS:
         kernel, bias = trained.get_layer(conv).get_weights()
@@ -202,7 +202,7 @@ def without_norm(trained: Any) -> Any:
 
 
 def with_slow_norms(trained: Any, momentum: float, steps: int) -> Any:
-    """The same weights, and the averages that the batch norms would have after so few steps."""
+    """Return a network with the same weights, and with the batch norm statistics after this number of steps."""
     model = network(normalized=True)
     model.set_weights(trained.get_weights())
     start = momentum**steps
@@ -214,7 +214,7 @@ def with_slow_norms(trained: Any, momentum: float, steps: int) -> Any:
 
 
 def with_last(trained: Any, kernel: NDArray[Any], bias: NDArray[Any]) -> Any:
-    """The same model with another last layer."""
+    """Return the same network with another last layer."""
     model = network(normalized=True, classes=len(bias))
     model.set_weights([*trained.get_weights()[:-2], kernel, bias])
     return model
@@ -222,7 +222,7 @@ def with_last(trained: Any, kernel: NDArray[Any], bias: NDArray[Any]) -> Any:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    """One short training; the other models follow from its weights."""
+    """Train one model for a short time; derive the other models from its weights."""
     import keras
 
     folder = tmp_path_factory.mktemp("models")
@@ -266,7 +266,7 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
-# --- correct twins -----------------------------------------------------------------------
+# --- the same without mistakes -----------------------------------------------------------
 
 ALARMS = ("does not fit", "distorted", "are also in", "softmax twice", "no sample for", "cannot be decoded")
 
@@ -289,7 +289,7 @@ def test_a_model_that_is_often_wrong_gives_no_alarm_about_its_inputs(project: Pr
     assert not [text for text in ALARMS if text in output]
 
 
-# --- values, classes, a model without value ----------------------------------------------
+# --- values, classes, useless models -----------------------------------------------------
 
 
 @mistake("samples from 0 to 1 for a model of 0 to 255")
@@ -370,7 +370,7 @@ def test_a_leak(project: Project, models: Models) -> str:
 
 
 def with_photo(project: Project, name: str, write: Callable[[Path], None]) -> dict[str, Any]:
-    """A source of photos, among them an unusual one."""
+    """Return a source of photos that contains an unusual one."""
     source = project.folders(*photos())
     write(project.folder / "photos" / "apple" / name)
     return source
@@ -530,7 +530,7 @@ def test_one_hot_labels(project: Project, models: Models) -> str:
 
 
 def table(project: Project, rows: Sequence[str], **settings: Any) -> dict[str, Any]:
-    """Photos with a table of labels."""
+    """Return a source of photos with a table of labels."""
     folder = project.folder / "table"
     folder.mkdir()
     for index, image in enumerate(photos(60)[0]):

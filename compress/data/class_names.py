@@ -123,13 +123,13 @@ def _from_lines(stream: IO[bytes], where: str) -> tuple[str, ...]:
     return _in_order(dict(enumerate(name for _, name in lines)), where)
 
 
-def _check_names(names: Iterable[tuple[int, str]], place: labels.Place) -> None:
+def _check_names(names: Iterable[tuple[int, str]], location: labels.Location) -> None:
     """Refuse names that are empty, too long or there twice."""
     known: set[str] = set()
     for number, name in names:
-        labels.check(name, place(number))
+        labels.check(name, location(number))
         if name in known:
-            raise DataError(f"lists the class {name!r} twice", where=place(number), hint="give each class one name")
+            raise DataError(f"lists the class {name!r} twice", where=location(number), hint="give each class one name")
         known.add(name)
 
 

@@ -220,7 +220,7 @@ class LabelledFiles(InFiles):
         words = [entry.label for entry in listed]
         reading = labels.read if label_tables else labels.named
         origin = class_names.origin(self.classes)
-        indexed = reading(words, classes, lambda index: label_place(tree, listed[index]), origin)
+        indexed = reading(words, classes, lambda index: label_location(tree, listed[index]), origin)
         return Opened(tree, listed, *indexed, grouped, self.notes(tree))
 
     def notes(self, tree: Tree) -> tuple[str, ...]:
@@ -245,9 +245,9 @@ class LabelledFiles(InFiles):
         return ", ".join(f"{count:,} {end} files" for end, count in sorted(kinds.items()))
 
 
-def label_place(tree: Tree, listed: Listed) -> str:
+def label_location(tree: Tree, listed: Listed) -> str:
     """Return the location of a sample's label: the line of the table, or the file."""
-    return f"{listed.place[0]}, line {listed.place[1]}" if listed.place else tree.describe(listed.file)
+    return f"{listed.location[0]}, line {listed.location[1]}" if listed.location else tree.describe(listed.file)
 
 
 def _columns_in_order(table: LabelTable, classes: tuple[str, ...] | None, name: str) -> tuple[str, ...]:
@@ -270,8 +270,10 @@ def _tabled(tree: Tree, label_tables: Sequence[LabelTable], suffixes: tuple[str,
     for table in label_tables:
         for entry in read_table(tree, table, names):
             if entry.file in listed:
-                where = label_place(tree, entry)
-                raise DataError(f"lists {entry.file!r}, as {label_place(tree, listed[entry.file])} does", where=where)
+                where = label_location(tree, entry)
+                raise DataError(
+                    f"lists {entry.file!r}, as {label_location(tree, listed[entry.file])} does", where=where
+                )
             listed[entry.file] = entry
     return list(listed.values())
 

@@ -85,7 +85,7 @@ class Listed:
         label: the class; empty without a class.
         split: its split, if the data says.
         group: its group; empty for none.
-        place: the line of a table, for messages; empty without a table.
+        location: the line of a table, for messages; empty without a table.
         marks: 0 or 1 for each class, for the task multi_label.
     """
 
@@ -93,7 +93,7 @@ class Listed:
     label: str
     split: Split | None = None
     group: str = ""
-    place: tuple[str, int] | None = None
+    location: tuple[str, int] | None = None
     marks: tuple[int, ...] = ()
 
 

@@ -33,11 +33,13 @@ MOST_SHOWN = 20
 """Number of class names in a message."""
 
 Labels = tuple[NDArray[np.int64], tuple[str, ...]]
-Place = Callable[[int], str]
+Location = Callable[[int], str]
 """The location of the label at an index, for messages."""
 
 
-def numbered(values: NDArray[np.integer], classes: Sequence[str] | None, place: Place, origin: str = "") -> Labels:
+def numbered(
+    values: NDArray[np.integer], classes: Sequence[str] | None, location: Location, origin: str = ""
+) -> Labels:
     """Return class indices and class names; the default names are the integers from 0 to the largest.
 
     Raises:
@@ -46,20 +48,20 @@ def numbered(values: NDArray[np.integer], classes: Sequence[str] | None, place: 
     largest = int(values.max()) if len(values) else -1
     index = int(values.argmax()) if len(values) else 0
     if classes is None and largest >= max(MOST_CLASSES, len(values)):
-        raise DataError(f"label {largest} is out of range", where=place(index), allowed="class indices from 0")
+        raise DataError(f"label {largest} is out of range", where=location(index), allowed="class indices from 0")
     if classes is not None and largest >= len(classes):
         allowed = f"0 to {len(classes) - 1} ({len(classes)} classes: {_shown(classes)}{origin})"
-        raise DataError(f"the label {largest} is out of range", where=place(index), allowed=allowed)
+        raise DataError(f"the label {largest} is out of range", where=location(index), allowed=allowed)
     return values.astype(np.int64), tuple(classes or map(str, range(largest + 1)))
 
 
-def named(values: Sequence[str], classes: Sequence[str] | None, place: Place, origin: str = "") -> Labels:
+def named(values: Sequence[str], classes: Sequence[str] | None, location: Location, origin: str = "") -> Labels:
     """Return class names as indices into the sorted names, or into `classes`.
 
     Args:
         values: the class name of each sample.
         classes: the known class names in their order, if there are any.
-        place: the location of each label.
+        location: the location of each label.
         origin: the file that `classes` come from, for messages.
 
     Raises:
@@ -69,7 +71,7 @@ def named(values: Sequence[str], classes: Sequence[str] | None, place: Place, or
     positions = {name: index for index, name in enumerate(names)}
     unknown = min(set(values) - positions.keys(), default=None)
     if unknown is not None:
-        where = place(list(values).index(unknown))
+        where = location(list(values).index(unknown))
         allowed = _shown(names) + origin
         raise DataError(f"unknown class {unknown!r}", where=where, allowed=allowed, hint=alike(unknown, names))
     return np.array([positions[value] for value in values], np.int64), names
@@ -106,7 +108,7 @@ def check(name: str, where: str, what: str = "label") -> None:
         raise DataError(reason, where=where, allowed=f"1 to {MOST_LETTERS} letters", hint="check data.source")
 
 
-def read(values: Sequence[str], classes: Sequence[str] | None, place: Place, origin: str = "") -> Labels:
+def read(values: Sequence[str], classes: Sequence[str] | None, location: Location, origin: str = "") -> Labels:
     """Return labels from a table as indices. Labels are class names, or indices if all are integers (2 or 2.0) and no
     class has such a name.
 
@@ -114,8 +116,10 @@ def read(values: Sequence[str], classes: Sequence[str] | None, place: Place, ori
         DataError: they are neither.
     """
     if all(re.fullmatch(r"\d{1,9}(\.0+)?", value) for value in values) and not set(values) <= set(classes or ()):
-        return numbered(np.array([int(value.partition(".")[0]) for value in values], np.int64), classes, place, origin)
-    return named(values, classes, place, origin)
+        return numbered(
+            np.array([int(value.partition(".")[0]) for value in values], np.int64), classes, location, origin
+        )
+    return named(values, classes, location, origin)
 
 
 def splits(words: Iterable[Split | None]) -> dict[Split, NDArray[np.int64]]:

@@ -1,4 +1,4 @@
-"""What runs a model of unknown origin runs it in a child process with limits."""
+"""Modules that run a model of unknown origin run it in a child process with limits."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ RUNTIMES = {"Interpreter", "InferenceSession"}
 CHILDREN = {"compress/tflite/runtime.py", "compress/importers/onnx/child_processes.py"}
 """The modules that create an interpreter or a session, in functions that a child process calls."""
 SAVED_MODELS = {"compress/importers/saved_model/conversion.py"}
-"""`tf.saved_model.load`, in the function that `sandbox.run` calls."""
+"""The module that calls `tf.saved_model.load`, in the function that `sandbox.run` calls."""
 BUILDERS = {
     "compress/importers/keras/keras_file.py": "builds layers of a fixed list from a configuration with checked sizes",
     "compress/importers/saved_model/keras_model.py": "the same, from the configuration in a SavedModel",
 }
-"""`load_model` of Keras in the main process, and the reason why it may."""
+"""The modules that call `load_model` or `model_from_json` of Keras in the main process, and the reason why each may."""
 
 
 def callers(names: set[str], owner: str = "") -> set[str]:
-    """The modules that call a function or a class with one of these names, or an attribute of `owner`."""
+    """Return the modules with a call of one of these names; with `owner`, only calls whose dotted name contains it."""
     found = set()
     for path in CODE:
         text = path.read_text(encoding="utf-8")
@@ -48,6 +48,6 @@ def test_keras_loads_models_in_one_place() -> None:
 
 
 def test_no_module_refers_to_the_interpreter_of_the_runtime() -> None:
-    """`LoadedModel` and `Runner` have the isolated one alone."""
+    """`LoadedModel` and `Runner` use only the isolated interpreter."""
     named = {path for path in CODE if "ai_edge_litert.interpreter" in path.read_text(encoding="utf-8")}
     assert {str(path.relative_to(ROOT)) for path in named} == {"compress/tflite/runtime.py"}

@@ -1,4 +1,4 @@
-"""Which modules may import what, and when."""
+"""Rules about imports: the modules that each package may import, and where in a module."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ sys.exit(code)
 
 
 def imported(tmp_path: Path, *arguments: object, before: str = "") -> set[str]:
-    """The top-level modules that a command has imported when it is done."""
+    """Return the top-level modules that a command has imported by its end."""
     command = [sys.executable, "-W", "error", "-c", before + WRAPPER, tmp_path / "modules", *arguments]
     done = subprocess.run(
         [str(part) for part in command], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
@@ -74,7 +74,7 @@ def test_commands_that_do_no_work_import_nothing_slow(tmp_path: Path, arguments:
 def test_a_run_with_nothing_to_do_imports_nothing_slow(tmp_path: Path, coralline: Coralline) -> None:
     path = tiny.project(tmp_path / "project")
     assert coralline(path).returncode == 0
-    assert not imported(tmp_path, path, "--json") & SLOW  # ai_edge_litert is: its schema tells what the model is
+    assert not imported(tmp_path, path, "--json") & SLOW  # ai_edge_litert is: its schema identifies the model
     record = json.loads((tmp_path / "runs" / "tiny" / "report.json").read_text())
     assert set(tiny.statuses(record).values()) == {"cached"}
 
@@ -121,7 +121,7 @@ def test_the_working_directory_does_not_shadow_what_is_shipped(tmp_path: Path) -
     imported(tmp_path, ROOT / "pipeline.yaml", "--dry-run", "--out", tmp_path / "out")
 
 
-# --- the text of the code ---------------------------------------------------------------
+# --- checks of the source code ----------------------------------------------------------
 
 
 def parsed(path: Path) -> ast.Module:
@@ -129,7 +129,7 @@ def parsed(path: Path) -> ast.Module:
 
 
 def imports(tree: ast.AST, late: bool = False) -> Iterator[tuple[str, int, bool]]:
-    """Every imported module with its line, and whether the import is late: in a function, or for type checkers."""
+    """Yield imported modules with their lines, and whether the import is late (in a function, or for type checkers)."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno, late) for alias in node.names)
@@ -147,7 +147,7 @@ def test_this_file_finds_imports_where_they_are() -> None:
 
 
 def test_every_module_can_be_imported_first() -> None:
-    """The order of imports does not matter if there is no cycle among those outside of functions."""
+    """The order of imports does not matter if the imports outside of functions have no cycle."""
     graph: dict[str, set[str]] = {}
     for module, path in zip(MODULES, CODE, strict=True):
         names = {name for name, _, late in imports(parsed(path)) if not late}
@@ -160,7 +160,7 @@ def test_every_module_can_be_imported_first() -> None:
 @pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_tensorflow_is_imported_late_and_in_few_rooms_only(path: Path) -> None:
     rooms = [ROOT / "compress" / room for room in TENSORFLOW_ROOMS]
-    rooms.append(ROOT / "deploy" / "runtime.py")  # on a device, where it is the only runtime
+    rooms.append(ROOT / "deploy" / "runtime.py")  # on a device where TensorFlow is the only runtime
     for name, line, late in imports(parsed(path)):
         if name.partition(".")[0] in LATE:
             assert any(path.is_relative_to(room) for room in rooms), f"{path}:{line} imports {name}"
@@ -182,7 +182,7 @@ def test_nothing_is_imported_by_way_of_a_string(path: Path) -> None:
 )
 def test_the_device_side_needs_numpy_alone(path: Path) -> None:
     allowed = {*sys.stdlib_module_names, "numpy", *DEVICE_SIDE, "tflite_runtime", "ai_edge_litert", "tensorflow"}
-    allowed |= {"PIL", "cv2", "pycoral", "cryptography"}  # used if they are there
+    allowed |= {"PIL", "cv2", "pycoral", "cryptography"}  # used if they are installed
     for name, line, late in imports(parsed(path)):
         assert name.partition(".")[0] in allowed, f"{path}:{line} imports {name}"
         assert late or name.partition(".")[0] in {*sys.stdlib_module_names, "numpy", *DEVICE_SIDE}, f"{path}:{line}"
@@ -194,11 +194,11 @@ CHIP_IN_CODE = {
     "compress/artifact.py": "the compiled model's file names are those that the vendor's compiler and runtime use",
     "compress/exporters/frigate.py": "Frigate's detector is named after the chip, and takes models compiled for it",
 }
-"""Modules that name the chip in code, though they are not its target; at most 5, each with the reason."""
+"""Modules outside the folder of the target that name the chip in code; at most 5, each with the reason."""
 
 
 def words_of_code(tree: ast.AST) -> Iterator[str]:
-    """Every identifier, and every string without spaces: others are text for people."""
+    """Yield every identifier, and every string without spaces: strings with spaces are text for people."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
             yield node.id

@@ -1,4 +1,4 @@
-"""One table of layer kinds: no other module names Keras classes, and every consumer takes every kind."""
+"""The table of layer kinds: no other module names Keras layer classes, and every consumer accepts every kind."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.tensorflow
 ROOT = Path(__file__).parents[2] / "compress"
 TARGET = load("edgetpu")
 EXEMPT = ("importers", "engines", "ir/layer_specs", "targets")
-"""Importers create layers of all kinds, engines speak of tf-keras; names in targets are those of TFLite operators."""
+"""Importers create layers of all kinds, engines use tf-keras, and names in targets are those of TFLite operators."""
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("Conv1D", "Conv2D", "SeparableConv1D", "SeparableConv2D"), (8, 3)),
     **dict.fromkeys(("Conv1DTranspose", "Conv2DTranspose"), (8, 3)),
@@ -50,12 +50,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
 NOT_IN_A_FILE = [
     spec.kind for spec in all_specs() if spec.reads_masks or spec.kind in ("InputLayer", "Masking", "Embedding")
 ]
-"""Recurrent layers take sequences (tests/ir/test_unroll.py), cells need another layer, masks and indices no image."""
+"""Recurrent layers take sequences (tests/ir/test_unroll.py), cells need a layer, masks and indices are not images."""
 KINDS = [spec.kind for spec in all_specs() if spec.kind not in NOT_IN_A_FILE and type(spec).__name__[:4] != "Augm"]
 
 
 def _strings(tree: ast.AST) -> Iterator[ast.Constant]:
-    """String literals that are no docstrings."""
+    """Yield string literals that are not docstrings."""
     parents = (node.value for node in ast.walk(tree) if isinstance(node, ast.Expr))
     texts = {id(each) for each in parents if isinstance(each, ast.Constant)}
     for node in ast.walk(tree):
@@ -86,7 +86,7 @@ def test_a_custom_class_with_a_name_of_keras_is_unknown(keras: Any) -> None:
 
 
 def _model(keras: Any, kind: str) -> Any:
-    """The layer between two convolutions, or before a dense layer."""
+    """Return a model with the layer between two convolutions, or between a convolution and a dense layer."""
     spec, layers = LAYERS[kind], keras.layers
     around = layers.Conv1D if spec.rank == 1 else layers.Conv2D
     entrance = keras.Input((8, 3) if spec.rank == 1 else (8, 8, 3))
@@ -149,7 +149,7 @@ def test_a_mean_that_is_an_operation_is_not_taken_for_the_layer_average(keras: A
 
 
 def _operators_between(keras: Any, function: str) -> list[str]:
-    """The operators between two convolutions in the legalized file of a network with this activation."""
+    """Return the operators between two convolutions in the legalized file of a network with this activation."""
     keras.utils.set_random_seed(0)
     image = keras.Input((8, 8, 3))
     x = keras.layers.Activation(function)(keras.layers.Conv2D(8, 3)(image))
@@ -169,5 +169,5 @@ def test_operators_of_an_activation_are_those_of_the_legalized_file(keras: Any, 
 @pytest.mark.parametrize("function", ["elu", "mish", "softplus"])
 def test_a_fitted_activation_takes_no_more_operators_than_are_counted(keras: Any, function: str) -> None:
     operators = _operators_between(keras, function)
-    assert 2 <= operators.count("TANH") <= 4  # how many depends on the range of the inputs
+    assert 2 <= operators.count("TANH") <= 4  # the number depends on the range of the inputs
     assert len(operators) <= TARGET.cost.activation_operators(function) <= len(operators) + 10

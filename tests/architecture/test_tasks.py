@@ -14,7 +14,7 @@ ALLOWED = ("compress/tasks/", "compress/data/", "deploy/contract/", "deploy/answ
 
 
 def comparisons(source: str) -> list[int]:
-    """The lines that compare with the name of a task, or match one."""
+    """Return the lines that compare a value with the name of a task, or match one."""
     lines = []
     for node in ast.walk(ast.parse(source)):
         parts: list[ast.AST] = []

@@ -15,7 +15,7 @@ TESTS = [path for path in sorted((ROOT / "tests").rglob("*.py")) if path not in 
 
 
 def imported(path: Path) -> set[str]:
-    """The top-level modules that a file imports anywhere, late imports included."""
+    """Return the top-level modules that a file imports anywhere, including late imports."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -40,7 +40,7 @@ def test_what_is_shared_is_in_support(importers: list[Path], forbidden: list[Pat
 
 
 def test_a_module_of_support_has_a_name_of_its_own() -> None:
-    """Of two modules with one name, the search path gives the first."""
+    """If two modules had one name, Python would import the first one on the search path."""
     others = names(TESTS) | names(BENCHMARKS) | {"compress", "deploy", "models"} | set(sys.stdlib_module_names)
     assert names(SUPPORT) & others == set()
 

@@ -1,4 +1,4 @@
-"""Which of the evaluated sub-networks is chosen."""
+"""The choice among the evaluated sub-networks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from compress.architecture_search.search import Limits
 from compress.errors import StageError
 
 SIZES = {1: 6000, 2: 7000, 3: 8000, 4: 9000}
-"""File size by width; the MACs are a tenth."""
+"""File size by width, in bytes; the MACs are a tenth of it."""
 
 
 class Costs:
-    """Costs by width; those of `wrong` are larger after their conversion, and as before after the next one."""
+    """Costs by width. Those of the widths in `wrong` are larger after their conversion, until the next conversion."""
 
     def __init__(self, wrong: set[int] | None = None) -> None:
         self.wrong, self.converted = wrong or set(), list[int]()
@@ -49,8 +49,8 @@ def test_the_largest_within_one_standard_error(costs: Any) -> None:
     width, equal = chosen(costs(), values, 300)
     assert width == 3
     assert equal == {"samples": 300, "best": 0.6, "error": 0.028284, "sub_networks": 3}
-    assert chosen(costs(), values, 1000)[0] == 1  # an error of 0.015
-    assert chosen(costs(), {1: 1.0, 2: 0.999}, 300)[0] == 1  # without an error
+    assert chosen(costs(), values, 1000)[0] == 1  # the standard error is 0.015
+    assert chosen(costs(), {1: 1.0, 2: 0.999}, 300)[0] == 1  # the standard error is 0
 
 
 def test_of_losses_the_best(costs: Any) -> None:

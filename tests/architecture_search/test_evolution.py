@@ -1,4 +1,4 @@
-"""Evolution on values that are calculated, without a network to train."""
+"""Evolutionary search on calculated values, without a network to train."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LAYERS = ("a", "b", "c", "d", "e", "f")
 
 @pytest.fixture
 def elastic() -> ElasticNetwork:
-    """Six layers, of which the last is inside of a residual block and has a large kernel."""
+    """Six layers; the last one is inside a residual block and has a large kernel."""
     channels = ChannelGroups({}, np.arange(1), np.ones(1, bool))
     groups = tuple(LayerGroup((name,), np.arange(32), 4) for name in LAYERS)
     block = ResidualBlock("sum", LayerOutput("e"), LayerOutput("f"), frozenset({"f"}))
@@ -31,7 +31,7 @@ def cost(sub_network: SubNetwork) -> float:
 
 
 def value(sub_network: SubNetwork) -> float:
-    """Wide first layers matter most, and the block with a kernel of 5 is worth its cost."""
+    """Return a value to which wide first layers add most. The block with a kernel of 5 is worth its cost."""
     weights = (6, 5, 4, 3, 2, 1)
     total = sum(weight * width**0.5 for weight, width in zip(weights, sub_network.widths, strict=True))
     return total + (30 - 3 * abs(sub_network.kernels[0] - 5) if sub_network.blocks[0] else 0)

@@ -1,4 +1,4 @@
-"""Sub-networks that share weights: each is the network that is extracted, in outputs and in costs."""
+"""Sub-networks that share weights: each has the outputs and the costs of the network that is extracted from it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def shared(elastic: ElasticNetwork) -> SharedNetwork:
 
 
 def chosen(elastic: ElasticNetwork) -> list[SubNetwork]:
-    """The largest, the smallest, random ones, and one that is smaller in a single part each."""
+    """Return the largest, the smallest, four random ones, and ones that are smallest in a single option each."""
     random = np.random.default_rng(0)
     largest = elastic.values(elastic.largest)
     single = [
@@ -73,8 +73,8 @@ def test_the_parts_that_may_be_smaller(elastic: ElasticNetwork) -> None:
     by_layers = {frozenset(group.layers): levels for group, levels in zip(elastic.groups, elastic.levels, strict=True)}
     assert by_layers[frozenset({"stem", "project0", "project1"})] == (16, 8, 4)
     assert by_layers[frozenset({"expand0"})] == (32, 16, 8)
-    assert by_layers[frozenset({"dense"})] == (24, 12, 8)  # a multiple of 4 above a quarter of 24
-    assert elastic.count == 3**4 * 2 * 2**2 * 2 * 3**2  # "branch" has 8 channels, and no layer fewer than 4
+    assert by_layers[frozenset({"dense"})] == (24, 12, 8)  # 8 is the next multiple of 4 above a quarter of 24
+    assert elastic.count == 3**4 * 2 * 2**2 * 2 * 3**2  # "branch" has 8 channels, and no layer has fewer than 4
 
 
 def test_a_sub_network_has_the_outputs_of_the_extracted_network(
@@ -116,7 +116,7 @@ def test_costs_are_those_of_real_conversions(keras: Any, elastic: ElasticNetwork
         predicted, actual = costs.figures(sub_network), target.cost.of_file(file.graph)
         assert predicted.macs == file.macs
         assert predicted.parameters == sum(w.size for layer in network.layers.values() for w in layer.weights)
-        assert predicted.size_bytes == pytest.approx(file.size_bytes, rel=0.2)  # bytes by operator are an average
+        assert predicted.size_bytes == pytest.approx(file.size_bytes, rel=0.2)  # the bytes per operator are an average
         assert predicted.latency_ms == pytest.approx(actual.latency_ms(host, clock), rel=0.01)
         assert predicted.streamed_bytes == actual.streamed_bytes
 
@@ -132,7 +132,7 @@ def test_a_block_that_something_else_reads_is_none(keras: Any) -> None:
 
 
 def fixed_convolutions(keras: Any, groups: int = 1, padding: str = "same") -> Any:
-    """A convolution that keeps its channels, between others."""
+    """Return a model with a convolution that keeps its channels, between two others."""
     layers = keras.layers
     signal = keras.Input((12, 4))
     x = layers.Conv1D(16, 3, activation="relu")(signal)

@@ -1,4 +1,4 @@
-"""Some of the cases of `benchmarks/faults.py`; and that its judge sees what is wrong."""
+"""Some of the cases of `benchmarks/faults.py`, and tests of its judge."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ def test_a_plan_has_every_fault(bench: Bench) -> None:
     assert {case.fault for case in cases} >= {*fault_injection.FAULTS, POWER_CUT} - {
         "no links",
         "lost removal",
-    }  # it makes none
+    }  # `legalize` makes no links and removes nothing
     assert set(SUBJECT_SHARES) <= set(bench.names)
 
 
 @pytest.mark.parametrize("writer", WRITERS)
 def test_what_a_power_cut_leaves(tmp_path: Path, writer: str) -> None:
-    """Of a file that is written in place, or not flushed, a part may be left. This is what the cases would find."""
+    """A power cut may leave a part of a file that is written in place or not flushed. The cases would find this."""
     before, work, trace, counter = (tmp_path / name for name in ("before", "work", "trace", "counter"))
     for folder in (before, work):
         folder.mkdir()

@@ -1,4 +1,4 @@
-"""The judge of benchmarks/other_tools.py finds what is wrong with a file."""
+"""The judge of benchmarks/other_tools.py finds the faults of a file."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_channels_first_samples_fit_a_file_with_channels_last(tmp_path: Path) ->
 
 
 def test_channels_last_samples_fit_a_file_with_channels_first(tmp_path: Path) -> None:
-    """The file of 3 rows and 5 columns stands for one of 3 channels: only the order of the axes matters here."""
+    """The file has 3 x 4 x 5 inputs, which are taken as channels first: only the order of the axes matters here."""
     path = tmp_path / "first.tflite"
     path.write_bytes(tiny.classifier((3, 4, 5)))
     first = np.random.default_rng(0).uniform(0, 1, (6, 3, 4, 5)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""The targets of `make fuzz`: sound files, some damaged ones, and every file of the corpus."""
+"""The targets of `make fuzz`: undamaged files, some damaged ones, and every file of the corpus."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ SLOW = {"tflite_run": 5, "yaml": 5, "import": 4}
 COUNT = 20
 MOST_BYTES = 1 << 20
 OF_CORPUS = {"h5": "keras"}
-"""Folders of the corpus that belong to a target of another name."""
+"""Folders of the corpus whose target has another name."""
 
 
 def outcome(folder: Path, target: Target, seed: Seed, content: bytes) -> str:
-    """The answer, or the refusal in words; everything else is an error of the test."""
+    """Return "answer", "refused", or "no words" for a refusal without a message. Any other error fails the test."""
     target.prepare(folder, seed)
     (folder / seed.name).parent.mkdir(parents=True, exist_ok=True)
     (folder / seed.name).write_bytes(content)
@@ -61,7 +61,7 @@ def stored() -> list[Path]:
 
 @pytest.mark.parametrize("path", stored(), ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_a_file_of_the_corpus(tmp_path: Path, path: Path) -> None:
-    """Each was a crash, a hang, or reached code that no other file reached."""
+    """Each file caused a crash or a hang, or reached code that no other file reached."""
     target = TARGETS[OF_CORPUS.get(path.parent.name, path.parent.name)]
     seed = next(each for each in target.seeds() if each.content == path.read_bytes())
     assert outcome(tmp_path, target, seed, seed.content) in ("answer", "refused")

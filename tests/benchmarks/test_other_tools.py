@@ -1,4 +1,4 @@
-"""benchmarks/other_tools.py as a program: environments that cannot be made, and its list."""
+"""benchmarks/other_tools.py as a program: environments that cannot be created, and its list."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def ran(*arguments: str, environment: dict[str, str] | None = None) -> subproces
 
 @shared
 def test_a_tool_without_an_environment_is_reported(tmp_path: Path) -> None:
-    """On a machine without Python 3.12: the reason is the result, and the second run keeps it."""
+    """On a machine without Python 3.12, the result has the reason, and the second run keeps it."""
     results = tmp_path / "results.json"
     options = ["--models", "mnist", "--tools", "onnx2tf", "--work", str(tmp_path), "--results", str(results)]
     before = (ROOT / "docs" / "measured.md").read_bytes()
@@ -43,7 +43,7 @@ def test_an_unknown_model(tmp_path: Path) -> None:
 
 
 def test_pip_fails(tmp_path: Path) -> None:
-    """The message has pip's error, and an unfinished environment is not used later."""
+    """The message contains pip's error, and an unfinished environment is not used later."""
     code = (
         "import pathlib, sys, environments\n"
         "version = '.'.join(map(str, sys.version_info[:2]))\n"

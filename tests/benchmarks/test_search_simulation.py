@@ -15,7 +15,7 @@ PLAN = Plan(DATABASE, workers=40, trials=20_000, trial_s=60.0, processors=1)
 
 @pytest.mark.parametrize(("servers", "service_s", "expected_s"), [(1, 0.8, 0.8 / (1.25 - 1)), (2, 1.6, 6.4 / 9 / 0.25)])
 def test_the_wait_in_a_queue_is_that_of_the_formula(servers: int, service_s: float, expected_s: float) -> None:
-    """One arrival a second. M/M/1: rho / (mu - lambda). M/M/2: Erlang's C / (2 mu - lambda)."""
+    """There is one arrival per second. M/M/1: rho / (mu - lambda). M/M/2: Erlang's C / (2 mu - lambda)."""
     random = np.random.default_rng(0)
     arrivals = np.cumsum(random.exponential(1.0, 200_000)).tolist()
     services = random.exponential(service_s, len(arrivals)).tolist()
@@ -26,7 +26,7 @@ def test_the_wait_in_a_queue_is_that_of_the_formula(servers: int, service_s: flo
 
 
 def expected_per_hour(workers: int, trial_s: float, visits: int, service_s: float) -> float:
-    """The throughput of a closed network of one queue and trials: mean value analysis, which is exact here."""
+    """Return the throughput of a closed network of one queue and trials by mean value analysis, exact here."""
     queued, per_s = 0.0, 0.0
     for present in range(1, workers + 1):
         response = visits * service_s * (1 + queued)
@@ -54,7 +54,7 @@ def test_a_proxy_serves_one_call_at_a_time_and_more_proxies_more() -> None:
 def test_a_lost_trial_is_tried_again() -> None:
     found = simulate(replace(PLAN, lost_per_hour=6.0, processors=8))
     assert found["trials"] == 20_000
-    hours = 20_000 * 60 / 3600  # of trials
+    hours = 20_000 * 60 / 3600  # total duration of the trials
     assert found["lost and tried again"] == pytest.approx(6.0 * hours, rel=0.15)
 
 

@@ -27,7 +27,7 @@ def writing(folder: Path, result: object) -> str:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and is not yet collected does not."""
+    """Return whether a process runs. A process that has ended and is not yet collected does not run."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:

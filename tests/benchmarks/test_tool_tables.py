@@ -1,4 +1,4 @@
-"""The tables of benchmarks/other_tools.py show every result, also those without a file."""
+"""The tables of benchmarks/other_tools.py show every result, including those without a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: what goes to stdout and stderr, exit codes, and streams that somebody closed."""
+"""The command line: output on stdout and stderr, exit codes, and closed streams."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def refusal(done: Done, exit_code: int) -> str:
-    """The one message of a command that did nothing."""
+    """Check that a command did nothing, and return its one message."""
     assert done.returncode == exit_code, done.stderr
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
@@ -41,7 +41,7 @@ def refusal(done: Done, exit_code: int) -> str:
 
 
 def lasting(stderr: str) -> list[str]:
-    """The lines of stderr without those of progress, which a slow machine shows."""
+    """Return the lines of stderr without progress lines, which appear only on a slow machine."""
     return [line for line in stderr.splitlines() if not re.match(r"\d\d:\d\d:\d\dZ ", line)]
 
 
@@ -154,7 +154,7 @@ def test_a_wrong_command(coralline: Coralline) -> None:
 
 
 def module(*arguments: str) -> Done:
-    """`python -m compress`, without the light stages."""
+    """Run `python -m compress`, without the light stages of the tests."""
     return subprocess.run(
         [sys.executable, "-m", "compress", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -374,7 +374,7 @@ def test_code_that_nobody_vouched_for(coralline: Coralline, tmp_path: Path, path
 
 
 def closed_pipe(stream: str, *arguments: object, cwd: Path) -> Done:
-    """Runs a command whose stdout or stderr is a pipe that nobody reads."""
+    """Run a command whose stdout or stderr is a pipe that nobody reads."""
     reading, writing = os.pipe()
     os.close(reading)
     streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | {stream: writing}
@@ -490,7 +490,7 @@ def test_a_terminal_shows_progress_and_keeps_the_lines(tmp_path: Path) -> None:
     try:
         while chunk := os.read(controlling, 4096):
             shown += chunk
-    except OSError:  # Linux: the other side has closed it
+    except OSError:  # Linux: the other end is closed
         pass
     os.close(controlling)
     assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""What a user sees while a stage runs: on a terminal, in a file, and when memory is short."""
+"""The output that a user sees while a stage runs: on a terminal, in a file, and when memory is short."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All intervals so short that a test sees what a user sees in minutes."""
+    """Shorten all intervals, so that a test soon sees the output that a user sees after minutes."""
     monkeypatch.setattr(console, "REFRESH_S", 0.01)
     monkeypatch.setattr(console, "STARTED_S", 0.02)
     monkeypatch.setattr(console, "PLAIN_INTERVALS_S", ((float("inf"), 0.05),))
@@ -38,7 +38,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shown(capfd: pytest.CaptureFixture[str], log: Path, seconds: float = 0.3) -> tuple[list[str], str]:
-    """The plain lines of a stage that takes some time, and its log."""
+    """Run a stage that takes some time; return its plain lines and its log."""
     with Console(log) as monitor, monitor.working(JOB) as progress:
         progress.plan(Phase("training", rounds=2, references={"loss": 2.3}, note="the loss is x"))
         with progress.phase(Phase("training", rounds=2, references={"loss": 2.3}, note="the loss is x")):
@@ -70,7 +70,7 @@ def test_short_work_has_no_lines(tmp_path: Path, capfd: pytest.CaptureFixture[st
 
 
 def test_plain_lines_become_rare() -> None:
-    """At most one in ten seconds, and one a minute in a stage of hours."""
+    """There is at most one line in ten seconds, and one a minute in a stage that takes hours."""
     limits = [interval for _, interval in console.PLAIN_INTERVALS_S]
     assert limits == sorted(limits)
     assert limits[0] >= 10
@@ -113,7 +113,7 @@ def test_the_thread_ends_with_the_stage_after_an_error_too(tmp_path: Path) -> No
 
 
 def on_terminal(tmp_path: Path, seconds: float = 1.5, interrupt: bool = False, **variables: str) -> tuple[str, int]:
-    """What a terminal receives from a run, and its exit code; Ctrl-C comes in the second stage."""
+    """Return the output of a run on a terminal, and its exit code; `interrupt` sends Ctrl-C in the second stage."""
     started = tmp_path / "started"
     stages = [{"pause": {"started": str(started), "seconds": 60 if interrupt else seconds}}]
     path = tiny.project(tmp_path / "project", stages)
@@ -135,14 +135,14 @@ def on_terminal(tmp_path: Path, seconds: float = 1.5, interrupt: bool = False, *
             if interrupt and not interrupted and b"pause" in received and b"loss" in received:
                 interrupted = True
                 process.send_signal(signal.SIGINT)
-    except OSError:  # Linux: the other side has closed it
+    except OSError:  # Linux: the other end is closed
         pass
     os.close(controlling)
     return received.decode(), process.wait()
 
 
 def visible(text: str) -> list[str]:
-    """The lines that stay on a terminal: the line of progress is overwritten, and removed at the end."""
+    """Return the lines that stay on a terminal: the progress line is overwritten, and removed at the end."""
     lines = [""]
     for part in re.split(r"(\r|\n|\x1b\[\d*A|\x1b\[2K)", text):
         if part == "\n":
@@ -163,7 +163,7 @@ def test_the_line_of_a_terminal(tmp_path: Path) -> None:
     assert re.search(r"━+─*  \[2/2\]  pause  step 1 of 2  50%  0:0\d  loss 0\.500  run 0:0\d", plain)
     stays = visible(text)
     assert [line.split()[0] for line in stays][:3] == ["coralline:", "model", "pause"]
-    assert text.rstrip().rindex("\x1b[?25h") > text.rindex("\x1b[?25l")  # the cursor is back
+    assert text.rstrip().rindex("\x1b[?25h") > text.rindex("\x1b[?25l")  # the cursor is visible again
 
 
 def test_ctrl_c_leaves_a_clean_line(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_a_dumb_terminal_gets_plain_lines(tmp_path: Path) -> None:
 
 
 def test_the_progress_of_a_run_costs_little(tmp_path: Path) -> None:
-    """No time is asserted: 20,000 reports of a fast loop are simply not all shown."""
+    """The test asserts no time: of 20,000 reports of a fast loop, at most one is shown."""
     code = (
         "import sys; from pathlib import Path; from compress.cli.console import Console; "
         "from compress.progress import RunStep\n"

@@ -1,4 +1,4 @@
-"""`check --sizes`: the sizes of the input at which a whole model is mapped."""
+"""`check --sizes`: the input sizes at which all operators of a model are mapped."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_each_size_is_checked_and_the_largest_is_named(
     keras: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     image = keras.Input((64, 64, 3))
-    # Two layers whose cells do not match at sizes that are no multiple of 4.
+    # Two layers whose cells do not match at sizes that are not multiples of 4.
     down = keras.layers.Conv2D(4, 3, 4, padding="same")(image)
     up = keras.layers.UpSampling2D(4, interpolation="nearest")(down)
     keras.Model(image, keras.layers.Add()([keras.layers.Conv2D(4, 1)(image), up])).save(tmp_path / "model.keras")

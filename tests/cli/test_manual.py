@@ -1,4 +1,4 @@
-"""The manual is made from the code, and the JSON schema says what the loader says."""
+"""The manual is generated from the code, and the JSON schema accepts the same files as the loader."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def accepted(tmp_path: Path) -> Any:
 
 
 def test_the_committed_schema_is_the_one_that_the_code_gives() -> None:
-    """After a change: `python -m compress schema > docs/pipeline.schema.json`."""
+    """After a change, run `python -m compress schema > docs/pipeline.schema.json`."""
     assert (ROOT / "docs" / "pipeline.schema.json").read_text() == json.dumps(SCHEMA, indent=1) + "\n"
 
 
@@ -77,7 +77,7 @@ def test_an_unknown_key_is_refused_everywhere(accepted: Any, line: int, key: str
 
 
 WHOLE = ("4.0", "4e0", "10.0")
-"""Whole numbers to a JSON schema, but not to the loader."""
+"""Values that are integers to a JSON schema, but not to the loader."""
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_what_the_loader_refuses_is_refused(accepted: Any, old: str, new: str) -
 
 
 def properties(schema: Any, name: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every setting in a schema, by its dotted name."""
+    """Yield every setting in a schema, with its dotted name."""
     if isinstance(schema, list):
         for item in schema:
             yield from properties(item, name)

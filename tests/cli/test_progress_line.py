@@ -1,4 +1,4 @@
-"""The line of progress as text: what it says, and what it leaves out where there is little space."""
+"""The progress line as text: its content, and the parts that it omits if there is little space."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
 
 
 def written(path: Path, work: str = "") -> list[str]:
-    """The lines of a log after some statements with the log `log`."""
+    """Run statements with the log `log`; return the lines of the log file."""
     with open(os.devnull, "w") as terminal:
         log = RunLog(path, terminal.fileno())
         exec(work, {"log": log, "os": os})
@@ -30,7 +30,7 @@ def written(path: Path, work: str = "") -> list[str]:
 
 
 def lines_of(*parts: bytes) -> tuple[list[str], LogLines]:
-    """What the writer makes of some bytes from the pipe."""
+    """Return the lines that the writer makes from bytes of the pipe, and the writer."""
     stream = io.BytesIO()
     lines = LogLines(stream)
     for part in parts:
@@ -69,7 +69,7 @@ def test_repeated_lines_are_counted_even_if_their_times_differ() -> None:
     lines, _ = lines_of(
         *(f"{header.format(second)}node.cc:31] slow\n".encode() for second in range(3)),
         b"2026-11-24 11:25:39.783992: W graph\n2026-11-24 11:25:41.1: W graph\n",
-        b"step 1\nstep 2\n",  # what a user's function prints
+        b"step 1\nstep 2\n",  # printed by a user's function
     )
     assert lines == [
         f"T | {header.format(0)}node.cc:31] slow",

@@ -1,4 +1,4 @@
-"""`sensitivity` through the command line: the steps before `prune` are run, the model is measured, a report is left."""
+"""`sensitivity` on the command line: it runs the steps before `prune`, measures the model, and writes a report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ stages: [train: {epochs: 2}, prune: {objective: compute, epochs: 1}, quantize: {
 
 
 def sensitivity(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The real command, with warnings as users see them."""
+    """Run the real command, with warnings as users see them."""
     command = [sys.executable, "-m", "compress", "sensitivity", "p.yaml", *arguments]
     return subprocess.run(command, cwd=folder, env=tiny.environment(), capture_output=True, text=True, check=False)
 

@@ -1,4 +1,4 @@
-"""Interpreters with the outputs that a test wants."""
+"""Interpreters with prepared outputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 
 class PreparedInterpreter:
-    """An interpreter after an inference, with these outputs."""
+    """An interpreter after an inference, with given outputs."""
 
     def __init__(
         self,

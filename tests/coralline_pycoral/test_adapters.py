@@ -1,4 +1,4 @@
-"""The adapters, on outputs that the test chose. Expected values are those of pycoral 2.0."""
+"""The adapters, on prepared outputs. Expected values are those of pycoral 2.0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Segments in threads: the same results, in the same order, as the segments one after the other."""
+"""Segments in threads give the same results, in the same order, as segments that run one after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PoseNet: the decoder taken off the file, and poses of several people decoded in numpy."""
+"""PoseNet: the decoder is removed from the file, and numpy decodes the poses of several people."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAIR = ROOT.parent / "shared/edgetpu/pairs/posenet_mobilenet_v1_075_353_481_16_q
 
 
 def with_decoder(*, masks: bool = False, **changes: Any) -> bytes:
-    """A file whose decoder is not its last operator."""
+    """Return a file whose decoder is not its last operator."""
     heads = ["heatmaps", "short", "mid"]
     poses = ["keypoints", "keypoint scores", "scores", "number", *(["masks"] if masks else [])]
     tensors = {name: one_op.Tensor((1, 4), "FLOAT32", scales=()) for name in ("image", *heads, *poses)}
@@ -71,7 +71,7 @@ def skeleton(left: float, top: float) -> Any:
 
 
 def outputs_of(people: list[Any], logits: list[float], rows: int = 30, columns: int = 40) -> list[Any]:
-    """Heatmaps, short and mid offsets as an exact PoseNet with a stride of 8 gives them."""
+    """Return heatmaps, short and mid offsets as an exact PoseNet with a stride of 8 gives them."""
     heatmaps = np.full((rows, columns, 17), -8, np.float32)
     cells = np.stack(np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij"), axis=2) * 8.0
     distances = [np.sum((cells[:, :, None] - person) ** 2, axis=3) for person in people]

@@ -1,4 +1,4 @@
-"""Programs for pycoral: the vendor's examples, the manual's, and a program on every Python that Coral hosts have.
+"""Programs for pycoral: the vendor's examples, the manual's example, and one on every Python that Coral hosts have.
 
 The environment variable CORALLINE_PYCORAL_EXAMPLES names a folder with the vendor's example programs.
 """

@@ -1,4 +1,4 @@
-"""Other preprocessings of the same samples."""
+"""Alternative preprocessings of the same samples."""
 
 from __future__ import annotations
 

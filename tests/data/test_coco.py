@@ -1,4 +1,4 @@
-"""COCO's JSON files: what is read, and what is said of files that are not what they should be."""
+"""COCO's JSON files: their content, and error messages about invalid files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BOX: scenes.Box = (10, 5, 30, 20)
 
 
 def one(folder: Path, change: Callable[[Any], Any] = lambda content: None) -> Coco:
-    """A file about one picture of 64 x 64 with one ring."""
+    """Write a file about one picture of 64 x 64 pixels with one ring; return its source."""
     Image.new("RGB", (64, 64)).save(folder / "a.png")
     content = scenes.coco([("a.png", [("ring", BOX)])])
     change(content)
@@ -35,7 +35,7 @@ def test_a_file_for_each_split(tmp_path: Path) -> None:
     source = Coco(train="train.json", test="test.json").with_paths_from(folder)
     data = Dataset(source, Preprocessing([]), None)
     made = scenes.scenes(12)
-    assert data.class_names == ("block", "ring")  # by the ids 3 and 17
+    assert data.class_names == ("block", "ring")  # in the order of the ids 3 and 17
     assert [len(data.objects(split)) for split in ("train", "validation", "test")] == [
         6,
         2,
@@ -79,7 +79,7 @@ def with_exif(path: Path, size: tuple[int, int], orientation: int) -> None:
 
 
 def shown(box: Any, image: Any) -> tuple[float, float]:
-    """The share of white pixels in a box, and the share of white pixels that are in it."""
+    """Return the share of white pixels in a box, and the share of all white pixels that are in the box."""
     height, width = image.shape[:2]
     top, left, bottom, right = np.rint(np.asarray(box) * [height, width, height, width]).astype(int)
     white = (image == 255).all(axis=2)
@@ -176,7 +176,7 @@ def test_what_is_not_what_it_should_be_is_refused_with_its_place(
     tmp_path: Path, change: Callable[[Any], Any], told: str | None
 ) -> None:
     source = one(tmp_path, change)
-    if told is None:  # a number in quotes is one
+    if told is None:  # a number in quotes is accepted
         assert source.load().objects is not None
         return
     with pytest.raises(DataError, match=told):

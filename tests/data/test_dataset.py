@@ -1,4 +1,4 @@
-"""The data set: divided, preprocessed, named by a digest, and loaded only when asked."""
+"""The data set: splits, preprocessing, digest, and lazy loading."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def npz(path: Path, x: np.ndarray = X, y: np.ndarray = Y, **settings: Any) -> Np
     return Npz(file=str(path), **settings)
 
 
-# --- dividing ---------------------------------------------------------------------------
+# --- splitting --------------------------------------------------------------------------
 
 LABELS = st.lists(st.integers(0, 5), min_size=1, max_size=80).map(lambda values: np.array(values, np.int64))
 
@@ -47,7 +47,7 @@ def test_stratified(labels: np.ndarray, share: float, seed: int, random: Any) ->
     assert (np.diff(taken) > 0).all()
     for label in np.unique(labels[indices]):
         count, here = int((labels[indices] == label).sum()), int((labels[taken] == label).sum())
-        assert count - here >= 1  # the rest keeps at least one
+        assert count - here >= 1  # the rest keeps at least one of each class
         assert here >= 1 or count == 1
         assert abs(here - share * count) <= 1
     again = stratified(labels, indices, share, seed)
@@ -61,7 +61,7 @@ def test_the_seed_decides() -> None:
 
 
 def test_the_division_is_fixed() -> None:
-    """The same on every numpy: whoever changes it changes the test split of every user."""
+    """The split is the same with every numpy. A change would change the test split of every user."""
     np.testing.assert_array_equal(stratified(Y, np.arange(40), 0.25, 0)[1], [7, 8, 10, 13, 14, 21, 27, 32])
 
 
@@ -78,7 +78,7 @@ def test_spread(labels: np.ndarray, seed: int) -> None:
 
 
 def test_the_order_is_fixed() -> None:
-    """The same on every numpy: whoever changes it changes the evaluation sample of every bundle."""
+    """The order is the same with every numpy. A change would change the evaluation sample of every bundle."""
     assert spread(Y)[:8].tolist() == [8, 13, 10, 27, 32, 21, 14, 7]
 
 
@@ -109,7 +109,7 @@ def test_bad_splitting(settings: dict[str, Any]) -> None:
         Splitting(**settings)
 
 
-# --- samples on the way out -------------------------------------------------------------
+# --- preprocessed and raw samples -------------------------------------------------------
 
 
 def test_inputs_are_preprocessed_and_raw_is_not(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_inputs_are_preprocessed_and_raw_is_not(tmp_path: Path) -> None:
 
 
 class Watched(Source):
-    """A source that counts what is done with it."""
+    """A source that records the calls of its methods."""
 
     def load(self) -> Samples:
         done.append("load")
@@ -233,11 +233,11 @@ def test_digest_of_a_folder(tmp_path: Path) -> None:
     content[-20] ^= 1
     (root / "cat" / "0.png").write_bytes(content)
     changed()
-    (root / "cat" / "1.png").rename(root / "dog" / "9.png")  # a label
+    (root / "cat" / "1.png").rename(root / "dog" / "9.png")  # changes a label
     changed()
     (root / "dog" / "9.png").unlink()
     changed()
-    for split in ("train", "test"):  # a split
+    for split in ("train", "test"):  # changes the splits
         (root / split).mkdir()
         for kind in ("cat", "dog"):
             (root / split / kind).mkdir()

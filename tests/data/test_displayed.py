@@ -1,4 +1,4 @@
-"""Preprocessed samples as images again."""
+"""The conversion of preprocessed samples back into images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m compress data`: what a pipeline's data is, with nothing run."""
+"""`python -m compress data`: it describes the data of a pipeline without running any stage."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_sound_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_corrupt_files_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = pipeline(tmp_path)
     (tmp_path / "images" / "cat" / "5.png").write_bytes(b"no image")
-    assert main(["data", str(path)]) == 3  # a run would refuse this
+    assert main(["data", str(path)]) == 3  # a run would refuse this data
     told = capsys.readouterr().out
     assert "1 samples cannot be read, and are not counted" in told
     assert "cat/5.png: is not a readable image" in told

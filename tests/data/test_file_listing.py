@@ -21,7 +21,7 @@ KINDS = ("tea", "coffee", "water")
 
 
 def shop(root: Path, rows: list[dict[str, Any]] | None = None, count: int = 30, **more: Any) -> Path:
-    """Images 0.png, 1.png, ... and labels.csv."""
+    """Write the images 0.png, 1.png, ... and labels.csv; return the folder."""
     for index in range(count):
         image(root / "photos" / f"{index}.png", value=index)
     rows = rows or [{"file": f"photos/{index}.png", "label": KINDS[index % 3]} for index in range(count)]
@@ -69,7 +69,7 @@ def test_whole_numbers_with_a_point(tmp_path: Path) -> None:
     assert samples.class_names == tuple(map(str, range(12)))
     assert samples.labels.tolist() == list(range(12))
     mixed = [{"file": f"photos/{index}.png", "label": f"{index / 2}"} for index in range(4)]
-    assert folder(shop(tmp_path, mixed)).load().class_names == ("0.0", "0.5", "1.0", "1.5")  # these are names
+    assert folder(shop(tmp_path, mixed)).load().class_names == ("0.0", "0.5", "1.0", "1.5")  # these stay names
 
 
 def test_names_of_classes(tmp_path: Path) -> None:

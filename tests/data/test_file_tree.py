@@ -1,4 +1,4 @@
-"""Tar archives that are read where they lie, and what is refused of them."""
+"""Tar archives that are read without unpacking, and archives that are refused."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def packed(folder: Path, **settings: Any) -> bytes:
 
 
 def member(name: str, content: bytes = b"", **fields: Any) -> bytes:
-    """An archive of one member, whose header is as given."""
+    """Return an archive of one member with the given header fields."""
     info = tarfile.TarInfo(name)
     info.size = len(content)
     for key, value in fields.items():
@@ -79,7 +79,7 @@ def test_the_digest_is_that_of_the_archive(tmp_path: Path) -> None:
     path.write_bytes((tmp_path / "other.tar").read_bytes())
     assert ImageFolder(path=str(path)).fingerprint() == before
     path.write_bytes(path.read_bytes().replace(b"cat", b"cow"))
-    with pytest.raises(DataError):  # the checksum of a header
+    with pytest.raises(DataError):  # the checksum of a header is wrong
         ImageFolder(path=str(path)).fingerprint()
 
 
@@ -162,7 +162,7 @@ def test_several_compressed_streams(tmp_path: Path) -> None:
 
 
 def test_damaged_archives(tmp_path: Path) -> None:
-    """Headers with bytes changed at random: read, or refused with a DataError."""
+    """Archives with random changes in their headers are read, or refused with a DataError."""
     content = packed(flat(tmp_path / "images", 3))
     random = np.random.default_rng(0)
     path, refused = tmp_path / "a.tar", 0
@@ -208,7 +208,7 @@ def test_too_large_to_read(tmp_path: Path) -> None:
 
 
 def test_grocery_in_its_archive() -> None:
-    """5,421 photos, with their labels, splits and classes in tables, read where they lie."""
+    """5,421 photos, with labels, splits and classes in tables, are read without unpacking the archive."""
     path = Path(os.environ.get("CORALLINE_SHARED", ROOT.parent / "shared")) / "data" / "grocery96.tar"
     if not path.exists():
         pytest.skip(f"{path} is not there; CORALLINE_SHARED names the folder of shared files")

@@ -1,4 +1,4 @@
-"""Folders of images: how they are laid out, decoded, and refused."""
+"""Folders of images: their layouts, decoding, and errors."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_a_corrupt_image_is_named(tmp_path: Path, suffix: str) -> None:
 
 
 def test_damaged_images(tmp_path: Path) -> None:
-    """Bytes changed at random: decoded, or refused with a DataError."""
+    """Images with randomly changed bytes are decoded, or refused with a DataError."""
     random = np.random.default_rng(0)
     picture = Image.fromarray(random.integers(0, 256, (9, 11, 3), np.uint8))
     for suffix in ("png", "jpg", "bmp", "webp"):
@@ -286,7 +286,7 @@ def test_images_of_different_sizes_need_a_resize(tmp_path: Path) -> None:
 
 
 def test_grocery_photos(tmp_path: Path) -> None:
-    """5,421 photos of goods; in the archive labels.csv says what a photo shows, here folders do."""
+    """5,421 photos of goods. In the archive, labels.csv has the labels; here, the folders are the labels."""
     path = Path(os.environ.get("CORALLINE_SHARED", ROOT.parent / "shared")) / "data" / "grocery96.tar"
     if not path.exists():
         pytest.skip(f"{path} is not there; CORALLINE_SHARED names the folder of shared files")

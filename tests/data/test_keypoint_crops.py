@@ -1,4 +1,4 @@
-"""COCO's keypoints as samples of one object each."""
+"""COCO's keypoints as samples with one object each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from compress.errors import DataError
 from deploy.contract.preprocessing import Preprocessing
 
 POINTS = [40.0, 20.0, 2, 56.0, 44.0, 1, 0, 0, 0]
-"""In a photo of 96 x 64 pixels, of an object from (32, 16) to (64, 48)."""
+"""x, y and visibility in a photo of 96 x 64 pixels, of an object from (32, 16) to (64, 48)."""
 NAMES = ["nose", "left_eye", "right_eye"]
 
 
@@ -48,7 +48,7 @@ def test_an_object_is_cropped_with_a_margin(tmp_path: Path) -> None:
     assert samples.points is not None
     assert samples.class_names == tuple(NAMES)
     crop = samples.read(0)
-    assert crop.shape == (48, 48, 3)  # (24, 8) to (72, 56)
+    assert crop.shape == (48, 48, 3)  # from (24, 8) to (72, 56) in the photo
     np.testing.assert_allclose(samples.points[0], [[16 / 48, 12 / 48, 2], [32 / 48, 36 / 48, 1], [0, 0, 0]], atol=1e-6)
     assert crop[12, 16].tolist() == [255, 0, 0]
     assert crop[36, 32].tolist() == [0, 255, 0]

@@ -1,4 +1,4 @@
-"""Splits that are larger than what memory should hold: decoded once, kept in the store, and mapped."""
+"""Large splits: they are decoded once, kept in the store, and memory-mapped."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_what_was_decoded_is_used_again(tmp_path: Path, store: Store, monkeypatc
     first = np.array(opened(ImageFolder(path=str(root)), store).inputs("train"))
     again = opened(ImageFolder(path=str(root)), store)
     with monkeypatch.context() as patch:
-        patch.setattr(dataset, "decode", None)  # nothing is decoded
+        patch.setattr(dataset, "decode", None)  # fails if anything is decoded
         np.testing.assert_array_equal(again.inputs("train"), first)
     other = opened(ImageFolder(path=str(root)), store, {"scale": {"from": [0, 255]}})
     assert other.inputs("train").max() <= 1
@@ -141,7 +141,7 @@ def test_not_all_is_decoded_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Faulty(Source):
-    """Samples of which some cannot be read."""
+    """A source of which some samples cannot be read."""
 
     bad: tuple[int, ...] = ()
     skip: bool = False
@@ -186,7 +186,7 @@ def test_corrupt_samples_are_left_out_when_asked(store: Store, kept: bool, monke
     assert len(data.corrupt) == 3
     assert "sample 59: is broken" in data.corrupt[2]
     if kept:
-        monkeypatch.setattr(dataset, "corrupt", None)  # it is not looked for again
+        monkeypatch.setattr(dataset, "corrupt", None)  # corrupt samples are not searched for again
         assert opened(source, store).corrupt == data.corrupt
 
 

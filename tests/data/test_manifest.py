@@ -1,4 +1,4 @@
-"""Checksum manifests: written, verified, and what they find."""
+"""Checksum manifests: writing, verification, and the differences that they find."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_folder(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"1 not listed: images/cat/new\.png; get the data again, or write the man"):
         source.fingerprint()
     (root / "cat" / "new.png").rename(root / "cat" / "0.png")
-    source.fingerprint()  # the same content
+    source.fingerprint()  # the content is the same
     (root / "dog" / "1.png").unlink()
     (root / "dog" / "2.png").write_bytes((root / "cat" / "0.png").read_bytes())
     with pytest.raises(DataError, match=r"1 changed: images/dog/2\.png; 1 listed, but not there: images/dog/1\.png"):

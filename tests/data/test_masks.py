@@ -1,4 +1,4 @@
-"""Masks as PNG files: pairs, classes, what does not count, and how they follow their images."""
+"""Masks as PNG files: pairs, classes, pixels that do not count, and transformations together with their images."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MASK = np.array([[0, 1, 2, 2], [0, 1, 255, 2]], np.uint8)
 def write(
     folder: Path, name: str, mask: NDArray[Any] = MASK, mode: str = "L", size: tuple[int, int] | None = None
 ) -> Path:
-    """Write an image and its mask."""
+    """Write an image and its mask; return the path of the mask."""
     for kind in ("images", "masks"):
         (folder / kind / name).parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", size or mask.shape[::-1]).save(folder / "images" / f"{name}.png")
@@ -138,7 +138,7 @@ def test_masks_are_moved_with_their_images(tmp_path: Path, steps: list[dict[str,
     assert masks.shape == images.shape[:3]
     assert masks.dtype == np.uint8
     counted = masks != 255
-    assert ((images[..., 0] > 100) == (masks == 1))[counted].mean() > 0.97  # of pixels at edges, one may differ
+    assert ((images[..., 0] > 100) == (masks == 1))[counted].mean() > 0.97  # pixels at edges may differ
     assert (counted.all()) == (not any("pad" in step or "letterbox" in str(step) for step in steps))
 
 
@@ -155,7 +155,7 @@ def test_masks_rotate_with_photos(tmp_path: Path, orientation: int, setting: Any
     samples = source(tmp_path, orientation=setting).load()
     assert samples.read_mask is not None
     np.testing.assert_array_equal(samples.read_mask(0) == 1, samples.read(0)[..., 0] == 255)
-    if setting == "exif" and orientation >= 5:  # drawn on the photo as viewers show it
+    if setting == "exif" and orientation >= 5:  # the mask was drawn on the photo as viewers show it
         shown = np.arange(128).reshape(16, 8).astype(np.uint8) % 3
         Image.fromarray(shown).save(tmp_path / "masks" / "a.png")
         assert samples.read_mask(0).tolist() == shown.tolist()

@@ -1,4 +1,4 @@
-"""Pairs of .npy files: mapped, checked against each other, and refused."""
+"""Pairs of .npy files: memory mapping, checks against each other, and errors."""
 
 from __future__ import annotations
 

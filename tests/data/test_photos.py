@@ -1,4 +1,4 @@
-"""Photos as phones and programs write them: formats that are not decoded, and unusual images, by name."""
+"""Photos as phones and programs write them: formats that are not decoded and unusual images, both named in messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEAD = "schema_version: 1\nname: t\nmodel: {builder: digits_cnn}\nstages: [{trai
 
 
 def boxed(brand: bytes, *compatible: bytes) -> bytes:
-    """The beginning of a file with boxes, as phones write it."""
+    """Return the beginning of a file that consists of boxes, as phones write it."""
     content = brand + bytes(4) + b"".join(compatible)
     return struct.pack(">I", len(content) + 8) + b"ftyp" + content + bytes(100)
 

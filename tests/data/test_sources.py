@@ -1,4 +1,4 @@
-"""The digits and .npz files: what is read, and what is said of data that is not what it should be."""
+"""The digits and .npz files: their content, and error messages about invalid data."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_sources_there_are() -> None:
 
 # --- digits -----------------------------------------------------------------------------
 
-#: SHA-256 of the indices and of the labels of each split: to change one is to change every number ever measured.
+#: SHA-256 of the indices and of the labels of each split. A change of one would change every measured number.
 DIGITS = {
     "train": (999, "6d5470440d229054", "852c283185ca24b5"),
     "validation": (169, "e0f03b70d6f55d8b", "c408f12f0d4b6100"),
@@ -238,7 +238,7 @@ def archive(**members: bytes) -> bytes:
 
 
 def header(count: int) -> bytes:
-    """The start of an array of so many bytes."""
+    """Return the .npy header of an array of `count` bytes."""
     stream = io.BytesIO()
     np.lib.format.write_array_header_1_0(stream, {"descr": "|u1", "fortran_order": False, "shape": (count,)})
     return stream.getvalue()
@@ -283,7 +283,7 @@ def test_a_file_that_is_no_npz(tmp_path: Path, content: bytes) -> None:
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_damaged_npz(tmp_path: Path, save: Any) -> None:
-    """Cut short anywhere, or with changed bytes: loaded, or refused with a DataError."""
+    """A file that is cut short is refused with a DataError; one with changed bytes is loaded, or refused likewise."""
     path = tmp_path / "data.npz"
     save(path, x=X, y=Y)
     content = path.read_bytes()

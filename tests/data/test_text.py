@@ -1,4 +1,4 @@
-"""Tables of texts: what is read, and what is refused."""
+"""Tables of texts: their content, and errors."""
 
 from __future__ import annotations
 

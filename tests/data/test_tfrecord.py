@@ -1,4 +1,4 @@
-"""TFRecord files: as TensorFlow writes them, and what is refused of them."""
+"""TFRecord files as TensorFlow writes them, and files that are refused."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_either_image_or_tensor() -> None:
 
 
 def two(**values: list[bytes]) -> bytes:
-    """A serialized tf.train.Example with any number of bytes in each feature."""
+    """Return a serialized tf.train.Example with any number of byte strings in each feature."""
     made = {name: field(1, b"".join(field(1, each) for each in several)) for name, several in values.items()}
     return field(1, b"".join(field(1, field(1, name.encode()) + field(2, value)) for name, value in made.items()))
 
@@ -235,4 +235,4 @@ def test_damaged_files(tmp_path: Path) -> None:
             [samples.read(index) for index in range(len(samples.labels))]
         except DataError:
             refused += 1
-    assert refused == 300  # every bit of a record is in a checksum
+    assert refused == 300  # every bit of a record is covered by a checksum

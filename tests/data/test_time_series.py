@@ -22,7 +22,7 @@ from deploy.contract.preprocessing import Preprocessing
 
 
 def write(path: Path, rows: int, first: float = 0, labels: list[str] | None = None) -> Path:
-    """Rows of time, ax (its number), ay (the negative of that) and perhaps a label."""
+    """Write rows of time, ax (the row's number), ay (the negative of ax) and optionally a label."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = "time,ax,ay" + ",activity" * bool(labels) + "\n"
     for row in range(rows):
@@ -76,7 +76,7 @@ def test_folders_are_classes(tmp_path: Path) -> None:
     data = Dataset(source(tmp_path), Preprocessing([]), Splitting(validation=0.3, test=0.3))
     assert data.class_names == ("run", "walk")
     files = [{start // 100 for start in starts(data, split)} for split in ("train", "validation", "test")]
-    assert sum(map(len, files)) == 6  # whole files: none is in two splits
+    assert sum(map(len, files)) == 6  # no file is in two splits
     assert set.union(*files) == set(range(6))
 
 
@@ -152,8 +152,8 @@ def test_divided_by_time(tmp_path: Path) -> None:
     assert not rows["train"] & rows["test"]
     assert not rows["validation"] & rows["test"]
     windows = sum(map(len, (starts(data, split) for split in ("train", "validation", "test"))))
-    assert data.notes == [f"{92 - windows} of 92 samples are in no split, and are not used"]  # they touch the test
-    for begin in (0, 100):  # of each class the last rows are for the test
+    assert data.notes == [f"{92 - windows} of 92 samples are in no split, and are not used"]  # they overlap two splits
+    for begin in (0, 100):  # the last rows of each class are in the test split
         own = {split: [row for row in found if begin <= row < begin + 100] for split, found in rows.items()}
         assert max(own["train"]) < min(own["validation"])
         assert max(own["validation"]) < min(own["test"])
@@ -249,7 +249,7 @@ def test_too_many_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_temperatures(tmp_path: Path) -> None:
-    """A machine's temperature over months, every five minutes; windows near failures are a class of their own."""
+    """A machine's temperature over months, every five minutes. Windows near failures are a separate class."""
     path = Path(os.environ.get("CORALLINE_SHARED", ROOT.parent / "shared")) / "data" / "nab_temperature.npz"
     if not path.exists():
         pytest.skip(f"{path} is not there; CORALLINE_SHARED names the folder of shared files")

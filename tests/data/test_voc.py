@@ -1,4 +1,4 @@
-"""Pascal VOC's folders: what is read, and what is said of annotations that are not what they should be."""
+"""Pascal VOC's folders: their content, and error messages about invalid annotations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from deploy.contract.preprocessing import Preprocessing
 
 
 def one(folder: Path, text: str | None = None, objects: list[tuple[str, scenes.Box]] | None = None) -> Voc:
-    """A folder with one picture of 40 x 20 and its annotation beside it."""
+    """Write a folder with one picture of 40 x 20 pixels and its annotation; return its source."""
     folder.mkdir(exist_ok=True)
     Image.new("RGB", (40, 20)).save(folder / "a.png")
     text = text or scenes.annotation("a.png", objects or [("cat", (10, 5, 30, 20))], (40, 20))
@@ -64,7 +64,7 @@ def test_folders_that_are_no_split_beside_those_that_are(tmp_path: Path) -> None
 
 
 def test_lists_further_down_are_found(tmp_path: Path) -> None:
-    for year, seed in (("VOC2007", 0), ("VOC2012", 1)):  # with the same names in both
+    for year, seed in (("VOC2007", 0), ("VOC2012", 1)):  # both have the same file names
         scenes.as_voc(tmp_path / year, seed=seed)
     main = tmp_path / "VOC2012" / "ImageSets" / "Main"
     (main / "test.txt").write_text("0000\n")
@@ -173,7 +173,7 @@ def test_boxes_that_cannot_be_are_refused_with_their_line(tmp_path: Path, box: s
 )
 def test_annotations_that_cannot_be_read_are_refused(tmp_path: Path, text: str, told: str | None) -> None:
     source = one(tmp_path, text or " ")
-    if told is None:  # another machine's path: the image of the annotation's own name is taken
+    if told is None:  # a path of another machine: the image with the annotation's own name is used
         with pytest.raises(DataError, match=r"a.png is 40x20"):
             source.load()
         return

@@ -1,4 +1,4 @@
-"""WAV files: every kind, cut, padded, mixed and resampled; and what is refused."""
+"""WAV files of every kind: cut, padded, mixed and resampled; and files that are refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WAVEFORM = np.sin(np.arange(800) / 9) * 0.75
 
 
 def pcm(values: np.ndarray, bits: int) -> bytes:
-    """Values from -1 to 1 as PCM."""
+    """Return values from -1 to 1 as PCM with `bits` bits for each sample."""
     if bits == 8:
         return np.round(values * 127 + 128).astype(np.uint8).tobytes()
     whole = np.round(values * (2 ** (bits - 1) - 1)).astype("<i4")
@@ -100,7 +100,7 @@ def test_as_written_by_python(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rate", [48_000, 44_100, 11_127, 8_000, 3])
 def test_the_end_of_what_is_resampled_and_cut(tmp_path: Path, rate: int) -> None:
-    """As if the whole recording were resampled and then cut."""
+    """The result is the same as if the whole recording were resampled and then cut."""
     values = np.random.default_rng(0).integers(-9000, 9000, 2 * rate, dtype=np.int16)
     content = riff(form(rate=rate), chunk(b"data", values.tobytes()))
     common = math.gcd(rate, 16_000)
@@ -190,7 +190,7 @@ def test_labels_in_folders_and_in_a_table(tmp_path: Path) -> None:
 
 
 def test_spoken_digits(tmp_path: Path) -> None:
-    """Recordings of people, written as files: what is read is what was recorded."""
+    """Recordings of people that are written as WAV files are read back unchanged."""
     path = Path(os.environ.get("CORALLINE_SHARED", ROOT.parent / "shared")) / "data" / "fsdd_8k.npz"
     if not path.exists():
         pytest.skip(f"{path} is not there; CORALLINE_SHARED names the folder of shared files")

@@ -1,4 +1,4 @@
-"""YOLO's text files: layouts, what is read, and what is said of files that are not what they should be."""
+"""YOLO's text files: layouts, content, and error messages about invalid files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def image(path: Path, size: tuple[int, int] = (64, 32)) -> Path:
 
 
 def one(folder: Path, rows: str = ROW, described: str = "train: images/train\n" + NAMES) -> Yolo:
-    """Two photos of 64 x 32 pixels, the first with labels, and data.yaml."""
+    """Write two photos of 64 x 32 pixels, the first with labels, and data.yaml; return the source."""
     image(folder / "images" / "train" / "a.png")
     image(folder / "images" / "train" / "b.jpg")
     (folder / "labels" / "train").mkdir(parents=True)
@@ -45,7 +45,7 @@ def objects(source: Yolo) -> list[tuple[list[float], int]]:
 
 
 def as_yolo(folder: Path, splits: dict[str, int]) -> Path:
-    """Scenes with labels, in a folder for each split."""
+    """Write scenes with labels into a folder for each split."""
     pictures = iter(scenes.scenes(sum(splits.values())))
     for split, count in splits.items():
         for index in range(count):
@@ -299,7 +299,7 @@ def test_either_a_file_or_a_folder() -> None:
 @pytest.mark.parametrize("setting", ["exif", "ignore"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_boxes_are_those_of_the_decoded_image(tmp_path: Path, orientation: int, setting: Any) -> None:
-    """The programs that write such labels rotate photos by their EXIF orientation first."""
+    """The programs that write such labels first rotate photos by their EXIF orientation."""
     source = one(tmp_path, "0 0.5 0.5 1 1\n").model_copy(update={"orientation": setting})
     exif = Image.Exif()
     exif[0x0112] = orientation

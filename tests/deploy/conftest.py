@@ -1,4 +1,4 @@
-"""What tests of several files need."""
+"""Fixtures for the tests of several files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def tf() -> Any:
-    """TensorFlow, to compare with."""
+    """Return TensorFlow, to compare with."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import tensorflow

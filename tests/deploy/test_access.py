@@ -1,4 +1,4 @@
-"""Who may use the service: names of this host, pages of other sites, rates, tokens. And files in forms."""
+"""Access to the service: names of this host, pages of other sites, rates, tokens. And files in HTML forms."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_too_many_requests_of_one_client() -> None:
         answers = [service.ask("POST", "/v1/predict", BODY) for _ in range(3)]
         assert [answer[0] for answer in answers] == [200, 429, 429]
         assert 0 < int(answers[-1][1]["Retry-After"]) <= 2
-        assert service.ask("GET", "/healthz")[0] == 200  # for monitoring
+        assert service.ask("GET", "/healthz")[0] == 200  # not limited, for monitoring
 
 
 def test_a_wrong_token_is_answered_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +141,7 @@ def test_a_wrong_token_is_answered_later(monkeypatch: pytest.MonkeyPatch) -> Non
         guesses = [service.connect() for _ in range(2)]
         for guess in guesses:
             guess.sendall(b"GET /v1/model HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer no\r\n\r\n")
-        assert service.ask("GET", "/healthz")[0] == 200  # guesses give their place to others
+        assert service.ask("GET", "/healthz")[0] == 200  # connections with a wrong token are closed for others
         for guess in guesses:
             guess.close()
 

@@ -1,4 +1,4 @@
-"""The measurement protocol: what is timed, what is told, and what makes a run not comparable."""
+"""The measurement protocol: what is timed, what is reported, and what makes a run not comparable."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_settings_that_do_not_make_sense(settings: dict[str, Any]) -> None:
 
 
 def steady(runs: int = 60, slower: float = 1.0) -> Any:
-    """Times of runs of a millisecond, the later half slower by a factor."""
+    """Return the times of runs of one millisecond, with the second half slower by a factor."""
     whole = np.full(runs, 1e6) * np.where(np.arange(runs) < runs / 2, 1, slower)
     ends = np.cumsum(whole)
     return np.stack([ends - whole, ends - whole, ends, ends], axis=1).astype(np.int64)
@@ -176,7 +176,7 @@ def test_energy_of_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     )
     monkeypatch.setattr(machine, "energy_counters", lambda: next(counters))
     found = energy.EnergyMeter(None).end(10)
-    assert found["value"] == pytest.approx(0.05)  # 500 uJ, past the counter's end
+    assert found["value"] == pytest.approx(0.05)  # 500 uJ, with a wrap-around of the counter
     assert "without the Edge TPU" in found["note"]
 
 

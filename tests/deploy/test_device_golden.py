@@ -33,7 +33,7 @@ def content() -> bytes:
 
 
 def changed(content: bytes, steps: int, machine: str | None = None) -> bundle.Bundle:
-    """A bundle whose golden int8 outputs are off by some steps in one place."""
+    """Return a bundle in which one value of the golden int8 outputs is wrong by some steps."""
     opened = bundle.Bundle(content)
     golden = opened.array("golden-output-int8.npy")
     golden[1, 0] += steps if golden[1, 0] < 0 else -steps
@@ -83,7 +83,7 @@ def test_equal_is_asked_where_the_kernels_are_the_same(
 
 
 def optimized(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
-    """A runtime whose optimized kernels, unlike its plain ones, give outputs that are some steps higher."""
+    """Install a runtime whose optimized kernels, but not its plain ones, give outputs that are some steps higher."""
     found = runtime.find()
 
     class Interpreter(found.module.Interpreter):  # type: ignore[misc, name-defined]
@@ -111,7 +111,7 @@ def optimized(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
 def test_optimized_kernels_that_round_in_another_way(
     content: bytes, machine: str, steps: int, verdict: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the golden outputs were made on a machine of the same kind: on aarch64 runtimes differ."""
+    """This also applies if the golden outputs come from the same kind of machine: on aarch64 runtimes differ."""
     opened = bundle.Bundle(content)
     opened.manifest["golden"]["machine"] = machine
     monkeypatch.setattr(platform, "machine", lambda: machine)
@@ -126,7 +126,7 @@ def test_optimized_kernels_that_round_in_another_way(
 def test_default_kernels_that_answer_otherwise(
     content: bytes, broken: bool, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As seen under an emulator: the reproducible kernels were right, and what applications run was not."""
+    """As seen in an emulator: the reproducible kernels were right, but the kernels that applications run were wrong."""
     found = runtime.find()
 
     class Interpreter(found.module.Interpreter):  # type: ignore[misc, name-defined]
@@ -161,7 +161,7 @@ def test_nothing_that_could_be_run_is_not_fine(content: bytes) -> None:
 
 
 def test_the_layer_of_the_first_difference() -> None:
-    """With a runtime whose plain kernels leave out the ReLU."""
+    """The plain kernels of this runtime leave out the ReLU."""
     sound = tiny.classifier()
     parsed = graph.parse(sound)
     parsed.source.subgraphs[0].operators[0].builtinOptions.fusedActivationFunction = 0

@@ -1,4 +1,4 @@
-"""Which runtime is taken, what it can do, and what its refusals mean."""
+"""The choice of the runtime, its abilities, and the meaning of its errors."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from deploy.runtime import Runtime, RuntimeOptions, load_error
 
 
 class Interpreter:
-    """Of TFLite 2.4: no resolvers."""
+    """The interpreter of TFLite 2.4, which has no op resolvers."""
 
     def __init__(self, model_path: Any = None, model_content: Any = None, num_threads: Any = None) -> None:
         raise SystemError("<built-in method> returned a result with an error set")
 
 
 def package(monkeypatch: pytest.MonkeyPatch, name: str, version: str) -> None:
-    """Installs a package that looks like a TFLite runtime."""
+    """Install a package that looks like a TFLite runtime."""
     top, module = ModuleType(name), ModuleType(f"{name}.interpreter")
     top.__dict__.update(__version__=version, __path__=[], interpreter=module)
     module.__dict__.update(Interpreter=Interpreter)
@@ -33,7 +33,7 @@ def package(monkeypatch: pytest.MonkeyPatch, name: str, version: str) -> None:
 
 @pytest.fixture
 def none(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """No runtime is installed."""
+    """Remove all runtimes."""
     monkeypatch.delenv("CORALLINE_RUNTIME", raising=False)
     for name in ("ai_edge_litert", "tflite_runtime", "tensorflow"):
         for loaded in [each for each in sys.modules if each.partition(".")[0] == name]:
@@ -44,7 +44,7 @@ def none(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 class Nothing:
-    """A finder by which a package is not installed."""
+    """An import finder that reports a package as not installed."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -100,7 +100,7 @@ def test_tflite_runtime_beside_numpy_2(none: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeLibraryError, match=r"built for numpy 1, and numpy 2.* pip install 'numpy<2'") as caught:
         runtime.InferenceSession(runtime.find(), b"", RuntimeOptions())
     assert caught.value.kind == "numpy_2"
-    package(none, "tflite_runtime", "2.17.0")  # somebody's own build: it says so itself
+    package(none, "tflite_runtime", "2.17.0")  # a custom build: its interpreter raises the error
     with pytest.raises(RuntimeLibraryError, match="was built for numpy 1"):
         runtime.InferenceSession(runtime.find(), b"", RuntimeOptions())
 

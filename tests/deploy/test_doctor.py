@@ -1,4 +1,4 @@
-"""What `doctor` finds, each on a host that has it and on one that does not."""
+"""Findings of `doctor`, each on a host that has the problem and on one that does not."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def facts(root: Path, told: dict[str, Any] | None = None, **more: Any) -> Facts:
 
 
 def found(given: Facts) -> dict[str, Finding]:
-    """By kind, without what a sound host has too."""
+    """Return the findings by kind, without those that a healthy host has, too."""
     rows = doctor.findings(given)
     assert all(row.severity in problems.SEVERITIES and row.what and row.why for row in rows)
     assert all(row.hint for row in rows if row.severity != "note")
@@ -122,7 +122,7 @@ def test_the_runtime_to_install_is_one_for_32_bits(python: tuple[int, ...], hint
 
 
 def test_a_python_of_the_system_is_left_alone(usb: Path) -> None:
-    """On Debian from 12 on, and on what is made of it, pip refuses to install for the system's Python."""
+    """On Debian 12 and later, and on systems derived from it, pip refuses to install for the system's Python."""
     row = found(facts(usb, without("runtime", broken=BROKEN), managed=True))["no_runtime"]
     assert "python3 -m venv" in row.hint
     assert "~/coralline/bin/python -m pip install ai-edge-litert" in row.hint
@@ -174,7 +174,7 @@ def test_folders_that_shadow_ours(usb: Path, tmp_path: Path) -> None:
     for folder in (app / "deploy", app / "models", other / "compress", other / "deploy"):
         folder.mkdir(parents=True)
     given = facts(usb, folder=str(app), path=("", str(other)))
-    assert found(given) == {}  # no packages: Python goes on looking
+    assert found(given) == {}  # not packages: Python searches further
     (app / "deploy" / "__init__.py").write_text("")
     (other / "compress.py").write_text("")
     rows = [row for row in doctor.findings(given) if row.kind == "shadow"]
@@ -185,7 +185,7 @@ def test_folders_that_shadow_ours(usb: Path, tmp_path: Path) -> None:
     (app / "deploy" / "contract").mkdir()
     for name in ("bundle.py", "preprocessing.py"):
         (app / "deploy" / "contract" / name).write_text("")
-    assert len([row for row in doctor.findings(given) if row.kind == "shadow"]) == 1  # a copy of ours
+    assert len([row for row in doctor.findings(given) if row.kind == "shadow"]) == 1  # a copy of our package
 
 
 def test_no_device(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What `doctor` finds on a Raspberry Pi, about the driver on PCIe, in containers and in virtual machines."""
+"""Findings of `doctor` on a Raspberry Pi, about the driver on PCIe, in containers and in virtual machines."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def usb(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def pci(tmp_path: Path) -> Path:
-    """A card whose driver does not run."""
+    """A PCIe card whose driver does not run."""
     root = devices.host(tmp_path / "root", usb=False, node=False)
     write(root, {"etc/udev/rules.d/99-coral.rules": RULES, "proc/sys/kernel/osrelease": KERNEL + "\n"})
     return root
 
 
 def found(root: Path, told: dict[str, Any] | None = None, **more: Any) -> dict[str, Finding]:
-    """The findings by kind, without what a sound host has too."""
+    """Return the findings by kind, without those that a healthy host has, too."""
     ours = {"user": "me", "groups": ("plugdev", "apex"), "folder": str(root), "package": "/somewhere"}
     rows = doctor.findings(Facts(str(root), reported=GOOD if told is None else told, **{**ours, **more}))
     return {row.kind: row for row in rows if row.kind not in ("runtime", "device")}

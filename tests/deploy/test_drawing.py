@@ -72,7 +72,7 @@ def test_keypoints_that_are_visible_are_drawn() -> None:
 
 
 def test_a_mask_colours_the_part_of_the_photo_that_it_belongs_to() -> None:
-    """The photo is twice as wide as high: a quarter of the input above and below it is border."""
+    """The photo is twice as wide as high, so that a quarter of the input above it and below it is border."""
     scores = np.zeros((8, 8, 2), np.float32)
     scores[..., 0] = 0.5
     scores[2:6, :4, 1] = 1.0  # the left half of the photo
@@ -103,7 +103,7 @@ def detections(scores: list[float], boxes: list[list[float]], classes: list[int]
 
 
 def test_odd_answers() -> None:
-    """Scores and boxes that are no numbers, classes without a name, names in other scripts, no objects."""
+    """Scores and boxes with NaN, classes without a name, names in other scripts, no objects."""
     image = photo(0)
     nothing = drawing.drawn(image, detections([], [], [], []), stand_in("detection"))
     assert (nothing == image).all()
@@ -115,7 +115,7 @@ def test_odd_answers() -> None:
         assert (named != image).any()
     points = NamedOutputs({"points": np.array([np.nan, 0.5, np.inf, 0.5, 1e30, -1e30, 0.5, 0.5], np.float32)})
     changed = (drawing.drawn(image, points, stand_in("keypoints")) != image).any(axis=2)
-    assert changed.sum() == 16  # one point alone
+    assert changed.sum() == 16  # only one point is drawn
     unsure = Answer(np.array([np.nan, 0.5], np.float32), ["x", "y"])
     assert (drawing.drawn(image, unsure, stand_in("classification")) != image).any()
 

@@ -147,7 +147,7 @@ def test_a_damaged_frame_is_named(
     assert command.main(["run", str(path), "-", *options]) == ImageError.exit_code
     shown = capsys.readouterr()
     assert part in shown.err
-    assert shown.out.startswith("frame-000001: ") == bool(content)  # the frames before it are there
+    assert shown.out.startswith("frame-000001: ") == bool(content)  # the answers to earlier frames are there
 
 
 def test_stdin_is_closed(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +191,7 @@ def running(path: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_reader_that_has_enough(path: Path) -> None:
-    """As in `runner.pyz run … - | head -1`."""
+    """The reader stops after the first line, as in `runner.pyz run … - | head -1`."""
     with running(path) as runner:
         assert runner.stdout is not None
         assert runner.stdout.readline().startswith(b"frame-000001: ")

@@ -1,4 +1,4 @@
-"""Facts of a host, read from a faked root."""
+"""Facts of a host, read from a fake root folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every form of the corpus of hostile requests once; afterwards the service answers a sound request as before."""
+"""Every form of the corpus of hostile requests, sent once; afterwards the service answers a valid request as before."""
 
 from __future__ import annotations
 

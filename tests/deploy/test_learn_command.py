@@ -49,7 +49,7 @@ def failed(path: Path, capsys: pytest.CaptureFixture[str], *arguments: object) -
 
 @pytest.mark.parametrize("version", ["3.7", None])
 def test_from_photos_to_an_answer(path: Path, tmp_path: Path, version: str | None) -> None:
-    """Learn, run, list, export, undo, import: each in a process of its own."""
+    """Learn, run, list, export, undo, import: each in a separate process."""
     python = {} if version is None else {"python": executable(version)}
 
     def ok(*arguments: object) -> str:

@@ -1,4 +1,4 @@
-"""Bundles as functions: answers, threads, memory, and what is refused."""
+"""Bundles as functions: answers, threads, memory, and refused arguments."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def test_runner_pyz_is_the_package_too(python: str, path: Path, tmp_path: Path) 
 def test_a_device_that_trusts_a_root_takes_listed_bundles_only(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trust, "time", time)  # restored after the test: the device below has a clock of its own
+    monkeypatch.setattr(trust, "time", time)  # restored after the test: the device below has its own clock
     source = update_attacks.Source()
     source.root()
     source.release(1, {"other.coralline": b"other"})

@@ -1,4 +1,4 @@
-"""The device side on every Python that Coral hosts have: imported, and equal to the bit.
+"""The device side works, with bit-exact results, on every Python that Coral hosts have.
 
 `tests/support/interpreters.py` says where the interpreters come from.
 """

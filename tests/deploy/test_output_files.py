@@ -1,4 +1,4 @@
-"""Files that the runner writes: whole, and named in errors."""
+"""The runner writes complete files, and names them in errors."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def test_the_command_on_every_interpreter(folder: Path, python: str, tmp_path: P
 
 
 def test_compiled_segments_run_through_the_delegate(folder: Path, tmp_path: Path) -> None:
-    """A stand-in for libedgetpu copies its input, as a stand-in for the compiler lets the last operator do."""
+    """The last operator of each segment is a custom operator, which the stand-in for libedgetpu runs as a copy."""
     for path in folder.glob("model_segment_*_of_3.tflite"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
         compiled = tmp_path / f"{path.stem}_edgetpu.tflite"

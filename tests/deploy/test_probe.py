@@ -1,4 +1,4 @@
-"""What can crash, with a stand-in for libedgetpu that crashes, hangs and refuses: each has a name and a command."""
+"""Failures of a stand-in for libedgetpu that crashes, hangs and refuses: each has a name and a command that helps."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def asked(path: Path, root: Path, *arguments: object, library: Path | None = None, **more: object) -> Any:
-    """What the runner says of a compiled model on a host."""
+    """Run a compiled model on a host; return the exit code, the JSON output and stderr."""
     folder = devices.stand_in() if library is None else library
     done = devices.runner(
         "run", path, "--role", "compiled", "--json", *arguments,

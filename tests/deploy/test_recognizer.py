@@ -26,7 +26,7 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def path(tmp_path: Path) -> str:
-    """A bundle that can learn."""
+    """Write a bundle that can learn classes; return its path."""
     return written(tmp_path / "shop.coralline")
 
 
@@ -259,7 +259,7 @@ def test_damage_is_found(path: str) -> None:
 
 
 def _sealed(manifest: Any, rows: Any) -> bytes:
-    """A file with a correct checksum and any content."""
+    """Return a file with a correct checksum and any content."""
     import hashlib
     import json
 
@@ -322,7 +322,7 @@ def test_roles_and_tasks(path: str) -> None:
 
 
 def test_softmax_regression_is_that_of_scikit_learn() -> None:
-    """The same objective, solved by another program: equal differences of logits between new class and references."""
+    """Another program solves the same objective: differences of logits between new class and references are equal."""
     from sklearn.linear_model import LogisticRegression
 
     random = np.random.default_rng(0)

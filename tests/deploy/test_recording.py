@@ -1,4 +1,4 @@
-"""WAV files as anyone may send them."""
+"""WAV files of all kinds, as clients may send them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from deploy.recording import decode_wav
 
 
 def wav(values: np.ndarray, width: int = 2, rate: int = 8000) -> bytes:
-    """A file of values [samples, channels] that fit into `width` bytes."""
+    """Return a WAV file of values [samples, channels] that fit into `width` bytes."""
     stream = io.BytesIO()
     with wave.open(stream, "wb") as file:
         file.setnchannels(values.shape[1])
@@ -55,7 +55,7 @@ def test_another_rate_is_refused() -> None:
 
 
 def riff(tag: int, bits: int, channels: int, values: bytes, extensible: bool = False, more: bytes = b"") -> bytes:
-    """A file of this format, written by hand."""
+    """Return a WAV file of this format, assembled by hand."""
     block = channels * bits // 8
     form = struct.pack("<HHIIHH", 0xFFFE if extensible else tag, channels, 8000, 8000 * block, block, bits)
     if extensible:

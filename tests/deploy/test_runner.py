@@ -1,4 +1,4 @@
-"""The runner's command line, in processes of its own, on every interpreter that has a runtime."""
+"""The runner's command line, in separate processes, on every interpreter that has a runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The service: answers, what is refused, slow and vanished clients, a full queue, a gentle end."""
+"""The service: answers, refused requests, slow and disconnected clients, a full queue, a graceful end."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ def test_a_bug_in_a_thread_of_the_worker_costs_its_request_alone(
 def test_a_bug_in_the_hand_over_does_not_end_a_thread_of_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(Slow(), timeout_s=1.0) as service:
         bug = Bug(monkeypatch, service.server.worker, "_done")
-        for body in (BODY, b"garbage"):  # ended by the thread of the model, and by the one before it
+        for body in (BODY, b"garbage"):  # completed by the thread of the model, and by the thread before it
             bug.armed = True
             assert service.ask("POST", "/v1/predict", body)[0] == 504
         assert service.predict(2)[2]["top"][0]["label"] == "2"
@@ -299,7 +299,7 @@ def test_unexpected_errors_are_logged_without_a_flood(
     log = failures.FailureLog(interval_s=60.0)
     for _ in range(1000):
         add(log, "{}[1]")
-    add(log, "1 // 0")  # another origin
+    add(log, "1 // 0")  # from another place
     text = capsys.readouterr().err
     assert (text.count("KeyError: 1"), text.count("ZeroDivisionError"), log.count) == (1, 1, 1001)
     assert "more since" not in text
@@ -409,11 +409,11 @@ def test_a_client_that_vanishes_is_not_answered(slow: tuple[Service, Slow]) -> N
     with service.connect() as sock:
         sock.sendall(b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
         time.sleep(0.2)
-    with service.connect() as sock:  # and one in the middle of its body
+    with service.connect() as sock:  # and one that disconnects in the middle of its body
         sock.sendall(b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nabc")
         time.sleep(0.2)
     eventually(lambda: service.metric("coralline_vanished_total") == 2)
-    assert service.metric("coralline_held_bytes") == len(body)  # of the first one
+    assert service.metric("coralline_held_bytes") == len(body)  # of the first one of them
     model.gate.set()
     first.join()
     assert service.predict(3)[2]["top"][0]["label"] == "3"
@@ -439,15 +439,15 @@ def test_an_answer_that_takes_too_long_is_told() -> None:
 def test_connections_and_bytes_are_bounded() -> None:
     with serving(Slow(), connections=2, held_bytes=1000) as service:
         idle = [service.connect(), service.connect()]
-        assert service.ask("GET", "/healthz")[0] == 200  # an idle one had to go
+        assert service.ask("GET", "/healthz")[0] == 200  # an idle connection was closed for it
         head = b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900\r\n\r\n"
-        with service.connect() as sock:  # announcing a body holds nothing; sending it does
+        with service.connect() as sock:  # an announced body is not counted; a received one is
             sock.sendall(head + bytes(600))
             eventually(lambda: service.server._held == 600)
             assert service.ask("POST", "/v1/predict", b"x" * 300)[0] == 400
             with service.connect() as other:
                 other.sendall(head + bytes(450))
-                assert sock.recv(65536).startswith(b"HTTP/1.1 503")  # it held the most
+                assert sock.recv(65536).startswith(b"HTTP/1.1 503")  # it had the most bytes
                 other.sendall(bytes(450))
                 assert other.recv(65536).startswith(b"HTTP/1.1 400")
         assert service.metric('coralline_rejected_total{cause="memory"}') == 1
@@ -498,7 +498,7 @@ def test_what_waits_is_finished_and_what_is_new_refused() -> None:
 
 
 def test_no_answer_is_lost_or_mixed_up() -> None:
-    """Clients that are answered, that vanish and that send garbage, all at once."""
+    """Some clients are answered, some disconnect, and some send garbage, all at the same time."""
     with serving(Slow(0.0005), queue=64) as service:
         body = {value: bundle.array_bytes(np.full((2, 2), value, np.uint8)) for value in range(250)}
 
@@ -529,7 +529,7 @@ def test_no_answer_is_lost_or_mixed_up() -> None:
 
 
 def test_no_bytes_bring_it_down() -> None:
-    """Good requests with bytes changed, left out and put in, cut anywhere."""
+    """Valid requests with changed, removed and inserted bytes, cut anywhere."""
     random = np.random.default_rng(1)
     body = bundle.array_bytes(np.full((2, 2), 5, np.uint8))
     head = b"POST /v1/predict?top=1 HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\nX-Shape: 1,2,3\r\n\r\n"

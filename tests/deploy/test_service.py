@@ -1,4 +1,4 @@
-"""The command `serve`, as a process of its own: sockets, the token, the unit, signals, systemd."""
+"""The command `serve` in a separate process: sockets, the token, the unit, signals, systemd."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextlib.contextmanager
 def served(*arguments: object, python: str = sys.executable, **more: object) -> Iterator[tuple[Any, str]]:
-    """The process, and what it listens on."""
+    """Start the service; yield the process, and the address on which it listens."""
     command = [python, "-W", "error", "-m", "deploy", "serve", *map(str, arguments), "--json"]
     process = subprocess.Popen(
         command, env=devices.environment(**more), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -112,7 +112,7 @@ def test_ctrl_c_ends_it_gently_too(path: Path) -> None:
 def test_a_unix_socket(path: Path, tmp_path: Path) -> None:
     place = tmp_path / "s"
     with socket.socket(socket.AF_UNIX) as left:
-        left.bind(str(place))  # a dead process left it
+        left.bind(str(place))  # left by a dead process
     with served(path, "--unix", place) as (process, shown):
         assert shown == f"unix:{place}"
         assert stat.S_IMODE(place.stat().st_mode) == 0o660
@@ -220,7 +220,7 @@ def test_systemd_is_told(path: Path, tmp_path: Path) -> None:
 
 
 def test_an_inference_that_never_comes_back(path: Path, tmp_path: Path) -> None:
-    """The stand-in for libedgetpu hangs; the end waits for it, but not for ever."""
+    """The inference hangs. The end of the service waits for it, but not forever."""
     program = (
         "import os, sys, threading; from deploy import model, serve, __main__ as runner; "
         "serve.GRACE_S = 0.5; "
@@ -268,13 +268,13 @@ class Ending:
         self.stopped_at = float("inf")
 
     def run(self) -> None:
-        """Send until a connection cannot be made, or was closed."""
+        """Send requests until a connection is refused or closed."""
         try:
             self._connect()
             while True:
                 sent_at = time.monotonic()
                 answer = self._asked(self.sock)
-                if not answer:  # closed without an answer: right for requests after the end alone
+                if not answer:  # closed without an answer: allowed only for requests after the end
                     self.outcomes["lost" if sent_at < self.stopped_at else "closed"] += 1
                     break
                 self.outcomes[answer[9:12].decode()] += 1

@@ -60,7 +60,7 @@ def artifact(folder: Path, content: bytes) -> Artifact:
 
 @pytest.fixture
 def packed(tmp_path: Path) -> Pack:
-    """The function that packs a model for data, with the stage."""
+    """Return a function that packs a model for data, with the stage."""
 
     def make(
         model: Make, samples: Any, labels: Any = None, specification: Any = None, **settings: Any
@@ -90,7 +90,7 @@ OUTPUTS = [
 
 @pytest.fixture
 def two_inputs(packed: Pack) -> bundle.Bundle:
-    """A bundle of the model with two inputs and three outputs, of data without labels."""
+    """Return a bundle of the model with two inputs and three outputs, of data without labels."""
     return packed(several.two_inputs, ROWS, specification={"outputs": OUTPUTS})
 
 
@@ -181,7 +181,7 @@ def test_verify_compares_each_output(two_inputs: bundle.Bundle) -> None:
 def test_each_output_has_its_own_steps(
     two_inputs: bundle.Bundle, place: int, change: float, verdict: str, name: str
 ) -> None:
-    """Rows are float32, and hold steps of two outputs and real values of the third."""
+    """Rows are float32. They contain steps for two outputs and real values for the third."""
     stored = two_inputs.array("golden-output-int8.npy")
     assert stored.dtype == np.float32
     stored[1, place] += change if stored[1, place] < 0 else -change
@@ -208,7 +208,7 @@ def test_a_few_of_many_values_may_differ_by_more_steps(every: int, verdict: str)
 
 @pytest.mark.parametrize(("change", "verdict"), [(1e-7, "close"), (1e-4, "different")])
 def test_float_outputs_may_be_rounded_in_another_way(two_inputs: bundle.Bundle, change: float, verdict: str) -> None:
-    """With the same kernels, on a runtime of another version."""
+    """This applies to the same kernels, on a runtime of another version."""
     stored = two_inputs.array("golden-output-int8.npy")
     place = int(stored[1, 9:].argmax()) + 9
     stored[1, place] *= 1 + change
@@ -296,7 +296,7 @@ def archive(members: dict[str, bytes]) -> bytes:
 
 
 def overlapping() -> bytes:
-    """An archive whose members share their bytes."""
+    """Return an archive whose members share their bytes."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w") as file:
         file.writestr("image.npy", bundle.array_bytes(IMAGES[0]))
@@ -422,7 +422,7 @@ def test_a_segmenter(packed: Pack, tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_large_outputs_do_not_fill_the_bundle(packed: Pack, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of each sample, the image has 64 bytes, and the outputs of both models 5 * 48."""
+    """For each sample, the image takes 64 bytes, and the outputs of both models take 5 * 48."""
     masks = random.integers(0, 3, (SAMPLES, 4, 4))
     monkeypatch.setattr(packing, "MAX_EVALUATION_BYTES", 3 * (64 + 5 * 48) + 1)
     opened = packed(
@@ -547,7 +547,7 @@ def test_names_of_tensors_are_unique() -> None:
 
 
 def test_outputs_are_put_into_the_order_of_the_manifest(two_inputs: bundle.Bundle) -> None:
-    """By name; by everything else if a compiler renamed them."""
+    """Outputs are matched by name, or by all other properties if a compiler renamed them."""
     with Model(two_inputs, "int8", kernels="reproducible") as model:
         session, expected = model.session, model.bundle.models["int8"].outputs
         wanted = model(ROWS[0])

@@ -30,7 +30,7 @@ Detect = Callable[[np.ndarray], Detections]
 
 
 def bundled(steps: list[Any], **changes: Any) -> bytes:
-    """A detector of three classes whose answer depends on the colours of each cell."""
+    """Return a bundle of a detector of three classes whose answer depends on the colours of each cell."""
     described = detector_files.specification("ltrb", SIDE, **changes)
     given = Tensor((1, SIDE, SIDE, 3), "INT8", scales=(1 / 255,), zero_point=-128)
     content = graph.serialize(detector_files.from_image(described, 3, given))
@@ -51,7 +51,7 @@ def found(*rows: tuple[float, ...], classes: tuple[int, ...] = ()) -> Detections
 
 
 def blobs(size: int = 1) -> Detect:
-    """A detector that finds each colour but black in an image: the box around its pixels."""
+    """Return a detector that finds each colour except black in an image: the box around its pixels."""
 
     def detector(image: np.ndarray) -> Detections:
         height, width = image.shape[:2]
@@ -88,7 +88,7 @@ def test_the_whole_photo_is_a_tile_once() -> None:
     assert Tiles(1, 2, 0).areas(100, 200) == [Area(0, 0, 100, 200), Area(0, 0, 100, 100), Area(0, 100, 100, 100)]
     assert Tiles(1, 1).areas(100, 200) == [Area(0, 0, 100, 200)]
     assert Tiles(3, 2).areas(1, 1) == [Area(0, 0, 1, 1)]
-    assert len(Tiles(3, 1, whole=False).areas(40, 40)) == 2  # of at least 32 pixels
+    assert len(Tiles(3, 1, whole=False).areas(40, 40)) == 2  # tiles have at least 32 pixels
 
 
 @pytest.mark.parametrize(
@@ -120,14 +120,14 @@ def test_tiles_from_text() -> None:
 @pytest.mark.parametrize("channels", [(), (1,), (3,)])
 @pytest.mark.parametrize("size", [(200, 300), (201, 307), (97, 500)])
 def test_objects_are_found_once_and_where_they_are(size: tuple[int, int], channels: tuple[int, ...]) -> None:
-    """One in a tile, one on an edge between two tiles, one in the middle of all, and one larger than a tile."""
+    """One object in a tile, one on the edge of two tiles, one in the middle of all, and one larger than a tile."""
     image = np.zeros(size + channels, np.uint8)
     height, width = size
     boxes = [(5, 5, 15, 15), (20, width // 3 - 6, 30, width // 3 + 6), (height // 2 - 8, width // 2 - 8, 56, 0)]
     boxes[2] = (height // 2 - 8, width // 2 - 8, height // 2 + 8, width // 2 + 8)
     boxes.append((height - 30, 10, height - 2, width - 10))
     for colour, (top, left, bottom, right) in enumerate(boxes, 1):
-        image[top:bottom, left:right] = 3 * colour  # one class
+        image[top:bottom, left:right] = 3 * colour  # all have the same class
     answer = detect(blobs(), image, Tiles(2, 3, 0.25), SPECIFICATION)
     pixels = np.rint(answer.boxes * [height, width, height, width]).astype(int)
     assert sorted(map(tuple, pixels.tolist())) == sorted(boxes)
@@ -178,7 +178,7 @@ def test_a_complete_object_in_front_of_a_fragment_remains() -> None:
 
 
 def test_many_boxes() -> None:
-    """More than are compared at once: the best ones count."""
+    """There are more boxes than are compared at once: the best ones are kept."""
     random = np.random.default_rng(0)
     corner = random.uniform(0, 0.9, (6000, 2))
     rows = np.concatenate([random.uniform(0.1, 1, (6000, 1)), corner, corner + 0.01], axis=1)
@@ -221,7 +221,7 @@ def test_keypoints_move_with_their_boxes() -> None:
 
 
 def test_the_edge_of_a_cropped_tile_is_inside_the_tile() -> None:
-    """Preprocessing takes the left half of each image: what ends there is a fragment."""
+    """Preprocessing takes the left half of each image: an object that ends at the edge of this half is a fragment."""
     left_half = AffineMap((1.0, 2.0), (0.0, 0.0))
 
     def detector(tile: np.ndarray) -> Detections:

@@ -1,4 +1,4 @@
-"""The wheel of the device side alone: what is in it, and that an old Python takes it."""
+"""The wheel of the device side: its content, and its installation on old Pythons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TFLite_Detection_PostProcess is taken off a file: what it says of the detector, against the operator itself."""
+"""Removal of TFLite_Detection_PostProcess from a file: the detector that it describes, compared with the operator."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ GRIDS = ((8, 8), (4, 4))
 SIZES = (((10.0, 13.0), (30.0, 16.0)), ((40.0, 20.0), (25.0, 60.0)))
 """Height and width of the anchors of each map, in pixels."""
 STEP = 1 / 250
-"""Of anchors in 8 bits."""
+"""The scale of 8-bit anchors."""
 
 
 def anchors() -> np.ndarray:
-    """Centre and size of all anchors, as fractions: map by map, cell by cell."""
+    """Return the centre and the size of all anchors, as fractions: map by map, cell by cell."""
     found = []
     for cells, sizes in zip(GRIDS, SIZES, strict=True):
         for row, column in np.ndindex(cells):
@@ -41,7 +41,7 @@ def anchors() -> np.ndarray:
 def ended(
     model: graph.Graph, *, classes: int = CLASSES, table: np.ndarray | None = None, **changes: Any
 ) -> graph.Graph:
-    """A model of boxes [1, n, 4] and scores [1, n, columns] with the operator at its end."""
+    """Return the model of boxes [1, n, 4] and scores [1, n, columns] with the operator at its end."""
     edit = Edit(model)
     boxes, scores = model.outputs
     settings = {"most": 12, "least_score": 0.3, "overlap": 0.6, "class_agnostic": False, "scales": (10, 10, 5, 5)}
@@ -49,7 +49,7 @@ def ended(
     edit.outputs = [
         *detection_postprocess.append(edit, boxes, scores, given, classes=classes, **{**settings, **changes})
     ]
-    if model.tensors[boxes].dtype == "UINT8":  # then the operator reads anchors as uint8, too
+    if model.tensors[boxes].dtype == "UINT8":  # the operator then reads anchors as uint8, too
         codes = (given / STEP).round().astype(np.uint8)
         constant = edit.tensor("anchors in 8 bits", codes.shape, "UINT8", Quantization((STEP,), (0,), 0), codes)
         edit.added[-1].inputs[2] = constant
@@ -57,7 +57,7 @@ def ended(
 
 
 def heads(columns: int = CLASSES, dtype: str = "FLOAT32") -> graph.Graph:
-    """A model whose outputs boxes and scores are its inputs."""
+    """Return a model whose inputs, boxes and scores, are its outputs."""
     described = {
         "maps": [{"anchors": anchors().tolist()}],
         "scores": "probabilities",
@@ -111,7 +111,7 @@ def test_our_decoding_finds_what_the_operator_finds(dtype: str, columns: int, cl
             np.testing.assert_allclose(scores[0], ours.scores, atol=1e-6)
         for box, number, score in zip(boxes[0], classes[0], scores[0], strict=True):
             if score < scores[0].min() + 0.01:
-                continue  # of equal ones at the end, either may be left out
+                continue  # of equal scores at the end, either may be left out
             distances = np.abs(ours.boxes - box.clip(0, 1)).max(axis=1) + np.abs(ours.scores - score)
             assert (distances + (ours.classes != number)).min() < 1e-4
 
@@ -180,7 +180,7 @@ def test_models_without_it() -> None:
 
 
 def ssd(keras: Any) -> Any:
-    """A network with raw boxes and sigmoids, a background in front, as the Object Detection API exports."""
+    """A network with raw boxes and sigmoid scores, the background first, as the Object Detection API exports."""
     layers = keras.layers
     keras.utils.set_random_seed(1)
     image = keras.Input((SIDE, SIDE, 3), batch_size=1)
@@ -197,7 +197,7 @@ def ssd(keras: Any) -> Any:
 
 
 def file_of(keras: Any, folder: Path, samples: np.ndarray | None = None) -> tuple[Path, graph.Graph]:
-    """The float or the quantized file, and its graph."""
+    """Write the float file, or the quantized one if there are samples; return its path and its graph."""
     from compress.quantization import export
 
     model = ssd(keras)

@@ -1,7 +1,7 @@
-"""Heads of detectors as their projects export them, built here with random weights: each is recognized by its numbers.
+"""Heads of detectors as their projects export them, with random weights: each is recognized by its output values.
 
 Every case decodes in the graph (or not) as its family does. The decoding of the device must give the same boxes and
-scores from the model that is cut off at its last convolutions.
+scores from the model that is cut at its last convolutions.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Head:
         return self.layers.Reshape((-1, width))(tensor)
 
     def grid(self, level: int, anchors: int = 1) -> np.ndarray:
-        """Column and row of each location, in the order of rows."""
+        """Return column and row of each location, row by row."""
         rows, columns = np.divmod(np.arange(GRIDS[level][0] * GRIDS[level][1]), GRIDS[level][1])
         return np.repeat(np.stack([columns, rows], axis=1), anchors, axis=0).astype(np.float32)
 
@@ -79,7 +79,7 @@ def yolov8(head: Head, channels_first: bool = True, pixels: bool = True, corners
 
 
 def yolov5(head: Head) -> Any:
-    """Two anchors for each cell in one convolution; the rows of all cells of an anchor come together."""
+    """Two anchors for each cell in one convolution; the rows of all cells of one anchor are adjacent."""
     ops = head.ops
     found = []
     for level in (0, 1):
@@ -100,7 +100,7 @@ def yolov5_raw(head: Head) -> Any:
 
 
 def yolox(head: Head, decoded: bool = True) -> Any:
-    """Offsets from the corner of the cell and exponentials; objectness beside classes."""
+    """Offsets from the corner of the cell and exponentials; objectness in addition to classes."""
     ops = head.ops
     found = []
     for level in (0, 1):
@@ -115,7 +115,7 @@ def yolox(head: Head, decoded: bool = True) -> Any:
 
 
 def yunet(head: Head) -> Any:
-    """Classes, objectness, boxes and five keypoints in outputs of their own for each map."""
+    """Classes, objectness, boxes and five keypoints in separate outputs for each map."""
     parts: dict[str, list[Any]] = {"classes": [], "objectness": [], "boxes": [], "keypoints": []}
     for level in (0, 1):
         for name, width in (("classes", 1), ("objectness", 1), ("boxes", 4), ("keypoints", 10)):
@@ -165,7 +165,7 @@ def ssd(head: Head, sizes: Any = SIZES) -> Any:
 
 
 def rtmdet(head: Head, cut_off: bool = False, logits: bool = False) -> Any:
-    """Distances with a learned scale for each map, in front of a ReLU; boxes perhaps only within the image."""
+    """Distances with a learned scale for each map, before a ReLU; `cut_off` clips boxes to the image."""
     ops = head.ops
     boxes, scores = [], []
     for level, scale in enumerate((1.3, 0.7)):
@@ -185,7 +185,7 @@ def ssd_within_the_image(head: Head, sizes: Any = SIZES) -> Any:
 
 
 def with_anchors(head: Head, scale: float = 1.0, softmax: bool = False) -> Any:
-    """YOLOv4 with centres beyond their cells, or YOLOv2 with a softmax over the classes; scores with objectness."""
+    """YOLOv4 with centres outside of their cells, or YOLOv2 with a softmax over classes; scores with objectness."""
     ops = head.ops
     found = []
     for level in (0, 1):
@@ -226,12 +226,12 @@ def pose(head: Head) -> Any:
 
 
 def from_corners(boxes: np.ndarray, scale: float) -> np.ndarray:
-    """(x, y, x, y) as (y, x, y, x) in fractions."""
+    """Convert (x, y, x, y) to (y, x, y, x) in fractions."""
     return boxes[..., [1, 0, 3, 2]] / scale
 
 
 def from_centres(boxes: np.ndarray, scale: float) -> np.ndarray:
-    """(x, y, width, height) as (ymin, xmin, ymax, xmax) in fractions."""
+    """Convert (x, y, width, height) to (ymin, xmin, ymax, xmax) in fractions."""
     centre, half = boxes[..., 1::-1], boxes[..., :1:-1] / 2
     return np.concatenate([centre - half, centre + half], axis=-1) / scale
 
@@ -315,7 +315,7 @@ def test_the_decoding_of_the_device_gives_the_boxes_and_scores_of_the_file(
     boxes, scores = read(answers(model, images))
     np.testing.assert_allclose(detector.corners(parts.boxes), boxes, atol=1e-4)
     np.testing.assert_allclose(detector.probabilities(parts), scores, atol=1e-4)
-    # Boxes and scores are tensors of their own, at the end of convolutions.
+    # Boxes and scores are separate tensors, the outputs of convolutions.
     assert len(found.model.outputs) == len(found.specification["tensors"])
     assert all(output._keras_history.operation.kernel is not None for output in found.model.outputs)
 
@@ -398,7 +398,7 @@ def test_scores_as_raw_numbers_are_assumed_to_be_for_sigmoids(keras: Any, images
 
 
 def test_outliers_of_exponents_do_not_hide_the_code(keras: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The decoder cuts exponents off at a limit that the file does not have; large files have such outliers."""
+    """The decoder limits exponents, and the file does not. Large files have such outliers."""
     from compress.detectors import probing
     from compress.detectors.detector_model import detector_model
 
@@ -421,7 +421,7 @@ def test_the_rows_of_two_anchors_are_those_of_the_file(keras: Any, images: np.nd
     detector = Detector(found.specification)
     parts = detector.parts(answers(found.model, images))
     rows = answers(model, images)[0]
-    order = []  # of the device: cell, then anchor; of the file: anchor, then cell
+    order = []  # order on the device: cell, then anchor; in the file: anchor, then cell
     start = 0
     for rows_count, columns in GRIDS:
         cells = np.arange(rows_count * columns)
@@ -481,7 +481,7 @@ def test_files_that_do_not_decode_are_read_as_their_family_or_with_a_note(
 
 @pytest.mark.parametrize("likely", [True, False])
 def test_the_parts_of_centernet_and_centerface_are_in_their_order(keras: Any, images: np.ndarray, likely: bool) -> None:
-    """Heatmap, size, offset, keypoints. CenterFace has y before x, and keypoints in units of the box."""
+    """The order is heatmap, size, offset, keypoints. CenterFace has y before x, and keypoints in units of the box."""
     from compress.detectors.detector_model import detector_model
 
     head = Head(keras)

@@ -1,4 +1,4 @@
-"""What students learn from: checked on numbers against the papers' formulas, and by what students know in the end."""
+"""Knowledge distillation: losses are compared with the papers' formulas, and students by their accuracy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SETTINGS = TrainingSettings(epochs=8, batch_size=16, learning_rate=0.02)
 
 @dataclass
 class Mislabelled(Blobs):
-    """All training labels say the same."""
+    """Blobs whose training labels are all 0."""
 
     def labels(self, split: Split) -> np.ndarray:
         right = super().labels(split)
@@ -51,7 +51,7 @@ def network(keras: Any, filters: int = 4, stride: int = 1, softmax: bool = True,
 
 @pytest.fixture(scope="module")
 def trained(keras: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A teacher that knows the blobs."""
+    """A teacher that was trained on the blobs."""
     keras.utils.set_random_seed(0)
     model = network(keras, 6)
     loop.fit(
@@ -64,7 +64,7 @@ def trained(keras: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def answering(*logits: Any) -> list[Teacher]:
-    """Teachers that say these whatever they are asked."""
+    """Return teachers that give these logits for every input."""
     return [Teacher(str(number), lambda inputs, said=said: (said, ()), model=0) for number, said in enumerate(logits)]
 
 
@@ -78,7 +78,7 @@ def computed(made: Any, outputs: Any, labels: Any = None, inputs: Any = None) ->
 
 
 EVERY_STEP = TrainingSettings(epochs=1, augment=Augment(flip=True))
-"""Settings with which teachers answer in every step, as the numbers below are wanted."""
+"""Settings with which teachers run in every training step, as the tests of single losses need."""
 
 
 # --- scores -----------------------------------------------------------------------------
@@ -90,7 +90,7 @@ def test_softened_scores_and_labels_are_weighed_as_hinton_has_it(keras: Any, tmp
     taught, scores = random.normal(size=(2, 5, 4)).astype(np.float32) * 3
     labels = np.array([0, 1, 2, 3, 1])
     expected, actual = softmax(taught / temperature), softmax(scores / temperature)
-    soft = (expected * np.log(expected / actual)).sum(axis=1)  # the cross entropy but for a constant
+    soft = (expected * np.log(expected / actual)).sum(axis=1)  # differs from the cross-entropy by a constant
     hard = -np.log(softmax(scores))[np.arange(5), labels]
     wanted = weight * temperature**2 * soft + (1 - weight) * hard
     teaching = DistillationSettings(temperature=temperature, weight=weight)
@@ -109,7 +109,7 @@ def test_several_teachers_are_the_average_of_their_probabilities(keras: Any) -> 
 
 
 def test_decoupled_distillation_is_the_papers(keras: Any) -> None:
-    """By its own formula: the cross entropies differ from the divergences by what no student changes."""
+    """The paper's formula has divergences; the cross-entropies differ from them by a term without the student."""
     random, temperature = np.random.default_rng(0), 4.0
     taught, scores, labels = random.normal(size=(5, 4)), random.normal(size=(5, 4)), np.array([0, 1, 2, 3, 1])
 
@@ -142,7 +142,7 @@ def test_a_student_that_says_what_its_teacher_says_is_at_the_minimum(keras: Any,
     assert (computed(made, moved, inputs=inputs) > computed(made, said, inputs=inputs)).all()
 
 
-# --- when teachers answer ---------------------------------------------------------------
+# --- when teachers run ------------------------------------------------------------------
 
 
 def test_answers_given_once_are_the_same_loss_as_answers_in_every_step(
@@ -233,7 +233,7 @@ def test_a_float_file_teaches_what_its_model_does(keras: Any, trained: Any, tmp_
 
 @dataclass
 class Small(Blobs):
-    """What `tiny.classifier` takes."""
+    """Blobs in the input shape and with the classes of `tiny.classifier`."""
 
     class_names: tuple[str, ...] = ("a", "b", "c")
     input_shape: tuple[int, ...] = (4, 4, 1)
@@ -343,7 +343,7 @@ def test_the_projection_is_trained_and_gone(keras: Any, trained: Any, tmp_path: 
     assert [layer.name for layer in hints.student.layers] == names
     assert hints.student.count_params() == size
     np.testing.assert_allclose(hints.student(inputs), hints.model(inputs)[0], atol=1e-6)
-    assert not np.allclose(hints.student.get_weights()[0], student.get_weights()[0], atol=0.01)  # student is as it was
+    assert not np.allclose(hints.student.get_weights()[0], student.get_weights()[0], atol=0.01)  # student is unchanged
     for a, b in zip(teacher, trained.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -390,7 +390,7 @@ def test_attention_of_silent_maps_is_none_and_has_a_gradient(keras: Any) -> None
 
 
 def deep(keras: Any) -> Any:
-    """Maps of 8x8, 4x4 and 2x2, the last of them gated, and a vector before the scores."""
+    """A model with maps of 8x8, 4x4 and 2x2, the last of them gated, and a vector before the scores."""
     image, layers = keras.Input((8, 8, 1)), keras.layers
     x = layers.Conv2D(4, 3, padding="same", name="eight")(image)
     x = layers.Conv2D(4, 3, 2, padding="same", name="four")(x)

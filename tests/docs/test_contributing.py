@@ -25,7 +25,7 @@ RECIPES = dict(re.findall(r"<!-- file: (\S+) -->\n```python\n(.*?)```", (ROOT / 
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Callable[..., str]:
-    """A copy of the packages with the files of all recipes registered; runs a command line in it."""
+    """Copy the packages with the files of all recipes registered; return a function that runs a command in the copy."""
     for name in ("compress", "deploy", "models", "calibration_data"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for path, content in RECIPES.items():
@@ -51,7 +51,7 @@ def copy(tmp_path: Path) -> Callable[..., str]:
 
 def test_the_recipes_of_a_stage_and_a_data_source(copy: Callable[..., str], tmp_path: Path) -> None:
     assert set(RECIPES) == {"compress/stages/strip_metadata.py", "compress/data/sources/stripes.py"}
-    model = graph.parse(tiny.classifier((8, 8, 1), classes=2, seed=4))  # its answers to the two patterns differ
+    model = graph.parse(tiny.classifier((8, 8, 1), classes=2, seed=4))  # its outputs for the two patterns differ
     (tmp_path / "m.tflite").write_bytes(graph.serialize(model))
     (tmp_path / "p.yaml").write_text(
         "schema_version: 1\nname: recipe\nmodel: {file: m.tflite}\ntarget: cpu\n"
@@ -77,7 +77,7 @@ def test_files_and_commands_that_are_named_exist(text: str) -> None:
 
 
 def test_the_picture_of_the_packages_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a change: `python docs/draw_architecture.py`."""
+    """After a change, run `python docs/draw_architecture.py`."""
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     import draw_architecture
 

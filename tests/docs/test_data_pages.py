@@ -1,4 +1,4 @@
-"""docs/data.md: every example is a data section that is read."""
+"""docs/data.md: every example is a valid data section."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/hardware: the known problems are those of `doctor`, and files, commands and hosts that are named exist."""
+"""docs/hardware: the known problems are those of `doctor`, and the files, commands and hosts in the text exist."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_the_known_problems_are_those_of_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a change: `python docs/draw_known_problems.py`."""
+    """After a change, run `python docs/draw_known_problems.py`."""
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     import draw_known_problems
 

@@ -1,4 +1,4 @@
-"""docs/preprocessing.md: every example runs, and gives the shape that it says."""
+"""docs/preprocessing.md: every example runs, and gives the stated shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/reference: the pages are what the code gives, and their examples are read."""
+"""docs/reference: the pages match the code, and their examples are valid."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DATA = "data: {source: {digits: {}}, preprocess: [{resize: {size: [32, 32]}}, {s
 
 
 def test_the_committed_pages_are_those_of_the_code() -> None:
-    """After a change: `python docs/site/write_reference.py`."""
+    """After a change, run `python docs/site/write_reference.py`."""
     committed = {str(path.relative_to(ROOT)) for path in (ROOT / "docs" / "reference").rglob("*.md")}
     assert committed == PAGES.keys()
     assert [name for name, text in PAGES.items() if (ROOT / name).read_text() != text] == []

@@ -1,4 +1,4 @@
-"""docs/report.md: its commands are parsed, and what it says about files, sections and limits is so."""
+"""docs/report.md: its commands can be parsed, and its statements about files, sections and limits are true."""
 
 from __future__ import annotations
 

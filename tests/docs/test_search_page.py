@@ -1,4 +1,4 @@
-"""docs/search.md: its example, checked as it is, and run with few trials."""
+"""docs/search.md: its example is valid, and runs with few trials."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_architecture_search_is_valid(tmp_path: Path) -> None:
 @pytest.mark.tensorflow
 @pytest.mark.slow
 def test_the_example_runs_and_stops_what_is_too_slow(tmp_path: Path) -> None:
-    """Two choices of `stages`; a width whose latency is over the limit is not trained."""
+    """A width whose latency is over the limit is not trained."""
     content: dict[str, Any] = YAML(typ="safe").load(example())
     content["model"]["arguments"] = {"width": 0.35, "stages": 3, "last": 32}
     content["stages"] = [{"train": {"epochs": 1, "batch_size": 128}}, {"prune": {"keep_macs": 0.7, "epochs": 1}},

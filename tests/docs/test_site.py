@@ -1,4 +1,4 @@
-"""The manuals as a site: it is built without warnings, and needs no network to be read."""
+"""The manuals as a site: it is built without warnings, and can be read without a network."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paths import ROOT
 
 pytest.importorskip("sphinx", reason="Sphinx is not installed: pip install -e '.[docs]'")
 LOADED = {"script": "src", "link": "href", "img": "src", "iframe": "src", "source": "src", "video": "src"}
-"""Elements of a page that a browser loads, and the attribute with the address."""
+"""Elements for which a browser loads a resource, and their attribute with the address."""
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Resources(HTMLParser):
-    """The addresses of what a page loads."""
+    """The addresses of the resources that a page loads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ def test_no_page_loads_anything_from_another_host(site: Path) -> None:
 
 
 def test_every_page_is_in_the_site_and_in_the_navigation(site: Path) -> None:
-    """Sphinx refuses a page that is in no table of contents; this looks at what is shown."""
+    """Sphinx refuses a page that is in no table of contents. This test checks the links that are shown."""
     front = (site / "docs" / "index.html").read_text()
     for path in sorted((ROOT / "docs").rglob("*.md")):
         assert (site / path.relative_to(ROOT).with_suffix(".html")).exists()

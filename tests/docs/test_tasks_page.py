@@ -1,4 +1,4 @@
-"""docs/tasks.md: every task is in the table, and the examples are read."""
+"""docs/tasks.md: every task is in the table, and the examples are valid."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ PLACEHOLDER = re.compile(r"%(?:\(\w+\))?[-+ #0]*\d*(?:\.\d+)?[sdrgfx]")
 
 @cache
 def texts() -> str:
-    """All texts in the code, one per line, with "…" for each value that is filled in."""
+    """Return all texts in the code, one per line, with "…" for each value that is filled in."""
     found = []
     for package in ("compress", "deploy"):
         for path in sorted((ROOT / package).rglob("*.py")):
@@ -29,7 +29,7 @@ def texts() -> str:
 
 
 def text_of(node: ast.AST) -> str | None:
-    """A text or an f-string, with "…" for each value; None for other nodes."""
+    """Return a text or an f-string, with "…" for each value; None for other nodes."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return PLACEHOLDER.sub("…", node.value)
     if not isinstance(node, ast.JoinedStr):

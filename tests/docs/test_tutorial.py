@@ -31,7 +31,7 @@ BLOCKS = [Block(*match.groups("")) for match in BLOCK.finditer(TEXT)]
 
 
 def matches(expected: str, output: str) -> bool:
-    """Whether an output has the lines of a block; "…" stands for anything, also for several lines."""
+    """Return whether an output has the lines of a block; "…" stands for any text, also over several lines."""
     parts = [re.escape(" ".join(part.split())) for part in expected.split("…")]
     return re.search(".*?".join(parts), " ".join(output.split())) is not None
 
@@ -48,7 +48,7 @@ def run(line: str, folder: Path) -> str:
 
 
 def replaced(content: str, key: str, block: str) -> str:
-    """A pipeline file with another value of one key."""
+    """Return a pipeline file with another block for one key."""
     changed, count = re.subn(rf"^{key}:\n(?:[ -].*\n)+", block, content, flags=re.MULTILINE)
     assert count == 1
     return changed

@@ -39,7 +39,7 @@ def test_what_tf_keras_lacks_or_defines_otherwise_runs_as_it_is(keras: Any) -> N
     assert made.weights().keys() == {"conv", "one", "two"}
     assert len(made.model.losses) == 1
     x = np.random.default_rng(0).random((64, 6, 6, 3), np.float32)
-    assert not np.allclose(made.model(x, training=True)[0], made.model(x, training=True)[0])  # dropout
+    assert not np.allclose(made.model(x, training=True)[0], made.model(x, training=True)[0])  # dropout is active
 
 
 def test_a_layer_can_be_replaced_and_a_difference_is_seen(keras: Any) -> None:

@@ -24,7 +24,7 @@ SETTINGS = TrainingSettings(epochs=2, batch_size=8, learning_rate=0.002)
 
 
 def channels(keras: Any) -> Any:
-    """Concatenation, a transposed convolution, two depthwise channels from one, batch norm behind a dense layer."""
+    """A concatenation, a transposed convolution, a depth multiplier of 2, and batch norm after a dense layer."""
     layers = keras.layers
     image = keras.Input((8, 8, 1))
     x = layers.Conv2D(6, 3, padding="same", activation="relu", name="wide")(image)
@@ -42,7 +42,7 @@ def prepared(given: keras_graph.Network, samples: np.ndarray) -> qat.Prepared:
 
 
 def agreement(made: qat.Prepared, samples: np.ndarray, folder: Path) -> float:
-    """How many outputs of the file and the tf-keras model are within two and a half steps of each other."""
+    """Return the share of outputs of the file and the tf-keras model that differ by at most two and a half steps."""
     expected = np.asarray(made.legacy.model(samples, training=False))
     (folder / "m.tflite").write_bytes(export.convert(*made.trained("")))
     found = LoadedModel(folder / "m.tflite", reproducible=True).scores(samples)
@@ -57,14 +57,14 @@ def test_what_tfmot_computes_is_what_the_file_computes(keras: Any, builder: netw
     given = keras_graph.read(networks.randomized(builder(keras)))
     samples = np.random.default_rng(5).random((60, 12, 12, 3), np.float32)
     made = prepared(given, samples)
-    made.legacy.model(samples, training=True)  # one step without an optimizer: weights get their ranges
+    made.legacy.model(samples, training=True)  # a call in training mode without an optimizer: weights get their ranges
     assert agreement(made, samples, tmp_path) > 0.95
 
 
 def test_the_known_traps_are_repaired(keras: Any, tmp_path: Path) -> None:
     given, data = keras_graph.read(networks.randomized(channels(keras))), Blobs()
     made = prepared(given, data.inputs("train"))
-    for name, layer in made.rounded.items():  # calibrated, not +-6
+    for name, layer in made.rounded.items():  # the calibrated range, not +-6
         assert qat._range(layer) == pytest.approx(made.plan.ranges[name], rel=1e-5, abs=1e-6)
     assert "late" not in made.network.layers
     weights.train(made.legacy.model, made.network, SETTINGS, context(data, tmp_path))

@@ -20,7 +20,7 @@ SETTINGS = TrainingSettings(epochs=2, batch_size=8, learning_rate=0.01)
 
 
 def mixed(keras: Any) -> keras_graph.Network:
-    """Kernels of every kind, batch norm, a layer that is called twice."""
+    """A network with kernels of every kind, batch norm, and a layer that is called twice."""
     layers = keras.layers
     image = keras.Input((8, 8, 1), name="image")
     x = layers.Conv2D(8, 3, padding="same", activation="relu", name="first")(image)
@@ -106,7 +106,7 @@ def test_a_model_that_tfmot_can_do_nothing_with_is_refused(keras: Any, tmp_path:
 
 
 def test_training_that_diverges_is_told(keras: Any, tmp_path: Path) -> None:
-    image = keras.Input((8, 8, 1))  # without a pool or a ReLU, which may make a number of what is none
+    image = keras.Input((8, 8, 1))  # without pooling or ReLU, which may turn NaN into a number
     linear = keras.Model(image, keras.layers.Dense(2, "softmax")(keras.layers.Flatten()(image)))
     with pytest.raises(StageError, match="training diverged"):
         sparsity.sparsify(keras_graph.read(linear), 0.5, SETTINGS, context(Blobs(scale=float("nan")), tmp_path))

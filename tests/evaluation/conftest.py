@@ -1,4 +1,4 @@
-"""Small models as artifacts, and the context that a probe is given."""
+"""Small models as artifacts, and contexts for probes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from compress.targets import load
 
 @pytest.fixture
 def artifact(tmp_path: Path) -> Callable[..., Artifact]:
-    """An artifact that holds one of the models of tests/tiny.py, or the bytes given."""
+    """Return a function that makes an artifact of a model of tests/support/tiny.py, or of given bytes."""
 
     def make(content: bytes | None = None, **options: Any) -> Artifact:
         content = tiny.classifier(**options) if content is None else content
@@ -34,7 +34,7 @@ def artifact(tmp_path: Path) -> Callable[..., Artifact]:
 
 @pytest.fixture
 def context(tmp_path: Path, artifact: Callable[..., Artifact]) -> Callable[..., Context]:
-    """A context with the samples and labels given."""
+    """Return a function that makes a context with given samples and labels."""
 
     def make(samples: Any = None, labels: Any = None, classes: tuple[str, ...] = ("a", "b", "c")) -> Context:
         samples = np.random.default_rng(0).random((12, 4, 4, 1), np.float32) if samples is None else samples

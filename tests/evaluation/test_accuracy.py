@@ -1,4 +1,4 @@
-"""The accuracy probe: what a model gets right, and what changed from one model to another."""
+"""The accuracy probe: the accuracy of a model, and the changes from one model to another."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_accuracy_of_two_models(artifact: Make, context: Make) -> None:
     first, second = artifact(), artifact(int8=False, seed=5)
     plain = context()
     given = predictions(first, plain)
-    labels = np.where(np.arange(12) < 9, given, (given + 1) % 3)  # the first is right on 9 of 12
+    labels = np.where(np.arange(12) < 9, given, (given + 1) % 3)  # the first model is right on 9 of 12 samples
     around = context(labels=labels)
     facts = Evaluation(split="test").run({"first": first, "second": second}, around)
     assert facts["labels"] == labels.tolist()

@@ -1,4 +1,4 @@
-"""The verdict on models that give one answer to nearly every sample: counts, and the tasks that count."""
+"""The verdict on models with one answer for nearly every sample: the criterion on counts, and the tasks that use it."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def counts(samples: int, same: int, others: int, told_apart: int, *, constant: b
     ("samples", "same", "others", "told_apart", "verdict"),
     [
         (100, 100, 50, 0, "degenerate"),  # balanced
-        (100, 95, 50, 5, "degenerate"),  # nearly everything
+        (100, 95, 50, 5, "degenerate"),  # nearly all samples
         (100, 94, 50, 5, "varied"),
         (5, 5, 4, 0, "degenerate"),  # a small split, and still 4 misses
         (5, 5, 3, 0, "undecided"),
-        (20, 19, 4, 1, "varied"),  # 17 of 20 right: too little to call it one answer
+        (20, 19, 4, 1, "varied"),  # 17 of 20 right: too few samples to call it one answer
         (500, 480, 60, 20, "varied"),  # 88% of the labels are the answer
         (2485, 2440, 2450, 45, "degenerate"),  # 81 classes
         (100, 100, 0, 0, "undecided"),  # one class only
@@ -90,7 +90,7 @@ def test_constant_outputs_of_float_models(artifact: Callable[..., Any], context:
     assert found["model"].verdict == "degenerate"
     assert found["model"].text == "gives the same output for all 12 test samples"
     alike = context(samples=np.ones((12, 4, 4, 1), np.float32))
-    assert not Evaluation(split="test").run({"model": flat}, alike)["model"]["constant"]  # nothing to tell apart
+    assert not Evaluation(split="test").run({"model": flat}, alike)["model"]["constant"]  # all samples are equal
 
 
 BOX, FAR = [0.1, 0.1, 0.4, 0.4], [0.6, 0.6, 0.9, 0.9]

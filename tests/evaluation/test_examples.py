@@ -1,4 +1,4 @@
-"""Examples: which samples are chosen, and the files with their pictures."""
+"""Examples: the choice of samples, and the files with their pictures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_equal_answers_are_no_difference() -> None:
 
 
 class Stripes:
-    """An illustrator that fills images with the number of the answer."""
+    """An illustrator that sets the first five rows of images to 0; its texts have the number of the sample."""
 
     note = "Stripes."
 

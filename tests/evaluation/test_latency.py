@@ -1,4 +1,4 @@
-"""The latency probe: what it reports, and under which conditions; never how long something took."""
+"""The latency probe: its values and their conditions. The tests assert no durations."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ OWN = {"X-Shop": "1"}
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A folder with a bundle and photos: an eight, then sevens."""
+    """Return a folder with a bundle, and with photos of sevens and of eights in two subfolders."""
     (tmp_path / "shop.coralline").write_bytes(small_shop.packed())
     for name, digit in (("photos", 7), ("eights", 8)):
         (tmp_path / name).mkdir()
@@ -49,7 +49,7 @@ def environment(place: Path) -> dict[str, str]:
 
 @contextmanager
 def running(place: Path, *options: str, python: str = sys.executable) -> Iterator[int]:
-    """The port of the application."""
+    """Run the application; yield its port."""
     arguments = [python, "-W", "error", str(SHOP), "shop.coralline", *options, "--port", "0"]
     process = subprocess.Popen(
         arguments, cwd=place, env=environment(place), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
@@ -111,7 +111,7 @@ def test_a_shelf_is_cut_into_parts(place: Path) -> None:
 
 
 def test_the_page_in_a_browser(place: Path, tmp_path: Path) -> None:
-    """A person reads the answer, learns from pictures and from files, undoes and exports. No text becomes HTML."""
+    """A user reads answers, teaches products from pictures and from files, undoes and exports. No text becomes HTML."""
     name = '<img src=x onerror="document.title=1"> & milk'
     with running(place, "photos", "--interval", "0.2") as port, browser(tmp_path) as page:
         page.open(f"http://127.0.0.1:{port}/")
@@ -150,7 +150,7 @@ def test_the_page_in_a_browser(place: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", ["3.7", None])
 def test_the_buttons_over_http(place: Path, version: str | None) -> None:
-    """Arrays need neither Pillow nor OpenCV: the picture is a PNG file then."""
+    """Arrays need neither Pillow nor OpenCV. Without these, the picture is a PNG file."""
     (place / "arrays").mkdir()
     photos, others = small_shop.photos(7, 6)
     for number, photo in enumerate(photos):
@@ -235,7 +235,7 @@ def test_hostile_requests(place: Path) -> None:
         idle = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(40)]
         for client in idle:
             client.close()
-        for _ in range(100):  # until the server has seen that they are closed
+        for _ in range(100):  # until the server has noticed that they are closed
             with suppress(ConnectionError, http.client.HTTPException):
                 assert asked(port, "GET", "/state.json")[1]["learnt"] == []
                 break

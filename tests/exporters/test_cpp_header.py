@@ -1,4 +1,4 @@
-"""The C++ header: a compiler takes it, and what it says is what the bundle says."""
+"""The C++ header: a compiler accepts it, and its values are those of the bundle."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_its_numbers_are_those_of_the_bundle(path: Path, tmp_path: Path) -> None
     real = Preprocessing(STEPS[1:])(pixels).ravel()
     wanted = given.stored(real)
     off = np.abs(np.array(inputs) - wanted)
-    assert off.max() <= 1  # the steps taken together round once where the bundle's round twice
+    assert off.max() <= 1  # the combined steps round once where those of the bundle round twice
     assert (off == 0).mean() > 0.98
     stored = np.arange(-128, 128)
     assert np.array_equal(np.array(scores, np.float32), made.real(stored))

@@ -1,4 +1,4 @@
-"""The outputs that Frigate reads, against our own decoding of the same numbers."""
+"""The outputs that Frigate reads, compared with our own decoding of the same values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CASES = [
 
 
 def given(model: graph.Graph, seed: int = 0) -> list[np.ndarray]:
-    """Random values of the inputs: most scores are low, and no box is turned inside out."""
+    """Return random input values: most scores are low, and no box is inverted."""
     random, values = np.random.default_rng(seed), []
     for index in model.inputs:
         tensor = model.tensors[index]
@@ -46,7 +46,7 @@ def given(model: graph.Graph, seed: int = 0) -> list[np.ndarray]:
 
 
 def rows(scores: np.ndarray, classes: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    """The objects that are above the last score: of equal ones at the end, either may be left out."""
+    """Return the objects above the lowest score: of equal scores at the end, either may be left out."""
     return np.column_stack([scores, 100 * classes, boxes.clip(0, 1)])[scores > scores.min() + 1e-4]
 
 
@@ -81,7 +81,7 @@ def test_the_operator_finds_what_our_decoding_finds(code: str, changes: dict[str
 
 @pytest.mark.parametrize("class_agnostic", [False, True])
 def test_the_operator_suppresses_what_our_decoding_suppresses(class_agnostic: bool) -> None:
-    """Boxes within the image: those that reach beyond it are cut off before our suppression, and not before theirs."""
+    """Only boxes within the image are compared: our decoding clips boxes before suppression, the operator does not."""
     described = detector_files.specification("ssd", side=128, class_agnostic=class_agnostic)
     for entry in described["maps"]:
         entry["boxes"] = [[0.05, 0.05], [0.05, 0.06]]
@@ -105,7 +105,7 @@ def test_two_tensors_hold_the_numbers_of_all_maps(dtype: str, classes: int) -> N
     assert boxes.dtype == scores.dtype == "INT8"
     assert scores.quantization is not None
     assert boxes.quantization is not None
-    assert scores.quantization.zero_point[0] >= 0  # Frigate subtracts it in int8
+    assert scores.quantization.zero_point[0] >= 0  # Frigate subtracts the zero point in int8
     values = given(model)
     found = detector_files.answers(graph.serialize(joined), values)
     before = detector_files.answers(graph.serialize(model), values)

@@ -1,4 +1,4 @@
-"""What Frigate's edgetpu detector gets, and which models it cannot have."""
+"""The export for Frigate's edgetpu detector, and the models that it does not support."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def detector(
     name: str = frigate.POSTPROCESS,
     options: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """A model that ends as SSD models do."""
+    """Return a model that ends as SSD models do."""
     tensors = {
         "image": given or Tensor((1, 300, 320, 3), "UINT8", scales=(1 / 128,), zero_point=128),
         "encodings": Tensor((1, 8, 4), "UINT8", scales=(0.1,)),
@@ -73,7 +73,7 @@ def exported(content: bytes, labels: Path | None, tmp_path: Path) -> frigate.Exp
 
 
 def as_frigate_reads(path: Path) -> dict[int, str]:
-    """The label map, by the rule of Frigate: all lines are numbered if the first one is."""
+    """Return the label map by the rule of Frigate: all lines are numbered if the first one is."""
     lines = path.read_text().splitlines()
     pairs = [line.split(" ", 1) for line in lines]
     assert pairs[0][0].isdigit()
@@ -151,7 +151,7 @@ def test_options_that_are_garbage(labels: Path, tmp_path: Path) -> None:
     parsed = graph.parse(detector())
     for garbage in (b"\xff" * 40, b"\x00", bytes(range(64))):
         parsed.source.subgraphs[0].operators[-1].customOptions = np.frombuffer(garbage, np.uint8)
-        with suppress(ModelError):  # refused in words, or nothing is known of the classes
+        with suppress(ModelError):  # refused with a message, or exported without classes
             assert exported(graph.serialize(parsed), labels, tmp_path).classes is None
 
 
@@ -204,20 +204,20 @@ NAMES = ("person", "car", "cat")
 
 
 def bundled(tmp_path: Path, code: str, steps: Any = TO_1, given: Tensor = INPUTS["int8, 0 to 1"][1]) -> Bundle:
-    described = detector_files.specification(code, SIDE, overlap=1.0)  # boxes beyond the image: test_detection_outputs
+    described = detector_files.specification(code, SIDE, overlap=1.0)  # boxes leave the image: test_detection_outputs
     content = graph.serialize(detector_files.from_image(described, len(NAMES), given))
     (tmp_path / "d.coralline").write_bytes(detector_files.bundle_of(content, described, steps, NAMES))
     return Bundle((tmp_path / "d.coralline").read_bytes())
 
 
 def photo(seed: int) -> np.ndarray:
-    """Coloured rectangles, so that cells differ."""
+    """Return an image of coloured rectangles, so that cells differ."""
     random = np.random.default_rng(seed)
     return np.kron(random.integers(0, 256, (8, 8, 3)), np.ones((8, 8, 1))).astype(np.uint8)
 
 
 def our_answer(opened: Bundle, image: np.ndarray) -> Any:
-    """The objects that the bundle finds, as far as Frigate looks at them."""
+    """Return the objects that the bundle finds, with Frigate's limits for the score and the number of objects."""
     model = opened.content("int8")
     detail = opened.models["int8"].inputs[0]
     stored = preprocessing.quantize(opened.preprocessing(image), detail.scale, detail.zero_point, detail.dtype)
@@ -238,26 +238,26 @@ def test_a_detector_gets_an_input_of_pixels_and_the_outputs_of_ssd(form: str, tm
     assert (model["model_type"], model["input_pixel_format"]) == ("ssd", "bgr" if bgr else "rgb")
     content = (tmp_path / "out" / "d.tflite").read_bytes()
     parsed = graph.parse(content)
-    assert parsed.tensors[parsed.inputs[0]].dtype == "UINT8"  # all versions of Frigate have it
+    assert parsed.tensors[parsed.inputs[0]].dtype == "UINT8"  # all versions of Frigate support it
     if form == "uint8, 0 to 1":
         assert parsed.operators[0].inputs[0] == parsed.inputs[0]
-        assert sum(op.name == "QUANTIZE" for op in parsed.operators) == 1  # its own
+        assert sum(op.name == "QUANTIZE" for op in parsed.operators) == 1  # the model's own
     image = photo(0)
     expected = our_answer(opened, image)
     boxes, classes, scores, count = detector_files.answers(content, [(image[..., ::-1] if bgr else image)[np.newaxis]])
     assert len(expected) > 3
-    # -1 to 1 has no zero among the pixels: half a step of the input is lost
+    # -1 to 1 has no exact zero among the pixels: half a step of the input is lost
     agree(np.column_stack([classes[0], scores[0], boxes[0]])[: int(count[0])], expected, 0.1 if bgr else 1e-4)
 
 
 def agree(rows: np.ndarray, expected: Any, tolerance: float) -> None:
-    """Compare rows of class, score and box with those that are expected, but for the last ones."""
+    """Compare rows of class, score and box with the expected ones, except for those with the lowest scores."""
     assert len(rows) == len(expected)
     assert_found(rows[rows[:, 1] > rows[-1, 1] + tolerance], expected, tolerance)
 
 
 def assert_found(rows: np.ndarray, expected: Any, tolerance: float) -> None:
-    """Each of the rows is among those that are expected."""
+    """Check that each of the rows is among the expected ones."""
     for number, score, *box in rows:
         distances = np.abs(expected.boxes - np.clip(box, 0, 1)).max(axis=1)
         distances += np.abs(expected.scores - score) + (expected.classes != number)
@@ -282,7 +282,7 @@ def test_frigates_own_program_finds_what_the_bundle_finds(
         assert len(rows) > 3
         if found.model_type == "ssd":
             agree(rows, expected, 1e-4)
-        else:  # it takes one class for each location, and joins boxes of all classes; its logits have one scale
+        else:  # one class for each location, boxes of all classes are suppressed together, one scale for all logits
             assert_found(rows[:3], expected, 0.05)
 
 

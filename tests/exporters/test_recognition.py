@@ -1,4 +1,4 @@
-"""Temperature, threshold and references in a bundle, and the images that show none of the classes."""
+"""Temperature, threshold and references in a bundle, and images that show none of the classes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from deploy.contract.class_heads import CosineHead
 
 
 def unknown_folder(folder: Path) -> Path:
-    """A folder with all images of the digits that were not trained."""
+    """Write all images of the digits that were not trained into a folder; return the folder."""
     images, labels = small_shop.digits()
     folder.mkdir()
     for number in np.flatnonzero(np.isin(labels, small_shop.NEW)):
@@ -39,7 +39,7 @@ def unknown_folder(folder: Path) -> Path:
     ids=["head", "logits with head", "probabilities", "scores", "embeddings"],
 )
 def test_calibration(settings: dict[str, Any], form: str) -> None:
-    """The network is too unsure of itself; a temperature repairs that, and few known digits become unknown."""
+    """The network is too uncertain; a temperature corrects that, and few known digits become unknown."""
     entry = small_shop.opened(**settings).manifest["confidence"]
     measured = entry["measured"]
     assert entry["logits"] == form
@@ -51,7 +51,7 @@ def test_calibration(settings: dict[str, Any], form: str) -> None:
 
 
 def test_head_and_softmax_agree_on_the_temperature() -> None:
-    """The steps of 1/256 of an int8 softmax hardly change what is fitted on this easy data."""
+    """The steps of 1/256 of an int8 softmax hardly change the fitted temperature on this easy data."""
     found = [small_shop.opened(**each).manifest["confidence"] for each in ({}, {"expose": False})]
     assert found[0]["temperature"] == pytest.approx(found[1]["temperature"], rel=0.1)
 
@@ -92,7 +92,7 @@ def test_the_images_are_part_of_the_key(tmp_path: Path) -> None:
 
 
 def test_no_references(tmp_path: Path) -> None:
-    """Validation embeddings stay: the bias of new classes needs them."""
+    """The validation embeddings stay, because the bias of new classes needs them."""
     opened = small_shop.opened(recognition=RecognitionSettings(references=0))
     assert opened.embedding is not None
     assert set(opened.embedding.references) == {"validation"}

@@ -13,7 +13,7 @@ from remote_host import Host
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    """A real sshd; skips where there is none."""
+    """Run a real sshd; skip the test if there is none."""
     if reason := remote_host.missing():
         pytest.skip(reason)
     with remote_host.running(tmp_path_factory.mktemp("sshd") / "host") as made:
@@ -22,7 +22,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 
 @pytest.fixture
 def host(server: Host, monkeypatch: pytest.MonkeyPatch) -> Host:
-    """It, with the Python that runs the tests, and ssh on PATH."""
+    """Return the host, with the Python that runs the tests and with ssh on PATH."""
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     server.python()
     return server
@@ -30,7 +30,7 @@ def host(server: Host, monkeypatch: pytest.MonkeyPatch) -> Host:
 
 @pytest.fixture
 def bundle_file(tmp_path: Path) -> Callable[..., Path]:
-    """Writes `bundles.packed(...)` into tmp_path, as a run leaves it."""
+    """Return a function that writes `bundles.packed(...)` into tmp_path, as a run leaves it."""
 
     def write(version: int = 0, **more: object) -> Path:
         path = tmp_path / "run" / f"v{version}.coralline"

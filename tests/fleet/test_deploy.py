@@ -39,7 +39,7 @@ def test_first_second_and_back(
     assert main(["deploy", str(bundle_file(2)), *options, "--verify"]) == 0
     (second,) = rows(capsys)
     assert (second["before"], answers(there)) == (first["after"], 2)
-    assert second["sent_bytes"] < first["sent_bytes"] / 10  # the runner and the models are there
+    assert second["sent_bytes"] < first["sent_bytes"] / 10  # the runner and the models are there already
     assert os.readlink(there / "current") == f"releases/{second['after']}"
 
     assert main(["deploy", str(bundle_file(2)), *options]) == 0
@@ -76,7 +76,7 @@ def test_the_last_versions_stay(host: Host, bundle_file: Write, tmp_path: Path) 
     there = tmp_path / "there"
     for number in (1, 2, 3, 4):
         assert main(["deploy", str(bundle_file(number)), *host.options(there), "--keep", "1"]) == 0
-        assert len(list((there / "releases").iterdir())) == min(number, 2)  # never the one before
+        assert len(list((there / "releases").iterdir())) == min(number, 2)  # the previous one stays
     for number in (5, 6, 7):
         assert main(["deploy", str(bundle_file(number)), *host.options(there)]) == 0
     assert len(list((there / "releases").iterdir())) == 3
@@ -157,7 +157,7 @@ OLD = Path.home() / ".pyenv" / "versions"
         ("/nonexistent/python3", "no such Python"),
         ("no; touch injected", "no such Python"),
         ("~/no; touch injected", "no such Python"),
-        (__file__, "no such Python"),  # is no program
+        (__file__, "no such Python"),  # is not a program
         (str(next(OLD.glob("3.6.*/bin/python"), "Python 3.6")), "too old"),
         (str(next(OLD.glob("2.7.*/bin/python"), "Python 2.7")), "too old"),
     ],
@@ -262,7 +262,7 @@ def test_two_at_once(host: Host, bundle_file: Write, tmp_path: Path, capsys: pyt
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert "is using" in failed(capsys, ["deploy", str(bundle_file(2)), *host.options(there)])
         assert "is using" in failed(capsys, ["rollback", *host.options(there)])
-    assert main(["deploy", str(bundle_file(2)), *host.options(there)]) == 0  # the file stays, and locks nothing
+    assert main(["deploy", str(bundle_file(2)), *host.options(there)]) == 0  # the lock file stays, but locks nothing
     assert answers(there) == 2
 
 
@@ -316,7 +316,7 @@ def test_the_unit_for_systemd(host: Host, bundle_file: Write, tmp_path: Path) ->
     unit = (there / "coralline.service").read_text()
     escaped = str(there).replace("%", "%%").replace("$", "$$")
     assert f'"{escaped}/current/runner.pyz" serve "{escaped}/current/bundle.coralline"' in unit
-    assert f"User={Path.home().owner()}" in unit  # who owns the folder can write what the service runs
+    assert f"User={Path.home().owner()}" in unit  # the owner of the folder can write the files that the service runs
     assert "systemctl restart" in (there / "README.txt").read_text()
 
 

@@ -1,4 +1,4 @@
-"""Whatever happens to a deployment, the old or the new version runs.
+"""After every interruption of a deployment, the old or the new version runs.
 
 `benchmarks/faults.py` and `benchmarks/fleet.py` do more of this.
 """
@@ -39,7 +39,7 @@ def soon(condition: Callable[[], object], seconds: float = 20.0) -> bool:
 
 
 def test_power_cut_before_an_operation(host: Host, bundle_file: Write, tmp_path: Path) -> None:
-    """The agent is killed before some of its operations on files; benchmarks/faults.py has more of them."""
+    """The agent is killed before some of its operations on files; benchmarks/faults.py tests more of them."""
     there, seen = tmp_path / "there", set()
     assert main(["deploy", str(bundle_file(1)), *host.options(there), "--keep", "1"]) == 0
     for version, operation in enumerate(range(3, 1000, 61), 2):
@@ -47,7 +47,7 @@ def test_power_cut_before_an_operation(host: Host, bundle_file: Write, tmp_path:
         host.python(before=cuts.at_operation(operation, there))
         done = main(["deploy", str(bundle_file(version, extra_bytes=9000)), *host.options(there), "--keep", "1"])
         assert answers(there) in (old, version)
-        assert len(list((there / "releases").iterdir())) <= 4  # cuts, wherever they come, do not pile up
+        assert len(list((there / "releases").iterdir())) <= 4  # interrupted deployments do not accumulate
         seen.add(done)
         if done == 0:
             break
@@ -69,7 +69,7 @@ def test_killed_at_a_random_moment(host: Host, bundle_file: Write, tmp_path: Pat
         os.kill(pid, signal.SIGKILL)
     process.wait(60)
     assert answers(there) in (1, 2)
-    assert soon(lambda: not host.agents())  # nobody keeps the lock
+    assert soon(lambda: not host.agents())  # no process holds the lock
     assert main(["deploy", str(bundle_file(2, extra_bytes=1_000_000)), *host.options(there)]) == 0
     assert answers(there) == 2
     assert not left(there)
@@ -123,5 +123,5 @@ def test_spoilt_on_the_way(host: Host, bundle_file: Write, tmp_path: Path, capsy
     host.python(before=cuts.spoilt(1))
     assert main(["deploy", str(path), *host.options(there), "--json"]) == 0
     (row,) = rows(capsys)
-    assert row["sent_bytes"] > 900_000  # twice
+    assert row["sent_bytes"] > 900_000  # the pieces were sent twice
     assert answers(there) == 2

@@ -30,7 +30,7 @@ cd "{folder}" && exec sh -c "$1"
 
 @pytest.fixture
 def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The other host's home."""
+    """The home folder of the other host."""
     folder, bin_ = tmp_path / "home", tmp_path / "bin"
     for each in (folder / "app" / "deploy", bin_, tmp_path / "tmp"):
         each.mkdir(parents=True)
@@ -50,7 +50,7 @@ def test_another_host(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["doctor", "--to", f"ssh://me@board:2222{there}/app", "--python", sys.executable, "--json"])
     told = json.loads(capsys.readouterr().out)
     assert code == (0 if told["sound"] else 14)
-    assert "shadow" in {row["kind"] for row in told["findings"]}  # so it was asked in that folder
+    assert "shadow" in {row["kind"] for row in told["findings"]}  # so doctor ran in that folder
     asked = (there / "asked").read_text()
     assert "BatchMode=yes" in asked
     assert "-p 2222 -- me@board sh -c" in asked
@@ -82,7 +82,7 @@ def test_a_host_without_python(there: Path) -> None:
 
 @pytest.fixture
 def sshd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """The port of a real sshd on this host, which a client with its own keys and known hosts reaches."""
+    """The port of a real sshd on this host, which a client reaches with its own keys and known hosts."""
     programs = {
         name: shutil.which(name, path="/usr/bin:/usr/sbin:/bin:/sbin") for name in ("sshd", "ssh", "ssh-keygen")
     }
@@ -128,7 +128,7 @@ def test_over_a_real_sshd(sshd: int, tmp_path: Path) -> None:
     text, code = doctor.examine(to, sys.executable, as_json=True)
     assert code in (0, 14)
     assert {"runtime", "shadow"} <= kinds(text)
-    (tmp_path / "known").write_text("")  # a host that nobody knows
+    (tmp_path / "known").write_text("")  # the client does not know the host
     with pytest.raises(StageError, match="cannot be reached: Host key verification failed"):
         doctor.examine(to, sys.executable, as_json=True)
 

@@ -1,4 +1,4 @@
-"""The host's repository: what python-tuf's own client makes of it, what our device makes of python-tuf's, and keys."""
+"""The host's repository, read by python-tuf's client; python-tuf's repository, read by our device; and keys."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Shop:
         return repository.Editor(self.folder, keys or [self.keys], **settings)
 
     def only(self, place: Path, *names: str) -> Path:
-        """A folder with some of the keys."""
+        """Copy some of the keys into a folder; return the folder."""
         place.mkdir()
         for name in ("root.json", *names):
             shutil.copy(self.keys / name, place / name)
@@ -134,7 +134,7 @@ def test_both_clients_refuse_an_older_repository(shop: Shop, tmp_path: Path) -> 
 @pytest.mark.parametrize("consistent", [True, False])
 @pytest.mark.parametrize("compact", [True, False])
 def test_our_device_reads_what_python_tuf_writes(tmp_path: Path, consistent: bool, compact: bool) -> None:
-    """With keys of other types, delegations, other hashes and text that is not ASCII in it."""
+    """The repository has keys of other types, delegations, other hashes, and text that is not ASCII."""
     from securesystemslib.signer import CryptoSigner
     from tuf.api.metadata import Metadata, MetaFile, Root, Snapshot, TargetFile, Targets, Timestamp
     from tuf.api.serialization.json import JSONSerializer
@@ -282,7 +282,7 @@ def test_a_root_key_is_lost(shop: Shop, tmp_path: Path) -> None:
 
 
 def test_an_interrupted_rotation(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The new root is there, and nothing is signed with the new key: the same command continues with the same list."""
+    """The new root exists, but nothing is signed with the new key: the same command continues with the same list."""
 
     def cut(*arguments: object) -> None:
         raise KeyboardInterrupt
@@ -313,7 +313,7 @@ def test_a_new_root_must_reach_its_own_threshold(shop: Shop) -> None:
     (shop.keys / "root-1.key").unlink()
     (name,) = repository._signers([shop.keys / "root-2.key"])
     keys = set(shop.keys.iterdir())
-    with pytest.raises(SigningError, match="signed by 2 keys"):  # root-3 and the new key, and 3 are required now
+    with pytest.raises(SigningError, match="signed by 2 keys"):  # root-3 and the new key, but now 3 are required
         shop.editor().rotate("root", [name], threshold=3)
     assert set(shop.keys.iterdir()) == keys
     with pytest.raises(PipelineError, match="--threshold is 4"):
@@ -326,7 +326,7 @@ def test_a_new_root_must_reach_its_own_threshold(shop: Shop) -> None:
 
 
 def test_a_manipulated_repository_is_not_signed(shop: Shop, tmp_path: Path) -> None:
-    """Somebody with the online key, or with the folder, adds a bundle, and waits for the targets key to sign it."""
+    """An attacker with the online key, or with the folder, adds a bundle and waits for the targets key to sign it."""
     path = shop.folder / "metadata" / "2.targets.json"
     content = path.read_bytes()
     path.write_bytes(content.replace(b"shop.coralline", b"evil.coralline"))

@@ -1,4 +1,4 @@
-"""What comes back from devices is not trusted."""
+"""Results from devices are not trusted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(bundle_file: Callable[..., Path]) -> Path:
 
 
 def result(run: Path, **changes: Any) -> dict[str, Any]:
-    """What `runner.pyz bench` writes, as much of it as is looked at."""
+    """Return the parts of a result of `runner.pyz bench` that the program reads."""
     manifest = bundle.Bundle((run / "v1.coralline").read_bytes()).manifest
     digests = {row["name"]: row["sha256"] for row in manifest["members"]}
     about = {"name": "tiny", "coralline": "0", "models": {"int8": digests["int8.tflite"]}}
@@ -160,8 +160,8 @@ def test_in_the_report(tmp_path: Path, project: Callable[..., Path], coralline: 
     (row,) = json.loads((run / "report.json").read_text())["devices"]
     assert (row["device"], row["measurements"]["latency_ms"]["value"]) == ("board", 1.5)
 
-    assert coralline(path).returncode == 0  # the next run of the same pipeline keeps them
+    assert coralline(path).returncode == 0  # the next run of the same pipeline keeps the results
     assert "On the device" in (run / "report.html").read_text()
     (tmp_path / "project" / "model.tflite").write_bytes(tiny.classifier(seed=7))
-    assert coralline(path).returncode == 0  # another model: they are not about it
+    assert coralline(path).returncode == 0  # the results are not about another model
     assert "On the device" not in (run / "report.html").read_text()

@@ -1,4 +1,4 @@
-"""Many devices at a time, and folders that are carried to them."""
+"""Deployments to many devices at a time, and to folders that are carried to devices."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_fleet_as_json(host: Host, bundle_file: Write, tmp_path: Path, capsys:
 
 
 def test_a_card(bundle_file: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Written here, run on the board by what README.txt says, and the results brought back."""
+    """The card is written here and run on the board as README.txt says, and the results are brought back."""
     card, path, log = tmp_path / "card", bundle_file(1), ["--log", str(tmp_path / "log.jsonl")]
     assert main(["deploy", str(path), "--to", card.as_uri(), *log]) == 0
     assert answers(card) == 1
@@ -65,7 +65,7 @@ def test_a_card(bundle_file: Write, tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_a_card_without_links(bundle_file: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """FAT: `current` is a file that names the release."""
+    """On a FAT file system, `current` is a file that names the release."""
     from deploy.contract import releases
 
     def refuse(*names: object, **more: object) -> None:
@@ -162,7 +162,7 @@ def test_status_of_a_fleet(host: Host, bundle_file: Write, tmp_path: Path, capsy
 def test_a_connection_that_ends(
     host: Host, bundle_file: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str], moment: str
 ) -> None:
-    """What a device runs is said only if it is known."""
+    """The version that a device runs is reported only if it is known."""
     there = tmp_path / "there"
     options = [*host.options(there), "--to", host.address(tmp_path / "other"), "--jobs", "1", "--json"]
     assert main(["deploy", str(bundle_file(1)), *options]) == 0

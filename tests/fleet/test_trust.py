@@ -38,7 +38,7 @@ class Board:
         self.python()
 
     def python(self, before: str = "", program: str | None = None) -> None:
-        """Writes its Python: what it trusts is below `root`."""
+        """Write its Python, which keeps what it trusts below `root`."""
         program_of = {"program": program} if program else {}
         self.host.python(before=f"import os\nos.environ['CORALLINE_ROOT'] = {str(self.root)!r}\n{before}", **program_of)
 
@@ -51,7 +51,7 @@ class Board:
         return repository.read(self.repository).fingerprint
 
     def deploy(self, path: Path, *arguments: str) -> list[str]:
-        """The arguments that deploy with the repository."""
+        """Return the arguments that deploy with the repository."""
         return ["deploy", str(path), *self.host.options(self.there), "--repository", str(self.repository), *arguments]
 
     def trusted(self) -> trust.TrustFolder:
@@ -80,7 +80,7 @@ def test_first_contact_is_explicit(board: Board, bundle_file: Write, capsys: pyt
     assert main([*board.deploy(one, "--first-root", board.fingerprint), "--json"]) == 0
     assert answers(board.there) == 1
     assert board.trusted().root.metadata.version == 1
-    assert main(board.deploy(one)) == 0  # known from now on
+    assert main(board.deploy(one)) == 0  # the root is trusted from now on
     assert main(board.deploy(one, "--first-root", board.fingerprint)) == 0  # the same command for a whole fleet
 
 
@@ -91,7 +91,7 @@ def test_unsigned_does_not_replace_signed(board: Board, bundle_file: Write, caps
     plain = ["deploy", str(two), *board.host.options(board.there)]
     assert "bundle.coralline is not in the signed targets metadata" in failed(capsys, plain)
     assert answers(board.there) == 1
-    assert main(board.deploy(two)) == 8  # the host finds it before any device is asked
+    assert main(board.deploy(two)) == 8  # the host finds the error before it contacts a device
     assert "is not in the signed targets metadata of the repository" in capsys.readouterr().err
     board.add(two)
     assert main(board.deploy(two)) == 0
@@ -101,7 +101,7 @@ def test_unsigned_does_not_replace_signed(board: Board, bundle_file: Write, caps
 def test_another_runner_is_not_run(
     board: Board, bundle_file: Write, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The runner is code: it is checked like the bundle, and before it runs."""
+    """The runner is code: it is checked like the bundle before it runs."""
     one = bundle_file(1)
     board.add(one)
     assert main(board.deploy(one, "--first-root", board.fingerprint)) == 0
@@ -129,7 +129,7 @@ def test_an_older_signed_bundle(board: Board, bundle_file: Write, capsys: pytest
     assert "this device has accepted version 3" in failed(capsys, replayed)
     assert "is not in the signed targets metadata" in failed(capsys, ["rollback", *board.host.options(board.there)])
     assert answers(board.there) == 2
-    board.add(one)  # under its own name: who releases bundles allows it again
+    board.add(one)  # under its own name: whoever releases bundles allows it again
     options = [*board.host.options(board.there), "--repository", str(board.repository)]
     assert main(["rollback", *options]) == 0
     assert answers(board.there) == 1
@@ -185,7 +185,7 @@ def test_keys_rotate(board: Board, bundle_file: Write) -> None:
 
 @pytest.mark.parametrize("operation", [3, 20, 45, 70, 95])
 def test_killed_at_any_operation(board: Board, bundle_file: Write, operation: int) -> None:
-    """The device runs the old or the new bundle, also where only one of them is listed."""
+    """The device runs the old or the new bundle, even if only one of them is listed."""
     one, two = bundle_file(1), bundle_file(2)
     board.add(one)
     assert main(board.deploy(one, "--first-root", board.fingerprint)) == 0
@@ -229,7 +229,7 @@ def test_arguments(board: Board, bundle_file: Write, capsys: pytest.CaptureFixtu
 
 
 def update(board: Board, *arguments: str, python: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Runs `runner.pyz update` on the device; the card is the repository."""
+    """Run `runner.pyz update` on the device; the card is the repository."""
     runner = board.root.parent / "runner.pyz"
     runner.write_bytes(runner_pyz.content())
     command = [python or str(board.host.folder / "bin" / "python3"), str(runner), "update", str(board.repository)]
@@ -258,7 +258,7 @@ def test_update_from_a_card(board: Board, bundle_file: Write) -> None:
     assert json.loads(update(board, *install, "--json").stdout)["result"] == "unchanged"
     shutil.copy(two, shop)
     board.add(shop)
-    assert "targets   version 3" in update(board).stdout  # the metadata alone
+    assert "targets   version 3" in update(board).stdout  # updates the metadata alone
     assert answers(board.there) == 1
     target = next((board.repository / "targets").glob(f"{trust.fingerprint(two.read_bytes())}.*"))
     content = target.read_bytes()

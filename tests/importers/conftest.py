@@ -1,4 +1,4 @@
-"""Keras and tf_keras without the warnings that are errors here, and the real models where there are any."""
+"""Keras and tf_keras without their warnings, which are errors here, and the real models if there are any."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from compress.ir import tensorflow
 
 @pytest.fixture
 def real_model() -> Callable[[str], Path]:
-    """Finds a real model file, or skips the test."""
+    """Return a function that finds a real model file, or skips the test."""
 
     def find(name: str) -> Path:
         path = SHARED / "models" / (name if "/" in name else f"keras/{name}")
@@ -46,7 +46,7 @@ def tf_keras(keras: Any) -> Any:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Callable[..., Path]:
-    """Gives a model (of either Keras) random weights, and saves it."""
+    """Return a function that gives a model (of either Keras) random weights, and saves it."""
 
     def save(model: Any, name: str) -> Path:
         random = np.random.default_rng(7)
@@ -64,7 +64,7 @@ def saved(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def saved_onnx(tmp_path: Path) -> Callable[[Any], Path]:
-    """Writes an ONNX model of `one_node`."""
+    """Return a function that writes an ONNX model of `one_node`."""
 
     def save(model: Any) -> Path:
         path = tmp_path / "model.onnx"
@@ -76,6 +76,6 @@ def saved_onnx(tmp_path: Path) -> Callable[[Any], Path]:
 
 @pytest.fixture
 def onnx_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For models that crash nothing: no child processes, which take a second each."""
+    """Run ONNX models without child processes, which take a second each. Only for models that do not crash."""
     monkeypatch.setattr(child_processes, "check_readable", lambda path, shapes: None)
     monkeypatch.setattr(child_processes, "run_folder", child_processes.run_session)

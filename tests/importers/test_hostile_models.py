@@ -1,4 +1,4 @@
-"""Keras files and SavedModel folders that are made to do harm: the scan refuses them."""
+"""Malicious Keras files and SavedModel folders: the scan refuses them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from compress.errors import ModelError
 from compress.importers import model_file
 from compress.importers.common import guarded_calls
 
-#: What only building the model can tell.
+#: Cases that are found only when the model is built.
 BUILT = ("units of 1e9", "large image", "huge image", "kernel of", "by 4000", "negative", "lead out", "text for")
 LATER = (*BUILT, "100 levels", "code", "tf.", "tiled", "padded by", "cyclic")
 

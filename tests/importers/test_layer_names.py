@@ -1,4 +1,4 @@
-"""Names of layers from foreign files: valid, free, and found quickly where a hostile file repeats one."""
+"""Names of layers from foreign files: valid, unique, and found quickly even if a malicious file repeats one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COUNT = 20_000
 
 
 class Counted(set[str]):
-    """A set that counts how often it is asked."""
+    """A set that counts membership tests."""
 
     asked = 0
 

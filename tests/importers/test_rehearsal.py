@@ -50,7 +50,7 @@ def test_a_file_that_ends_the_process_which_reads_it(
 
 
 def test_a_text_of_a_length_that_is_damaged(tmp_path: Path) -> None:
-    """A length of 2 GiB for the configuration in a small file; found by `make fuzz`."""
+    """A small file states a length of 2 GiB for the configuration; found by `make fuzz`."""
     config = json.dumps({"class_name": "Functional", "config": {"name": "a" * 1234}})
     with h5py.File(tmp_path / "model.h5", "w") as file:
         file.attrs["model_config"] = config

@@ -1,4 +1,4 @@
-"""SavedModel folders: what is rebuilt, what is converted, and what never runs."""
+"""SavedModel folders: models that are rebuilt, models that are converted, and code that never runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Make = Callable[..., Path]
 
 @pytest.fixture
 def written(tf_keras: Any, tmp_path: Path) -> Make:
-    """Writes a SavedModel of functions of TensorFlow, each a signature."""
+    """Return a function that writes a SavedModel of TensorFlow functions, each as a signature."""
 
     def write(**functions: Callable[[Any, Any], Any]) -> Path:
         import tensorflow as tf
@@ -62,7 +62,7 @@ def dense(module: Any, x: Any) -> Any:
 
 
 def kept(tf_keras: Any, path: Path) -> Any:
-    """A Keras 2 model with a model inside, written as a folder."""
+    """Write a Keras 2 model with a nested model as a folder; return the model."""
     layers, given = tf_keras.layers, tf_keras.Input((8, 8, 3))
     inner = tf_keras.Sequential([tf_keras.Input((8, 8, 4)), layers.BatchNormalization(), layers.Conv2D(4, 3)])
     values = inner(layers.Conv2D(4, 1)(given) * 2.0)

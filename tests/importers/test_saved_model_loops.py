@@ -44,7 +44,7 @@ def test_recurrent_layers_of_a_graph_become_steps(
 
 
 def saved_loop(path: Path, steps: Callable[[Any], Any]) -> Path:
-    """A SavedModel that doubles its input, as many times as `steps` says of it."""
+    """Write a SavedModel that doubles its input `steps(input)` times; return its path."""
     import tensorflow as tf
 
     @tf.function(input_signature=[tf.TensorSpec([None, 4], tf.float32, name="x")])

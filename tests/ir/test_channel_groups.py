@@ -1,4 +1,4 @@
-"""Removing channels must give what the network with these channels masked everywhere gives."""
+"""A network without some channels gives the same outputs as the network with these channels masked everywhere."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ pytestmark = pytest.mark.tensorflow
 
 
 def chosen(net: Network, channels: ChannelGroups, share: float, seed: int = 1) -> Mask:
-    """Some groups of every layer removed at random, at least four kept."""
+    """Return a mask that removes random groups of every layer, and keeps at least four."""
     random = np.random.default_rng(seed)
     kept = np.ones(len(channels.group), bool)
     for layer in net.layers.values():
         if layer.calls and produces_channels(layer):
             groups = np.unique(channels.group[channels.layouts[LayerOutput(layer.name)]])
             groups = random.permutation(groups[~channels.pinned[groups]])
-            left = groups[kept[groups]]  # layers that are tied to earlier ones have lost theirs already
+            left = groups[kept[groups]]  # layers that are tied to earlier ones have already lost some
             kept[left[: max(min(int(share * len(groups)) + len(left) - len(groups), len(left) - 4), 0)]] = False
     return channels.with_coupled(kept)
 
 
 def masked(net: Network, channels: ChannelGroups, kept: Mask) -> Network:
-    """The network with every tensor multiplied by 0 where a channel is removed, by a Keras layer behind each."""
+    """Return the network with a Keras layer after each tensor, which multiplies the removed channels by 0."""
     added, moved = {}, {}
     for tensor, layout in channels.layouts.items():
         mask = kept[layout].astype(float)
@@ -56,12 +56,12 @@ def outputs(model: Any, given: Any) -> list[Any]:
 
 def assert_same(made: list[Any], wanted: list[Any]) -> None:
     for one, other in zip(made, wanted, strict=True):
-        assert np.ptp(other) > 1e-3  # an output that says nothing would prove nothing
+        assert np.ptp(other) > 1e-3  # a constant output would prove nothing
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5 * np.abs(other).max())
 
 
 def resnext(keras: Any) -> Any:
-    """A grouped convolution between others, and a hard-swish made of operations with constants."""
+    """A grouped convolution between others, and a hard-swish of operations with constants."""
     layers = keras.layers
     image = keras.Input((12, 12, 3))
     x = layers.Conv2D(32, 3, padding="same", activation="relu")(image)
@@ -75,7 +75,7 @@ def resnext(keras: Any) -> Any:
 
 
 def detector(keras: Any) -> Any:
-    """Boxes and scores from two maps, each joined along the positions."""
+    """Boxes and scores from two maps, each concatenated along the positions."""
     layers = keras.layers
     image = keras.Input((24, 24, 3))
     x, boxes, scores = image, [], []
@@ -90,7 +90,7 @@ def detector(keras: Any) -> Any:
 
 
 def u_net(keras: Any) -> Any:
-    """Down and up again, with maps passed across."""
+    """A U-Net: downsampling, upsampling, and skip connections."""
     layers = keras.layers
     image = keras.Input((16, 16, 3))
     skips, x = [], image
@@ -198,7 +198,7 @@ def test_a_constant_operand_holds_the_channels_that_it_is_added_to(keras: Any) -
 
 
 def whole(net: Network, channels: ChannelGroups) -> Network:
-    """The network with all its channels, rebuilt."""
+    """Return the network with all its channels, rebuilt."""
     return structure.remove(net, channels, np.ones(len(channels.group), bool))
 
 
@@ -241,7 +241,7 @@ def test_what_is_not_understood_is_rebuilt_as_it_is(keras: Any) -> None:
     model = keras.Model(image, layers.Dense(2)(layers.Flatten()(x)))
     net = keras_graph.read(model)
     channels = structure.find_groups(net)
-    for _ in range(2):  # Keras takes settings out of what it is given
+    for _ in range(2):  # Keras removes settings from the configuration that it gets
         assert keras_graph.build(whole(net, channels)).count_params() == model.count_params()
     costs = cost.Costs(net, channels, [], load("edgetpu"))
     assert costs.parameters(()) == model.count_params()

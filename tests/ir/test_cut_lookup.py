@@ -1,4 +1,4 @@
-"""The lookup of an embedding is cut off where nothing else reads the input."""
+"""The lookup of an embedding is cut off if nothing else reads the input."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NUMBERS = np.random.default_rng(0).integers(0, 9, (7, 6)).astype(np.float32)
 
 
 def network(keras: Any, middle: Any, **settings: Any) -> tuple[Any, keras_graph.Network]:
-    """A model with an embedding, and a layer or two after it."""
+    """Return a model with an embedding and the layers of `middle` after it, and its network."""
     numbers = keras.Input((6,), name="numbers")
     vectors = keras.layers.Embedding(9, 4, name="words", **settings)(numbers)
     outputs = middle(keras.layers, numbers, vectors)

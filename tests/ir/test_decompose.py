@@ -23,7 +23,7 @@ def test_layers_in_single_steps_compute_the_same(keras: Any, name: str) -> None:
     steps = canonical(read)
     wanted, found = (np.asarray(each(images(4), training=False)) for each in (model, keras_graph.build(steps)))
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
-    assert list(steps.layers) == list(canonical(read).layers)  # names do not depend on what Keras made before
+    assert list(steps.layers) == list(canonical(read).layers)  # names do not depend on earlier Keras layers
     assert len(steps.layers) >= len(read.layers)
     assert all(decompose.decomposed(steps, each) is steps for each in steps.layers)
 

@@ -1,4 +1,4 @@
-"""A layer in factors computes the same at full rank."""
+"""A factorized layer computes the same at full rank."""
 
 from __future__ import annotations
 

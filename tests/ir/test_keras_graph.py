@@ -47,7 +47,7 @@ def test_an_adapted_normalization_stays_adapted(keras: Any) -> None:
 def test_layers_in_any_order_are_called_once_for_each_call(keras: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(4)
     values = inputs = keras.Input((4,))
-    for _ in range(5):  # shared layers that wait for each other
+    for _ in range(5):  # shared layers that depend on each other
         values = second(first(values))
     model = networks.randomized(keras.Model(inputs, values))
     read = keras_graph.read(model)

@@ -1,4 +1,4 @@
-"""The gate of SiLU and hard-swish as a layer of its own: the function stays the same."""
+"""The gate of SiLU and hard-swish as a separate layer: the function stays the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recurrent layers as single steps compute the same."""
+"""Unrolled recurrent layers compute the same."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def model(keras: Any, part: Part) -> Any:
 
 
 def maps(layers: Any, x: Any) -> Any:
-    """Three maps of the 18 values of a sample."""
+    """Reshape the 18 values of a sample to three maps."""
     return layers.Reshape((3, 2, 3, 1))(x)
 
 

@@ -1,4 +1,4 @@
-"""The builder anchor_free: its outputs fit its specification, it maps as a whole, and it learns."""
+"""The builder anchor_free: its outputs fit its specification, all its operators are mapped, and it learns."""
 
 from __future__ import annotations
 

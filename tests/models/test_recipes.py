@@ -1,4 +1,4 @@
-"""The recipes in models/*.yaml: they are read, have a header and a page, and their data is prepared correctly."""
+"""The recipes in models/*.yaml: they are valid, have a header and a page, and their data is prepared correctly."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def header(recipe: str) -> str:
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Writes a recipe with small data, in the public format and then prepared."""
+    """Return a function that writes a recipe with small data, which is prepared from the public format."""
     root = tmp_path_factory.mktemp("recipes")
 
     def write(name: str) -> Path:

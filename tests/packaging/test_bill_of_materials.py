@@ -61,5 +61,5 @@ def test_another_version_than_the_pinned_one_is_refused(packages: dict[str, bill
 
 
 def test_the_page_is_that_of_the_constraints(packages: dict[str, bills.Package]) -> None:
-    """After a change: `python packaging/bill_of_materials.py --page`."""
+    """After a change, run `python packaging/bill_of_materials.py --page`."""
     assert (ROOT / "docs" / "dependencies.md").read_text() == bills.page(packages)

@@ -1,7 +1,7 @@
 """packaging/compiler: the script that installs the compiler, the container, the command for PATH, and the notebook.
 
-There is neither Docker nor the compiler here: docker, apt-get, curl and gpg are played by programs that note what they
-are asked. The image was never built.
+Neither Docker nor the compiler is available here: stand-ins for docker, apt-get, curl and gpg record their calls.
+The image was never built.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _GPG = "\npathlib.Path(sys.argv[sys.argv.index('--output') + 1]).write_bytes(b'd
 
 @pytest.fixture
 def system(programs: Programs) -> Callable[..., list[list[str]]]:
-    """Runs install.sh on a system whose programs only note what they are asked; returns that."""
+    """Return a function that runs install.sh on a system of stand-ins, and returns their recorded calls."""
     notes = programs.folder / "noted"
 
     def run(shell: str, root: Path, architecture: str = "amd64", curl: str = _CURL) -> list[list[str]]:
@@ -86,7 +86,7 @@ def test_the_compiler_is_installed_from_a_signed_archive(system: Any, tmp_path: 
         "deb [arch=amd64 signed-by=/usr/share/keyrings/coral-edgetpu.gpg] "
         "https://packages.cloud.google.com/apt coral-edgetpu-stable main\n"
     )
-    assert [path.name for path in (tmp_path / "there").iterdir()] == []  # the temporary key
+    assert [path.name for path in (tmp_path / "there").iterdir()] == []  # the temporary key is removed
 
 
 def test_an_arm_system_is_refused_before_any_change(system: Any, tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ sys.exit(subprocess.call([{inside!r}, *arguments[at + 5 :]]))
 
 @pytest.fixture
 def container(programs: Programs) -> Callable[..., list[str]]:
-    """A docker whose containers have a compiler; returns the arguments of the last run."""
+    """Install a stand-in for docker with a compiler in its containers; return a function for its last arguments."""
     inside = programs.compiler(success(MODEL), name="compiler-inside")
     notes = programs.folder / "docker-arguments"
     programs.write("docker", _DOCKER.format(notes=str(notes), inside=str(inside)))
@@ -258,7 +258,7 @@ FORMAT = {
         },
     },
 }
-"""What Jupyter's format 4.5 requires, and that no output is stored. `nbformat` 5.11 accepts the file too (2026-11)."""
+"""The requirements of Jupyter's format 4.5, without stored outputs. `nbformat` 5.11 accepts the file too (2026-11)."""
 
 
 def test_the_notebook_is_valid() -> None:

@@ -1,4 +1,4 @@
-"""The wheel of the whole: equal sources are equal bytes, and nothing else is in it."""
+"""The wheel of the whole project: equal sources give equal bytes, and nothing else is in it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def copy(to: Path) -> Path:
 
 
 def test_equal_sources_are_equal_bytes(tmp_path: Path) -> None:
-    """Times, permissions, caches and files of no version do not matter."""
+    """Times, permissions and cache files do not matter."""
     first, second = copy(tmp_path / "first"), copy(tmp_path / "second")
     for path in second.rglob("*"):
         if not path.is_symlink():

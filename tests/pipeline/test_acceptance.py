@@ -16,7 +16,7 @@ DESTROYED = VerdictReason("not usable", "unlike the original", "compression")
 
 
 def verdict(*findings: VerdictReason) -> tuple[tuple[str, ...], str]:
-    """The reasons, and the message of the error; empty for a result that can be used."""
+    """Return the reasons, and the message of the error; the message is empty for a usable result."""
     found = judged(VerdictMaterial(None, findings, None, (), None, ()))
     error = refusal(found, (), "prune")
     return found.record.reasons, str(error or "")
@@ -84,7 +84,7 @@ def test_random_samples_are_a_warning(facts: dict[str, Any], reason: str) -> Non
 
 @pytest.mark.parametrize("needed", [True, False])
 def test_a_class_without_training_samples_is_a_mistake_for_some_tasks(needed: bool) -> None:
-    """An autoencoder learns from normal samples alone."""
+    """An autoencoder learns from normal samples only."""
     data = data_record()
     found = judged(VerdictMaterial(None, (), data, (), None, (), needs_every_class=needed))
     assert any("no training sample for 1 of 2 classes (anomaly)" in reason for reason in found.record.reasons) == needed

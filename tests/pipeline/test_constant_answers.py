@@ -1,4 +1,4 @@
-"""Results that give one answer to nearly everything, through the command line: exit code 7, record, report, streams."""
+"""Results with one answer for nearly all samples, on the command line: exit code 7, record, report, streams."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def answers(model: Path, samples: np.ndarray) -> np.ndarray:
 
 
 def project(folder: Path, test: int, stages: list[Any], favourite: int | None = None) -> tuple[Path, np.ndarray]:
-    """A project whose classifier is right on all samples if it has no favourite; and the samples of its test split."""
+    """Write a project; return its pipeline and test samples. Without a favourite, the classifier is always right."""
     path = tiny.project(folder / "project", stages)
     x = np.random.default_rng(1).random((test + 40, 4, 4, 1), np.float32)
     sound = folder / "sound.tflite"
@@ -51,7 +51,7 @@ def project(folder: Path, test: int, stages: list[Any], favourite: int | None = 
 
 
 def save(path: Path, x: np.ndarray, y: np.ndarray) -> None:
-    """Write the samples: 24 to train with, 16 for validation, the others to test."""
+    """Write the samples: 24 for training, 16 for validation, the others for the test."""
     y = y.copy()
     y[:40] = np.arange(40) % CLASSES
     split = np.array(["train"] * 24 + ["validation"] * 16 + ["test"] * (len(x) - 40))
@@ -59,7 +59,7 @@ def save(path: Path, x: np.ndarray, y: np.ndarray) -> None:
 
 
 def imbalanced(path: Path, rare: int, common: int) -> str:
-    """Keep so many test samples of the model's most frequent class and of others; give that class's name."""
+    """Keep so many test samples of the model's most frequent class and of others; return the name of that class."""
     with np.load(path.parent / "data.npz") as arrays:
         x, y = arrays["x"], arrays["y"]
     frequent = int(np.bincount(y[40:]).argmax())
@@ -92,7 +92,7 @@ def test_an_original_and_a_result_with_one_answer(coralline: tiny.Coralline, tmp
     assert record["error"] == {"stage": None, "message": f"{what}; {TRAIN_MORE}", "exit_code": 7}
     assert verdicts(record) == {"original": "degenerate", "result": "degenerate"}
     assert record["degeneracy"]["result"]["counts"]["same"] == 60
-    assert (tmp_path / "runs" / "tiny" / "tiny.coralline").exists()  # as with a broken budget
+    assert (tmp_path / "runs" / "tiny" / "tiny.coralline").exists()  # as with a budget that is not met
     page = (tmp_path / "runs" / "tiny" / "report.html").read_text()
     assert "<li>The result answers &#39;1&#39; to 60 of 60 test samples, and so does the original.</li>" in page
     assert "The result cannot be used" in page
@@ -192,7 +192,7 @@ def build(input_shape, classes):
 
 
 def halves(folder: Path, model: dict[str, Any], stages: list[Any]) -> Path:
-    """A project whose samples are bright above or below; their first pixel is always 0."""
+    """Write a project whose samples are bright in the upper or in the lower half; their first pixel is always 0."""
     labels = np.arange(240) % 2
     x = np.random.default_rng(0).random((240, 8, 8, 1), np.float32) * 0.5
     x[labels == 0, :4] += 0.5
@@ -209,7 +209,7 @@ def halves(folder: Path, model: dict[str, Any], stages: list[Any]) -> Path:
 
 
 def compress(path: Path) -> subprocess.CompletedProcess[str]:
-    """Run the command line without making the warnings of Keras errors."""
+    """Run the command line without turning the warnings of Keras into errors."""
     arguments = [sys.executable, "-m", "compress", str(path)]
     options: dict[str, Any] = {"capture_output": True, "text": True, "check": False}
     return subprocess.run(arguments, cwd=path.parent, env=tiny.environment(), **options)
@@ -237,7 +237,7 @@ def test_a_quantization_that_destroys_the_model(tmp_path: Path) -> None:
     model = keras.Model(image, keras.layers.Dense(2, name="scores")(keras.layers.Flatten()(image)))
     kernel = np.zeros((64, 2), np.float32)
     kernel[1:32, 0], kernel[32:, 1] = 0.1, 0.1
-    kernel[0] = 1e5  # of the pixel that is always 0: the other weights become 0 with a scale for all of them
+    kernel[0] = 1e5  # for the pixel that is always 0: with one scale for all weights, the others become 0
     model.layers[-1].set_weights([kernel, np.array([0.01, 0.0], np.float32)])
     model.save(tmp_path / "model.keras")
     done = compress(halves(tmp_path, {"file": "model.keras"}, ["quantize"]))

@@ -1,4 +1,4 @@
-"""Running a pipeline: what is kept, what is made anew, and what is left behind when something goes wrong."""
+"""Runs of a pipeline: cached steps, steps that run again, and the files that remain after an error."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Record = dict[str, Any]
 Project = Callable[..., Path]
 REPORTS = {"report.html", "report.json", "report.md"}
 DRAWN = {"graph.html", "model_explorer.json"}
-"""The drawing of the operators."""
+"""The files with the drawing of the operators."""
 STAMPS = [{"stamp": {"text": "one"}}, {"stamp": {"text": "two", "id": "second"}}, "compile", "package"]
 
 
@@ -47,14 +47,14 @@ def out(tmp_path: Path) -> Path:
 
 
 def run(path: Path, out: Path, *forced: str) -> tuple[dict[str, str], Record, tiny.Notes]:
-    """Runs a project: what became of each step, the record, and what was told."""
+    """Run a project; return the status of each step, the record, and the notes."""
     notes = tiny.Notes()
     record = runs.run(load(path, tiny.STAGES), out, notes, frozenset(forced)).to_json()
     return tiny.statuses(record), record, notes
 
 
 def failed(path: Path, out: Path, kind: type[BaseException]) -> tuple[Any, Record, tiny.Notes]:
-    """Runs a project that must fail: the error, the record in report.json, and what was told."""
+    """Run a project that must fail; return the error, the record in report.json, and the notes."""
     notes = tiny.Notes()
     with pytest.raises(kind) as caught:
         runs.run(load(path, tiny.STAGES), out, notes)
@@ -63,7 +63,7 @@ def failed(path: Path, out: Path, kind: type[BaseException]) -> tuple[Any, Recor
 
 
 def report(out: Path) -> Record:
-    """report.json; complete, and with its two companions."""
+    """Check that the three reports are complete; return the content of report.json."""
     folder = out / "tiny"
     assert {path.name for path in folder.iterdir()} >= REPORTS
     assert (folder / "report.html").read_text().rstrip().endswith("</html>")
@@ -73,11 +73,11 @@ def report(out: Path) -> Record:
 
 
 def outputs(out: Path) -> dict[str, bytes]:
-    """The files a user came for."""
+    """Return the content of the output files, without the reports and the log."""
     return {path.name: path.read_bytes() for path in (out / "tiny").iterdir() if path.name not in {*REPORTS, "run.log"}}
 
 
-# --- a run, and another -----------------------------------------------------------------
+# --- a run, and a second one ------------------------------------------------------------
 
 
 def test_a_run_leaves_outputs_and_reports_and_a_second_one_keeps_everything(project: Project, out: Path) -> None:
@@ -135,7 +135,7 @@ def test_the_original_is_the_model_before_the_first_change(project: Project, out
     assert record["stages"][3]["facts"]["original"] != ""
 
 
-# --- what is made anew ------------------------------------------------------------------
+# --- steps that run again ---------------------------------------------------------------
 
 
 def changed(first: dict[str, str]) -> list[str]:
@@ -145,7 +145,7 @@ def changed(first: dict[str, str]) -> list[str]:
 @pytest.mark.parametrize(
     ("stages", "rerun"),
     [
-        ([{"stamp": {"text": "other"}}, *STAMPS[1:]], ["stamp", "second"]),  # whose output is as before
+        ([{"stamp": {"text": "other"}}, *STAMPS[1:]], ["stamp", "second"]),  # whose output is unchanged
         ([STAMPS[0], {"stamp": {"text": "other", "id": "second"}}, *STAMPS[2:]], ["second", "compile", "package"]),
         ([STAMPS[0], {"stamp": {"text": "two", "remark": "x", "id": "second"}}, *STAMPS[2:]], ["second"]),
         ([*STAMPS[:2], {"compile": {"timeout_s": 9.0}}, "package"], ["compile"]),
@@ -302,7 +302,7 @@ def test_a_cached_result_is_found_without_a_compiler_and_by_another_store(
     assert run(one, tmp_path / "theirs")[1]["placement"]["compiled"] is True
     compiler.unlink()
     statuses, record, _ = run(project([{"compile": {"cache": str(tmp_path / "cache")}}, "package"]), out)
-    assert statuses["compile"] == "done"  # what the cache holds has changed
+    assert statuses["compile"] == "done"  # the content of the compiler's cache has changed
     assert record["placement"]["compiled"] is True
     assert outputs(out) == outputs(tmp_path / "theirs")
 
@@ -461,7 +461,7 @@ def test_a_budget_without_measurement_says_why(project: Project, out: Path) -> N
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts the command line in tmp_path; its output is piped. It is gone after the test."""
+    """Return a function that starts the command line in tmp_path with piped output; the process ends with the test."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: object, **variables: str) -> subprocess.Popen[str]:
@@ -502,7 +502,7 @@ def test_an_interrupted_run_says_so_once_and_goes_on_later(
     assert process.returncode == 130
     assert results == ""
     assert told.splitlines()[-1] == "coralline: interrupted; run the same command to continue"
-    assert told.count("coralline: ") == 2  # what is run, and this
+    assert told.count("coralline: ") == 2  # the line about the run, and this one
     assert "Traceback" not in told
     assert report(out)["status"] == "interrupted"
     assert tiny.unsound(out / ".store") == []
@@ -516,13 +516,13 @@ def test_an_interrupted_run_says_so_once_and_goes_on_later(
 
 
 def undisturbed(project: Project, tmp_path: Path, stages: list[Any]) -> dict[str, bytes]:
-    """The outputs of a run that nobody kills."""
+    """Return the outputs of a run that is not killed."""
     run(project(stages), tmp_path / "undisturbed")
     return outputs(tmp_path / "undisturbed")
 
 
 KILLS = int(os.environ.get("CORALLINE_KILLS", "15"))
-"""How often the next test kills its run. `CORALLINE_KILLS=180` is what the requirements ask for."""
+"""The number of times that the next test kills its run. The requirements ask for `CORALLINE_KILLS=180`."""
 
 
 @pytest.mark.slow
@@ -538,7 +538,7 @@ def test_a_run_that_is_killed_again_and_again_ends_right(
             break
         if attempt % 5 == 4:  # from the beginning
             shutil.rmtree(out, ignore_errors=True)
-        if attempt % 2:  # by the clock, and before an operation on a file
+        if attempt % 2:  # kill after a random time; in the other attempts, before an operation on a file
             process = start(path)
             assert process.stderr is not None
             process.stderr.readline()
@@ -661,7 +661,7 @@ def test_a_full_disk_ends_a_run_in_one_message_and_with_room_it_goes_on(
     expected = undisturbed(project, tmp_path, STAMPS)
     folder = mounted("size=2M,nr_inodes=1k")
     path = project(STAMPS)
-    for free in (0, 4, 8, 16, 24):  # the disk is full a little later each time
+    for free in (0, 4, 8, 16, 24):  # each time, the disk is full a little later
         tiny.fill(folder)
         os.truncate(folder / "filler", (folder / "filler").stat().st_size - 4096 * free)
         done = coralline(path, "--out", folder)

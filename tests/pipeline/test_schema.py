@@ -1,4 +1,4 @@
-"""pipeline.yaml: what loads, and one clear message with the right line for everything that does not."""
+"""pipeline.yaml: valid files, and one clear message with the right line for every invalid file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MODEL_KEYS = (
 
 
 def line_of(text: str) -> int:
-    """The line (from 1) of COMPLETE that holds a text."""
+    """Return the number (from 1) of the line of COMPLETE that contains a text."""
     (number,) = [number for number, line in enumerate(LINES, 1) if text in line]
     return number
 
@@ -49,7 +49,7 @@ def write(tmp_path: Path) -> Callable[[str], Path]:
 
 @pytest.fixture
 def refused(write: Callable[[str], Path]) -> Callable[..., str]:
-    """Loads a text that must be refused in a given line; gives the message after file and line."""
+    """Return a function that checks that a text is refused in a line, and returns the rest of the message."""
 
     def refused(text: str, line: int, kind: type[CorallineError] = PipelineError) -> str:
         path = write(text)
@@ -66,7 +66,7 @@ def refused(write: Callable[[str], Path]) -> Callable[..., str]:
 
 @pytest.fixture
 def loaded(write: Callable[[str], Path]) -> Callable[..., Pipeline]:
-    """Loads COMPLETE with one text replaced by another."""
+    """Return a function that loads COMPLETE with one text replaced by another."""
 
     def loaded(old: str, new: str) -> Pipeline:
         assert old in COMPLETE
@@ -75,7 +75,7 @@ def loaded(write: Callable[[str], Path]) -> Callable[..., Pipeline]:
     return loaded
 
 
-# --- what loads -------------------------------------------------------------------------
+# --- valid files ------------------------------------------------------------------------
 
 
 def test_a_complete_file(write: Callable[[str], Path]) -> None:
@@ -126,7 +126,7 @@ def test_a_fraction_may_be_written_in_any_way(loaded: Callable[..., Pipeline], n
 
 
 def test_the_shipped_file_loads() -> None:
-    """The recipes need data and models: tests/models/test_recipes.py."""
+    """Recipes need data and models; tests/models/test_recipes.py loads them."""
     assert len(load(SHIPPED[0]).steps) > 1
 
 
@@ -611,7 +611,7 @@ def test_yaml_that_cannot_be_parsed_is_a_pipeline_error(refused: Callable[..., s
     assert PipelineError.exit_code == 2
 
 
-# --- anything ---------------------------------------------------------------------------
+# --- random changes ---------------------------------------------------------------------
 
 
 def _places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -625,7 +625,7 @@ _CONTENT: dict[str, Any] = {}
 
 
 def content(folder: Path) -> dict[str, Any]:
-    """COMPLETE as plain values."""
+    """Return COMPLETE as plain values."""
     if not _CONTENT:
         (folder / "complete.yaml").write_text(COMPLETE)
         _CONTENT.update(read(folder / "complete.yaml").value)

@@ -1,4 +1,4 @@
-"""Pipelines on data with boxes: what goes with them, and what is refused before any work is done."""
+"""Pipelines on data with boxes: valid settings, and errors before any work is done."""
 
 from __future__ import annotations
 

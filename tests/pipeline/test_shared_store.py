@@ -29,7 +29,7 @@ KEY = "k" * 64
 OTHER = "o" * 64
 CONTENT = b"content" * 1000
 LARGE = 20 * 1024**2
-"""More than boto3 sends as one part."""
+"""A size in bytes that boto3 sends in more than one part."""
 PREFIXES = itertools.count()
 SCRIPT = """
 import os, signal, sys
@@ -62,7 +62,7 @@ def running() -> Iterator[s3.Server]:
 
 @pytest.fixture
 def server(running: s3.Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[s3.Server]:
-    """The server, as boto3's configuration."""
+    """The server, with boto3 configured for it."""
     monkeypatch.delenv("AWS_PROFILE", raising=False)
     for name, value in running.environment.items():
         monkeypatch.setenv(name, value)
@@ -91,7 +91,7 @@ def location(bucket: Bucket) -> str:
 
 @pytest.fixture
 def machine(server: s3.Server, bucket: Bucket, tmp_path: Path) -> Callable[[str], SharedStore]:
-    """Returns the store of a new process on a machine."""
+    """Return a function that opens the store of a new process on a machine."""
 
     def of(name: str) -> SharedStore:
         store = SharedStore(tmp_path / name / ".store", BucketConnection(bucket))
@@ -185,7 +185,7 @@ def test_the_second_machine_runs_no_stage(bucket: Bucket, tmp_path: Path) -> Non
 
 @pytest.mark.usefixtures("server")
 def test_a_search_of_two_machines_shares_stages(location: str, tmp_path: Path) -> None:
-    """A search without a folder that both mount."""
+    """The two machines share no folder."""
     pytest.importorskip("optuna", reason="optuna is not installed: pip install 'coralline[search]'")
     log = tmp_path / "log"
     path = tiny.project(
@@ -198,15 +198,15 @@ def test_a_search_of_two_machines_shares_stages(location: str, tmp_path: Path) -
         arguments = ("search", path, "--storage", database, "--store", location, "--out", tmp_path / name, *extra)
         done = subprocess.run(tiny.command(*arguments), env=tiny.environment(), capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-    assert len(set(log.read_text().splitlines())) == log.read_text().count("\n")  # the front made nothing again
+    assert len(set(log.read_text().splitlines())) == log.read_text().count("\n")  # the front repeated no stage
     assert (tmp_path / "b" / "tiny" / "search" / "search.html").exists()
 
 
-# --- a server that is away --------------------------------------------------------------
+# --- an unavailable server --------------------------------------------------------------
 
 
 class KillsServer(tiny.Notes):
-    """Kills the server after the first part of a transfer."""
+    """Notes that kill the server after the first part of a transfer."""
 
     def __init__(self, server: s3.Server) -> None:
         super().__init__()
@@ -228,7 +228,7 @@ def test_an_upload_that_is_cut_off_is_made_by_the_next_run(
     assert len(notes.noted) == 1
     assert "a result cannot be uploaded" in notes.noted[0]
     assert "uploaded by the next run" in notes.noted[0]
-    assert share(first, OTHER)[1].noted == []  # once
+    assert share(first, OTHER)[1].noted == []  # the note is shown only once
     assert not server.file(location, f"keys/{KEY}").exists()
     assert sorted(path.name for path in (first.folder / UNSHARED).iterdir()) == [KEY, OTHER]
 
@@ -250,7 +250,7 @@ def test_a_download_that_is_cut_off_leaves_nothing(server: s3.Server, machine: C
     assert len(notes.noted) == 1
     assert notes.noted[0].endswith("it is made here")
     server.start()
-    assert fetch(store) == (None, [])  # not yet again
+    assert fetch(store) == (None, [])  # this store does not try again yet
     assert fetch(machine("b"))[0] is not None
 
 
@@ -278,7 +278,7 @@ def test_ctrl_c_leaves_nothing_that_looks_complete(
 def test_two_machines_publish_the_same_keys(
     server: s3.Server, location: str, machine: Callable[[str], SharedStore], tmp_path: Path
 ) -> None:
-    """Each with another content, as two trainings may have."""
+    """The contents differ, as those of two trainings may."""
     code = """
 print("ready", flush=True); sys.stdin.readline()
 for number in range(20):
@@ -311,7 +311,7 @@ for number in range(20):
 
 
 def rewrite(bucket: Bucket, artifact: Artifact, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Give the key of an artifact another manifest, with a digest that is right."""
+    """Give the key of an artifact another manifest, with a correct digest."""
     content = json.loads((artifact.folder / "artifact.json").read_bytes())
     change(content)
     digest = digest_of({name: content[name] for name in ("kind", "files", "facts")})
@@ -394,7 +394,7 @@ def test_a_result_larger_than_the_disk_is_not_downloaded(
     assert "has space for 100" in noted[0]
 
 
-# --- what is refused before any work ----------------------------------------------------
+# --- errors before any work is done -----------------------------------------------------
 
 
 def refused(location: str, **environment: str) -> str:

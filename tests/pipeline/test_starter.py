@@ -1,4 +1,4 @@
-"""`init`: first pipelines for folders, tables, boxes, sounds and arrays, with and without a model; all of them load."""
+"""`init`: first pipelines for folders, tables, boxes, sounds and arrays, with and without a model; all are valid."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from compress.pipeline.starter import recognized, starter
 
 
 def photos(folder: Path, names: dict[str, int], side: int = 48) -> Path:
-    """Random photos: folder names and the number of photos in each."""
+    """Write random photos; `names` has the folders, and the number of photos in each."""
     draw = np.random.default_rng(0)
     for name, count in names.items():
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -32,7 +32,7 @@ def photos(folder: Path, names: dict[str, int], side: int = 48) -> Path:
 
 
 def written(tmp_path: Path, data: Path, model: Path | None = None, **options: Any) -> tuple[Pipeline, str]:
-    """The pipeline that is suggested, loaded, and its text."""
+    """Return the suggested pipeline, loaded, and its text."""
     first = starter(data, model, tmp_path, "first", **options)
     path = tmp_path / "first.yaml"
     path.write_text(first.text)

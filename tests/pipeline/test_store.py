@@ -1,4 +1,4 @@
-"""The store: complete or not there, whatever happens to the processes, the files and the disk."""
+"""The store: an artifact is complete or absent, whatever happens to the processes, the files and the disk."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts a process with a `store`; its standard input and output are pipes. It is gone after the test."""
+    """Return a function that starts a process with a `store` and piped stdin and stdout; it ends with the test."""
     started: list[subprocess.Popen[str]] = []
 
     def start(folder: Path, code: str, *arguments: object) -> subprocess.Popen[str]:
@@ -130,7 +130,7 @@ def test_a_new_answer_replaces_the_old_and_removes_nothing(folder: Path) -> None
 
 
 def test_digests_are_those_of_earlier_versions() -> None:
-    """Whoever changes this makes every existing store worthless."""
+    """A change of the digests would make every existing store useless."""
     expected = "098dac5985569565abd2e7f5e2fffcb9"
     assert digest_of({"b": [1, 0.1, None, True, "é"], "a": {}})[:32] == expected
 
@@ -312,7 +312,7 @@ def test_scratch_of_a_killed_process_is_cleared_by_the_next_that_is_alone(
     killed.wait()
     assert (left / "half").exists()
     Store(folder).prepare()
-    assert (kept / "half").exists()  # somebody works there, and nobody can say who works where
+    assert (kept / "half").exists()  # a process is still working, and it is unknown which folder is its own
     assert working.stdin is not None
     working.stdin.close()
     assert line(working) == "published"
@@ -466,7 +466,7 @@ def test_a_full_disk_keeps_the_old_file(mounted: Callable[..., Path]) -> None:
 def test_an_error_names_the_file_that_was_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str
 ) -> None:
-    """And not the temporary file, which is removed; if that fails too, the first error is reported."""
+    """The error does not name the temporary file, which is removed. If that fails too, the first error is reported."""
 
     def fail(*names: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", *names[:1])

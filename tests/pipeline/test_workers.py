@@ -1,4 +1,4 @@
-"""A run on several workers, without TensorFlow: the trainings are a stage that waits for the others."""
+"""A run on several workers, without TensorFlow: a stage that waits for all workers takes the place of a training."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ MULTI = {"strategy": "multi_worker"}
 
 
 class Together(tiny._Light):
-    """A training: it needs all workers at the same time."""
+    """A stage like a training: it needs all workers at the same time."""
 
     name: ClassVar[str] = "together"
     number: int = 0
-    """Changes the key."""
+    """A number that changes the key."""
     fails: bool = False
-    """Fails at the chief."""
+    """If true, the stage fails on the chief."""
     barrier: ClassVar[threading.Barrier]
     folders: ClassVar[list[Path]] = []
 
@@ -61,7 +61,7 @@ Result = tuple[RunRecord | BaseException | None, tiny.Notes]
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """No TensorFlow, and little waiting; the workers that have met, by their index."""
+    """Replace TensorFlow, and shorten the waiting; return the indices of the workers that have met."""
     met: list[int] = []
     monkeypatch.setattr(
         strategies, "workers", lambda execution: _role.cluster if execution.strategy[:2] == "mu" else None
@@ -136,7 +136,7 @@ def test_nothing_is_trained_twice(tmp_path: Path, quick: list[int]) -> None:
     assert set(tiny.statuses(record.to_json()).values()) == {"cached"}
     assert nothing is None
     assert quick == []
-    assert start(out, pipeline, 1)()[0] is None  # no chief: there is nothing to do
+    assert start(out, pipeline, 1)()[0] is None  # without a chief, there is nothing to do
     assert len(Together.folders) == 2
 
 

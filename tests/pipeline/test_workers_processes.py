@@ -48,7 +48,7 @@ def build(input_shape, classes):
     stack = [layers.Conv2D(8, 3, 2), layers.ReLU(), layers.Flatten(), layers.Dense(classes, "softmax")]
     return keras.Sequential([keras.Input(input_shape), *stack])
 """
-"""Without batch norms: the statistics of a part of a batch are others than those of the batch."""
+"""The network has no batch norms, because the statistics of a part of a batch differ from those of the batch."""
 
 
 def project(folder: Path, **keys: Any) -> Path:
@@ -90,6 +90,6 @@ def test_a_lost_worker_ends_the_run_which_continues_on_fewer_with_the_same_resul
     alone = tmp_path / "alone"
     api.run(project(alone), out=alone / "runs")
     for row, expected in zip(history(tmp_path / "together"), history(alone), strict=True):
-        # Keras weights the parts of the last validation batch not quite equally.
+        # Keras does not weight the parts of the last validation batch quite equally.
         assert row.pop("val_loss") == pytest.approx(expected.pop("val_loss"), rel=0.05)
         assert row == pytest.approx(expected, rel=1e-3, abs=1e-5)

@@ -1,4 +1,4 @@
-"""YAML as plain values: what is read, what is refused, and with which line."""
+"""YAML as plain values: valid files, and errors with their line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def parse(tmp_path: Path) -> Any:
 
 
 def refusal(parse: Any, content: str | bytes) -> str:
-    """The message for a file that is refused, without the folder it is in."""
+    """Return the message for a refused file, without the folder of the file."""
     with pytest.raises(PipelineError) as caught:
         parse(content)
     message = str(caught.value)
@@ -45,7 +45,7 @@ def refusal(parse: Any, content: str | bytes) -> str:
         ("12", 12),
         ("+12", 12),
         ("-0", 0),
-        ("017", 17),  # YAML 1.1 would say 15
+        ("017", 17),  # 15 in YAML 1.1
         ("0o17", 15),
         ("0x1F", 31),
         (".5", 0.5),
@@ -62,7 +62,7 @@ def refusal(parse: Any, content: str | bytes) -> str:
         ("on", "on"),
         ("off", "off"),
         ("y", "y"),
-        ("1:30", "1:30"),  # YAML 1.1 would say 90
+        ("1:30", "1:30"),  # 90 in YAML 1.1
         ("2001-12-31", "2001-12-31"),
         ("'12'", "12"),
         ('"true"', "true"),

@@ -14,7 +14,7 @@ SHORT, LONG = Phase("short", 1.0), Phase("long", 3.0)
 
 
 class Clock:
-    """A clock that stands still until it is moved."""
+    """A clock that stays at its time until a test changes it."""
 
     def __init__(self) -> None:
         self.time = 100.0
@@ -28,7 +28,7 @@ def tracker(clock: Clock) -> Tracker:
 
 
 def steps(work: Tracker, clock: Clock, count: int, total: int, seconds: float) -> None:
-    """Reports the first `count` of `total` steps, each of which takes some seconds."""
+    """Report the first `count` of `total` steps, each of which takes `seconds` seconds."""
     for done in range(1, count + 1):
         clock.time += seconds
         work.update(done, total)
@@ -115,7 +115,7 @@ def test_the_listener_hears_beginning_and_end_and_an_error_has_no_end() -> None:
 
 
 def test_nothing_is_estimated_from_the_first_step() -> None:
-    """It traces: 10 s, where the others take 0.5 s."""
+    """The first step traces the graph: it takes 10 s, and the others take 0.5 s."""
     clock = Clock()
     work = tracker(clock)
     clock.time += 10
@@ -130,11 +130,11 @@ def test_nothing_is_estimated_from_the_first_step() -> None:
 def test_no_estimate_from_too_little() -> None:
     clock = Clock()
     work = tracker(clock)
-    steps(work, clock, 3, 1000, 0.01)  # enough steps, no time
+    steps(work, clock, 3, 1000, 0.01)  # enough steps, too little time
     assert work.reading().left is None
     clock = Clock()
     work = tracker(clock)
-    steps(work, clock, 2, 10, 5.0)  # enough time, one measured step
+    steps(work, clock, 2, 10, 5.0)  # enough time, only one measured step
     assert work.reading().left is None
 
 
@@ -182,7 +182,7 @@ def test_later_phases_cost_what_their_weights_say() -> None:
     taken = 6 + 4
     assert work.reading().left == pytest.approx(3 * taken)
     with work.phase(LONG):
-        assert work.reading().left is None  # three times what was measured: no wild numbers
+        assert work.reading().left is None  # three times what was measured is not estimated
         steps(work, clock, 5, 10, 2.0)
         assert work.reading().left == pytest.approx(10)
 
@@ -196,11 +196,11 @@ def test_a_short_phase_without_steps_costs_what_a_measured_one_says() -> None:
     with work.phase(SHORT):
         assert work.reading().left == pytest.approx(10)
         clock.time += 25
-        assert work.reading().left == 0  # it takes longer than expected
+        assert work.reading().left == 0  # the phase takes longer than expected
 
 
 def test_inside_an_announced_phase_that_is_open_twice() -> None:
-    """A search comes back to a phase; the second time does not count."""
+    """A search enters a phase twice; the second time does not count."""
     work = tracker(Clock())
     work.plan(SHORT, LONG)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Which channels go, and how many of which set."""
+"""The allocation of pruning: the channels that are removed, and their number in each set."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def cost_function(prunable: PrunableNetwork, objective: Objective) -> Any:
 
 
 def grouped(keras: Any) -> Any:
-    """A grouped convolution, GELU, hard-swish, a batch norm of its own, and slopes."""
+    """A grouped convolution, GELU, hard-swish, a batch norm after a pooling, and PReLU."""
     layers = keras.layers
     image = keras.Input((12, 12, 3))
     x = layers.Conv2D(32, 3, padding="same", activation="gelu")(image)
@@ -84,7 +84,7 @@ def test_predictions_are_those_of_the_file_that_is_made(keras: Any, builder: net
     content, found = graph.serialize(legal), estimate(legal, EDGETPU, "usb3")
     assert prunable.costs.latency_ms(widths, "usb3") == pytest.approx(found.latency.total, rel=0.05)
     assert prunable.costs.compute_ms(widths) == pytest.approx(found.latency.parts["compute_ms"], rel=0.15)
-    assert prunable.costs.size_bytes(widths) == pytest.approx(len(content), rel=0.3)  # small files are mostly names
+    assert prunable.costs.size_bytes(widths) == pytest.approx(len(content), rel=0.3)  # most of a small file is names
 
 
 @pytest.mark.parametrize("allocation", SEARCHES)
@@ -106,7 +106,7 @@ def test_every_objective_comes_down_to_its_limit(keras: Any, name: Any) -> None:
 
 
 def wide(keras: Any) -> Any:
-    """128 channels in every layer: two blocks of the array's outputs."""
+    """A model with 128 channels in every layer: two blocks of 64 outputs of the array."""
     layers = keras.layers
     image = keras.Input((48, 48, 3))
     x = image
@@ -116,7 +116,7 @@ def wide(keras: Any) -> Any:
 
 
 def test_the_array_s_blocks_are_seen(keras: Any) -> None:
-    """Half the channels of a layer are a quarter less than three quarters of them, to the array."""
+    """64 channels are one block, and 68 are two: the last 4 save more than 5 times the average of 4 before."""
     prunable = prepared(wide(keras))
     full = prunable.full_widths
     slower, faster = ((full[0], count, *full[2:]) for count in (68, 64))
@@ -240,7 +240,7 @@ def test_levels_fall_from_all_to_the_fewest(size: int) -> None:
 
 
 def tied(keras: Any) -> Any:
-    """Two sets, of which one is an addition's: a step of it is a sixth of all multiply-accumulates."""
+    """Two sets, one of which is tied by an addition: one step of it is a sixth of all multiply-accumulates."""
     layers = keras.layers
     image = keras.Input((12, 12, 3))
     x = layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(24, 3, padding="same", use_bias=False)(image)))
@@ -251,7 +251,7 @@ def tied(keras: Any) -> Any:
 
 
 def chain(keras: Any) -> Any:
-    """Three sets of 8, 16 and 32: one level of the first is half of it."""
+    """Three sets of 8, 16 and 32 channels: one level of the first set is half of its channels."""
     layers = keras.layers
     image = x = keras.Input((16, 16, 3))
     for filters in (8, 16, 32):
@@ -260,7 +260,7 @@ def chain(keras: Any) -> Any:
 
 
 def blocks(keras: Any) -> Any:
-    """Three sets in which the array's blocks of 64 outputs are what widths for latency."""
+    """Three sets of channels, in which the latency depends on the array's blocks of 64 outputs."""
     layers = keras.layers
     image = x = keras.Input((48, 48, 3))
     for filters in (128, 96, 128):
@@ -281,7 +281,7 @@ def blocks(keras: Any) -> Any:
 def test_the_search_finds_nearly_the_best_choice(
     keras: Any, builder: networks.Builder, name: Any, shares: tuple[float, ...]
 ) -> None:
-    """Every choice of a small network is tried beside it; greedy removals alone lost up to twice as much."""
+    """The result is compared with every choice of a small network; greedy removals alone lost up to twice as much."""
     keras.utils.set_random_seed(0)
     prunable = prepared(builder(keras))
     losses = importance_losses(prunable, "balanced")
@@ -318,11 +318,11 @@ def test_costs_of_a_dense_layer_on_a_map(keras: Any) -> None:
     channels = structure.find_groups(net)
     found = cost.Costs(net, channels, [], EDGETPU)
     assert found.macs(()) == 36 * (3 * 8 + 8 * 4)
-    assert [layer.kind for layer in found.operators(())] == ["conv", "elt", "elt", "conv"]  # silu: a sigmoid, a product
+    assert [layer.kind for layer in found.operators(())] == ["conv", "elt", "elt", "conv"]  # silu: sigmoid and product
 
 
 def test_no_layer_is_left_without_channels(keras: Any) -> None:
-    """Two layers that are one set with a third: the least important half of it is all that one of them makes."""
+    """Three layers share one set, and its least important half is all channels of one of these layers."""
     layers = keras.layers
     image = keras.Input((8, 8, 3))
     both = layers.Concatenate()([layers.Conv2D(16, 1, name="a")(image), layers.Conv2D(16, 1, name="b")(image)])
@@ -341,7 +341,7 @@ def test_no_layer_is_left_without_channels(keras: Any) -> None:
 
 
 def test_scores_that_vanish_or_are_no_numbers(keras: Any) -> None:
-    """The size of scores means nothing; where there are none, norms stand in; what is no number is refused."""
+    """The scale of scores has no effect, scores of 0 are accepted, and NaN is refused."""
     prunable = prepared(networks.randomized(networks.plain(keras)))
     goal = Objective("macs", 0.5)
     small = replace(prunable, scores=prunable.scores * 1e-30)
@@ -376,7 +376,7 @@ def noise(model: Any, count: int = 16, seed: int = 0) -> NDArray[np.float32]:
 
 
 def quantized(model: Any) -> Graph:
-    """The 8-bit file that `quantize` makes of a model, with other samples than a trial conversion has."""
+    """Return the 8-bit file that `quantize` makes of a model, with other samples than a trial conversion has."""
     from compress.ir.passes import fold
     from compress.quantization import calibration, export
     from compress.targets.edgetpu.legalize import legalize
@@ -434,7 +434,7 @@ def perceptron(keras: Any) -> Any:
 
 
 def several_steps(keras: Any) -> Any:
-    """Layers of which each becomes several operators."""
+    """Layers that become several operators each."""
     layers = keras.layers
     image = keras.Input((8, 8, 1))
     x = layers.PReLU(shared_axes=[1, 2])(layers.Conv2D(24, 3, activation="elu")(image))
@@ -449,7 +449,7 @@ def several_steps(keras: Any) -> Any:
     ids=lambda builder: builder.__name__,
 )
 def test_the_size_is_that_of_the_8_bit_file(keras: Any, builder: networks.Builder) -> None:
-    """What `size` comes down to is met by the real file, though its ranges come from other samples."""
+    """The real file is close to the limit of `size`, although its ranges come from other samples."""
     model = networks.randomized(builder(keras))
     samples, goal = noise(model), Objective("size", 0.85 if builder is not several_steps else 0.97)
     prunable = calibrated(prepared(model), samples)
@@ -465,7 +465,7 @@ def test_the_size_is_that_of_the_8_bit_file(keras: Any, builder: networks.Builde
 
 
 def test_what_is_cut_for_the_cache_fits_with_all_that_the_compiler_adds(keras: Any) -> None:
-    """The table of a softmax over 10 classes is 576 bytes: without it the fill-up would go beyond the memory."""
+    """The table of a softmax over 10 classes takes 576 bytes. Without it, the result would exceed the memory."""
     layers = keras.layers
     given = x = keras.Input((64,))
     for units, activation in ((2200, "relu"), (3001, "relu"), (1000, "tanh")):
@@ -509,7 +509,7 @@ def test_what_removing_channels_cannot_do_is_said(keras: Any) -> None:
 
 
 def _constant(prunable: PrunableNetwork) -> Any:
-    """Costs of a network whose latency is all but fixed."""
+    """Return costs with a nearly constant latency."""
     costs = copy.copy(prunable.costs)
     whole = costs.full_widths
     setattr(costs, "latency_ms", lambda widths, *where: 0.1121 - 1e-5 * (widths != whole))  # noqa: B010

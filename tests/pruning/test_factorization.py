@@ -1,4 +1,4 @@
-"""Ranks of layers: their bases, and their part in the allocation."""
+"""Low-rank factorization: the bases of layers, and their ranks in the allocation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EDGETPU = load("edgetpu")
 
 
 def heavy(keras: Any) -> Any:
-    """Convolutions and dense layers with many weights, and a few samples' worth of activity."""
+    """Convolutions and dense layers with many weights."""
     layers = keras.layers
     image = keras.Input((12, 12, 3))
     x = layers.Conv2D(32, 3, padding="same", use_bias=False)(image)
@@ -87,7 +87,7 @@ def test_predictions_are_those_of_the_file_that_is_made(keras: Any) -> None:
 
 
 def test_a_layer_of_low_rank_is_factorized_without_loss(keras: Any) -> None:
-    """The weights of `hidden` have rank 8: nothing else must change, and nothing of the outputs does."""
+    """The weights of `hidden` have rank 8. Only this layer is changed, and the outputs stay the same."""
     model = networks.randomized(heavy(keras))
     hidden = model.get_layer("hidden")
     kernel, bias = hidden.get_weights()
@@ -119,7 +119,7 @@ def test_factors_are_quantized_like_all_layers(keras: Any) -> None:
 
 
 def test_a_rank_keeps_more_of_the_outputs_than_an_svd_of_the_weights(keras: Any) -> None:
-    """The inputs of `point` are far from white; half of its rank."""
+    """The inputs of `point` are far from white noise; the test keeps a rank of 16."""
     model = networks.randomized(heavy(keras))
     network = keras_graph.read(model)
     (rank,) = factorization.find(network, samples()).of_layer("point")
@@ -152,7 +152,7 @@ def test_layers_that_stay_whole_have_a_reason(keras: Any) -> None:
     objective = Objective("compute", 0.9)
     cost = objective.cost_of(prunable.costs, prunable.minimum_widths)
     reasons = dict(whole_layers(prunable, prunable.full_widths, cost, "compute"))
-    assert reasons["scores"] == "no lower rank saves compute"  # the array takes 64 outputs at once
+    assert reasons["scores"] == "no lower rank saves compute"  # the array computes 64 outputs at once
     assert {"window", "point", "hidden"} <= set(reasons)
 
 
@@ -167,7 +167,7 @@ def test_a_factor_is_not_factorized_again(keras: Any) -> None:
 
 
 def test_scales_of_a_batch_norm_count(keras: Any) -> None:
-    """Channels that the batch norm switches off do not shape the basis."""
+    """Channels that the batch norm switches off do not affect the basis."""
     model = networks.randomized(heavy(keras))
     weights = model.get_layer("norm").get_weights()
     weights[0][4:] = 0.0

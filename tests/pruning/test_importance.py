@@ -1,4 +1,4 @@
-"""Which channels matter least, and what a network loses without them."""
+"""The importance of channels, and the loss of a network without them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def samples(model: Any, count: int = 24) -> ImportanceSamples:
 
 
 def losses(model: Any, given: ImportanceSamples, gates: np.ndarray) -> np.ndarray:
-    """Cross entropy of each sample, in numpy."""
+    """Return the cross-entropy of each sample, computed in numpy."""
     rows = np.repeat(gates[np.newaxis].astype(np.float32), len(given.inputs), axis=0)
     logits = np.asarray(model([given.inputs, rows]), np.float64)
     logits -= logits.max(axis=1, keepdims=True)
@@ -52,7 +52,7 @@ def test_taylor_is_the_derivative_of_the_loss_by_a_factor_on_the_channel(keras: 
         step = np.zeros(len(channels.group))
         step[root] = 3e-3
         slope = (losses(gated, given, 1 + step) - losses(gated, given, 1 - step)) / 6e-3
-        assert score[root] == pytest.approx(float((slope**2).mean()), rel=0.1, abs=1e-7)  # kinks of ReLU lie between
+        assert score[root] == pytest.approx(float((slope**2).mean()), rel=0.1, abs=1e-7)  # kinks of ReLU in the step
     assert (score == score[channels.group]).all()
 
 
@@ -99,7 +99,7 @@ def test_a_channel_whose_batch_norm_scale_is_zero_goes_first(keras: Any) -> None
 
 
 def test_curves_say_what_removing_does(keras: Any) -> None:
-    """Each point is the divergence of the network that is really without those channels."""
+    """Each point is the divergence of a network that is really built without those channels."""
     from compress.targets import load
 
     keras.utils.set_random_seed(0)

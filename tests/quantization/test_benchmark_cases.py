@@ -1,4 +1,4 @@
-"""The hard cases of benchmarks/quantization.py are what they say they are."""
+"""The hard cases of benchmarks/quantization.py have their stated properties."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.tensorflow
 def test_an_injected_imbalance_does_not_change_the_function(keras: Any, builder: networks.Builder) -> None:
     model = networks.randomized(builder(keras))
     samples = np.random.default_rng(1).random((8, 12, 12, 3), np.float32)
-    changed, pairs = cases.imbalanced(model, 16, 0, samples)  # asserts it too
+    changed, pairs = cases.imbalanced(model, 16, 0, samples)  # `imbalanced` asserts it, too
     wanted, found = (np.asarray(each(samples)) for each in (model, changed))
     np.testing.assert_allclose(found, wanted, atol=1e-4 * max(1.0, np.abs(wanted).max()))
     assert (pairs == 0) == (builder in (networks.inverted_residual, networks.nested))  # ReLU6, additions, shared layers

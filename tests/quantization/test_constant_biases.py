@@ -52,7 +52,7 @@ def test_every_channel_has_its_bias_after_the_calibration_of_the_converter(keras
 
 
 def test_the_converter_still_needs_the_correction(keras: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If this fails, TensorFlow's converter was mended, and `constant_biases` can go."""
+    """If this fails, TensorFlow's converter was fixed, and `constant_biases` can be removed."""
     network = canonical(keras_graph.read(model_of(keras, "Conv2D")))
     plan = calibration.calibrate(network, IMAGES)
     right = export.convert(network, plan)

@@ -1,4 +1,4 @@
-"""Channels made larger here and smaller there: the network must compute what it did."""
+"""Cross-layer equalization: a network with scaled channels computes the same."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ def test_a_layer_that_works_in_a_loop_is_named(keras: Any, kind: str) -> None:
 
 
 def test_a_lookup_is_refused(keras: Any) -> None:
-    """TensorFlow's own calibration refuses it without saying where."""
+    """TensorFlow's own calibration refuses it without naming the layer."""
     numbers = keras.Input((6,))
     x = keras.layers.Flatten()(keras.layers.Embedding(9, 4, name="words")(numbers))
     folded = canonical(network.read(keras.Model(numbers, keras.layers.Dense(2)(x))))

@@ -1,4 +1,4 @@
-"""Every kind of layer through post-training quantization, beside what training computes, and through training."""
+"""Every kind of layer in post-training quantization, compared with the simulation of QAT, and in QAT."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ IN_ONE = (
 
 @pytest.mark.parametrize("names", [IN_ONE[:7], IN_ONE[7:14], IN_ONE[14:]], ids=lambda names: names[0])
 def test_layers_train_with_rounding(keras: Any, names: tuple[str, ...], tmp_path: Path) -> None:
-    """Branches side by side, one for each kind of layer, joined at the end."""
+    """The model has one branch for each kind of layer, joined at the end."""
     image = keras.Input((12, 12, 3))
     starts = [keras.layers.Conv2D(8, 3, padding="same")(image) for _ in names]
     ends = [
@@ -76,7 +76,7 @@ def test_layers_train_with_rounding(keras: Any, names: tuple[str, ...], tmp_path
 
 @dataclass
 class Images(Blobs):
-    """Blobs that are larger and in colour."""
+    """Larger blobs in colour."""
 
     input_shape: tuple[int, ...] = (12, 12, 3)
 
@@ -85,7 +85,7 @@ class Images(Blobs):
 
 
 def test_two_inputs_and_two_outputs_round_in_training_as_in_the_file(keras: Any, tmp_path: Path) -> None:
-    """Below the level of data sets and runtime.Model, which have one of each."""
+    """The test works below data sets and runtime.Model, which have one input and one output."""
     import tensorflow
     from ai_edge_litert.interpreter import Interpreter
 

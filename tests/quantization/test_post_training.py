@@ -68,7 +68,7 @@ def test_statistics_of_an_equalized_network_follow_from_those_of_the_original(ke
 
 
 def test_a_model_is_quantized_without_a_pipeline(keras: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By default one file is converted for the comparison with the simulation, and one is the result."""
+    """By default, one file is converted for the comparison with the simulation, and another one is the result."""
     conversions = []
     convert = export.convert
 
@@ -95,7 +95,7 @@ def test_a_model_is_quantized_without_a_pipeline(keras: Any, monkeypatch: pytest
 
 def test_candidates_that_change_next_to_nothing_are_not_tried(keras: Any) -> None:
     network = canonical(keras_graph.read(networks.randomized(networks.plain(keras))))
-    one = np.repeat(images(1), 60, axis=0)  # every method but those that clip finds the same extremes
+    one = np.repeat(images(1), 60, axis=0)  # all methods that do not clip find the same extremes
     found = Search(network, one, images(40, 1))
     found.ranges(["minmax", "sample_percentile"])
     (skipped,) = found.skipped

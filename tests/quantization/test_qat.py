@@ -58,7 +58,7 @@ def test_weights_are_rounded_in_training_and_their_gradient_passes(keras: Any) -
     with tensorflow.GradientTape() as tape:
         loss = tensorflow.reduce_sum(layer(x) ** 2)
     assert float(tensorflow.reduce_max(tensorflow.abs(tape.gradient(loss, layer.trainable_weights[0])))) > 0
-    np.testing.assert_array_equal(layer.get_weights()[0], kernel)  # looking does not change it
+    np.testing.assert_array_equal(layer.get_weights()[0], kernel)  # the calls do not change the weights
 
 
 def test_ranges_follow_the_data_in_training_only(keras: Any) -> None:
@@ -102,7 +102,7 @@ def test_training_with_rounding_gives_network_and_plan(keras: Any, tmp_path: Pat
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Network:
-    """A trained network with three ways to make channels, and a batch norm behind each."""
+    """A trained network with a batch norm after convolutions of each kind and a dense layer."""
     from compress.ir.tensorflow import keras as seeded
 
     layers = seeded(0).layers
@@ -119,7 +119,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Network:
 
 
 def taught(network: Network, settings: TrainingSettings, run: Context, teaching: DistillationSettings) -> Loss:
-    """The loss of QAT whose teacher is the float network."""
+    """Return the loss of QAT with the float network as the teacher."""
     model = keras_graph.build(network)
     teacher = teachers.of_model(model, run.data, "the float model")
     return losses.loss_of(head_of(model, run.data), [teacher], teaching, settings, run)
@@ -132,7 +132,7 @@ def trained(
     data: Blobs | None = None,
     teaching: DistillationSettings | None = None,
 ) -> tuple[Network, QuantizationPlan, Facts]:
-    """A network after training with rounding; the file agrees with what the training computed."""
+    """Train a network with QAT, and check that the file agrees with the simulation; return network, plan and facts."""
     folded, data = canonical(read), data or Blobs()
     plan = calibration.calibrate(folded, data.inputs("train"))
     settings = TrainingSettings(epochs=3, batch_size=16, learning_rate=0.003)
@@ -173,7 +173,7 @@ def test_distilled_training_listens_to_the_float_network_alone(small: Network, t
 
 
 def test_a_learnt_range_has_the_gradient_of_its_error(keras: Any) -> None:
-    """Compared with the difference of the rounded values' loss, averaged over many values."""
+    """The mean gradient over many values has the sign that reduces the error."""
     import tensorflow
 
     x = np.random.default_rng(0).normal(0, 1, (4096,)).astype(np.float32)
@@ -234,7 +234,7 @@ def test_a_batch_norm_in_training_normalizes_by_the_batch_until_it_settles(keras
     assert np.abs(layer.mean.numpy()).max() > 0
     for _ in range(100):
         layer(x, training=True)
-    np.testing.assert_allclose(np.asarray(layer(x)), made, atol=0.05)  # the moving statistics have arrived
+    np.testing.assert_allclose(np.asarray(layer(x)), made, atol=0.05)  # the moving statistics have converged
     layer.moves.assign(0.0)
     before = layer.mean.numpy()
     np.testing.assert_allclose(np.asarray(layer(x * 3, training=True)), np.asarray(layer(x * 3)), atol=1e-5)

@@ -45,7 +45,7 @@ def test_the_range_in_front_of_a_silu_ends_at_its_limit(keras: Any, tmp_path: Pa
     network = network_of(keras)
     plan = calibration.calibrate(network, ROWS)
     low, high = plan.ranges["wide"]
-    assert -9 < low < -8  # a step is 0.25 here, and zero is on one
+    assert -9 < low < -8  # a step is 0.25 here, and zero is a multiple of it
     assert high > 20
     reached = {}
     for name, ranges in (("limited", plan.ranges), ("whole", {**plan.ranges, "wide": (-high * 5, high)})):

@@ -1,4 +1,4 @@
-"""What is tried after training: channels equalized, ranges chosen, biases corrected; and what of it is kept."""
+"""The search of post-training quantization: equalization, ranges, bias correction, and the choices that are kept."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def folded(keras: Any, builder: networks.Builder) -> Network:
 
 
 def imbalanced(net: Network, times: float) -> Network:
-    """The same function with every channel that can be scaled up to `times` larger or smaller."""
+    """Return the same function, with all scalable channels up to `times` larger or smaller."""
     channels = equalization.follow(net)
     factors = times ** np.random.default_rng(1).uniform(-1, 1, len(channels.group))
     return equalization.scaled(net, channels, factors[channels.group])
@@ -87,7 +87,7 @@ def test_what_is_not_homogeneous_holds_its_channels(keras: Any) -> None:
 
 
 def test_relu6_lets_only_channels_through_that_stay_below_it(keras: Any) -> None:
-    """Of four channels one is cut off, one reaches 5.8, two are small; nothing changes on the samples."""
+    """Of four channels one is clipped, one reaches 5.8, and two are small; the outputs on the samples do not change."""
     keras.utils.set_random_seed(0)
     layers = keras.layers
     image = keras.Input((12, 12, 3))
@@ -149,7 +149,7 @@ def test_a_plan_for_another_network_is_refused(keras: Any, name: str) -> None:
 
 
 def histogram(values: np.ndarray) -> ActivationHistogram:
-    """The histogram of values, as `collect` finds it."""
+    """Return the histogram of values, as `collect` computes it."""
     reach = 2.0 ** np.ceil(np.log2(np.abs(values).max() or 1.0))
     counts = np.histogram(values, activation_statistics.BINS, (-reach, reach))[0]
     return ActivationHistogram(float(reach), counts.astype(np.float64))
@@ -165,7 +165,7 @@ def test_histograms_of_different_reach_add_up() -> None:
 
 
 def seen(*, corrupt: float = 1.0) -> Statistics:
-    """Two hundred samples of a bell curve at one point; in one of them the values are `corrupt` times larger."""
+    """Return statistics of 200 normally distributed samples; the values of one sample are `corrupt` times larger."""
     values = np.random.default_rng(0).normal(0, 1, (200, 500))
     values[17] *= corrupt
     counts = histogram(values)
@@ -364,7 +364,7 @@ def test_an_imbalanced_network_is_as_good_as_the_balanced_one(keras: Any, full: 
     net = folded(keras, networks.plain)
     plain, hard = (searched(each, images(60), full=full) for each in (net, imbalanced(net, 64.0)))
     first = next(trial for trial in hard.trials if trial.choice == "minmax")
-    assert first.snr_db < quality(plain) - 8  # what a plain conversion would be
+    assert first.snr_db < quality(plain) - 8  # the result of a plain conversion
     assert quality(hard) > quality(plain) - 3
     assert any(trial.kept for trial in hard.trials if trial.step == "equalization")
     assert hard.plan.factors
@@ -388,7 +388,7 @@ def test_a_corrupt_sample_does_no_harm(keras: Any) -> None:
     damaged[7] *= 50
     clean, hurt = searched(net, images(200)), searched(net, damaged)
     assert next(trial.choice for trial in hurt.trials if trial.kept).endswith("without outliers")
-    assert hurt.trials[0].choice == "minmax"  # with it
+    assert hurt.trials[0].choice == "minmax"  # with the corrupt sample
     assert len(hurt.samples) == len(hurt.ordinary) == 199
     assert any("1 of 200 calibration samples" in each for each in hurt.warnings)
     assert quality(hurt) > quality(clean) - 3
@@ -405,7 +405,7 @@ def test_what_does_not_help_is_not_kept(keras: Any) -> None:
 
 
 def test_what_few_samples_do_not_decide_is_run_on_all(keras: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 64 samples a candidate that is surely worse sees 16, one that may be better all, the best one each once."""
+    """A candidate that is surely worse runs on 16 of 64 samples, one that may be better on all, and none runs twice."""
     monkeypatch.setattr(search_module, "FIRST_SAMPLES", 16)
     net = folded(keras, networks.plain)
     wanted = np.asarray(keras_graph.build(without_softmax(net)).predict(images(64, seed=9), verbose=0))
@@ -429,7 +429,7 @@ def test_what_few_samples_do_not_decide_is_run_on_all(keras: Any, monkeypatch: p
         ("entropy", 16),
     ]
     first = [float(snr_db(wanted[:16], (wanted + wrong[trial.choice] * noise)[:16]).mean()) for trial in search.trials]
-    assert [trial.snr_db for trial in search.trials] == pytest.approx(first, abs=0.02)  # on the samples of all
+    assert [trial.snr_db for trial in search.trials] == pytest.approx(first, abs=0.02)  # on the samples of all of them
     assert ran == [16, 16, 16, 48, 48, 16]
     assert search.range_method == "entropy"
     assert json.loads(json.dumps(search.to_json())) == search.to_json()
@@ -441,7 +441,7 @@ def test_signal_to_noise() -> None:
     np.testing.assert_allclose(snr_db(wanted, found), [20.0, 60.0, 60.0], atol=1e-6)
 
 
-# --- where it is lost -------------------------------------------------------------------
+# --- the error by layer -----------------------------------------------------------------
 
 
 def test_the_tensor_that_costs_most_is_first(keras: Any) -> None:
@@ -456,7 +456,7 @@ def test_the_tensor_that_costs_most_is_first(keras: Any) -> None:
     assert rows[0].share > 0.9
     assert sum(row.share for row in rows) == pytest.approx(1.0, abs=0.01)
     shown = {row.point for row in rows if not row.point.endswith(debug.WEIGHTS)}
-    assert shown == {*plan.ranges} - {net.outputs.layer}  # the softmax
+    assert shown == {*plan.ranges} - {net.outputs.layer}  # all but the softmax
     assert len(rows) > len(shown)
     narrow = QuantizationPlan({**plan.ranges, name: nudged(0.0, 0.3 * plan.ranges[name][1])}, "one too narrow")
     for trained, setting in ((False, "{ranges: minmax}"), (True, "{ranges: fixed}")):
@@ -494,7 +494,7 @@ def test_every_network_can_be_looked_into(keras: Any, builder: networks.Builder)
     assert len(text.splitlines()) > len(rows[:20])
 
 
-# --- rounding that is learnt ------------------------------------------------------------
+# --- AdaRound ---------------------------------------------------------------------------
 
 
 def test_learnt_rounding_is_better_than_the_nearest_for_what_the_layer_gives(keras: Any) -> None:
@@ -507,7 +507,7 @@ def test_learnt_rounding_is_better_than_the_nearest_for_what_the_layer_gives(ker
         kernel, step = net.layers[name].weights[0], adaround.grid(net.layers[name])
         moved = learnt.layers[name].weights[0] / step
         np.testing.assert_allclose(moved, np.rint(moved), atol=1e-3)  # on the grid
-        assert np.abs(moved - kernel / step).max() < 1.001  # the step below or above
+        assert np.abs(moved - kernel / step).max() < 1.001  # rounded down or up
         assert (np.abs(moved).max(axis=tuple(range(moved.ndim - 1))) <= 127.001).all()
         given = net.layers[name].inputs()[0]
         inputs = outputs(keras_graph.subnetwork(net, [given]), images(40, 3))
@@ -537,7 +537,7 @@ def test_a_learnt_rounding_is_in_the_file(keras: Any, tmp_path: Path) -> None:
 
 
 class ByTwoOutputs(Judge):
-    """Two outputs whose errors are smaller by given gains in dB, in all samples: one pair for each comparison."""
+    """A judge of two outputs: their errors in all samples are smaller by gains in dB, one pair for each comparison."""
 
     def __init__(self, *gains: tuple[float, float]) -> None:
         self.gains = list(gains)
@@ -562,7 +562,7 @@ def test_no_output_pays_for_the_gain_of_others(keras: Any, gain: tuple[float, fl
 
 
 class ByRareError(Judge):
-    """One output: seven samples of eight gain, and the error of the last one, the largest, is multiplied."""
+    """A judge of one output: seven of eight samples gain, and the largest error, of the last one, is multiplied."""
 
     def __init__(self, factor: float) -> None:
         self.rows = [np.full((8, 1), 1e-4), np.full((8, 1), 1e-5)]

@@ -1,4 +1,4 @@
-"""Gates of SiLU that are separated where 8 bits are too coarse: when they are tried, and every use of such a plan."""
+"""Gates of SiLU that are separated because 8 bits are too coarse: when they are tried, and every use of such a plan."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SETTINGS = PostTrainingSettings(ranges="minmax")
 
 
 def model_of(keras: Any, function: str = "silu", *, size: float = MAX_SIZE, added: bool = False) -> Any:
-    """A convolution whose channels have sizes from 1 to `size`, which the next one needs all."""
+    """Return a model whose channels have sizes from 1 to `size`; the next convolution needs all of them."""
     layers = keras.layers
     image = keras.Input((8, 8, 1), name="image")
     x = layers.Conv2D(8, 3, name="stem")(image)
@@ -146,7 +146,7 @@ def test_both_layers_are_trained(keras: Any, tmp_path: Path) -> None:
     assert learned.separated_gates == ("act",)
     export.refuse_mismatch(trained, learned)
     assert not export.float_operators(export.convert(trained, learned))
-    with pytest.raises(StageError, match="no factors for stem"):  # they are in the trained weights
+    with pytest.raises(StageError, match="no factors for stem"):  # they are already in the trained weights
         export.refuse_mismatch(network, learned)
 
 

@@ -1,4 +1,4 @@
-"""Zeros and clusters of weights, through training with rounding into the file."""
+"""Zeros and clusters of weights stay through QAT, and are in the file."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ pytestmark = pytest.mark.tensorflow
 
 
 def sparse(kernel: NDArray[Any]) -> NDArray[Any]:
-    """Half of the weights 0."""
+    """Return a kernel with half of its weights 0."""
     return np.where(np.abs(kernel) > np.median(np.abs(kernel)), kernel, 0)
 
 
 def clustered(kernel: NDArray[Any]) -> NDArray[Any]:
-    """Four values."""
+    """Return a kernel with four different values."""
     values = np.quantile(kernel, [0.1, 0.4, 0.6, 0.9]).astype(kernel.dtype)
     return values[np.abs(kernel[..., None] - values).argmin(axis=-1)]
 
 
 def edited(keras: Any, change: Any) -> Network:
-    """A network with a batch norm behind its convolution, and kernels changed before that is folded."""
+    """A network with a batch norm after its convolutions, and kernels that are changed before folding."""
     layers = keras.layers
     image = keras.Input((8, 8, 1))
     x = layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(8, 3, name="first")(image)))
@@ -50,7 +50,7 @@ def edited(keras: Any, change: Any) -> Network:
 
 
 def after_training(read: Network, folder: Path, how: RoundedTraining) -> tuple[Network, Network, dict[str, Any]]:
-    """The canonical network before and after."""
+    """Return the canonical network before and after QAT, and the facts."""
     folded, data = canonical(read), Blobs()
     plan = calibration.calibrate(folded, data.inputs("train"))
     settings = TrainingSettings(epochs=1, batch_size=16, learning_rate=0.01)
@@ -67,7 +67,7 @@ def test_zeros_stay_zero(keras: Any, tmp_path: Path, batch_norm: Any) -> None:
     for name in facts["kept_zeros"]:
         pair = [net.layers[name].weights[0] for net in (before, after)]
         np.testing.assert_array_equal(*(kernel == 0 for kernel in pair))
-        assert (pair[0] != pair[1]).any()  # the others have moved
+        assert (pair[0] != pair[1]).any()  # the other weights have changed
     parsed = graph.parse((tmp_path / "m.tflite").read_bytes())
     kernels = [parsed.tensors[op.inputs[1]] for op in parsed.operators if op.name in ("CONV_2D", "FULLY_CONNECTED")]
     assert [bool((kernel.array() == 0).mean() >= 0.5) for kernel in kernels] == [False, True, True]

@@ -21,7 +21,7 @@ SHAPE = (12, 12, 3)
 
 
 def real(count: int = 200) -> NDArray[np.float32]:
-    """Dark images with one bright side, which noise is not."""
+    """Return dark images with one bright half, unlike noise."""
     generator = np.random.default_rng(5)
     images = 0.2 * generator.random((count, *SHAPE), np.float32)
     images[::2, :6] += 0.7
@@ -31,7 +31,7 @@ def real(count: int = 200) -> NDArray[np.float32]:
 
 @pytest.fixture(scope="module")
 def trained(keras: Any) -> Network:
-    """A network whose batch norms hold the statistics of `real`."""
+    """A network whose batch norms have the statistics of `real`."""
     layers = keras.layers
     image = keras.Input(SHAPE)
     x = image

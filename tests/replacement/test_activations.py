@@ -1,4 +1,4 @@
-"""Activations are recognised whatever they are called and however they are written, and become ReLUs."""
+"""Activations are recognised under every name and in every form, and become ReLUs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def images(count: int = 3) -> np.ndarray:
 
 
 def around(keras: Any, middle: Callable[[Any], Any]) -> Any:
-    """A network with something between two convolutions."""
+    """Return a network with `middle` between two convolutions."""
     keras.utils.set_random_seed(0)
     image = keras.Input((8, 8, 4))
     x = keras.layers.Conv2D(4, 3, padding="same", name="before")(image)
@@ -41,7 +41,7 @@ def same(model: Any, other: Any, given: np.ndarray) -> None:
     np.testing.assert_allclose(np.asarray(model(given)), np.asarray(other(given)), rtol=1e-5, atol=1e-5)
 
 
-#: What is written, and as what it is recognised.
+#: The kind that must be recognised, and the code of the activation.
 SPELLINGS: dict[str, tuple[Activation, Callable[[Any, Any], Any]]] = {
     "silu by name": ("silu", lambda k, x: k.layers.Activation("swish")(x)),
     "gelu by function": ("gelu", lambda k, x: k.layers.Activation(k.activations.gelu)(x)),
@@ -84,7 +84,7 @@ def test_every_spelling_is_recognised_and_becomes_a_relu(keras: Any, spelling: s
     expected = around(keras, keras.layers.ReLU())
     expected.set_weights(model.get_weights())
     same(made, expected, images())
-    assert len(made.layers) == len(expected.layers)  # nothing of the old one is left
+    assert len(made.layers) == len(expected.layers)  # nothing of the old activation is left
     assert replaced(model, tuple(each for each in ALL if each != kind))[1] == Replacements()
 
 
@@ -208,7 +208,7 @@ def test_shared_layers_nested_models_and_several_outputs(keras: Any) -> None:
         image, other = keras.Input((8, 8, 4)), keras.Input((8, 8, 4))
         x = body(activation(layers.Conv2D(4, 1)(image)))
         y = activation(body(other))
-        z = relu6(x - y)  # a call of the shared ReLU that stays
+        z = relu6(x - y)  # a call of the shared ReLU that must stay
         return keras.Model([image, other], {"sum": layers.Flatten()(x + y), "other": layers.Flatten()(z)})
 
     made, found = replaced(net(hard, "silu"))
@@ -231,7 +231,7 @@ def test_slopes_for_every_position_become_one_for_each_channel(keras: Any) -> No
     same(replaced(model)[0], model, images())
     shared = around(keras, keras.layers.PReLU(shared_axes=[1, 2]))
     assert replaced(shared)[1] == Replacements()
-    across = around(keras, keras.layers.PReLU(alpha_initializer=flat, shared_axes=[3]))  # at each position one for all
+    across = around(keras, keras.layers.PReLU(alpha_initializer=flat, shared_axes=[3]))  # one slope for each position
     same(replaced(across)[0], across, images())
 
 

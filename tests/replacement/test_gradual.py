@@ -1,4 +1,4 @@
-"""Gradual replacement of activations: where it starts, what it returns, and that it learns."""
+"""Gradual replacement of activations: its start, its result, and that the network learns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.tensorflow
 
 
 def network(keras: Any, dropout: float = 0.2) -> Any:
-    """Convolutions of every kind with SiLU as a layer, as a setting and as two operators, joined, with dropout."""
+    """Convolutions of every kind with dropout; SiLU is a layer, a setting, and two operators."""
     keras.utils.set_random_seed(0)
     layers, silu = keras.layers, keras.activations.silu
     image = keras.Input((8, 8, 1))
@@ -46,7 +46,7 @@ def how(model: Any, share: float = 0.5) -> gradual.GradualTraining:
 
 
 def observed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The models that are trained, from now on."""
+    """Return a list that collects the models that are trained from now on."""
     seen: list[Any] = []
     fit = gradual.fit
 
@@ -77,7 +77,7 @@ def test_it_starts_at_the_original_and_the_result_is_what_was_trained(
     np.testing.assert_allclose(theirs, model(samples), atol=1e-5)
     np.testing.assert_allclose(ours, theirs, atol=1e-4)  # the share stayed 0
     half = len(features) // 2
-    assert half == 4  # without the depthwise one
+    assert half == 4  # without the depthwise convolution
     for own, other in zip(features[:half], features[half:], strict=True):
         np.testing.assert_allclose(own, other, atol=1e-3 * float(np.abs(other).max()))
     assert {kind: len(names) for kind, names in replacements.replaced.items()} == {"silu": 5}
@@ -109,13 +109,13 @@ def test_the_trained_network_answers_as_the_original(keras: Any, tmp_path: Path)
     samples = data.inputs("validation")
 
     def error(network: keras_graph.Network) -> float:
-        """The error of the logits relative to their variation."""
+        """Return the mean squared error of the centred logits."""
         one, other = (np.log(each(samples)) for each in (model, keras_graph.build(network)))
         return float(np.square((other - other.mean(1, keepdims=True)) - (one - one.mean(1, keepdims=True))).mean())
 
     assert error(gradually) < error(at_once) / 4
     losses = [row["loss"] for row in facts["history"]]
-    assert losses[0] < max(losses) / 4  # it begins near the original
+    assert losses[0] < max(losses) / 4  # the training begins near the original
 
 
 def test_a_network_without_such_activations_is_not_trained(keras: Any, tmp_path: Path) -> None:

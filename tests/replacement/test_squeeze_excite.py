@@ -1,4 +1,4 @@
-"""A gate that is the same for all samples goes without a trace; any other becomes the mean that changes least."""
+"""A gate that is the same for all samples is removed exactly; any other becomes the mean that changes least."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def images(count: int = 5) -> np.ndarray:
 
 
 def gate(keras: Any, x: Any, *, constant: bool) -> Any:
-    """A squeeze and excite of x: [n, 1, 1, c]."""
+    """Return the squeeze-and-excite gate of x: [n, 1, 1, c]."""
     layers, channels = keras.layers, x.shape[-1]
     y = layers.GlobalAveragePooling2D(keepdims=True)(x)
     y = layers.Conv2D(4, 1, activation="silu")(y)
@@ -29,7 +29,7 @@ def gate(keras: Any, x: Any, *, constant: bool) -> Any:
     return layers.Conv2D(channels, 1, activation="sigmoid", kernel_initializer=kernel, bias_initializer=bias)(y)
 
 
-#: What stands before and behind the product of a map and its gate, and where the mean goes.
+#: The place of the mean, and the layers before and after the product of a map and its gate.
 PLACES: dict[str, tuple[str, Callable[[Any, Any, bool], Any]]] = {
     "convolution behind": (
         "folded into behind",
@@ -180,7 +180,7 @@ def test_gates_of_other_shapes_are_recognised(keras: Any, kind: str) -> None:
     image = keras.Input((8, 8, 3))
     z = layers.BatchNormalization()(layers.Conv2D(6, 3, name="x")(image))
     x = layers.ReLU()(z)
-    squeezed = layers.GlobalAveragePooling2D()(z)  # of what the map is an activation of
+    squeezed = layers.GlobalAveragePooling2D()(z)  # the mean of the map before its activation
     factor = layers.Dense(1 if kind == "single" else 6, activation="sigmoid")(squeezed)
     factor = layers.Reshape((1, 1, -1))(factor) if kind != "vector" else factor
     y = layers.Multiply()([x, factor])

@@ -1,4 +1,4 @@
-"""Charts, alone and in the page: well-formed whatever they are given, and true to it; and how things are worded."""
+"""Charts, alone and in the page: well-formed for all data, and correct; and the wording of values."""
 
 import math
 import re
@@ -20,7 +20,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def parsed(svg: str) -> ElementTree.Element:
-    """The drawing, after checks that hold for all of them: well-formed, named, and nothing outside of its frame."""
+    """Check that a drawing is well-formed, has a title, and stays within its frame; return its root."""
     root = ElementTree.fromstring(svg)
     _, _, width, height = (float(x) for x in root.attrib["viewBox"].split())
     assert root.get("role") == "img"

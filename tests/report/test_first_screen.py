@@ -1,4 +1,4 @@
-"""The first screen of the report: verdict, headline of the target, next steps, contents; and what each chart says."""
+"""The first screen of the report: verdict, headline of the target, next steps, contents; and the texts of charts."""
 
 from __future__ import annotations
 

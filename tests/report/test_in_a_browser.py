@@ -1,4 +1,4 @@
-"""The pages in a real browser: at the width of a telephone, in the dark, and printed."""
+"""The pages in a real browser: at the width of a telephone, with a dark colour scheme, and printed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WIDER = """
   return box.width && (box.right > innerWidth + 1 || box.left < -1);
 }).map(element => element.outerHTML.slice(0, 160))
 """
-"""The elements that leave the window, except what is scrolled inside its own container."""
+"""The elements that leave the window, except those that are scrolled inside their own container."""
 BROKEN = r"""
 (() => {
   const broken = [];
@@ -42,13 +42,13 @@ BROKEN = r"""
   return broken;
 })()
 """
-"""The numbers, with their units, that are on two lines."""
+"""The numbers, with their units, that are broken into two lines."""
 UNREACHABLE = """
 [...document.querySelectorAll('.scroll:not([tabindex]), pre')]
     .filter(element => element.scrollWidth > element.clientWidth + 1 || element.scrollHeight > element.clientHeight + 1)
     .map(element => element.outerHTML.slice(0, 160))
 """
-"""What is scrolled, but has no tab stop, so that the keyboard does not reach it."""
+"""The scrolled elements without a tab stop, which the keyboard does not reach."""
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 def load(tab: Browser, page: Path, *, width: int, dark: bool = False) -> None:
-    """Open a page in a window of a width."""
+    """Open a page in a window of a given width."""
     tab.call("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=True)
     scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
     tab.call("Emulation.setEmulatedMedia", media="", features=[scheme])

@@ -14,7 +14,7 @@ SIZE = (100.0, 40.0)
 
 
 def drawn(count: int, edges: list[Edge]) -> Layout:
-    """The layout of boxes of one size, after checks that hold for every graph."""
+    """Return the layout of boxes of one size, after the checks for every graph."""
     result = layout([SIZE] * count, edges)
     for (x1, y1), (x2, y2) in itertools.combinations(result.centres, 2):
         assert abs(y1 - y2) >= SIZE[1] or abs(x1 - x2) >= SIZE[0] + GAP_X / 2 - 1e-6

@@ -34,7 +34,7 @@ VOID = {"meta", "br", "link", "img", "input", "hr"}
 
 
 class Page(HTMLParser):
-    """What a browser would see: the text, every tag, and cells with what stands small beside them."""
+    """A parsed page: the text, every tag, and the table cells with their small print."""
 
     def __init__(self, html: str) -> None:
         super().__init__()

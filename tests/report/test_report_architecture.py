@@ -31,7 +31,7 @@ def record(**changes: Any) -> Record:
 
 
 def test_no_section_without_a_search() -> None:
-    for stage in ("train", "search_architecture"):  # one without facts failed
+    for stage in ("train", "search_architecture"):  # a stage without facts has failed
         assert [*architecture.sections(RunRecord.from_json(with_stages({"stage": stage})))] == []
 
 

@@ -37,7 +37,7 @@ def drawing(content: Record) -> str:
 
 
 def test_no_section_without_pruning() -> None:
-    for stage in ("train", "prune"):  # a prune without facts failed
+    for stage in ("train", "prune"):  # a stage without facts has failed
         assert [*pruning.sections(RunRecord.from_json(with_stages({"stage": stage})))] == []
 
 
@@ -51,7 +51,7 @@ def test_what_a_step_did() -> None:
         "Unchanged, because their channels cannot be followed: norm."
     ) in text
     assert "| multiply-accumulates | 2,000 | 500 | 0.250 |" in text
-    assert "| parameters sent at every inference | 0 bytes | 0 bytes | none |" in text  # a share of nothing
+    assert "| parameters sent at every inference | 0 bytes | 0 bytes | none |" in text  # a share of 0
     assert "Layers with fewer channels: 1" in page
     assert "<polyline" not in page[page.index('id="pruning"') : page.index('id="where-operators-run"')]
 

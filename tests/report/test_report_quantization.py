@@ -1,4 +1,4 @@
-"""The report's section on quantization: what it says about the samples."""
+"""The report's section on quantization: its statements about the samples."""
 
 from __future__ import annotations
 

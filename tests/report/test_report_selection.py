@@ -1,4 +1,4 @@
-"""The report's lines on less data."""
+"""The report's lines about the selection of samples."""
 
 from __future__ import annotations
 

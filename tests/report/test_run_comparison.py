@@ -1,4 +1,4 @@
-"""`compare`: what differs between runs, whether that is certain, and what cannot be compared."""
+"""`compare`: differences between runs, their certainty, and limits of the comparison."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def quantity(comparison: RunComparison, name: str) -> ComparedValues:
 
 
 def answers(record: Record, right: str, samples: int = 16) -> Record:
-    """The same run, with the samples that the result answers correctly as bits."""
+    """Return the same run with other samples that the result answers correctly, given as bits."""
     text = right.ljust(-(-samples // 8) * 8, "0")
     digits = f"{int(text, 2):0{len(text) // 4}x}"
     record["comparison"]["right"] = {"samples": samples, "original": digits, "result": digits}

@@ -100,7 +100,7 @@ def test_a_long_search_has_a_page_that_a_browser_can_show(monkeypatch: pytest.Mo
     page = search_page.page(replace(RECORD, objectives=(ACCURACY, LATENCY)))
     assert "The last 2 trials; search.json has all" in page
     assert "Not drawn: 2 trials without a result, with the settings of another one or older than the last 2." in page
-    assert [number for number in range(6) if f"<title>trial {number}:" in page] == [0, 1, 2, 3]  # the front, too
+    assert [number for number in range(6) if f"<title>trial {number}:" in page] == [0, 1, 2, 3]  # with the front
     few = replace(RECORD, objectives=(ACCURACY, LATENCY), front=FRONT[:1])
     assert [number for number in range(6) if f"<title>trial {number}:" in search_page.page(few)] == [0, 2, 3]
 

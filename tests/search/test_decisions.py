@@ -1,4 +1,4 @@
-"""What a search decides: the front, the early end of trials, and the recommendation."""
+"""The decisions of a search: the front, the early end of trials, and the recommendation."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def test_the_front_has_what_nothing_beats_in_everything() -> None:
     trials = [
         trial(0, 0.90, 3.0),
         trial(1, 0.80, 1.0),
-        trial(2, 0.85, 3.0),  # beaten by 0
-        trial(3, 0.90, 3.0),  # the same as 0
+        trial(2, 0.85, 3.0),  # dominated by 0
+        trial(3, 0.90, 3.0),  # equal to 0
         trial(4, 0.99, 0.5, excess={"fits_cache": 0.1}),
         trial(5, 0.99, 0.5, status="stopped"),
-        trial(6, 0.70, 1.0),  # beaten by 1
+        trial(6, 0.70, 1.0),  # dominated by 1
         trial(7, 0.95, 9.0, excess={"fits_cache": 0.0}),
     ]
     assert [each.number for each in front(trials, GOALS.objectives)] == [7, 0, 1]

@@ -1,4 +1,4 @@
-"""Searches on several machines: leases, a database that is away, and the proxy."""
+"""Searches on several machines: leases, an unavailable database, and the proxy."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def server() -> Iterator[postgresql.Server]:
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leases of a fraction of a second."""
+    """Shorten leases to a fraction of a second."""
     monkeypatch.setattr(leases, "RENEW_S", 0.05)
     monkeypatch.setattr(leases, "EXPIRY_S", 0.5)
     monkeypatch.setattr(study, "SECOND_LOOK_S", 0.2)
 
 
 class Machine:
-    """A process on another machine: what it does runs with the name of that machine."""
+    """A process on another machine: its calls run with the name of that machine."""
 
     def __init__(self, name: str, location: str | Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._name, self._monkeypatch = name, monkeypatch
@@ -109,12 +109,12 @@ def test_the_trial_of_a_dead_machine_is_taken_over_once(machines: Callable[[str]
     assert again.params == lost.params
     assert first.ask().params != lost.params
     assert second.tell(again)
-    assert not dead.tell(lost, 0.9)  # it lives after all, but too late
+    assert not dead.tell(lost, 0.9)  # the machine is not dead, but its result comes too late
     assert first.statuses() == ["interrupted", "complete", "running"]
 
 
 def test_a_process_is_looked_for_on_its_own_machine_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither in another container of this machine, nor where the system does not show processes."""
+    """A process is not looked for in another container, or where the system does not show processes."""
     here = {leases.OWNER: leases.owner()}
     assert not leases.is_elsewhere(here)
     dead = {leases.OWNER: {**leases.owner(), "started": "1"}}
@@ -142,11 +142,11 @@ def test_a_renewed_lease_is_kept(machines: Callable[[str], Machine]) -> None:
 
 @pytest.mark.usefixtures("soon")
 def test_a_storage_that_was_away_ends_no_trial(machines: Callable[[str], Machine]) -> None:
-    """Nobody could renew a lease. The owner does it right afterwards."""
+    """While the storage is unavailable, nobody can renew a lease. The owner renews it right afterwards."""
     owner, other = machines("a"), machines("b")
     trial = owner.ask()
     assert other.take_over() == 0
-    time.sleep(0.6)  # the storage is away
+    time.sleep(0.6)  # the storage is unavailable
     with owner.study.leased(trial):
         assert other.take_over() == 0
     assert owner.tell(trial)
@@ -166,7 +166,7 @@ def test_a_result_whose_confirmation_was_lost_counts_once(machines: Callable[[st
 def test_a_trial_that_ends_while_it_is_taken_over_has_one_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends_first: str, result: TrialStatus
 ) -> None:
-    """The other process writes that it takes the trial over between the two writes of the owner."""
+    """The other process writes its takeover between the two writes of the owner."""
     owner, other = Machine("a", tmp_path, monkeypatch), Machine("b", tmp_path, monkeypatch)
     trial = owner.ask()
     running = other.study._trials()[0]
@@ -284,7 +284,7 @@ def project(tmp_path: Path, trials: int) -> None:
 
 
 def shared(tmp_path: Path, url: str) -> list[str]:
-    """The statuses of the trials of a search that two other processes join."""
+    """Return the statuses of the trials of a search that two other processes join."""
     arguments: dict[str, Any] = {"cwd": tmp_path, "env": tiny.environment(), "text": True}
     command = tiny.command("search", "pipeline.yaml", "--storage", url)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

@@ -1,4 +1,4 @@
-"""`recipe: auto`: which recipes are tried, in which order, and which one is chosen."""
+"""`recipe: auto`: the recipes that are tried, their order, and the choice."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def written(tmp_path: Path, budget: Mapping[str, float], **keys: Any) -> Path:
 
 
 class Results:
-    """In place of the process: returns accuracies and latencies by recipe, and remembers what ran."""
+    """A stand-in for the worker process: it returns accuracies and latencies by recipe, and records the runs."""
 
     def __init__(self, of: Callable[[list[str], float], tuple[float, float]]) -> None:
         self.of, self.ran, self.stopped = of, list[str](), list[str]()
@@ -167,7 +167,7 @@ def test_the_dry_run_lists_the_recipes(coralline: Coralline, tmp_path: Path) -> 
 @pytest.mark.slow
 def test_a_recipe_for_digits(tmp_path: Path) -> None:
     written(tmp_path, {"accuracy_drop": 0.2, "latency_ms": 4, "size_bytes": 40_000})
-    command = [sys.executable, "-m", "compress", "digits.yaml"]  # TensorFlow has warnings
+    command = [sys.executable, "-m", "compress", "digits.yaml"]  # without -W error: TensorFlow has warnings
     done = subprocess.run(command, cwd=tmp_path, env=environment(), check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("PTQ: within budget (accuracy ")

@@ -35,7 +35,7 @@ Objective = Callable[[dict[str, Any]], tuple[list[float] | None, float]]
 def searched(
     objective: Objective, trials: int, directions: list[str], seed: int = 0
 ) -> tuple[Any, list[dict[str, Any]]]:
-    """A study after some trials; `objective` returns the values (None: the trial fails) and a violation."""
+    """Run some trials; return the study and the choices. `objective` returns values (None: failed) and a violation."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(directions=directions)
     chosen = []

@@ -1,4 +1,4 @@
-"""A search from the command line: its trials, its end, and what is left when something goes wrong."""
+"""A search on the command line: its trials, its end, and the files that remain after an error."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def found(tmp_path: Path) -> dict[str, Any]:
 
 
 def statuses(content: dict[str, Any]) -> list[str]:
-    """What became of the trials, without those with the settings of an earlier one, which chance may choose."""
+    """Return the statuses of the trials without those that repeat the settings of an earlier one by chance."""
     return [trial["status"] for trial in content["trials"] if trial["status"] != "repeated"]
 
 
@@ -167,7 +167,7 @@ def test_all_combinations_end_the_search(coralline: Coralline, tmp_path: Path) -
 
 
 class Trials:
-    """In place of the process: each trial is complete at once, and a complete run fails."""
+    """A stand-in for the worker process: each trial is complete at once, and a complete run fails."""
 
     def run(self, request: WorkRequest, judge: Judge) -> dict[str, Any]:
         if request.kind == "front":
@@ -271,7 +271,7 @@ def wait_for(condition: Any, seconds: float = 60) -> None:
 
 
 def paused(tmp_path: Path) -> subprocess.Popen[str]:
-    """A search whose third trial waits."""
+    """Start a search with a stage that waits."""
     (tmp_path / "go").unlink(missing_ok=True)
     log = tmp_path / "log"
     stages = ({"remade": {"log": str(log)}}, {"pause": {"started": str(tmp_path / "started")}}, "compile")
@@ -311,7 +311,7 @@ def test_a_search_that_was_ended_goes_on(coralline: Coralline, tmp_path: Path, n
     assert content["trials"][0]["settings"] == content["trials"][1]["settings"]
     assert tiny.unsound(tmp_path / "runs" / ".store") == []
     lines = (tmp_path / "log").read_text().splitlines()
-    assert len(lines) == len(set(lines)) == 4  # what the first search had made was not made again
+    assert len(lines) == len(set(lines)) == 4  # no stage of the first search ran again
 
 
 def test_an_interruption_between_two_trials_has_no_traceback(tmp_path: Path) -> None:
@@ -375,7 +375,7 @@ def test_two_searches_share_the_trials(coralline: Coralline, tmp_path: Path) -> 
     for process in processes:
         stderr = process.communicate(timeout=120)[1]
         assert process.returncode == 0, stderr
-    assert coralline("search", "pipeline.yaml").returncode == 0  # writes the result of both
+    assert coralline("search", "pipeline.yaml").returncode == 0  # writes the result of both searches
     assert 8 <= statuses(found(tmp_path)).count("complete") <= 9
 
 

@@ -1,4 +1,4 @@
-"""The search space: what can be varied, and what is refused before any trial."""
+"""The search space: the settings that can be varied, and errors before any trial."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STAGES = [{"remade": {"filters": 8}}, {"stamp": {"text": "one"}}, {"stamp": {"id
 
 
 class Chosen:
-    """Chooses the values that it is given, and remembers what it was asked for."""
+    """A trial that chooses given values, and records the requests."""
 
     def __init__(self, **values: Any) -> None:
         self.values, self.asked = values, dict[str, Any]()

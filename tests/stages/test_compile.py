@@ -1,4 +1,4 @@
-"""The compile stage: with the vendor's compiler, played by a stand-in, with a cache, and with neither."""
+"""The compile stage: with a stand-in for the vendor's compiler, with a cache, and with neither."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def notes() -> tiny.Notes:
 
 @pytest.fixture
 def context(tmp_path: Path, programs: Programs, notes: tiny.Notes, monkeypatch: pytest.MonkeyPatch) -> Context:
-    """An empty folder, and nothing but the stand-ins on PATH."""
+    """A context with an empty folder, and with only the stand-ins on PATH."""
     monkeypatch.setenv("PATH", str(programs.folder))
     (tmp_path / "work").mkdir()
     nothing: Any = None
@@ -94,7 +94,7 @@ def test_with_a_compiler(given: Any, context: Context, programs: Programs, named
 
 
 def test_what_the_compiler_did_otherwise(given: Any, context: Context, programs: Programs, notes: tiny.Notes) -> None:
-    """The placement is the compiled model's, not the predicted one, and every difference is told."""
+    """The placement is that of the compiled model, not the predicted one, and every difference is reported."""
     late = "More than one subgraph is not supported"
     log = LOG.replace("FULLY_CONNECTED                1          Mapped to Edge TPU", f"FULLY_CONNECTED 1 {late}")
     programs.compiler(Answer(log, {MODEL_COMPILED: compiled(MODEL, on_cpu=1)}))
@@ -119,7 +119,7 @@ def test_what_the_compiler_did_otherwise(given: Any, context: Context, programs:
 
 
 def test_a_cached_result_needs_no_compiler(given: Any, context: Context, programs: Programs, tmp_path: Path) -> None:
-    """And the result is the same to the byte, facts and all."""
+    """The result is identical, including its facts."""
     stage = Compile(cache=str(tmp_path / "cache"))
     path = programs.compiler(success(MODEL))
     with_it = stage.run(given(), context)

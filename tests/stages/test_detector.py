@@ -59,7 +59,7 @@ EPOCHS = 8
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """The folder of outputs of one run, and its record."""
+    """Run a pipeline; yield the folder of its outputs, and its record."""
     folder = tmp_path_factory.mktemp("found")
     (folder / "finder.py").write_text(BUILDER)
     stages = [
@@ -120,7 +120,7 @@ def test_the_plan_is_judged_by_objects_and_the_specification_goes_on(made: tuple
     assert [facts[stage]["specification"]["least_score"] for stage in ("load", "train", "quantize", "compile")] == [
         0.02
     ] * 4
-    assert facts["load"]["specification"]["overlap"] == 0.5  # defaults are written out
+    assert facts["load"]["specification"]["overlap"] == 0.5  # the defaults are in the record
     history = facts["train"]["history"]
     assert len(history) == EPOCHS
     assert history[-1]["val_loss"] < history[0]["val_loss"] / 2
@@ -208,7 +208,7 @@ def test_an_application_is_given_labels_scores_and_boxes(made: tuple[Path, dict[
 
 
 def changed(path: Path, change: Any) -> bytes:
-    """The bundle with another manifest."""
+    """Return the bundle with a changed manifest or members."""
     opened = read(str(path))
     manifest = {key: each for key, each in opened.manifest.items() if key not in ("members", "schema_version")}
     members = dict(opened.members)

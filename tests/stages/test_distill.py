@@ -1,4 +1,4 @@
-"""`distill` as a stage: who teaches, who is taught, what is refused before any work, and what a result depends on."""
+"""`distill` as a stage: teachers, students, errors before any work, and the dependencies of a result."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ QUICK = {"epochs": 2, "learning_rate": 0.02, "batch_size": 16}
 
 
 def saved(keras: Any, path: Path, filters: int) -> Path:
-    """A model that was not trained, as a file."""
+    """Write an untrained model to a file."""
     keras.utils.set_random_seed(filters)
     layers = keras.layers
     image = keras.Input((8, 8, 1))
@@ -47,7 +47,7 @@ def saved(keras: Any, path: Path, filters: int) -> Path:
 
 @pytest.fixture
 def given(keras: Any, tmp_path: Path) -> tuple[Artifact, Context]:
-    """The model that a stage is given, 3 filters, and a context whose original has 8."""
+    """The model that a stage gets, with 3 filters, and a context whose original has 8."""
     artifacts = []
     for name, filters in (("given", 3), ("original", 8)):
         (tmp_path / name).mkdir()
@@ -112,7 +112,7 @@ def test_a_student_is_trained_from_the_original(
     assert stage.changes_cost()
     facts = stage.run(given[0], replace(given[1], trust=True))
     assert facts["teachers"] == ["the original"]
-    assert ("healing" in facts) is (way == "file")  # a student from a builder has learnt nothing yet
+    assert ("healing" in facts) is (way == "file")  # a student from a builder is untrained
     assert filters_of(given[1]) == 2
     assert {path.name for path in given[1].folder.iterdir()} == {MODEL_KERAS, MODEL_TFLITE}
 

@@ -1,4 +1,4 @@
-"""The stage `expose_embedding` in a pipeline, and the tasks that have none."""
+"""The stage `expose_embedding` in a pipeline, and tasks without an embedding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Float .tflite files in a pipeline, those that Keras has no layers for included."""
+"""Float .tflite files in a pipeline, including those that Keras has no layers for."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [
 
 
 def classifier(resize: bool, outputs: int = 1) -> bytes:
-    """Convolution, a resize at the corners of pixels (Keras has none) if wanted, mean, dense."""
+    """Return a model of convolution, mean and dense layer; `resize` adds one with aligned corners, unknown to Keras."""
     draw = np.random.default_rng(0).normal
     kernel, dense = draw(0, 0.5, (8, 3, 3, 1)), draw(0, 1, (3, 8))
     tensors = {

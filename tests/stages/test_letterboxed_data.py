@@ -142,7 +142,7 @@ def test_boxes_of_yolo_labels(tmp_path: Path) -> None:
             if split == "test":
                 boxes = np.array([(b / 64, a / WIDTH, d / 64, c / WIDTH) for _, (a, b, c, d) in objects])
                 near.append(overlaps(model(photo).boxes[:3], boxes).max(initial=0.0))
-    assert np.median(near) > 0.5  # in fractions of the photo: in those of the input it would be below
+    assert np.median(near) > 0.5  # fractions of the photo; fractions of the input would overlap less
 
 
 def test_masks(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The main job in small, through the command line: real training, real quantization, real files."""
+"""The main job on a small scale, on the command line: real training, real quantization, real files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ measure: {{latency: {{runs: 5}}}}
 
 
 def compress(folder: Path, model: str, stages: str, *arguments: str, before: str = "") -> tuple[int, Any, str]:
-    """Runs the command line; gives exit code, record and stderr."""
+    """Run the command line; return exit code, record and stderr."""
     pipeline = folder / "small.yaml"
     pipeline.write_text(SMALL.format(model=model, stages=stages))
     program = f"{before}\nimport sys\nfrom compress.cli.main import main\nsys.exit(main(sys.argv[1:]))"

@@ -29,7 +29,7 @@ def project(folder: Path, nodes: list[Any], *stages: object) -> Path:
     folder.mkdir()
     (folder / "model.onnx").write_bytes(Model(nodes, {"x": ("N", 1, "h", "w")}, ["y"]).proto().SerializeToString())
     tiny.data(folder / "data.npz")
-    (folder / "model.tflite").touch()  # so that no other model and data are made
+    (folder / "model.tflite").touch()  # so that `tiny.project` writes no other model and data
     return tiny.project(folder, stages, model={"file": "model.onnx", "shape": {"x": [1, 1, 4, 4]}})
 
 

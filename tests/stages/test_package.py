@@ -1,4 +1,4 @@
-"""The package stage: a bundle that verifies, and whose golden outputs come out again of what is in it alone."""
+"""The package stage: a bundle that verifies, and that reproduces its golden outputs from its own content alone."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from deploy.contract.preprocessing import Preprocessing
 
 STEPS = [{"scale": {"from": [0, 1], "to": [0, 1]}}, {"resize": {"size": [4, 4]}}]
 
-#: What a device does with a bundle: it has deploy/ and a runtime, and nothing else of ours.
+#: The program of a device: it has deploy/ and a runtime, but no other part of the project.
 DEVICE = """\
 import sys
 import numpy as np
@@ -83,7 +83,7 @@ def artifact(tmp_path: Path) -> Callable[..., Artifact]:
 
 @pytest.fixture
 def context(tmp_path: Path, artifact: Any) -> Callable[..., Context]:
-    """A context with 4x5 samples and a float original."""
+    """Return a function for contexts with 4x5 samples and a float original."""
     np.savez(tmp_path / "data.npz", x=np.random.default_rng(1).random((90, 4, 5, 1), np.float32), y=np.arange(90) % 3)
     data = Dataset(
         Npz(file=str(tmp_path / "data.npz"), classes=("tea", "caf\u00e9", "\u6c34")), Preprocessing(STEPS), None
@@ -147,7 +147,7 @@ def test_sounds_come_raw_and_give_the_same_on_the_device(artifact: Any, context:
 
 
 def test_the_runner_takes_the_files_of_the_training(artifact: Any, context: Any, tmp_path: Path) -> None:
-    """Colour photos, trained on as grey ones."""
+    """Colour photos that are trained on as grey photos."""
     random = np.random.default_rng(5)
     for index in range(60):
         path = tmp_path / "photos" / "abc"[index % 3] / f"{index:02}.png"
@@ -296,7 +296,7 @@ def test_the_evaluation_sample(artifact: Any, context: Any, tmp_path: Path) -> N
     assert entry["split"] == "test"
     assert entry["inputs"] == ["evaluation-inputs-0.npy"]  # all of one shape: one stack
     assert len(samples) == len(labels) == 10
-    assert sorted(np.bincount(labels)) == [3, 3, 4]  # as the classes are in the data: a third each
+    assert sorted(np.bincount(labels)) == [3, 3, 4]  # a third each, as in the data
     there = around.data.raw("test", np.arange(len(around.data.labels("test"))))
     found = [[np.array_equal(sample, other) for other in there].index(True) for sample in samples]
     assert len(set(found)) == 10
@@ -344,7 +344,7 @@ def test_an_evaluation_sample_has_limits(artifact: Any, context: Any, monkeypatc
     around = context("all")
     everything = len(around.data.labels("test"))
     assert len(evaluated(around, artifact, evaluation=2000).evaluation()[1]) == everything < 100
-    size = 4 * 5 * 4 + 3 * 4 + 3  # of a sample and of the outputs of both models
+    size = 4 * 5 * 4 + 3 * 4 + 3  # bytes of a sample and of the outputs of both models
     around = context("bytes")
     monkeypatch.setattr(packing, "MAX_EVALUATION_BYTES", 4 * size + size - 1)
     few = evaluated(around, artifact, evaluation=10)

@@ -1,4 +1,4 @@
-"""`prune` as a stage: steps, training between them, and going on after an interruption."""
+"""`prune` as a stage: steps, training between them, and continuation after an interruption."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def trained(keras: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     stack = [keras.Input((8, 8, 1)), layers.Conv2D(16, 3, name="first"), layers.BatchNormalization(), layers.ReLU()]
     stack += [layers.Conv2D(24, 3, name="second"), layers.ReLU(), layers.Flatten(), layers.Dense(2, name="scores")]
     model, data, folder = keras.Sequential(stack), Blobs(), tmp_path_factory.mktemp("trained")
-    settings = loop.TrainingSettings(epochs=3, batch_size=16, learning_rate=0.005)  # longer, and no gradient is left
+    settings = loop.TrainingSettings(epochs=3, batch_size=16, learning_rate=0.005)  # longer: no gradient is left
     loop.fit(model, loop.label_loss(loop.head_of(model, data)), settings, context(data, folder))
     working_model.write(model, folder)
     return folder
@@ -161,7 +161,7 @@ def test_an_interrupted_factorization_goes_on(
     )
     monkeypatch.setattr(healing, "heal", heal)
     facts = stage.run(given, work)
-    assert chosen == [1]  # the first choice was in the state
+    assert chosen == [1]  # the saved state has the first choice
     assert facts["steps"][0]["factorized"]
     assert made(keras, work).count_params() == facts["steps"][1]["figures"]["after"]["parameters"]
 
@@ -175,7 +175,7 @@ def test_factorize_needs_an_allocation_that_can_use_it() -> None:
 def test_an_interrupted_run_goes_on(
     keras: Any, given: Artifact, work: Context, monkeypatch: pytest.MonkeyPatch, stop: int
 ) -> None:
-    """Stopped before a training: nothing that was decided is decided again, and nothing trained twice."""
+    """The run stops before a training: no decision is made again, and nothing is trained twice."""
     stage = Prune(keep=0.3, steps=3, epochs=1, importance="l2")
     calls: list[str] = []
     heal, trial = healing.heal, iterative._Step._trial_quality
@@ -198,11 +198,11 @@ def test_an_interrupted_run_goes_on(
     with pytest.raises(KeyboardInterrupt):
         stage.run(given, work)
     before = list(calls)
-    for path in work.folder.iterdir():  # the next try is given an empty folder
+    for path in work.folder.iterdir():  # the next attempt gets an empty folder
         path.unlink()
     facts = stage.run(given, work)
     again = calls[len(before) :]
-    if before[-1].startswith("train"):  # what was tried is known
+    if before[-1].startswith("train"):  # the results of trials are known
         assert again[0] == before[-1]
     assert [call for call in (*before[:-1], *again) if call != "try"] == [
         "train step-1",
@@ -259,7 +259,7 @@ def test_nothing_to_do_is_told(keras: Any, given: Artifact, work: Context) -> No
 
 
 def rewritten(keras: Any, given: Artifact, name: str) -> None:
-    """The model with nothing but 0 in one layer."""
+    """Write the model with all weights of one layer set to 0."""
     model = keras.saving.load_model(given.folder / MODEL_KERAS)
     model.get_layer(name).set_weights([weight * 0 for weight in model.get_layer(name).get_weights()])
     working_model.write(model, given.folder)
@@ -320,7 +320,7 @@ def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any
 
 
 def test_many_batches_for_one_step_are_tried_with_as_many_as_there_are(given: Artifact, work: Context) -> None:
-    """Three batches in an epoch: the trial of one epoch makes one step of them."""
+    """An epoch has three batches: the trial of one epoch makes a single step of them."""
     facts = Prune(keep=0.5, epochs=2, batch_size=32, gradient_accumulation=6).run(given, work)
     assert set(facts["steps"][0]["trials"]) == {"balanced", "uniform"}
     assert len(facts["steps"][0]["history"]) == 2

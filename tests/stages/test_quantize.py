@@ -1,4 +1,4 @@
-"""`quantize` as a stage: what is strange is told, what cannot be is refused, and a plan can be edited by hand."""
+"""`quantize` as a stage: warnings, errors, and plans that are edited by hand."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ def scaled(name: str, times: float) -> Callable[[Any], None]:
 
 
 def all_minus_infinity(model: Any) -> None:
-    """Weights behind which a ReLU gives 0 everywhere."""
+    """Set weights with which a ReLU gives 0 everywhere."""
     layer = model.get_layer("conv")
     layer.set_weights([np.full_like(layer.get_weights()[0], -np.inf), *layer.get_weights()[1:]])
 
 
 def quantized(model: Any, data: Blobs, folder: Path, stage: Quantize = PLAIN, target: str = "cpu") -> Facts:
-    """What the stage says; the model is in folder/made."""
+    """Run the stage, which writes its model to folder/made; return its facts."""
     before, made = folder / "before", folder / "made"
     for each in (before, made):
         each.mkdir(exist_ok=True)
@@ -144,7 +144,7 @@ def test_numbers_that_are_not_finite_are_refused(
 
 
 def test_a_file_that_answers_otherwise_is_told(keras: Any, tmp_path: Path) -> None:
-    """A plan with a range that is two thousand times too wide."""
+    """The plan has a range that is two thousand times too wide."""
     model = network(keras)
     model.compile(keras.optimizers.Adam(0.02), "sparse_categorical_crossentropy")
     model.fit(Blobs().inputs("train"), Blobs().labels("train"), epochs=5, verbose=0)
@@ -155,7 +155,7 @@ def test_a_file_that_answers_otherwise_is_told(keras: Any, tmp_path: Path) -> No
 
 
 def test_a_fault_that_agreement_does_not_show_is_told(keras: Any, tmp_path: Path) -> None:
-    """Most of what the scores are made of is cut off, and the class that wins is the same."""
+    """Most of the range of the scores is clipped, but the predicted class is the same."""
     model = network(keras)
     model.compile(keras.optimizers.Adam(0.02), "sparse_categorical_crossentropy")
     model.fit(Blobs().inputs("train"), Blobs().labels("train"), epochs=5, verbose=0)
@@ -167,7 +167,7 @@ def test_a_fault_that_agreement_does_not_show_is_told(keras: Any, tmp_path: Path
 
 
 def test_what_only_the_converter_can_calibrate_is_rewritten_until_nothing_is_float(keras: Any, tmp_path: Path) -> None:
-    """An attention and the normalization in front of it, of which the converter leaves a NEG float."""
+    """The converter leaves a NEG float for an attention layer with a normalization before it."""
     keras.utils.set_random_seed(0)
     layers, image = keras.layers, keras.Input((8, 8, 1))
     x = layers.LayerNormalization()(layers.Dense(16)(layers.Reshape((8, 8))(image)))
@@ -175,7 +175,7 @@ def test_what_only_the_converter_can_calibrate_is_rewritten_until_nothing_is_flo
     facts = quantized(keras.Model(image, layers.Dense(2, "softmax")(x)), Blobs(), tmp_path, target="edgetpu")
     assert facts["ranges"].startswith("chosen by the converter, because")
     assert not float_operators((tmp_path / "made" / MODEL_TFLITE).read_bytes())
-    assert not any("compress debug" in each for each in facts["warnings"])  # which knows only what a plan rounds
+    assert not any("compress debug" in each for each in facts["warnings"])  # `debug` knows only tensors of a plan
 
 
 def test_a_layer_that_stays_float_is_named(keras: Any, tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_a_plan_for_other_weights_is_told(keras: Any, tmp_path: Path) -> None:
     other = network(keras, scaled("conv", 1.5))
     (warning,) = quantized(other, Blobs(), tmp_path, given(plan, tmp_path))["warnings"]
     assert warning.startswith("the plan was made for other weights than those of this model")
-    for key in ("weights_digest", "trained_with_rounding"):  # as plans were before
+    for key in ("weights_digest", "trained_with_rounding"):  # as in plans of older versions
         del plan[key]
     assert quantized(other, Blobs(), tmp_path, given(plan, tmp_path))["warnings"] == []
 
@@ -282,7 +282,7 @@ def test_a_plan_that_does_not_fit_is_refused(
     net, text = fitting
     plan = json.loads(text)
     change(plan)
-    with pytest.raises(CorallineError) as error:  # what is not a plan at all is a file that cannot be read
+    with pytest.raises(CorallineError) as error:  # a file that is not a plan cannot be read
         refuse_mismatch(net, read(given(plan, tmp_path).plan or tmp_path))
     assert message in str(error.value)
 
@@ -313,11 +313,11 @@ def test_the_stage_refuses_a_plan_of_another_model(keras: Any, tmp_path: Path) -
         quantized(network(keras, relu="other"), Blobs(), tmp_path, stage)
 
 
-# --- which samples ----------------------------------------------------------------------
+# --- the choice of samples --------------------------------------------------------------
 
 
 class Looked(Blobs):
-    """Data of which nobody may look at more than the training split."""
+    """Data of which only the training split may be read."""
 
     def inputs(self, split: Split) -> Images:
         assert split == "train"
@@ -344,11 +344,11 @@ def test_calibration_samples_are_chosen_as_asked(keras: Any, tmp_path: Path, sel
     if select != "random":
         assert np.bincount(Blobs().labels("train")[chosen]).tolist() == [8, 8]
     turns = Blobs().labels("train")[rest]
-    assert abs(int(turns[:20].sum()) - 10) <= 3  # classes still take turns
+    assert abs(int(turns[:20].sum()) - 10) <= 3  # classes still alternate
 
 
 class Unread(Blobs):
-    """Blobs of which no value may matter, only their range."""
+    """Blobs of which only the range of values may be used."""
 
     def inputs(self, split: Split) -> Images:
         assert split == "train"
@@ -403,17 +403,17 @@ def test_qat_on_a_part(keras: Any, tmp_path: Path) -> None:
 
 
 def as_numbers(images: Images) -> Images:
-    """The brightness of each pixel as a number from 0 to 7."""
+    """Return the brightness of each pixel as a number from 0 to 7."""
     return np.minimum(np.floor(images.reshape(len(images), 64) * 8), 7).astype(np.float32)
 
 
 def test_the_lookup_of_an_embedding_is_cut_off(keras: Any, tmp_path: Path) -> None:
-    """The file takes vectors, its table is in its metadata, and whoever runs it gives it numbers, as before."""
+    """The file takes vectors and has the table in its metadata. Its caller still passes indices."""
     keras.utils.set_random_seed(0)
     layers = keras.layers
     constant = keras.initializers.Constant
     vectors = layers.Embedding(8, 4, embeddings_initializer=keras.initializers.RandomUniform(-2, 2))
-    # The batch norm has not seen these samples. That is no reason to propose another preprocessing.
+    # The statistics of the batch norm do not match these samples. No other preprocessing may be suggested for that.
     norm = layers.BatchNormalization(moving_variance_initializer=constant(400.0), gamma_initializer=constant(20.0))
     stack = [keras.Input((64,)), vectors, layers.Dropout(0.1), layers.Conv1D(4, 3, activation="relu"), norm]
     model = keras.Sequential([*stack, layers.Flatten(), layers.Dense(2, "softmax")])

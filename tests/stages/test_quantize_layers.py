@@ -1,4 +1,4 @@
-"""The whole `quantize` stage on layers that it takes apart, and on one that it cannot."""
+"""The whole `quantize` stage on layers that are decomposed, and on a layer that QAT does not support."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = [
 
 
 def quantized(model: Any, folder: Path, stage: Quantize) -> tuple[Facts, tiny.Notes]:
-    """What the stage says of a model, and what it noted."""
+    """Run the stage on a model; return its facts and its notes."""
     for name in ("given", "made"):
         (folder / name).mkdir()
     working_model.write(model, folder / "given")

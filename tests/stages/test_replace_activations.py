@@ -30,7 +30,7 @@ pytestmark = [
 
 
 class Digits:
-    """The shipped digits as they come: 8x8, in [0, 1]."""
+    """The shipped digits without a resize: 8x8, in [0, 1]."""
 
     def __new__(cls) -> Any:
         from compress.data.dataset import Dataset
@@ -41,7 +41,7 @@ class Digits:
 
 
 def network(keras: Any, activation: Any, classes: int = 2, shape: tuple[int, ...] = (8, 8, 1)) -> Any:
-    """Inverted residual with a gate."""
+    """An inverted residual block with a gate, as a classifier."""
     keras.utils.set_random_seed(0)
     layers = keras.layers
 
@@ -65,7 +65,7 @@ def given(model: Any, folder: Path) -> Artifact:
 
 
 def replaced(model: Any, folder: Path, stage: ReplaceActivations, data: Any = None) -> tuple[Facts, list[str]]:
-    """What the stage says, and shows; the model is in folder/made."""
+    """Run the stage, which writes its model to folder/made; return its facts and notes."""
     (folder / "made").mkdir(exist_ok=True)
     notes = tiny.Notes()
     given_context = replace(context(data or Blobs(), folder / "made"), progress=notes)
@@ -73,7 +73,7 @@ def replaced(model: Any, folder: Path, stage: ReplaceActivations, data: Any = No
 
 
 def operators(content: bytes) -> dict[str, str]:
-    """Where each kind of operator runs."""
+    """Return the placement of each kind of operator."""
     return {op.op: op.placement for op in check(graph.parse(content), load("edgetpu")).placement.ops}
 
 
@@ -104,7 +104,7 @@ def test_training_recovers_the_loss_of_accuracy(keras: Any, tmp_path: Path) -> N
     assert facts["details"].keys() == {"gated"}
     assert (facts["unchanged"], facts["not_found"], facts["skipped"]) == (False, [], {})
     assert "replace_activations: 3 hard_silu -> relu" in notes
-    # The model on disk is the healed one.
+    # The model on disk is the one after healing.
     made = Artifact("", Kind.KERAS, tmp_path / "made", {MODEL_KERAS: ""}, {}, 0.0)
     answers = np.asarray(working_model.read(made, context(data, tmp_path))(data.inputs("validation"))).argmax(axis=1)
     assert float((answers == data.labels("validation")).mean()) == pytest.approx(accuracy["healed"])
@@ -148,7 +148,7 @@ def test_batch_norms_are_recalibrated_where_validation_is_no_worse(
     made = Artifact("", Kind.KERAS, tmp_path / "made", {MODEL_KERAS: ""}, {}, 0.0)
     layers = working_model.read(made, context(Blobs(), tmp_path)).layers
     (mean, *_) = (layer.get_weights()[2] for layer in layers if type(layer).__name__ == "BatchNormalization")
-    assert mean.any() == kept  # an untrained one is 0
+    assert mean.any() == kept  # the mean of an untrained batch norm is 0
 
 
 def test_healing_that_does_harm_is_not_kept(keras: Any, tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_with_nothing_to_replace_the_model_is_passed_on_unchanged(keras: Any, tm
     facts, notes = replaced(model, tmp_path, ReplaceActivations())
     assert facts["unchanged"] is True
     assert facts["replaced"] == {}
-    assert facts["not_found"] == []  # nothing was asked for by name
+    assert facts["not_found"] == []  # no activation was requested by name
     assert notes == ["replace_activations: nothing to replace; the model is passed on unchanged"]
     for name in (MODEL_KERAS, MODEL_TFLITE):
         assert (tmp_path / "made" / name).read_bytes() == (tmp_path / "given" / name).read_bytes()

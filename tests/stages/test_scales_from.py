@@ -26,7 +26,7 @@ PLAIN = Quantize(ranges="minmax", equalize="off", correct_bias="off")
 
 
 def trained(keras: Any, seed: int, filters: int = 4) -> Any:
-    """A network with a shortcut and a concatenation; another seed is another training."""
+    """A network with a shortcut and a concatenation; another seed stands for another training."""
     keras.utils.set_random_seed(seed)
     layers = keras.layers
     image = keras.Input((8, 8, 1), name="image")

@@ -1,4 +1,4 @@
-"""`search_architecture` as a stage: limits, what it refuses, and going on after an interruption."""
+"""`search_architecture` as a stage: limits, errors, and continuation after an interruption."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_model_is_the_best_sub_network_within_the_limit(keras: Any, given: A
     assert facts["chosen"]["size_bytes"] <= 6000 < facts["largest"]["size_bytes"]
     assert facts["evaluated"] <= 10
     assert facts["warnings"] == []
-    assert facts[SELECTED]  # so the next training is not compared with this result
+    assert facts[SELECTED]  # so that the next training is not compared with this result
     equal = facts["equal"]
     assert equal["samples"] == len(Blobs().labels("validation"))
     assert 1 <= equal["sub_networks"] <= facts["evaluated"]
@@ -91,7 +91,7 @@ def test_the_model_is_the_best_sub_network_within_the_limit(keras: Any, given: A
     assert facts["chosen"]["parameters"] == model.count_params()
     predicted = np.asarray(run(model, Blobs().inputs("validation"))).argmax(axis=1)
     accuracy = float((predicted == Blobs().labels("validation")).mean())
-    assert accuracy == pytest.approx(facts["chosen"]["validation"], abs=0.1)  # other statistics of batch norms
+    assert accuracy == pytest.approx(facts["chosen"]["validation"], abs=0.1)  # the statistics of batch norms differ
 
 
 def test_an_interrupted_search_ends_as_if_it_had_not_been(

@@ -1,4 +1,4 @@
-"""Bundles that nobody but an attacker or a broken program would write."""
+"""Bundles that only an attacker or a broken program writes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def manifest(**changes: Any) -> dict[str, Any]:
 
 
 def written(content: Any, members: Mapping[str, bytes] | None = None) -> bytes:
-    """A bundle with this manifest, otherwise as `pack` writes it: the manifest alone decides."""
+    """Return a bundle whose manifest is written as given, unchecked. The rest of the bundle is as `pack` writes it."""
     text = content if isinstance(content, bytes) else json.dumps(content, indent=1, sort_keys=True).encode() + b"\n"
     ordered = golden.members() if members is None else members
     return bundle.archive_of({"manifest.json": text, **{name: ordered[name] for name in sorted(ordered)}})
@@ -34,7 +34,7 @@ def table(members: Mapping[str, bytes]) -> list[dict[str, Any]]:
 
 
 def central(content: bytes) -> list[int]:
-    """Where the entries of a zip's central directory begin."""
+    """Return the byte offsets of the entries in a zip's central directory."""
     count, _, _, place = struct.unpack("<HHII", content[-12 - 2 : -2])
     places = []
     for _ in range(count):
@@ -44,6 +44,6 @@ def central(content: bytes) -> list[int]:
 
 
 def patched(content: bytes, place: int, form: str, *values: int) -> bytes:
-    """The same bytes with some values in place of others."""
+    """Return the content with packed values at an offset. `form` is a little-endian `struct` format."""
     new = struct.pack("<" + form, *values)
     return content[:place] + new + content[place + len(new) :]

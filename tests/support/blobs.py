@@ -1,4 +1,4 @@
-"""A data set that any network learns in seconds, with everything else a stage is given."""
+"""A data set that any network learns in seconds, and the context that a stage needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from compress.targets import load
 
 @dataclass
 class Blobs:
-    """Bright top or bright bottom: two classes that any network learns."""
+    """Images with a bright top half or a bright bottom half: two classes that any network learns."""
 
     class_names: tuple[str, ...] = ("top", "bottom")
     preprocessing: list[dict[str, Any]] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Blobs:
 
 
 class Bright(Blobs):
-    """Samples far from 0, where stale statistics are far from the right ones too."""
+    """Samples far from 0, so that outdated batch norm statistics are far from the right ones."""
 
     def inputs(self, split: Split) -> np.ndarray:
         return super().inputs(split) + np.float32(10)
@@ -70,7 +70,7 @@ class Silence(SilentProgress):
 
 @dataclass
 class Noting(Silence):
-    """Progress that remembers notes."""
+    """Progress that stores its notes."""
 
     noted: list[str] = field(default_factory=list)
 

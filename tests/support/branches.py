@@ -1,10 +1,10 @@
-"""Which models support which branch of a formula: what leaving one model out would have cost.
+"""Which models reach which branch of a formula: a replacement for leave-one-out validation.
 
-The rules for parameter bytes are code, found by looking at real compiled models; there is no fit to repeat
-without one of them. What can be said instead: a branch that only one model reaches was found with that model
-alone, and no other confirms it; a model that reaches none rests on what others confirm. Reached counts as
-needed, though the figure may not hang on it: that errs on the strict side. A branch is a piece of bytecode,
-so that both sides of a conditional expression count.
+The rules for parameter bytes are code that was derived from real compiled models. There is no fit that could be
+repeated without one of them. Instead: a branch that only one model reaches was derived from that model alone, and no
+other model confirms it. A model that reaches no such branch depends only on rules that other models confirm. A reached
+branch counts as needed, although the result may not depend on it: this is the strict assumption. A branch is a piece of
+bytecode, so that both sides of a conditional expression count.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Branch = tuple[CodeType, int]
 
 
 def reached(work: Callable[[], Any], modules: Iterable[ModuleType]) -> frozenset[Branch]:
-    """The branches of some modules that a piece of work reaches."""
+    """Return the branches of the modules that a call of `work` reaches."""
     files = {module.__file__ for module in modules}
     found: set[Branch] = set()
 
@@ -41,7 +41,7 @@ def reached(work: Callable[[], Any], modules: Iterable[ModuleType]) -> frozenset
 
 
 def alone(supports: Mapping[str, frozenset[Branch]], family: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The lines with branches that only one model, or only models of one family, reach: by model."""
+    """Return for each model the source lines with branches that no model of another family reaches."""
     found: dict[str, list[str]] = {}
     for name, branches in supports.items():
         others = [each for other, each in supports.items() if family[other] != family[name]]

@@ -67,7 +67,7 @@ class Browser:
         self.wait("document.readyState === 'complete' && location.href !== 'about:blank'")
 
     def value(self, expression: str) -> Any:
-        """The value of an expression in the page."""
+        """Return the value of a JavaScript expression in the page."""
         result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
@@ -80,7 +80,7 @@ class Browser:
             time.sleep(0.05)
 
     def text(self, element: str) -> str:
-        """The text of an element, as a person reads it."""
+        """Return the visible text of an element."""
         return str(self.value(f"document.getElementById({element!r}).innerText"))
 
     def click(self, element: str) -> None:
@@ -98,7 +98,7 @@ class Browser:
         self.call("Input.insertText", text=text)
 
     def choose(self, element: str, files: list[Path]) -> None:
-        """Choose files in a field for files."""
+        """Choose files in a file input."""
         found = self.call("Runtime.evaluate", expression=f"document.getElementById({element!r})")
         names = [str(path) for path in files]
         self.call("DOM.setFileInputFiles", files=names, objectId=found["result"]["objectId"])
@@ -106,7 +106,7 @@ class Browser:
 
 @contextmanager
 def browser(folder: Path) -> Iterator[Browser]:
-    """A browser with its profile in a folder; skip the test where there is none."""
+    """Start a browser with its profile in a folder. Skip the test if no browser is installed."""
     program = next((found for name in NAMES if (found := shutil.which(name))), None)
     if program is None:
         pytest.skip(f"no browser: none of {', '.join(NAMES)} is installed")

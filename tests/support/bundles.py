@@ -1,4 +1,4 @@
-"""Bundles to deploy: the tiny classifier's, and others that differ from it as little or as much as a test wants."""
+"""Bundles to deploy: the tiny classifier, in variants that differ only in what a test selects."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from deploy.contract.preprocessing import VERSION, Preprocessing
 
 
 def packed(version: int = 0, extra_bytes: int = 0, wrong: bool = False, seed: int = 0) -> bytes:
-    """A bundle of `tiny.classifier`, with golden vectors that hold.
+    """Return a bundle of `tiny.classifier` with golden vectors.
 
     Args:
-        version: bundles of other versions differ in the manifest alone.
-        extra_bytes: size of a member with noise, which differs from version to version.
-        wrong: golden outputs that are not what the model gives.
-        seed: of the model's weights.
+        version: the version in the manifest. Without `extra_bytes`, nothing else depends on it.
+        extra_bytes: size of a member with random bytes, which differ from version to version.
+        wrong: whether the golden outputs differ from the outputs of the model.
+        seed: the seed of the model's weights.
     """
     content = tiny.classifier(seed=seed)
     with TemporaryDirectory() as folder:

@@ -23,7 +23,7 @@ def by_coco(found: Sequence[Detections], wanted: Sequence[Truth], classes: int) 
         sets[0] += _annotations(boxes, labels, image)
         scored = _annotations(detections.boxes, detections.classes, image)
         sets[1] += [row | {"score": float(score)} for row, score in zip(scored, detections.scores, strict=True)]
-    with contextlib.redirect_stdout(io.StringIO()):  # it prints what it does
+    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its progress
         truth, answers = COCO(), COCO()
         for index, rows in zip((truth, answers), sets, strict=True):
             index.dataset = {
@@ -51,7 +51,7 @@ def _row(precision: NDArray[np.float64], wanted: Sequence[NDArray[Any]], label: 
 
 
 def _annotations(boxes: NDArray[Any], labels: NDArray[Any], image: int) -> list[dict[str, Any]]:
-    """Return boxes in COCO's form: x, y, width, height. Overlaps do not depend on the unit, so fractions will do."""
+    """Return annotations with boxes in COCO's form: x, y, width, height. The overlaps do not depend on the unit."""
     corners = np.asarray(boxes, np.float64).reshape(-1, 4)
     return [
         {

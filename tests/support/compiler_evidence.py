@@ -1,4 +1,4 @@
-"""Predictions for the Edge TPU, with what the vendor's compiler reported for the same models."""
+"""Predictions for the Edge TPU, and the reports of the vendor's compiler for the same models."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ VERSIONS = {"16.0": "16.0", "15.0": "15.0", "15.0 or 2.x": "2.1", "1.0": "1.0"}
 
 @dataclass(frozen=True)
 class CompiledModel:
-    """A model with what the real compiler did with it.
+    """A model, and the results of the real compiler for it.
 
     Attributes:
         name: its name.
         parsed: the model before it was compiled.
-        version: the compiler whose rules it follows.
+        version: the compiler version whose rules the compiled file follows.
         runtime: the oldest runtime that the compiled model runs on.
         placement: "tpu" or "cpu" for each operator.
-        parameter_bytes: all parameters in the compiled file, cached and streamed.
-        narrow_bytes_per_tile: activation memory that the compiled file asks for.
+        parameter_bytes: bytes of all parameters in the compiled file, cached and streamed.
+        narrow_bytes_per_tile: activation memory per tile that the compiled file requests, in bytes.
     """
 
     name: str
@@ -50,22 +50,22 @@ class CompiledModel:
         return [op for op, side in zip(self.parsed.operators, self.placement, strict=True) if side == "tpu"]
 
     def misplaced(self) -> int:
-        """The number of operators that are predicted to run in another place."""
+        """Return the number of operators whose predicted placement differs from that of the compiler."""
         predicted = [op.placement for op in place(self.parsed, TARGET).ops]
         return sum(ours != real for ours, real in zip(predicted, self.placement, strict=True))
 
     def predicted_parameter_bytes(self) -> int:
-        """The predicted parameter bytes of the mapped operators."""
+        """Return the predicted parameter bytes of the mapped operators."""
         target = TARGET.compiled_by(self.version, self.runtime)
         return sum(operator_parameters.count(op, self.parsed, target).size_bytes for op in self.mapped)
 
     def predicted_narrow_bytes(self) -> int:
-        """The predicted activation memory."""
+        """Return the predicted activation memory per tile, in bytes."""
         return activation_memory.bytes_per_tile(self.parsed, {op.index for op in self.mapped})
 
 
 def real_models() -> list[CompiledModel]:
-    """The models in the shared folder; each compiled file is inspected."""
+    """Return the models of the shared folder. Each compiled file is inspected."""
     models = []
     for row in json.loads((EDGETPU / "pairs" / "index.json").read_text()):
         folder = EDGETPU / "pairs" / row["name"]
@@ -85,7 +85,7 @@ def real_models() -> list[CompiledModel]:
 
 
 def recorded_models() -> list[CompiledModel]:
-    """The same models, rebuilt from the operator tables in the repository."""
+    """Return the same models, rebuilt from the operator tables in the repository."""
     return [
         CompiledModel(
             name=row["name"],
@@ -119,7 +119,7 @@ def record() -> None:
 
 
 def stack(row: dict[str, Any]) -> list[parameter_memory.Parameters]:
-    """The layers of one row of the sweep."""
+    """Return the layers of one row of the compiler's memory sweep."""
     given, layers, conv = row["input"][-1], [], row["network"] == "conv"
     for outputs in [row["width"]] * row["layers"] + ([] if conv else [row["classes"]]):
         each = parameter_memory.round_up(given, 4) * (row["kernel"] ** 2 if conv else 1)
@@ -131,14 +131,17 @@ def stack(row: dict[str, Any]) -> list[parameter_memory.Parameters]:
 
 
 def reported(row: dict[str, Any]) -> bool:
-    """Whether both numbers of the compiler's report are met, to the digits that it prints."""
+    """Return whether both predicted sizes equal those in the compiler's report, to the digits that it prints."""
     found = parameter_memory.allocate_cache(stack(row), TARGET)
     numbers = ((found.report_on_chip_bytes, "report_on_chip_MiB"), (found.report_off_chip_bytes, "report_off_chip_MiB"))
     return all(abs(size / MIB - row[name]) <= (0.00501 if row[name] >= 1 else 0.00001) for size, name in numbers)
 
 
 def left_out(models: Sequence[CompiledModel]) -> dict[str, Any]:
-    """How many totals are exact without a branch that only they, or only models of the same operators, reach."""
+    """Count the models whose total is exact, with and without those that need a branch of their own.
+
+    A branch belongs to one model, or to one family (models with the same operators), if no other one reaches it.
+    """
     supports = {model.name: _reached(model) for model in models}
     kinds = {model.name: tuple(op.name for op in model.parsed.operators) for model in models}
     alone = branches.alone(supports, {name: name for name in supports})

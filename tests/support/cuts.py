@@ -1,4 +1,4 @@
-"""Code that runs on the remote host before what `deploy` sends: it ends the agent at a moment, or spoils what comes."""
+"""Code that runs on the remote host before the code that `deploy` sends: it kills the agent or damages its input."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ EVENTS = (
 
 
 def at_operation(number: int, folder: object) -> str:
-    """SIGKILL right before the n-th operation on files below a folder."""
+    """Return code that kills the agent (SIGKILL) right before the n-th operation on files below a folder."""
     return f"""
 import os, signal, sys
 left = [{number}]
@@ -23,7 +23,7 @@ sys.addaudithook(hook)
 
 
 def after_bytes(number: int) -> str:
-    """SIGKILL when so many bytes have come."""
+    """Return code that kills the agent (SIGKILL) when it has received more than this number of bytes."""
     return f"""
 import os, signal
 left, read = [{number}], os.read
@@ -38,7 +38,7 @@ os.read = counted
 
 
 def spoilt(times: int) -> str:
-    """One byte of so many larger blocks is not what was sent."""
+    """Return code that changes one byte in each of the first `times` large blocks that the agent receives."""
     return f"""
 import os
 left, read = [{times}], os.read
@@ -53,7 +53,7 @@ os.read = spoiling
 
 
 def runner_fails_after(runs: int) -> str:
-    """The runner works so many times, and then no more."""
+    """Return code that lets the runner work `runs` times and then fail."""
     return f"""
 import subprocess, sys
 left, popen = [{runs}], subprocess.Popen
@@ -65,7 +65,7 @@ subprocess.Popen = failing
 
 
 def at_the_switch(folder: object, *, after: bool) -> str:
-    """SIGKILL when the release in a folder was switched to, or when README.txt is written before that."""
+    """Return code that kills the agent (SIGKILL) after the switch of the release, or before it at README.txt."""
     event, name = ("open", "history.jsonl") if after else ("os.rename", "README.txt")
     return f"""
 import os, signal, sys
@@ -81,12 +81,12 @@ FLEET = ("killed", "connection", "after the switch", "full", "slow")
 
 
 def fleet(folder: object, share: float, seed: int) -> str:
-    """One of `FLEET` in a share of the agents, at a random operation on files; what and when is a line in a file.
+    """Return code that makes a share of the agents fail in a way of `FLEET`, at a random operation on files.
 
     Args:
-        folder: the file `failures.jsonl` is there; a line for each agent that fails.
-        share: of the agents that fail.
-        seed: with the number of the agent, decides.
+        folder: the folder of `failures.jsonl`, which gets a line for each agent that fails.
+        share: the share of the agents that fail.
+        seed: together with the number of the agent, determines the failure.
     """
     return f"""
 import fcntl, json, os, random, signal, sys, time

@@ -23,7 +23,7 @@ def field(number: int, content: bytes) -> bytes:
 
 
 def example(**values: Any) -> bytes:
-    """A serialized tf.train.Example: bytes, or arrays of whole numbers or floats, packed."""
+    """Return a serialized tf.train.Example with features of bytes, or of packed integers or floats."""
     entries = b""
     for name, value in values.items():
         if isinstance(value, bytes):

@@ -15,7 +15,7 @@ from compress.fleet import release
 
 
 def answers(folder: Path) -> int:
-    """The version of the bundle that runs in a folder, after its runner has verified it."""
+    """Return the version of the current bundle in a folder, after its runner has verified the bundle."""
     done = subprocess.run(
         [sys.executable, "current/runner.pyz", "verify", "current/bundle.coralline", "--json"],
         cwd=folder,
@@ -28,7 +28,7 @@ def answers(folder: Path) -> int:
 
 
 def left(folder: Path) -> set[str]:
-    """What is in a folder that no deployment should leave."""
+    """Return the relative paths of files in a folder that a deployment must not leave behind."""
     names = {str(path.relative_to(folder)) for path in folder.rglob("*")}
     return {name for name in names if "incoming/" in name or "/.new" in name or "/.old" in name or name[:4] == ".new"}
 

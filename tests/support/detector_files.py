@@ -1,4 +1,4 @@
-"""Files of detectors put together by hand: outputs of any code, computed from inputs or from an image."""
+"""Detector models assembled by hand: outputs of any box code, copied from inputs or computed from an image."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from deploy.contract.detection import Detector
 from deploy.contract.preprocessing import VERSION, Preprocessing
 
 SCALES = {"boxes": 0.03, "scores": 0.05, "objectness": 0.04}
-"""Of 8-bit outputs; those of later maps are larger."""
+"""Scales of 8-bit outputs; those of later maps are larger."""
 
 
 def specification(code: str, side: int = 64, **changes: Any) -> dict[str, Any]:
-    """A specification with maps of steps of 8, 16 and 32 pixels, and an output for each map and part."""
+    """Return a specification with maps of strides 8, 16 and 32 pixels, and an output for each map and part."""
     objectness = changes.pop("with_objectness", False)
     parts = ["boxes", "scores", *(["objectness"] if objectness else [])]
     maps: list[dict[str, Any]] = [{"cells": [side // stride, side // stride]} for stride in (8, 16, 32)]
@@ -37,7 +37,7 @@ def specification(code: str, side: int = 64, **changes: Any) -> dict[str, Any]:
 
 
 def outputs(described: Mapping[str, Any], classes: int, dtype: str = "INT8") -> dict[str, Tensor]:
-    """The outputs of a detector, [1, height, width, numbers]."""
+    """Return the output tensors of a detector by name, [1, height, width, values]."""
     detector = Detector(described)
     columns = classes + (detector.specification["background"] is not None)
     made = {}
@@ -58,7 +58,7 @@ def outputs(described: Mapping[str, Any], classes: int, dtype: str = "INT8") -> 
 
 
 def flat_outputs(described: Mapping[str, Any], classes: int, dtype: str = "INT8") -> dict[str, Tensor]:
-    """Boxes and scores of all locations, [1, n, numbers]."""
+    """Return tensors for the boxes and scores of all locations, [1, n, values]."""
     detector = Detector(described)
     count, columns = len(detector.anchors), classes + (detector.specification["background"] is not None)
     real = {"scales": ()}
@@ -71,7 +71,7 @@ def flat_outputs(described: Mapping[str, Any], classes: int, dtype: str = "INT8"
 
 
 def from_inputs(described: Mapping[str, Any], classes: int, dtype: str = "INT8", *, flat: bool = False) -> Graph:
-    """A model whose outputs are its inputs, one by one."""
+    """Return a model whose outputs are copies of its inputs."""
     results = flat_outputs(described, classes, dtype) if flat else outputs(described, classes, dtype)
     tensors, operators = dict(results), []
     for name, tensor in results.items():
@@ -82,7 +82,7 @@ def from_inputs(described: Mapping[str, Any], classes: int, dtype: str = "INT8",
 
 
 def from_image(described: Mapping[str, Any], classes: int, given: Tensor, seed: int = 0) -> Graph:
-    """A model that computes its outputs from an image: the mean of each cell, then a 1x1 convolution."""
+    """Return a model that computes its outputs from an image: the mean of each cell, then a 1x1 convolution."""
     random = np.random.default_rng(seed)
     results = outputs(described, classes, "INT8")
     tensors, operators = {"image": given, **results}, []
@@ -92,7 +92,7 @@ def from_image(described: Mapping[str, Any], classes: int, given: Tensor, seed: 
         tensors[start] = Tensor(given.shape, "INT8", None, given.scales, given.zero_point - 128)
         operators.append(Op("QUANTIZE", ["image"], [start]))
     signed = tensors[start]
-    middle = 0 if given.zero_point in (-1, 0) and given.dtype == "INT8" else 1  # of -1 to 1, or of 0 to 1
+    middle = 0 if given.zero_point in (-1, 0) and given.dtype == "INT8" else 1  # inputs from -1 to 1, or from 0 to 1
     for name, tensor in results.items():
         step = given.shape[1] // tensor.shape[1]
         pooled = f"pooled-{name}"
@@ -104,7 +104,7 @@ def from_image(described: Mapping[str, Any], classes: int, given: Tensor, seed: 
         centre, deviation = {"boxes": (1.2, 0.3), "scores": (-1.5, 2.0), "objectness": (0.5, 1.0)}[
             name.rstrip("-0123456789")
         ]
-        value = deviation / 40  # of one step of the kernel: inputs have a deviation of about 0.3
+        value = deviation / 40  # value of one step of the kernel: inputs have a standard deviation of about 0.3
         tensors[f"kernel-{name}"] = Tensor(kernel.shape, "INT8", kernel, (value,) * width)
         biases = np.round((centre / value - kernel.sum(axis=(1, 2, 3)) * 0.5 * middle) / given.scales[0])
         tensors[f"bias-{name}"] = Tensor((width,), "INT32", biases, (value * given.scales[0],) * width)
@@ -114,7 +114,7 @@ def from_image(described: Mapping[str, Any], classes: int, given: Tensor, seed: 
 
 
 def answers(content: bytes, given: Sequence[Any]) -> list[np.ndarray]:
-    """The outputs of a file as real numbers, in the file's order."""
+    """Return the dequantized outputs of a model, in the order of the file."""
     from ai_edge_litert.interpreter import Interpreter
 
     interpreter = Interpreter(model_content=content)
@@ -131,7 +131,7 @@ def answers(content: bytes, given: Sequence[Any]) -> list[np.ndarray]:
 
 
 def bundle_of(content: bytes, described: Mapping[str, Any], steps: Sequence[Any], labels: Sequence[str]) -> bytes:
-    """A bundle of an 8-bit detector without golden outputs."""
+    """Return a bundle of an 8-bit detector without golden outputs."""
     preprocessing = Preprocessing(steps)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "m.tflite")
@@ -151,7 +151,7 @@ def bundle_of(content: bytes, described: Mapping[str, Any], steps: Sequence[Any]
 
 
 def small_bundle(folder: Path, side: int, steps: Sequence[Any]) -> Path:
-    """A bundle of a detector of three classes, for images of side x side pixels with values from 0 to 1."""
+    """Write a bundle of a detector of three classes for side x side pixels with values from 0 to 1; return its path."""
     described = specification("ltrb", side)
     image = Tensor((1, side, side, 3), "INT8", scales=(1 / 255,), zero_point=-128)
     path = folder / "d.coralline"

@@ -1,4 +1,4 @@
-"""What the tests of the device side share: bundles of tiny models, a stand-in for libedgetpu, faked hosts."""
+"""Shared helpers for the tests of the device side: bundles of tiny models, a stand-in for libedgetpu, fake hosts."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ LABELS = ["apple", "pear", "plum"]
 
 
 def images(count: int, seed: int = 0, channels: int = 1) -> list[Any]:
-    """Decoded images."""
+    """Return random decoded images, uint8 [6, 5, channels]."""
     return list(np.random.default_rng(seed).integers(0, 256, (count, 6, 5, channels), np.uint8))
 
 
 def compiled(content: bytes) -> bytes:
-    """An int8 model whose last step is an `edgetpu-custom-op` that copies, for the stand-in."""
+    """Return an int8 model that ends with an `edgetpu-custom-op`, which the stand-in for libedgetpu runs as a copy."""
     from ai_edge_litert import schema_py_generated as schema
 
     parsed = graph.parse(content)
@@ -57,13 +57,13 @@ def compiled(content: bytes) -> bytes:
 
 
 def models(filters: int = 4) -> dict[str, bytes]:
-    """The three models of a bundle, by role."""
+    """Return the three models of a bundle, by role."""
     int8 = tiny.classifier(filters=filters)
     return {"original": tiny.classifier(int8=False, filters=filters), "int8": int8, "compiled": compiled(int8)}
 
 
 def described(model: LoadedModel, file: str) -> dict[str, Any]:
-    """The entry of a model in a manifest."""
+    """Return the entry of a model in a manifest."""
     ends = {"inputs": model.inputs, "outputs": model.outputs}
     return {"file": file} | {
         end: [tensor.to_json() for tensor in TensorDescription.of(details)] for end, details in ends.items()
@@ -78,13 +78,13 @@ def packed(
     size: tuple[int, int, int] = (4, 4, 1),
     **changes: Any,
 ) -> bytes:
-    """A bundle of these models, with golden outputs as `package` makes them.
+    """Return a bundle of these models, with golden outputs as `package` makes them.
 
     Args:
         contents: models by role; all three if not given.
-        samples: of the evaluation sample; 0: there is none.
-        machine: the architecture that the golden outputs are said to come from.
-        size: what the models take: height, width, channels.
+        samples: the size of the evaluation sample; 0: there is none.
+        machine: the architecture that the manifest names for the golden outputs.
+        size: the input size of the models: height, width, channels.
         changes: other keys of the manifest.
     """
     contents = models() if contents is None else contents
@@ -133,7 +133,7 @@ def packed(
 
 @functools.cache
 def stand_in() -> Path:
-    """The folder of a libedgetpu.so.1 that is our stand-in; skips the test where there is no C compiler."""
+    """Compile the stand-in for libedgetpu.so.1; return its folder. Skip the test if there is no C compiler."""
     compiler = shutil.which("gcc", path="/usr/bin:/usr/local/bin") or shutil.which("cc", path="/usr/bin:/usr/local/bin")
     if compiler is None:
         pytest.skip("there is no C compiler to make the stand-in for libedgetpu")
@@ -154,7 +154,7 @@ def stand_in() -> Path:
 
 
 def host(folder: Path, *, usb: bool = True, speed: str = "5000", node: bool = True) -> Path:
-    """A faked root folder of a host with one Edge TPU, on USB or on PCIe."""
+    """Write a fake root folder of a host with one Edge TPU, on USB or on PCIe; return the folder."""
     files = {"proc/loadavg": "0.10 0.20 0.30 1/200 4000", "proc/meminfo": "MemTotal:  1000 kB"}
     if usb:
         place = "sys/bus/usb/devices/1-2/"
@@ -180,7 +180,7 @@ def host(folder: Path, *, usb: bool = True, speed: str = "5000", node: bool = Tr
 
 
 def environment(**more: object) -> dict[str, str]:
-    """Of a process on a device: our own code, the stand-in for libedgetpu, and what a test sets."""
+    """Return the environment of a process on a device: our code on PYTHONPATH, and the variables of a test."""
     return {
         **os.environ,
         "PYTHONPATH": str(ROOT),
@@ -190,13 +190,13 @@ def environment(**more: object) -> dict[str, str]:
 
 
 def runner(*arguments: object, python: str = sys.executable, **more: object) -> subprocess.CompletedProcess[str]:
-    """The runner's command line in a process of its own."""
+    """Run the runner's command line in a separate process."""
     command = [python, "-W", "error", "-m", "deploy", *map(str, arguments)]
     return subprocess.run(command, env=environment(**more), capture_output=True, text=True, check=False, timeout=120)
 
 
 def crashing_runtime(folder: Path) -> Path:
-    """A folder with an `ai_edge_litert` that dies of SIGILL when it loads a model, as on too old a processor."""
+    """Write an `ai_edge_litert` that dies of SIGILL when it loads a model, as on a processor that is too old."""
     package = folder / "ai_edge_litert"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("__version__ = '9.9'\n")
@@ -208,7 +208,7 @@ def crashing_runtime(folder: Path) -> Path:
 
 
 def pyz(path: Path) -> Path:
-    """The device side in one file, as `package` writes it."""
+    """Write the device side as one file, as `package` does; return its path."""
     path.write_bytes(runner_pyz.content())
     return path
 

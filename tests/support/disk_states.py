@@ -1,9 +1,9 @@
-"""What may be on a disk after a power cut, from the operations that `fault_shim.c` recorded.
+"""Possible states of a disk after a power cut, computed from the operations that `fault_shim.c` recorded.
 
-What a program writes is in memory first. It is on the disk for sure after `fsync`: of a file for its content, of a
-folder for the names in it. Before that, any part of it may be there: the names of a folder change in their order, and a
-rename is there completely or not at all, as journals of file systems guarantee; but content may be missing although its
-name is there, and the folders are independent of each other.
+Data that a program writes is in memory first. Only `fsync` guarantees that it is on the disk: `fsync` of a file for its
+content, `fsync` of a folder for the names in it. Before that, any part of it may be on the disk. The names of a folder
+change in their order, and a rename is there completely or not at all, as journals of file systems guarantee. But the
+content of a file may be missing although its name is there, and the folders are independent of each other.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Operation:
-    """A line of a record: the operation, its paths, where in the file, and the data."""
+    """One entry of a record: the operation, its paths, the offset in the file, and the data."""
 
     name: str
     path: str
@@ -28,7 +28,7 @@ class Operation:
 
 @dataclass(eq=False)
 class Node:
-    """A file, folder or link: what is in memory, and what is on the disk for sure."""
+    """A file, folder or link: its state in memory, and the content that is certainly on the disk."""
 
     mode: int
     target: str | None = None
@@ -39,14 +39,14 @@ class Node:
 
 @dataclass(frozen=True)
 class Change:
-    """A change of names that is not on the disk for sure yet: (folder, name, node or None for none), all or nothing."""
+    """A change of names that may not be on the disk yet: (folder, name, node or None if removed), all or nothing."""
 
     folder: Node
     entries: tuple[tuple[Node, str, Node | None], ...]
 
 
 COUNTED = "counted"
-"""The name of the lines that only say which operations can fail; their path is the kind of operation."""
+"""The name of the entries that only count the operations that can fail; their path is the kind of operation."""
 
 
 def read(trace: Path) -> list[Operation]:
@@ -61,11 +61,11 @@ def read(trace: Path) -> list[Operation]:
 
 
 class Disk:
-    """A folder with everything that may happen to it.
+    """A simulated folder: its state in memory and its possible states on the disk.
 
     Args:
         folder: its path in the record.
-        content: where its files of before are; all of them are on the disk.
+        content: a folder with its initial files, which are all on the disk.
     """
 
     def __init__(self, folder: Path, content: Path) -> None:
@@ -96,7 +96,7 @@ class Disk:
         return folder, name
 
     def apply(self, operation: Operation) -> None:
-        """Do an operation, in memory."""
+        """Apply an operation in memory."""
         path, node = operation.path, self._find(operation.path)
         if operation.name in ("create", "mkdir", "symlink"):
             made = Node(0o644)
@@ -113,7 +113,7 @@ class Disk:
         elif operation.name == "sync_folder" and node is not None:
             self._sync(node)
         elif node is None or node.names is not None:
-            return  # a file without a name, of which nothing can be left
+            return  # a file without a name, which cannot survive a power cut
         elif operation.name == "write":
             end = operation.offset + len(operation.data)
             node.content.extend(bytes(max(end - len(node.content), 0)))
@@ -136,7 +136,7 @@ class Disk:
         self._pending.append(change)
 
     def _sync(self, folder: Node) -> None:
-        """A folder is flushed: what is pending for it is on the disk."""
+        """Flush a folder: its pending changes are on the disk now."""
         rest = []
         for change in self._pending:
             if any(folder is each for each, _, _ in change.entries):
@@ -146,13 +146,13 @@ class Disk:
         self._pending = rest
 
     def write(self, folder: Path, how: str, chance: random.Random) -> None:
-        """Write what may be on the disk now, into an empty folder.
+        """Write a possible state of the disk into an empty folder.
 
         Args:
-            folder: where.
-            how: `flushed`, all; `synced`, only what is sure; `names`, all names and no content that is not sure;
-                `some`, by chance.
-            chance: for that.
+            folder: the empty folder.
+            how: `flushed`: everything; `synced`: only what is certainly on the disk; `names`: all names, but only
+                synced content; `some`: a random part.
+            chance: the random generator for `some`.
         """
         names = {node: dict(entries) for node, entries in self._on_disk.items()}
         ended = set()
@@ -173,7 +173,7 @@ def _apply(change: Change, names: dict[Node, dict[str, Node]]) -> None:
 
 
 def _some(node: Node, chance: random.Random) -> bytes:
-    """What is sure, all, the beginning of all, or zeros in its place."""
+    """Return by chance the synced content, the full content, the beginning of it, or zeros of the same size."""
     content = bytes(node.content)
     part = content[: chance.randrange(len(content) + 1)]
     return chance.choice((node.synced, content, part, bytes(len(content))))

@@ -1,4 +1,4 @@
-"""Programs of the Edge TPU, made bundle by bundle in the form that was observed in compiled models."""
+"""Edge TPU programs, assembled bundle by bundle in the form that was observed in compiled models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Loops = Sequence[tuple[int, int]]
 
 
 def traversal(start: int, loops: Loops, mode: int = 0) -> int:
-    """The start and the eight loops of an input or output."""
+    """Encode the start and the eight loops of an input or output."""
     bits, passed = start | mode << 18, 0
     for index in range(8):
         stride, count = loops[index] if index < len(loops) else (0, 1)
@@ -30,7 +30,7 @@ def traversal(start: int, loops: Loops, mode: int = 0) -> int:
 
 @dataclass
 class ProgramMaker:
-    """A program that grows: every method adds an instruction."""
+    """A builder of a program. Its methods add instructions."""
 
     bundles: list[int] = field(default_factory=lambda: [0x1E << 6 | SCALAR])
     number: int = 0
@@ -45,7 +45,7 @@ class ProgramMaker:
         rows: int = 64,
         multiplier: int = 1,
     ) -> None:
-        """A tensor instruction that reads and writes what `traversal` returned."""
+        """Add a tensor instruction that reads and writes what `traversal` returned."""
         bits = 1 << 6 | tiles << 12 | self.number << 46 | source << 191 | target << 574
         vector = 14 * 128
         bits |= kind << vector + 47
@@ -55,12 +55,12 @@ class ProgramMaker:
         self.number += 1
 
     def numbered(self, operation: int, length: int, tiles: int = ALL_TILES) -> None:
-        """Another instruction for tiles."""
+        """Add an instruction for tiles that is not a tensor instruction."""
         self.bundles += [operation << 6 | tiles << 12 | self.number << 46, *[0] * (length - 1)]
         self.number += 1
 
     def transfer(self, kind: str, size: int) -> None:
-        """A transfer: size and kind in registers 8 and 9, which words 2 and 3 of the descriptor are loaded from."""
+        """Add a transfer: words 2 and 3 of its descriptor are loaded from registers 8 and 9, the size and the kind."""
         for register, value in ((8, size), (9, KINDS[kind])):
             self.bundles.append(SCALAR | 0x2F << 54 | register << 60 | value << 70)
         for word, register in ((2, 8), (3, 9)):
@@ -68,17 +68,17 @@ class ProgramMaker:
         self.bundles.append(SCALAR | 0x0C << 31)
 
     def parameters(self, parts: Sequence[tuple[int, int]]) -> None:
-        """The parameters of an operator in a caching program: (line of 64 bytes, tiles) of each part."""
+        """Add the parameters of an operator in a caching program: (line of 64 bytes, tiles) of each part."""
         for _, tiles in parts:
             self.numbered(PARAMETER_WRITE, 4, tiles)
         for line, tiles in parts:
             self.bundles += [6 << 6 | SCALAR, 0, (line + 1 & 0xFFFF) << 64, tiles << 25]
 
     def unknown(self) -> None:
-        """A bundle that is no part of a known instruction."""
+        """Add a bundle that is not part of a known instruction."""
         self.bundles.append(0x09 << 6 | 1 << 12)
 
     def finished(self) -> bytes:
-        """The program with its end."""
+        """Return the program with its end."""
         bundles = [*self.bundles, 1 << 6 | SCALAR, 0x1F << 6 | SCALAR]
         return b"".join(bundle.to_bytes(16, "little") for bundle in bundles)

@@ -1,6 +1,6 @@
-"""Cases of faults: a command is disturbed, what it left is judged, and the next sound command must finish the work.
+"""Cases of fault injection: disturb a command, judge its files, and check that the next command finishes the work.
 
-Whatever happens, files are old or new, nothing half-written is taken for a result, and an error is a message with a
+After every fault, files are old or new, an incomplete file is never used as a result, and an error is a message with a
 documented exit code.
 """
 
@@ -24,7 +24,7 @@ POWER_CUT, TWO_AT_ONCE, OTHER_USER = "power cut", "two at once", "other user"
 OWNERS = ("all", "all, hidden", "results", "results, hidden")
 NOBODY = 65534
 SHARES = {**dict.fromkeys(FAULTS, 1.0), POWER_CUT: 3.0, TWO_AT_ONCE: 0.5, "killed": 2.0}
-"""How many of the cases of a subject have a fault, in proportion."""
+"""The relative number of cases for each fault of a subject."""
 SUBJECT_SHARES = {"run": 2.0, "deploy": 3.0, "first deploy": 1.0, "training": 0.2}
 
 
@@ -33,9 +33,9 @@ class Case:
     """One disturbed command.
 
     Attributes:
-        subject: the name of what is disturbed.
+        subject: the name of the `Subject` that is disturbed.
         fault: the name of the fault.
-        at: which operation; for `OTHER_USER` the number in `OWNERS`, for `TWO_AT_ONCE` the seed of the delay.
+        at: the number of the operation; for `OTHER_USER` the index in `OWNERS`, for `TWO_AT_ONCE` a seed of the delay.
     """
 
     subject: str
@@ -47,20 +47,20 @@ class Case:
 
     @staticmethod
     def parse(text: str) -> Case:
-        """Read the name of a case."""
+        """Parse the name of a case."""
         subject, fault, at = text.split("/")
         return Case(subject, fault, int(at))
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a case showed.
+    """The result of a case.
 
     Attributes:
-        case: it.
-        state: of the files after the fault.
+        case: the case.
+        state: the state of the files after the fault.
         code: the exit code of the disturbed command.
-        wrong: what must not be; empty if all is right.
+        wrong: what is wrong; empty if everything is right.
         errors: the messages of the disturbed command.
     """
 
@@ -72,11 +72,11 @@ class Verdict:
 
 
 class Bench:
-    """What the cases of one process need: a process that forks commands, and for each subject its files.
+    """The environment for the cases of one process: a process that forks commands, and the files of each subject.
 
     Args:
-        folder: for everything.
-        prepared: another one, which has the files of before and after for both.
+        folder: the folder for all files.
+        prepared: another `Bench` whose files `before` and `after` are used; None: they are made here.
     """
 
     def __init__(self, folder: Path, prepared: Bench | None = None) -> None:
@@ -105,7 +105,7 @@ class Bench:
         return owner._folder / subject.name / what
 
     def subject(self, name: str) -> Subject:
-        """A subject whose files are there: `before`, `after`, and the record of the undisturbed command."""
+        """Return a subject with prepared files: `before`, `after`, and the record of the undisturbed command."""
         subject = self._subjects[name]
         if self._prepared is not self:
             self._place(subject, "work").parent.mkdir(exist_ok=True)
@@ -137,7 +137,7 @@ class Bench:
         _copy(self._place(subject, "before"), self._place(subject, "work"))
 
     def positions(self, subject: Subject, fault: str) -> int:
-        """How many different cases of a fault there are."""
+        """Return the number of different cases of a fault."""
         if fault == TWO_AT_ONCE:
             return 1000
         if fault == OTHER_USER:
@@ -151,7 +151,7 @@ class Bench:
     # --- judging ----------------------------------------------------------------------------------------------
 
     def judge(self, case: Case) -> Verdict:
-        """Disturb a command, and say what came of it."""
+        """Disturb a command, and return the verdict."""
         subject = self.subject(case.subject)
         self._restore(subject)
         if case.fault == POWER_CUT:
@@ -204,7 +204,7 @@ class Bench:
             yield f"after the next command: {unfinished}"
 
     def _power_cut(self, subject: Subject, case: Case) -> Verdict:
-        """The disk as it may be after a power cut, in the middle of the command or after its end."""
+        """Judge a possible state of the disk after a power cut, in the middle of the command or after its end."""
         count, how = divmod(case.at, len(disk_states.HOW))
         work, recorded = self._place(subject, "work"), self._prepared._place(subject, "work")
         operations = self._prepared._operations[subject.name]
@@ -220,7 +220,7 @@ class Bench:
         return Verdict(case, state, 0, (*wrong, *self._sound(subject, state)), "")
 
     def _two_at_once(self, subject: Subject, case: Case) -> Verdict:
-        """The same command twice, the second a little later."""
+        """Judge the same command run twice, the second one starting up to a second later."""
         self._second = self._second or Forge(self._preload, self._folder / "second")
         work = self._place(subject, "work")
         amount = subject.amount(work)
@@ -243,12 +243,12 @@ class Bench:
 
 
 def plan(bench: Bench, count: int, only: str = "") -> list[Case]:
-    """Choose cases: in proportion over subjects and faults, and evenly over the operations of each.
+    """Choose cases in proportion to the shares of subjects and faults, evenly spread over the operations.
 
     Args:
-        bench: knows how many operations there are.
-        count: how many.
-        only: the beginning of the names of cases.
+        bench: the bench, which knows the number of operations.
+        count: the approximate number of cases.
+        only: a prefix of the names of the cases; empty for all.
     """
     names = [name for name in bench.names if only.partition("/")[0] in ("", name)]
     total = sum(SUBJECT_SHARES.get(name, 1.0) for name in names)
@@ -270,12 +270,12 @@ def _is_possible(subject: Subject, fault: str) -> bool:
     if fault == OTHER_USER:
         return os.geteuid() == 0
     if fault == "no links":
-        return "deploy" in subject.name  # no other command makes links
+        return "deploy" in subject.name  # no other command creates links
     return not (subject.alone and fault in (POWER_CUT, TWO_AT_ONCE))
 
 
 def _shared(due: float, available: dict[str, int]) -> dict[str, int]:
-    """Divide cases among faults by their shares; what has fewer positions leaves its rest to others."""
+    """Divide cases among faults by their shares. A fault with too few positions leaves the rest to the others."""
     numbers = dict.fromkeys(available, 0)
     for _ in range(10):
         rest = due - sum(numbers.values())
@@ -290,7 +290,7 @@ def _shared(due: float, available: dict[str, int]) -> dict[str, int]:
 
 
 def _changed(subject: Subject) -> set[str]:
-    """The names at the top of a subject's folder that its command changes."""
+    """Return the top-level names in a subject's folder that its command changes."""
     names = getattr(subject, "files", ("out", "there", "log.jsonl", "shop.learnt", "shop.learnt.lock"))
     return {name.partition("/")[0] for name in names}
 
@@ -300,7 +300,7 @@ def _unknown(state: str) -> list[str]:
 
 
 def _message(subject: Subject, outcome: Outcome, *, kills: bool) -> list[str]:
-    """What is wrong with the end of a command."""
+    """Return what is wrong with the exit code and the messages of a command."""
     if kills and outcome.code == -9:
         return []
     wrong = []

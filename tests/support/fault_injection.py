@@ -1,4 +1,4 @@
-"""Commands that run while operations on files fail, as `fault_shim.c` lets them.
+"""Run commands while operations on files fail, by means of `fault_shim.c`.
 
 A command of the host is forked from a process that has imported the program already (`Forge`), so that a thousand cases
 take minutes. Its children, such as the agent of a deployment, are started as usual and have the same faults.
@@ -29,17 +29,17 @@ TIMEOUT_S = 300
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to the operations on files below a folder.
+    """A fault in the operations on files below a folder.
 
     Attributes:
-        name: of the kind of fault.
-        action: see `fault_shim.c`; "" lets nothing fail.
+        name: the name of the kind of fault.
+        action: see `fault_shim.c`; "" for no failure.
         family: the operations that are counted, separated by commas; "" for all that write.
-        error: the errno of those that fail.
-        seconds: by which the clock is changed.
+        error: the errno of the operations that fail.
+        seconds: the change of the clock.
         nfs: whether a file that is removed while it is open gets another name.
         refuse: operations that always fail.
-        plain: whether the process has no right to the files of other users, although it is root's.
+        plain: whether the process has no rights to the files of other users, although it runs as root.
         at: the number of the operation.
     """
 
@@ -55,7 +55,7 @@ class Fault:
 
     @property
     def is_harmless(self) -> bool:
-        """Whether a command must succeed nevertheless."""
+        """Whether a command must succeed despite the fault."""
         return self.action == "clock" or (self.action == "" and self.refuse in ("sync_folder", "symlink"))
 
     @property
@@ -64,7 +64,7 @@ class Fault:
         return self.action in ("kill", "torn")
 
     def environment(self) -> dict[str, str]:
-        """The settings of the library."""
+        """Return the environment variables that configure the library."""
         values = {
             "FAULT_ACTION": self.action,
             "FAULT_FAMILY": self.family,
@@ -103,14 +103,14 @@ FAULTS = {
 
 
 def missing() -> str:
-    """Why there can be no faults; empty if there can."""
+    """Return why faults cannot be injected here; empty if they can."""
     if sys.platform != "linux" or COMPILER is None:
         return "faults need Linux and a C compiler: apt-get install gcc"
     return ""
 
 
 def library(folder: Path) -> Path:
-    """Compile the library into a folder."""
+    """Compile the library into a folder; return its path."""
     path = folder / "fault_shim.so"
     command = [str(COMPILER), "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-o", str(path), str(SOURCE), "-ldl"]
     subprocess.run(command, check=True)
@@ -119,7 +119,7 @@ def library(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a command ended.
+    """The outcome of a command.
 
     Attributes:
         code: its exit code; negative: the signal that ended it.
@@ -190,7 +190,7 @@ class Forge:
 
     Args:
         preload: the library.
-        folder: for the counter and the errors of the commands.
+        folder: the folder for the counter and the errors of the commands.
     """
 
     def __init__(self, preload: Path, folder: Path) -> None:
@@ -221,14 +221,14 @@ class Forge:
         *,
         alone: bool = False,
     ) -> None:
-        """Begin to run a command.
+        """Start a command.
 
         Args:
             arguments: `compress` or `deploy`, and the arguments of the program.
             folder: the working directory; only operations below it fail.
-            fault: what happens to them.
-            trace: a file for all operations.
-            alone: in a process that has imported nothing: TensorFlow does not work in one that was forked.
+            fault: the fault in these operations.
+            trace: a file that records all operations.
+            alone: whether it runs in a process that has imported nothing: TensorFlow does not work in a forked one.
         """
         self._counter.write_bytes(bytes(8))
         program, *rest = map(str, arguments)
@@ -253,7 +253,7 @@ class Forge:
         self._process.stdin.flush()
 
     def finish(self) -> Outcome:
-        """Wait for the command."""
+        """Wait for the command; return its outcome."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         errors = self._errors.read_text(errors="replace")
@@ -270,7 +270,7 @@ class Forge:
         *,
         alone: bool = False,
     ) -> Outcome:
-        """Run a command."""
+        """Run a command; return its outcome."""
         self.start(arguments, folder, fault, trace, alone=alone)
         return self.finish()
 
@@ -284,5 +284,5 @@ class Forge:
 
 
 def temporary() -> Path:
-    """A folder without symbolic links in its path, since operations are compared by their paths."""
+    """Create a folder without symbolic links in its path, because operations are compared by their paths."""
     return Path(tempfile.mkdtemp(prefix="faults-")).resolve()

@@ -1,4 +1,4 @@
-"""Commands that change files, and how to tell whether the files are old, new or neither afterwards."""
+"""Commands that change files, and checks whether the files are old, new or neither afterwards."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Subject(ABC):
     """A command, and the files that it changes.
 
     Attributes:
-        name: of the subject.
+        name: the name of the subject.
         arguments: the program, and its arguments.
-        first: the command that is run before, if any.
-        codes: the exit codes of its errors.
-        again: the exit codes with which a second command may refuse what is new already.
+        first: a command that runs before, if any.
+        codes: the exit codes that are allowed for its errors.
+        again: the exit codes with which a second command may refuse files that are new already.
         alone: see `fault_injection.Forge.start`.
-        is_durable: whether the files survive a power cut from the end of the command on.
+        is_durable: whether the files survive a power cut after the end of the command.
     """
 
     name: str
@@ -47,32 +47,32 @@ class Subject(ABC):
 
     @abstractmethod
     def prepare(self, folder: Path) -> None:
-        """Write the files of before into an empty folder."""
+        """Write the initial files into an empty folder."""
 
     def change(self, folder: Path) -> None:  # noqa: B027
-        """Change what the command reads, after the one before."""
+        """Change the input of the command after the command `first` has run."""
 
     @abstractmethod
     def state(self, folder: Path, before: Path, after: Path) -> str:
-        """`OLD`, `NEW`, `PARTLY`, `REMOVED` (by a run that fails), or what is wrong.
+        """Return `OLD`, `NEW`, `PARTLY`, `REMOVED` (by a run that fails), or what is wrong.
 
         Args:
             folder: the files after a fault.
-            before: the files of before.
+            before: the files before the command.
             after: the files after the undisturbed command.
         """
 
     def left(self, folder: Path) -> list[str]:
-        """Files that no command leaves unless it was killed."""
+        """Return files that a command may leave behind only if it was killed."""
         pattern = re.compile(r"\.new-|\..+\.[a-z0-9_]{8}$|\.nfs")
         return [str(path.relative_to(folder)) for path in folder.rglob(".*") if pattern.match(path.name)]
 
     def unfinished(self, folder: Path) -> list[str]:
-        """What is wrong after a command that succeeded."""
+        """Return what is wrong although a command succeeded."""
         return []
 
     def amount(self, folder: Path) -> int | None:
-        """How many commands took effect, if several can."""
+        """Return how many commands took effect; None if only one can."""
         return None
 
 
@@ -80,10 +80,10 @@ class WrittenFile(Subject):
     """A command that writes files whose content is known.
 
     Args:
-        name: of the subject.
+        name: the name of the subject.
         arguments: see `Subject`.
         files: the names of the files.
-        old: whether they exist before, with another content.
+        old: whether they exist before, with other content.
         again: see `Subject`.
     """
 
@@ -134,7 +134,7 @@ class Results(WrittenFile):
 
 
 class Run(Subject):
-    """A pipeline of light stages: a new model, where the outputs of the old one are."""
+    """A pipeline of light stages: it runs with a new model in the folder that has the outputs of the old model."""
 
     name = "run"
     arguments = ("compress", "pipeline.yaml", "--out", "out")
@@ -149,11 +149,11 @@ class Run(Subject):
         tiny.project(folder)
 
     def change(self, folder: Path) -> None:
-        """Make the next run another one."""
+        """Replace the model, so that the next run has new outputs."""
         (folder / "model.tflite").write_bytes(tiny.classifier(seed=1))
 
     def state(self, folder: Path, before: Path, after: Path) -> str:
-        """All that a later run would use is complete, and each output is old or new."""
+        """Check that the artifacts for later runs are complete, and that each output is old or new."""
         store = Store(folder / "out" / ".store")
         for place in (store.folder / "artifacts").glob("*"):
             if store._open(place.name) is None:
@@ -177,11 +177,11 @@ class Export(Run):
     title = "model"
 
     def change(self, folder: Path) -> None:
-        """Nothing."""
+        """Change nothing."""
 
 
 class Training(Run):
-    """A pipeline that trains a network: with TensorFlow, from random weights."""
+    """A pipeline that trains a network with TensorFlow, from random weights."""
 
     name = "training"
     arguments = ("compress", "training.yaml", "--out", "out")
@@ -206,7 +206,7 @@ measure: {latency: {runs: 5}}
         (folder / "training.yaml").write_text(self.text)
 
     def change(self, folder: Path) -> None:
-        """Nothing."""
+        """Change nothing."""
 
 
 class Learn(Subject):
@@ -224,21 +224,21 @@ class Learn(Subject):
             np.save(folder / "seven" / f"{number}.npy", photo)
 
     def state(self, folder: Path, before: Path, after: Path) -> str:
-        """Read the file."""
+        """Return the state of the file with the learnt classes."""
         try:
             return NEW if self.amount(folder) else OLD
         except learnt_file.LearntFileError as error:
             return str(error)
 
     def amount(self, folder: Path) -> int:
-        """The number of changes."""
+        """Return the number of changes."""
         digest = bundle.Bundle((folder / "shop.coralline").read_bytes()).digest
         path = folder / "shop.learnt"
         return len(learnt_file.read(str(path), digest, small_shop.HIDDEN).changes)
 
 
 class Deploy(Subject):
-    """`deploy` into a folder of this machine, where another version runs: the host's side and the device's."""
+    """`deploy` into a folder of this machine where another version runs: the host side and the device side."""
 
     name = "deploy"
     arguments = ("compress", "deploy", "b2.coralline", "--to", "./there", "--log", "log.jsonl", "--keep", "1")
@@ -251,7 +251,7 @@ class Deploy(Subject):
         (folder / "b2.coralline").write_bytes(bundles.packed(2, extra_bytes=20_000))
 
     def state(self, folder: Path, before: Path, after: Path) -> str:
-        """The version that runs, after its files were compared with their checksums."""
+        """Return the state by the version that runs, after its files were compared with their checksums."""
         there = folder / "there"
         installed = releases.DeviceFolder(str(there), by="", create=False, lock=False)
         current = installed.current()
@@ -264,11 +264,11 @@ class Deploy(Subject):
         return {1: OLD, 2: NEW}.get(version, f"version {version}")
 
     def left(self, folder: Path) -> list[str]:
-        """Nothing: an interrupted deployment is continued with what it leaves."""
+        """Return nothing: the next deployment continues with the files that an interrupted one leaves."""
         return []
 
     def unfinished(self, folder: Path) -> list[str]:
-        """What no deployment leaves, and a log whose last line is not the end of this deployment."""
+        """Return files that no deployment may leave, and an error if the log does not end with the deployment's end."""
         there = folder / "there"
         names = [str(path.relative_to(there)) for path in there.rglob("*")]
         found = [name for name in names if re.match(r"incoming/.|releases/\.|\.new", name) or "/.nfs" in name]
@@ -278,13 +278,13 @@ class Deploy(Subject):
 
 
 class FirstDeploy(Deploy):
-    """`deploy` to where nothing was deployed."""
+    """`deploy` to a folder without a deployment."""
 
     name = "first deploy"
     first = ()
 
     def state(self, folder: Path, before: Path, after: Path) -> str:
-        """As for `Deploy`; old is nothing."""
+        """Return the state as `Deploy` does; a folder without a release is `OLD`."""
         if not (folder / "there" / "current").is_symlink() and not (folder / "there" / "current").exists():
             return OLD
         return super().state(folder, before, after)
@@ -325,7 +325,7 @@ class Trust(Subject):
 
 
 def _compared(names: Sequence[str], folder: Path, before: Path, after: Path, *, removable: bool = False) -> str:
-    """Compare files with those of before and after; files that did not change are not looked at."""
+    """Compare files with those before and after the command. Files that the command did not change do not count."""
     found = set()
     for name in names:
         content, old, new = (_content(place / name) for place in (folder, before, after))
@@ -341,7 +341,7 @@ def _content(path: Path) -> bytes | None:
 
 
 def subjects() -> list[Subject]:
-    """All of them."""
+    """Return all subjects."""
     legalized = ("compress", "legalize", "model.tflite", "new.tflite")
     return [
         Run(),

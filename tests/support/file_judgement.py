@@ -1,4 +1,4 @@
-"""Judge a .tflite file of any tool: quality against the float model, types, size, and what the Edge TPU does with it.
+"""Judge a .tflite file of any tool: quality against the float model, types, size, and its predicted Edge TPU placement.
 
 Used by benchmarks/other_tools.py: all files run in one runtime, with its kernels that are bit-exact between versions.
 """
@@ -44,7 +44,7 @@ def sqnr_db(expected: NDArray[Any], actual: NDArray[Any]) -> float:
 
 
 def fed(model: LoadedModel, samples: Floats) -> Floats:
-    """Return samples in the layout of a file's input: channels are first or last, and some tools add a 1."""
+    """Return samples in the layout of a file's input: channels first or last, and some tools add a dimension of 1."""
     shape, own = tuple(model.input_layout.shapes[0]), samples.shape[1:]
     if shape == own:
         return samples
@@ -65,10 +65,10 @@ def outputs_of(file: Path, samples: Floats) -> list[Floats]:
 
 
 def matched(expected: Sequence[Floats], actual: Sequence[Floats]) -> list[Floats]:
-    """Return the outputs of a file in the order and with the axes of the float model's.
+    """Return the outputs of a file in the order of the float model's outputs, with the same order of axes.
 
     Tools reorder outputs and axes. Every output is compared with all of the same size, and the best assignment is
-    used, for every tool alike.
+    used, in the same way for every tool.
 
     Raises:
         NotComparableError: an output has no counterpart.
@@ -125,7 +125,7 @@ def types(file: Path) -> dict[str, Any]:
 
 
 def placement(file: Path) -> dict[str, Any]:
-    """Return what our check predicts: operators on the Edge TPU, why the compiler rejects the file, and the latency."""
+    """Return our check's predictions: operators on the Edge TPU, reasons why the compiler rejects the file, latency."""
     result = compress.check(file)
     mapped = sum(each.placement == "tpu" for each in result.ops)
     operators = [each for each in result.to_json()["ops"] if each["placement"] == "tpu"]
@@ -144,7 +144,7 @@ def placement(file: Path) -> dict[str, Any]:
 def cpu_milliseconds(files: Mapping[str, Path], sample: Floats, runs: int = 30) -> dict[str, float]:
     """Return the fastest inference of each file on one thread with accelerated kernels; files take turns.
 
-    The fastest of several runs depends least on what else the machine does.
+    The fastest of several runs depends least on other work of the machine.
     """
     models = {name: LoadedModel(file, reproducible=False, threads=1) for name, file in files.items()}
     feeds = {name: model.feed(fed(model, sample[np.newaxis])[0]) for name, model in models.items()}

@@ -21,7 +21,7 @@ PLUGIN = "frigate/detectors/plugins/edgetpu_tfl.py"
 
 
 def plugin(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The plugin's names; skips the test where the source is not."""
+    """Run the plugin's source and return its global names. Skip the test if the source is not there."""
     folder = os.environ.get(SOURCE)
     if not folder or not Path(folder, PLUGIN).exists():
         pytest.skip(f"Frigate's source is not there: set {SOURCE} to a folder with {PLUGIN}")
@@ -54,7 +54,7 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def detector(names: dict[str, Any], path: Path, exported: Any) -> Callable[[np.ndarray], np.ndarray]:
-    """A function: image -> rows of class, score, ymin, xmin, ymax, xmax."""
+    """Return a function from an image to rows of class, score, ymin, xmin, ymax, xmax."""
     model = SimpleNamespace(
         path=str(path),
         width=exported.width,
@@ -66,7 +66,7 @@ def detector(names: dict[str, Any], path: Path, exported: Any) -> Callable[[np.n
 
 
 def _suppressed(bboxes: Any, scores: Any, score_threshold: float, nms_threshold: float) -> np.ndarray:
-    """What OpenCV's NMSBoxes returns; its boxes are x, y, width, height, which Frigate gives it as corners."""
+    """Return the result of OpenCV's NMSBoxes. It takes boxes as x, y, width, height, but Frigate passes corners."""
     boxes, scores = np.asarray(bboxes, np.float64), np.asarray(scores)
     order = np.argsort(-scores, kind="stable")
     order = order[scores[order] > score_threshold]

@@ -1,7 +1,7 @@
-"""Damage to files of every format, with its structure kept where a checksum or a length would only refuse it.
+"""Damage to files of every format. Most of it keeps checksums and lengths correct, so that readers do not stop there.
 
-Everything comes from the dice that are given, so that the same dice make the same file. `mutations` has the damage to
-.tflite files.
+All randomness comes from the generator `dice`: a generator in the same state gives the same file. The damage to .tflite
+files is in `mutations`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TOKEN = re.compile(rb"[\w.-]+|\s+|[^\w\s]")
 
 
 def byte_changes(content: bytes, dice: random.Random) -> bytes:
-    """Change one to three places, most of them near the beginning: bits, bytes, words, cuts and insertions."""
+    """Change one to three positions, most of them near the beginning: bits, bytes, words, cuts and insertions."""
     changed = bytearray(content)
     for _ in range(dice.randint(1, 3)):
         place = dice.randrange(max(len(changed), 1))
@@ -86,7 +86,7 @@ def text_changes(content: bytes, dice: random.Random) -> bytes:
 
 
 def json_changes(content: bytes, dice: random.Random) -> bytes:
-    """Change values of a JSON text, which stays JSON; sometimes the text itself."""
+    """Change values of a JSON text, which stays JSON; or sometimes change the text itself."""
     if dice.random() < 0.15:
         return text_changes(content, dice)
     root = [json.loads(content)]
@@ -97,7 +97,7 @@ def json_changes(content: bytes, dice: random.Random) -> bytes:
 
 
 def _places(root: list[Any]) -> list[tuple[Any, Any]]:
-    """Every value in lists and maps, as its holder and its key."""
+    """Return every value in lists and maps, as its container and its key."""
     found: list[tuple[Any, Any]] = []
     waiting: list[Any] = [root]
     while waiting and len(found) < 20_000:
@@ -129,7 +129,7 @@ def _other_value(value: Any, dice: random.Random) -> Any:
 
 
 def zip_changes(content: bytes, dice: random.Random) -> bytes:
-    """Change a member of a zip archive, which is packed again with the right checksums; or the archive's bytes."""
+    """Change a member of a zip archive, which is packed again with correct checksums; or change the archive's bytes."""
     if dice.random() < 0.3:
         return byte_changes(content, dice)
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -150,21 +150,21 @@ def zip_changes(content: bytes, dice: random.Random) -> bytes:
 
 
 def nested_changes(content: bytes, dice: random.Random) -> bytes:
-    """Change a member by its own format."""
+    """Change a member according to its format."""
     if content[:1] in (b"{", b"["):
         return json_changes(content, dice)
     return byte_changes(content, dice)
 
 
 def protobuf_changes(content: bytes, dice: random.Random) -> bytes:
-    """Change fields of a protobuf message of any kind; the lengths of the messages around them stay right."""
+    """Change fields of a protobuf message of any kind; the lengths of the messages around them stay correct."""
     if dice.random() < 0.15:
         return byte_changes(content, dice)
     return _message_changes(content, dice, 0)
 
 
 def _fields(content: bytes) -> list[tuple[int, int, Any]] | None:
-    """The fields of a message as number, wire type and value; None for bytes that are no message."""
+    """Return the fields of a message as number, wire type and value; None if the bytes are not a message."""
     fields: list[tuple[int, int, Any]] = []
     place = 0
     while place < len(content):
@@ -237,7 +237,7 @@ def _field(number: int, kind: int, value: Any) -> bytes:
 
 
 def record_changes(content: bytes, dice: random.Random) -> bytes:
-    """Change the examples of a TFRecord file, with right checksums; or its bytes."""
+    """Change an example of a TFRecord file and correct the checksums; or change the file's bytes."""
     if dice.random() < 0.3:
         return byte_changes(content, dice)
     records = []
@@ -252,7 +252,7 @@ def record_changes(content: bytes, dice: random.Random) -> bytes:
 
 
 def png_changes(content: bytes, dice: random.Random) -> bytes:
-    """Change the chunks of a PNG file, with right checksums; or its bytes."""
+    """Change a chunk of a PNG file and correct the checksums; or change the file's bytes."""
     if dice.random() < 0.3 or not content.startswith(b"\x89PNG"):
         return byte_changes(content, dice)
     chunks = []
@@ -278,7 +278,7 @@ def png_changes(content: bytes, dice: random.Random) -> bytes:
 
 
 def wav_changes(content: bytes, dice: random.Random) -> bytes:
-    """Change the numbers in the head of a WAV file; or its bytes."""
+    """Change numbers in the header of a WAV file; or change the file's bytes."""
     if dice.random() < 0.4:
         return byte_changes(content, dice)
     changed = bytearray(content)
@@ -292,7 +292,7 @@ def wav_changes(content: bytes, dice: random.Random) -> bytes:
 
 
 def http_changes(content: bytes, dice: random.Random) -> bytes:
-    """Change a request head: lines, header names and values, the target; or its bytes."""
+    """Change a request head: header lines, their names and values, and line ends; or change its text."""
     if dice.random() < 0.4:
         return text_changes(content, dice)
     lines = content.split(b"\r\n")

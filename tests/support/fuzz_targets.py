@@ -1,7 +1,7 @@
-"""The formats that `make fuzz` attacks: sound files, how they are damaged, how they are read, and what must hold.
+"""The formats that `make fuzz` attacks: valid files, functions that damage and read them, and the allowed results.
 
-Each target reads a file as the program does. The read ends with an answer, or with one of the target's refusals.
-`benchmarks/fuzz.py` adds the bounds of time and memory.
+Each target reads a file as the program does. The read must end with a result, or with one of the target's allowed
+errors. `benchmarks/fuzz.py` adds limits of time and memory.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ Y = np.arange(12) % 2
 
 @dataclass(frozen=True)
 class Seed:
-    """A sound file.
+    """A valid file.
 
     Attributes:
         name: its path in the folder of its data set.
         content: its bytes.
-        kind: what else the target must know of it.
+        kind: the kind of data source; empty for other targets.
         is_ours: whether it may be stored in this repository; shared models may not.
     """
 
@@ -80,13 +80,13 @@ class Target:
 
     Attributes:
         name: its name for `make fuzz TARGET=…`.
-        seeds: the sound files.
-        mutate: makes a damaged file.
-        read: reads the file in a folder, and checks the answer.
+        seeds: returns the valid files.
+        mutate: returns a damaged file.
+        read: reads the file in a folder, and checks the result.
         refusals: the errors with which a read may end.
         share: its part of all mutations.
-        prepare: writes what belongs to the sound file, once for each folder.
-        sound: the number of seeds before those of the corpus; each of them must give an answer.
+        prepare: writes the other files that the valid file needs, once for each folder.
+        sound: the number of seeds before those of the corpus; each of them must be read without an error.
         native: whether it calls C or C++ code that the program runs in a child process: a crash is contained then.
     """
 
@@ -106,7 +106,7 @@ def by(mutate: change.Change) -> Callable[[Seed, random.Random], bytes]:
 
 
 def corpus(target: str, name: str) -> list[Seed]:
-    """The files of the corpus for a target, as contents of the file with a name."""
+    """Return the corpus files of a target as seeds with the given file name."""
     return [Seed(name, path.read_bytes()) for path in sorted((CORPUS / target).glob("*"))]
 
 
@@ -124,7 +124,7 @@ def tflite_seeds() -> Sequence[Seed]:
 
 
 def small_real_models() -> list[Path]:
-    """Real models, where there are some."""
+    """Return the paths of the small real models in the shared folder, if there are any."""
     found = sorted(SHARED.glob("**/*.tflite"), key=lambda path: path.stat().st_size)
     return [path for path in found if path.stat().st_size < 300_000]
 
@@ -144,7 +144,7 @@ def tflite_mutation(seed: Seed, dice: random.Random) -> bytes:
 
 
 def read_tflite(folder: Path, seed: Seed) -> None:
-    """Check, estimate, inspect, write and read again; where only weights differ, the answer is that of the seed."""
+    """Check, estimate, inspect, write and read again. If only weights differ, the report must equal the seed's."""
     content = (folder / seed.name).read_bytes()
     answer = inspection_text(content)
     explain_if_compiled(content)
@@ -154,7 +154,7 @@ def read_tflite(folder: Path, seed: Seed) -> None:
 
 
 def explain_if_compiled(content: bytes) -> None:
-    """What a compiled model does, as JSON and as a page."""
+    """Explain a compiled model, as JSON and as a page. Do nothing if the file is not a compiled model."""
     from compress.evaluation import explanation_page
     from compress.targets import load
     from compress.targets.edgetpu.compiled import compiled_file, explanation
@@ -178,7 +178,7 @@ def only_weights_differ(content: bytes, seed: Seed) -> bool:
 
 
 def run_tflite(folder: Path, seed: Seed) -> None:
-    """Legalize, which runs the model in the process of the runtime, and read what was written."""
+    """Legalize the model, which runs it in the process of the runtime, and read the written file."""
     from compress import api
     from compress.tflite import graph
 
@@ -284,7 +284,7 @@ def read_keras(folder: Path, seed: Seed) -> None:
 
 
 def import_seeds() -> Sequence[Seed]:
-    """Files of Keras, with weights, of ONNX and of TFLite."""
+    """Return files of Keras (with weights), ONNX and TFLite."""
     from compress.ir import tensorflow
 
     keras = tensorflow.keras()
@@ -293,7 +293,7 @@ def import_seeds() -> Sequence[Seed]:
     model = keras.Sequential([keras.Input((8, 8, 3)), *layers])
     made = []
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Keras' own: of numpy 2, and that .h5 is old
+        warnings.simplefilter("ignore")  # warnings of Keras about numpy 2 and about the old format .h5
         for name in ("m.keras", "m.h5"):
             model.save(Path(folder) / name)
             made.append(Seed(name, (Path(folder) / name).read_bytes()))
@@ -307,7 +307,7 @@ def import_mutation(seed: Seed, dice: random.Random) -> bytes:
 
 
 def import_tensorflow(folder: Path, seed: Seed) -> None:
-    """Import it before the first file, whose time it would be."""
+    """Import TensorFlow before the first file, so that its time does not count for that file."""
     from compress.ir import tensorflow
 
     tensorflow.keras()
@@ -353,7 +353,7 @@ def bundle_seeds() -> Sequence[Seed]:
 
 
 def bundle_mutation(seed: Seed, dice: random.Random) -> bytes:
-    """Change the manifest or a member, with right checksums; or the bytes."""
+    """Change the manifest, or a member together with its checksum; or change the bundle's bytes."""
     from deploy.contract import bundle
 
     if dice.random() < 0.3:
@@ -395,7 +395,7 @@ def yaml_seeds() -> Sequence[Seed]:
 
 
 def read_yaml(folder: Path, seed: Seed) -> None:
-    """Read the file and check it against the schema; its values are those of another loader."""
+    """Read the file, compare its values with those of another loader, and check it against the schema."""
     from ruamel.yaml import YAML
 
     from compress.pipeline import schema, yaml_file
@@ -410,7 +410,7 @@ def read_yaml(folder: Path, seed: Seed) -> None:
 
 
 def dates_in(value: Any) -> bool:
-    """Whether a value is or has a date, which we read as text, or a key that is no text."""
+    """Return whether a value is or contains a date, which we read as text, or a key that is not a string."""
     if isinstance(value, dict):
         return any(not isinstance(key, str) for key in value) or any(map(dates_in, value.values()))
     return any(map(dates_in, value)) if isinstance(value, list) else type(value).__module__ == "datetime"
@@ -596,7 +596,7 @@ def name_seeds() -> Sequence[Seed]:
 
 
 def read_names(folder: Path, seed: Seed) -> None:
-    """Push a text through the sinks of messages and of pages; no control character and no tag gets through."""
+    """Write a text as a message, as output and as a line of the log; no unprintable character may be left."""
     from compress.cli import output
     from deploy.contract import printable
 
@@ -612,7 +612,7 @@ def read_names(folder: Path, seed: Seed) -> None:
 
 
 def targets() -> dict[str, Target]:
-    """All targets by name."""
+    """Return all targets by name."""
     made = [
         Target("http", http_seeds, by(change.http_changes), read_http, http_refusals(), share=34),
         Target("names", name_seeds, by(change.text_changes), read_names, share=8),
@@ -647,10 +647,10 @@ def targets() -> dict[str, Target]:
 
 
 def damaged(target: Target, seed: int, number: int) -> tuple[Seed, bytes]:
-    """A damaged file of a target, and the sound one that it was made of; the same for the same numbers."""
+    """Return a valid seed of a target and a damaged file made from it. The same arguments give the same result."""
     dice = random.Random(f"{target.name}:{seed}:{number}")
     chosen = dice.choice(target.seeds())
     try:
         return chosen, target.mutate(chosen, dice)
-    except NOT_SOUND:  # a file of the corpus has not the structure that this damage needs
+    except NOT_SOUND:  # a file of the corpus does not have the structure that this damage needs
         return chosen, change.byte_changes(chosen.content, dice)

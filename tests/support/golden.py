@@ -1,4 +1,7 @@
-"""What every interpreter must give, to the bit. `python golden.py` prints it, on Python 3.7 with numpy alone."""
+"""Values that every interpreter must compute bit-exactly.
+
+`python golden.py` prints them, on Python 3.7 with numpy alone.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ TEXT = (
     "\ud55c\uad6d\uc5b4 \U0001f600 snake_case 3.14 don't "
     "\u1ecd\u0300r\u1ecd\u0300 \u03c4\u03b1\u0390\u03b6\u03c9 \u0391\u055f\u03a3"
 )
-"""Scripts, case and compatible forms that Unicode 11 has."""
+"""Text with scripts, letter case and compatibility forms that Unicode 11 has."""
 EXPECTED = {
     "digest": "fa9b581a0a8900076222e8477cf8e0078c322a5a8cb439b196172d8cc8f8d223",
     "output": "6dc6d4ec57976ee7d657b852f6c4dc052be1cb9d280ee745c9225f60895af8b3",
@@ -60,23 +63,23 @@ EXPECTED = {
 
 
 def sample():
-    """A uint8 image [9, 11, 3] without a random generator."""
+    """Return a uint8 image [9, 11, 3], made without a random generator."""
     return ((np.arange(9 * 11 * 3) * 37) % 256).astype(np.uint8).reshape(9, 11, 3)
 
 
 def sound():
-    """Four tones and some noise, int16 [1500], without a random generator and without a sine."""
+    """Return four tones and some noise, int16 [1500], made without a random generator and without a sine."""
     place = np.arange(1500)
     waves = sum(np.abs(place % period - period // 2) * (period % 3 - 1.2) for period in (7, 19, 32, 61))
     return np.rint(waves * 200 + place * 7919 % 101).astype(np.int16)
 
 
 def recordings():
-    """The sounds in WAV files of every kind, each with three channels: their mean, and the first one."""
+    """Return the decoded sounds of WAV files of every type with three channels: their mean, and the first one."""
     found = []
     for tag, bits in sorted(recording.TYPES):
         block = 3 * bits // 8
-        values = bytes((place * 37 + place // 7) % 64 for place in range(block * 20))  # floats of these are finite
+        values = bytes((place * 37 + place // 7) % 64 for place in range(block * 20))  # as floats, these are finite
         form = struct.pack("<HHIIHH", tag, 3, 8000, 8000 * block, block, bits)
         parts = b"WAVEfmt " + struct.pack("<I", 16) + form + b"data" + struct.pack("<I", len(values)) + values
         content = b"RIFF" + struct.pack("<I", len(parts)) + parts
@@ -85,7 +88,7 @@ def recordings():
 
 
 def texts():
-    """The numbers of words and of characters, of a text and of bytes that are not UTF-8."""
+    """Return the tokens of words and of characters, for a text and for bytes that are not UTF-8."""
     samples = [text.sample_of(TEXT, 300), text.sample_of(bytes(range(256)), 256)]
     units = [
         Preprocessing([{"tokens": {"length": 200, "buckets": 65536, "unit": unit}}]) for unit in ("word", "character")
@@ -98,7 +101,7 @@ def tensor(name, shape, dtype, scale, zero_point):
 
 
 def manifest(**changes):
-    """The manifest of the bundle below."""
+    """Return the manifest of the bundle of `packed`."""
     given, made = tensor("image", [1, 4, 3, 3], "int8", 0.05, -3), tensor("scores", [1, 2], "int8", 1 / 256, -128)
     models = {"int8": {"file": "int8.tflite", "inputs": [given], "outputs": [made]}}
     preprocessing = {"version": VERSION, "digest": Preprocessing(STEPS).digest, "steps": STEPS}
@@ -114,7 +117,7 @@ def manifest(**changes):
 
 
 def members():
-    """Its members."""
+    """Return the members of the bundle of `packed`."""
     return {
         "int8.tflite": b"not really a model",
         "golden-input-0.npy": bundle.array_bytes(sample()),
@@ -123,12 +126,15 @@ def members():
 
 
 def packed():
-    """A small bundle."""
+    """Return a small bundle."""
     return bundle.pack(manifest(), members())
 
 
 def accepted(content, start=0):
-    """How many of the bundles changed or cut behind `start` are taken for good: none, and no other error may come."""
+    """Return how many damaged copies of a bundle are accepted: this must be 0, and no other error may occur.
+
+    Each copy has a changed byte, or is cut, at a position from `start` on.
+    """
     count = 0
     places = range(start, len(content))
     changes = [content[:i] + bytes([content[i] ^ 0xFF]) + content[i + 1 :] for i in places]
@@ -146,7 +152,7 @@ def sha(content):
 
 
 def found():
-    """The same keys as EXPECTED."""
+    """Return the computed values, with the same keys as EXPECTED."""
     opened = bundle.Bundle(packed())
     output = opened.preprocessing(opened.array("golden-input-0.npy"))
     stored = quantize(output, 0.05, -3, np.int8)

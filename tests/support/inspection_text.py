@@ -1,4 +1,4 @@
-"""Everything that the program reports of a .tflite file, as one text."""
+"""All results that the program reports about a .tflite file, as one text."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from compress.tflite import graph
 
 TARGET = load("edgetpu")
 TIMES, ROOM = 10, 40 << 20
-"""Memory beside that of the interpreter with everything imported: so many times the file, and so many bytes."""
+"""Limit of memory in addition to the interpreter with all imports: TIMES the size of the file plus ROOM bytes."""
 
 
 class DifferentError(Exception):
-    """What was written and read again gives another answer."""
+    """Results that must be equal differ, such as those before and after a file is written and read again."""
 
 
 def inspection_text(content: bytes) -> str:
-    """The results of check, estimate and inspection as JSON; the same after writing and reading the file again."""
+    """Return results of check, estimate and inspection as JSON. Writing and reading the file must not change them."""
     parsed = graph.parse(content)
     told = _told(parsed)
     if _told(graph.parse(graph.serialize(parsed))) != told:
@@ -49,7 +49,7 @@ def _told(parsed: graph.Graph) -> str:
 
 
 def _expected(parsed: graph.Graph) -> Any:
-    """The latency that is expected of it, or why none is."""
+    """Return the estimated latency, or the reason why there is none."""
     try:
         found = estimate(parsed, TARGET, "usb3")
         return [found.to_json(), found.describe()]

@@ -24,18 +24,18 @@ RUNTIMES = {
     "3.12": ("numpy", "ai-edge-litert==2.3.0"),
     "3.13": ("numpy", "ai-edge-litert==2.3.0"),
 }
-"""What is installed for each version: the newest runtime that a board with this Python would have."""
+"""The packages for each version: the newest runtime that a board with this Python would have."""
 INSTALL_SECONDS = 240
 
 
 def interpreters() -> list[str]:
-    """Versions, or the paths in CORALLINE_PYTHONS; pass each to `executable` inside a test."""
+    """Return versions, or the paths in CORALLINE_PYTHONS; pass each to `executable` inside a test."""
     named = os.environ.get("CORALLINE_PYTHONS")
     return named.split(":") if named else list(RUNTIMES)
 
 
 def executable(interpreter: str) -> str:
-    """The path of an interpreter that has numpy; skip the test where it cannot be had."""
+    """Return the path of an interpreter that has numpy; skip the test if it is not available."""
     path = interpreter
     if os.sep not in interpreter:
         path, failure = _environment(interpreter)
@@ -50,7 +50,7 @@ def executable(interpreter: str) -> str:
 
 @functools.cache
 def _environment(version: str) -> tuple[str, str]:
-    """The interpreter of the cached virtual environment, created if necessary, and why it cannot be had."""
+    """Return the interpreter of the cached virtual environment (created if necessary), and the reason of a failure."""
     installed = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python"))
     base = str(installed[-1]) if installed else shutil.which(f"python{version}")
     if base is None:
@@ -70,7 +70,7 @@ def _environment(version: str) -> tuple[str, str]:
 
 
 def _create(base: str, folder: Path, version: str) -> str:
-    """Create the environment; return why it failed, or nothing."""
+    """Create the environment; return the reason of a failure, or an empty text."""
     shutil.rmtree(folder, ignore_errors=True)
     pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     for command in ([base, "-m", "venv", str(folder)], [*pip, "--retries", "1", *RUNTIMES[version]]):

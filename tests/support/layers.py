@@ -1,4 +1,4 @@
-"""Every kind of layer between two convolutions (or where it can stand), for the tests of training and quantization."""
+"""Models with each kind of layer between two convolutions, for the tests of training and quantization."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _three(name: str) -> Place:
 
 
 def _sequence(place: Place) -> Place:
-    """A layer for sequences [batch, 144, 8]."""
+    """Return a `Place` that applies another one to the tensor as a sequence [batch, 144, 8]."""
     return lambda keras, x: keras.layers.Reshape((12, 12, -1))(place(keras, keras.layers.Reshape((144, 8))(x)))
 
 
@@ -39,7 +39,7 @@ def _layer(name: str, *values: Any, **settings: Any) -> Place:
     return lambda keras, x: getattr(keras.layers, name)(*values, **settings)(x)
 
 
-#: Layers that are taken apart into single steps.
+#: Layers that are split into single operations.
 IN_STEPS: dict[str, Place] = {
     "Rescaling": _layer("Rescaling", 2.0, -1.0),
     "Rescaling by channel": _layer("Rescaling", [2.0, 1, 3, 0, 1, 1, 1, 1], [0.0, 0, 1, 1, 0, 0, 0, 0]),
@@ -70,7 +70,7 @@ IN_STEPS: dict[str, Place] = {
 
 
 def _shuffled(keras: Any, x: Any) -> Any:
-    """Halves of the channels in the other order, one of them pooled, as in ShuffleNet."""
+    """Swap the halves of the channels, and pool one of them, as in ShuffleNet."""
     first, second = keras.ops.split(x, 2, axis=-1)
     pooled = keras.layers.MaxPooling2D(3, 1, padding="same")(second)
     return keras.layers.Concatenate()([pooled, first])
@@ -84,7 +84,7 @@ def _custom(keras: Any, x: Any) -> Any:
     return keras.layers.Conv2D(8, 1, activation=bump)(x)
 
 
-#: Layers that TFLite has as they are.
+#: Layers that TFLite supports as they are.
 AS_THEY_ARE: dict[str, Place] = {
     "ReLU6": _layer("ReLU", 6.0),
     "LeakyReLU": _layer("LeakyReLU", 0.1),
@@ -114,7 +114,7 @@ ALL = {**IN_STEPS, **AS_THEY_ARE}
 
 
 def model(keras: Any, place: Place) -> Any:
-    """Two convolutions with a layer between them, images [12, 12, 3] in and 5 scores out."""
+    """Return a model of two convolutions with a layer between them: images [12, 12, 3] in, 5 scores out."""
     layers = keras.layers
     image = keras.Input((12, 12, 3))
     x = place(keras, layers.Conv2D(8, 3, padding="same")(image))

@@ -1,6 +1,6 @@
-"""Clients of `serve` that send requests over open connections, vanish, and send garbage; and what the server uses.
+"""Clients of `serve` that send requests, disconnect and send garbage; and the resources that the server uses.
 
-All clients are one thread with one selector. `benchmarks/serve.py` and `benchmarks/soak.py` use them.
+All clients share one thread with one selector. `benchmarks/serve.py` and `benchmarks/soak.py` use them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Client:
         self.sock: socket.socket | None = None
 
     def send(self, selector: selectors.BaseSelector) -> None:
-        """The next request; those that vanish are followed by another one on a new connection."""
+        """Send the next request. If the client disconnects on purpose, send another one on a new connection."""
         while True:
             if self.sock is None:
                 self.sock = socket.create_connection(("127.0.0.1", self.port), timeout=30)
@@ -56,14 +56,14 @@ class Client:
             self.close(selector)
 
     def close(self, selector: selectors.BaseSelector) -> None:
-        """Goes away."""
+        """Close the connection."""
         if self.sock is not None:
             selector.unregister(self.sock)
             self.sock.close()
             self.sock = None
 
     def receive(self) -> bool:
-        """Whether the answer is whole; it is judged then.
+        """Receive data, and return whether the answer is complete. A complete answer is judged.
 
         Raises:
             OSError: the connection ended.
@@ -82,7 +82,7 @@ class Client:
         return True
 
     def judged(self, status: int, head: str, found: Any) -> str:
-        """What to count an answer as."""
+        """Return the category in which an answer is counted."""
         if f"X-Request-Id: {self.number}-{self.turn}\r\n" not in head + "\r\n":
             return "mixed"
         if self.garbage:
@@ -104,7 +104,7 @@ def cpu_s(pid: int) -> float:
 
 
 def answered(client: Client, selector: selectors.BaseSelector) -> bool:
-    """Receive what came; whether an answer is whole. If the server ended the connection, another one is opened."""
+    """Receive data, and return whether an answer is complete. If the server ended the connection, open another one."""
     try:
         return client.receive()
     except OSError:
@@ -115,7 +115,7 @@ def answered(client: Client, selector: selectors.BaseSelector) -> bool:
 
 
 def listening(server: subprocess.Popen[str]) -> int:
-    """The port of a server that begins, from what it prints."""
+    """Return the port of a starting server, from its output."""
     assert server.stderr is not None
     for line in server.stderr:
         if found := re.search(r"listening on http://127.0.0.1:(\d+)", line):
@@ -124,5 +124,5 @@ def listening(server: subprocess.Popen[str]) -> int:
 
 
 def total(clients: list[Client]) -> Counter[str]:
-    """What came of the requests of all clients."""
+    """Return the total counts of the answers to all clients."""
     return sum((client.counts for client in clients), Counter())

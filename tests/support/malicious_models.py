@@ -83,7 +83,7 @@ def deep(levels: int) -> str:
 
 
 def doubling(levels: int, calls: int = 10) -> dict[str, Any]:
-    """A model that calls a model several times, which calls a model several times, ..."""
+    """Return a model that calls a model several times, which calls a model several times, and so on."""
     model: dict[str, Any] = layer("Dense", "leaf", units=4)
     for level in range(levels):
         nodes = [[["in", 0, 0, {}]]] + [[[f"n{level}", at, 0, {}]] for at in range(calls - 1)]

@@ -1,6 +1,6 @@
-"""Damage to .tflite files, by accident and on purpose: `mutate` makes one damaged file from a sound one.
+"""Accidental and deliberate damage to .tflite files: `mutate` makes one damaged file from a valid one.
 
-Everything comes from the dice that are given, so that the same dice make the same file.
+All randomness comes from the generator `dice`: a generator in the same state gives the same file.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ WEIGHTED = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")
 
 @dataclass(frozen=True)
 class Model:
-    """A sound file."""
+    """A valid file."""
 
     name: str
     content: bytes
 
     @cached_property
     def blobs(self) -> list[tuple[int, int]]:
-        """Where the contents of buffers and custom operators begin and end: everything else is structure."""
+        """Byte ranges (start, end) of the contents of buffers and custom operators. All other bytes are structure."""
         source, start = _source(self.content)
         found = [each.data for each in source.buffers or []]
         found += [operator.customOptions for part in source.subgraphs for operator in part.operators or []]
@@ -40,7 +40,7 @@ class Model:
 
     @cached_property
     def weights(self) -> list[tuple[int, int]]:
-        """Where 8-bit weights begin and end, of which no value changes what is told of the model."""
+        """The byte ranges (start, end) of 8-bit weights whose values do not affect the reports about the model."""
         parsed = graph.parse(self.content)
         found = {operator.inputs[1] for operator in parsed.operators if operator.name in WEIGHTED}
         used = [op.inputs[position] for op in parsed.operators for position in range(len(op.inputs)) if position != 1]
@@ -53,7 +53,7 @@ class Model:
 
     @cached_property
     def structure(self) -> list[int]:
-        """The positions of its structure, in words of 4 bytes."""
+        """The byte offsets of the words of 4 bytes in its structure."""
         taken = np.zeros(len(self.content), bool)
         for start, end in self.blobs:
             taken[start:end] = True
@@ -61,7 +61,7 @@ class Model:
 
 
 def _source(content: bytes) -> tuple[Any, int]:
-    """What is in a file, and the address of its first byte."""
+    """Parse a file; return the model and the memory address of its first byte."""
     held = bytearray(content)
     return schema.ModelT.InitFromPackedBuf(held, 0), np.frombuffer(held, np.uint8).ctypes.data
 
@@ -74,7 +74,7 @@ Mutator = Callable[[Model, random.Random], bytes]
 
 
 def flipped(model: Model, dice: random.Random) -> bytes:
-    """Bits, anywhere."""
+    """Flip bits anywhere."""
     changed = bytearray(model.content)
     for _ in range(dice.choice((1, 2, 8, 64))):
         changed[dice.randrange(len(changed))] ^= 1 << dice.randrange(8)
@@ -82,7 +82,7 @@ def flipped(model: Model, dice: random.Random) -> bytes:
 
 
 def flipped_structure(model: Model, dice: random.Random) -> bytes:
-    """Bits of offsets, lengths and numbers."""
+    """Flip bits of offsets, lengths and numbers."""
     changed = bytearray(model.content)
     for _ in range(dice.choice((1, 1, 2, 4))):
         changed[dice.choice(model.structure) + dice.randrange(4)] ^= 1 << dice.randrange(8)
@@ -90,7 +90,7 @@ def flipped_structure(model: Model, dice: random.Random) -> bytes:
 
 
 def flipped_weights(model: Model, dice: random.Random) -> bytes:
-    """Bits of 8-bit weights: the answer must stay as it is."""
+    """Flip bits of 8-bit weights: the reports must not change."""
     changed = bytearray(model.content)
     for start, end in dice.choices(model.weights, k=5) if model.weights else ():
         changed[dice.randrange(start, end)] ^= 1 << dice.randrange(8)
@@ -98,7 +98,7 @@ def flipped_weights(model: Model, dice: random.Random) -> bytes:
 
 
 def words(model: Model, dice: random.Random) -> bytes:
-    """Words of the structure that become numbers that hurt, or offsets to themselves and backwards."""
+    """Replace words of the structure by extreme numbers, or by offsets to themselves or backwards."""
     changed = bytearray(model.content)
     for _ in range(dice.choice((1, 1, 2, 4))):
         place = dice.choice(model.structure)
@@ -108,7 +108,7 @@ def words(model: Model, dice: random.Random) -> bytes:
 
 
 def redirected(model: Model, dice: random.Random) -> bytes:
-    """Offsets that lead where others lead: shared and overlapping tables and lists."""
+    """Redirect offsets to the targets of other offsets: shared and overlapping tables and lists."""
     changed = bytearray(model.content)
     for _ in range(dice.choice((1, 2, 4, 16))):
         place, other = sorted(dice.choices(model.structure, k=2))
@@ -118,26 +118,26 @@ def redirected(model: Model, dice: random.Random) -> bytes:
 
 
 def cut(model: Model, dice: random.Random) -> bytes:
-    """Less than there was, at the end or inside."""
+    """Remove bytes at the end or inside."""
     start = dice.randrange(len(model.content))
     return model.content[:start] + (model.content[start + dice.randrange(64) :] if dice.random() < 0.3 else b"")
 
 
 def grown(model: Model, dice: random.Random) -> bytes:
-    """More than there was, at the end or inside."""
+    """Insert bytes at the end or inside."""
     start = len(model.content) if dice.random() < 0.5 else dice.choice(model.structure)
     return model.content[:start] + dice.randbytes(dice.choice((1, 3, 4, 64, 4096))) + model.content[start:]
 
 
 def filled(model: Model, dice: random.Random) -> bytes:
-    """A range of zeros or ones."""
+    """Fill a range with zero bits or one bits."""
     start, size = dice.choice(model.structure), dice.choice((1, 2, 4, 8, 32, 512))
     size = min(size, len(model.content) - start)
     return model.content[:start] + dice.choice((b"\0", b"\xff")) * size + model.content[start + size :]
 
 
 def swapped(model: Model, dice: random.Random) -> bytes:
-    """Two ranges that have changed places."""
+    """Swap two ranges."""
     changed, size = bytearray(model.content), dice.choice((4, 8, 64, 512))
     first, second = (dice.choice(model.structure) for _ in range(2))
     one, other = changed[first : first + size], changed[second : second + size]
@@ -146,7 +146,7 @@ def swapped(model: Model, dice: random.Random) -> bytes:
 
 
 def bomb(model: Model, dice: random.Random) -> bytes:
-    """One table in a list very many times: small to store, large to unpack."""
+    """Repeat one table in a list very many times: small to store, large to unpack."""
     copy = len(model.content)
     buffer = bytearray(model.content)
     root = schema.Model.GetRootAs(buffer, 0)
@@ -157,7 +157,7 @@ def bomb(model: Model, dice: random.Random) -> bytes:
     (first,) = struct.unpack_from("<I", buffer, table.Vector(table.Offset(slot)))
     target = table.Vector(table.Offset(slot)) + first
     count = dice.choice((10, 1000, 100_000))
-    # Offsets lead forward only: behind the list stands the model once more, for its entries to lead to.
+    # Offsets point forward only: a second copy of the model follows the list, as the target of its entries.
     start = copy + (-copy) % 4
     struct.pack_into("<I", buffer, field, start - field)
     entries = start + 4 + 4 * np.arange(count, dtype="<u4")
@@ -166,7 +166,7 @@ def bomb(model: Model, dice: random.Random) -> bytes:
 
 
 def one_blob(model: Model, dice: random.Random) -> bytes:
-    """The same bytes in many buffers: small to store, large to write again."""
+    """Use the same bytes in many buffers: small to store, large to write again."""
     buffer = bytearray(model.content)
     root = schema.Model.GetRootAs(buffer, 0)
     tables = [root.Buffers(index)._tab for index in range(root.BuffersLength())]
@@ -180,7 +180,7 @@ def one_blob(model: Model, dice: random.Random) -> bytes:
 
 
 def edited(model: Model, dice: random.Random) -> bytes:
-    """A file that is sound as a file and impossible as a model."""
+    """Return a file with a valid format and an invalid model."""
     source, _ = _source(model.content)
     for _ in range(dice.choice((1, 1, 2, 3))):
         dice.choice((_tensor, _tensor, _quantization, _operator, _operator, _options, _code, _lists))(source, dice)
@@ -301,8 +301,8 @@ MUTATORS: dict[str, Mutator] = {
 
 
 def mutate(kind: str, model: Model, dice: random.Random) -> bytes:
-    """One damaged file; the file as it is where this damage is not possible."""
+    """Return a damaged file, or the unchanged file if this damage is not possible."""
     try:
         return MUTATORS[kind](model, dice)
-    except (AttributeError, IndexError, TypeError):  # a second edit of what the first has taken away
+    except (AttributeError, IndexError, TypeError):  # a second edit of something that the first one has removed
         return model.content

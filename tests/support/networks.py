@@ -1,4 +1,4 @@
-"""Small networks that together hold every way channels can be tied, for the tests of training and quantization."""
+"""Small networks that together contain every way to tie channels, for the tests of training and quantization."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def plain(keras: Any) -> Any:
 
 
 def inverted_residual(keras: Any) -> Any:
-    """Depthwise blocks with ReLU6, an addition, and a bottleneck that must stay tied."""
+    """Depthwise blocks with ReLU6, an addition, and a bottleneck whose channels must stay tied."""
     layers = keras.layers
     image = keras.Input((12, 12, 3))
     x = layers.Conv2D(8, 3, strides=2, padding="same", use_bias=False)(image)
@@ -59,7 +59,7 @@ def branches(keras: Any) -> Any:
 
 
 def squeeze_excite(keras: Any) -> Any:
-    """A gate that is multiplied onto the channels it was computed from."""
+    """A gate that multiplies the channels from which it was computed."""
     layers = keras.layers
     image = keras.Input((12, 12, 3))
     x = layers.Conv2D(16, 3, padding="same", activation="relu")(image)
@@ -87,7 +87,7 @@ def nested(keras: Any) -> Any:
 
 
 def nested_to_the_end(keras: Any) -> Any:
-    """Functional models in functional models, called again and at the output too, where Keras counts calls anew."""
+    """Functional models in functional models, also called again and at the output, where Keras restarts its count."""
     layers = keras.layers
     given = keras.Input((12, 12, 3))
     body = keras.Model(given, layers.ReLU()(layers.Conv2D(16, 3)(given)), name="body")
@@ -101,7 +101,7 @@ def nested_to_the_end(keras: Any) -> Any:
 
 
 def shared_backwards(keras: Any) -> Any:
-    """A layer whose second call stands nearer to the input than its first one."""
+    """A layer whose second call is nearer to the input than its first one."""
     layers = keras.layers
     image = keras.Input((12, 12, 8))
     shared = layers.Conv2D(8, 3, padding="same", name="shared")
@@ -112,7 +112,7 @@ def shared_backwards(keras: Any) -> Any:
 
 
 def adapted(keras: Any) -> Any:
-    """A Normalization that has learnt from data: it computes with what it derives from its weights."""
+    """A Normalization layer that is adapted to data: it computes with values that it derives from its weights."""
     keras.utils.set_random_seed(0)
     layers = keras.layers
     norm = layers.Normalization(name="normalization")
@@ -126,14 +126,14 @@ ALL: tuple[Builder, ...] = (plain, inverted_residual, branches, squeeze_excite, 
 
 
 def randomized(model: Any, seed: int = 0) -> Any:
-    """The model with weights far from their initial values, batch norm statistics too."""
+    """Set the weights and batch norm statistics far from their initial values; return the model."""
     random = np.random.default_rng(seed)
     for weight in model.weights:
         if weight.path.endswith("moving_variance"):
             weight.assign(random.uniform(0.5, 1.5, weight.shape))
         elif np.prod(weight.shape[:-1]) == 1:
             weight.assign(random.normal(0.3, 0.2, weight.shape))
-        else:  # as drawn by Keras they would depend on what was drawn before
+        else:  # values drawn by Keras would depend on earlier draws
             inputs = weight.shape[:2] if "depthwise" in weight.path else weight.shape[:-1]
             weight.assign(random.normal(0, (2 / np.prod(inputs)) ** 0.5, weight.shape))
     return model

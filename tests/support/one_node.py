@@ -1,4 +1,4 @@
-"""ONNX models of a few operators, written where they are tested."""
+"""ONNX models of a few operators, defined in the tests that use them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def constant(numbers: Any) -> Constant:
 
 
 def floats(*shape: int, low: float = -1.0) -> Constant:
-    """Always the same ones, up to 1."""
+    """Return a constant of random floats up to 1, which are always the same for a shape."""
     return constant(np.random.default_rng(sum(shape)).uniform(low, 1.0, shape).astype(np.float32))
 
 
@@ -42,7 +42,7 @@ def number(value: float) -> Constant:
 
 
 def node(kind: str, inputs: Sequence[Any], outputs: Sequence[str], **settings: Any) -> tuple[Any, list[Any]]:
-    """An operator, and the stored tensors that it takes; its name is that of what it makes."""
+    """Return an operator, and the stored tensors that it takes. Its default name is that of its first output."""
     stored, names = [], []
     for place, given in enumerate(inputs):
         if isinstance(given, Constant):
@@ -56,14 +56,14 @@ def node(kind: str, inputs: Sequence[Any], outputs: Sequence[str], **settings: A
 
 @dataclass(frozen=True)
 class Model:
-    """What a file holds.
+    """The content of an ONNX file.
 
     Attributes:
-        nodes: made with `node`.
-        inputs: shapes by name; a name for a side that is not fixed.
-        outputs: names.
+        nodes: results of `node`.
+        inputs: shapes by name; a dimension that is not fixed is a name.
+        outputs: the names of the outputs.
         opset: the version of the operators.
-        types: of inputs that are no floats.
+        types: the types of inputs that are not floats.
     """
 
     nodes: Sequence[tuple[Any, list[Any]]]
@@ -73,7 +73,7 @@ class Model:
     types: Mapping[str, int] = field(default_factory=dict)
 
     def proto(self) -> Any:
-        """The model; its outputs' shapes are those that onnx infers."""
+        """Return the ONNX model. The shapes of its outputs are those that onnx infers."""
         given = [
             helper.make_tensor_value_info(name, self.types.get(name, TensorProto.FLOAT), list(shape))
             for name, shape in self.inputs.items()
@@ -92,7 +92,7 @@ class Model:
 
 
 def imported(path: Path) -> tuple[onnx_file.OnnxFile, Any, list[str]]:
-    """The file, the Keras model, and the kinds of its layers; the outputs are equal."""
+    """Import a file, and check that the outputs are equal. Return the file, the Keras model and its layer types."""
     file = onnx_file.read(path)
     assert file.problems == ()
     model, parity = onnx_file.load(file)

@@ -1,4 +1,4 @@
-"""Models of one operator, or of a few, put together by hand: what a rule, a count or a reader is tried on."""
+"""Models of one operator or of a few, assembled by hand to test rules, counts and readers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ OPTIONS = {
     "SPACE_TO_DEPTH": "SpaceToDepthOptions",
     "STRIDED_SLICE": "StridedSliceOptions",
 }
-"""The table of options of the operators that have one here."""
+"""The options table of each operator that has one here."""
 NUMPY = {"INT8": "i1", "UINT8": "u1", "INT16": "<i2", "INT32": "<i4", "INT64": "<i8", "FLOAT32": "<f4", "BOOL": "?"}
 
 
@@ -58,11 +58,11 @@ class Tensor:
     Attributes:
         shape: its shape.
         dtype: the schema's name of its type.
-        data: what a constant is filled with: one number, or all; None for what is computed.
-        scales: of its quantization; none for float and for structure.
-        zero_point: of its quantization, the same for every scale.
-        signature: the shape with -1 for dynamic sides.
-        variable: whether it keeps its value.
+        data: values of a constant: one for all elements, or all of them; None for a computed tensor.
+        scales: the scales of its quantization; empty for floats and for structure (shapes, axes, strides).
+        zero_point: the zero point of its quantization, the same for every scale.
+        signature: the shape with -1 for dynamic dimensions.
+        variable: whether it is a variable tensor.
     """
 
     shape: tuple[int, ...]
@@ -76,7 +76,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Op:
-    """An operator: tensors by name, "" for an absent one; options as the schema calls them."""
+    """An operator: tensors by name, "" for an absent one; options with the names of the schema."""
 
     name: str
     inputs: Sequence[str]
@@ -87,12 +87,12 @@ class Op:
 
 
 def integers(*values: int) -> Tensor:
-    """A constant of structure: a shape, axes, strides."""
+    """Return a structural constant: a shape, axes, strides."""
     return Tensor((len(values),), "INT32", list(values), ())
 
 
 def model(tensors: Mapping[str, Tensor], operators: Sequence[Op], inputs: Sequence[str], outputs: Sequence[str]) -> Any:
-    """The schema's `ModelT` of a graph."""
+    """Return the schema's `ModelT` of a graph."""
     from ai_edge_litert import schema_py_generated as schema
 
     place = {name: index for index, name in enumerate(tensors)} | {"": graph.NONE}
@@ -107,12 +107,12 @@ def model(tensors: Mapping[str, Tensor], operators: Sequence[Op], inputs: Sequen
 
 
 def content(*arguments: Any) -> bytes:
-    """The same as the bytes of a .tflite file."""
+    """Return the model as the bytes of a .tflite file; the arguments are those of `model`."""
     return graph.serialize(SimpleNamespace(source=model(*arguments)))
 
 
 def read(*arguments: Any) -> graph.Graph:
-    """The same as a graph, written and read."""
+    """Return the model as a graph, written and read again; the arguments are those of `model`."""
     return graph.parse(content(*arguments))
 
 
@@ -125,7 +125,7 @@ def one(
     custom: bool = False,
     **options: Any,
 ) -> graph.Graph:
-    """A graph of one operator; those of its inputs that are no constants are the graph's."""
+    """Return a graph of one operator. The inputs of the operator that are not constants are the inputs of the graph."""
     tensors = {f"in{index}": tensor for index, tensor in enumerate(inputs) if tensor} | {"out": output}
     names = [f"in{index}" if tensor else "" for index, tensor in enumerate(inputs)]
     given = [name for name in names if name and tensors[name].data is None and not tensors[name].variable]

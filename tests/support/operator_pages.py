@@ -17,7 +17,7 @@ def classifier() -> graph.Graph:
 
 
 def placed(model: graph.Graph, *placements: str, **more: Any) -> list[OperatorRecord]:
-    """The operators of a model with placements, the last one for all others."""
+    """Return the operators of a model with placements; the last placement is used for all other operators."""
     kinds = [*placements, *[placements[-1]] * len(model.operators)]
     return [
         OperatorRecord(operator.index, operator.name, kind, 1000, output=f"output {operator.index}", **more)

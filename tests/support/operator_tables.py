@@ -1,4 +1,4 @@
-"""Operator tables: what a graph says without its weights, and a graph with the same operators built from a table.
+"""Operator tables: descriptions of a graph without its weights, and graphs that are rebuilt from such tables.
 
 A table holds shapes, types, options and versions, the values of structural constants (axes, paddings, new shapes), and
 of other constants only whether all their values are equal. Placement and parameter bytes depend on nothing else.
@@ -25,7 +25,7 @@ MIXED = "mixed"
 
 
 def load() -> dict[str, Any]:
-    """The recorded facts: `models` with their tables, and the compiler's `memory_reports`."""
+    """Return the recorded facts: `models` with their tables, and the compiler's `memory_reports`."""
     recorded: dict[str, Any] = json.loads(FIXTURE.read_text())
     return recorded
 
@@ -41,7 +41,7 @@ def write(models: list[dict[str, Any]], memory_reports: list[dict[str, Any]]) ->
 
 
 def table_of(parsed: graph.Graph) -> dict[str, Any]:
-    """The operator table of a graph."""
+    """Return the operator table of a graph."""
     tensor_kinds, tensors = _unique([_tensor_row(tensor) for tensor in parsed.tensors])
     operator_kinds, kinds = _unique([_operator_row(operator) for operator in parsed.operators])
     operators = [[kind, op.inputs, op.outputs] for kind, op in zip(kinds, parsed.operators, strict=True)]
@@ -57,7 +57,7 @@ def table_of(parsed: graph.Graph) -> dict[str, Any]:
 
 
 def graph_of(table: Mapping[str, Any]) -> graph.Graph:
-    """A graph with the operators of a table and invented weights."""
+    """Return a graph with the operators of a table and invented weights."""
     tensor_kinds = table["tensor_kinds"]
     operator_kinds = table["operator_kinds"]
     tensors = tuple(_tensor(index, tensor_kinds[kind]) for index, kind in enumerate(table["tensors"]))
@@ -69,7 +69,7 @@ def graph_of(table: Mapping[str, Any]) -> graph.Graph:
 
 
 def _unique(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[int]]:
-    """The different rows in order of appearance, and the index of each row among them."""
+    """Return the different rows in order of appearance, and the index of each row among them."""
     positions: dict[str, int] = {}
     indices = [positions.setdefault(json.dumps(row), len(positions)) for row in rows]
     return [json.loads(text) for text in positions], indices

@@ -1,4 +1,4 @@
-"""What the vendor's compiler puts into a compiled model, made field by field."""
+"""The data that the vendor's compiler adds to a compiled model, assembled field by field."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Write = Callable[[flatbuffers.Builder], int]
 
 
 def table(fields: dict[int, Any]) -> Write:
-    """A table: fields by number; ints as ("<code>", value), everything else as what was written before."""
+    """Return a writer of a table: fields by number, integers and floats as ("<type>", value), all others as writers."""
 
     def write(builder: flatbuffers.Builder) -> int:
         written = {slot: value(builder) if callable(value) else value for slot, value in fields.items()}
@@ -74,14 +74,14 @@ def executable(kind: int, parameters: bytes, token: int = 99, scale: float = 0.2
 
 
 def options(*executables: bytes, runtime: int = 14, identifier: bytes = b"DWN1") -> bytes:
-    """The options of a custom operator as the compiler writes them."""
+    """Return the options of a custom operator as the compiler writes them."""
     multi = finished(table({0: many([raw(each) for each in executables])}))
     content = finished(table({0: ("Int32", runtime), 1: raw(multi), 4: raw(b"cl/1")}), identifier)
     builder = flexbuffers.Builder()
     with builder.Map():
         builder.Int("1", 1)
         builder.Key("4")
-        # The compiler stores the package as a string, though it is none.
+        # The compiler stores the package as a string, although it is not a string.
         start = builder._WriteBlob(content, append_zero=True, type_=flexbuffers.Type.STRING)
         del start
         builder.Int("5", 0)
@@ -92,7 +92,7 @@ CACHING, EXECUTION, ALONE = (executable(kind, b"p" * size) for kind, size in ((1
 
 
 def compiled(model: bytes, on_cpu: int = 0, executables: Sequence[bytes] = (CACHING, EXECUTION)) -> bytes:
-    """A model as if compiled: one custom operator, and behind it the last `on_cpu` operators as they were."""
+    """Return a model as if compiled: one custom operator, followed by the last `on_cpu` operators, unchanged."""
     from ai_edge_litert import schema_py_generated as schema
 
     parsed = graph.parse(model)

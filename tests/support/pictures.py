@@ -8,7 +8,7 @@ from PIL import Image
 
 
 def image(path: Path, size: tuple[int, int] = (6, 4), value: int = 100, mode: str = "RGB") -> Path:
-    """An image of width and height `size` in one colour."""
+    """Write an image of width and height `size` in one colour; return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new(mode, size, value if mode != "RGB" else (value, value // 2, 0)).save(path)
     return path

@@ -54,7 +54,7 @@ KEYED = [(number, match[1]) for number, line in enumerate(LINES, 1) if (match :=
 
 
 def stages(*names: str) -> str:
-    """COMPLETE with other stages."""
+    """Return COMPLETE with other stages."""
     before, _, rest = COMPLETE.partition("stages:\n")
     return f"{before}stages:\n" + "".join(f"  - {name}\n" for name in names) + rest[rest.index("measure:") :]
 
@@ -63,7 +63,7 @@ SHIPPED = [ROOT / "pipeline.yaml", *sorted(resources.shipped("models").glob("*.y
 
 
 def documented() -> Iterator[Any]:
-    """The complete pipelines in README and docs."""
+    """Yield the complete pipelines in README and docs."""
     for path in [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]:
         for number, block in enumerate(re.findall(r"```ya?ml\n(.*?)```", path.read_text(), re.DOTALL)):
             if "schema_version:" in block:

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of our own in a temporary folder: from Debian's package, without root's rights."""
+"""A private PostgreSQL server in a temporary folder: from Debian's package, without root's rights."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ MISSING = "" if PROGRAMS else "PostgreSQL is not installed: apt-get install post
 
 @dataclass(frozen=True)
 class Server:
-    """A server that runs.
+    """A running server.
 
     Attributes:
-        folder: its files.
-        port: on localhost.
+        folder: the folder of its files.
+        port: its port on localhost.
     """
 
     folder: Path
     port: int
 
     def new_database(self) -> str:
-        """Make a database, and return its URL for SQLAlchemy."""
+        """Create a database, and return its URL for SQLAlchemy."""
         name = f"search_{next(_NUMBERS)}"
         run("createdb", "-h", "localhost", "-p", str(self.port), "-U", "searcher", name)
         return f"postgresql+psycopg://searcher@localhost:{self.port}/{name}"
 
     def start(self) -> None:
-        """Start it, and wait until it takes connections."""
+        """Start the server, and wait until it accepts connections."""
         options = f"-p {self.port} -c listen_addresses=localhost -c unix_socket_directories= -c max_connections=200"
         self._run("pg_ctl", "start", "--wait", "-o", options, "-l", str(self.folder / "log"))
 
     def stop(self, mode: str = "fast") -> None:
-        """Stop it; "immediate" is like a crash."""
+        """Stop the server; the mode "immediate" is like a crash."""
         self._run("pg_ctl", "stop", "--wait", "-m", mode)
 
     def _run(self, program: str, *arguments: str) -> None:
@@ -51,7 +51,7 @@ class Server:
 
 
 def run(program: str, *arguments: str) -> None:
-    """Run one of its programs; root's are refused, so it runs as `postgres` then."""
+    """Run a program of PostgreSQL. Root runs it as the user `postgres`, because PostgreSQL refuses root."""
     assert PROGRAMS is not None
     is_root = os.geteuid() == 0
     subprocess.run(
@@ -67,7 +67,7 @@ def run(program: str, *arguments: str) -> None:
 
 @contextmanager
 def serving() -> Iterator[Server]:
-    """A new server; its files are removed at the end."""
+    """Start a new server; remove its files at the end."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]

@@ -31,24 +31,27 @@ KNOWN = {
     "output_ms_per_mb": {"pcie": 7.1, "usb3": 18.6, "devboard": 44.9, "usb2": 60.0},
     "compute_factor": dict.fromkeys(HOSTS, 1.0),
 }
-"""Values known without these rows: the clock; an earlier fit of other hosts' starts and outputs; stacks of layers."""
+"""Values known without these rows.
+
+They come from the clock, from an earlier fit of the starts and outputs of other hosts, and from stacks of layers.
+"""
 STACK = re.compile(r"conv(\d+)x(\d+)x(\d+)layers_(\d+)x(\d+)_F(\d+)")
 """A published stack of convolutions: kernel, layers, map, and filters of each layer. The image has 3 channels."""
 STACKS_COUNT_AS = 4
-"""All stacks together count as so many networks: they are one architecture."""
+"""The weight of all stacks together, as a number of networks: they are one architecture."""
 FAMILIES = ("mobilenet", "inception", "resnet", "vgg", "squeezenet", "efficientnet", "unet", "stack")
 TARGET = load("edgetpu")
 PRIOR_WEIGHT = 0.1
-"""How strongly a constant is held near its known value."""
+"""The weight with which a constant is held near its known value."""
 LOSS_SCALE = 0.08
-"""The error, as a logarithm, from which a row counts less."""
+"""The error, as a logarithm, above which a row counts less."""
 COVERED = 0.95
-"""The share of misses that an interval is made to hold."""
+"""The share of errors that an interval must cover."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One published measurement, and what is predicted from."""
+    """One published measurement, and the inputs of its prediction."""
 
     model: str
     host: str
@@ -59,17 +62,17 @@ class Row:
 
     @property
     def is_stack(self) -> bool:
-        """Whether it is a stack of equal layers, not a network that anybody uses."""
+        """Whether it is a stack of equal layers, not a network for practical use."""
         return self.model.startswith("stack")
 
     @property
     def family(self) -> str:
-        """The architecture: PoseNet's is MobileNet."""
+        """The architecture of the network; PoseNet counts as MobileNet."""
         return "mobilenet" if self.model.startswith("posenet") else next(filter(self.model.startswith, FAMILIES))
 
 
 def network(table: Mapping[str, Any]) -> tuple[tuple[ArrayLayer, ...], BusTraffic]:
-    """The layers of a table: rows of t, h, w, k, kw, ci, co, ih, iw; inb and outb bytes."""
+    """Return layers and bus traffic of a table: rows of t, h, w, k, kw, ci, co, ih, iw; inb and outb in bytes."""
     layers = tuple(_layer(row) for row in table["ops"])
     layers = tuple(replace(each, parameters=latency.layer_parameters(each, TARGET)) for each in layers)
     return layers, _traffic(layers, table["inb"], _outputs(layers, table["outb"]))
@@ -81,7 +84,7 @@ def _traffic(layers: Sequence[ArrayLayer], input_bytes: int, output_bytes: int) 
 
 
 def stack(kernel: int, count: int, side: int, filters: int) -> tuple[tuple[ArrayLayer, ...], BusTraffic]:
-    """A stack of convolutions on square maps."""
+    """Return the layers and the bus traffic of a stack of convolutions on square maps."""
     channels = [3, *[filters] * count]
     shapes = [ArrayLayer("conv", (side, side, filters), (side, side, each), (kernel, kernel)) for each in channels[:-1]]
     layers = tuple(replace(each, parameters=latency.layer_parameters(each, TARGET)) for each in shapes)
@@ -91,15 +94,17 @@ def stack(kernel: int, count: int, side: int, filters: int) -> tuple[tuple[Array
 def _layer(row: Mapping[str, Any]) -> ArrayLayer:
     kind = row["t"] if row["t"] in latency.KINDS else "elt"
     given = (row["ih"], row["iw"], row["ci"])
-    if kind == "tconv" and given[:2] == (row["h"], row["w"]):  # the tables give the output's size twice
+    if kind == "tconv" and given[:2] == (row["h"], row["w"]):  # here the tables give the output size twice
         given = (row["h"] // 2, row["w"] // 2, row["ci"])
     return ArrayLayer(kind, (row["h"], row["w"], row["co"]), given, (row["k"], row["kw"]), name=row["t"])
 
 
 def _outputs(layers: Sequence[ArrayLayer], stated: int) -> int:
-    """Bytes that the Edge TPU sends. Where the model's own outputs are less than what its last convolution makes,
-    they are made by a CPU operator (poses from four maps), and the maps are sent: of all the last convolutions that
-    read the same map."""
+    """Return the bytes that the Edge TPU sends to the host.
+
+    If the model's outputs are smaller than the output of its last convolution, a CPU operator computes them (poses from
+    four maps). Then the maps are sent: the outputs of all last convolutions that read the same map.
+    """
     last = layers[-1]
     if stated == math.prod(last.output_shape):
         return latency.padded_map_bytes(last.output_shape)
@@ -114,7 +119,7 @@ def _outputs(layers: Sequence[ArrayLayer], stated: int) -> int:
 
 
 def rows(table: Path, tables: Path) -> list[Row]:
-    """The rows that can be predicted: fully mapped, on a known host, with a table; and stacks of convolutions."""
+    """Return the rows that can be predicted: fully mapped on a known host with a table; and stacks of convolutions."""
     networks = {name: network(each) for name, each in json.loads(tables.read_text()).items()}
     found = []
     for row in csv.DictReader(table.read_text().splitlines()):
@@ -133,7 +138,7 @@ def rows(table: Path, tables: Path) -> list[Row]:
 
 
 def flat(constants: Mapping[str, Any]) -> dict[str, float]:
-    """Constants by one word each."""
+    """Return the constants as a flat map, with names such as `fixed_ms usb3` for the constants of a host."""
     found = {}
     for name, value in constants.items():
         for host, each in (value if isinstance(value, dict) else {"": value}).items():
@@ -142,7 +147,7 @@ def flat(constants: Mapping[str, Any]) -> dict[str, float]:
 
 
 def nested(constants: Mapping[str, float]) -> dict[str, Any]:
-    """The same as the target's table has them."""
+    """Return flat constants in the form of the target's table."""
     hosts = {host: {"overlap": TARGET.tables["latency"]["hosts"][host]["overlap"], "spread": 0.0} for host in HOSTS}
     found: dict[str, Any] = {"hosts": hosts}
     for name, value in constants.items():
@@ -156,14 +161,14 @@ def predicted(row: Row, constants: Mapping[str, Any]) -> float:
 
 
 def _weights(given: Sequence[Row]) -> Any:
-    """How much each row counts: a model on a host as much as any other, and all stacks as STACKS_COUNT_AS models."""
+    """Return the weight of each row: a model on a host counts 1, and all stacks together count STACKS_COUNT_AS."""
     often = Counter((row.model, row.host) for row in given)
     stacks = sum(row.is_stack for row in given)
     return np.array([STACKS_COUNT_AS / stacks if row.is_stack else 1 / often[row.model, row.host] for row in given])
 
 
 def fitted(given: Sequence[Row]) -> dict[str, float]:
-    """The constants that suit some rows best."""
+    """Return the constants that fit the rows best."""
     start = flat(KNOWN)
     names, zero = list(start), np.log(list(start.values()))
     importance = np.sqrt(_weights(given))
@@ -178,7 +183,7 @@ def fitted(given: Sequence[Row]) -> dict[str, float]:
 
 
 def left_out(given: Sequence[Row], group: Callable[[Row], str]) -> list[float]:
-    """The prediction of each row by constants that no row of its group had a part in."""
+    """Predict each row with constants that were fitted without the rows of its group."""
     constants = {
         name: nested(fitted([row for row in given if group(row) != name])) for name in {group(row) for row in given}
     }
@@ -186,12 +191,12 @@ def left_out(given: Sequence[Row], group: Callable[[Row], str]) -> list[float]:
 
 
 def spread(misses: Sequence[float]) -> float:
-    """What holds the wanted share of them: as a logarithm, to both sides."""
+    """Return the half width of an interval that covers the share COVERED of the errors, all as logarithms."""
     return float(np.quantile(np.abs(misses), COVERED, method="higher")) if len(misses) else math.inf
 
 
 def judged(given: Sequence[Row], predictions: Sequence[float], group: Callable[[Row], str]) -> dict[str, Any]:
-    """The figures over the networks on the judged hosts, pooled, and for each host."""
+    """Return the error figures of the networks on the judged hosts, pooled and for each host, and of the stacks."""
     misses = np.log(np.array(predictions) / [row.measured_ms for row in given])
     chosen = [index for index, row in enumerate(given) if row.host in JUDGED and not row.is_stack]
     holds, widths = [], []

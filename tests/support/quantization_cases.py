@@ -1,7 +1,7 @@
-"""What makes quantization hard, put into models and calibration data that were easy.
+"""Cases that are hard to quantize, made from models and calibration data that are easy to quantize.
 
-Written without compress.quantization.equalization, which is measured with it: here only
-chains are followed in which every tensor has one taker.
+This code does not use compress.quantization.equalization, because it serves to measure it. It follows only
+chains in which every tensor has one consumer.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ TOLERANCE = 1e-4
 
 
 def imbalanced(model: Any, times: int, seed: int, samples: Floats) -> tuple[Any, int]:
-    """The same function with some channels up to `times` larger and others up to `times` smaller inside.
+    """Scale channels inside a model by up to `times` and down to 1 / `times`, without a change of its function.
 
     Each channel between two layers with weights is multiplied by its own factor, log-uniform
-    from 1 / times to times, in the layer that makes it, and divided by it in the one that takes it.
+    from 1 / times to times, in the layer that produces it, and divided by it in the layer that consumes it.
 
     Args:
         model: a Keras model.
-        times: how much.
-        seed: of the factors.
-        samples: on which both models must give the same.
+        times: the largest factor.
+        seed: the seed of the factors.
+        samples: samples for which both models must give the same outputs.
 
     Returns:
-        The model, its batch norms folded, and the number of pairs.
+        The model with folded batch norms, and the number of pairs of layers.
     """
     canonical = fold.canonical(keras_graph.read(model))
     random = np.random.default_rng((seed, times))
@@ -59,12 +59,12 @@ def imbalanced(model: Any, times: int, seed: int, samples: Floats) -> tuple[Any,
 
 
 def scalable(model: Any) -> bool:
-    """Whether there are channels in a model that an imbalance can be injected into."""
+    """Return whether a model has channels into which an imbalance can be injected."""
     return bool(_pairs(fold.canonical(keras_graph.read(model))))
 
 
 def _pairs(canonical: Network) -> list[tuple[str, str]]:
-    """Layers with weights between which every channel can be scaled freely."""
+    """Return pairs of layers with weights between which every channel can be scaled freely."""
     takers = canonical.consumers()
     shown = set(tensors_in(canonical.outputs))
     found = []
@@ -89,7 +89,7 @@ def _weighted(layer: Layer) -> bool:
 
 
 def _homogeneous(layer: Layer) -> bool:
-    """Whether scaling what it is given scales what it gives."""
+    """Return whether a layer is homogeneous: scaling its input scales its output."""
     if len(layer.calls) != 1:
         return False
     if layer.kind == "ReLU":
@@ -111,14 +111,14 @@ def _along(kernel: Floats, factors: NDArray[np.float64], axis: int) -> Floats:
 
 
 def too_large(samples: Floats, seed: int) -> Floats:
-    """The samples, with the values of one of them 50 times as large."""
+    """Return the samples, with the values of one of them 50 times as large."""
     changed = samples.copy()
     changed[np.random.default_rng(seed).integers(len(changed))] *= 50
     return changed
 
 
 def noise(samples: Floats, seed: int) -> Floats:
-    """The samples, one of them replaced by noise that fills the range of all values."""
+    """Return the samples, one of them replaced by noise that fills the range of all values."""
     changed, random = samples.copy(), np.random.default_rng(seed)
     one = random.integers(len(changed))
     changed[one] = random.uniform(samples.min(), samples.max(), samples.shape[1:])

@@ -15,14 +15,14 @@ def waits_ms(
     requests: int = 200_000,
     seed: int = 0,
 ) -> NDArray[np.float64]:
-    """The waiting time of every request: Poisson arrivals, served in their order, without the first tenth.
+    """Return the waiting time of each request in ms: Poisson arrivals, served in order, without the first tenth.
 
     Args:
         rates_per_s: requests per second of each model.
-        service_ms: the time of one inference of each.
-        reload_ms: the time that each needs in addition after a request of another model.
-        requests: how many are simulated.
-        seed: of the arrivals.
+        service_ms: the time of one inference of each model.
+        reload_ms: the additional time of each model after a request of another model.
+        requests: the number of simulated requests.
+        seed: the seed of the random numbers.
     """
     random = np.random.default_rng(seed)
     total = sum(rates_per_s)

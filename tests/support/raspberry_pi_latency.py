@@ -23,7 +23,10 @@ MEASUREMENTS = ROOT / "benchmarks" / "raspberry_pi.csv"
 TABLES = EDGETPU / "layer_tables.json"
 SHIPPED: dict[str, Any] = load("edgetpu").tables["latency"]
 OUTPUT_MS_PER_MB = 32.0
-"""Of an ARM host on USB 3: outputs of 4 to 262 kB on a Jetson Nano (github.com/iwatake2222/EdgeTPU_Analysis)."""
+"""Output time of an ARM host on USB 3.
+
+From outputs of 4 to 262 kB on a Jetson Nano (github.com/iwatake2222/EdgeTPU_Analysis).
+"""
 FITTED = ("fixed_ms", "transfer_ms_per_mb", "compute_factor")
 SCALED = ("fixed_ms", "transfer_ms_per_mb", "output_ms_per_mb")
 LEAST_SPREAD = float(SHIPPED["hosts"]["usb2"]["spread"])
@@ -44,7 +47,7 @@ def predicted(table: str, host: Mapping[str, Any], clock: str = "max") -> latenc
 
 
 def fitted(rows: Sequence[Measurement]) -> Constants:
-    """The constants of pi4-usb3 that suit the measurements best, held weakly near those of usb3."""
+    """Return the constants of pi4-usb3 that fit the measurements best, with a weak prior at those of usb3."""
     start = {name: float(SHIPPED["hosts"]["usb3"][name]) for name in FITTED}
     zero = np.log(list(start.values()))
 
@@ -61,7 +64,7 @@ def _host(constants: Constants) -> Constants:
 
 
 def transfer_ratios() -> list[float]:
-    """Pi 5 / Pi 4, of the time that does not depend on the clock, for each network measured at both clocks on both."""
+    """Return the ratios Pi 5 / Pi 4 of the clock-independent time, for each network measured at both clocks on both."""
     boards = []
     for host in ("pi4-usb3", "pi5-usb3"):
         times: dict[str, dict[str, float]] = {}
@@ -72,7 +75,7 @@ def transfer_ratios() -> list[float]:
 
 
 def scaled(host: Constants, ratios: Sequence[float]) -> Constants:
-    """The constants of pi5-usb3, with the array of usb3; the interval is wider by the disagreement of the ratios."""
+    """Return the constants of pi5-usb3, with the array of usb3. Its interval is wider where the ratios disagree."""
     ratio = float(np.median(ratios))
     disagreement = max(abs(math.log(each / ratio)) for each in ratios)
     transfers = {name: host[name] * ratio for name in SCALED}
@@ -81,7 +84,7 @@ def scaled(host: Constants, ratios: Sequence[float]) -> Constants:
 
 
 def between() -> Constants:
-    """The constants of pi5-pcie: the geometric means of x86 hosts and of the Dev Board."""
+    """Return the constants of pi5-pcie: the geometric means of x86 hosts and of the Dev Board."""
     x86, board = SHIPPED["hosts"]["pcie"], SHIPPED["hosts"]["devboard"]
     host: Constants = {name: math.sqrt(x86[name] * board[name]) for name in (*SCALED, "compute_factor")}
     host.update(overlap=0, spread=LEAST_SPREAD)
@@ -95,6 +98,6 @@ def between() -> Constants:
 
 
 def constants() -> dict[str, Constants]:
-    """The constants of the three hosts."""
+    """Return the constants of the three hosts."""
     pi4 = fitted([row for row in measurements("pi4-usb3") if row["table"]])
     return {"pi4-usb3": pi4, "pi5-usb3": scaled(pi4, transfer_ratios()), "pi5-pcie": between()}

@@ -33,7 +33,7 @@ PREPARED = {
 }
 """The folder in calibration_data/ of each recipe, its target, and options of its prepare.py."""
 MODELS = ("vww_96.h5", "yolox_nano.onnx", "model.h5", "model.onnx")
-"""Files that are read in a run only."""
+"""Files that only a run reads, not a dry run."""
 TFLITE_MODELS = ("model.tflite", "mobilenet_v1_1.0_224_quant_embedding_extractor.tflite")
 
 
@@ -69,7 +69,7 @@ def table(path: Path, header: Iterable[str], rows: Iterable[Iterable[Any]]) -> N
 
 
 def gestures(folder: Path) -> None:
-    """Ten strokes of each of ten digits, the first point of which is the number of the stroke."""
+    """Write ten strokes of each of ten digits. The first x of a stroke is its number divided by 100."""
     for digit in range(10):
         strokes = []
         for number in range(10):
@@ -98,7 +98,7 @@ def get_verse_text(number, version):
 
 
 def spoken_digits(folder: Path) -> None:
-    """Twelve recordings of each digit by each of six speakers."""
+    """Write twelve recordings of each digit by each of six speakers."""
     (folder / "recordings").mkdir()
     for speaker in ("george", "jackson", "lucas", "nicolas", "theo", "yweweler"):
         for digit in range(10):
@@ -109,7 +109,7 @@ def spoken_digits(folder: Path) -> None:
 
 
 def temperature(folder: Path) -> None:
-    """Series with the length, the steps and the anomaly windows of the real ones, and a gap."""
+    """Write series with the length, the steps and the anomaly windows of the real ones, and with a gap."""
     anomalies = {"ambient": ((3540, 3903), (5999, 6362)), "machine": ((2126, 2693), (16057, 16624))}
     windows = {}
     for name, (count, minutes) in {"ambient": (7267, 60), "machine": (22695, 5)}.items():
@@ -125,7 +125,7 @@ def temperature(folder: Path) -> None:
 
 
 def coco128(folder: Path) -> None:
-    """Photos with a large person, with a small one, with another object, and without a text file."""
+    """Write photos with a large person, with a small one, with another object, and without a text file."""
     labels = {"large": "0 0.5 0.5 0.5 0.5", "small": "0 0.5 0.5 0.05 0.05", "other": "45 0.5 0.5 0.9 0.9"}
     for split in ("train2017", "val2017"):
         for number in range(4):
@@ -138,7 +138,7 @@ def coco128(folder: Path) -> None:
 
 
 def cards(folder: Path) -> None:
-    """Photos with two boxes each."""
+    """Write photos with two boxes each."""
     header = ("filename", "width", "height", "class", "xmin", "ymin", "xmax", "ymax")
     for split, count in (("train", 12), ("test", 4)):
         rows = []
@@ -149,7 +149,7 @@ def cards(folder: Path) -> None:
 
 
 def groceries(folder: Path) -> None:
-    """Photos of three products in two coarse classes."""
+    """Write photos of three products in two coarse classes."""
     dataset = folder / "dataset"
     names = (("Golden-Delicious", 0, "Apple", 0), ("Pink-Lady", 1, "Apple", 0), ("Milk", 2, "Milk", 1))
     header = ("Class Name (str)", "Class ID (int)", "Coarse Class Name (str)", "Coarse Class ID (int)")

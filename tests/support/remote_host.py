@@ -1,4 +1,4 @@
-"""A host to deploy to: a real sshd on a high port of this machine, with keys, a folder and a Python of its own."""
+"""A host to deploy to: a real sshd on a high port of this machine, with its own keys, folder and Python."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ SetEnv PATH={folder}/bin:/usr/bin:/bin PYTHONDONTWRITEBYTECODE=1
 
 @dataclass(frozen=True)
 class Host:
-    """An sshd that runs.
+    """A running sshd.
 
     Attributes:
         folder: its keys and, in `bin`, its programs.
-        port: where it listens.
+        port: the port on which it listens.
         server: its process.
     """
 
@@ -45,27 +45,27 @@ class Host:
 
     @property
     def known(self) -> Path:
-        """A file with its host key."""
+        """The path of a known_hosts file with its host key."""
         return self.folder / "known_hosts"
 
     def address(self, path: Path | str) -> str:
-        """A folder there, for `--to`."""
+        """Return the address of a folder on the host, for `--to`."""
         return f"ssh://127.0.0.1:{self.port}/{str(path).removeprefix('/')}"
 
     def options(self, path: Path | str) -> list[str]:
-        """What `deploy` needs to reach it."""
+        """Return the options with which `deploy` reaches a folder on the host."""
         return [
             *("--to", self.address(path), "--known-hosts", str(self.known), "--identity", str(self.folder / "user")),
             *("--python", str(self.folder / "bin" / "python3"), "--log", str(self.folder / "log.jsonl")),
         ]
 
     def python(self, program: str = sys.executable, before: str = "", name: str = "python3") -> None:
-        """Writes its Python, a wrapper around one of this machine.
+        """Write its Python, a wrapper around a Python of this machine.
 
         Args:
-            program: that one.
-            before: code that runs there before what `deploy` sends.
-            name: of the wrapper.
+            program: the Python of this machine.
+            before: code that runs there before the code that `deploy` sends.
+            name: the name of the wrapper.
         """
         (self.folder / f"{name}-before").write_text(before)
         text = f'if [ "$1" = -IS ]; then exec {program} -IS -c "$(cat {self.folder}/{name}-before)\n$3"; fi\n'
@@ -74,11 +74,11 @@ class Host:
         path.chmod(0o755)
 
     def sessions(self) -> list[int]:
-        """Processes of sshd that serve a connection."""
+        """Return the ids of the sshd processes that serve a connection."""
         return _children(self.server.pid)
 
     def agents(self) -> list[int]:
-        """The Pythons at work for a connection."""
+        """Return the ids of the Python processes that run for a connection."""
         found, level = [], self.sessions()
         while level:
             found += [pid for pid in level if b"-IS" in _arguments(pid) and b"-c" in _arguments(pid)]
@@ -102,7 +102,7 @@ def _children(pid: int) -> list[int]:
 
 
 def missing() -> str:
-    """Why there can be no host; empty if there can."""
+    """Return why there can be no host; empty if there can."""
     if SSHD is None or KEYGEN is None or shutil.which("ssh", path="/usr/bin:/bin") is None:
         return "there is no OpenSSH: apt-get install openssh-server openssh-client"
     return ""
@@ -110,12 +110,12 @@ def missing() -> str:
 
 @contextmanager
 def running(folder: Path) -> Iterator[Host]:
-    """A host that lasts as long as this does."""
+    """Run a host until the context ends."""
     (folder / "bin").mkdir(parents=True)
     for name in ("host", "user"):
         command = [str(KEYGEN), "-q", "-t", "ed25519", "-N", "", "-C", "test", "-f", str(folder / name)]
         subprocess.run(command, check=True)
-    with suppress(PermissionError):  # sshd of root wants it; a service makes it elsewhere
+    with suppress(PermissionError):  # sshd as root needs this folder, which normally its service creates
         Path("/run/sshd").mkdir(exist_ok=True)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -1,8 +1,8 @@
 # ruff: noqa: E501 - tables of bytes
 """A corpus of hostile requests, in families, with the outcomes that are allowed for each.
 
-`forms` returns them, `sent` sends one, and `complaint` judges what came back. The tests send each form once;
-`benchmarks/hostile_requests.py` sends all of them for a minute, next to slow clients and sound ones.
+`forms` returns them, `sent` sends one, and `complaint` judges the outcome. The tests send each form once;
+`benchmarks/hostile_requests.py` sends all of them for a minute, together with slow clients and valid requests.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NOTHING = 0
 HOST = b"Host: localhost\r\n"
 PREDICT = b"POST /v1/predict HTTP/1.1\r\n" + HOST
 GOOD = array_bytes(np.full((6, 5, 1), 77, np.uint8))
-"""A sound body for a model of images with one channel."""
+"""A valid body for a model of images with one channel."""
 PATIENCE_S = 8.0
 """How long `sent` waits for the next bytes."""
 
@@ -43,8 +43,8 @@ class Form:
         statuses: the allowed statuses of the last answer; NOTHING: no answer.
         closes: whether the service must close the connection (True), must keep it (False), or may do either (None).
         pause_s: the pause.
-        ends: whether the client closes its direction after the last piece.
-        answers: the largest number of answers.
+        ends: whether the client closes its sending direction after the last piece.
+        answers: the largest allowed number of answers.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Form:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What came back: the statuses in order, whether the service closed the connection, and what is wrong with it."""
+    """The observed outcome: the statuses in order, whether the service closed the connection, and what is wrong."""
 
     statuses: tuple[int, ...]
     closed: bool
@@ -70,7 +70,7 @@ def form(name: str, *pieces: bytes, statuses: Sequence[int] = (400,), **more: ob
 
 
 def post(body: bytes, headers: bytes = b"", query: bytes = b"") -> bytes:
-    """Return a request for a prediction whose framing is right."""
+    """Return a request for a prediction with correct framing."""
     line = b"POST /v1/predict%s HTTP/1.1\r\n" % query
     return line + HOST + b"Content-Length: %d\r\n" % len(body) + headers + b"\r\n" + body
 
@@ -577,7 +577,7 @@ def _received(sock: socket.socket, sample: Form) -> Outcome:
 
 
 def _answer(buffer: bytes) -> tuple[int, str, bytes] | None:
-    """Return status, what is wrong, and the rest behind the first complete answer."""
+    """Return the status of the first complete answer, what is wrong with it, and the bytes after it."""
     head, end, rest = buffer.partition(b"\r\n\r\n")
     if not end:
         return None

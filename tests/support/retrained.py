@@ -1,4 +1,4 @@
-"""Models as if retrained: the same layers with other numbers, and parts of compiled files to compare."""
+"""Models as after retraining: the same layers with other values; and a comparison of the parts of compiled files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FIXED_OUTPUT = ("LOGISTIC", "SOFTMAX", "TANH")
 
 
 def changed(model: bytes, change: Callable[[Graph], None]) -> bytes:
-    """A model after a change of its source; files attached at its end stay."""
+    """Return a model after a change of its graph; files that are attached at its end stay."""
     parsed = graph.parse(model)
     change(parsed)
     attached = model.find(b"PK\x03\x04")
@@ -27,7 +27,7 @@ def changed(model: bytes, change: Callable[[Graph], None]) -> bytes:
 
 
 def other_weights(model: bytes, operators: Iterable[int], seed: int) -> bytes:
-    """Random weights, and random biases where there were any; scales stay."""
+    """Return a model with random weights, and random biases where there were biases; scales stay."""
     rng = np.random.default_rng(seed)
 
     def change(parsed: Graph) -> None:
@@ -50,7 +50,7 @@ def _assign(parsed: Graph, tensor: Tensor, values: Any) -> None:
 
 
 def other_scales(model: bytes, seed: int) -> bytes:
-    """Other scales (by up to 5%) and zero points of activations, equal where they were equal for one operator."""
+    """Return a model with other scales (by up to 5%) and zero points of activations. Tied scales stay equal."""
     rng = np.random.default_rng(seed)
 
     def change(parsed: Graph) -> None:
@@ -76,7 +76,7 @@ def other_scales(model: bytes, seed: int) -> bytes:
 
 
 def _groups(parsed: Graph) -> dict[int, int]:
-    """The first tensor of each group whose scales must stay equal, by activation."""
+    """Return for each activation the tensor that represents its group, whose scales must stay equal."""
     group = {tensor.index: tensor.index for tensor in parsed.tensors if is_activation(tensor)}
     for operator in parsed.operators:
         if operator.name not in _ONE_SCALE:
@@ -95,7 +95,7 @@ def _numbers(tensor: Tensor) -> tuple[float, int]:
 
 
 def without_tokens(file: CompiledFile) -> bytes:
-    """A compiled file with zeros for its caching tokens."""
+    """Return a compiled file with zeros for its caching tokens."""
     content = bytearray(file.content)
     for executable in file.executables:
         if executable.token_position is not None:
@@ -104,7 +104,7 @@ def without_tokens(file: CompiledFile) -> bytes:
 
 
 def differing_parts(first: CompiledFile, second: CompiledFile) -> set[str]:
-    """The parts in which two compiled files of one size differ: "parameters", "instructions" or "other"."""
+    """Return the parts in which two compiled files of one size differ: "parameters", "instructions" or "other"."""
     contents = [np.frombuffer(without_tokens(file), np.uint8) for file in (first, second)]
     differs = contents[0] != contents[1]
     found = set()

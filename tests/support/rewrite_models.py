@@ -16,7 +16,7 @@ from compress.tflite.graph import Graph
 RANDOM = np.random.default_rng(0)
 STEP = 0.05
 MAP = Tensor((1, 8, 8, 8), scales=(STEP,), zero_point=-3)
-"""What most models here take: from -6.25 to 6.5."""
+"""The input of most models here: values from -6.25 to 6.5."""
 
 
 def codes(*shape: int, low: int = -127) -> NDArray[np.int8]:
@@ -69,7 +69,7 @@ def pooling(activation: int) -> Graph:
 
 
 def batch_norm(name: str, sign: int = 1, step: float = 0.1, scales: int = 8) -> Graph:
-    """A convolution, then a multiplication (by numbers of both signs) or an addition for each channel."""
+    """A convolution, then a multiplication or an addition by channel. `sign` is the sign of every second value."""
     factors = Tensor((8,), data=RANDOM.integers(40, 128, 8) * np.asarray([1, sign] * 4), scales=(0.01,))
     tensors = {
         "x": MAP,
@@ -129,7 +129,7 @@ def depth_to_space() -> Graph:
 
 
 def shuffled(chosen: tuple[int, ...], order: tuple[int, ...], out: tuple[int, ...], function: str = "") -> Graph:
-    """A reshape, a transpose over more dimensions than the Edge TPU has, a function of what it moved, and a reshape."""
+    """A reshape, a transpose with more dimensions than the Edge TPU has, a function of the result, and a reshape."""
     moved, sigmoid = tuple(chosen[axis] for axis in order), {"step": 1 / 256, "zero_point": -128} if function else {}
     tensors = {
         "x": MAP,
@@ -146,7 +146,7 @@ def shuffled(chosen: tuple[int, ...], order: tuple[int, ...], out: tuple[int, ..
 
 
 def upsampled(name: str) -> Graph:
-    """What Keras 3 makes of UpSampling2D, of one side; and what others make of it."""
+    """UpSampling2D of one dimension, as Keras 3 or other tools convert it: RESHAPE, the operator `name`, RESHAPE."""
     times = integers(1, 1, 2, 1, 1) if name == "TILE" else integers(1, 8, 2, 8, 8)
     tensors = {"x": MAP, "a": made(1, 8, 1, 8, 8), "b": made(1, 8, 2, 8, 8), "y": made(1, 16, 8, 8)}
     tensors |= {"to": integers(1, 8, 1, 8, 8), "times": times, "back": integers(1, 16, 8, 8)}
@@ -169,7 +169,7 @@ def dense_on_unsigned_rows() -> Graph:
 
 
 def dilated(same: bool) -> Graph:
-    """What old converters made of a convolution with dilation 2."""
+    """A convolution with dilation 2, as old converters write it."""
     pads = [[2, 2], [2, 2]] if same else [[0, 0], [0, 0]]
     side, out = (12, 8) if same else (8, 4)
     tensors = {
@@ -206,7 +206,7 @@ def island(name: str, constant: float | None = None, step: float = STEP) -> Grap
 
 
 def dilated_series(pad: int) -> Graph:
-    """What converters make of a Conv1D with dilation 2 and a batch that is not fixed."""
+    """A Conv1D with dilation 2 and a dynamic batch size, as converters write it."""
     long = 16 + pad
     tensors = {
         "x": made(1, 16, 8),
@@ -234,7 +234,7 @@ def dilated_series(pad: int) -> Graph:
 
 
 def moved_in_float() -> Graph:
-    """A reshape in float, between scales that differ."""
+    """A reshape in float, between DEQUANTIZE and QUANTIZE with different scales."""
     tensors = {"x": MAP, "f": Tensor((1, 8, 8, 8), "FLOAT32", scales=()), "g": Tensor((1, 64, 8), "FLOAT32", scales=())}
     tensors |= {"to": integers(1, 64, 8), "y": made(1, 64, 8, step=0.07)}
     operators = [Op("DEQUANTIZE", ["x"], ["f"], 2), Op("RESHAPE", ["f", "to"], ["g"]), Op("QUANTIZE", ["g"], ["y"])]
@@ -242,7 +242,7 @@ def moved_in_float() -> Graph:
 
 
 def exponential() -> Graph:
-    """Of -3.2 to 3.2, as boxes in a detector's head."""
+    """EXP of values from -3.2 to 3.2, as for the boxes in a detector's head."""
     return function("EXP", made(1, 8, 8, 8, step=0.095, zero_point=-128), 2, made(1, 8, 8, 8, step=0.025, zero_point=0))
 
 
@@ -343,10 +343,10 @@ CASES: list[tuple[str, str, Callable[[], Graph]]] = [
 
 
 def outputs(model: Graph, feeds: list[NDArray[Any]]) -> list[NDArray[Any]]:
-    """What the runtime makes of a written model with one input: an array for each feed, outputs one after the other."""
+    """Run a model with one input. Return for each feed an array with the values of all outputs, one after the other."""
     from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
-    resolver = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES  # those round differently in every version
+    resolver = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES  # default delegates round differently in every version
     interpreter = Interpreter(model_content=graph.serialize(model), experimental_op_resolver_type=resolver)
     interpreter.allocate_tensors()
     (given,), found = interpreter.get_input_details(), []
@@ -359,7 +359,7 @@ def outputs(model: Graph, feeds: list[NDArray[Any]]) -> list[NDArray[Any]]:
 
 
 def apart(one: Graph, other: Graph) -> int:
-    """By how many steps the outputs of two 8-bit models differ at most, on random codes and on all of them."""
+    """Return the largest difference in steps of the outputs of two 8-bit models, on random codes and on all codes."""
     tensor = one.tensors[one.inputs[0]]
     feeds = [RANDOM.integers(-128, 128, tensor.shape) for _ in range(4)]
     feeds.append(np.resize(np.arange(-128, 128), tensor.shape))

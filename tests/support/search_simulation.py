@@ -1,15 +1,15 @@
 """A simulation of a search with many workers, event by event.
 
-Workers look at the trials, ask for one, run it, renew its lease and tell its result. Each operation takes CPU time of
-the worker, of its proxy (if there is one) and of the database; these times grow with the finished and the running
-trials. Places are queues in the order of arrival:
+Workers look at the trials, ask for one, run it, renew its lease and report its result. Each operation takes CPU time of
+the worker, of its proxy (if there is one) and of the database; these times grow with the number of finished and of
+running trials. Each place is a queue in the order of arrival:
 
 - a proxy runs Python code of one thread at a time, and serves `threads` calls at the same time
-- the database has a number of processors, and a largest number of connections; without proxies each worker has one
-- worker processes die at a rate; their trials are tried again when the lease has expired and another worker looks
+- the database has a number of processors, and a maximum of connections; without proxies each worker has one
+- worker processes die at a rate; their trials run again when the lease has expired and another worker looks
 
-What is simplified: an operation of several calls is one visit; the time in the network, and waiting for the disk and
-for locks of rows, are not in it; service times are exponentially distributed; the renewals of a moment arrive together.
+Simplifications: an operation of several calls is one visit; the time in the network, and waiting for the disk and for
+row locks, are not included; service times are exponentially distributed; renewals of one moment arrive together.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ OPERATIONS = ("join", "look", "ask", "renew", "tell")
 PLACES = ("worker", "proxy", "database")
 RENEW_S = 10.0
 LEASE_S = 50.0
-"""Seconds that a renewal may wait: with RENEW_S they are the lease."""
+"""Seconds that a renewal may wait. The lease is RENEW_S plus this time."""
 EXPIRY_S = 80.0
 """Seconds until the trial of a dead worker is taken over: lease and second look."""
 RESTART_S = 60.0
-"""Seconds until a new worker is in the place of a dead one."""
+"""Seconds until a new worker replaces a dead one."""
 RESOLUTION_S = 2.5e-4
-"""CPU seconds that cannot be distinguished from none."""
+"""CPU seconds that cannot be distinguished from 0."""
 BLOCK = 4096
-"""Random numbers that are drawn at once."""
+"""The number of random numbers that are drawn at once."""
 
 
 @dataclass(frozen=True)
@@ -52,28 +52,28 @@ class Cost:
     running: float = 0.0
 
     def at(self, finished: int, running: int) -> float:
-        """Return the seconds with numbers of trials."""
+        """Return the seconds for these numbers of finished and running trials."""
         return self.constant + self.finished * finished + self.running * running
 
 
 Costs = Mapping[str, Mapping[str, Cost]]
-"""By operation and place."""
+"""Costs by operation and place."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is simulated.
+    """The settings of a simulation.
 
     Attributes:
-        costs: what operations cost.
+        costs: the costs of the operations.
         workers: the number of worker processes.
-        trials: the number of results that are wanted.
-        trial_s: the mean seconds of a trial; they are gamma distributed with a deviation of a half of it.
+        trials: the number of results to reach.
+        trial_s: the mean seconds of a trial; they are gamma distributed with a standard deviation of half of it.
         proxies: the number of proxies; 0: workers use the database directly.
         threads: the calls that a proxy serves at the same time (Optuna: 10).
-        processors: those of the database.
+        processors: the number of processors of the database.
         connections: the largest number of connections of the database.
-        sampler: CPU seconds of a choice as (trials, seconds), between which powers are interpolated.
+        sampler: CPU seconds of a choice as points (trials, seconds), with a power law between two points.
         lost_per_hour: the rate at which a worker process dies.
         days: the simulation ends after so many days, with fewer results.
         seed: the seed.
@@ -93,7 +93,7 @@ class Plan:
     seed: int = 0
 
     def choice_s(self, finished: int) -> float:
-        """Return the CPU seconds of the sampler: powers of the number of trials, the last one beyond the table."""
+        """Return the CPU seconds of the sampler: a power law between the points, the last one also beyond them."""
         if not self.sampler or finished < self.sampler[0][0]:
             return 0.0
         points = np.log(np.array(self.sampler))
@@ -106,7 +106,7 @@ class Queue:
     """A number of servers and one queue in the order of arrival.
 
     Args:
-        servers: how many there are.
+        servers: the number of servers.
     """
 
     def __init__(self, servers: int) -> None:
@@ -122,11 +122,11 @@ class Queue:
         return begin, begin + seconds
 
     def delay(self, now: float) -> float:
-        """Return how long a customer who arrives now waits."""
+        """Return how many seconds a customer who arrives now waits."""
         return max(0.0, self._free[0] - now)
 
     def utilization(self, duration_s: float) -> float:
-        """Return the part of the servers' time that was used."""
+        """Return the share of the servers' time that was used."""
         return self.busy_s / (self._servers * duration_s) if duration_s else 0.0
 
 
@@ -146,10 +146,10 @@ class Proxy:
 
 
 class Simulation:
-    """A search that is simulated.
+    """The simulation of a search.
 
     Args:
-        plan: what.
+        plan: the settings.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -169,7 +169,7 @@ class Simulation:
         self._begun = 0
 
     def run(self) -> None:
-        """Simulate until the results are complete."""
+        """Simulate until the results are complete or the days are over."""
         for worker in range(self.active):
             self._at(worker * 0.1, self._begin(worker))
         step = max(1.0, 100.0 / self.plan.workers)
@@ -184,7 +184,7 @@ class Simulation:
         heapq.heappush(self._events, (when, self._count, event))
 
     def _draw(self, kind: str) -> float:
-        """Return a random number with the mean 1: of a service, a trial, or until a death."""
+        """Return a random number with mean 1: for a service, a trial, or the time until a death."""
         drawn = self._drawn[kind]
         if not drawn:
             found = self._random.gamma(4, 0.25, BLOCK) if kind == "trial" else self._random.exponential(1, BLOCK)
@@ -201,7 +201,7 @@ class Simulation:
         if self._again:
             self._again -= 1
         elif self._begun >= self.plan.trials:
-            self._at(now + RENEW_S, lambda then: self._look(worker, then))  # others may die
+            self._at(now + RENEW_S, lambda then: self._look(worker, then))  # other workers may die
             return
         else:
             self._begun += 1
@@ -270,7 +270,7 @@ class Simulation:
             proxy.waiting.append(begin)
 
     def _finish(self, name: str, arrival: float, used: float, now: float, then: Callable[[float], None]) -> None:
-        """Visit the database, and count the time since the arrival in which nobody served."""
+        """Visit the database, and record the waiting time since the arrival: the time without service."""
         service = self._service(name, "database")
         _, end = self.database.serve(now, service)
         wait = max(0.0, end - arrival - used - service)
@@ -297,7 +297,7 @@ class Simulation:
         self._at(now + step, lambda then: self._renew(then, step))
 
     def results(self) -> dict[str, Any]:
-        """Return what was found."""
+        """Return the results of the simulation."""
         plan, hours = self.plan, self.now / 3600
         present = max(1e-9, self.active * self.now)
         queues = {"database": self.database.utilization(self.now)}
@@ -336,7 +336,7 @@ def _quantile(values: Sequence[float], part: float) -> float:
 
 
 def simulate(plan: Plan) -> dict[str, Any]:
-    """Simulate a plan, and return what was found."""
+    """Simulate a plan, and return the results."""
     simulation = Simulation(plan)
     simulation.run()
     return simulation.results()
@@ -352,7 +352,7 @@ def fitted(rows: Sequence[Mapping[str, Any]]) -> Costs:
             key = f"{place} CPU s"
             if key in rows[0][name]:
                 seconds = np.array([row[name][key] for row in rows])
-                known = seconds >= 0  # what a process had used is lost when it ends
+                known = seconds >= 0  # the CPU time of a process is lost when it ends
                 seconds = np.maximum(seconds[known], RESOLUTION_S)
                 found[name][place] = Cost(*_non_negative(design[known] / seconds[:, None], np.ones(len(seconds))))
     return found

@@ -1,4 +1,4 @@
-"""The service of the runner in a thread of its own."""
+"""The service of the runner in a separate thread."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Ask = tuple[int, dict[str, str], Any]
 
 
 class Slow:
-    """Says what the first number of an image is, slowly; `gate` holds it back."""
+    """A slow model whose answer is the first value of an image; it waits while `gate` is not set."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.seconds, self.gate, self.seen = seconds, threading.Event(), 0
@@ -45,7 +45,7 @@ class Slow:
 
 
 class Service:
-    """A server in a thread of its own."""
+    """A server in a separate thread."""
 
     def __init__(self, model: Any, facts: dict[str, Any], **settings: Any) -> None:
         listener = socket.create_server(("127.0.0.1", 0))
@@ -94,7 +94,7 @@ def serving(model: Any, facts: dict[str, Any] = FACTS, **settings: Any) -> Itera
 
 
 def raw(service: Service, *pieces: bytes, pause: float = 0.0) -> bytes:
-    """What comes back for some bytes, until the service closes the connection."""
+    """Send bytes; return everything that the service sends until it closes the connection."""
     with service.connect() as sock:
         for piece in pieces:
             sock.sendall(piece)

@@ -1,4 +1,4 @@
-"""Small .tflite models with other outputs than one score for each class."""
+"""Small .tflite models whose outputs are not one score for each class."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ STATE = (2, 3)
 
 
 def two_inputs(*, int8: bool = True) -> bytes:
-    """A model of an image [4, 4, 1] and a state, with three outputs.
+    """Return a model with two inputs, an image [4, 4, 1] and a state, and with three outputs.
 
     "scores" [3], "next" (the state plus itself) and "mask" [4, 4, 2]. In the int8 model they have different scales, and
     the mask is dequantized to float32.
@@ -33,7 +33,7 @@ def two_inputs(*, int8: bool = True) -> bytes:
 
 
 def binary(*, int8: bool = True, sigmoid: bool = True) -> bytes:
-    """A classifier of images [4, 4, 1] with one output: a probability, or its logit."""
+    """Return a classifier of images [4, 4, 1] with one output: a probability, or its logit."""
     random = np.random.default_rng(5)
     model = TfliteBuilder(int8=int8)
     image = model.activation("image", [1, 4, 4, 1], (0.0, 1.0))
@@ -54,7 +54,7 @@ def binary(*, int8: bool = True, sigmoid: bool = True) -> bytes:
 
 
 def segmenter(*, int8: bool = True, classes: int = 3) -> bytes:
-    """A model of images [4, 4, 1] with a score for each class at each pixel."""
+    """Return a model of images [4, 4, 1] with a score for each class at each pixel."""
     random = np.random.default_rng(7)
     model = TfliteBuilder(int8=int8)
     image = model.activation("image", [1, 4, 4, 1], (0.0, 1.0))

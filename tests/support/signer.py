@@ -1,4 +1,4 @@
-"""Signs as RFC 8032, 5.1.6 says, in plain Python: for tests on any interpreter, never for a real key."""
+"""Ed25519 signatures in plain Python (RFC 8032, 5.1.6): for tests on any interpreter, never for a real key."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def _secret(seed):
 
 
 def public_key(seed=SEED):
-    """The 32 bytes that belong to a private key."""
+    """Return the public key of a private key: 32 bytes."""
     return _times(_secret(seed)[0])
 
 
 def sign(message, seed=SEED):
-    """The 64 bytes of a signature."""
+    """Return the signature of a message: 64 bytes."""
     scalar, prefix = _secret(seed)
     nonce = _number(hashlib.sha512(prefix + message).digest()) % signature.L
     start = _times(nonce)
@@ -44,11 +44,11 @@ def sign(message, seed=SEED):
 
 
 def signed(content, seed=SEED):
-    """A bundle as earlier versions of Coralline signed it."""
+    """Return a bundle as earlier versions of Coralline signed it."""
     return content + trailer(content, seed=seed)
 
 
 def trailer(archive, key=None, seed=SEED):
-    """A good trailer for any bytes, or one that names another key."""
+    """Return a valid trailer for any bytes, or one that names another key."""
     message = bundle.TRAILER_MAGIC + hashlib.sha256(archive).digest()
     return message + (key or public_key(seed)) + sign(message, seed)

@@ -1,4 +1,4 @@
-"""A classifier of digits with an embedding, trained with scikit-learn, and its bundles: two digits are not trained."""
+"""A classifier of digits with an embedding, trained with scikit-learn without two of the digits, and its bundles."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ PREPROCESS = [{"resize": {"size": [8, 8]}}, {"scale": {"from": [0, 255], "to": [
 
 @functools.cache
 def digits() -> tuple[Any, Any]:
-    """Images uint8 [n, 8, 8, 1] from 0 to 255 and their digits."""
+    """Return images uint8 [n, 8, 8, 1] from 0 to 255 and their digits."""
     source = load_digits()
     return np.rint(source.images * (255 / 16)).astype(np.uint8)[..., np.newaxis], source.target
 
 
 def photos(digit: int, count: int = 5, seed: int = 0) -> tuple[list[Any], list[Any]]:
-    """Some images of a digit, and all others of it."""
+    """Return `count` random images of a digit, and all other images of it."""
     images, labels = digits()
     order = np.random.default_rng(seed).permutation(np.flatnonzero(labels == digit))
     return list(images[order[:count]]), list(images[order[count:]])
@@ -44,7 +44,7 @@ def photos(digit: int, count: int = 5, seed: int = 0) -> tuple[list[Any], list[A
 
 @functools.cache
 def dataset(task: str = "classification") -> Dataset:
-    """The known digits."""
+    """Return the data set of the known digits."""
     images, labels = digits()
     known = np.isin(labels, OLD)
     indices = np.searchsorted(OLD, labels[known])
@@ -61,7 +61,7 @@ def _trained() -> MLPClassifier:
 
 
 def model(*, int8: bool = True, softmax: bool = True, head: bool = True) -> bytes:
-    """The classifier as a .tflite file; without its head, a model of embeddings."""
+    """Return the classifier as a .tflite file; without its head, a model of embeddings."""
     network = _trained()
     (first, second), (bias, biases) = network.coefs_, network.intercepts_
     inputs = dataset().inputs("train").reshape(-1, 64)
@@ -89,7 +89,7 @@ def model(*, int8: bool = True, softmax: bool = True, head: bool = True) -> byte
 
 
 def exposed(content: bytes) -> bytes:
-    """A file with the embedding as its second output."""
+    """Return a file with the embedding as its second output."""
     return graph.serialize(embedding.exposed(graph.parse(content)))
 
 
@@ -101,7 +101,7 @@ def packed(
     task: str = "classification",
     recognition: RecognitionSettings = RecognitionSettings(),  # noqa: B008 - frozen
 ) -> bytes:
-    """A bundle of the classifier, or of the model of embeddings."""
+    """Return a bundle of the classifier, or of the model of embeddings."""
     head = task == "classification"
     int8 = model(softmax=softmax, head=head)
     with TemporaryDirectory() as folder:
@@ -121,5 +121,5 @@ def packed(
 
 
 def opened(**settings: Any) -> bundle.Bundle:
-    """The bundle, verified."""
+    """Return the bundle, read and verified."""
     return bundle.Bundle(packed(**settings))

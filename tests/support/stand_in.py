@@ -1,4 +1,4 @@
-"""Programs that play edgetpu_compiler, docker and ssh: they note what they are asked, and answer what a test says."""
+"""Stand-ins for edgetpu_compiler, docker and ssh: they record their calls, and give the answers that a test sets."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CONV_2D                        1          Mapped to Edge TPU
 FULLY_CONNECTED                1          Mapped to Edge TPU
 Compilation child process completed within timeout period.
 Compilation succeeded! \n"""
-"""What compiler 16 prints for `tiny.classifier()`."""
+"""The output of compiler 16 for `tiny.classifier()`."""
 FAILED = f"""\
 Edge TPU Compiler version {VERSION}
 Started a compilation timeout timer of 180 seconds.
@@ -125,7 +125,7 @@ elif arguments[:2] == ["rm", "--force"]:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the stand-in for the compiler does: the files that it leaves, its output, how long it takes, its end."""
+    """The behaviour of the stand-in for the compiler: the files that it writes, its output, duration and exit code."""
 
     log: str = LOG
     files: Mapping[str, bytes] = field(default_factory=dict)
@@ -135,12 +135,12 @@ class Answer:
 
 @dataclass(frozen=True)
 class Programs:
-    """The stand-ins of a test, in a folder that is to stand on PATH."""
+    """The stand-ins of a test, in a folder that must be on PATH."""
 
     folder: Path
 
     def compiler(self, *answers: Answer, name: str = "edgetpu_compiler") -> Path:
-        """Writes a compiler that gives one answer after the other, and then the last one again."""
+        """Write a compiler that gives one answer after the other, and then repeats the last one."""
         plain: list[Any] = []
         for index, answer in enumerate(answers):
             paths = {}
@@ -151,15 +151,15 @@ class Programs:
         return self.write(name, _COMPILER.format(answers=json.dumps(plain), notes=str(self.folder / "asked")))
 
     def ssh(self, refuses: bool = False) -> Path:
-        """Writes an ssh that reaches this machine, or nothing."""
+        """Write an ssh that reaches this machine, or that refuses to connect."""
         return self.write("ssh", _SSH.format(notes=str(self.folder / "ssh-asked"), refuses=refuses))
 
     def docker(self) -> Path:
-        """Writes a docker that has an image "coral"."""
+        """Write a docker that has an image "coral"."""
         return self.write("docker", _DOCKER.format(notes=str(self.folder / "docker-asked")))
 
     def write(self, name: str, body: str) -> Path:
-        """Writes an executable Python program."""
+        """Write an executable Python program."""
         path = self.folder / name
         head = "import hashlib, json, os, pathlib, shutil, subprocess, sys, tempfile, threading"
         path.write_text(f"#!{sys.executable} -IX utf8\n{head}\n{body}", encoding="utf-8")
@@ -167,12 +167,12 @@ class Programs:
         return path
 
     def asked(self, name: str = "asked") -> list[dict[str, Any]]:
-        """What a stand-in was asked so far."""
+        """Return the recorded calls of a stand-in."""
         path = self.folder / name
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def ended(self, *folders: Path) -> bool:
-        """Whether all compilers and their children have ended and these folders are empty, within ten seconds."""
+        """Return whether all compilers and their children end, and these folders are empty, within ten seconds."""
         children = self.folder / "children"
         pids = [each["pid"] for each in self.asked()]
         pids += [int(line) for line in children.read_text().split()] if children.exists() else []
@@ -191,7 +191,7 @@ def _alive(pid: int) -> bool:
 
 
 def success(model: bytes, log: str = LOG, names: Sequence[str] = ("model_edgetpu.tflite",), **more: Any) -> Answer:
-    """What the compiler does with a model that it can compile."""
+    """Return the compiler's behaviour for a model that it can compile."""
     from packages import compiled
 
     return Answer(log, dict.fromkeys(names, compiled(model)), **more)

@@ -1,4 +1,4 @@
-"""A classifier of texts: a model whose input is looked up, and its bundle."""
+"""A text classifier, whose input vectors come from a lookup table, and its bundle."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ LABELS = ("cat", "dog", "fish")
 
 
 def table() -> np.ndarray[Any, Any]:
-    """The vectors of the tokens, and of no token."""
+    """Return the vectors of the tokens, and one vector for no token."""
     return np.random.default_rng(1).integers(-128, 128, (BUCKETS + 1, WIDTH)).astype(np.int8)
 
 
 def model(*, with_table: bool = True) -> bytes:
-    """A dense layer on the vectors of the words, int8."""
+    """Return a dense layer on the vectors of the words, int8."""
     made = tiny.TfliteBuilder(int8=True)
     x = made.activation("words", [1, WORDS, WIDTH], (-1.0, 1.0))
     scores = made.activation("scores", [1, CLASSES], (-6.0, 6.0))
@@ -38,7 +38,7 @@ def model(*, with_table: bool = True) -> bytes:
 
 
 def packed(data: Any = None, **settings: Any) -> bytes:
-    """The bundle of `model`; with data, golden inputs and an evaluation sample."""
+    """Return the bundle of `model`; with data, it has golden inputs and an evaluation sample."""
     folder = Path(tempfile.mkdtemp())
     (folder / "int8.tflite").write_bytes(model())
     labels = () if data is not None else LABELS

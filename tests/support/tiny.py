@@ -1,6 +1,7 @@
 """Small things to test with: .tflite models, data, pipelines, and stages that need no TensorFlow.
 
-`python tests/tiny.py ARGUMENTS` is `python -m compress ARGUMENTS` with these stages beside the shipped ones.
+`python tests/support/tiny.py ARGUMENTS` is `python -m compress ARGUMENTS` with these stages in addition to the shipped
+ones.
 """
 
 from __future__ import annotations
@@ -43,16 +44,16 @@ def classifier(
     favourite: int | None = None,
     gain: float = 1.0,
 ) -> bytes:
-    """A .tflite file: CONV_2D 3x3 with ReLU, then FULLY_CONNECTED.
+    """Return a .tflite file: CONV_2D 3x3 with ReLU, then FULLY_CONNECTED.
 
     The same seed gives the same weights in float and int8. The int8 one takes [0, 1] as -128 to 127.
 
     Args:
         inputs: height, width, channels of its input.
-        classes: how many scores it gives.
+        classes: the number of its scores.
         int8: full integer (convolution per channel, dense per tensor), or float32.
         filters: channels of the convolution.
-        seed: of the weights.
+        seed: the seed of the weights.
         favourite: class whose bias is so large that it always has the highest score.
         gain: factor on the weights of the dense layer; with 0 the scores are its biases.
     """
@@ -76,13 +77,13 @@ def classifier(
 
 
 def macs(inputs: tuple[int, int, int] = (4, 4, 1), classes: int = 3, filters: int = 4) -> int:
-    """Multiply-accumulates of `classifier`, counted by hand."""
+    """Return the multiply-accumulates of `classifier`, counted by hand."""
     height, width, channels = inputs
     return height * width * filters * 9 * channels + height * width * filters * classes
 
 
 class TfliteBuilder:
-    """Puts a `ModelT` together."""
+    """A builder of a `ModelT`."""
 
     def __init__(self, *, int8: bool) -> None:
         from ai_edge_litert import schema_py_generated as schema
@@ -167,17 +168,17 @@ class TfliteBuilder:
 
 
 def data(path: Path, samples: int = 90, inputs: tuple[int, int, int] = (4, 4, 1), classes: int = 3) -> Path:
-    """A .npz file: x float32 in [0, 1], y class indices, as many of each class."""
+    """Write a .npz file: x float32 in [0, 1], y class indices, the same number of each class."""
     x = np.random.default_rng(1).random((samples, *inputs), np.float32)
     np.savez(path, x=x, y=np.arange(samples) % classes)
     return path
 
 
 def project(folder: Path, stages: Sequence[Any] = ("compile", "package"), **keys: Any) -> Path:
-    """A folder with model.tflite, data.npz and pipeline.yaml, which takes the model through `stages`.
+    """Write a folder with model.tflite, data.npz and pipeline.yaml, which runs the model through `stages`.
 
     Args:
-        folder: where; created if it does not exist.
+        folder: the folder; created if it does not exist.
         stages: the list of stages, as plain values.
         keys: other keys of the pipeline file.
     """
@@ -202,7 +203,7 @@ def project(folder: Path, stages: Sequence[Any] = ("compile", "package"), **keys
 
 
 class _Light(Stage):
-    """Takes a .tflite model and gives one."""
+    """A stage that takes a .tflite model and returns one."""
 
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.TFLITE})
     produces: ClassVar[Kind] = Kind.TFLITE
@@ -213,15 +214,15 @@ class _Light(Stage):
 
 
 class Stamp(_Light):
-    """Writes a text into the model's description: the output changes with the text, and with nothing else."""
+    """Write a text into the model's description. No other setting changes the output."""
 
     name: ClassVar[str] = "stamp"
     text: str = ""
     """The text."""
     remark: str = ""
-    """Changes nothing in the output."""
+    """A setting that changes nothing in the output."""
     file: str = ""
-    """A file to take the text from; its content is not part of the key, as if it were chance."""
+    """A file to read the text from. Its content is not part of the key, so that runs with the same key can differ."""
 
     def run(self, given: Artifact, context: Context) -> Facts:
         text = Path(self.file).read_text() if self.file else self.text
@@ -232,7 +233,7 @@ class Stamp(_Light):
 
 
 class Seeded(_Light):
-    """Its result depends on the seed, the data and the original."""
+    """A stage whose result depends on the seed, the data and the original."""
 
     name: ClassVar[str] = "seeded"
     needs: ClassVar[frozenset[Need]] = frozenset({"seed", "data", "original"})
@@ -246,15 +247,15 @@ class Seeded(_Light):
 
 
 class Pause(_Light):
-    """Creates the file `started`, then waits until the file `go` is there, or some seconds have passed."""
+    """Create the file `started`, then wait until the file `go` is there, or until some seconds have passed."""
 
     name: ClassVar[str] = "pause"
     started: str
-    """The file that says that this stage runs."""
+    """The file that shows that this stage runs."""
     go: str = ""
     """The file that ends the wait."""
     seconds: float = 60.0
-    """How long to wait at most."""
+    """The longest wait, in seconds."""
 
     def run(self, given: Artifact, context: Context) -> Facts:
         (context.folder / "half.tmp").write_bytes(b"half")
@@ -268,13 +269,13 @@ class Pause(_Light):
 
 
 class Fail(_Light):
-    """Fails in some way as long as the file `unless` is not there."""
+    """Fail in the way `how` as long as the file `unless` is not there."""
 
     name: ClassVar[str] = "fail"
     how: str = "stage"
-    """stage, library, interrupt, disk, memory, swallow or noise."""
+    """One of stage, library, interrupt, disk, memory, swallow and noise."""
     unless: str = "/nonexistent"
-    """The file that makes it work."""
+    """The file that lets the stage succeed."""
 
     def run(self, given: Artifact, context: Context) -> Facts:
         (context.folder / "half.tflite").write_bytes(b"half")
@@ -296,7 +297,7 @@ class Fail(_Light):
 
 
 def _swallow_interruption() -> None:
-    """What pybind11 does when Ctrl-C comes while it initializes a module."""
+    """Turn Ctrl-C into an ImportError, as pybind11 does while it initializes a module."""
     try:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(60)
@@ -305,7 +306,7 @@ def _swallow_interruption() -> None:
 
 
 class Exchange(_Light):
-    """Replaces the model by that of a file."""
+    """Replace the model by that of a file."""
 
     name: ClassVar[str] = "exchange"
     file: str
@@ -317,15 +318,15 @@ class Exchange(_Light):
 
 
 class Remade(_Light):
-    """Replaces the model by another `classifier`: what a search can vary."""
+    """Replace the model by another `classifier`, with settings that a search can vary."""
 
     name: ClassVar[str] = "remade"
     filters: Annotated[int, Field(ge=1, le=64)] = 4
     gain: Annotated[float, Field(ge=0, le=4)] = 1.0
     weights: int = 0
-    """Their seed."""
+    """The seed of the weights."""
     trouble: Literal["none", "error", "crash", "kill"] = "none"
-    """What happens instead."""
+    """The failure that replaces the result."""
     log: str = ""
     """A file that gets a line for each time that this stage runs; not part of the key."""
 
@@ -363,17 +364,17 @@ WORKER = "search-worker"
 
 
 def command(*arguments: object) -> list[str]:
-    """The command line with the light stages; warnings are errors there too."""
+    """Return the command line with the light stages. Warnings are errors in it, too."""
     return [sys.executable, "-W", "error", __file__, *map(str, arguments)]
 
 
 def environment() -> dict[str, str]:
-    """The environment for a subprocess, without a vendor's compiler that may be on PATH."""
+    """Return the environment for a subprocess, with an empty PATH: it has no compiler of the vendor."""
     return {**os.environ, "PATH": "", "PYTHONPATH": str(ROOT)}
 
 
 class Notes(SilentProgress):
-    """A `compress.pipeline.runner.Monitor`, and a `Progress`, that remembers."""
+    """A `compress.pipeline.runner.Monitor` and a `Progress` that store what they receive."""
 
     def __init__(self) -> None:
         self.statuses: dict[str, str] = {}
@@ -402,12 +403,12 @@ class Notes(SilentProgress):
 
 
 def statuses(record: Mapping[str, Any]) -> dict[str, str]:
-    """What became of each step of a run."""
+    """Return the status of each step of a run."""
     return {row["id"]: row["status"] for row in record["stages"]}
 
 
 def unsound(store: Path) -> list[str]:
-    """What is in a store that should not be: artifacts and keys that are not whole, and rests of unfinished work."""
+    """Return what a store must not contain: incomplete artifacts, invalid keys, and files of unfinished work."""
     found = []
     for folder in (store / "artifacts").iterdir():
         try:
@@ -426,7 +427,7 @@ def unsound(store: Path) -> list[str]:
 
 
 def fill(folder: Path) -> None:
-    """Fills the disk that a folder is on, with a file `filler`. For small disks."""
+    """Fill the disk that a folder is on, with a file `filler`. Only for small disks."""
     with (folder / "filler").open("wb", buffering=0) as stream, suppress(OSError):
         while True:
             stream.write(bytes(4096))
@@ -437,7 +438,7 @@ def _sha256(content: bytes) -> str:
 
 
 def kill_after(events: int, folder: str) -> None:
-    """Kills this process (SIGKILL) right before its n-th operation on files in a folder."""
+    """Kill this process (SIGKILL) right before its n-th operation on files in a folder."""
     left = [events]
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:

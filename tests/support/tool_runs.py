@@ -27,8 +27,8 @@ class Outcome:
     Attributes:
         status: "made", "cannot" (not supported by the tool) or "failed".
         error: the reason why there is no file; empty if there is one.
-        seconds: by the clock, with the start of Python and all imports.
-        cpu_seconds: of all threads and child processes.
+        seconds: wall-clock time, including the start of Python and all imports.
+        cpu_seconds: CPU time of all threads and child processes.
         peak_memory_mb: the maximum resident set of the process or of one of its child processes.
         facts: further values that the tool reports.
     """

@@ -1,4 +1,4 @@
-"""Attacks on the updates of a device, and what becomes of each: for any interpreter, also Python 3.7.
+"""Attacks on the updates of a device, and their outcomes: for any interpreter, also Python 3.7.
 
 `python tests/support/update_attacks.py` prints the outcomes as JSON. An outcome is "accepted", or the kind of the
 `TrustError`. The repository is written and signed here in plain Python, so that it can be wrong in every way.
@@ -43,7 +43,7 @@ def key_id(name):
 
 
 def sign(message, name):
-    """A signature; each is made once, because plain Python takes a while."""
+    """Return a signature. Each one is computed once, because plain Python is slow."""
     place = (message, name)
     if place not in _signatures:
         _signatures[place] = signer.sign(message, seed(name)).hex()
@@ -51,7 +51,7 @@ def sign(message, name):
 
 
 def document(signed, names):
-    """A metadata file, signed by the keys with these names; or by pairs of key id and name."""
+    """Return a metadata file, signed by the keys with these names; or by pairs of key id and name."""
     message = update_metadata.canonical(signed)
     pairs = [(key_id(name), name) if isinstance(name, str) else name for name in names]
     rows = [{"keyid": identifier, "sig": sign(message, name)} for identifier, name in pairs]
@@ -75,7 +75,7 @@ class Source:
         self.online, self.targets = ("online",), ("targets",)
 
     def root(self, version=1, roots=ROOTS, signers=ROOTS, days=365, threshold=2, **changes):
-        """Writes a root."""
+        """Write root metadata, and return the part that is signed."""
         names = sorted({*roots, *self.online, *self.targets})
         roles = {"root": (roots, threshold), "targets": (self.targets, 1)}
         roles["snapshot"] = roles["timestamp"] = (self.online, 1)
@@ -98,15 +98,15 @@ class Source:
     def release(
         self, number, bundles, days=(30, 30, 365), snapshot=None, targets=None, hashes=True, issued=0, more=None
     ):
-        """Writes targets, snapshot and timestamp metadata with this version.
+        """Write targets, snapshot and timestamp metadata with this version.
 
         Args:
             number: the version.
             bundles: the content of the listed files by name.
-            days: validity of timestamp, snapshot and targets metadata.
+            days: validity of timestamp, snapshot and targets metadata, in days.
             snapshot: another version of the snapshot to list.
             targets: another version of the targets metadata to list.
-            hashes: whether the lists have length and hashes.
+            hashes: whether the listed files have length and hashes.
             issued: the day on which it is signed.
             more: other files that the snapshot lists, with their versions.
         """
@@ -118,7 +118,7 @@ class Source:
         self.timestamp(number, days, snapshot, targets or number, hashes, issued, more)
 
     def timestamp(self, number, days=(30, 30), snapshot=None, targets=1, hashes=True, issued=0, more=None):
-        """Writes the metadata that the online key signs, for targets metadata that exists."""
+        """Write the metadata that the online key signs, for targets metadata that exists."""
         base = {"spec_version": "1.0.31", "version": number}
         content = self.files.get(f"{targets}.targets.json", b"")
         meta = {"targets.json": info(content, targets) if hashes else {"version": targets}}
@@ -138,7 +138,7 @@ class Source:
 
 
 def started():
-    """A source with three releases."""
+    """Return a source with three releases."""
     source = Source()
     source.root()
     source.release(1, {"shop.coralline": OLD})
@@ -158,7 +158,7 @@ class Device:
             self.trusted.update(source.fetch)
 
     def clock(self, days):
-        """Sets the clock."""
+        """Set the clock of the device to this number of days after NOW."""
         trust.time = types.SimpleNamespace(time=lambda: NOW + days * DAY)
 
     def accepts(self, content):
@@ -170,7 +170,10 @@ class Device:
 
 
 def outcome(device, fetch):
-    """What becomes of an update. Whatever it is, the device trusts nothing that targets keys did not sign."""
+    """Update the device; return "accepted" or the kind of the error.
+
+    In both cases, the device must not trust a bundle that the targets keys did not sign.
+    """
     kind, code = "accepted", 8
     try:
         trust.TrustFolder(device.trusted.path).update(fetch)
@@ -182,7 +185,7 @@ def outcome(device, fetch):
 
 
 def freshness(device):
-    """Whether something new may be installed now, or why not."""
+    """Return "fresh" if something new may be installed now, else the kind of the error."""
     try:
         trust.TrustFolder(device.trusted.path).require_fresh()
     except TrustError as error:
@@ -319,7 +322,7 @@ def wrong_key(role):
         source.release(4, {"shop.coralline": EVIL})
         file = "timestamp.json" if role == "timestamp" else f"4.{role}.json"
         signed = json.loads(source.files[file].decode())["signed"]
-        evil = "evil" if role == "targets" else "targets"  # a key of another role counts no more than a foreign one
+        evil = "evil" if role == "targets" else "targets"  # a key of another role is as invalid as an unknown key
         source.files[file] = document(signed, [evil])
         for upper, lower in (("4.snapshot.json", "4.targets.json"), ("timestamp.json", "4.snapshot.json")):
             if file == lower:
@@ -442,7 +445,7 @@ def the_old_targets_key_after_a_rotation(device, source):
 
 
 def fast_forward(device, source):
-    """A stolen online key signs the largest versions. A new key undoes it."""
+    """A stolen online key signs the largest versions. A new online key repairs this."""
     source.release(10**14, {"shop.coralline": NEW})
     assert outcome(device, source.fetch) == "accepted"
     source.release(4, {"shop.coralline": NEW})
@@ -454,7 +457,7 @@ def fast_forward(device, source):
 
 
 def clock_sent_ahead(device, source):
-    """A stolen online key signs a time in the future, so that everything seems expired. A new key undoes it."""
+    """A stolen online key signs a future time, so that everything seems expired. A new online key repairs this."""
     source.timestamp(4, days=(9_000, 9_000), targets=3, issued=8_000)
     assert outcome(device, source.fetch) == "expired"
     source.timestamp(5, targets=3)
@@ -471,7 +474,10 @@ def time_of_signing_after_the_end(device, source):
 
 
 def a_clock_that_is_behind(device, source):
-    """The device has no battery: after a restart it is 1970. A timestamp of before the last one is still expired."""
+    """The device has no battery for its clock: after a restart it is 1970.
+
+    A timestamp that ends before the last accepted one was signed is expired nevertheless.
+    """
     device.clock(-20_000)
     source.timestamp(4, targets=3, issued=40, days=(70, 70))
     assert outcome(device, source.fetch) == "accepted"
@@ -502,7 +508,7 @@ def missing_timestamp(device, source):
 
 
 def interrupted(device, source):
-    """An update that ends after the timestamp: nothing new is installed before the next one."""
+    """An update stops after the timestamp: nothing new is installed before the next complete update."""
     source.release(4, {"shop.coralline": NEW})
     kept = source.files.pop("4.snapshot.json")
     assert outcome(device, source.fetch) == "missing"
@@ -525,7 +531,7 @@ def another_specification(device, source):
 
 
 def text(content):
-    """An attack with this text as the timestamp."""
+    """Return an attack with this text as the timestamp."""
 
     def attack(device, source):
         source.files["timestamp.json"] = content
@@ -535,7 +541,7 @@ def text(content):
 
 
 def changed(old, new, is_signed=False):
-    """An attack with a change in the text of the timestamp, which may be signed again."""
+    """Return an attack with a change in the text of the timestamp, which may be signed again."""
 
     def attack(device, source):
         assert old in source.files["timestamp.json"]
@@ -548,14 +554,14 @@ def changed(old, new, is_signed=False):
 
 
 def another_list_by_a_stolen_online_key(device, source):
-    """It lists another bundle. The device does not believe it: the targets key must sign the list."""
+    """A stolen online key lists another bundle. The device refuses it: the targets key must sign the list."""
     source.targets = ("online",)
     source.release(4, {"shop.coralline": EVIL})
     return "signature"
 
 
 def an_older_list_by_a_stolen_online_key(device, source):
-    """It publishes an older list that the targets key has signed. The device knows a newer one."""
+    """A stolen online key publishes an older list that the targets key signed. The device knows a newer one."""
     source.timestamp(4, targets=2)
     return "rollback"
 
@@ -570,7 +576,7 @@ def an_older_list_for_a_new_device(device, source):
 
 
 def frozen_by_a_stolen_online_key(device, source):
-    """It signs the list that the device has again and again: this works until that expires."""
+    """A stolen online key signs the list of the device again and again: this works until the list expires."""
     for day in (29, 200, 360):
         device.clock(day)
         source.timestamp(10 + day, days=(day + 30, day + 30), targets=3, issued=day)
@@ -643,7 +649,7 @@ ATTACKS.update(
 
 
 def found(folder):
-    """The outcome of each attack, and the expected one."""
+    """Return the actual and the expected outcome of each attack."""
     outcomes = {}
     for name, attack in ATTACKS.items():
         outcomes[name] = one(attack, Path(str(folder)) / name)
@@ -651,7 +657,7 @@ def found(folder):
 
 
 def one(attack, folder):
-    """The outcome of one attack, and the expected one."""
+    """Return the actual and the expected outcome of one attack."""
     source = started()
     device = Device(folder, source)
     try:

@@ -18,14 +18,14 @@ MAIN = ("-m", "compress")
 
 
 class Ended(NamedTuple):
-    """How a worker ended: its exit code, and what it wrote to stderr."""
+    """The end of a worker: its exit code, and its stderr."""
 
     code: int
     message: str
 
 
 def free_ports(count: int) -> list[int]:
-    """Free ports; another process could take one before it is used."""
+    """Return free ports. Another process could take one before it is used."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
@@ -34,7 +34,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def tf_config(addresses: Sequence[str], index: int) -> str:
-    """The value of TF_CONFIG for a worker."""
+    """Return the value of TF_CONFIG for a worker."""
     return json.dumps({"cluster": {"worker": list(addresses)}, "task": {"type": "worker", "index": index}})
 
 

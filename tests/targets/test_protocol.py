@@ -1,4 +1,4 @@
-"""A third target, in a folder of its own: it works everywhere without a line of code outside of that folder."""
+"""A third target, in its own folder: it works everywhere without a line of code outside of that folder."""
 
 from __future__ import annotations
 
@@ -257,11 +257,11 @@ def test_pruning_by_the_target_s_cost(npu: targets.Target, keras: Any) -> None:
     assert cost(full) == 3 + 3 + 3 + 1  # blocks of 32: 80, 96, pooled 96, and 3 channels
     widths = goal.allocate(prunable, importance_losses(prunable, "balanced"), goal.limits(prunable))
     assert cost(widths) <= 7
-    assert all(width % 32 == 0 for width in widths)  # between two blocks, channels cost nothing
+    assert all(width % 32 == 0 for width in widths)  # between two multiples of 32, channels cost nothing
     assert costs.latency_ms(widths, "field") == 2 * costs.latency_ms(widths)
     assert costs.figures(widths).to_json().keys() == {"macs", "parameters", "size_bytes", "latency_ms"}
     with pytest.raises(StageError, match=r"cache is not predicted for the target npu; allowed: .*size, latency"):
         Objective("cache").limits(prunable)
     files = TrialConverter(np.random.default_rng(0).random((4, 8, 8, 1), np.float32), npu)(prunable.network, model)
     assert files.graph is not None
-    assert costs.calibrated(full, files).latency_ms(full) == 0  # the file's
+    assert costs.calibrated(full, files).latency_ms(full) == 0  # the latency of the file

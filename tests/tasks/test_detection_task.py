@@ -1,4 +1,4 @@
-"""Which anchor answers for which object, the loss, and augmentation that moves boxes along."""
+"""The matching of anchors and objects, the loss, and augmentation that also moves boxes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_anchors_answer_for_what_they_share_most_with_and_each_object_has_one(ke
     from compress.tasks.detection import padded
 
     detector = Detector(TWO)
-    thin = (0.02, 0.02, 0.06, 0.06)  # shares little with any anchor: its best one is forced
+    thin = (0.02, 0.02, 0.06, 0.06)  # overlaps little with every anchor: the best one is forced
     found = match(detector, padded([objects((1, QUARTER), (0, thin)), objects((1, WHOLE)), objects()]))
     assert np.asarray(found.positive).tolist() == [[1, 0, 0, 1, 0], [0, 0, 0, 0, 1], [0] * 5]
     assert np.asarray(found.classes)[0].tolist() == [0, -1, -1, 1, -1]
@@ -64,7 +64,7 @@ def test_anchors_that_share_some_are_asked_nothing(keras: Any) -> None:
 
     detector = Detector({"maps": [{"cells": [1, 1], "boxes": [[1.0, 1.0], [0.9, 0.5], [0.3, 1.0]]}]})
     found = match(detector, padded([objects((0, (0.0, 0.0, 1.0, 1.0)))]))
-    assert np.asarray(found.positive).tolist() == [[1, 0, 0]]  # 1, 0.45 and 0.3 are shared
+    assert np.asarray(found.positive).tolist() == [[1, 0, 0]]  # the overlaps are 1, 0.45 and 0.3
     assert np.asarray(found.counted).tolist() == [[1, 0, 1]]
 
 
@@ -101,7 +101,7 @@ def test_the_loss_is_small_for_right_answers_and_each_mistake_costs(keras: Any, 
     moved[0, 3] += 1
     assert cost(moved, logits) == pytest.approx(4 * 0.5, abs=1e-3)
     elsewhere = boxes.copy()
-    elsewhere[0, 0] += 5  # an anchor without an object: its box is nobody's
+    elsewhere[0, 0] += 5  # the box of an anchor without an object does not count
     assert cost(elsewhere, logits) < 1e-3
     for place in ((0, 3, 1), (0, 3, 0), (0, 0, 0)):
         wrong = logits.copy()

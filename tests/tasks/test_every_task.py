@@ -83,8 +83,8 @@ class Case:
     Attributes:
         task: its name.
         builder: the function of BUILDER.
-        labels: from images and sizes of bars to labels.
-        least: what the first metric of the int8 file must reach.
+        labels: a function from images and sizes of bars to labels.
+        least: the value that the first metric of the int8 file must exceed.
         source: further settings of the data source.
         drawn: whether the report has examples with drawn answers.
     """

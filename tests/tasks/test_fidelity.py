@@ -1,4 +1,4 @@
-"""How outputs are compared: by class, and by the objects found."""
+"""The comparison of outputs: by class, and by the objects that are found."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def test_classifiers_are_compared_by_their_largest_output() -> None:
     ("found", "share"),
     [
         (row(4, NOTHING, NOTHING, 4), 1.0),
-        (row(1, NOTHING, NOTHING, 1), 1.0),  # less sure, and still found
-        (row(4, NOTHING, NOTHING, NOTHING), 2 / 3),  # two found one of which is lost: 1 of 2, and 1 of 1
+        (row(1, NOTHING, NOTHING, 1), 1.0),  # lower scores, but both are found
+        (row(4, NOTHING, NOTHING, NOTHING), 2 / 3),  # one of two objects is lost: 1 of 2, and 1 of 1
         (row(NOTHING, 4, NOTHING, 4), 0.5),  # another class
-        (row(4, NOTHING, NOTHING, 4, boxes=30.0), 0.0),  # elsewhere
+        (row(4, NOTHING, NOTHING, 4, boxes=30.0), 0.0),  # other positions
         (row(NOTHING, NOTHING, NOTHING, NOTHING), 0.0),
     ],
 )
@@ -52,8 +52,8 @@ def test_boxes_of_unlikely_anchors_do_not_count(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(detection, "LIKELY", 1)
     wanted = row(4, NOTHING, NOTHING, NOTHING, boxes=1.0)
     near, far = wanted.copy(), wanted.copy()
-    near[0, 0] += 0.5  # of the likely anchor
-    far[0, 4] += 0.5  # of the other one
+    near[0, 0] += 0.5  # the box of the likely anchor
+    far[0, 4] += 0.5  # the box of the other one
     by_objects = ByObjects(Detector(ANCHORS))
     assert by_objects.snr_db(wanted, far).tolist() == [60.0]
     assert by_objects.snr_db(wanted, near)[0] < 45

@@ -1,4 +1,4 @@
-"""Answers drawn into images, and how far two answers are apart."""
+"""Answers drawn into images, and the difference between two answers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_an_object_of_which_one_model_is_less_sure_is_no_lost_one_and_is_drawn()
     assert drawing.differences()[0].size < 1
     original, result = drawing.answers(blank(), 0)
     assert original.text == "cup 0.51"
-    assert result.text == "cup 0.49"  # not the other one, of which neither is sure
+    assert result.text == "cup 0.49"  # not the other object, of which neither model is sure
     assert tuple(result.image[49, 20]) == shapes.colour_of(0)
     assert not result.image[60:, 60:].any()
 
@@ -121,7 +121,7 @@ def test_masks() -> None:
     image = np.full((200, 400, 3), 100, np.uint8)
     label = drawing.label(image.copy(), 0)
     assert label.text == "car 0.25, tree 0.12"
-    assert (label.image[150:, 200:300] == 100).all()  # does not count
+    assert (label.image[150:, 200:300] == 100).all()  # the pixels that do not count
     assert (label.image[:, :200] == 100).all()
     assert tuple(label.image[10, 210]) == tuple((100 + np.array(shapes.colour_of(0))) // 2)
     assert tuple(label.image[190, 310]) == tuple((100 + np.array(shapes.colour_of(1))) // 2)

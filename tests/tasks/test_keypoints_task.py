@@ -1,4 +1,4 @@
-"""Keypoints and masks: what does not count, and preprocessing that would move images away from them."""
+"""Keypoints and masks: points and pixels that do not count, and preprocessing that would move images only."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def images() -> Any:
 
 
 def centre(image: Any) -> tuple[float, float]:
-    """Return the row and the column of the centre of what is bright, from the middle of the image."""
+    """Return the row and the column of the centre of the bright pixels, relative to the middle of the image."""
     weights = np.asarray(image)[..., 0]
     rows, columns = np.indices(weights.shape)
     total = weights.sum()

@@ -1,4 +1,4 @@
-"""The forms of outputs, and how two models' values of an output are compared."""
+"""The forms of outputs, and the comparison of two models' values of an output."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_forms_by_values() -> None:
     probabilities = softmax(RANDOM.normal(size=(6, 4, 3)))
     assert form_of(probabilities) == "softmax"
     assert form_of(RANDOM.normal(size=(6, 4))) == "values"
-    assert form_of(RANDOM.random((6, 4))) == "values"  # nothing says that these are probabilities
+    assert form_of(RANDOM.random((6, 4))) == "values"  # these values are not known to be probabilities
     rows = np.concatenate([probabilities.reshape(6, -1), RANDOM.normal(size=(6, 2))], axis=1)
     first, second = forms_by_values(TensorLayout(["out", "out"], [(4, 3), (2,)]), rows)
     assert (first.name, first.form, first.shape) == ("out", "softmax", (4, 3))

@@ -55,7 +55,7 @@ def test_overlaps_are_those_of_the_evaluation(keras: Any) -> None:
     table = overlap(first[:, None], second[None])
     np.testing.assert_allclose(table, overlaps(first, second), atol=1e-6)
     pairs = np.array([[[0, 0, 1, 1], [0, 0, 1, 1]], [[0, 0, 1, 1], [0, 2, 1, 3]]], np.float32)
-    # Rezatofighi et al., 2019: 1 for equal boxes; for boxes apart, minus the empty share of the box around both.
+    # Rezatofighi et al., 2019: 1 for equal boxes; for separate boxes, minus the empty share of the box around both.
     np.testing.assert_allclose(generalized_overlap(pairs[:, 0], pairs[:, 1]), [1, -1 / 3], atol=1e-6)
 
 

@@ -1,4 +1,4 @@
-"""The real models, where there are any."""
+"""The real models, if there are any."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that are no .tflite, or a damaged one: a ModelError, and nothing else, however they came about."""
+"""Files that are not .tflite files, or are damaged: they give a ModelError and nothing else."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GOOD = tiny.classifier()
 
 
 def used(content: bytes) -> bool:
-    """Reads and uses a file all the way; whether it was taken for good."""
+    """Read a file and use all of it; return whether it was accepted."""
     try:
         parsed = graph.parse(content, "m.tflite")
         place(parsed, load("edgetpu")).to_json()
@@ -74,7 +74,7 @@ def test_every_length() -> None:
 
 
 def models(real: bool) -> list[mutations.Model]:
-    """Small models: ones made here, or those of the smallest real ones."""
+    """Return small models: ones made here, or some of the smallest real ones."""
     if real:
         found = sorted(SHARED.glob("edgetpu/pairs/*/*.tflite"), key=lambda path: path.stat().st_size)
         return [mutations.Model(str(path), path.read_bytes()) for path in found[::4][:8]]
@@ -82,7 +82,7 @@ def models(real: bool) -> list[mutations.Model]:
 
 
 def outcome(content: bytes) -> str:
-    """The answer to a file; "" where it is refused."""
+    """Return the answer to a file; "" if it is refused."""
     try:
         return inspection_text.inspection_text(content)
     except ModelError:
@@ -97,7 +97,7 @@ def test_mutations(kind: str, real: bool) -> None:
         pytest.skip(f"{SHARED} is not there; CORALLINE_SHARED names the folder of shared files")
     dice = random.Random(kind)
     answers = {model.name: inspection_text.inspection_text(model.content) for model in sound}
-    taken, count = 0, 15 if kind == "bombs" else 100  # those that are taken are large
+    taken, count = 0, 15 if kind == "bombs" else 100  # those that are accepted are large
     for _ in range(count):
         model = dice.choice(sound)
         found = outcome(mutations.mutate(kind, model, dice))
@@ -127,7 +127,7 @@ ONES = {"strideH": 1, "strideW": 1, "dilationHFactor": 1, "dilationWFactor": 1}
 
 
 def edited(change: Callable[[Any], None]) -> bytes:
-    """A convolution whose file says something impossible."""
+    """Return the file of a convolution after a change, which may make it invalid."""
     tensors = {"x": Tensor((1, 4, 4, 2)), "w": Tensor((3, 1, 1, 2), data=1), "y": Tensor((1, 4, 4, 3))}
     source = one_op.model(tensors, [Op("CONV_2D", "xw", "y", 1, ONES)], "x", "y")
     change(source)
@@ -135,7 +135,7 @@ def edited(change: Callable[[Any], None]) -> bytes:
 
 
 def many(source: Any, name: bytes, count: int) -> None:
-    """The first tensor gets a name, and so many operators that take it."""
+    """Give the first tensor a name, and add `count` operators that read it."""
     main = source.subgraphs[0]
     main.tensors[0].name = name
     for _ in range(count):
@@ -217,11 +217,11 @@ def test_what_many_operators_share_is_looked_at_once() -> None:
     parsed = one_op.read({"x": Tensor((1, 4, 4, 2)), "w": weights, "b": bias, **made}, operators, "x", ["y0"])
     began = time.monotonic()
     assert check(parsed, load("edgetpu")).parameters is not None
-    assert time.monotonic() - began < 2  # 10 s when each operator counts the scales anew
+    assert time.monotonic() - began < 2  # 10 s if each operator counts the scales again
 
 
 def test_blockers_that_meet_again_and_again() -> None:
-    """Each of many joins waits for one blocker more; what each of them keeps on the CPU is still told."""
+    """Each of many joins waits for one more blocker. The MACs that each blocker keeps on the CPU are still reported."""
     tensors = {"x": Tensor((1, 4, 4, 2), "FLOAT32"), "w": Tensor((2, 1, 1, 2), "FLOAT32", data=1)}
     tensors |= {f"{kind}{index}": Tensor((1, 4, 4, 2), "FLOAT32") for kind in "bj" for index in range(300)}
     operators = [Op("CONV_2D", ["x", "w"], [f"b{index}"]) for index in range(300)]

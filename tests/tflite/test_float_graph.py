@@ -1,4 +1,4 @@
-"""Which graphs are float, and their plain form."""
+"""The recognition of float graphs, and their plain form."""
 
 from __future__ import annotations
 

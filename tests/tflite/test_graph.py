@@ -1,4 +1,4 @@
-"""Reading and writing .tflite files: what is read is what the file says, and all of it is written again."""
+"""Reading and writing .tflite files: the graph has the content of the file, and all of it is written again."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_custom_operators_and_new_ones() -> None:
 
 
 def test_codes_of_old_files() -> None:
-    """Files of 2019 have the byte alone; in those of 2020 and later the larger number counts."""
+    """Files of 2019 have only the byte; in those of 2020 and later, the larger number counts."""
     source = one_op.model(*conv())
     source.operatorCodes[0].deprecatedBuiltinCode, source.operatorCodes[0].builtinCode = 4, 0
     assert parsed_again(source).operators[0].name == "DEPTHWISE_CONV_2D"
@@ -118,7 +118,7 @@ def test_from_a_file(tmp_path: Path) -> None:
 
 
 def buffer_places(content: bytes) -> list[int]:
-    """Where the data of every buffer begins."""
+    """Return the positions where the data of the buffers begins."""
     from ai_edge_litert import schema_py_generated as schema
 
     whole = np.frombuffer(content, np.uint8)
@@ -171,7 +171,7 @@ def test_an_edit_is_written() -> None:
 
 
 def test_everything_is_kept() -> None:
-    """Custom options, metadata, signatures, descriptions, what no rule or count looks at."""
+    """Custom options, metadata, signatures, descriptions, and parts that no rule or count reads are kept."""
     from ai_edge_litert import schema_py_generated as schema
 
     source = one_op.model({"x": Tensor((1, 2)), "y": Tensor((1, 2))}, [Op("MyOp", "x", "y", 7, custom=True)], "x", "y")
@@ -211,7 +211,7 @@ def test_everything_is_kept() -> None:
 
 
 def outputs(content: bytes) -> list[np.ndarray]:
-    """What a model gives for random input, with the kernels that agree to the bit."""
+    """Return the outputs of a model for random input, with kernels that give identical results."""
     from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
     kernels = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
@@ -226,7 +226,7 @@ def outputs(content: bytes) -> list[np.ndarray]:
 
 
 def plain(value: Any) -> Any:
-    """One of the schema's objects as plain values, to compare."""
+    """Return an object of the schema as plain values, for comparison."""
     if isinstance(value, np.ndarray):
         return (value.dtype.kind, value.tobytes())
     if isinstance(value, list):
@@ -241,7 +241,7 @@ def test_real_models_survive_being_written(real_model: Path) -> None:
     assert plain(graph.parse(written).source) == plain(parsed.source)
     assert {place % 16 for place in buffer_places(written)} == {0}
     if any(op.custom for op in parsed.operators):
-        return  # no kernels for it here
+        return  # there are no kernels for it here
     for before, after in zip(outputs(content), outputs(written), strict=True):
         np.testing.assert_array_equal(before, after)
 

@@ -1,4 +1,4 @@
-"""Running models: float in, float out, whatever the model's own types; and models that cannot be run."""
+"""Running models with float inputs and outputs, whatever the model's own types; and models that cannot be run."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_a_number_out_of_range(case: str) -> None:
 
 
 def test_every_option_of_the_schema_has_a_range() -> None:
-    """A field of a later schema that is an integer must be added to the table."""
+    """An integer field of a later schema must be added to the table."""
     from ai_edge_litert import schema_py_generated as schema
 
     other = {"seed", "seed2", "tableId", "keyDtype", "valueDtype", "type", "version", "reduceFunction"}

@@ -1,4 +1,4 @@
-"""The lookup table in the metadata of a file: kept by edits, and used by whoever runs the file."""
+"""The lookup table in the metadata of a file: it is kept by edits, and used by the programs that run the file."""
 
 from __future__ import annotations
 

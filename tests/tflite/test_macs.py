@@ -20,7 +20,7 @@ def bias(count: int, dtype: str = "INT32") -> Tensor:
 
 
 def counted(name: str, inputs: list[Tensor | None], output: Tensor, **options: int) -> tuple[int, int]:
-    """MACs and parameters of a graph of one operator."""
+    """Return the MACs and parameters of a graph with one operator."""
     parsed = one_op.one(name, inputs, output, **options)
     assert arithmetic.macs(parsed, parsed.operators[0]) == arithmetic.total_macs(parsed)
     return arithmetic.total_macs(parsed), arithmetic.parameters(parsed)

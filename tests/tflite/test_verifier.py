@@ -1,4 +1,4 @@
-"""What the verifier knows of the schema, beside the generated code; what it reads."""
+"""The verifier's layout of the schema, compared with the generated code; and the files that it reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WIDTHS = {"byte": 1, "text": None, "int16": 2, "word": 4, "int64": 8, "number": 
 
 
 class Recorder:
-    """In place of a builder: which field is written as an offset, and how wide the entries of a list are."""
+    """A stand-in for a builder: it records the field that is written as an offset, and the width of list entries."""
 
     field: int | None = None
     width: int | None = None
@@ -33,7 +33,7 @@ class Recorder:
 
 
 def offsets() -> dict[tuple[str, int], int | None]:
-    """The fields of all kinds of table that hold offsets, with the width of a list's entries."""
+    """Return the fields that are offsets in all kinds of tables, with the width of a list's entries."""
     found: dict[tuple[str, int], int | None] = {}
     for kind in [name for name, held in vars(schema).items() if hasattr(held, "GetRootAs")]:
         for name in [name for name in vars(schema) if name.startswith(f"{kind}Add")]:

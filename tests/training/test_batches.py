@@ -59,7 +59,7 @@ def test_the_order_does_not_depend_on_where_samples_are(keras: Any, tmp_path: Pa
             np.testing.assert_array_equal(one[1][name], other[1][name])
         own = one[1]["labels"] if nested else one[1]
         np.testing.assert_array_equal(one[0], X[own])
-    assert not np.array_equal(seen[0][0][0], seen[0][4][0])  # another epoch, another order
+    assert not np.array_equal(seen[0][0][0], seen[0][4][0])  # the order differs between epochs
 
 
 @dataclass
@@ -123,7 +123,7 @@ def test_the_shares_of_all_workers_are_the_validation_samples(keras: Any, tmp_pa
     inputs = (data(folder=tmp_path) if data is Filed else data()).inputs("train")[:50]
     parts = [Shares(0, 1, 3), Shares(1, 2, 3)]
     shared = [batches.held_out(inputs, np.arange(50), 12, part).as_numpy_iterator() for part in parts]
-    for _ in range(2):  # endless
+    for _ in range(2):  # the samples repeat without end
         found = [next(one) for _ in range(5) for one, part in zip(shared, parts, strict=True) for _ in range(part.own)]
         np.testing.assert_array_equal(np.concatenate([part for part, _ in found]), inputs)
 

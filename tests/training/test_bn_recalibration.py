@@ -1,4 +1,4 @@
-"""Batch norm recalibration: what is measured, on which samples, and when it is kept."""
+"""Batch norm recalibration: the statistics, the samples they are measured on, and when they are kept."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.tensorflow
 
 
 def values(keras: Any, model: Any, name: str, data: Blobs) -> np.ndarray:
-    """Outputs of a layer on the training split, by channel."""
+    """Return the outputs of a layer on the training split, by channel."""
     inner = keras.Model(model.inputs[0], model.get_layer(name).output)
     outputs = np.asarray(inner(data.inputs("train"), training=False), np.float64)
     return outputs.reshape(-1, outputs.shape[-1])
@@ -30,7 +30,7 @@ def values(keras: Any, model: Any, name: str, data: Blobs) -> np.ndarray:
 
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep new statistics whatever validation says: of an untrained network it says nothing."""
+    """Keep new statistics whatever the validation result: it has no meaning for an untrained network."""
     monkeypatch.setattr(validation.Quality, "is_worse_than", lambda mine, other: False)
 
 
@@ -58,7 +58,7 @@ def test_statistics_are_those_of_the_training_samples(keras: Any, tmp_path: Path
     before = {layer.name: layer.get_weights() for layer in model.layers}
     assert recalibrate_batch_norms(model, context(data, tmp_path))["batch_norms"]["recalibrated"]
     for name, given, tolerance in (("first", "conv", 0.02), ("second", "hidden", 0.1)):
-        # While it is measured, the input of "second" is normalized by batches, here by their average.
+        # During recalibration, the input of "second" is normalized by batches, here by their average.
         outputs = values(keras, model, given, data)
         mean, variance = model.get_layer(name).get_weights()[2:]
         np.testing.assert_allclose(mean, outputs.mean(axis=0), rtol=tolerance, atol=0.02)
@@ -85,7 +85,7 @@ def test_all_batches_weigh_the_same(keras: Any, tmp_path: Path, monkeypatch: pyt
 
 
 class Sorted(Blobs):
-    """All samples of one class in front of all of the other, as in the files of many data sets."""
+    """All samples of one class come before those of the other, as in the files of many data sets."""
 
     def labels(self, split: Split) -> np.ndarray:
         return np.sort(super().labels(split))
@@ -115,7 +115,7 @@ def test_no_more_samples_are_read_than_asked_for(keras: Any, tmp_path: Path, sam
 
 
 def shared(keras: Any) -> Any:
-    """One batch norm that is called for two halves of different mean."""
+    """One batch norm that is called on two halves of an image with different means."""
     layers = keras.layers
     image = keras.Input((8, 8, 1))
     norm = layers.BatchNormalization(name="norm")
@@ -124,7 +124,7 @@ def shared(keras: Any) -> Any:
 
 
 def nested(keras: Any) -> Any:
-    """A batch norm in a model in a model, whose layers Keras has connected twice."""
+    """A batch norm in a nested model, whose layers Keras has connected twice."""
     layers = keras.layers
     inner = keras.Sequential([keras.Input((8, 8, 1)), layers.BatchNormalization(name="norm"), layers.Flatten()])
     image = keras.Input((8, 8, 1))
@@ -185,7 +185,7 @@ def test_frozen_batch_norms_stay_as_they_are(keras: Any, tmp_path: Path) -> None
 
 
 def test_it_is_kept_only_where_validation_is_no_worse(keras: Any, tmp_path: Path) -> None:
-    """Training samples that are far from those of validation have statistics that do harm."""
+    """The statistics of training samples that are far from the validation samples do harm."""
 
     class Shifted(Blobs):
         def inputs(self, split: Split) -> np.ndarray:

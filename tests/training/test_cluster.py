@@ -1,4 +1,4 @@
-"""TF_CONFIG, and the wait for all workers: without TensorFlow."""
+"""TF_CONFIG, and the wait for all workers, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -91,9 +91,9 @@ def test_workers_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     for thread in threads:
         thread.start()
-    with closing(socket.create_server(("", int(addresses[2].rpartition(":")[2])))):  # TensorFlow's server, already
+    with closing(socket.create_server(("", int(addresses[2].rpartition(":")[2])))):  # TensorFlow's server runs already
         for thread in threads:
-            # The first who has met all others frees its port; TensorFlow's server then answers those who still wait.
+            # The first worker that has met all others frees its port; TensorFlow's server then answers the others.
             thread.join(1)
         servers = [
             socket.create_server(("", int(address.rpartition(":")[2])))

@@ -1,4 +1,4 @@
-"""Healing: a training that ends below its beginning is not kept."""
+"""Healing: a training that ends with a worse result than it started with is not kept."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ GENTLE = {"epochs": 6, "batch_size": 16, "learning_rate": 0.01}
 
 
 class Wrong(Bright):
-    """Labels of the training split that are all wrong."""
+    """Data whose training labels are all wrong."""
 
     def labels(self, split: Split) -> np.ndarray:
         found = super().labels(split)
         return 1 - found if split == "train" else found
 
     def inputs(self, split: Split) -> np.ndarray:
-        return Bright().inputs(split)  # which are drawn by the labels
+        return Bright().inputs(split)  # the inputs depend on the labels
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_a_harmful_training_is_not_kept(keras: Any, work: tuple[Context, list[st
     assert facts["healing"]["validation_before"] == accuracy(model) == 1.0
     assert facts["healing"]["validation_after"] < 1.0
     assert len(facts["history"]) == 6
-    assert "batch_norms" not in facts  # those of the beginning were not touched
+    assert "batch_norms" not in facts  # the batch norms of the start are unchanged
     (note,) = notes
     assert note == (
         f"the training changed the validation accuracy from 1.0 to {facts['healing']['validation_after']}: "
@@ -103,7 +103,7 @@ def test_a_training_that_is_no_worse_is_kept(keras: Any, work: tuple[Context, li
     assert facts["batch_norms"]["recalibrated"] is True
     assert notes == []
     again = heal(model, loop.label_loss(ClassificationHead("softmax")), TrainingSettings(**GENTLE), made)
-    assert again["healing"]["kept"] is True  # as good is good enough
+    assert again["healing"]["kept"] is True  # an equal result is good enough
 
 
 @pytest.mark.parametrize("data", [Bright(), Wrong()], ids=["kept", "not kept"])

@@ -71,7 +71,7 @@ def test_classes_with_a_sigmoid_each_are_learnt_as_such(keras: Any, tmp_path: Pa
     loop.fit(model, loop.label_loss(loop.head_of(model, Blobs())), settings, context(Blobs(), tmp_path))
     scores = model.predict(Blobs().inputs("test"), verbose=0)
     wanted = np.eye(2)[Blobs().labels("test")]
-    assert np.abs(scores - wanted).max() < 0.3  # one near 1, the other near 0: not only the larger one right
+    assert np.abs(scores - wanted).max() < 0.3  # one near 1, the other near 0: the right order alone is not enough
 
 
 @pytest.mark.parametrize("softmax", [True, False])
@@ -133,7 +133,7 @@ def accuracy_of(model: Any, data: Blobs) -> float:
 
 
 class Hard(Blobs):
-    """Half of the training labels are wrong: accuracy goes up and down."""
+    """About 45% of the training labels are wrong: accuracy goes up and down."""
 
     def labels(self, split: Split) -> np.ndarray:
         right = super().labels(split)
@@ -224,7 +224,7 @@ def test_balanced_classes_weigh_the_same(keras: Any) -> None:
 
 
 def test_what_a_loss_brings_along_reaches_it_beside_its_samples(keras: Any, tmp_path: Path) -> None:
-    """The loss is 0 only if every sample comes with the value that was made of it, however batches are shuffled."""
+    """The loss is 0 only if every sample comes with its own value, however batches are shuffled."""
     data = Blobs()
 
     def value(samples: Any) -> Any:
@@ -260,7 +260,7 @@ def test_mixed_precision_trains_the_same_model(keras: Any, tmp_path: Path, polic
     assert facts["history"][-1]["val_accuracy"] == 1.0
     assert {str(weight.dtype) for weight in model.weights} == {"float32"}
     assert model.output.dtype == "float32"
-    answers = np.asarray(model(Blobs().inputs("validation"))).argmax(axis=1)  # the weights came back
+    answers = np.asarray(model(Blobs().inputs("validation"))).argmax(axis=1)  # the weights were copied back
     assert (answers == Blobs().labels("validation")).all()
 
 
@@ -284,7 +284,7 @@ def test_tensorboard_is_given_every_figure(keras: Any, tmp_path: Path) -> None:
 
 
 class Stopped(Exception):  # noqa: N818 - no error
-    """Stands for Ctrl-C."""
+    """A stand-in for Ctrl-C."""
 
 
 def stopping_after(epoch: int) -> Any:

@@ -1,4 +1,4 @@
-"""What a loss is, and what guessing costs: every head's constant outputs are the best that do not see the input."""
+"""The names of losses, and the loss of guessing: no other constant outputs of a head are better than its own."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ROWS = np.concatenate([np.eye(3)[LABELS] * 0.7 + 0.1, RANDOM.normal(0, 2, (100, 
 
 @dataclass(frozen=True)
 class Case:
-    """A head with targets, the shapes of a model's outputs, and the loss of guessing, where it is known."""
+    """A head with targets, the shapes of a model's outputs, and the loss of guessing, if it is known."""
 
     head: Head
     targets: np.ndarray
@@ -82,7 +82,7 @@ def test_no_other_constant_is_better(keras: Any, name: str) -> None:
     least = mean_loss(case, guess)
     if case.loss is not None:
         assert least == pytest.approx(case.loss, abs=1e-4)
-    tolerance = 2e-2 if name.startswith("segmentation") else 1e-5  # of masks, positions count by sample
+    tolerance = 2e-2 if name.startswith("segmentation") else 1e-5  # for masks, positions are weighted by sample
     for number in range(len(guess)):
         for factor in (0.9, 1.1):
             changed = [each * factor if index == number else each for index, each in enumerate(guess)]

@@ -83,7 +83,7 @@ History = list[dict[str, float]]
 
 
 def histories(folder: Path, devices: int, cases: Mapping[str, Mapping[str, Any]]) -> dict[str, History]:
-    """The histories of trainings in a process with some logical devices."""
+    """Return the histories of trainings in a process with some logical devices."""
     path = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "support")))
     command = [sys.executable, "-c", TRAINED, str(devices), json.dumps(cases), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=False)
@@ -109,7 +109,7 @@ def flat(rows: History) -> list[float]:
 def assert_same(several: History, alone: History) -> None:
     """Without batch norms, only the order of additions differs: 96 samples in batches of 18, the last one smaller."""
     for row, expected in zip(several, alone, strict=True):
-        # Keras weights the parts of the last validation batch, 1, 1 and 0 samples on three devices, not quite equally.
+        # Keras does not weight the parts of the last validation batch (1, 1 and 0 samples on three devices) equally.
         assert row["val_loss"] == pytest.approx(expected["val_loss"], rel=0.05)
         others = {name: value for name, value in row.items() if name != "val_loss"}
         assert others == pytest.approx({name: expected[name] for name in others}, rel=0.01, abs=1e-4)
@@ -166,7 +166,7 @@ def test_callbacks_of_a_training_see_every_step(keras: Any, tmp_path: Path) -> N
 def test_an_interrupted_training_on_several_devices_goes_on(
     keras: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checkpoint of one device is read by several: weights and optimizer are the same."""
+    """A training with MirroredStrategy continues from the checkpoint of a training without a strategy."""
     from compress.training import checkpoint
 
     class StoppedError(Exception):

@@ -1,4 +1,4 @@
-"""Choosing less data: which samples, that nothing else is looked at, and what it cost."""
+"""The choice of a part of the data: its samples, that nothing else is read, and its cost."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Notes(SilentProgress):
 
 
 class Hidden(Blobs):
-    """Data whose test split nobody may look at."""
+    """Data whose test split must not be read."""
 
     def labels(self, split: Split) -> np.ndarray:
         assert split != "test"
@@ -48,7 +48,7 @@ class Hidden(Blobs):
 
 def network(keras: Any, softmax: bool = True) -> Any:
     layers = keras.layers
-    keras.utils.set_random_seed(0)  # a dead ReLU learns nothing
+    keras.utils.set_random_seed(0)  # a dead ReLU would learn nothing
     last = [layers.Dense(2, "softmax")] if softmax else [layers.Dense(2), layers.Activation("linear")]
     return keras.Sequential([keras.Input((8, 8, 1)), layers.Conv2D(4, 3, activation="relu"), layers.Flatten(), *last])
 
@@ -116,7 +116,7 @@ def test_settings_that_are_refused(settings: dict[str, Any]) -> None:
         Subset(**settings)
 
 
-# --- by what models say -----------------------------------------------------------------
+# --- the choice, by the outputs of models -----------------------------------------------
 
 
 @pytest.mark.tensorflow
@@ -193,7 +193,7 @@ def test_an_interrupted_choice_is_found_again(keras: Any, tmp_path: Path) -> Non
 
 @pytest.mark.tensorflow
 def test_hard_samples_are_those_near_the_border(keras: Any, tmp_path: Path) -> None:
-    """Of samples whose class is told by one number, those with the smallest distance to the border are hardest."""
+    """If one number tells the class, the samples with the smallest distance to the border are the hardest."""
 
     class Line(Blobs):
         def inputs(self, split: Split) -> np.ndarray:

@@ -83,7 +83,7 @@ def test_layers_near_the_input_start_later_and_learn_more_slowly(keras: Any) -> 
 def test_before_its_start_a_layer_does_not_change(keras: Any, tmp_path: Path) -> None:
     result = trained(network(keras), tmp_path, TransferSettings(unfreeze_until=1.0), epochs=2)
     changed = {path for path, has_changed in result.items() if has_changed}
-    assert not {"first/kernel"} & changed  # it starts at the end
+    assert not {"first/kernel"} & changed  # it would start at the end
     assert {"second/kernel", "head/kernel"} <= changed
 
 

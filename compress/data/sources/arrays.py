@@ -245,11 +245,11 @@ def _samples(
             allowed += "; for regression, name the targets with `targets`"
         raise DataError(f"array {y_name!r} is {y.dtype} {list(y.shape)}", where=where, allowed=allowed)
 
-    def place(index: int) -> str:
+    def location(index: int) -> str:
         return f"{where}: {y_name}[{index}]"
 
     named = y.dtype.kind == "U"
-    indexed = labels.named(y.tolist(), classes, place) if named else labels.numbered(y, classes, place)
+    indexed = labels.named(y.tolist(), classes, location) if named else labels.numbered(y, classes, location)
     return Samples(*indexed, read, splits)
 
 

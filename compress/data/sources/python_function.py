@@ -133,10 +133,10 @@ def _mapped(result: Mapping[str, Any], where: str) -> Samples:
         raise DataError(f"y is {y.dtype} {list(y.shape)}", where=where, allowed=allowed)
     names = _words(result, "classes", where)
 
-    def place(index: int) -> str:
+    def location(index: int) -> str:
         return f"{where}: y[{index}]"
 
-    indexed = labels.named(y.tolist(), names, place) if y.dtype.kind == "U" else labels.numbered(y, names, place)
+    indexed = labels.named(y.tolist(), names, location) if y.dtype.kind == "U" else labels.numbered(y, names, location)
     words = _words(result, "split", where)
     if words is not None and len(words) != count:
         raise DataError(f"split has {len(words)} words", where=where, allowed=f"one for each of the {count} samples")

@@ -75,7 +75,7 @@ class TextTable(Stored):
         columns = [self.text, *filter(None, (self.label, self.split, self.group))]
         lines, rows = self._rows(columns)
 
-        def place(index: int) -> str:
+        def location(index: int) -> str:
             return f"{self.file}, line {lines[index]}"
 
         cells = {column: [row[number] for row in rows] for number, column in enumerate(columns)}
@@ -85,15 +85,15 @@ class TextTable(Stored):
         if self.label is not None:
             words = [word.strip() for word in cells[self.label]]
             for index, word in enumerate(words):
-                labels.check(word, place(index))
-            label, classes = labels.read(words, names, place, class_names.origin(self.classes))
-        groups = None if self.group is None else _groups(cells[self.group], place)
+                labels.check(word, location(index))
+            label, classes = labels.read(words, names, location, class_names.origin(self.classes))
+        groups = None if self.group is None else _groups(cells[self.group], location)
         divide: Divide = stratified if groups is None else by_name(groups)
         splits = {}
         if self.split is not None:
             words = cells[self.split]
             splits = labels.splits(
-                labels.split_named(word, place(index)) if word.strip() else None for index, word in enumerate(words)
+                labels.split_named(word, location(index)) if word.strip() else None for index, word in enumerate(words)
             )
 
         def read(index: int) -> NDArray[np.uint8]:
@@ -105,7 +105,7 @@ class TextTable(Stored):
             classes,
             read,
             splits,
-            place,
+            location,
             divide,
             notes=(*class_names.note(self.classes), *self._notes(texts)),
             groups=groups,
@@ -145,7 +145,7 @@ class TextTable(Stored):
         return tuple(notes)
 
 
-def _groups(cells: list[str], place: labels.Place) -> NDArray[np.str_]:
+def _groups(cells: list[str], location: labels.Location) -> NDArray[np.str_]:
     """Return the name of the group of each row; "" for none.
 
     Raises:
@@ -154,7 +154,7 @@ def _groups(cells: list[str], place: labels.Place) -> NDArray[np.str_]:
     names = [cell.strip() for cell in cells]
     for index, name in enumerate(names):
         if name:
-            labels.check(name, place(index), "group")
+            labels.check(name, location(index), "group")
     return np.array(names, np.str_)
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from compress.data import class_names, labels, tables
-from compress.data.file_listing import LabelledFiles, label_place
+from compress.data.file_listing import LabelledFiles, label_location
 from compress.data.file_tree import Tree
 from compress.data.label_tables import Labels, Listed
 from compress.data.source import Samples, several
@@ -83,18 +83,18 @@ class Csv(LabelledFiles):
             raise DataError(f"no file has {self.window} rows in a row with one label", where=tree.where, hint=hint)
         names = self.class_list(tree)
 
-        def place(index: int) -> str:
+        def location(index: int) -> str:
             file = series[windows[index].series]
             if self.label_column is None:
-                return label_place(tree, listed[file.place])
-            return f"{tree.describe(listed[file.place].file)}, line {file.lines[windows[index].start]}"
+                return label_location(tree, listed[file.index])
+            return f"{tree.describe(listed[file.index].file)}, line {file.lines[windows[index].start]}"
 
         if self.labels == "none":
             label, classes = np.zeros(len(windows), np.int64), names or ()
         else:
             origin = class_names.origin(self.classes)
-            label, classes = labels.read([window.label for window in windows], names, place, origin)
-        of = [listed[series[window.series].place] for window in windows]
+            label, classes = labels.read([window.label for window in windows], names, location, origin)
+        of = [listed[series[window.series].index] for window in windows]
         starts = np.array([window.start for window in windows], np.int64)
         short = f"{left} stretches shorter than {self.window} rows were left out"
         grouped = isinstance(self.labels, Labels) and self.labels.group is not None
@@ -187,7 +187,7 @@ class Series:
     values: NDArray[np.float32]
     words: NDArray[np.str_]
     lines: NDArray[np.int64]
-    place: int
+    index: int
 
 
 @dataclass(frozen=True)

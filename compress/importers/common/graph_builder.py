@@ -29,7 +29,7 @@ class GraphValue(Protocol):
         """The tensor of the network."""
 
     @property
-    def sides(self) -> tuple[int, ...]:
+    def network_shape(self) -> tuple[int, ...]:
         """Shape of the network's tensor, without the batch."""
 
 
@@ -58,12 +58,12 @@ class NetworkBuilder(Generic[ValueT]):
         for tensor in tensors_in(list(layer.calls)):
             self.used[tensor] = self.used.get(tensor, 0) + 1
         value: ValueT = replace(like, tensor=LayerOutput(layer.name))  # type: ignore[type-var]
-        self.shapes[value.tensor] = value.sides
+        self.shapes[value.tensor] = value.network_shape
         return value
 
     def add_input(self, name: str, like: ValueT) -> ValueT:
         """Add a float32 input with a batch of any size."""
-        config = {"name": name, "batch_shape": [None, *like.sides], "dtype": "float32"}
+        config = {"name": name, "batch_shape": [None, *like.network_shape], "dtype": "float32"}
         return self.add(Layer(name, "InputLayer", entry(LAYERS, "InputLayer", config), (), ()), like)
 
     def network(self, inputs: Sequence[ValueT], outputs: Sequence[ValueT]) -> Network:

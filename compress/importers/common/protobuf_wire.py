@@ -54,7 +54,7 @@ def text(data: Buffer, number: int) -> str:
     return bytes([b"", *messages(data, number)][-1]).decode()
 
 
-def whole(data: Buffer, number: int) -> int:
+def integer(data: Buffer, number: int) -> int:
     """Return the last field with this number as an integer; 0 if it is absent.
 
     Raises:

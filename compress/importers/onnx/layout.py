@@ -32,14 +32,14 @@ class OnnxValue:
     Attributes:
         tensor: the tensor of the network.
         shape: the shape in the graph.
-        sides: the shape in the network, without the batch.
+        network_shape: the shape in the network, without the batch.
         parts: dimensions, each above 1, of the graph's values as a row-major array.
         order: transposition of that array that gives the network's values in row-major order.
     """
 
     tensor: LayerOutput
     shape: tuple[int, ...]
-    sides: tuple[int, ...]
+    network_shape: tuple[int, ...]
     parts: tuple[int, ...] = ()
     order: tuple[int, ...] = ()
 
@@ -55,9 +55,9 @@ class OnnxValue:
         return indices.transpose(self.order).reshape(-1)
 
     def placed(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Rearrange an array from the graph's `shape` to the network's `sides`."""
+        """Rearrange an array from the graph's `shape` to the network's `network_shape`."""
         placed: NDArray[Any] = np.broadcast_to(array, self.shape).reshape(self.parts).transpose(self.order)
-        return placed.reshape(self.sides)
+        return placed.reshape(self.network_shape)
 
 
 def simplest(parts: Sequence[int], order: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -76,31 +76,34 @@ def _follows(parts: Sequence[int], before: int, part: int) -> bool:
     return part > before and all(parts[between] == 1 for between in range(before + 1, part))
 
 
-def laid(tensor: LayerOutput, shape: Sequence[int], order: Order, sides: Sequence[int] | None = None) -> OnnxValue:
+def laid(
+    tensor: LayerOutput, shape: Sequence[int], order: Order, network_shape: Sequence[int] | None = None
+) -> OnnxValue:
     """Return a value whose axes have this order in the network."""
-    shape = tuple(int(side) for side in shape)
-    sides = sides_of(shape, order) if sides is None else tuple(int(side) for side in sides)
-    return OnnxValue(tensor, shape, sides, *simplest(shape, order))
+    shape = tuple(int(size) for size in shape)
+    if network_shape is None:
+        network_shape = network_shape_of(shape, order)
+    return OnnxValue(tensor, shape, tuple(int(size) for size in network_shape), *simplest(shape, order))
 
 
-def sides_of(shape: Sequence[int], order: Order, *, extra_batch: bool = False) -> tuple[int, ...]:
+def network_shape_of(shape: Sequence[int], order: Order, *, extra_batch: bool = False) -> tuple[int, ...]:
     """Return the network's dimensions for an order of the axes.
 
     Without `extra_batch` the first axis is the network's batch, if its size is 1, and is left out.
     """
-    sides = tuple(shape[axis] for axis in order)
-    return sides if extra_batch or len(sides) < 2 or sides[0] != 1 else sides[1:]
+    sizes = tuple(shape[axis] for axis in order)
+    return sizes if extra_batch or len(sizes) < 2 or sizes[0] != 1 else sizes[1:]
 
 
 def in_shape(value: OnnxValue, shape: Sequence[int]) -> OnnxValue:
     """Return the value with another shape in the graph."""
     assert prod(shape) == prod(value.shape)
-    return replace(value, shape=tuple(int(side) for side in shape))
+    return replace(value, shape=tuple(int(size) for size in shape))
 
 
 def _cut(value: OnnxValue) -> tuple[list[int], list[int], list[int]] | None:
     """Split the parts at axis boundaries; return parts, order and the axis of each part. None if not possible."""
-    axes = [(axis, side) for axis, side in enumerate(value.shape) if side > 1]
+    axes = [(axis, size) for axis, size in enumerate(value.shape) if size > 1]
     parts: list[int] = []
     owners: list[int] = []
     pieces: list[list[int]] = []
@@ -129,7 +132,9 @@ def transposed(value: OnnxValue, order: Order) -> OnnxValue | None:
     ranked = [part for axis in order for part in range(len(parts)) if owners[part] == axis]
     sizes = [parts[part] for part in ranked]
     shape = tuple(value.shape[axis] for axis in order)
-    return OnnxValue(value.tensor, shape, value.sides, *simplest(sizes, [ranked.index(part) for part in piece_order]))
+    return OnnxValue(
+        value.tensor, shape, value.network_shape, *simplest(sizes, [ranked.index(part) for part in piece_order])
+    )
 
 
 def axes_in_network(value: OnnxValue) -> Order | None:
@@ -168,7 +173,7 @@ def natural(value: OnnxValue) -> Order | None:
     rank = len(value.shape)
     usual = [channel_last(rank), tuple(range(rank))]
     fitting = [order for order in usual if tuple(axis for axis in order if value.shape[axis] > 1) == met]
-    same = [order for order in fitting if sides_of(value.shape, order) == value.sides]
+    same = [order for order in fitting if network_shape_of(value.shape, order) == value.network_shape]
     if same or fitting:
         return (same or (fitting if rank > 3 else fitting[::-1]))[0]
     ones = [axis for axis in range(rank) if value.shape[axis] == 1]
@@ -183,12 +188,12 @@ def directly(before: Sequence[int], after: Sequence[int], moved: OnnxValue) -> l
         after: its target dimensions.
         moved: the target layout; its `order` is the current one.
     """
-    met = [index for index, side in enumerate(before) if side > 1]
-    ones = [index for index, side in enumerate(before) if side == 1]
+    met = [index for index, size in enumerate(before) if size > 1]
+    ones = [index for index, size in enumerate(before) if size == 1]
     if [before[index] for index in met] != [moved.parts[part] for part in moved.order]:
         return None
-    if len(before) != len(after) or [side for side in after if side > 1] != list(moved.parts):
+    if len(before) != len(after) or [size for size in after if size > 1] != list(moved.parts):
         return None
     sources = iter([met[moved.order.index(part)] for part in range(len(moved.parts))])
     free = iter(ones)
-    return [1 + (next(sources) if side > 1 else next(free)) for side in after]
+    return [1 + (next(sources) if size > 1 else next(free)) for size in after]

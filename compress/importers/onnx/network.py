@@ -84,7 +84,10 @@ def _cost(candidate: OnnxNetwork) -> tuple[int, int, int, int]:
     if candidate.problems:
         return len(candidate.problems), 0, 0, 0
     kinds = Counter(layer.kind for layer in without_unused_calls(candidate.network).layers.values())
-    odd = sum(len(value.sides) == 3 and value.sides[-1] > min(value.sides) for value in candidate.inputs.values())
+    odd = sum(
+        len(value.network_shape) == 3 and value.network_shape[-1] > min(value.network_shape)
+        for value in candidate.inputs.values()
+    )
     return 0, kinds["Permute"], kinds["Reshape"], odd
 
 
@@ -117,7 +120,7 @@ def _input_notes(graph: OnnxGraph, used: Mapping[str, OnnxValue]) -> list[str]:
     """Return notes on inputs that the Keras model does not have, or has in another layout or type."""
     notes = [f"its input {name!r} is not used: it is removed" for name in graph.inputs if name not in used]
     for name, value in used.items():
-        if value.sides != value.shape[1:]:
+        if value.network_shape != value.shape[1:]:
             notes.append(_layout_note("input", name, value))
         if graph.types[name] != FLOAT:
             notes.append(f"its input {name!r} is {graph.types[name]}; the Keras model takes it as floats")
@@ -162,10 +165,10 @@ def _outputs(builder: OnnxNetworkBuilder) -> tuple[list[OnnxValue], list[str]]:
         if value.tensor in [output.tensor for output in outputs]:
             value = call.layer("Identity", {}, [value], value)
         outputs.append(value)
-        notes += [_layout_note("output", name, value)] if value.sides != value.shape[1:] else []
+        notes += [_layout_note("output", name, value)] if value.network_shape != value.shape[1:] else []
     return outputs, notes
 
 
 def _layout_note(what: str, name: str, value: OnnxValue) -> str:
-    how = "now has a batch dimension in front" if value.sides == value.shape else "is now channel-last"
-    return f"its {what} {name!r}, {list(value.shape)}, {how}: {[1, *value.sides]}"
+    how = "now has a batch dimension in front" if value.network_shape == value.shape else "is now channel-last"
+    return f"its {what} {name!r}, {list(value.shape)}, {how}: {[1, *value.network_shape]}"

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from compress.importers.common.graph_builder import UNKNOWN, NetworkBuilder, NetworkCall, PlacedValue
 from compress.importers.common.layer_calls import NotImportedError, free_name
 from compress.importers.onnx import layout
-from compress.importers.onnx.layout import OnnxValue, Order, laid, natural, sides_of
+from compress.importers.onnx.layout import OnnxValue, Order, laid, natural, network_shape_of
 from compress.importers.onnx.onnx_graph import Node, OnnxGraph
 from compress.ir.keras_graph import Layer, LayerOutput
 
@@ -56,7 +56,7 @@ class OnnxNetworkBuilder(NetworkBuilder[OnnxValue]):
     def input(self, name: str, order: Order) -> OnnxValue:
         """Add an input of the graph as an input of the network."""
         shape = self.graph.shapes[name]
-        value = laid(UNKNOWN, shape, order, sides_of(shape, order) or (1,))
+        value = laid(UNKNOWN, shape, order, network_shape_of(shape, order) or (1,))
         return self.add_input(free_name(title(name), self.layers), value)
 
     def alone(self, value: OnnxValue) -> Layer | None:
@@ -183,16 +183,16 @@ class OnnxCall(NetworkCall[OnnxValue]):
 
     def arranged(self, value: OnnxValue, order: Order, *, extra_batch: bool = False) -> OnnxValue:
         """Return the value with its axes in this order, each a dimension of the network; add layers if necessary."""
-        sides = sides_of(value.shape, order, extra_batch=extra_batch) or (1,)
-        target = laid(value.tensor, value.shape, order, sides)
+        network_shape = network_shape_of(value.shape, order, extra_batch=extra_batch) or (1,)
+        target = laid(value.tensor, value.shape, order, network_shape)
         moved = layout.transposed(value, order)
         if moved is None:
             return self.arranged(self.straightened(value), order, extra_batch=extra_batch)
         if moved.straight:
-            return self._in_sides(value, target)
-        if (dims := layout.directly(value.sides, target.sides, moved)) is not None:
+            return self._reshaped(value, target)
+        if (dims := layout.directly(value.network_shape, target.network_shape, moved)) is not None:
             return self.layer("Permute", {"dims": dims}, [value], target)
-        return self._in_sides(self._permuted(value, moved.parts, moved.order), target)
+        return self._reshaped(self._permuted(value, moved.parts, moved.order), target)
 
     def straightened(self, value: OnnxValue) -> OnnxValue:
         """Return the value in the graph's memory order."""
@@ -203,21 +203,21 @@ class OnnxCall(NetworkCall[OnnxValue]):
 
     def in_line(self, value: OnnxValue) -> OnnxValue:
         """Return the value flattened in the network's memory order."""
-        return self._in_sides(value, replace(value, sides=(prod(value.shape),)))
+        return self._reshaped(value, replace(value, network_shape=(prod(value.shape),)))
 
-    def _in_sides(self, value: OnnxValue, target: OnnxValue) -> OnnxValue:
-        if value.sides == target.sides:
+    def _reshaped(self, value: OnnxValue, target: OnnxValue) -> OnnxValue:
+        if value.network_shape == target.network_shape:
             return replace(target, tensor=value.tensor)
-        if len(target.sides) == 1 and len(value.sides) > 1:
+        if len(target.network_shape) == 1 and len(value.network_shape) > 1:
             return self.layer("Flatten", {}, [value], target)
-        return self.layer("Reshape", {"target_shape": list(target.sides)}, [value], target)
+        return self.layer("Reshape", {"target_shape": list(target.network_shape)}, [value], target)
 
     def _permuted(self, value: OnnxValue, parts: Sequence[int], order: Sequence[int]) -> OnnxValue:
         """Transpose a value from `parts` in this order to `parts` in ascending order."""
-        sides = tuple(parts[part] for part in order)
-        seen = self._in_sides(value, replace(value, sides=sides))
+        network_shape = tuple(parts[part] for part in order)
+        seen = self._reshaped(value, replace(value, network_shape=network_shape))
         dims = [order.index(part) + 1 for part in range(len(parts))]
-        return self.layer("Permute", {"dims": dims}, [seen], replace(value, sides=tuple(parts)))
+        return self.layer("Permute", {"dims": dims}, [seen], replace(value, network_shape=tuple(parts)))
 
     def placed(self, value: OnnxValue, *axes: int) -> PlacedOnnxValue:
         """Return the value with each axis as a dimension of the network, including these axes."""
@@ -227,7 +227,7 @@ class OnnxCall(NetworkCall[OnnxValue]):
             value, order = self.straightened(value), tuple(range(rank))
         extra_batch = bool(order) and order[0] in axes
         value = self.arranged(value, order, extra_batch=extra_batch)
-        return PlacedOnnxValue(value, order, len(value.sides) == rank)
+        return PlacedOnnxValue(value, order, len(value.network_shape) == rank)
 
     def aligned(self, values: Sequence[OnnxValue], axis: int) -> list[PlacedValue[OnnxValue]]:
         """Return values with the same order of dimensions, that of the largest one."""
@@ -252,8 +252,8 @@ class PlacedOnnxValue(PlacedValue[OnnxValue]):
 
     def like(self, shape: Sequence[int]) -> OnnxValue:
         """Return a template of a result: another shape in the graph, with the same order of its axes."""
-        sides = tuple(shape[axis] for axis in self.order)
-        return laid(UNKNOWN, shape, self.order, sides if self.extra_batch else sides[1:])
+        network_shape = tuple(shape[axis] for axis in self.order)
+        return laid(UNKNOWN, shape, self.order, network_shape if self.extra_batch else network_shape[1:])
 
 
 def order_of(value: OnnxValue) -> Order:

@@ -166,7 +166,7 @@ def _input_types(imported: OnnxNetwork) -> list[str]:
 def _random_runs(imported: OnnxNetwork) -> list[Arrays]:
     """Return random inputs; integral values for inputs that are integers in the file."""
     runs: list[Arrays] = []
-    for arrays in verification.random_inputs([value.sides for value in imported.inputs.values()]):
+    for arrays in verification.random_inputs([value.network_shape for value in imported.inputs.values()]):
         inputs = zip(imported.inputs, arrays, strict=True)
         runs.append([_to_random_integers(imported.graph, name, array) for name, array in inputs])
     return runs
@@ -195,7 +195,7 @@ def _random_value_count(graph: OnnxGraph, name: str) -> int:
 
 def _sample_runs(imported: OnnxNetwork, samples: NDArray[np.float32] | None) -> list[Arrays]:
     """Return the samples one by one if the input has their shape; rounded if the file has integers."""
-    shapes = [value.sides for value in imported.inputs.values()]
+    shapes = [value.network_shape for value in imported.inputs.values()]
     if samples is None or len(shapes) != 1 or samples.shape[1:] != shapes[0]:
         return []
     (dtype,) = _input_types(imported)

@@ -142,7 +142,7 @@ def _described(path: Path, known: dict[str, Path], graph: memoryview) -> dict[st
     """Return what Keras 2 stored of the model: in a separate file since 2.5, in the object graph before."""
     if METADATA in known:
         for node in protobuf_wire.messages(_bytes(path, known[METADATA]), 1):
-            if protobuf_wire.whole(node, 2) == 0 and protobuf_wire.text(node, 4) in _NETWORKS:
+            if protobuf_wire.integer(node, 2) == 0 and protobuf_wire.text(node, 4) in _NETWORKS:
                 return _object(protobuf_wire.text(node, 5))
     for objects in protobuf_wire.messages(graph, 7):
         first = next(protobuf_wire.messages(objects, 1), memoryview(b""))
@@ -179,10 +179,10 @@ def _ports(signature: memoryview, number: int) -> Iterator[Port]:
     for entry in protobuf_wire.messages(signature, number):
         info = next(protobuf_wire.messages(entry, 2), memoryview(b""))
         shape = next(protobuf_wire.messages(info, 3), memoryview(b""))
-        sides = [protobuf_wire.whole(side, 1) for side in protobuf_wire.messages(shape, 2)]
-        open_sides = tuple(None if side >= 2**63 else side for side in sides)  # -1
-        dtype = _DTYPES.get(protobuf_wire.whole(info, 2), "another type")
-        yield Port(protobuf_wire.text(entry, 1), dtype, None if protobuf_wire.whole(shape, 3) else open_sides)
+        dims = [protobuf_wire.integer(dim, 1) for dim in protobuf_wire.messages(shape, 2)]
+        shape_with_none = tuple(None if dim >= 2**63 else dim for dim in dims)  # -1
+        dtype = _DTYPES.get(protobuf_wire.integer(info, 2), "another type")
+        yield Port(protobuf_wire.text(entry, 1), dtype, None if protobuf_wire.integer(shape, 3) else shape_with_none)
 
 
 def _refused(graph: memoryview) -> tuple[Refused, ...]:

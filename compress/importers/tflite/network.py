@@ -47,7 +47,7 @@ class TfliteValue:
     extra_batch: bool = False
 
     @property
-    def sides(self) -> tuple[int, ...]:
+    def network_shape(self) -> tuple[int, ...]:
         """The shape in the network, without the network's batch."""
         return self.shape if self.extra_batch else self.shape[1:]
 
@@ -251,9 +251,9 @@ def reshaped(
     if ((extra_batch or value.extra_batch) and batch != 1) or (not extra_batch and not fits):
         raise NotImportedError(f"it mixes the samples of a batch: it reshapes {list(value.shape)} to {list(shape)}")
     like = TfliteValue(value.tensor, shape, extra_batch)
-    if len(like.sides) == 1 and not value.extra_batch and len(value.sides) > 1:
+    if len(like.network_shape) == 1 and not value.extra_batch and len(value.network_shape) > 1:
         return call.layer("Flatten", {}, [value], like)
-    return call.layer("Reshape", {"target_shape": list(like.sides)}, [value], like)
+    return call.layer("Reshape", {"target_shape": list(like.network_shape)}, [value], like)
 
 
 Rule = Callable[[TfliteCall], TfliteValue]

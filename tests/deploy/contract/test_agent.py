@@ -1,4 +1,4 @@
-"""The device's end of a deployment: what it answers, and when it goes."""
+"""The device's end of a deployment: its answers, and when it ends."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_cut_line_of_the_history(tmp_path: Path) -> None:
     (path / "history.jsonl").write_text(json.dumps({"release": one}) + '\n{"by": "me", "rel')
     folder = releases.DeviceFolder(str(path), "test", create=False)
     assert (folder.current(), folder.previous()) == (two, one)
-    assert (path / "history.jsonl").read_text().count(two) == 1  # what a cut after the switch left out
+    assert (path / "history.jsonl").read_text().count(two) == 1  # a cut after the switch had left this out
     assert releases.DeviceFolder.previous(folder) == one
 
 
@@ -128,7 +128,7 @@ def test_a_folder_of_somebody_else(ends: Ends, tmp_path: Path) -> None:
 
 
 def installed(folder: releases.DeviceFolder, text: bytes) -> tuple[str, dict[str, int]]:
-    """A release of two small files: its name and pieces."""
+    """Install a release of two small files; return its name and pieces."""
     files, pieces = {}, {}
     for name in (releases.BUNDLE, releases.RUNNER):
         content = text + name.encode()
@@ -146,7 +146,7 @@ def test_releases_that_never_ran_make_room_before_anything_is_sent(tmp_path: Pat
     ran, _ = installed(folder, b"ran")
     folder.switch(ran)
     cut, again = installed(folder, b"cut")
-    assert folder.missing(again, 100) == {}  # what arrived is not sent twice
+    assert folder.missing(again, 100) == {}  # pieces that arrived are not sent twice
     assert sorted(folder.releases()) == sorted([ran, cut])
     assert folder.missing({"0" * 64: 10}, 100) == {"0" * 64: 0}
     assert folder.releases() == [ran]
@@ -176,7 +176,7 @@ def test_a_damaged_piece_is_sent_again(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_fails_is_an_answer(ends: Ends, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if nothing can be removed: the host must not lose the connection."""
+    """This also applies if nothing can be removed: the host must not lose the connection."""
     made, there = ends[0], tmp_path / "there"
     made.answer({"do": "open", "path": str(there), "by": "test", "create": True})
     release, _ = installed(made.folder, b"whole")
@@ -211,7 +211,7 @@ def test_a_file_system_that_cannot_flush_a_folder(tmp_path: Path, monkeypatch: p
 
 
 def test_a_look_changes_nothing(ends: Ends, tmp_path: Path) -> None:
-    """Also while a deployment works there."""
+    """This also applies while a deployment works there."""
     there = tmp_path / "there"
     assert ends[0].answer({"do": "look", "path": str(there)})["error"]["kind"] == "absent"
     folder = releases.DeviceFolder(str(there), "somebody", create=True)
@@ -221,7 +221,7 @@ def test_a_look_changes_nothing(ends: Ends, tmp_path: Path) -> None:
     found = ends[0].answer({"do": "look", "path": str(there)})["answer"]
     assert {name: found[name] for name in ("current", "name", "by", "whole")} == {
         "current": release,
-        "name": None,  # it is no bundle
+        "name": None,  # it is not a bundle
         "by": "somebody",
         "whole": True,
     }

@@ -1,4 +1,4 @@
-"""The bundle: packed, read, and every change to it noticed."""
+"""The bundle: it is packed and read, and every change to it is detected."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_other_keys_travel_along() -> None:
 
 
 def test_decoding() -> None:
-    assert Bundle(GOOD).decoding == Decoding(None, "mix", None)  # of bundles from before there was any
+    assert Bundle(GOOD).decoding == Decoding(None, "mix", None)  # of bundles from before this entry existed
     for entry in ({"image_channels": 1}, {"sound_channels": "first", "sound_rate": 16000, "later": [1]}):
         opened = Bundle(bundle.pack(golden.manifest(decoding=entry), golden.members()))
         assert opened.decoding == Decoding(**{key: value for key, value in entry.items() if key != "later"})
@@ -167,7 +167,7 @@ def test_any_manifest(changes: dict[str, Any]) -> None:
         "schema_version": 1,
         **{key: changed[key] for key in ("name", "coralline", "labels", "models", "golden")},
     }
-    assert manifest(**unchecked) == changed  # only parts that are free may have changed
+    assert manifest(**unchecked) == changed  # only parts that are not checked may have changed
     assert isinstance(changed["name"], str)
 
 

@@ -26,7 +26,7 @@ GOOD = golden.packed()
 
 
 def refused(content: bytes, message: str | None = None) -> None:
-    """As it is, and also if an earlier version of Coralline signed it."""
+    """Assert that a bundle is refused, also if an earlier version of Coralline signed it."""
     with pytest.raises(BundleError, match=message):
         Bundle(content)
     with pytest.raises(BundleError, match=message):
@@ -34,7 +34,7 @@ def refused(content: bytes, message: str | None = None) -> None:
 
 
 def archive(change: Callable[[zipfile.ZipInfo], None] = lambda info: None, **options: Any) -> bytes:
-    """The golden bundle packed again, with a change to every entry of its table."""
+    """Return the golden bundle packed again, with a change to every entry of its table."""
     extra: list[tuple[str, bytes]] = options.pop("extra", [])
     comment = options.pop("comment", b"")
     stream = io.BytesIO()
@@ -105,7 +105,7 @@ def test_symbolic_links_and_other_attributes() -> None:
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_compressed_members(method: int, monkeypatch: pytest.MonkeyPatch) -> None:
     content = archive(lambda info: setattr(info, "compress_type", method))
-    monkeypatch.delattr(zipfile.ZipFile, "read")  # nothing is even unpacked
+    monkeypatch.delattr(zipfile.ZipFile, "read")  # members are not even unpacked
     refused(content, "compressed")
 
 
@@ -142,7 +142,7 @@ def test_a_bomb_of_members_that_share_bytes(monkeypatch: pytest.MonkeyPatch) -> 
     read: list[int] = []
     monkeypatch.setattr(zipfile.ZipFile, "read", lambda self, info: read.append(info.file_size) or b"")
     refused(content, "overlaps another member")
-    assert sum(read) <= 2 * len(content)  # as it is, and signed
+    assert sum(read) <= 2 * len(content)  # of the bundle and of the signed bundle
 
 
 def test_the_encrypted_flag() -> None:
@@ -166,13 +166,13 @@ def test_every_flag_of_an_entry(flag: int) -> None:
 @pytest.mark.parametrize("value", [0, 1, 0x7FFFFFFF, 0xFFFFFFFF])
 def test_sizes_and_places_of_entries(field: int, value: int) -> None:
     for number, place in enumerate(central(GOOD)):
-        if (field, value, number) != (42, 0, 0):  # the first member stands at 0
+        if (field, value, number) != (42, 0, 0):  # the first member is at 0
             refused(patched(GOOD, place + field, "I", value))
 
 
 def test_zip64() -> None:
     refused(archive(lambda info: setattr(info, "extra", struct.pack("<HHQQ", 1, 16, 1, 1))))
-    sizes = struct.pack("<HHQ", 1, 8, 5)  # too short for what is said to be in it
+    sizes = struct.pack("<HHQ", 1, 8, 5)  # too short for the declared content
     for place in central(GOOD)[:1]:
         name = struct.unpack("<H", GOOD[place + 28 : place + 30])[0]
         changed = patched(patched(GOOD, place + 20, "II", 0xFFFFFFFF, 0xFFFFFFFF), place + 30, "H", len(sizes))
@@ -335,7 +335,7 @@ def named(path: tuple[str | int, ...]) -> str:
 
 
 def changed_at(path: tuple[str | int, ...], value: Any) -> dict[str, Any]:
-    """The manifest with another value at a place, or without it (Ellipsis)."""
+    """Return the manifest with another value at a path, or without it (Ellipsis)."""
     content = manifest()
     inner: Any = content
     for key in path[:-1]:

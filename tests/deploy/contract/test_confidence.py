@@ -12,7 +12,7 @@ from deploy.contract.confidence import Confidence
 
 
 def drawn(factor: float, samples: int = 4000) -> tuple[Any, Any]:
-    """Logits that are `factor` times the true ones, and labels from the true probabilities."""
+    """Return logits that are `factor` times the true ones, and labels from the true probabilities."""
     random = np.random.default_rng(0)
     logits = random.normal(0, 2, (samples, 5))
     likely = np.exp(confidence.log_softmax(logits))

@@ -140,12 +140,12 @@ def test_suppression_keeps_the_first_of_those_that_share_much() -> None:
     assert suppressed(boxes, same, 0.5, 10).tolist() == [0, 2, 3]
     assert suppressed(boxes, same, 0.4, 10).tolist() == [0, 3]
     assert suppressed(boxes, same, 0.95, 2).tolist() == [0, 1]
-    assert suppressed(boxes, other, 0.5, 10).tolist() == [0, 1, 2, 3]  # only its own class takes a box away
+    assert suppressed(boxes, other, 0.5, 10).tolist() == [0, 1, 2, 3]  # only a box of the same class suppresses one
     assert overlaps(boxes[:1], boxes)[0].tolist() == pytest.approx([1, 0.9, 0.5, 0])
 
 
 def scene(random: np.random.Generator, classes: int) -> tuple[Any, Detections]:
-    """Random objects, and detections near some of them and elsewhere."""
+    """Return random objects, and detections near some of them and elsewhere."""
     count = int(random.integers(0, 6))
     low = random.uniform(0, 0.7, (count, 2))
     boxes = np.concatenate([low, low + random.uniform(0.05, 0.3, (count, 2))], axis=1).astype(np.float32)
@@ -164,7 +164,7 @@ def test_average_precision_is_that_of_pycocotools(seed: int) -> None:
     random = np.random.default_rng(seed)
     wanted, found = zip(*(scene(random, 4) for _ in range(30)), strict=True)
     ours, theirs = average_precision(found, wanted, 4), by_coco(found, wanted, 4)
-    assert ours["ap50"] > 0.2  # something is found, and something is not
+    assert ours["ap50"] > 0.2  # some objects are found, and some are not
     assert ours["ap"] < 0.9
     assert ours["ap"] == pytest.approx(theirs["ap"], abs=1e-9)
     assert ours["ap50"] == pytest.approx(theirs["ap50"], abs=1e-9)

@@ -15,7 +15,7 @@ from deploy.contract.class_heads import imprinted, unit
 
 
 def repacked(change: Callable[[dict[str, Any], dict[str, bytes]], None]) -> bytes:
-    """The bundle of the shop with another manifest or other members."""
+    """Return the bundle of the shop with another manifest or other members."""
     opened = small_shop.opened()
     manifest = bundle.json.loads(bundle.json.dumps(opened.manifest))  # a copy
     members = dict(opened.members)

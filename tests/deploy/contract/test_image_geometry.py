@@ -1,4 +1,4 @@
-"""Where points of an image are in the input of a model, and back; masks; letterboxes of YOLO detectors."""
+"""Mapping of points between an image and the input of a model; masks; letterboxes of YOLO detectors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MOVED: list[list[dict[str, Any]]] = [
 
 
 def ultralytics(height: int, width: int, size: tuple[int, int]) -> tuple[int, int, int, int]:
-    """The published formula of LetterBox: the borders above, left, below and right of the image."""
+    """Return the borders above, left, below and right of the image, by the published formula of LetterBox."""
     ratio = min(size[0] / height, size[1] / width)
     unpadded = round(width * ratio), round(height * ratio)
     rest_x, rest_y = (size[1] - unpadded[0]) / 2, (size[0] - unpadded[1]) / 2
@@ -44,7 +44,7 @@ def ultralytics(height: int, width: int, size: tuple[int, int]) -> tuple[int, in
 
 
 def area_of_image(result: np.ndarray) -> tuple[int, int, int, int]:
-    """Top, left, height and width of what is not 114."""
+    """Return top, left, height and width of the area that is not 114."""
     rows, columns = (np.flatnonzero((result[..., 0] != 114).any(axis=axis)) for axis in (1, 0))
     return int(rows[0]), int(columns[0]), len(rows), len(columns)
 
@@ -114,7 +114,7 @@ def test_a_bright_block_is_where_the_map_says(steps: list[dict[str, Any]], shape
     rows, columns = (np.flatnonzero((result > 127).any(axis=axis)) for axis in (1, 0))
     found = np.array([rows[0], columns[0], rows[-1] + 1, columns[-1] + 1])
     assert visible.tolist() == [True]
-    assert np.abs(moved[0] * [*result.shape, *result.shape] - found).max() <= 1.01  # a pixel of the result
+    assert np.abs(moved[0] * [*result.shape, *result.shape] - found).max() <= 1.01  # one pixel of the result
     np.testing.assert_allclose(placed.boxes_to_image(moved), box, atol=1e-6)
     assert moves_positions(preprocessing)
 
@@ -130,7 +130,7 @@ def test_objects_outside_of_a_crop_are_not_visible() -> None:
     placed = input_map(Preprocessing([{"crop": {"size": [50, 50]}}]), 100, 100)  # 0.25 to 0.75
     boxes = np.array([[0, 0, 0.2, 0.2], [0.3, 0.3, 0.6, 0.6], [0.3, 0.05, 0.6, 0.35], [0.3, 0.15, 0.6, 0.35]])
     moved, visible = placed.boxes_to_input(boxes)
-    assert visible.tolist() == [False, True, False, True]  # of the last two, a third and a half
+    assert visible.tolist() == [False, True, False, True]  # of the last two boxes, a third and a half are visible
     np.testing.assert_allclose(moved[1], [0.1, 0.1, 0.7, 0.7], atol=1e-6)
     np.testing.assert_allclose(moved[3], [0.1, 0, 0.7, 0.2], atol=1e-6)
     assert placed.boxes_to_input(np.zeros((0, 4)))[0].shape == (0, 4)
@@ -154,7 +154,7 @@ def test_masks_follow_their_images(steps: list[dict[str, Any]]) -> None:
     assert moved.shape == image.shape
     assert set(np.unique(moved)) <= {0, 200, NO_CLASS}
     counted = moved != NO_CLASS
-    assert ((moved == 200) == (image > 100))[counted].mean() > 0.97  # one pixel at edges
+    assert ((moved == 200) == (image > 100))[counted].mean() > 0.97  # edges may differ by one pixel
     assert counted.all() == (7 not in image)
 
 

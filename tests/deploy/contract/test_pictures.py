@@ -1,4 +1,4 @@
-"""Image files on the device: the same numbers as in training, whichever decoder is there."""
+"""Image files on the device: the same values as in training, with every decoder."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from deploy.contract.preprocessing import Array
 
 Decode = Callable[[bytes], Array]
 PHOTO = np.stack([*np.mgrid[0:30, 0:50] * 4, np.full((30, 50), 99)], axis=-1).astype(np.uint8)
-"""Red from the top to the bottom, green from the left to the right: no rotation looks like another one."""
+"""Red increases from top to bottom, green from left to right: all rotations look different."""
 
 
 @pytest.fixture(params=["Pillow", "OpenCV"])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Called, it makes this a device with one decoder and no other one."""
+    """Return a function that hides all decoders except one, as on a device."""
     if request.param == "Pillow":
         return lambda: monkeypatch.setitem(sys.modules, "cv2", None)
     pytest.importorskip("cv2", reason="there is no OpenCV here")
@@ -41,7 +41,7 @@ def written(image: Image.Image, form: str, **options: Any) -> bytes:
 
 
 def rotated(orientation: int, form: str = "JPEG", **options: Any) -> bytes:
-    """A photo that viewers rotate or mirror."""
+    """Return a photo that viewers rotate or mirror."""
     exif = Image.Exif()
     exif[0x0112] = orientation
     return written(Image.fromarray(PHOTO), form, exif=exif, **options)
@@ -76,7 +76,7 @@ def test_a_setting_ignores_the_orientation(decode: Any, orientation: int, device
 
 
 DEEP = np.arange(64 * 64, dtype=np.uint16).reshape(64, 64) * 16
-"""All levels of 16 bits, in steps of 16."""
+"""Levels of 16 bits, in steps of 16."""
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -99,7 +99,7 @@ def test_the_upper_8_of_16_bits_where_nobody_asked_for_channels(device: Callable
 
 
 def test_16_bits_as_older_pillows_open_them() -> None:
-    """They say mode I, of 32 bits, to a PNG file of 16."""
+    """Older versions of Pillow open a PNG file of 16 bits in mode I, which has 32 bits."""
     old = Image.fromarray(DEEP.astype(np.int32))
     old.format = "PNG"
     np.testing.assert_array_equal(pictures.pixels(old, 1)[..., 0], DEEP >> 8)

@@ -1,4 +1,4 @@
-"""Preprocessing: the numbers it gives, the digest that names them, and what it refuses."""
+"""Preprocessing: its values, the digest that identifies it, and refused settings and samples."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_resize_equals_tensorflow() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import tensorflow as tf
-    # 26 to 11, 6 to 37 and others are pairs whose ties only float32 arithmetic breaks as TensorFlow does.
+    # With 26 to 11, 6 to 37 and other pairs, only float32 arithmetic breaks ties in the same way as TensorFlow.
     sides = (1, 2, 3, 5, 6, 8, 11, 13, 14, 23, 24, 26, 30, 32, 37, 96, 224)
     old = {"bilinear": tf.compat.v1.image.resize_bilinear, "nearest": tf.raw_ops.ResizeNearestNeighbor}
     for given_side in sides:
@@ -203,7 +203,7 @@ STANDING = [
     *("3776d59a91358fc4", "421d8fb631c53835", "ed603ef9a7d76864", "b5da4621d46e7ee1", "91247029894422c5"),
     *("4d3d82e713fdc459", "4da3a7417631037b", "459040c3f1977790"),
 ]
-"""How the digests of DIFFERENT began before resize had more than a size and a filter: bundles of then are read."""
+"""The first digits of the digests of DIFFERENT when resize had only size and filter: old bundles are still read."""
 
 
 def test_specifications_of_the_first_bundles_keep_their_digest() -> None:

@@ -1,4 +1,4 @@
-"""Labels, names and messages from outside on their way to a terminal, a log or a page."""
+"""Labels, names and messages from untrusted sources that are written to a terminal, a log or a page."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_writer_of_the_log_removes_the_same_characters() -> None:
 
 @pytest.mark.parametrize("text", fuzz_mutations.HOSTILE_TEXT)
 def test_hostile_names_of_files_in_messages(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A file that does not exist, and a model with this name for its input: no command prints it as it is."""
+    """A file that does not exist, and a model with this name for its tensors: no command prints it unchanged."""
     name = text.replace("/", "").replace("\0", "") or "x"
     for command in (["check"], ["import"], ["estimate", "--host", "usb3"], ["inspect"]):
         assert main([command[0], str(tmp_path / f"{name}.tflite"), *command[1:]]) == 4

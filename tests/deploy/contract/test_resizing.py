@@ -29,7 +29,7 @@ def resize(*size: int, **more: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def photos() -> list[np.ndarray]:
-    """Real ones: uint8 [240, 320, 3] or the other way round, and [96, 96, 3]."""
+    """Return real photos: uint8 [240, 320, 3] or [320, 240, 3], and [96, 96, 3]."""
     from PIL import Image
 
     found = []
@@ -46,7 +46,7 @@ def photos() -> list[np.ndarray]:
 
 
 def steps_apart(ours: np.ndarray, theirs: np.ndarray) -> int:
-    """Between two images of 0 to 255 as a model's int8 input."""
+    """Return the largest difference in steps of two images of 0 to 255 as a model's int8 input."""
     stored = [quantize(each.astype(np.float32), 1.0, -128, np.int8).astype(int) for each in (ours, theirs)]
     return int(np.abs(stored[0] - stored[1]).max())
 
@@ -88,7 +88,7 @@ def test_filters_are_those_of_tensorflow(tf: Any, photos: list[np.ndarray], meth
         for size in ([96, 96], [61, 224], [33, 20], [400, 110]):
             ours = apply(photo, resize(*size, filter=method, antialias=antialias))
             theirs = tf.image.resize(photo.astype(np.float32), size, method=method, antialias=antialias).numpy()
-            # TensorFlow takes bicubic weights without antialiasing from a table of 1024 places.
+            # TensorFlow takes bicubic weights without antialiasing from a table of 1024 entries.
             np.testing.assert_allclose(ours, theirs, atol=0.2 if (method, antialias) == ("bicubic", False) else 0.02)
             assert steps_apart(ours, theirs) <= 1
 
@@ -117,7 +117,7 @@ def test_filters_are_those_of_pillow(photos: list[np.ndarray]) -> None:
                 whole = apply(photo, resize(*size, filter=method, antialias=True, levels=True))
                 theirs = np.asarray(Image.fromarray(photo).resize(size[::-1], kind))
                 assert steps_apart(whole, theirs) <= 1
-                assert (whole != theirs).mean() < 0.02  # halves that Pillow's fixed point rounds the other way
+                assert (whole != theirs).mean() < 0.02  # halves that Pillow rounds the other way in fixed point
 
 
 def test_pad_fills() -> None:

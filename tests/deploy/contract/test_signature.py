@@ -55,7 +55,7 @@ Verify = Callable[[bytes, bytes, bytes], bool]
 
 @pytest.fixture(params=["plain Python", "cryptography"])
 def verify(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Verify:
-    """`signature.verify` in each of its two ways."""
+    """Return `signature.verify` in each of its two implementations."""
     if request.param == "cryptography":
         pytest.importorskip("cryptography")
         monkeypatch.delattr(signature, "verify_plainly")
@@ -87,7 +87,7 @@ def test_wycheproof(verify: Verify) -> None:
 
 @pytest.mark.parametrize("key", SMALL)
 def test_keys_of_small_order(verify: Verify, key: str) -> None:
-    """Under the neutral point as a key, R = s B verifies for every message."""
+    """If the key is the neutral point, R = s B is valid for every message."""
     public = bytes.fromhex(key)
     assert not signature.usable(public)
     forged = signer._times(5) + (5).to_bytes(32, "little")
@@ -95,7 +95,7 @@ def test_keys_of_small_order(verify: Verify, key: str) -> None:
 
 
 def test_there_is_one_encoding_of_a_point() -> None:
-    """Of the few points that 32 bytes can name in two ways, the second is no key."""
+    """A few points have two encodings in 32 bytes. The second encoding is not a valid key."""
     first = [y for y in range(19) if signature.usable(y.to_bytes(32, "little"))]
     assert first
     assert not [y for y in first if signature.usable((y + signature.P).to_bytes(32, "little"))]

@@ -1,4 +1,4 @@
-"""Bundles that earlier versions of Coralline signed: they are read, and every change is found."""
+"""Bundles that earlier versions of Coralline signed: they are read, and every change is detected."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_every_byte_counts(pattern: int, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_every_length_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signature, "verify", functools.cache(signature.verify))
     for length in range(len(SIGNED)):
-        if length != len(GOOD):  # without its whole trailer it is the bundle
+        if length != len(GOOD):  # without the trailer, it is the unsigned bundle
             refused(SIGNED[:length])
 
 

@@ -68,7 +68,7 @@ def apply(sample: Any, *steps: Any) -> np.ndarray:
 
 
 def chirp() -> np.ndarray:
-    """Half a second at 16 kHz, without a random generator: float32 [8000]."""
+    """Return half a second at 16 kHz, made without a random generator: float32 [8000]."""
     place = np.arange(8000)
     t, noise = place / 16000, ((place * 7919) % 1009) / 1009 - 0.5
     rising, dying = np.sin(2 * np.pi * (200 + 1500 * t) * t), np.sin(2 * np.pi * 3000 * t) * np.exp(-4 * t)
@@ -77,7 +77,7 @@ def chirp() -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def recordings() -> list[np.ndarray]:
-    """Real ones: spoken digits, int16 at 8 kHz."""
+    """Return real recordings: spoken digits, int16 at 8 kHz."""
     path = DATA / "fsdd_8k.npz"
     if not path.exists():
         pytest.skip(f"{path} is not there; CORALLINE_SHARED names the folder of shared files")
@@ -87,7 +87,7 @@ def recordings() -> list[np.ndarray]:
 
 
 def steps_apart(ours: np.ndarray, theirs: np.ndarray) -> int:
-    """Between two images of a sound as a model's int8 input that spans what they hold."""
+    """Return the largest difference in steps of two images of a sound as int8 input with the range of both."""
     low, high = min(ours.min(), theirs.min()), max(ours.max(), theirs.max())
     scale = float(high - low) / 255
     zero_point = round(-128 - low / scale)
@@ -137,7 +137,7 @@ REFERENCES = {
     "librosa_stft": [{"spectrogram": {"frame": 401, "fft": 512, "step": 100, "centre": True}}],
     "kaldi": [{"scale": {"from": [-1, 1], "to": [-32768, 32768]}}, {"log_mel": KALDI}],
 }
-"""What librosa 0.11 and kaldi-native-fbank 1.23 gave for `chirp()`, every fifth frame, is in mel_references.npz:
+"""The results of librosa 0.11 and kaldi-native-fbank 1.23 for `chirp()`, every fifth frame, are in mel_references.npz:
 power_to_db(melspectrogram(n_fft=512, hop_length=160, n_mels=40)); the same with win_length=400, htk=True, norm=None,
 fmin=20, fmax=7600, pad_mode="reflect", ref=np.max, top_db=None; mfcc(n_mfcc=13, n_fft=512, hop_length=160, n_mels=40);
 abs(stft(n_fft=512, win_length=401, hop_length=100)); Fbank with 40 bins, energy_floor 0, dither 0, of 16-bit values."""
@@ -194,7 +194,7 @@ def test_int16_is_what_a_wav_file_is_read_as() -> None:
     read = whole / np.float32(32768)
     np.testing.assert_array_equal(apply(whole, {"log_mel": YAMNET}), apply(read, {"log_mel": YAMNET}))
     np.testing.assert_array_equal(apply(whole[:, None], {"log_mel": YAMNET}), apply(read, {"log_mel": YAMNET}))
-    np.testing.assert_array_equal(apply(whole, {"length": {"samples": 9}}), whole[:9])  # no spectrum: just numbers
+    np.testing.assert_array_equal(apply(whole, {"length": {"samples": 9}}), whole[:9])  # no spectrum: only values
 
 
 def test_a_tone_is_in_its_band() -> None:

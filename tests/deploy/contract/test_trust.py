@@ -1,4 +1,4 @@
-"""What a device accepts as an update: TUF's attacks, on every interpreter; and hostile metadata from a generator."""
+"""Updates that a device accepts: TUF's attacks, on every interpreter; and hostile metadata from a generator."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_where_a_device_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s
 
 
 def test_keys_of_earlier_versions_are_not_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They required signed bundles: without them, such a device would silently accept unsigned ones."""
+    """These keys required signed bundles: if they were ignored, such a device would silently accept unsigned ones."""
     monkeypatch.setenv("CORALLINE_ROOT", str(tmp_path))
     (tmp_path / "etc/coralline/keys").mkdir(parents=True)
     assert trust.find() is None
@@ -136,7 +136,7 @@ def test_files(device: attacks.Device) -> None:
     trusted.require(attacks.NEW, ".coralline", "it")
     for content, ending in (
         (attacks.OLD, ".coralline"),
-        (attacks.NEW, ".pyz"),  # a bundle is no program
+        (attacks.NEW, ".pyz"),  # a bundle is not a program
         (attacks.NEW + b"x", ".coralline"),
         (b"", ".coralline"),
         (b"x" * len(attacks.NEW), ".coralline"),
@@ -155,7 +155,7 @@ def test_what_was_installed_runs_on(device: attacks.Device, source: attacks.Sour
     device.trusted.require_bundle(attacks.NEW, current)
     refused("unlisted", device.trusted.require_bundle, attacks.OLD, current)
     refused("unlisted", device.trusted.require_bundle, attacks.NEW, str(tmp_path / "card" / "bundle.coralline"))
-    refused("unlisted", device.trusted.require, attacks.NEW, ".coralline", "it")  # but it is not installed again
+    refused("unlisted", device.trusted.require, attacks.NEW, ".coralline", "it")  # but it cannot be installed again
     device.trusted.record(str(tmp_path / "board"), [])
     refused("unlisted", device.trusted.require_bundle, attacks.NEW, current)
 
@@ -167,7 +167,7 @@ def test_a_folder_as_a_source(tmp_path: Path, source: attacks.Source) -> None:
     fetch = trust.folder_source(str(tmp_path / "card"))
     assert fetch("2.root.json", 100) is None
     assert fetch("1.root.json", 100) == source.files["1.root.json"][:101]
-    os.mkfifo(tmp_path / "card" / "metadata" / "2.root.json")  # reading it would wait for ever
+    os.mkfifo(tmp_path / "card" / "metadata" / "2.root.json")  # reading it would block forever
     refused("metadata", fetch, "2.root.json", 100)
     (tmp_path / "card" / "metadata" / "3.root.json").symlink_to("/dev/zero")
     refused("metadata", fetch, "3.root.json", 100)
@@ -240,7 +240,7 @@ SIGNERS = {"1.root.json": attacks.ROOTS, "4.targets.json": ("targets",)}
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_signed_metadata_with_any_value(data: st.DataObject) -> None:
-    """Whoever has the keys may sign anything: it is accepted or a `TrustError`, and nothing else happens."""
+    """Whoever has the keys may sign anything: the result is accepted or a `TrustError`, and nothing else happens."""
     source = attacks.started()
     source.release(4, {"shop.coralline": attacks.NEW}, hashes=False)
     name = data.draw(st.sampled_from(NAMES))
@@ -266,7 +266,7 @@ def test_signed_metadata_with_any_value(data: st.DataObject) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_metadata_with_any_edit_is_not_accepted(data: st.DataObject) -> None:
-    """Without the keys, an edit changes nothing that the device believes."""
+    """Without the keys, an edit changes nothing that the device trusts."""
     source = attacks.started()
     source.release(4, {"shop.coralline": attacks.OLD}, hashes=False)
     name = data.draw(st.sampled_from(NAMES[1:]))

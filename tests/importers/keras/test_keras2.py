@@ -20,7 +20,7 @@ Save = Callable[[Any, str], Path]
 
 
 def chain(*layers: Callable[[Any], Any], shape: tuple[int | None, ...] = (12, 12, 4), **given: Any) -> Any:
-    """Makes a function that makes a model: one layer after the other."""
+    """Return a function that builds a model with one layer after the other."""
 
     def build(keras: Any) -> Any:
         values = inputs = keras.Input(shape, **given)
@@ -42,7 +42,7 @@ def normalization(keras: Any) -> Any:
 
 
 def initializer(keras: Any) -> Any:
-    """As in EfficientNetV2 of Keras 2: not an initializer of Keras at all."""
+    """Return a model with an initializer that is not from Keras, as EfficientNetV2 of Keras 2 has it."""
     import tensorflow
 
     return chain(lambda k: k.Dense(3, bias_initializer=tensorflow.constant_initializer(0.5)))(keras)
@@ -64,7 +64,7 @@ def merging(keras: Any) -> Any:
 
 
 def nested(keras: Any) -> Any:
-    """Two calls of a model with two outputs, and of one that got its shape late; results as a dictionary."""
+    """Two calls of a model with two outputs, and of one without an input shape; results as a dictionary."""
     layers, given = keras.layers, keras.Input((6,))
     base = keras.Model(given, [layers.Dense(3, name="x")(given), layers.Dense(2)(given)], name="base")
     late = keras.Sequential([layers.Dense(4, name="x"), layers.BatchNormalization()], name="late")
@@ -75,7 +75,7 @@ def nested(keras: Any) -> Any:
 
 
 def swapped(keras: Any) -> Any:
-    """A model of two inputs, called with a list in one place and a dictionary in the other."""
+    """Models of two inputs, one called with a list and one with a dictionary."""
     layers, first, second = keras.layers, keras.Input((3,), name="a"), keras.Input((4,), name="b")
     listed = keras.Model([first, second], layers.Concatenate()([layers.Dense(2)(second), first]))
     named = keras.Model({"a": first, "b": second}, layers.Concatenate()([layers.Dense(2)(second), first]))
@@ -101,7 +101,7 @@ def repeated_model(keras: Any) -> Any:
 
 
 def states(keras: Any) -> Any:
-    """A decoder that starts from the state of an encoder, one way and both ways."""
+    """Decoders that start from the state of an encoder, forward and bidirectional."""
     layers, first, second = keras.layers, keras.Input((8, 5)), keras.Input((8, 5))
     _, *state = layers.LSTM(4, return_state=True)(first)
     _, *both = layers.Bidirectional(layers.LSTM(4, return_state=True))(first)
@@ -244,12 +244,12 @@ def test_rebuilt_models_answer_alike(keras: Any, tf_keras: Any, saved: Save, tmp
     old_path = saved(model, name)
     new = load(old_path)
     assert not any("float16" in layer.dtype_policy.name for layer in new.layers)
-    new.save(tmp_path / "new.keras")  # Keras 3 can write what was built, and read it again
+    new.save(tmp_path / "new.keras")  # Keras 3 can write the rebuilt model, and read it again
     again = load(tmp_path / "new.keras")
     assert scan(tmp_path / "new.keras").keras_version.startswith("3.")
     reference = tf_keras.models.load_model(old_path, compile=False)
     assert len(new.inputs) == len(reference.inputs)
-    if case != "mixed precision":  # its answers differ from float32
+    if case != "mixed precision":  # its outputs differ from float32
         assert keras2.difference(reference, again) <= keras2.TOLERANCE
 
 
@@ -305,7 +305,7 @@ def test_everything_that_cannot_be_expressed_is_listed(tf_keras: Any, saved: Sav
 
 
 def test_a_rebuild_that_answers_in_another_shape_is_refused(tf_keras: Any, saved: Save) -> None:
-    model = chain(lambda k: k.RandomCrop(4, 4))(tf_keras)  # Keras 3 leaves the size alone where it does not train
+    model = chain(lambda k: k.RandomCrop(4, 4))(tf_keras)  # Keras 3 does not change the size outside of training
     with pytest.raises(ModelError, match="differ in shape"):
         load(saved(model, "m.h5"))
 
@@ -330,7 +330,7 @@ def test_custom_layers_of_keras2_need_a_counterpart(keras: Any, tf_keras: Any, s
         keras.saving.register_keras_serializable("nets")(twice(keras.layers.Layer))
         assert type(load(path, trust=True).layers[-1]).__name__ == "Twice"
     finally:
-        keras.saving.get_custom_objects().pop("nets>Twice", None)  # not those of Coralline
+        keras.saving.get_custom_objects().pop("nets>Twice", None)  # keeps the custom objects of Coralline
         tf_keras.saving.get_custom_objects().pop("nets>Twice", None)
 
 

@@ -1,4 +1,4 @@
-"""Files as older releases of Keras 2 wrote them, made of today's by hand, and whole architectures.
+"""Files as older releases of Keras 2 wrote them, edited by hand from today's files, and whole architectures.
 
 Source of the dialects: issues of keras-team/keras and tensorflow/tensorflow with such files (29530: wrapped lists,
 types of initializers), and the sources of keras 2.0 to 2.3.
@@ -46,12 +46,12 @@ def network(tf_keras: Any) -> Any:
 
 
 def listed(config: Any) -> Any:
-    """Until Keras 2.2.3 the configuration of a Sequential was the list of its layers."""
+    """Return the configuration of a Sequential as until Keras 2.2.3: the list of its layers."""
     return {"class_name": "Sequential", "config": config["config"]["layers"][1:]}
 
 
 def each(**changes: Any) -> Edit:
-    """Changes the settings of layers by name."""
+    """Return an edit that changes settings of layers by name."""
 
     def edit(config: Any) -> Any:
         for layer in config["config"]["layers"]:

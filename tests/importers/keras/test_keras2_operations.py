@@ -1,4 +1,4 @@
-"""What functions of TensorFlow between the layers of a Keras 2 model become."""
+"""Functions of TensorFlow between the layers of a Keras 2 model, and the layers that they become."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ NODES: dict[str, Node] = {
 
 
 def old_file(path: Path, operator: str, attributes: dict[str, Any], constants: dict[str, Any]) -> Path:
-    """A model of one node, as Keras 2.3 wrote it: node_def as JSON, constants by the place of their input."""
+    """Write a model of one node as Keras 2.3 did: node_def as JSON, constants by the index of their input."""
     count = 1 + len(constants)
     attr = {"T": {"type": "DT_FLOAT"}, **attributes}
     node = {"name": operator, "op": operator, "input": [f"in{at}" for at in range(count)], "attr": attr}
@@ -209,7 +209,7 @@ def old_file(path: Path, operator: str, attributes: dict[str, Any], constants: d
 @pytest.mark.parametrize("case", NODES)
 @pytest.mark.usefixtures("tf_keras")
 def test_graph_nodes_of_older_releases(tmp_path: Path, case: str) -> None:
-    model = load(old_file(tmp_path / "m.h5", *NODES[case]))  # compared with tf-keras there
+    model = load(old_file(tmp_path / "m.h5", *NODES[case]))  # `load` compares it with tf-keras
     assert model.input_shape == (None, 8, 8, 4)
 
 

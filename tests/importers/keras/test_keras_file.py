@@ -239,7 +239,7 @@ def test_names_from_the_file_cannot_write_to_the_terminal(tmp_path: Path) -> Non
 
 
 def patched(path: Path, offset: int, layout: str, value: int) -> Path:
-    """Changes a field of the last entry in a zip archive's central directory."""
+    """Change a field of the last entry in a zip archive's central directory."""
     content = bytearray(path.read_bytes())
     struct.pack_into(layout, content, content.rindex(b"PK\x01\x02") + offset, value)
     path.write_bytes(content)
@@ -350,7 +350,7 @@ def test_hdf5_with_weights_only(tmp_path: Path) -> None:
 )
 def test_hdf5_with_a_broken_configuration(tmp_path: Path, config: Any, expected: str) -> None:
     if config is NESTED:
-        config = config[:30_000] + config[-30_000:]  # an attribute holds 64 kB
+        config = config[:30_000] + config[-30_000:]  # an attribute can have at most 64 kB
     assert expected in message(hdf5(tmp_path / "m.h5", config))
 
 
@@ -398,7 +398,7 @@ def test_every_public_class_is_known(keras: Any, tf_keras: Any) -> None:
 
 
 def functional(library: Any) -> Any:
-    """Two inputs, two outputs, a layer shared by two calls, a model in the model."""
+    """Two inputs, two outputs, a layer shared by two calls, and a nested model."""
     layers = library.layers
     given = library.Input((6,), name="inner_input")
     inner = library.Model(given, layers.Dense(3, name="inner_dense")(given), name="inner")
@@ -450,7 +450,7 @@ def test_load_under_another_name(request: pytest.FixtureRequest, saved: Save, li
 
 
 def with_lambda(library: Any, witness: Path) -> Any:
-    """A model with code that leaves a trace whenever it runs."""
+    """Return a model with code that creates the file `witness` when it runs."""
     code = eval(f"lambda x: (open({str(witness)!r}, 'w').close(), x * 2)[1]")
     return library.Sequential([library.Input((4,)), library.layers.Lambda(code, name="code")])
 
@@ -492,7 +492,7 @@ def test_custom_layers_need_trust_and_registration(keras: Any, saved: Save, name
             load(path)
         np.testing.assert_allclose(answers(load(path, trust=True))[0], answers(model)[0])
     finally:
-        keras.saving.get_custom_objects().pop("nets>Twice", None)  # not those of Coralline
+        keras.saving.get_custom_objects().pop("nets>Twice", None)  # keeps the custom objects of Coralline
     with pytest.raises(ModelError, match="custom classes are not in the file: register them first"):
         load(path, trust=True)
 

@@ -17,7 +17,7 @@ from compress.importers.onnx import child_processes
 
 
 def expanded(size: int) -> bytes:
-    """A model whose answer is its input repeated that often."""
+    """Return a model whose output is its input repeated `size` times."""
     shape = numpy_helper.from_array(np.array([size], np.int64), "shape")
     value = helper.make_tensor_value_info
     graph = helper.make_graph(

@@ -1,4 +1,4 @@
-"""ONNX files as programs other than today's PyTorch write them: older opsets, other ways to say the same."""
+"""ONNX files as programs other than today's PyTorch write them: older opsets, other forms of the same operations."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def info(name: str, *sides: int) -> Any:
 
 
 def kinds(path: Path) -> list[str]:
-    """The layers that a file becomes; their answers are the same."""
+    """Import a file, and check its outputs; return the kinds of its layers."""
     return imported(path)[2]
 
 
-# --- opsets 7 to 12: what is computed when the file is read ----------------------------------
+# --- opsets 7 to 12: values that are computed when the file is read --------------------------
 
 FLAT = [
     node("Shape", ["c"], ["shape"]),
@@ -86,7 +86,7 @@ def test_what_hangs_on_no_input_is_computed_as_its_opset_says(name: str, saved_o
     assert kinds(saved_onnx(Model([CONV, *nodes], {"x": IMAGE}, ["y"], opset))) == layers
 
 
-# --- inputs of whole numbers, as the zoo of TensorFlow's detectors has them -------------------
+# --- integer inputs, as in the zoo of TensorFlow's detectors ----------------------------------
 
 
 WHOLE = {"UINT8": TensorProto.UINT8, "INT32": TensorProto.INT32, "INT64": TensorProto.INT64, "BOOL": TensorProto.BOOL}
@@ -104,7 +104,7 @@ def test_an_input_of_whole_numbers_is_compared_on_such(kind: str, saved_onnx: Sa
     file = onnx_file.read(path)
     assert f"its input 'x' is {kind}; the Keras model takes it as floats" in file.notes
     samples = np.random.default_rng(0).uniform(-3, 300, (2, 8, 8, 4)).astype(np.float32)
-    assert onnx_file.load(file, samples)[1].max_rel < EXACT  # rounded, and brought between what the type can be
+    assert onnx_file.load(file, samples)[1].max_rel < EXACT  # rounded, and clipped to the range of the type
 
 
 @pytest.mark.parametrize("side", [-1, 0])
@@ -144,7 +144,7 @@ def test_a_file_whose_operators_make_none_of_its_outputs(saved_onnx: Saved) -> N
         onnx_file.read(saved_onnx(Model([CONV], {"x": (1, 4, 8, 8)}, ["x"])))
 
 
-# --- open dimensions --------------------------------------------------------------------------
+# --- dynamic dimensions -----------------------------------------------------------------------
 
 
 OPEN = {"a b": ("N", 4, "height", "width"), "x": ("N", 4, "h", 8)}
@@ -183,7 +183,7 @@ def test_a_shape_that_is_not_that_of_the_file(name: str, sides: list[int], says:
         onnx_file.read(saved_onnx(BOTH), {"a b": [1, 4, 6, 8], "x": [1, 4, 6, 8], name: sides})
 
 
-# --- everything that is refused, at once ------------------------------------------------------
+# --- all refused operators are listed at once -------------------------------------------------
 
 
 def test_what_has_no_rule_is_listed_with_what_is_refused_for_what_it_is(saved_onnx: Saved) -> None:
@@ -207,7 +207,7 @@ def test_what_has_no_rule_is_listed_with_what_is_refused_for_what_it_is(saved_on
     assert [(each.node, each.operator) for each in file.problems] == [listed[0], listed[2]]
 
 
-# --- what onnx' checker finds fault with, and onnxruntime takes -------------------------------
+# --- files that onnx's checker refuses and onnxruntime accepts --------------------------------
 
 
 def without_shapes(proto: Any) -> None:
@@ -233,7 +233,7 @@ def test_what_only_the_checker_minds(change: Callable[[Any], None], batch: int, 
     assert ("its batch of 4 is set to 1" in notes) == (batch == 4)
 
 
-# --- other ways to say the same ---------------------------------------------------------------
+# --- other forms of the same operations -------------------------------------------------------
 
 PLUS = [node("Add", ["c", number(3)], ["p"]), node("Clip", ["p"], ["k"], min=0.0, max=6.0)]
 GROUPS = [
@@ -383,7 +383,7 @@ def test_a_class_token_is_that_of_every_sample(saved_onnx: Saved) -> None:
 
 
 def test_what_comes_behind_something_refused_is_not_blamed(saved_onnx: Saved) -> None:
-    """The response normalization of PyTorch 2: what is made of a pool with three sides is multiplied and divided."""
+    """The response normalization of PyTorch 2: a pooling with three spatial dimensions, then MUL and DIV."""
     nodes = [
         node("Unsqueeze", ["x", whole(1)], ["u"]),
         node("AveragePool", ["u"], ["a"], kernel_shape=[3, 1, 1], pads=[1, 0, 0, 1, 0, 0]),
@@ -398,7 +398,7 @@ def test_what_comes_behind_something_refused_is_not_blamed(saved_onnx: Saved) ->
     assert not [each for each in file.problems if "?" in each.reason]
 
 
-# --- rows of tables, whole numbers that come out ----------------------------------------------
+# --- rows of tables, integer outputs ----------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["INT32", "INT64"])

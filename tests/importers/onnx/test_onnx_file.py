@@ -1,4 +1,4 @@
-"""ONNX files as Keras models: what exporters write, what is refused, and files that mean no good."""
+"""ONNX files as Keras models: the files of exporters, refused operators, and malicious files."""
 
 from __future__ import annotations
 
@@ -340,7 +340,7 @@ def test_real_samples_are_compared_too(saved_onnx: Saved, monkeypatch: pytest.Mo
 def test_an_answer_that_hangs_on_the_last_bit_is_no_difference(
     saved_onnx: Saved, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The logarithm of what a convolution and its two halves leave over: rounding, and nothing else."""
+    """The logarithm of the difference between a convolution and the sum of its two halves: it is only rounding."""
     kernel = np.random.default_rng(0).uniform(-1, 1, (6, 4, 3, 3)).astype(np.float32)
     nodes = [
         node("Conv", ["x", constant(kernel)], ["all"]),
@@ -361,7 +361,7 @@ def test_an_answer_that_hangs_on_the_last_bit_is_no_difference(
 
 
 def damaged(change: Callable[[Any], Any]) -> bytes:
-    """A sound model that something was done to."""
+    """Return a valid model after a change."""
     nodes = [CONV, node("Relu", ["c"], ["r"]), node("MaxPool", ["r"], ["y"], kernel_shape=[2, 2])]
     proto = Model(nodes, {"x": IMAGE}, ["y"]).proto()
     made = change(proto)

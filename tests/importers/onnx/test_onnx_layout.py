@@ -1,4 +1,4 @@
-"""The bookkeeping of where numbers are, against numpy that really moves them."""
+"""The tracked positions of values, compared with numpy, which really moves them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HERE = LayerOutput("here")
 
 
 def agrees(value: OnnxValue, numbers: np.ndarray, stored: np.ndarray) -> None:
-    """What the network stores is what the value says of the graph's numbers."""
+    """Check that the network stores the graph's values at the positions that the `OnnxValue` states."""
     assert value.shape == numbers.shape
     assert np.array_equal(numbers.reshape(-1)[value.positions], stored)
     assert np.array_equal(value.placed(numbers).reshape(-1), stored)
@@ -33,7 +33,7 @@ def test_reshapes_and_transposes_are_kept_track_of(shape: tuple[int, ...], data:
         if data.draw(st.booleans()):
             order = tuple(data.draw(st.permutations(range(numbers.ndim))))
             turned = transposed(value, order)
-            if turned is None:  # nothing was said about the numbers, so nothing can be wrong
+            if turned is None:  # this transposition is not tracked, so there is nothing to check
                 return
             value, numbers = turned, numbers.transpose(order)
         else:

@@ -23,11 +23,11 @@ MOBILENET = "onnx/stm_mobilenet_v2_0.35_128_tfs_channel_first.onnx"
 MODELS: dict[str, tuple[tuple[int, ...], int, set[str]]] = {
     "onnx/ort_mnist.onnx": ((28, 28, 1), 5_994, set()),
     MOBILENET: ((128, 128, 3), 401_925, set()),
-    "onnx/stm_yamnet_256_64x96_tl.onnx": ((64, 96, 1), 134_730, {"Permute"}),  # it turns the spectrogram round itself
+    "onnx/stm_yamnet_256_64x96_tl.onnx": ((64, 96, 1), 134_730, {"Permute"}),  # it transposes the spectrogram itself
     "onnx/ultraface_version-RFB-320_simplified.onnx": ((240, 320, 3), 273_888, {"Reshape"}),
     "onnx/yunet_s_320_320.onnx": ((320, 320, 3), 53_104, {"Reshape"}),
 }
-"""By file the input, the parameters, and which layers that only move numbers there may be."""
+"""Input shape, number of parameters, and the allowed layers that only move values, by file."""
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -51,7 +51,7 @@ def test_control_flow_is_refused(real_model: Callable[[str], Path]) -> None:
 
 @pytest.mark.slow
 def test_a_pitch_model_answers_as_its_twin(real_model: Callable[[str], Path]) -> None:
-    """Notes of a synthetic piece, within the tolerance of onnxruntime, and of the .tflite file that it was made of."""
+    """For synthetic tones, the outputs agree with those of onnxruntime and of the .tflite file of the same model."""
     time = np.arange(43_844) / 22_050
     tones = [np.sin(2 * np.pi * pitch * time) * np.exp(-3 * (time % 0.5)) for pitch in (220.0, 277.2, 329.6)]
     noise = np.random.default_rng(0).normal(0, 0.01, time.size)
@@ -68,7 +68,7 @@ def test_channels_of_a_mobilenet_can_be_followed(real_model: Callable[[str], Pat
     model, _ = onnx_file.load(onnx_file.read(real_model(MOBILENET)))
     found = channel_groups.find_groups(keras_graph.read(model))
     assert found.unsupported == ()
-    assert found.pinned.sum() == 5 + 3  # what the model shows, and what it is given
+    assert found.pinned.sum() == 5 + 3  # channels of the outputs and of the input
 
 
 def test_a_mobilenet_is_converted_without_moving_numbers(real_model: Callable[[str], Path]) -> None:

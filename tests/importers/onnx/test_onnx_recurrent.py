@@ -26,7 +26,7 @@ OUTPUTS = {"LSTM": ["y", "h", "c"], "GRU": ["y", "h"], "RNN": ["y", "h"]}
 
 
 def recurrent(kind: str, directions: int = 1, states: Sequence[Any] = (), **settings: Any) -> list[Any]:
-    """An operator with weights and a bias."""
+    """Return an LSTM, GRU or RNN operator with weights and a bias."""
     rows = GATES[kind] * UNITS
     weights = [floats(directions, rows, FEATURES), floats(directions, rows, UNITS), floats(directions, 2 * rows)]
     outputs = settings.pop("outputs", OUTPUTS[kind])
@@ -44,7 +44,7 @@ def saved(path: Path, nodes: list[Any], outputs: list[str], **inputs: Sequence[i
 def test_a_recurrent_operator_becomes_a_layer_in_each_direction(tmp_path: Path, kind: str, direction: str) -> None:
     nodes = recurrent(kind, 1 + (direction == "bidirectional"), direction=direction)
     _, model, _ = imported(saved(tmp_path, nodes, OUTPUTS[kind]))
-    network = canonical(keras_graph.read(model))  # exact in single steps too
+    network = canonical(keras_graph.read(model))  # exact after unrolling, too
     assert not {"LSTM", "GRU", "SimpleRNN", "Bidirectional", "Flip"} & {each.kind for each in network.layers.values()}
     inputs = np.random.default_rng(0).standard_normal((2, STEPS, FEATURES)).astype(np.float32)
     for expected, actual in zip(model(inputs), keras_graph.build(network)(inputs), strict=True):
@@ -94,7 +94,7 @@ def test_other_activation_functions(tmp_path: Path, function: str) -> None:
 
 
 def test_a_model_of_one_time_step_with_its_states_in_one_tensor(tmp_path: Path) -> None:
-    """As in noise suppression that runs frame by frame: two layers, the states of both in one input."""
+    """As in noise suppression that runs frame by frame: one input has the states of two layers."""
     nodes = []
     source, states = "x", []
     nodes.append(node("Unsqueeze", ["x", whole(0)], ["x3"]))

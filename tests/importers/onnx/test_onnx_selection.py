@@ -67,7 +67,7 @@ def detector(path: Path, end: str) -> Path:
             helper.make_node("Mod", ["places", "cells"], ["indices"]),
             helper.make_node("Gather", ["boxes", "indices"], ["found"], axis=1),
         ]
-    else:  # the best class of each location, as programs with one suppression for all classes have it
+    else:  # the best class of each location, as in programs with one suppression for all classes
         nodes += [
             helper.make_node("ReduceMax", ["scores"], ["best"], axes=[1], keepdims=1),
             helper.make_node("ArgMax", ["scores"], ["label"], axis=1, keepdims=1),

@@ -20,7 +20,7 @@ pytestmark = [
 
 
 def small(nn: Any) -> Any:
-    """Convolutions with norms, a residual, a gate, a depthwise one, an upsampling, adaptive pooling, a linear layer."""
+    """Convolutions with norms, a residual, a gate, a depthwise one, upsampling, adaptive pooling, a linear layer."""
 
     class Residual(nn.Module):  # type: ignore[misc]
         def __init__(self, channels: int) -> None:

@@ -1,4 +1,4 @@
-"""Float .tflite files as Keras models: real networks, the forms that converters store them in, and what is refused."""
+"""Float .tflite files as Keras models: real networks, the forms that converters store them in, and errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Written = Callable[[bytes], Path]
 
 @pytest.fixture
 def written(tmp_path: Path) -> Written:
-    """Writes a file."""
+    """Return a function that writes a .tflite file."""
 
     def write(data: bytes) -> Path:
         path = tmp_path / "model.tflite"
@@ -44,7 +44,7 @@ def written(tmp_path: Path) -> Written:
 
 
 def converted(model: Any, *optimizations: Any, types: Any = ()) -> bytes:
-    """A model through the converter as its users call it: the batch stays as the model has it."""
+    """Convert a model with TensorFlow's converter as its users do: the batch size is that of the model."""
     import tensorflow as tf
 
     with warnings.catch_warnings():
@@ -61,14 +61,14 @@ def test_a_network_comes_back_from_its_file(keras: Any, builder: networks.Builde
     path = written(export.convert_float(model))
     made, parity = tflite_file.load(tflite_file.read(path))
     assert parity.max_rel < EXACT
-    samples = np.random.default_rng(1).random((7, 12, 12, 3), np.float32)  # more than the file takes at once
+    samples = np.random.default_rng(1).random((7, 12, 12, 3), np.float32)  # more than the batch of the file
     assert verification.compare_output(np.asarray(model(samples)), np.asarray(made(samples))).relative < EXACT
     assert made.count_params() >= 0.9 * sum(np.prod(w.shape) for w in model.weights if "moving" not in w.path)
     assert all(weight.trainable for weight in made.weights)
 
 
 def reshaping(keras: Any, batch: int | None) -> Any:
-    """Shapes that a converter computes from the batch where that is not fixed."""
+    """A model with shapes that a converter computes from the batch if the batch is not fixed."""
     layers = keras.layers
     image = keras.Input((8, 8, 3), batch_size=batch)
     x = layers.Conv2DTranspose(4, 3, strides=2, padding="same")(image)
@@ -178,7 +178,7 @@ def test_the_first_operator_that_differs_is_named(
     floats["nine"] = Tensor((4,), "FLOAT32", 9.0)
     ops = [Op("ADD", ["in", "nine"], ["a"]), Op("RELU", ["a"], ["b"]), Op("TANH", ["b"], ["out"])]
     saturated = tflite_file.read(written(content(floats, ops, ["in"], ["out"])))
-    assert tflite_file.load(saturated)[1].max_rel < verification.TOLERANCE  # behind tanh both are 1, nearly
+    assert tflite_file.load(saturated)[1].max_rel < verification.TOLERANCE  # after tanh, both are nearly 1
     ops[2] = Op("ABS", ["b"], ["out"])
     file = tflite_file.read(written(content(floats, ops, ["in"], ["out"])))
     with pytest.raises(ModelError, match=r"differ by 0\.[3-6]\d? .*first at RELU \(operator 1, 'b'\)"):
@@ -220,7 +220,7 @@ def test_an_input_without_a_fixed_size_is_refused(written: Written) -> None:
 
 
 def test_damaged_files_give_an_error_or_an_answer(written: Written) -> None:
-    """Mutations of a small float file; `tests/support/mutations.py` has the ways."""
+    """Mutations of a small float file, made by `tests/support/mutations.py`."""
     floats = {
         "in": Tensor((1, 6, 6, 3), "FLOAT32"),
         "kernel": Tensor((4, 3, 3, 3), "FLOAT32", 0.5),

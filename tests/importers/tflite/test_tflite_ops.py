@@ -27,12 +27,12 @@ def computed(*shape: int) -> Tensor:
 
 
 def constant(*shape: int, low: float = -1.0) -> Tensor:
-    """Numbers that differ, the same for a shape."""
+    """Return different random values, always the same for the same shape."""
     return Tensor(shape, "FLOAT32", np.random.default_rng(len(shape)).uniform(low, 1.0, shape))
 
 
 def imported(parsed: graph.Graph, tmp_path: Path) -> tuple[tflite_file.TfliteFile, Any, float]:
-    """The file, the Keras model, and how far their outputs are apart."""
+    """Import a graph; return the file, the Keras model, and the largest relative difference of their outputs."""
     path = tmp_path / "model.tflite"
     path.write_bytes(graph.serialize(parsed))
     file = tflite_file.read(path)
@@ -278,7 +278,7 @@ def test_an_operator_with_several_outputs(
 @pytest.mark.parametrize("comparison", ["EQUAL", "NOT_EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL"])
 @pytest.mark.parametrize("joined", ["LOGICAL_AND", "LOGICAL_OR"])
 def test_a_choice_between_two_tensors(keras: Any, tmp_path: Path, comparison: str, joined: str) -> None:
-    """As in `tf.math.divide_no_nan`: values of one tensor where a condition holds, otherwise of another."""
+    """As in `tf.math.divide_no_nan`: values of one tensor where a condition is true, and of another elsewhere."""
     condition = Tensor((1, 5, 6), "BOOL", None, ())
     tensors = {
         "x": ROWS,

@@ -1,7 +1,7 @@
-"""Runs models in TensorFlow 2.5's TFLite interpreter: `python3.8 old_runtime.py FOLDER`.
+"""Run models in TensorFlow 2.5's TFLite interpreter: `python3.8 old_runtime.py FOLDER`.
 
-For every NAME.tflite in the folder, with its inputs in NAME.npy ([n, ...]), writes NAME.outputs.npy,
-or NAME.refused with what the interpreter said.
+For every NAME.tflite in the folder, with its inputs in NAME.npy ([n, ...]), write NAME.outputs.npy,
+or NAME.refused with the message of the interpreter.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Models that share Edge TPUs: the queue against a simulation, the search against every assignment, the command."""
+"""Models that share Edge TPUs: the queue and a simulation, the search and every assignment, the command."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_activations_of_real_models(models: list[CompiledModel]) -> None:
 
 @shared
 def test_the_recorded_tables_are_those_of_the_real_models(models: list[CompiledModel]) -> None:
-    """After a change of the tables: `python benchmarks/edgetpu.py --write-fixture`."""
+    """After a change of the tables, run `python benchmarks/edgetpu.py --write-fixture`."""
     rows = operator_tables.load()["models"]
     for row, recorded, real in zip(rows, models, compiler_evidence.real_models(), strict=True):
         assert row["table"] == json.loads(json.dumps(operator_tables.table_of(real.parsed))), real.name
@@ -159,7 +159,7 @@ def test_damaged_models_are_errors_or_answers() -> None:
 
 
 def test_what_is_not_predicted_is_said() -> None:
-    """A slope for each channel is stored once in each pass, and passes are needed beyond a tile's memory."""
+    """A slope for each channel is stored once in each pass. Maps larger than a tile's memory need several passes."""
     warnings = []
     for size in (8, 512):
         image = Tensor((1, size, size, 64))

@@ -1,4 +1,4 @@
-"""Expected latency: the form on networks small enough to count by hand, published measurements, and the command."""
+"""Expected latency: the formula on networks that can be counted by hand, published measurements, and the command."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def conv(outputs: int, inputs: int = 64, side: int = 16, kernel: int = 3) -> Arr
     ("layer", "cycles"),
     [
         (conv(64), 16 * 9 * 16),
-        (conv(1), 16 * 9 * 16),  # one output costs what 64 cost
+        (conv(1), 16 * 9 * 16),  # one output costs as much as 64
         (conv(65), 2 * 16 * 9 * 16),
-        (conv(64, inputs=61), 16 * 9 * 16),  # so do 61 inputs and 64
+        (conv(64, inputs=61), 16 * 9 * 16),  # 61 inputs cost as much as 64
         (conv(64, side=13), 16 * 9 * 16),
         (ArrayLayer("dw", (16, 16, 64), (16, 16, 64), (3, 3)), 16 * 9 * 16),
-        (ArrayLayer("tconv", (32, 32, 64), (16, 16, 64), (2, 2)), 16 * 4 * 16),  # counted where it reads
+        (ArrayLayer("tconv", (32, 32, 64), (16, 16, 64), (2, 2)), 16 * 4 * 16),  # counted by its input positions
         (ArrayLayer("fc", (1, 1, 10), (1, 1, 1024)), 256),
         (ArrayLayer("elt", (16, 16, 6), (16, 16, 6)), 16 * 2),
     ],
@@ -78,7 +78,7 @@ def test_parts_are_the_whole_and_more_never_takes_less(host: str) -> None:
 
 
 def test_streaming_overlaps_with_its_own_layer() -> None:
-    """On hosts that wait: a layer takes the longer of computing and streaming."""
+    """On hosts that wait, a layer takes the longer time of computing and streaming."""
     layer, bus = conv(64), {**CONSTANTS["hosts"]["usb3"], "fixed_ms": 0.0}
     constants = {**CONSTANTS, "layer_us": 0.0, "hosts": {"usb3": bus}}
     computed = latency.predict((layer,), replace(NOTHING, streamed_bytes=(0,)), constants, "usb3").total
@@ -174,12 +174,12 @@ def test_how_another_model_is_known(tmp_path: Path) -> None:
     assert refused(compiled, other).startswith("has 4,160 bytes of parameters; 431,168 are expected")
     assert "INT8 [1, 8, 8, 3]" in refused(compiled, graph.parse(tiny.classifier((16, 16, 3))))
     assert "leaves NEG on the CPU" in refused(replace(compiled, cpu_ops=("NEG",)), model)
-    assert refused(compiled, graph.parse(tiny.classifier((8, 8, 3), int8=False))) == ""  # refused as it is
+    assert refused(compiled, graph.parse(tiny.classifier((8, 8, 3), int8=False))) == ""  # it is rejected anyway
 
 
 @pytest.mark.parametrize(("width", "doubted", "streams"), [(1000, 0, 0), (2304, 1, 0), (2560, 0, 1)])
 def test_estimate_and_check_stream_the_same(width: int, doubted: bool, streams: bool) -> None:
-    """Two dense layers: of 2304 they take more than every network gets; of 2560 the smaller one is streamed."""
+    """Two dense layers: 2304 units need more memory than is certain; with 2560, the smaller layer is streamed."""
     tensors = {"a": Tensor((1, 1024)), "b": Tensor((1, width)), "c": Tensor((1, width))}
     tensors |= {"v": Tensor((width, 1024), data=1), "w": Tensor((width, width), data=1)}
     dense = [Op("FULLY_CONNECTED", ["a", "v", ""], ["b"], 4), Op("FULLY_CONNECTED", ["b", "w", ""], ["c"], 4)]
@@ -194,7 +194,7 @@ def test_estimate_and_check_stream_the_same(width: int, doubted: bool, streams: 
 
 @shared
 def test_published_measurements_are_met_without_their_models() -> None:
-    """The constants as shipped; benchmarks/latency.py also leaves out each model in turn."""
+    """The test uses the shipped constants; benchmarks/latency.py also leaves out each model in turn."""
     given = published_latency.rows(EDGETPU / "latency.csv", EDGETPU / "layer_tables.json")
     shipped = [published_latency.predicted(row, CONSTANTS) for row in given]
     figures = published_latency.judged(given, shipped, lambda row: row.model)

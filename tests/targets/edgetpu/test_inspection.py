@@ -1,4 +1,4 @@
-"""What is inside compiled models: real ones beside what is known of them, and ones made here field by field."""
+"""The content of compiled models: real ones compared with known facts, and ones made here field by field."""
 
 from __future__ import annotations
 

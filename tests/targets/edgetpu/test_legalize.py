@@ -60,12 +60,12 @@ def test_a_rewrite(name: str, what: str, build: Callable[[], Graph]) -> None:
     assert all(change.steps is not None and change.steps <= change.tolerance for change in kept)
     interpreter = Interpreter(model_content=graph.serialize(found.graph))
     interpreter.allocate_tensors()  # with the default kernels, which refuse more than those of the comparison
-    if name != "fitted_function":  # nearer to the function than what it replaces
+    if name != "fitted_function":  # this one is nearer to the function than the operator that it replaces
         assert apart(model, found.graph) <= sum(change.tolerance for change in kept)
 
 
 def test_every_rewrite_of_an_operator_is_tried() -> None:
-    """But those of operators that TFLite does not run in 8 bits, or only newer compilers have: below."""
+    """Except for operators that TFLite does not run in 8 bits, or that only newer compilers have: see below."""
     untried = {entry.name for entry in REWRITES} - {name for name, _, _ in CASES}
     assert untried == {"square", "relu_0_to_1", "squared_difference", "float_on_cpu"}
 
@@ -121,7 +121,7 @@ def test_what_is_left_alone(what: str, build: Callable[[], Graph], reason: str |
 
 
 def test_what_comes_too_late_is_left_alone() -> None:
-    """Nothing is won behind an operator that stays on the CPU; behind one that is rewritten, all is."""
+    """A rewrite after an operator that stays on the CPU gains nothing; one after a rewritten operator is kept."""
     logarithm = Op("LOG_SOFTMAX", ["b"], ["g"], 2)
     tensors = {"x": MAP, "b": MAP, "g": made(1, 8, 8, 8, step=16 / 256, zero_point=127), "y": MAP}
     late = one_op.read(tensors, [Op("RELU", ["x"], ["b"], 2), logarithm, Op("HARD_SWISH", ["g"], ["y"])], ["x"], ["y"])
@@ -133,7 +133,7 @@ def test_what_comes_too_late_is_left_alone() -> None:
 
 
 def test_dense_layers_left_on_the_cpu_get_one_scale_too() -> None:
-    """The runtime of 2021 that computes them there takes many scales for one."""
+    """The runtime of 2021, which computes them there, uses one scale where there are many."""
     x, out = made(1, 9, 8), made(1, 9, 12, step=0.4)
     tensors = {"x": x, "b": made(1, 9, 8, step=16 / 256, zero_point=127), "w": weights(12, 8, scales=12), "y": out}
     dense = Op("FULLY_CONNECTED", ["b", "w", ""], ["y"], 4, {"keepNumDims": True})
@@ -145,7 +145,7 @@ def test_dense_layers_left_on_the_cpu_get_one_scale_too() -> None:
 
 
 def test_what_came_too_late_is_tried_again() -> None:
-    """Alone, the first one helps nothing: it makes an end of the second one, and all behind it come too late."""
+    """Alone, the first rewrite gains nothing: the second operator stays on the CPU, and all after it come too late."""
     tensors = {"x": MAP, "a": MAP, "i": integers(5, 1), "b": made(1, 8, 8, 2), "y": made(1, 8, 8, 2)}
     operators = [Op("LEAKY_RELU", ["x"], ["a"], 2, {"alpha": 0.1}), Op("GATHER", ["a", "i"], ["b"], 2, {"axis": 3})]
     found = legalize(one_op.read(tensors, [*operators, Op("RELU", ["b"], ["y"], 2)], ["x"], ["y"]), TARGET)
@@ -154,7 +154,7 @@ def test_what_came_too_late_is_tried_again() -> None:
 
 
 def test_a_rewrite_is_for_a_compiler() -> None:
-    """PRELU is newer than LEAKY_RELU's other form."""
+    """PRELU is newer than the other form of LEAKY_RELU."""
     model = function("LEAKY_RELU", made(1, 8, 8, 8), 2, alpha=0.1)
     assert [op.op for op in legalize(model, TARGET).after.ops] == ["PRELU"]
     assert [op.op for op in legalize(model, TARGET.compiled_by("2.1")).after.ops] == ["MUL", "MAXIMUM"]
@@ -164,7 +164,7 @@ def test_a_rewrite_is_for_a_compiler() -> None:
 
 
 def chain(*operators: Op, **tensors: Tensor) -> Graph:
-    """Operators from x to y."""
+    """Return a graph of operators from x to y."""
     return one_op.read(tensors, operators, ["x"], ["y"])
 
 
@@ -206,7 +206,7 @@ def test_a_float_end_that_is_used_twice_stays() -> None:
 
 
 def dynamic_batch() -> Graph:
-    """A reshape to a shape that is computed from the batch: what Keras models with Reshape become."""
+    """A reshape to a shape that is computed from the batch, as in Keras models with Reshape."""
     tensors = {
         "x": Tensor((1, 4, 4, 2), scales=(STEP,), signature=(-1, 4, 4, 2)),
         "shape": Tensor((4,), "INT32", scales=()),
@@ -248,7 +248,7 @@ def test_other_dynamic_sides_are_refused() -> None:
 
 
 def layouts() -> Graph:
-    """Two branches in channels-first layout, added, and turned back: what exporters from other frameworks make."""
+    """Two branches in channels-first layout, joined and transposed back, as exporters of other frameworks do."""
     first = made(1, 8, 6, 6)
     tensors = {
         "x": made(1, 6, 6, 8),
@@ -279,7 +279,7 @@ def test_transposes_that_meet_cancel() -> None:
 
 
 def channels_first(side: int) -> Graph:
-    """As exporters write it: channels first outside, padded and split there, and channels last for the layer itself."""
+    """A layer as exporters write it: channels are first in padding and split, and last in the layer itself."""
     first, half = (1, 8, side, side), made(1, 4, side + 2, side + 2)
     last = made(1, side + 2, side + 2, 4)
     tensors = {
@@ -308,7 +308,7 @@ def channels_first(side: int) -> Graph:
 
 
 def test_transposes_move_in_front_of_what_works_along_axes() -> None:
-    """Small ones become one; large ones stay on the CPU, in front, where they keep nothing else there."""
+    """Small transposes become one. Large ones stay on the CPU at the front, and keep no other operator there."""
     model = channels_first(16)
     found = legalize(model, TARGET)
     assert [op.op for op in found.after.ops] == ["TRANSPOSE", "PAD", "SPLIT", "CONV_2D", "ADD"]
@@ -322,7 +322,7 @@ def test_transposes_move_in_front_of_what_works_along_axes() -> None:
 
 
 def test_a_long_head_takes_no_memory() -> None:
-    """Rows are not taken for blocks of thousands of rows."""
+    """The rewrite does not treat thousands of rows as one block."""
     tensors = {"x": made(1, 25600, 3, 10), "order": integers(0, 2, 1, 3), "y": made(1, 3, 25600, 10)}
     model = one_op.read(tensors, [Op("TRANSPOSE", ["x", "order"], ["y"], 2)], ["x"], ["y"])
     assert legalize(model, TARGET).graph is model
@@ -338,7 +338,7 @@ def test_a_transpose_that_meets_none_stays_where_it_is() -> None:
 
 @pytest.mark.parametrize("dtype", ["FLOAT32", "INT16", "INT32"])
 def test_a_transpose_of_another_type_stays(dtype: str) -> None:
-    """It moves no values, so that an 8-bit one becomes a reshape."""
+    """It moves no values, so an 8-bit one becomes a reshape."""
     shapes = {"x": Tensor((1, 1, 6, 8), dtype, scales=()), "y": Tensor((1, 6, 1, 8), dtype, scales=())}
     operators = [Op("TRANSPOSE", ["x", "order"], ["y"], 2)]
     found = legalize(one_op.read({**shapes, "order": integers(0, 2, 1, 3)}, operators, ["x"], ["y"]), TARGET)
@@ -355,7 +355,7 @@ def test_what_stays_at_the_end_is_named() -> None:
 
 
 def test_a_custom_operator_that_only_the_device_has() -> None:
-    """Proofs end in front of it; what is rewritten before it is proved all the same."""
+    """Verification stops before it, and still covers the rewrites before it."""
     operators = Op("HARD_SWISH", "x", "a"), Op("RELU", "a", "b", 2), Op("PosenetDecoderOp", "b", "y", custom=True)
     found = legalize(chain(*operators, x=MAP, a=positive(), b=positive(), y=Tensor((1, 4), "FLOAT32")), TARGET)
     assert [change.rewrite for change in found.changes if change.kept] == ["hard_swish"]
@@ -379,7 +379,7 @@ def test_nothing_to_do_leaves_the_model_as_it_is() -> None:
 
 
 def test_what_is_left_behind_is_gone_from_the_file() -> None:
-    """An operator code that nothing uses would still be looked for, and refused, by an old runtime."""
+    """An old runtime would look for an unused operator code, too, and refuse the file."""
     read = graph.parse(graph.serialize(legalize(function("GELU", positive()), TARGET).graph))
     codes_left = {code.builtinCode for code in read.source.operatorCodes}
     assert len(codes_left) == len({operator.name for operator in read.operators})
@@ -441,7 +441,7 @@ def test_all_codes_are_tried_on_small_tensors_too() -> None:
 
 
 def test_what_takes_no_input_is_proved_all_the_same() -> None:
-    """An operator on a constant that is an output, so that it is not folded: run once for every feed, not never."""
+    """The operator reads a constant and gives an output, so it is not folded. It runs once for every feed."""
     tensors = {"x": MAP, "y": MAP, "c": Tensor((1, 16), data=codes(1, 16), scales=(STEP,)), "z": made(1, 16)}
     operators = [Op("RELU", ["x"], ["y"], 2), Op("HARD_SWISH", ["c"], ["z"])]
     found = legalize(one_op.read(tensors, operators, ["x"], ["y", "z"]), TARGET)

@@ -1,6 +1,6 @@
-"""What TensorFlow 2.5 makes of our models: its TFLite interpreter is as old as the Edge TPU compiler.
+"""Our models in TensorFlow 2.5, whose TFLite interpreter is as old as the Edge TPU compiler.
 
-It refuses what the compiler refuses to parse, and computes some newer forms wrongly without a word.
+It refuses the files that the compiler cannot parse, and computes some newer forms wrongly without a message.
 Not part of the default tests: `make tf25` installs it in a separate environment and runs them.
 """
 
@@ -36,15 +36,15 @@ OLD = Path(os.environ.get("CORALLINE_TF25", ROOT / ".venv-tf25" / "bin" / "pytho
 TARGET = load("edgetpu")
 RANDOM = np.random.default_rng(0)
 STEPS = 3
-"""By which an int8 model may differ between the two runtimes: kernels round a little differently."""
+"""The allowed difference of an int8 model between the two runtimes, in steps: kernels round a little differently."""
 
 STEP = {"FLOAT32": 1e-4}
-"""What counts as a step in a float model."""
+"""The size of a step in a float model."""
 Answers = Mapping[str, "NDArray[Any] | str"]
 
 
 def noise(tensor: graph.Tensor) -> NDArray[Any]:
-    """A random input."""
+    """Return a random input."""
     if tensor.dtype == "FLOAT32":
         return RANDOM.random(tensor.shape, np.float32)
     low, high = (-128, 128) if tensor.dtype == "INT8" else (0, 256)
@@ -53,7 +53,7 @@ def noise(tensor: graph.Tensor) -> NDArray[Any]:
 
 @pytest.fixture
 def old(tmp_path: Path) -> Callable[[Mapping[str, Graph]], dict[str, int | str]]:
-    """Runs models in both interpreters: by how many steps they differ at most, or why the old one refuses."""
+    """Return a function that runs models in both interpreters, and returns the difference in steps or the refusal."""
     if not OLD.is_file():
         pytest.skip(f"{OLD} is not there: `make tf25` sets it up")
 
@@ -83,12 +83,12 @@ def old(tmp_path: Path) -> Callable[[Mapping[str, Graph]], dict[str, int | str]]
 
 
 def far(answers: Mapping[str, int | str], steps: int = STEPS) -> dict[str, int | str]:
-    """Those that are refused or differ."""
+    """Return the answers of the models that are refused or differ."""
     return {name: answer for name, answer in answers.items() if not isinstance(answer, int) or answer > steps}
 
 
 def quantized(model: Any, samples: NDArray[np.float32], io: Any = "int8") -> Graph:
-    """What `quantize` makes of a Keras model."""
+    """Return the legalized file that `quantize` makes of a Keras model."""
     folded = canonical(keras_graph.read(model))
     try:
         content = export.convert(folded, calibration.calibrate(folded, samples), io)
@@ -98,7 +98,7 @@ def quantized(model: Any, samples: NDArray[np.float32], io: Any = "int8") -> Gra
 
 
 def logits(model: Graph) -> Graph:
-    """A model without its last SOFTMAX, which makes many steps of one where its input is coarse."""
+    """Return a model without its last SOFTMAX, which makes many steps of one if its input is coarse."""
     last = model.operators[-1]
     if last.name != "SOFTMAX":
         return model
@@ -189,7 +189,7 @@ def test_every_rewrite(old: Callable[..., dict[str, int | str]]) -> None:
 
 
 def test_it_refuses_what_check_says_is_refused(old: Callable[..., dict[str, int | str]]) -> None:
-    """But for versions that only the months between 2.5 and the compiler brought (ADD 4, ABS 4, MUL 5, PAD 4)."""
+    """Except versions that were added in the months between 2.5 and the compiler (ADD 4, ABS 4, MUL 5, PAD 4)."""
     models = {f"{i}_{name}": build() for i, (name, _, build) in enumerate(rewrite_models.CASES)}
     answers = old(models)
     for name, model in models.items():
@@ -199,7 +199,7 @@ def test_it_refuses_what_check_says_is_refused(old: Callable[..., dict[str, int 
 
 
 def test_it_computes_dense_layers_with_many_scales_wrongly(old: Callable[..., dict[str, int | str]]) -> None:
-    """Without this, the tests above could not fail."""
+    """Without this difference, the tests above could not fail."""
     wrong = old({"dense": rewrite_models.dense(100.0)})["dense"]
     assert isinstance(wrong, int)
     assert wrong > 10
@@ -207,7 +207,7 @@ def test_it_computes_dense_layers_with_many_scales_wrongly(old: Callable[..., di
 
 
 def test_it_knows_every_version_that_we_say_is_mapped(old: Callable[..., dict[str, int | str]]) -> None:
-    image = one_op.Tensor((1, 4), "FLOAT64", scales=())  # a type that no kernel takes: the version is looked at first
+    image = one_op.Tensor((1, 4), "FLOAT64", scales=())  # a type that no kernel supports: the version is checked first
     models = {
         f"{name}_{row['max_version'] + more}": one_op.one(name, [image], image, row["max_version"] + more)
         for name, row in TARGET.tables["operators"].items()

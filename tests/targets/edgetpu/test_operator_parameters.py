@@ -1,4 +1,4 @@
-"""Parameters that the compiler makes of its own, on models put together by hand."""
+"""Parameters that the compiler adds itself, on models built by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def sizes(graph: Graph) -> list[int]:
 
 
 def joined(*shapes: tuple[int, ...]) -> Graph:
-    """A concatenation of the innermost axis."""
+    """Return a concatenation along the innermost axis."""
     names = [f"in{index}" for index in range(len(shapes))]
     out = Tensor((*shapes[0][:-1], sum(shape[-1] for shape in shapes)))
     tensors = {name: Tensor(shape) for name, shape in zip(names, shapes, strict=True)} | {"out": out}
@@ -42,7 +42,7 @@ def test_joining_channels(graph: Graph, size: int) -> None:
 
 
 def test_what_is_joined_only_to_be_taken_apart() -> None:
-    """As in a published model: the parts come straight from the inputs, those that begin a block of 4 for nothing."""
+    """As in a published model: parts come straight from the inputs, and those that begin a block of 4 cost nothing."""
     parts = [f"part{index}" for index in range(6)]
     tensors = {name: Tensor((1, 8, 8, count)) for name, count in {"a": 3, "b": 1, "c": 2, "abc": 6, "two": 2}.items()}
     tensors |= {"axis": Tensor((), "INT32", 3, ())} | {name: Tensor((1, 8, 8, 1)) for name in parts}

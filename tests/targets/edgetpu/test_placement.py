@@ -1,4 +1,4 @@
-"""Where operators run: on graphs made for it, and on real models beside what the real compiler made of them."""
+"""The placement of operators: on graphs made for the tests, and on real models compared with the real compiler."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TARGET = load("edgetpu")
 
 
 def placed(operators: list[Op], inputs: str = "x", floats: str = "", dynamic: str = "") -> Placement:
-    """The placement of a graph whose tensors are single letters, of one shape; the last operator gives the output."""
+    """Return the placement of a graph of tensors of one shape, named by letters; the last operator gives the output."""
     names = sorted({letter for op in operators for letter in (*op.inputs, *op.outputs)})
     shape = (1, 4)
     tensors = {

@@ -1,4 +1,4 @@
-"""The hosts pi4-usb3, pi5-usb3 and pi5-pcie: where their constants come from, and how wide their intervals are."""
+"""The hosts pi4-usb3, pi5-usb3 and pi5-pcie: the source of their constants, and the width of their intervals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ shared = pytest.mark.skipif(not EDGETPU.exists(), reason=f"{EDGETPU} is not ther
 
 @shared
 def test_the_constants_are_those_of_the_benchmark() -> None:
-    """After a change: `python benchmarks/latency_raspberry_pi.py --write`."""
+    """After a change, run `python benchmarks/latency_raspberry_pi.py --write`."""
     for host, constants in raspberry_pi_latency.constants().items():
         shipped = {name: HOSTS[host][name] for name in constants}
         assert shipped == pytest.approx(constants, rel=0.01)

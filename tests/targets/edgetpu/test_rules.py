@@ -102,7 +102,7 @@ def flatten(*shape: int) -> Graph:
 
 
 def computed(name: str, given: Tensor, made: Tensor) -> Graph:
-    """An operator whose second input is not a constant."""
+    """Return a graph with an operator whose second input is not a constant."""
     return one_op.one(name, [given, VECTOR], made)
 
 
@@ -240,7 +240,7 @@ def test_broken(rule: rules.Rule, what: str, graph: Graph, found: str) -> None:
 
 @pytest.mark.parametrize(("rule", "what", "graph", "found"), BROKEN, ids=name)
 def test_what_is_told(rule: rules.Rule, what: str, graph: Graph, found: str) -> None:
-    """Every broken rule keeps its operator on the CPU; a reader learns what was found, required, and to be done."""
+    """Every broken rule keeps its operator on the CPU, and gives a reason, a requirement and advice."""
     (op,) = place(graph, TARGET).ops
     assert op.placement == "cpu"
     broken = rules.first_violation(graph.operators[0], graph, TARGET)
@@ -261,7 +261,7 @@ def test_an_operator_needs_a_compiler_that_has_it(version: str, mapped: bool) ->
 
 
 def test_what_is_advised_is_done() -> None:
-    """Where the advice names `legalize`, there is a rewrite for that operator."""
+    """If the advice names `legalize`, there is a rewrite for that operator."""
     advice = TARGET.tables["advice"]
     rewritten = {name for entry in REWRITES for name in entry.operators} | {"SHAPE", "DEQUANTIZE", "BATCH_TO_SPACE_ND"}
     assert {name for name, text in advice.items() if "legalize" in text} <= rewritten
@@ -277,11 +277,11 @@ def test_a_dense_layer_with_many_scales_is_mapped_with_a_caution() -> None:
 
 
 def test_every_rule_is_tried_both_ways() -> None:
-    tried = set(rules.RULES) - {rules.compiler_version}  # of the compiler, not the operator: above
+    tried = set(rules.RULES) - {rules.compiler_version}  # it is about the compiler, not the operator: above
     assert {rule for rule, *_ in KEPT} == tried
     assert {rule for rule, *_ in BROKEN} == tried
     first = [rules.first_violation(graph.operators[0], graph, TARGET) for _, _, graph, _ in BROKEN]
-    assert {broken[0] for broken in first if broken} == tried  # none is hidden by those before it
+    assert {broken[0] for broken in first if broken} == tried  # no rule is hidden by an earlier one
 
 
 @pytest.mark.parametrize(("rule", "what", "graph"), KEPT, ids=name)

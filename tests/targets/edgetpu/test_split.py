@@ -1,4 +1,4 @@
-"""Segments for several Edge TPUs: their cuts against exhaustive search, their outputs, and the command."""
+"""Segments for several Edge TPUs: their cuts compared with an exhaustive search, their outputs, and the command."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def random_network(seed: int) -> OperatorSequence:
 
 
 def exhaustive(network: OperatorSequence, count: int) -> tuple[int, float] | None:
-    """The least risk, and the shortest slowest segment with it, of all cuts."""
+    """Return the least risk of all cuts, and the shortest latency of the slowest segment with this risk."""
     found = []
     for inner in combinations(network.positions[1:-1], count - 1):
         costs = [network.predict(start, stop) for start, stop in pairwise((0, *inner, network.operators))]

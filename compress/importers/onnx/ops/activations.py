@@ -57,12 +57,12 @@ def prelu(call: OnnxCall) -> OnnxValue:
     """PRelu: a slope for each channel, or for each value."""
     source = call.placed(call.value(0)).value
     slopes = np.asarray(small(call.weights(1), source), np.float32)
-    sides = slopes.shape[1:] if slopes.ndim else (1,) * len(source.sides)
-    shared = [axis + 1 for axis, side in enumerate(sides) if side == 1 and source.sides[axis] != 1]
+    dims = slopes.shape[1:] if slopes.ndim else (1,) * len(source.network_shape)
+    shared = [axis + 1 for axis, dim in enumerate(dims) if dim == 1 and source.network_shape[axis] != 1]
     if slopes.size == 1:  # a slope for each channel can be followed when channels are removed
-        sides, shared = (*(1,) * (len(sides) - 1), source.sides[-1]), list(range(1, len(sides)))
-        slopes = np.full(sides, slopes)
-    return call.layer("PReLU", {"shared_axes": shared or None}, [source], source, [slopes.reshape(sides)])
+        dims, shared = (*(1,) * (len(dims) - 1), source.network_shape[-1]), list(range(1, len(dims)))
+        slopes = np.full(dims, slopes)
+    return call.layer("PReLU", {"shared_axes": shared or None}, [source], source, [slopes.reshape(dims)])
 
 
 def elu(call: OnnxCall) -> OnnxValue:

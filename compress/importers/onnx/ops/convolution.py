@@ -51,11 +51,11 @@ class SlidingWindow:
         """Size of the window with its dilation."""
         return [(size - 1) * far + 1 for size, far in zip(self.size, self.dilation, strict=True)]
 
-    def same(self, sides: Sequence[int]) -> Pads:
+    def same(self, dims: Sequence[int]) -> Pads:
         """Return the padding that TensorFlow calls "same"."""
         pads = []
-        for side, stride, reach in zip(sides, self.strides, self.reach, strict=True):
-            total = max((-(-side // stride) - 1) * stride + reach - side, 0)
+        for dim, stride, reach in zip(dims, self.strides, self.reach, strict=True):
+            total = max((-(-dim // stride) - 1) * stride + reach - dim, 0)
             pads.append((total // 2, total - total // 2))
         return pads
 
@@ -67,14 +67,14 @@ def image(call: OnnxCall) -> OnnxValue:
     if rank not in (3, 4):
         raise NotImportedError(f"its input has {rank} dimensions; 3 or 4 are supported")
     result = call.arranged(source, channel_last(rank))
-    if len(result.sides) == rank:
+    if len(result.network_shape) == rank:
         raise NotImportedError(f"its first dimension is {source.shape[0]}: it is used as a batch")
     return result
 
 
 def window(call: OnnxCall, source: OnnxValue, size: Sequence[int]) -> SlidingWindow:
     """Return the window from the attributes."""
-    sides, rank = source.shape[2:], len(source.shape) - 2
+    dims, rank = source.shape[2:], len(source.shape) - 2
     strides = call.integers("strides") or [1] * rank
     dilation = call.integers("dilations") or [1] * rank
     pad_values = call.integers("pads") or [0] * (2 * rank)
@@ -84,7 +84,7 @@ def window(call: OnnxCall, source: OnnxValue, size: Sequence[int]) -> SlidingWin
     sliding = SlidingWindow(size, strides, dilation, list(zip(pad_values[:rank], pad_values[rank:], strict=True)))
     auto = call.setting("auto_pad", "NOTSET")
     if auto in ("SAME_UPPER", "SAME_LOWER"):
-        pads = sliding.same(sides)
+        pads = sliding.same(dims)
         return SlidingWindow(size, strides, dilation, pads if auto == "SAME_UPPER" else [(b, a) for a, b in pads])
     if min(pad_values) < 0:
         raise NotImportedError(f"its pads are {pad_values}")
@@ -96,7 +96,7 @@ def zero_padded(call: OnnxCall, source: OnnxValue, pads: Pads) -> OnnxValue:
     if not any(map(any, pads)):
         return source
     rank = len(pads)
-    shape = (*source.shape[:2], *(side + sum(pad) for side, pad in zip(source.shape[2:], pads, strict=True)))
+    shape = (*source.shape[:2], *(dim + sum(pad) for dim, pad in zip(source.shape[2:], pads, strict=True)))
     padding = [list(pad) for pad in pads] if rank > 1 else list(pads[0])
     like = laid(UNKNOWN, shape, channel_last(rank + 2))
     result = call.layer(f"ZeroPadding{rank}D", {"padding": padding}, [source], like)
@@ -234,10 +234,10 @@ def _cuts(call: OnnxCall, source: OnnxValue, sliding: SlidingWindow, result: tup
     """Return the cropping (before, after) of the full output; negative where zeros are added."""
     extra = call.integers("output_padding") or [0] * len(sliding.size)
     cuts = []
-    for side, size, stride, (before, after), more, out in zip(
+    for dim, size, stride, (before, after), more, out in zip(
         source.shape[2:], sliding.size, sliding.strides, sliding.pads, extra, result[2:], strict=True
     ):
-        full, auto = (side - 1) * stride + size, call.setting("auto_pad", "NOTSET")
+        full, auto = (dim - 1) * stride + size, call.setting("auto_pad", "NOTSET")
         if auto in ("SAME_UPPER", "SAME_LOWER") or call.setting("output_shape") is not None:
             total = full + more - out
             less = total // 2
@@ -271,8 +271,8 @@ def pool(kind: str) -> Rule:
         if max(sliding.dilation) > 1:
             raise NotImportedError(f"it has dilations {sliding.dilation}")
         needed = [
-            (before, max((out - 1) * stride + reach - side - before, 0))
-            for side, out, stride, reach, (before, _) in zip(
+            (before, max((out - 1) * stride + reach - dim - before, 0))
+            for dim, out, stride, reach, (before, _) in zip(
                 source.shape[2:], result[2:], sliding.strides, sliding.reach, sliding.pads, strict=True
             )
         ]
@@ -299,11 +299,11 @@ def padded_below(call: OnnxCall, source: OnnxValue, pads: Pads) -> OnnxValue:
 
 def _pooled(call: OnnxCall, kind: str, source: OnnxValue, sliding: SlidingWindow, padding: str) -> OnnxValue:
     rank = len(sliding.size)
-    sides = [
-        -(-side // stride) if padding == "same" else (side - size) // stride + 1
-        for side, size, stride in zip(source.shape[2:], sliding.size, sliding.strides, strict=True)
+    dims = [
+        -(-dim // stride) if padding == "same" else (dim - size) // stride + 1
+        for dim, size, stride in zip(source.shape[2:], sliding.size, sliding.strides, strict=True)
     ]
-    like = laid(UNKNOWN, (*source.shape[:2], *sides), channel_last(rank + 2))
+    like = laid(UNKNOWN, (*source.shape[:2], *dims), channel_last(rank + 2))
     config = {"pool_size": sliding.size, "strides": sliding.strides, "padding": padding}
     return call.layer(f"{kind}Pooling{rank}D", config, [source], like)
 
@@ -356,8 +356,8 @@ def _average_pool(call: OnnxCall, source: OnnxValue, sliding: SlidingWindow, pad
     if counted and declared == pads:
         return result
     factors = [
-        _shares(side, out, size, stride, pad, edge if counted else (0, 0), counted)
-        for side, out, size, stride, pad, edge in zip(
+        _shares(dim, out, size, stride, pad, edge if counted else (0, 0), counted)
+        for dim, out, size, stride, pad, edge in zip(
             source.shape[2:], result.shape[2:], sliding.size, sliding.strides, pads, sliding.pads, strict=True
         )
     ]
@@ -366,13 +366,11 @@ def _average_pool(call: OnnxCall, source: OnnxValue, sliding: SlidingWindow, pad
 
 
 def _shares(
-    side: int, out: int, size: int, stride: int, pads: tuple[int, int], edge: tuple[int, int], counted: bool
+    dim: int, out: int, size: int, stride: int, pads: tuple[int, int], edge: tuple[int, int], counted: bool
 ) -> NDArray[np.float64]:
     """Return the ratio of the window size to the number of counted positions, for each output position."""
-    positions = np.arange(-pads[0], side + pads[1])
-    counts = (
-        (positions >= -edge[0]) & (positions < side + edge[1]) if counted else (positions >= 0) & (positions < side)
-    )
+    positions = np.arange(-pads[0], dim + pads[1])
+    counts = (positions >= -edge[0]) & (positions < dim + edge[1]) if counted else (positions >= 0) & (positions < dim)
     return np.array([size / counts[at * stride : at * stride + size].sum() for at in range(out)])
 
 

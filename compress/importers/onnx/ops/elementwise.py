@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from compress.importers.common.graph_builder import UNKNOWN
 from compress.importers.common.layer_calls import CORE, NUMPY, NotImportedError
-from compress.importers.onnx.layout import OnnxValue, in_shape, laid, natural, sides_of
+from compress.importers.onnx.layout import OnnxValue, in_shape, laid, natural, network_shape_of
 from compress.importers.onnx.network_builder import FLOAT, OnnxCall, Rule
 from compress.importers.onnx.onnx_model import TYPE_NAMES
 from compress.ir.keras_graph import Layer
@@ -46,21 +46,21 @@ def small(constant: NDArray[Any], like: OnnxValue) -> Any:
     for axis in range(placed.ndim):
         first = placed.take([0], axis)
         placed = first if (placed == first).all() else placed
-    return _unlike_bias(placed, like.sides) if placed.size > 1 else placed.item()
+    return _unlike_bias(placed, like.network_shape) if placed.size > 1 else placed.item()
 
 
-def _unlike_bias(placed: NDArray[Any], sides: Sequence[int]) -> NDArray[Any]:
+def _unlike_bias(placed: NDArray[Any], network_shape: Sequence[int]) -> NDArray[Any]:
     """Return a constant that Keras does not take for a bias of another axis than its own.
 
     `keras.ops.add` with TensorFlow (3.15) adds a constant with one dimension above 1 to the last axis, or to the first
     after the batch, if the size is the same, wherever that dimension is: in square maps these are different axes.
     """
-    varying = [axis for axis, side in enumerate(placed.shape) if side > 1]
+    varying = [axis for axis, dim in enumerate(placed.shape) if dim > 1]
     if len(varying) != 1:
         return placed
     size = placed.shape[varying[0]]
-    for axis in (len(sides), 1):
-        if sides[axis - 1] == size:
+    for axis in (len(network_shape), 1):
+        if network_shape[axis - 1] == size:
             return placed if axis == varying[0] else np.repeat(placed, size, axis)
     return placed
 
@@ -79,7 +79,7 @@ def together(call: OnnxCall, operands: Sequence[Any], shape: tuple[int, ...]) ->
     order = natural(grown[values.index(leader)]) or tuple(range(rank))
     extra_batch = bool(order) and shape[order[0]] != 1
     arranged = iter([call.arranged(each, order, extra_batch=extra_batch) for each in grown])
-    like = laid(UNKNOWN, shape, order, sides_of(shape, order, extra_batch=extra_batch) or (1,))
+    like = laid(UNKNOWN, shape, order, network_shape_of(shape, order, extra_batch=extra_batch) or (1,))
     return [next(arranged) if isinstance(each, OnnxValue) else small(each, like) for each in operands], like
 
 
@@ -135,13 +135,13 @@ def _layer_to_change(call: OnnxCall, value: OnnxValue) -> Layer | None:
     layer = call.builder.alone(value)
     if layer is None or layer.kind not in BY_CHANNEL or layer.config.get("activation"):
         return None
-    return layer if value.sides == call.builder.shapes[value.tensor] else None
+    return layer if value.network_shape == call.builder.shapes[value.tensor] else None
 
 
 def _by_channel(constant: NDArray[Any], value: OnnxValue) -> NDArray[np.float32] | None:
     """Return a constant as one number for each channel of a value; None if it differs between positions."""
     constants = np.asarray(small(constant, value), np.float32)
-    channels = value.sides[-1]
+    channels = value.network_shape[-1]
     if constants.size not in (1, channels) or (constants.size > 1 and constants.shape[-1] != channels):
         return None
     return np.broadcast_to(constants.reshape(-1), (channels,))

@@ -191,7 +191,7 @@ def _split_state(call: OnnxCall, index: int, sequence: OnnxValue, shape: tuple[i
 
 def _constant_state(call: OnnxCall, sequence: OnnxValue, values: Floats) -> OnnxValue:
     """Return a constant state, as the bias of a dense layer whose kernel is zero."""
-    features = sequence.sides[-1]
+    features = sequence.network_shape[-1]
     mean = call.layer("GlobalAveragePooling1D", {}, [sequence], laid(UNKNOWN, (1, features), (0, 1)))
     kernel = np.zeros((features, values.size), np.float32)
     like = laid(UNKNOWN, (1, values.size), (0, 1))
@@ -204,7 +204,7 @@ def _one_direction(
     """Add a recurrent layer; return the values of the operator's outputs."""
     kind = KINDS[call.node.operator]
     config["go_backwards"] = call.setting("direction", "forward") == "reverse"
-    units, steps = config["units"], arguments[0].sides[0]
+    units, steps = config["units"], arguments[0].network_shape[0]
     output = call.layer(kind.layer, config, arguments, _output_like(call, config, steps, units), weights[0])
     states = _state_outputs(call, output, units, kind.states if config["return_state"] else 0)
     if config["go_backwards"] and config["return_sequences"] and steps > 1:
@@ -217,7 +217,7 @@ def _both_directions(
 ) -> list[OnnxValue]:
     """Add a bidirectional layer; return the values of the operator's outputs."""
     kind = KINDS[call.node.operator]
-    units, steps = config["units"], arguments[0].sides[0]
+    units, steps = config["units"], arguments[0].network_shape[0]
     halves = {
         "layer": config | {"name": "forward"},
         "backward_layer": config | {"name": "backward", "go_backwards": True},

@@ -40,16 +40,16 @@ def resize(call: OnnxCall) -> OnnxValue:
         )
     scales = _scales(call, source.shape, result)
     matrices = [
-        _matrix(call, side, out, scale)
-        for side, out, scale in zip(source.shape[2:], result[2:], scales[2:], strict=True)
+        _matrix(call, size, out, scale)
+        for size, out, scale in zip(source.shape[2:], result[2:], scales[2:], strict=True)
     ]
     if all(matrix.shape[0] == matrix.shape[1] and np.allclose(matrix, np.eye(len(matrix))) for matrix in matrices):
         return source
     like = laid(UNKNOWN, result, channel_last(rank + 2))
     if (resized := _by_layer(call, source, like, matrices)) is not None:
         return resized
-    for side, matrix in enumerate(matrices):
-        source = _along(call, source, side + 2, matrix)
+    for axis, matrix in enumerate(matrices, start=2):
+        source = _along(call, source, axis, matrix)
     return source
 
 
@@ -70,30 +70,30 @@ def _scales(call: OnnxCall, shape: Sequence[int], result: Sequence[int]) -> list
     return exact
 
 
-def _matrix(call: OnnxCall, side: int, out: int, scale: float) -> Matrix:
+def _matrix(call: OnnxCall, size: int, out: int, scale: float) -> Matrix:
     """Return the weights [output position, input position] along one dimension.
 
     Raises:
         NotImportedError: the matrix is too large, or the sampling mode is unsupported.
     """
-    if side * out > MOST_IN_MATRIX * 8:
-        raise NotImportedError(f"it resizes a dimension of {side} to {out}: the matrix is too large")
-    matrix = np.zeros((out, side))
+    if size * out > MOST_IN_MATRIX * 8:
+        raise NotImportedError(f"it resizes a dimension of {size} to {out}: the matrix is too large")
+    matrix = np.zeros((out, size))
     mode = call.setting("mode", "nearest")
     for at in range(out):
-        coordinate = _coordinate(call, at, side, out, scale)
+        coordinate = _coordinate(call, at, size, out, scale)
         if mode == "nearest":
             rounding = call.setting("nearest_mode", "round_prefer_floor" if call.builder.graph.opset >= 11 else "floor")
-            matrix[at, min(max(NEAREST[rounding](coordinate), 0), side - 1)] = 1
+            matrix[at, min(max(NEAREST[rounding](coordinate), 0), size - 1)] = 1
         elif mode in ("linear", "bilinear", "cubic"):
             for near, share in _shares(call, coordinate, cubic=mode == "cubic"):
-                matrix[at, min(max(near, 0), side - 1)] += share
+                matrix[at, min(max(near, 0), size - 1)] += share
         else:
             raise NotImportedError(f"its mode is {mode!r}")
     return matrix
 
 
-def _coordinate(call: OnnxCall, at: int, side: int, out: int, scale: float) -> float:
+def _coordinate(call: OnnxCall, at: int, size: int, out: int, scale: float) -> float:
     """Return the input coordinate of an output position."""
     way = call.setting("coordinate_transformation_mode", "half_pixel")
     if call.node.operator == "Upsample" or call.builder.graph.opset < 11:
@@ -103,12 +103,12 @@ def _coordinate(call: OnnxCall, at: int, side: int, out: int, scale: float) -> f
     if way == "pytorch_half_pixel":
         return 0.0
     if way == "align_corners":
-        return at * (side - 1) / (out - 1) if out > 1 else 0.0
+        return at * (size - 1) / (out - 1) if out > 1 else 0.0
     if way == "asymmetric":
         return at / scale
     if way == "half_pixel_symmetric":
-        centre = side / 2
-        return centre * (1 - out / (scale * side)) + (at + 0.5) / scale - 0.5
+        centre = size / 2
+        return centre * (1 - out / (scale * size)) + (at + 0.5) / scale - 0.5
     raise NotImportedError(f"it samples by {way!r}")
 
 
@@ -133,11 +133,11 @@ def _shares(call: OnnxCall, coordinate: float, *, cubic: bool) -> list[tuple[int
 def _by_layer(call: OnnxCall, source: OnnxValue, like: OnnxValue, matrices: Sequence[Matrix]) -> OnnxValue | None:
     """Use a Keras layer or operation with the same matrices, if there is one."""
     pairs = [(matrix.shape[1], matrix.shape[0]) for matrix in matrices]
-    times = [out // side for side, out in pairs]
-    exact = all(side * time == out for (side, out), time in zip(pairs, times, strict=True))
+    times = [out // size for size, out in pairs]
+    exact = all(size * time == out for (size, out), time in zip(pairs, times, strict=True))
     repeated = exact and all(
-        np.array_equal(matrix, np.repeat(np.eye(side), time, 0))
-        for matrix, (side, _), time in zip(matrices, pairs, times, strict=True)
+        np.array_equal(matrix, np.repeat(np.eye(size), time, 0))
+        for matrix, (size, _), time in zip(matrices, pairs, times, strict=True)
     )
     if len(matrices) == 1:
         return call.layer("UpSampling1D", {"size": times[0]}, [source], like) if repeated else None
@@ -152,49 +152,49 @@ def _by_layer(call: OnnxCall, source: OnnxValue, like: OnnxValue, matrices: Sequ
     return None
 
 
-def _bilinear(side: int, out: int) -> Matrix:
+def _bilinear(size: int, out: int) -> Matrix:
     """Return TensorFlow's bilinear matrix, sampled at pixel centres."""
-    matrix = np.zeros((out, side))
+    matrix = np.zeros((out, size))
     for at in range(out):
-        coordinate = (at + 0.5) * side / out - 0.5
+        coordinate = (at + 0.5) * size / out - 0.5
         first = floor(coordinate)
         for near, share in ((first, 1 - (coordinate - first)), (first + 1, coordinate - first)):
-            matrix[at, min(max(near, 0), side - 1)] += share
+            matrix[at, min(max(near, 0), size - 1)] += share
     return matrix
 
 
-def _nearest(side: int, out: int) -> Matrix:
+def _nearest(size: int, out: int) -> Matrix:
     """Return TensorFlow's nearest-neighbour matrix, sampled at pixel centres."""
-    return np.eye(side)[[min(floor((at + 0.5) * side / out), side - 1) for at in range(out)]]
+    return np.eye(size)[[min(floor((at + 0.5) * size / out), size - 1) for at in range(out)]]
 
 
 def _along(call: OnnxCall, source: OnnxValue, axis: int, matrix: Matrix) -> OnnxValue:
     """Resize one dimension with Take or with a matrix product."""
-    out, side = matrix.shape
-    if out == side and np.allclose(matrix, np.eye(side)):
+    out, size = matrix.shape
+    if out == size and np.allclose(matrix, np.eye(size)):
         return source
     shape = (*source.shape[:axis], out, *source.shape[axis + 1 :])
     if set(np.unique(matrix)) <= {0.0, 1.0}:
         like = laid(UNKNOWN, shape, channel_last(len(shape)))
         return call.operation(NUMPY, "Take", {"axis": axis - 1}, [source, matrix.argmax(1)], like)
     if matrix.size > MOST_IN_MATRIX:
-        raise NotImportedError(f"it resizes a dimension of {side} to {out}: the matrix is too large")
-    # To the left of a matrix product: [out, side] x [..., side, what follows].
+        raise NotImportedError(f"it resizes a dimension of {size} to {out}: the matrix is too large")
+    # To the left of a matrix product: [out, size] x [..., size, what follows].
     before = [source.shape[each] for each in range(2, axis)]
     rest = [source.shape[each] for each in range(axis + 1, len(shape))]
     after = int(np.prod([*rest, source.shape[1]]))
-    flat = laid(UNKNOWN, (1, *before, side, after), tuple(range(len(before) + 3)))
+    flat = laid(UNKNOWN, (1, *before, size, after), tuple(range(len(before) + 3)))
     seen = (
         source
-        if tuple(flat.sides) == source.sides
-        else call.layer("Reshape", {"target_shape": list(flat.sides)}, [source], flat)
+        if tuple(flat.network_shape) == source.network_shape
+        else call.layer("Reshape", {"target_shape": list(flat.network_shape)}, [source], flat)
     )
     result = laid(UNKNOWN, (1, *before, out, after), tuple(range(len(before) + 3)))
     product = call.operation(NUMPY, "Matmul", {}, [np.asarray(matrix, np.float32), seen], result)
     like = laid(UNKNOWN, shape, channel_last(len(shape)))
-    if product.sides == like.sides:
+    if product.network_shape == like.network_shape:
         return laid(product.tensor, shape, channel_last(len(shape)))
-    return call.layer("Reshape", {"target_shape": list(like.sides)}, [product], like)
+    return call.layer("Reshape", {"target_shape": list(like.network_shape)}, [product], like)
 
 
 RULES: Mapping[str, Callable[[OnnxCall], OnnxValue | list[OnnxValue]]] = {"Resize": resize, "Upsample": resize}

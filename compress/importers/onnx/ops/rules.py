@@ -31,8 +31,8 @@ def dense(call: OnnxCall, source: OnnxValue, kernel: Floats, bias: list[Floats],
     shape = (*source.shape[:axis], out, *source.shape[axis + 1 :])
     config = {"units": out, "use_bias": bool(bias)}
     if prod(source.shape) == taken:
-        line = source if source.sides[-1] == taken else call.in_line(source)
-        like = OnnxValue(UNKNOWN, shape, (*line.sides[:-1], out), *((out,), (0,)) if out > 1 else ((), ()))
+        line = source if source.network_shape[-1] == taken else call.in_line(source)
+        like = OnnxValue(UNKNOWN, shape, (*line.network_shape[:-1], out), *((out,), (0,)) if out > 1 else ((), ()))
         return call.layer("Dense", config, [line], like, [kernel[line.positions], *bias])
     order = (*(each for each in order_of(source) if each != axis), axis)
     return call.layer("Dense", config, [call.arranged(source, order)], laid(UNKNOWN, shape, order), [kernel, *bias])
@@ -122,7 +122,7 @@ def group_normalization(call: OnnxCall) -> OnnxValue:
     source = call.value(0)
     grouped = _grouped(source)
     source = source if grouped else image(call)
-    channels, seen = source.sides[-1], source.shape[1]
+    channels, seen = source.network_shape[-1], source.shape[1]
     groups = int(call.setting("num_groups", seen))
     gamma, beta = (call.weights(index).reshape(-1) for index in (1, 2))
     if seen % groups or not gamma.size == beta.size == seen:
@@ -134,8 +134,8 @@ def group_normalization(call: OnnxCall) -> OnnxValue:
 
 def _grouped(value: OnnxValue) -> bool:
     """Whether it is an image whose channels were joined with its positions, a group of them to each "channel"."""
-    channels = value.sides[-1]
-    is_channel_first = value.parts == (channels, prod(value.sides[:-1])) and value.order == (1, 0)
+    channels = value.network_shape[-1]
+    is_channel_first = value.parts == (channels, prod(value.network_shape[:-1])) and value.order == (1, 0)
     return is_channel_first and len(value.shape) > 2 and value.shape[0] == 1 and channels % value.shape[1] == 0
 
 
@@ -152,7 +152,7 @@ def layer_normalization(call: OnnxCall) -> OnnxValue:
     weights = [np.broadcast_to(each, shape).transpose([axis - first for axis in axes]) for each in (gamma, beta)]
     network_axes = [placed.axis(axis) for axis in axes]
     if len(network_axes) > 1:  # for several axes, Keras expects the weights in the order of these axes
-        network_axes = [axis % (len(placed.value.sides) + 1) for axis in network_axes]
+        network_axes = [axis % (len(placed.value.network_shape) + 1) for axis in network_axes]
     config = {"axis": network_axes, "epsilon": call.number("epsilon", None, 1e-5), "center": call.has(2)}
     return call.layer(
         "LayerNormalization", config, [placed.value], placed.value, weights if call.has(2) else weights[:1]

@@ -120,8 +120,8 @@ def _embedding(call: OnnxCall) -> OnnxValue:
     rows = table.reshape(len(table), -1)
     rank = len(where.shape)
     where = call.arranged(where, tuple(range(rank)))
-    shape, sides = (*where.shape, rows.shape[1]), (*where.sides, rows.shape[1])
-    like = laid(UNKNOWN, shape, tuple(range(rank + 1)), sides)
+    shape, network_shape = (*where.shape, rows.shape[1]), (*where.network_shape, rows.shape[1])
+    like = laid(UNKNOWN, shape, tuple(range(rank + 1)), network_shape)
     config = {"input_dim": len(rows), "output_dim": rows.shape[1]}
     return in_shape(call.layer("Embedding", config, [where], like, [rows]), call.output_shape())
 
@@ -135,7 +135,7 @@ def largest(call: OnnxCall) -> OnnxValue:
     if call.setting("select_last_index", 0):
         raise NotImportedError("select_last_index is not supported")
     placed = call.placed(value, axis)
-    like = placed.like([1 if each == axis else side for each, side in enumerate(value.shape)])
+    like = placed.like([1 if each == axis else size for each, size in enumerate(value.shape)])
     config = {"axis": placed.axis(axis), "keepdims": True}
     return in_shape(call.operation(NUMPY, "Argmax", config, [placed.value], like), call.output_shape())
 
@@ -160,7 +160,7 @@ def pad(call: OnnxCall) -> OnnxValue:
     below = mode == "constant" and filler == -np.inf and not any(widths[0]) and _is_only_pooled(call)
     if (zeros or below) and rank in (3, 4) and not any(widths[1]) and order == channel_last(rank):
         arranged = call.arranged(value, order)
-        if len(arranged.sides) == rank - 1:
+        if len(arranged.network_shape) == rank - 1:
             return (zero_padded if zeros else padded_below)(call, arranged, widths[2:])
     if mode == "edge" and max(map(max, widths)) <= 1:
         mode = "symmetric"

@@ -55,11 +55,11 @@ def _spatial(size: int, kernel: int, stride: int, dilation: int, padding: str) -
 
 def _like(source: TfliteValue, window: Mapping[str, Any], kernel: tuple[int, ...], channels: int) -> TfliteValue:
     """Return a template with the output shape of a window over an image."""
-    batch, *sides, _ = source.shape
+    batch, *dims, _ = source.shape
     result = [
         _spatial(size, reach, stride, dilation, window["padding"])
         for size, reach, stride, dilation in zip(
-            sides, kernel, window["strides"], window.get("dilation_rate", (1, 1)), strict=True
+            dims, kernel, window["strides"], window.get("dilation_rate", (1, 1)), strict=True
         )
     ]
     if min(result) < 1:
@@ -153,7 +153,7 @@ def fully_connected(call: TfliteCall) -> TfliteValue:
         source = reshaped(call, source, (prod(source.shape) // taken, taken))
     bias = _bias(call, 2, out)
     like = TfliteValue(source.tensor, (*source.shape[:-1], out), source.extra_batch)
-    if len(like.sides) < 1:
+    if len(like.network_shape) < 1:
         raise NotImportedError(f"its input has the shape {list(source.shape)}")
     result = call.layer("Dense", {"units": out, "use_bias": bool(bias)}, [source], like, [weights.T, *bias])
     return reshaped(call, call.activated(result), call.output.shape)
@@ -165,7 +165,7 @@ def pool(kind: str) -> Callable[[TfliteCall], TfliteValue]:
     def rule(call: TfliteCall) -> TfliteValue:
         source = call.batched(0, 4)
         size = [int(call.option("filterHeight", 1)), int(call.option("filterWidth", 1))]
-        if not all(0 < side <= 2**20 for side in size):
+        if not all(0 < dim <= 2**20 for dim in size):
             raise NotImportedError(f"its window {size} is invalid")
         window = {"strides": _strides(call), "padding": _padding(call)}
         like = _like(source, window, (size[0], size[1]), source.shape[3])
@@ -189,8 +189,8 @@ def _broadcast(call: TfliteCall, indices: tuple[int, ...]) -> tuple[list[Any], T
     extra_batch = any(each.extra_batch for each in computed) or shape[:1] != (call.builder.batch,)
     for position, each in enumerate(operands):
         if isinstance(each, TfliteValue):
-            sides = (*(1,) * (len(shape) - len(each.shape)), *each.shape)
-            operands[position] = reshaped(call, each, sides, extra_batch=extra_batch)
+            dims = (*(1,) * (len(shape) - len(each.shape)), *each.shape)
+            operands[position] = reshaped(call, each, dims, extra_batch=extra_batch)
         elif not extra_batch and each.ndim == len(shape) and each.shape[0] not in (1,):
             raise NotImportedError("its constant differs from sample to sample")
     return operands, TfliteValue(computed[0].tensor, shape, extra_batch)
@@ -283,12 +283,12 @@ def leaky_relu(call: TfliteCall) -> TfliteValue:
 def prelu(call: TfliteCall) -> TfliteValue:
     """PRELU: a slope for each channel, or for each value of a sample."""
     source, alpha = call.value(0), call.weights(1)
-    sides = (*(1,) * (len(source.sides) - alpha.ndim), *alpha.shape)[-len(source.sides) :]
-    fits = len(sides) == len(source.sides) and prod(sides) == alpha.size
-    if not fits or any(a not in (1, b) for a, b in zip(sides, source.sides, strict=True)):
+    dims = (*(1,) * (len(source.network_shape) - alpha.ndim), *alpha.shape)[-len(source.network_shape) :]
+    fits = len(dims) == len(source.network_shape) and prod(dims) == alpha.size
+    if not fits or any(a not in (1, b) for a, b in zip(dims, source.network_shape, strict=True)):
         raise NotImportedError(f"slopes {list(alpha.shape)} do not fit {list(source.shape)}")
-    shared = [axis + 1 for axis, side in enumerate(sides) if side == 1 and source.sides[axis] != 1]
-    return call.layer("PReLU", {"shared_axes": shared or None}, [source], source, [alpha.reshape(sides)])
+    shared = [axis + 1 for axis, dim in enumerate(dims) if dim == 1 and source.network_shape[axis] != 1]
+    return call.layer("PReLU", {"shared_axes": shared or None}, [source], source, [alpha.reshape(dims)])
 
 
 def softmax(call: TfliteCall) -> TfliteValue:
@@ -311,7 +311,7 @@ def batch_matmul(call: TfliteCall) -> TfliteValue:
     if call.is_constant(1) and call.stored(1).elements == prod(call.stored(1).shape[-2:]):
         source, right = call.value(0), call.weights(1).reshape(call.stored(1).shape[-2:])
         right, source = right.T if flips[1] else right, last_two_swapped(call, source) if flips[0] else source
-        if len(source.sides) < 2 or right.ndim != 2 or source.shape[-1] != right.shape[0]:
+        if len(source.network_shape) < 2 or right.ndim != 2 or source.shape[-1] != right.shape[0]:
             raise NotImportedError(f"{list(source.shape)} and {list(right.shape)} do not fit each other")
         like = TfliteValue(source.tensor, (*source.shape[:-1], right.shape[1]), source.extra_batch)
         result = call.layer("Dense", {"units": right.shape[1], "use_bias": False}, [source], like, [right])

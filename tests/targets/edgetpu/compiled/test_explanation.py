@@ -1,4 +1,4 @@
-"""`inspect --explain`: real compiled models against their originals, made files, and damaged ones."""
+"""`inspect --explain` on real compiled models and their originals, on files made here, and on damaged ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ needs_pairs = pytest.mark.skipif(not PAIRS.is_dir(), reason="the shared compiled
 NAMES = [path.parent.name for path in sorted(PAIRS.glob("*/compiled.tflite"))]
 TARGET = targets.load("edgetpu")
 INCOMPLETE_HINTS = {"keras_lstm_mnist_ptq"}
-"""The files that say that their DMA hints are not all transfers."""
+"""The files whose DMA hints do not list all transfers."""
 
 
 def explained(name: str, *, named: bool = False) -> Explanation:

@@ -1,4 +1,4 @@
-"""Vector instructions: their numbers, read and replaced."""
+"""Vector instructions: reading and replacing their numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of the numbers in a region, and the search for regions, with compiled files that are made here."""
+"""The order of the numbers in a region, and the search for regions in compiled files that are made here."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def values(outputs: int, weights: int) -> Values:
 
 
 def test_the_order_of_a_convolution() -> None:
-    """Two outputs, two taps, 6 channels in two blocks: rows are together in a block of 4 channels."""
+    """Two outputs, two taps, 6 channels in two blocks: a block of 4 channels has the rows of all outputs."""
     positions = np.arange(24, dtype=np.int32).reshape(2, 2, 6)
     matrix = Matrix(values(2, 24), positions, 4, (NumberKind.BIAS,))
     assert matrix.inner_blocks == [2, 1]
@@ -50,7 +50,7 @@ def test_the_order_of_a_convolution() -> None:
 
 
 def test_the_rows_of_a_second_group() -> None:
-    """Beyond the outputs in whole blocks of 4, weights are 0 and multipliers 0 or 1."""
+    """After the outputs in whole blocks of 4, weights are 0 and multipliers are 0 or 1."""
     numbers = Values(
         {
             NumberKind.ZERO_POINT: np.full(66, 128, np.uint32),

@@ -93,7 +93,7 @@ def parameters(size: int, *, offset: int = 0, tiles: tuple[int, ...] = (1,)) -> 
 
 
 def recovered(maker: ProgramMaker, *sizes: int) -> list[RecoveredOperator]:
-    """The operators of a program whose parameters have these sizes, and are no matrices of zeros and ones."""
+    """Return the operators of a program with parameters of these sizes, which are not matrices of zeros and ones."""
     regions = [parameters(size, offset=64 * index) for index, size in enumerate(sizes)]
     return recover(tensor_steps(read(maker)), regions, [np.full(size, 7, np.uint8) for size in sizes])
 

@@ -1,4 +1,4 @@
-"""`relink` on real compiled models, and what it refuses."""
+"""`relink` on real compiled models, and its errors."""
 
 from __future__ import annotations
 

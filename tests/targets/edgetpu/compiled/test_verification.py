@@ -1,4 +1,4 @@
-"""`verify-compiled`: whether a compiled file holds a model, with real compiled models, and one changed number."""
+"""`verify-compiled`: whether a compiled file contains a model; real compiled models, some with one changed number."""
 
 from __future__ import annotations
 

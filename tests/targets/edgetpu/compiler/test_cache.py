@@ -1,4 +1,4 @@
-"""The cache: what it finds, and that nothing else in its folder is believed."""
+"""The cache: it finds its entries, and ignores everything else in its folder."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_folder_that_cannot_be_written(unwritable: Path) -> None:
 
 
 def test_nothing_half_written(cache: Cache, find: Found, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An interruption while it is written leaves nothing, or what there was before."""
+    """An interrupted write leaves no entry, or the previous one."""
     cache.keep(b"model", ["-s"], VERSION, CompilerRun(0, LOG, {OUT[0]: b"first"}))
 
     def interrupted(handle: int) -> None:
@@ -109,11 +109,11 @@ def test_many_writers_and_readers(cache: Cache, find: Found, notes: list[str]) -
     assert notes == []
 
 
-# --- what does not count ----------------------------------------------------------------
+# --- invalid entries --------------------------------------------------------------------
 
 
 def rewritten(path: Path, **changes: object) -> None:
-    """The entry with another first line."""
+    """Change fields in the first line of an entry."""
     line, _, rest = path.read_bytes().partition(b"\n")
     path.write_bytes(json.dumps({**json.loads(line), **changes}).encode() + b"\n" + rest)
 

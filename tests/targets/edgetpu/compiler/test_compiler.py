@@ -1,4 +1,4 @@
-"""The compiler as a whole, played by a stand-in: what is asked of it, when again, and what is made of its answers."""
+"""The compiler, replaced by a stand-in: its arguments, its retries, and the handling of its results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def notes() -> list[str]:
 
 @pytest.fixture
 def make(programs: Programs, tmp_path: Path) -> Make:
-    """A Compiler on this machine, with a cache."""
+    """Return a function that makes a Compiler on this machine, with a cache."""
 
     def make(asked: CompilerOptions | None = None, **changes: Any) -> Compiler:
         usual: dict[str, Any] = {
@@ -56,7 +56,7 @@ def make(programs: Programs, tmp_path: Path) -> Make:
     return make
 
 
-# --- what is asked ----------------------------------------------------------------------
+# --- arguments --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_tensor_that_is_not_in_the_model(make: Make, programs: Programs) -> No
     assert programs.asked() == []
 
 
-# --- finding it -------------------------------------------------------------------------
+# --- the search for the compiler --------------------------------------------------------
 
 
 def test_it_is_found_on_path(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,7 @@ def test_a_setting_names_it(programs: Programs, monkeypatch: pytest.MonkeyPatch,
 
 
 def test_identity(programs: Programs, tmp_path: Path) -> None:
-    """Without a compiler, what the cache holds is what may change the result."""
+    """Without a compiler, only the content of the cache may change the result."""
     cache = Cache(tmp_path / "cache")
     assert compiler.identity(None, None) == {"compiler": "none"}
     empty = compiler.identity(None, cache)
@@ -154,7 +154,7 @@ def test_versions_that_the_target_knows(version: str | None, known: str | None) 
     assert compiler.known_version(version, TARGET) == known
 
 
-# --- what is made of its answers --------------------------------------------------------
+# --- results ----------------------------------------------------------------------------
 
 
 def test_success(make: Make, programs: Programs) -> None:
@@ -182,7 +182,7 @@ def test_chance_is_tried_again(make: Make, programs: Programs, notes: list[str])
 
 @pytest.mark.parametrize("retries", [0, 1, 4])
 def test_chance_that_is_none(make: Make, programs: Programs, notes: list[str], retries: int) -> None:
-    """It is not kept: another day it may succeed. What it printed is told."""
+    """The failure is not cached, because another run may succeed. The output of the compiler is shown."""
     programs.compiler(Answer(CHANCE, exit_code=255))
     with pytest.raises(StageError, match=r"exit code 255, Internal compiler error.*operator 0 CONV_2D") as caught:
         make(retries=retries).compile(MODEL, notes.append)
@@ -216,7 +216,7 @@ def test_what_is_certain_is_not_tried_again_and_kept(
 
 
 def test_a_failure_that_is_not_known_is_not_kept(make: Make, programs: Programs, notes: list[str]) -> None:
-    """It may be the machine's: no memory, no disk."""
+    """The machine may be the cause: too little memory or disk space."""
     programs.compiler(Answer(f"Edge TPU Compiler version {VERSION}\nNo space left on device\n", exit_code=1))
     with pytest.raises(StageError, match="exit code 1, No space left on device"):
         make().compile(MODEL, notes.append)
@@ -260,7 +260,7 @@ def test_a_compiler_that_left_a_model_and_says_it_failed(make: Make, programs: P
 def test_a_file_that_the_compiler_never_made(
     make: Make, programs: Programs, notes: list[str], content: bytes, message: str
 ) -> None:
-    """Programs that play the compiler are in circulation. Nothing of them comes into the cache."""
+    """Programs that imitate the compiler are in circulation. Their results are not cached."""
     programs.compiler(Answer(LOG, {"model_edgetpu.tflite": content}))
     with pytest.raises(StageError, match=message):
         make().compile(MODEL, notes.append)
@@ -378,7 +378,7 @@ def test_another_version(make: Make, programs: Programs, version: str) -> None:
 @pytest.mark.skipif(not LOGS, reason=f"no recorded logs in {EDGETPU}; see CORALLINE_SHARED")
 @pytest.mark.parametrize("path", LOGS, ids=lambda path: path.parent.name)
 def test_recorded_runs(make: Make, programs: Programs, path: Path) -> None:
-    """The log and the compiled model of a real run, replayed."""
+    """The log and the compiled model of a real run are replayed."""
     model, real = (path.with_name(name).read_bytes() for name in ("model.tflite", "compiled.tflite"))
     programs.compiler(Answer(path.read_text(), {"model_edgetpu.tflite": real}))
     done = make(usual="1.0").compile(model, pytest.fail)
@@ -391,7 +391,7 @@ def test_recorded_runs(make: Make, programs: Programs, path: Path) -> None:
 
 @pytest.mark.skipif(not EDGETPU.exists(), reason=f"{EDGETPU} is not there; see CORALLINE_SHARED")
 def test_recorded_messages(make: Make, programs: Programs, notes: list[str]) -> None:
-    """Each fails with a cause and something to do, and with every word that was printed in the notes."""
+    """Each message gives an error with a cause and a hint, and the notes contain the whole message."""
     for row in json.loads((EDGETPU / "issue_logs.json").read_text()):
         if "msg" in row:
             programs.compiler(Answer(FAILED % f"{row['msg']}\n", exit_code=1))

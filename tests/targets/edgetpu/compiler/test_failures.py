@@ -1,4 +1,4 @@
-"""Failures of the compiler, translated: every recorded message on a model that it could be about."""
+"""Explanations of the compiler's failures: every recorded message on a model that it could be about."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_many_operators_are_not_all_named() -> None:
     ],
 )
 def test_what_is_not_known_is_said_as_it_is(log: str, name: str, said: str) -> None:
-    """A log with a line that nothing here understands is not called silent."""
+    """A log with an unknown line is not reported as silent."""
     failure = recognize(CompilerRun(0, log, {}), MODEL)
     assert (failure.name, failure.what) == (name, said)
     assert failure.flaky == (name == "silent")
@@ -164,7 +164,7 @@ def test_a_success_that_maps_nothing() -> None:
 
 
 def test_a_long_line_takes_no_long_time() -> None:
-    """A log comes from elsewhere."""
+    """A log is untrusted input."""
     recognize(CompilerRun(1, "a" * 3_000_000 + "\n" + ": " * 1_000_000, {}), MODEL)
 
 
@@ -189,7 +189,7 @@ def test_a_described_operator() -> None:
 
 @pytest.mark.skipif(not EDGETPU.exists(), reason=f"{EDGETPU} is not there; see CORALLINE_SHARED")
 def test_every_recorded_message_is_known() -> None:
-    """As recorded: shortened here and there, and several lines in one."""
+    """The messages are used as recorded: some are shortened, and some have several lines in one."""
     known = 0
     for row in json.loads((EDGETPU / "issue_logs.json").read_text()):
         if "msg" in row:

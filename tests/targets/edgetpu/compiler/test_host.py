@@ -1,4 +1,4 @@
-"""Where the compiler runs: this machine, Docker and SSH, played by programs that note what they are asked."""
+"""The hosts of the compiler: this machine, Docker and SSH, replaced by programs that record their calls."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def host(request: pytest.FixtureRequest, tmp_path: Path, programs: Programs) -> 
 
 
 def nothing_is_left(programs: Programs, tmp_path: Path) -> bool:
-    """Whether every compiler has ended and every folder is gone; those elsewhere are given a moment."""
+    """Return whether all compilers have ended and all folders are gone; remote ones get a moment for it."""
     return programs.ended(tmp_path / "here", tmp_path / "there")
 
 
 def test_success(host: Host, programs: Programs, tmp_path: Path) -> None:
-    """The same log everywhere: it names no folder. Nothing of what is typed meanwhile goes to the compiler."""
+    """The log names no folder, so it is the same on every host. Keyboard input does not reach the compiler."""
     programs.compiler(Answer(files={OUT[0]: b"compiled", "other": b"not asked for"}))
     done = host.run(MODEL, ["-s", "-i", "a b;'c'/$d"], OUT, 60.0)
     assert (done.exit_code, done.log, dict(done.files)) == (0, LOG, {OUT[0]: b"compiled"})
@@ -55,7 +55,7 @@ def test_success(host: Host, programs: Programs, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("exit_code", "there"), [(1, 1), (255, 255), (-6, 134)])
 def test_failure(host: Host, programs: Programs, tmp_path: Path, exit_code: int, there: int) -> None:
-    """Ssh's own exit code for its failures, 255, is one that the compiler has as well."""
+    """SSH uses the exit code 255 for its own failures, and the compiler may use it, too."""
     programs.compiler(Answer("said\nbefore", {}, exit_code))
     done = host.run(MODEL, ["-s"], OUT, 60.0)
     assert (done.exit_code, done.log, dict(done.files)) == (
@@ -79,7 +79,7 @@ def test_it_takes_too_long(host: Host, programs: Programs, tmp_path: Path) -> No
         host.run(MODEL, ["-s"], OUT, 3.0)
     assert time.monotonic() - started < 20
     assert caught.value.where == host.where
-    assert len(programs.asked()) == 1  # it had begun
+    assert len(programs.asked()) == 1  # it had started
     assert nothing_is_left(programs, tmp_path)
 
 
@@ -100,7 +100,7 @@ def test_ctrl_c(host: Host, programs: Programs, tmp_path: Path) -> None:
 
 
 def test_a_client_that_is_killed(programs: Programs, tmp_path: Path) -> None:
-    """The other host hears of it by the end of its input."""
+    """The other host notices it by the end of its input."""
     programs.ssh()
     programs.compiler(Answer(seconds=600.0))
     ended: list[BaseException] = []
@@ -141,7 +141,7 @@ def test_a_compiler_that_is_not_there(host: Host) -> None:
         host.run(MODEL, ["-s"], OUT, 60.0)
 
 
-# --- each for itself --------------------------------------------------------------------
+# --- single hosts -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("content", [b"\x7fELF no program", b"#!/nonexistent/interpreter\n"])
@@ -162,7 +162,7 @@ def test_a_setting_that_names_no_program(tmp_path: Path, kind: str) -> None:
 
 
 def test_the_identity_of_a_program(programs: Programs, tmp_path: Path) -> None:
-    """The vendor's program is a script; the real one stands in a folder beside it."""
+    """The vendor's program is a script; the real program is in a folder next to it."""
     path = programs.write("edgetpu_compiler", "print(1)")
     first = Local(path).identity()
     assert first == hashlib.sha256(path.read_bytes()).hexdigest()
@@ -234,7 +234,7 @@ def test_a_host_that_answers_something_else(programs: Programs, answer: str) -> 
 
 
 def test_an_archive_is_never_unpacked_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only plain files of the names that were asked for are read from it."""
+    """Only plain files with the requested names are read from it."""
     monkeypatch.chdir(tmp_path)
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as archive:

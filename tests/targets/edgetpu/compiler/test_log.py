@@ -1,4 +1,4 @@
-"""Logs of the compiler as values: recorded ones, and every line of them understood or kept."""
+"""Parsed logs of the compiler: every line of the recorded logs is recognized or kept."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_an_empty_log(text: str) -> None:
 
 
 def kept(report: CompilerReport) -> Counter[str]:
-    """The lines that a report holds, written as the compiler writes them."""
+    """Return the lines that a report contains, as the compiler writes them."""
     units = {"B": 1, "KiB": 1024, "MiB": 2**20}
     lines = [*report.errors, *report.unknown]
     lines += [f"{row.op:<30} {row.count:<10} {row.status}" for row in report.operations]
@@ -207,7 +207,7 @@ NOTHING_MORE = (
     ids=lambda log: f"version-{log[26:30]}" if isinstance(log, str) else "",
 )
 def test_no_line_is_lost(log: str | Path) -> None:
-    """Each line stands in the report as it was, or is one of those that say nothing more."""
+    """Each line is in the report unchanged, or is one of those without further information."""
     text = log if isinstance(log, str) else log.read_text()
     (report,) = parse(text)
     lines = Counter(line.strip() for line in text.splitlines() if line.strip() and not line.startswith(NOTHING_MORE))
@@ -216,7 +216,7 @@ def test_no_line_is_lost(log: str | Path) -> None:
 
 @shared
 def test_recorded_tables_agree_with_the_compiled_models_and_with_the_prediction() -> None:
-    """Where a log exists: its table, what the compiled model holds, and what is predicted for that compiler."""
+    """For every log, its table agrees with the compiled model and with the prediction for that compiler."""
     rows = {row["name"]: row for row in json.loads((EDGETPU / "pairs" / "index.json").read_text())}
     differ: dict[str, Any] = {}
     assert len(LOGS) >= 3
@@ -247,7 +247,7 @@ def test_placements_read_from_real_compiled_models() -> None:
 
 @shared
 def test_memory_as_the_compiler_prints_it() -> None:
-    """Every number of the recorded memory reports, put into a line as the compiler writes it."""
+    """Every number of the recorded memory reports is put into a line as the compiler writes it."""
     rows = json.loads((EDGETPU / "capacity_logs.json").read_text())
     for model, version, used, remaining, off in rows:
         if any(re.fullmatch(r"[0-9.]+([KMG]i)?B", text) is None for text in (used, remaining, off) if text != "0"):
@@ -333,7 +333,7 @@ def test_differences() -> None:
         {"name": f"CONV_2D: {AFTER_CPU_OPERATOR}", "predicted": 0, "real": 1},
         {"name": "subgraphs", "predicted": 1, "real": 2},
     ]
-    assert differences(real, CompilerReport()) == []  # what is not printed does not differ
+    assert differences(real, CompilerReport()) == []  # a value that was not printed does not differ
 
 
 @pytest.mark.parametrize(
