@@ -354,8 +354,8 @@ PROBLEMS: Mapping[str, tuple[Problem, Space]] = {
     "many widths": (
         many_widths,
         _space(
-            *(Range(f"width{i}", (f"width{i}",), 1, 8, whole=True) for i in range(4)),
-            *(Range(f"depth{i}", (f"depth{i}",), 1, 3, whole=True) for i in range(2)),
+            *(Range(f"width{i}", (f"width{i}",), 1, 8, integer=True) for i in range(4)),
+            *(Range(f"depth{i}", (f"depth{i}",), 1, 3, integer=True) for i in range(2)),
             Range("rate", ("rate",), 1e-3, 1e-2, log=True),
         ),
     ),

@@ -18,7 +18,7 @@ FUSED = 3
 """Number of stages whose blocks are fused, from the first."""
 EXPANSION = 4
 SMALL = 128
-"""Images up to this height or width are not halved by the first stage: their last maps would have 4x4 positions or less."""
+"""Images up to this size are not halved by the first stage: their last maps would have 4x4 positions or less."""
 
 
 def build(

@@ -68,10 +68,10 @@ def init(options: argparse.Namespace) -> int:
         raise explain(error, "the pipeline file cannot be written", out.parent) from error
     steps = [(step.id, status) for step, status in preview(load(out), Path("runs"))]
     if options.json:
-        facts = {"schema_version": 1, "out": str(out), "found": list(first.found)}
+        facts = {"schema_version": 1, "out": str(out), "messages": list(first.messages)}
         write_json({**facts, "steps": [{"id": step, "status": status} for step, status in steps]})
         return 0
-    for line in first.found:
+    for line in first.messages:
         write(line)
     write(f"written: {out}")
     for step, status in steps:

@@ -68,11 +68,11 @@ class Starter:
 
     Attributes:
         text: the content of the file: YAML with comments.
-        found: what was recognized, as sentences for the user.
+        messages: what was recognized, as sentences for the user.
     """
 
     text: str
-    found: tuple[str, ...]
+    messages: tuple[str, ...]
 
 
 @dataclass
@@ -84,14 +84,14 @@ class _Draft:
         data: the section `data`.
         stages: the stages, with the reason for each; a stage of None is only a comment.
         comments: a comment for each part, by name.
-        found: sentences for the user.
+        messages: sentences for the user.
     """
 
     model: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
     stages: list[tuple[dict[str, Any] | None, str]] = field(default_factory=list)
     comments: dict[str, str] = field(default_factory=dict)
-    found: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
 
 
 def starter(
@@ -124,7 +124,7 @@ def starter(
     dataset = Dataset(_resolved(source, folder), Preprocessing([]), None)
     inputs = None if model is None else _inputs(model, trust=trust)
     draft.data["source"] = source
-    draft.found.append(_about(dataset, source))
+    draft.messages.append(_about(dataset, source))
     if learns and (reason := task_of(dataset).why_not(("embedding",))) is not None:
         raise DataError(f"a device cannot learn new classes: {reason.what}", where=str(data), hint="leave out --learn")
     if model is None:
@@ -133,7 +133,7 @@ def starter(
         assert inputs is not None
         _trained_model(draft, dataset, inputs, model, folder, trust=trust)
     _closing_stages(draft, learns=learns)
-    return Starter(_yaml(draft, name, _command(data, model, label, learns=learns)), tuple(draft.found))
+    return Starter(_yaml(draft, name, _command(data, model, label, learns=learns)), tuple(draft.messages))
 
 
 def _inputs(path: Path, *, trust: bool) -> ModelInputs:
@@ -378,7 +378,7 @@ def _trained_model(draft: _Draft, data: Dataset, inputs: ModelInputs, path: Path
             hint="write a pipeline file with data.preprocess, such as log_mel for sounds: docs/preprocessing.md",
         )
     if fits:
-        draft.found.append(f"model: {path.name} fits the data; it is not trained further")
+        draft.messages.append(f"model: {path.name} fits the data; it is not trained further")
         draft.comments["model"] = (
             "a trained model that fits the data; `train: {fine_tune: true}` would train it further"
         )
@@ -388,7 +388,7 @@ def _trained_model(draft: _Draft, data: Dataset, inputs: ModelInputs, path: Path
     else:
         draft.model["head"] = "new"
         was = ", ".join(map(str, inputs.output_sizes))
-        draft.found.append(
+        draft.messages.append(
             f"model: {path.name} has {was} outputs, and the data {classes} classes: it gets a new head, "
             "and its features are trained further (transfer learning)"
         )

@@ -403,5 +403,5 @@ def varied(space: Space) -> dict[str, str]:
 def _in_words(dimension: Dimension) -> str:
     if isinstance(dimension, Choices):
         return ", ".join(search_page.value_text(value) for value in dimension.values)
-    step = f", step {dimension.step:g}" if dimension.step else ", whole numbers" if dimension.whole else ""
+    step = f", step {dimension.step:g}" if dimension.step else ", whole numbers" if dimension.integer else ""
     return f"{dimension.low:g} to {dimension.high:g}{step}{', logarithmic' if dimension.log else ''}"

@@ -60,7 +60,7 @@ def distribution(dimension: Dimension) -> BaseDistribution:
         if dimension.is_ordered:
             return IntDistribution(0, len(dimension.values) - 1)
         return CategoricalDistribution(dimension.words)
-    if dimension.whole:
+    if dimension.integer:
         return IntDistribution(int(dimension.low), int(dimension.high), dimension.log, int(dimension.step or 1))
     return FloatDistribution(dimension.low, dimension.high, dimension.log, dimension.step)
 

@@ -98,7 +98,7 @@ class Range:
         high: the largest value.
         step: the distance between values; None for any number.
         log: whether factors count, not differences.
-        whole: whether the setting takes whole numbers only.
+        integer: whether the setting takes integers only.
     """
 
     key: str
@@ -107,7 +107,7 @@ class Range:
     high: float
     step: float | None = None
     log: bool = False
-    whole: bool = False
+    integer: bool = False
 
     @property
     def to_check(self) -> list[tuple[Location, Any]]:
@@ -117,7 +117,7 @@ class Range:
 
     def suggest(self, trial: Suggestions) -> Any:
         """Return the value that a trial chooses."""
-        if self.whole:
+        if self.integer:
             return trial.suggest_int(self.key, int(self.low), int(self.high), step=int(self.step or 1), log=self.log)
         return trial.suggest_float(self.key, self.low, self.high, step=self.step, log=self.log)
 
@@ -125,7 +125,7 @@ class Range:
         """Return a value as the sampler knows it; None if it is not in the range."""
         if not isinstance(value, int | float) or isinstance(value, bool) or not self.low <= value <= self.high:
             return None
-        if self.whole and value != int(value):
+        if self.integer and value != int(value):
             return None
         steps = 0.0 if self.step is None else (value - self.low) / self.step
         return value if abs(steps - round(steps)) < ROUNDING else None
@@ -193,7 +193,7 @@ class Space:
 def _count(dimension: Dimension) -> int | None:
     if isinstance(dimension, Choices):
         return len(dimension.values)
-    step = dimension.step or (1 if dimension.whole else None)
+    step = dimension.step or (1 if dimension.integer else None)
     return None if step is None else round((dimension.high - dimension.low) / step) + 1
 
 
@@ -370,7 +370,7 @@ def _with_numbers(dimension: Range, entry: DocumentNode, check: Check) -> Range:
     are_integers = all(isinstance(number, int) for number in (dimension.low, dimension.high, dimension.step or 1))
     is_argument = dimension.location[:2] == ("model", "arguments")
     integers_only = are_integers and (is_argument or not _takes_fractions(dimension, entry, check))
-    return replace(dimension, whole=integers_only)
+    return replace(dimension, integer=integers_only)
 
 
 def _takes_fractions(dimension: Range, entry: DocumentNode, check: Check) -> bool:

@@ -258,7 +258,7 @@ def test_the_command_writes_once_and_lists_the_steps(tmp_path: Path, capsys: pyt
     assert main(["init", str(data), "-o", str(out), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [step["id"] for step in found["steps"]] == ["model", "train", "quantize", "compile", "package"]
-    assert "2 classes; samples: 28 for train, 4 for validation, 8 for test" in found["found"][0]
+    assert "2 classes; samples: 28 for train, 4 for validation, 8 for test" in found["messages"][0]
     assert load(out).settings["name"] == "new"
     assert main(["init", str(data), "-o", str(out)]) == 2
     assert "exists already" in capsys.readouterr().err

@@ -24,7 +24,7 @@ SPACE = Space(
     (
         Choices("stages", ("stages",), (["first"], ["first", "second"])),
         Range("first.x", ("stages", 0, "first", "x"), 0.0, 1.0),
-        Range("second.n", ("stages", 1, "second", "n"), 2, 8, step=2, whole=True),
+        Range("second.n", ("stages", 1, "second", "n"), 2, 8, step=2, integer=True),
         Range("rate", ("rate",), 1e-4, 1e-1, log=True),
         Choices("size", ("size",), (8, 16, 32)),
     ),

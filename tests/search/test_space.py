@@ -121,11 +121,11 @@ def test_preprocessing_and_arguments_of_a_builder(tmp_path: Path) -> None:
     locations = [dimension.location for dimension in found.dimensions]
     assert locations[0] == ("data", "preprocess", 0, "resize", "size")
     assert locations[1:] == [("model", "arguments", name) for name in ("width", "stages", "dropout")]
-    whole = found.dimensions[2]
-    assert isinstance(whole, Range)
-    assert whole.whole
+    stages = found.dimensions[2]
+    assert isinstance(stages, Range)
+    assert stages.integer
     assert isinstance(found.dimensions[0], Choices)
-    assert whole.parameter(2.5) is None
+    assert stages.parameter(2.5) is None
     content = found.with_values({"model.width": 0.5, "data.preprocess.resize.size": [24, 24]}, "d").value
     assert content["model"] == {"builder": "mobilenet_v2", "arguments": {"width": 0.5}}
     assert content["data"]["preprocess"][0] == {"resize": {"size": [24, 24]}}
