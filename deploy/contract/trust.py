@@ -75,7 +75,7 @@ def _path(folder: str) -> str:
     return os.path.join(os.environ.get("CORALLINE_ROOT", "/"), path.lstrip("/"))
 
 
-def place() -> str:
+def default_folder() -> str:
     """Return the folder in which this user's first contact stores the root: FOLDERS[0] for root, else FOLDERS[1]."""
     return _path(FOLDERS[0] if os.geteuid() == 0 else FOLDERS[1])
 
@@ -93,14 +93,14 @@ def first_contact(
     Args:
         fetch: the source.
         digest: the fingerprint of any version of the root. The person has compared it.
-        folder: where to store it; by default `place()`.
+        folder: where to store it; by default `default_folder()`.
         running: by folder of releases, the SHA-256 of bundles that were installed before, and may go on running.
 
     Raises:
         TrustError: the source has no root with this fingerprint, or it is invalid.
         OSError: the folder exists, or cannot be written.
     """
-    path = folder or place()
+    path = folder or default_folder()
     for number in range(1, MAX_ROOTS + 1):
         content = _fetched(fetch, "%d.root.json" % number, MAX_BYTES["root"])
         if content is None:

@@ -111,7 +111,7 @@ def optimized(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
 def test_optimized_kernels_that_round_in_another_way(
     content: bytes, machine: str, steps: int, verdict: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This also applies if the golden outputs come from the same kind of machine: on aarch64 runtimes differ."""
+    """Runtimes differ on aarch64, even if the golden outputs come from the same kind of machine."""
     opened = bundle.Bundle(content)
     opened.manifest["golden"]["machine"] = machine
     monkeypatch.setattr(platform, "machine", lambda: machine)

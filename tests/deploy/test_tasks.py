@@ -208,7 +208,7 @@ def test_a_few_of_many_values_may_differ_by_more_steps(every: int, verdict: str)
 
 @pytest.mark.parametrize(("change", "verdict"), [(1e-7, "close"), (1e-4, "different")])
 def test_float_outputs_may_be_rounded_in_another_way(two_inputs: bundle.Bundle, change: float, verdict: str) -> None:
-    """This applies to the same kernels, on a runtime of another version."""
+    """The kernels are the same, and the runtime may have another version."""
     stored = two_inputs.array("golden-output-int8.npy")
     place = int(stored[1, 9:].argmax()) + 9
     stored[1, place] *= 1 + change

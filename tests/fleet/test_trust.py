@@ -32,7 +32,7 @@ class Board:
     def __init__(self, host: Host, folder: Path) -> None:
         self.host, self.root, self.there = host, folder / "root", folder / "board"
         self.repository, self.keys = folder / "repository", folder / "keys"
-        self.trust = self.root / trust.place().lstrip("/")
+        self.trust = self.root / trust.default_folder().lstrip("/")
         self.root.mkdir()
         repository.init(self.repository, self.keys)
         self.python()

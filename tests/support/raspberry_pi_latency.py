@@ -75,7 +75,7 @@ def transfer_ratios() -> list[float]:
 
 
 def scaled(host: Constants, ratios: Sequence[float]) -> Constants:
-    """Return the constants of pi5-usb3, with the array of usb3. Its interval is wider where the ratios disagree."""
+    """Return the constants of pi5-usb3, with the array of usb3. The interval includes the disagreement of `ratios`."""
     ratio = float(np.median(ratios))
     disagreement = max(abs(math.log(each / ratio)) for each in ratios)
     transfers = {name: host[name] * ratio for name in SCALED}

@@ -176,7 +176,7 @@ def test_a_damaged_piece_is_sent_again(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_fails_is_an_answer(ends: Ends, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This also applies if nothing can be removed: the host must not lose the connection."""
+    """The host must not lose the connection, even if nothing can be removed."""
     made, there = ends[0], tmp_path / "there"
     made.answer({"do": "open", "path": str(there), "by": "test", "create": True})
     release, _ = installed(made.folder, b"whole")
@@ -211,7 +211,7 @@ def test_a_file_system_that_cannot_flush_a_folder(tmp_path: Path, monkeypatch: p
 
 
 def test_a_look_changes_nothing(ends: Ends, tmp_path: Path) -> None:
-    """This also applies while a deployment works there."""
+    """Nothing changes, even while a deployment works there."""
     there = tmp_path / "there"
     assert ends[0].answer({"do": "look", "path": str(there)})["error"]["kind"] == "absent"
     folder = releases.DeviceFolder(str(there), "somebody", create=True)

@@ -119,7 +119,7 @@ def test_where_a_device_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s
     assert found is not None
     assert found.path == str(everybody)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert trust.place() == str(personal)
+    assert trust.default_folder() == str(personal)
 
 
 def test_keys_of_earlier_versions_are_not_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +240,7 @@ SIGNERS = {"1.root.json": attacks.ROOTS, "4.targets.json": ("targets",)}
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_signed_metadata_with_any_value(data: st.DataObject) -> None:
-    """Whoever has the keys may sign anything: the result is accepted or a `TrustError`, and nothing else happens."""
+    """Whoever has the keys may sign anything: the result is acceptance or a `TrustError`, and nothing else happens."""
     source = attacks.started()
     source.release(4, {"shop.coralline": attacks.NEW}, hashes=False)
     name = data.draw(st.sampled_from(NAMES))
