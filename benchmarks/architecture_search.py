@@ -3,17 +3,16 @@
 Groceries (43 classes, photos of 48x48) at a limit of LIMIT_MS, predicted for USB 3. The limit binds: the builders of
 models/ only keep it with few blocks, and then at the largest width (in steps of 0.125, up to 4) within the limit.
 
-Ours: the largest network (LARGEST) is the builder that is best among the hand-made networks on validation, at 1.5 times
-the width. It is trained on the labels, `search_architecture` finds a sub-network, and `distill`
-trains it further with the largest network as its teacher.
+Ours: the largest network (LARGEST) is the builder that is best among the hand-made networks on validation (mean of the
+seeds), at about 1.5 times the width. It is trained on the labels, `search_architecture` finds a sub-network, and
+`distill` trains it further with the largest network as its teacher.
 
 Hand-made: each builder of HAND_MADE is trained on the labels with the first seed, for as many epochs as the largest
 network; the FINALISTS best ones on validation also with the other seeds. The best one of these (mean of the seeds) is
-also trained for LONG times as many epochs, which takes about as many CPU seconds as ours in total, and once more with
-the same teacher as ours and the same number of epochs. All have the same augmentation, batch size, schedule and
-learning rates.
+also trained for LONG times as many epochs, and once more with the same teacher as ours and the same number of epochs.
+All have the same augmentation, batch size, schedule and learning rates.
 
-Long: ours once more, with LONG times as many epochs for `train` and `distill`. `search_architecture` is not longer.
+Ours, long: `train` and `distill` have LONG times as many epochs; `search_architecture` has the same number.
 
 All networks are then quantized (PTQ). Test accuracy of the float network and of the int8 file; nothing is chosen on
 test. CPU seconds are those of the whole run, quantization and reports included; those of ours include the training of
@@ -312,7 +311,7 @@ def main() -> int:
             script = ROOT / "calibration_data" / "groceries" / "prepare.py"
             source = SHARED / "data" / "grocery96.tar"
             subprocess.run([sys.executable, str(script), str(source), str(options.work / "groceries")], check=True)
-        results = {"commit": commit(), "limit_ms": LIMIT_MS, "epochs": EPOCHS}
+        results = {"limit_ms": LIMIT_MS, "epochs": EPOCHS}
         compare(options.work, options.seeds, results)
     print(table(results))
     return 0

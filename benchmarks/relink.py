@@ -2,7 +2,7 @@
 
 Four questions are tested. Does a relink of a model with its own compiled file change nothing? Does a relink of a model
 with the compiled file of another model of the same architecture give the bytes of the real compiler? Do random weights
-change only the parameters? What happens with other scales, for which there is no file of the compiler to compare with?
+change only the parameters? What happens with other scales, for which no file of the compiler exists?
 
 Needs the shared files (CORALLINE_SHARED, or ../shared next to the project). Prints a table, every refusal and every
 difference, and writes benchmarks/results/relink.json.

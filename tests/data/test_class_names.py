@@ -36,7 +36,7 @@ def test_a_list_gives_the_order(tmp_path: Path) -> None:
         ("\ufeff0  dog\n1  cat\n", ("dog", "cat")),
         ("dog\ncat\n", ("dog", "cat")),
         ("dog\ncat\n0 \n", ("dog", "cat", "0")),
-        ("1 dog\n2 cat\n", ("1 dog", "2 cat")),  # there is no index 0, so the numbers are parts of the names
+        ("1 dog\n2 cat\n", ("1 dog", "2 cat")),  # without an index 0, the numbers belong to the names
         ("0 golden retriever\n1 cat, black", ("golden retriever", "cat, black")),
     ],
 )

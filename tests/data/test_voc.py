@@ -173,7 +173,7 @@ def test_boxes_that_cannot_be_are_refused_with_their_line(tmp_path: Path, box: s
 )
 def test_annotations_that_cannot_be_read_are_refused(tmp_path: Path, text: str, told: str | None) -> None:
     source = one(tmp_path, text or " ")
-    if told is None:  # a path of another machine: the image with the annotation's own name is used
+    if told is None:  # the path is of another machine: the image with the name of the annotation file is used
         with pytest.raises(DataError, match=r"a.png is 40x20"):
             source.load()
         return

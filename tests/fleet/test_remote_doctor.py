@@ -50,7 +50,7 @@ def test_another_host(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["doctor", "--to", f"ssh://me@board:2222{there}/app", "--python", sys.executable, "--json"])
     told = json.loads(capsys.readouterr().out)
     assert code == (0 if told["sound"] else 14)
-    assert "shadow" in {row["kind"] for row in told["findings"]}  # so doctor ran in that folder
+    assert "shadow" in {row["kind"] for row in told["findings"]}  # only a doctor in that folder finds it
     asked = (there / "asked").read_text()
     assert "BatchMode=yes" in asked
     assert "-p 2222 -- me@board sh -c" in asked

@@ -502,7 +502,7 @@ def test_an_interrupted_run_says_so_once_and_goes_on_later(
     assert process.returncode == 130
     assert results == ""
     assert told.splitlines()[-1] == "coralline: interrupted; run the same command to continue"
-    assert told.count("coralline: ") == 2  # the line about the run, and this one
+    assert told.count("coralline: ") == 2  # one line about the run, and one about the interruption
     assert "Traceback" not in told
     assert report(out)["status"] == "interrupted"
     assert tiny.unsound(out / ".store") == []

@@ -182,7 +182,7 @@ def test_later_phases_cost_what_their_weights_say() -> None:
     taken = 6 + 4
     assert work.reading().left == pytest.approx(3 * taken)
     with work.phase(LONG):
-        assert work.reading().left is None  # three times what was measured is not estimated
+        assert work.reading().left is None  # no estimate for three times the measured work
         steps(work, clock, 5, 10, 2.0)
         assert work.reading().left == pytest.approx(10)
 

@@ -266,7 +266,7 @@ def test_signed_metadata_with_any_value(data: st.DataObject) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_metadata_with_any_edit_is_not_accepted(data: st.DataObject) -> None:
-    """Without the keys, an edit changes nothing that the device trusts."""
+    """An edit without the keys does not change what the device trusts."""
     source = attacks.started()
     source.release(4, {"shop.coralline": attacks.OLD}, hashes=False)
     name = data.draw(st.sampled_from(NAMES[1:]))
