@@ -59,7 +59,7 @@ def save(path: Path, x: np.ndarray, y: np.ndarray) -> None:
 
 
 def imbalanced(path: Path, rare: int, common: int) -> str:
-    """Keep a number of test samples of the model's most frequent class, and of others; return the name of that class."""
+    """Keep some test samples of the model's most frequent class, and of others; return the name of that class."""
     with np.load(path.parent / "data.npz") as arrays:
         x, y = arrays["x"], arrays["y"]
     frequent = int(np.bincount(y[40:]).argmax())

@@ -1,10 +1,10 @@
 """Which models reach which branch of a formula: a replacement for leave-one-out validation.
 
-The rules for parameter bytes are code that was derived from real compiled models, not parameters of a fit that could be
-repeated without one of the models. Instead: a branch that only one model reaches was derived from that model alone, and no
-other model confirms it. A model that reaches no such branch depends only on rules that other models confirm. A reached
-branch counts as needed, although the result may not depend on it: this is the strict assumption. A branch is a piece of
-bytecode, so that both sides of a conditional expression count.
+The rules for parameter bytes are code that was derived from real compiled models, not parameters of a fit that could
+be repeated without one of the models. Instead: a branch that only one model reaches was derived from that model
+alone, and no other model confirms it. A model that reaches no such branch depends only on rules that other models
+confirm. A reached branch counts as needed, although the result may not depend on it: this is the strict assumption. A
+branch is a piece of bytecode, so that both sides of a conditional expression count.
 """
 
 from __future__ import annotations
