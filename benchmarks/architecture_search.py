@@ -9,8 +9,8 @@ seeds), at about 1.5 times the width. It is trained on the labels, `search_archi
 
 Hand-made: each builder of HAND_MADE is trained on the labels with the first seed, for as many epochs as the largest
 network; the FINALISTS best ones on validation also with the other seeds. The best one of these (mean of the seeds) is
-also trained for LONG times as many epochs, and once more with the same teacher as ours and the same number of epochs.
-All have the same augmentation, batch size, schedule and learning rates.
+also trained for LONG times as many epochs, and, from the end of each of these two trainings, once more for as many
+epochs with the same teacher as ours. All have the same augmentation, batch size, schedule and learning rates.
 
 Ours, long: `train` and `distill` have LONG times as many epochs; `search_architecture` has the same number.
 
@@ -192,8 +192,8 @@ def float_accuracy(pipeline_file: Path, model_file: Path) -> float:
 
 
 def epochs(training: str) -> int:
-    """Return the epochs of `train` and `distill`; `training`: "", "long" or "distilled"."""
-    return EPOCHS * (LONG if training == "long" else 1)
+    """Return the epochs of `train` and `distill`; `training`: "", "long", "distilled" or "long, distilled"."""
+    return EPOCHS * (LONG if "long" in training else 1)
 
 
 def run_name(network: str, training: str, seed: int) -> str:
@@ -225,13 +225,14 @@ def ours(work: Path, seed: int, training: str = "") -> dict[str, Any]:
 
 
 def hand_made(work: Path, seed: int, name: str, training: str = "") -> dict[str, Any]:
-    """Return the figures of a hand-made network; `training`: "", "long" or "distilled"."""
+    """Return the figures of a hand-made network; `training`: "", "long", "distilled" or "long, distilled"."""
     builder, arguments = HAND_MADE[name]
     stages: list[Any] = [{"train": {**FIRST, "epochs": epochs(training)}}]
-    if training == "distilled":
-        largest(work, seed)
-        teacher = str((work / "runs" / run_name("largest", "", seed) / "model.keras").resolve())
-        stages.append({"distill": {**FURTHER, "epochs": EPOCHS, "teachers": [teacher]}})
+    if "distilled" in training:
+        of_teacher = "long" if "long" in training else ""
+        largest(work, seed, of_teacher)
+        teacher = str((work / "runs" / run_name("largest", of_teacher, seed) / "model.keras").resolve())
+        stages.append({"distill": {**FURTHER, "epochs": epochs(training), "teachers": [teacher]}})
     width = widest(name)
     assert width is not None
     run = run_name(name, training, seed)
@@ -260,7 +261,7 @@ def compare(work: Path, seeds: int, results: dict[str, Any]) -> None:
     best = max(finalists, key=lambda name: mean(rows[name], "validation"))
     results["best_hand_made"] = best
     for seed in range(seeds):
-        for training in ("long", "distilled"):
+        for training in ("long", "distilled", "long, distilled"):
             add(f"{best}, {training}", seed, hand_made(work, seed, best, training))
         add("ours, long", seed, ours(work, seed, "long"))
 
