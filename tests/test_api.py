@@ -66,7 +66,7 @@ def test_a_run_is_silent_and_leaves_signals_alone(project: Path, capsys: pytest.
     assert capsys.readouterr() == ("", "")  # the TFLite runtime's native log is not caught
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
     assert result.status == "ok"
-    assert all(isinstance(each, Measurement) for each in result.result.values())
+    assert all(isinstance(measurement, Measurement) for measurement in result.result.values())
 
 
 def test_the_traceback_of_an_unexpected_error_is_in_the_log(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,29 +149,31 @@ def test_the_labels_beside_a_model(
     (tmp_path / "labels.txt").write_text(names)
     folder = photos(tmp_path / "photos")
     assert main.main(["export", str(model), "--calibrate", str(folder), "-o", str(tmp_path / "out")]) == 0
-    told = capfd.readouterr()
+    captured = capfd.readouterr()
     with Model(tmp_path / "out" / "model" / "model.coralline", "int8") as loaded:
         answer = loaded(np.asarray(Image.open(folder / "0.png")))
     if used:
         assert answer.label in ("cat", "dog", "bird", "nothing")
     else:
         assert isinstance(answer, NamedOutputs)
-        assert "labels.txt is not used: it has 2 names, but the outputs of the model have 4" in told.out + told.err
+        assert (
+            "labels.txt is not used: it has 2 names, but the outputs of the model have 4" in captured.out + captured.err
+        )
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("absent", "does not exist; allowed: a folder of photos or of WAV files"),
         ("empty", "contains no samples that are recognized"),
         ("text.npz", "is not a usable .npz file"),
     ],
 )
-def test_samples_that_cannot_be_used(keras: Any, tmp_path: Path, name: str, told: str) -> None:
+def test_samples_that_cannot_be_used(keras: Any, tmp_path: Path, name: str, message: str) -> None:
     model = classifier(keras, tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "text.npz").write_text("text")
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         compress.export(model, calibrate=tmp_path / name, out=tmp_path / "out")
 
 

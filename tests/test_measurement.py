@@ -31,12 +31,12 @@ WILSON = [
 
 @pytest.mark.parametrize(("successes", "trials", "low", "high"), WILSON)
 def test_wilson(successes: int, trials: int, low: float, high: float) -> None:
-    found = proportion(successes, trials)
-    assert found.value == successes / trials
-    assert (found.unit, found.how) == ("fraction", "measured")
-    assert found.low == pytest.approx(low, abs=5e-5)
-    assert found.high == pytest.approx(high, abs=5e-5)
-    assert found.low <= found.value <= found.high
+    measurement = proportion(successes, trials)
+    assert measurement.value == successes / trials
+    assert (measurement.unit, measurement.how) == ("fraction", "measured")
+    assert measurement.low == pytest.approx(low, abs=5e-5)
+    assert measurement.high == pytest.approx(high, abs=5e-5)
+    assert measurement.low <= measurement.value <= measurement.high
 
 
 def root(function: Callable[[float], float], low: float, high: float) -> float:
@@ -61,9 +61,9 @@ def score_limits(successes: int, trials: int) -> tuple[float, float]:
 
 @given(st.integers(1, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
 def test_wilson_by_search(case: tuple[int, int]) -> None:
-    found = proportion(*case)
-    assert (found.low, found.high) == pytest.approx(score_limits(*case), abs=1e-9)
-    assert 0 <= found.low <= found.value <= found.high <= 1
+    measurement = proportion(*case)
+    assert (measurement.low, measurement.high) == pytest.approx(score_limits(*case), abs=1e-9)
+    assert 0 <= measurement.low <= measurement.value <= measurement.high <= 1
 
 
 def test_the_note_says_how_many() -> None:
@@ -94,11 +94,11 @@ PAIRED = [
 
 @pytest.mark.parametrize(("counts", "value", "low", "high"), PAIRED)
 def test_paired(counts: tuple[int, ...], value: float, low: float, high: float) -> None:
-    found = drop(*pairs(*counts))
+    measurement = drop(*pairs(*counts))
     digits = 5e-4 if len(f"{low}".lstrip("-")) == 5 else 5e-5
-    assert found.value == pytest.approx(value)
-    assert found.low == pytest.approx(low, abs=digits)
-    assert found.high == pytest.approx(high, abs=digits)
+    assert measurement.value == pytest.approx(value)
+    assert measurement.low == pytest.approx(low, abs=digits)
+    assert measurement.high == pytest.approx(high, abs=digits)
 
 
 def by_search(both: int, first: int, second: int, neither: int) -> tuple[float, float]:
@@ -119,17 +119,19 @@ def by_search(both: int, first: int, second: int, neither: int) -> tuple[float, 
 
 @pytest.mark.parametrize("counts", [counts for counts, *_ in PAIRED])
 def test_published_by_search(counts: tuple[int, int, int, int]) -> None:
-    found = drop(*pairs(*counts))
-    assert (found.low, found.high) == pytest.approx(by_search(*counts), abs=1e-9)
+    measurement = drop(*pairs(*counts))
+    assert (measurement.low, measurement.high) == pytest.approx(by_search(*counts), abs=1e-9)
 
 
 @given(st.tuples(*[st.integers(0, 60)] * 4).filter(any))
 def test_paired_by_search(counts: tuple[int, int, int, int]) -> None:
-    found = drop(*pairs(*counts))
-    assert (found.low, found.high) == pytest.approx(by_search(*counts), abs=1e-7)
-    assert -1 <= found.low <= found.value <= found.high <= 1
+    measurement = drop(*pairs(*counts))
+    assert (measurement.low, measurement.high) == pytest.approx(by_search(*counts), abs=1e-7)
+    assert -1 <= measurement.low <= measurement.value <= measurement.high <= 1
     mirrored = drop(*reversed(pairs(*counts)))
-    assert (mirrored.value, mirrored.low, mirrored.high) == pytest.approx((-found.value, -found.high, -found.low))
+    assert (mirrored.value, mirrored.low, mirrored.high) == pytest.approx(
+        (-measurement.value, -measurement.high, -measurement.low)
+    )
 
 
 def test_a_loss_is_positive() -> None:
@@ -140,16 +142,16 @@ def test_a_loss_is_positive() -> None:
 
 def test_no_difference() -> None:
     for counts in ((100, 0, 0, 0), (0, 0, 0, 50), (30, 0, 0, 20)):
-        found = drop(*pairs(*counts))
-        assert found.value == 0
-        assert found.low == pytest.approx(-found.high)
-        assert 0 < found.high < 0.1
+        measurement = drop(*pairs(*counts))
+        assert measurement.value == 0
+        assert measurement.low == pytest.approx(-measurement.high)
+        assert 0 < measurement.high < 0.1
 
 
 def test_pairing_narrows_the_interval() -> None:
-    together, apart = drop(*pairs(80, 5, 0, 15)), drop(*pairs(68, 17, 12, 3))
-    assert together.value == apart.value == pytest.approx(0.05)
-    assert together.high - together.low < 0.6 * (apart.high - apart.low)
+    together, independent = drop(*pairs(80, 5, 0, 15)), drop(*pairs(68, 17, 12, 3))
+    assert together.value == independent.value == pytest.approx(0.05)
+    assert together.high - together.low < 0.6 * (independent.high - independent.low)
 
 
 def test_mcnemar_is_the_two_sided_binomial_test() -> None:

@@ -28,9 +28,11 @@ def machine(root: Path, files: dict[str, str]) -> Memory | None:
 
 
 def test_a_machine_without_limits(tmp_path: Path) -> None:
-    found = machine(tmp_path, {"proc/meminfo": MEMINFO, "proc/self/status": "Name:\tpython\nVmRSS:\t 1048576 kB\n"})
-    assert found == Memory(total=8 * GB, available=4 * GB, own=1 * GB)
-    assert str(found) == "4.3 GB of 8.6 GB of this machine are left; this process takes 1.1 GB"
+    machine_memory = machine(
+        tmp_path, {"proc/meminfo": MEMINFO, "proc/self/status": "Name:\tpython\nVmRSS:\t 1048576 kB\n"}
+    )
+    assert machine_memory == Memory(total=8 * GB, available=4 * GB, own=1 * GB)
+    assert str(machine_memory) == "4.3 GB of 8.6 GB of this machine are left; this process takes 1.1 GB"
 
 
 def test_other_systems_say_nothing(tmp_path: Path) -> None:
@@ -50,9 +52,9 @@ def test_the_limit_of_a_group_of_version_2_and_of_one_around_it(tmp_path: Path) 
         "sys/fs/cgroup/user/memory.current": f"{GB + GB // 2}\n",
         "sys/fs/cgroup/user/memory.stat": f"anon 5\ninactive_file {GB // 4}\n",
     }
-    found = machine(tmp_path, files)
-    assert found == Memory(2 * GB, 2 * GB - (GB + GB // 4), 0, limited=True)
-    assert "of the limit of this container are left" in str(found)
+    machine_memory = machine(tmp_path, files)
+    assert machine_memory == Memory(2 * GB, 2 * GB - (GB + GB // 4), 0, limited=True)
+    assert "of the limit of this container are left" in str(machine_memory)
 
 
 def test_in_a_container_the_path_of_the_group_may_start_outside(tmp_path: Path) -> None:

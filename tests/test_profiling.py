@@ -27,8 +27,8 @@ def test_phases_add_up_under_the_names_around_them(tmp_path: Path) -> None:
             progress.update(1, 2)
             time.sleep(0.01)
     facts = profile.to_json()
-    assert [each["phase"] for each in facts["phases"]] == ["search, ranges", "search"]
-    assert all(each["seconds"] >= 0.02 for each in facts["phases"])
+    assert [entry["phase"] for entry in facts["phases"]] == ["search, ranges", "search"]
+    assert all(entry["seconds"] >= 0.02 for entry in facts["phases"])
     assert (facts["trainings"], facts["trace"]) == ([], None)
 
 
@@ -79,10 +79,10 @@ def test_steps_of_a_training(keras: Any, tmp_path: Path, epochs: int) -> None:
     failing = replace(context(Blobs(), tmp_path), profile=Profile(tmp_path / "failed"))
     with pytest.raises(FailedError):
         loop.fit(model, loop.own_loss(model, failing), settings, failing, [lambda trained: Fail()])
-    given = replace(context(Blobs(), tmp_path), profile=Profile(tmp_path / "trace"))
-    assert given.profile is not None
-    loop.fit(model, loop.own_loss(model, given), settings, given)
-    (times,) = given.profile.trainings
+    stage_context = replace(context(Blobs(), tmp_path), profile=Profile(tmp_path / "trace"))
+    assert stage_context.profile is not None
+    loop.fit(model, loop.own_loss(model, stage_context), settings, stage_context)
+    (times,) = stage_context.profile.trainings
     assert times.steps == 5 * epochs - 1
     assert times.first_step_ms > times.step_ms > 0
     assert times.input_ms > 0
@@ -91,4 +91,4 @@ def test_steps_of_a_training(keras: Any, tmp_path: Path, epochs: int) -> None:
 
     planes = xplane_pb2.XSpace.FromString(trace.read_bytes()).planes
     assert any(line.events for plane in planes for line in plane.lines)
-    assert given.profile.to_json()["trace"] == str(tmp_path / "trace")
+    assert stage_context.profile.to_json()["trace"] == str(tmp_path / "trace")

@@ -238,7 +238,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     of_bytes.get_layer("first").set_weights([plain.get_weights()[0] / 255, plain.get_weights()[1]])
     softmax = keras.Model(unit.inputs, keras.layers.Softmax(name="first_softmax")(unit.output))
     random = np.random.default_rng(0)
-    made = {
+    keras_models = {
         "unit": unit,
         "plain": plain,
         "bytes": of_bytes,
@@ -249,10 +249,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
         "slow": with_slow_norms(unit, 0.999, 1),
         "four": with_last(unit, np.pad(kernel, ((0, 0), (0, 1))), np.append(bias, np.float32(-9))),
     }
-    for name, model in made.items():
+    for name, model in keras_models.items():
         model.save(folder / f"{name}.keras")
     (folder / "quantized.tflite").write_bytes(quantized(unit, x / np.float32(255)))
-    return Models(**{name: folder / f"{name}.keras" for name in made}, quantized=folder / "quantized.tflite")
+    return Models(**{name: folder / f"{name}.keras" for name in keras_models}, quantized=folder / "quantized.tflite")
 
 
 def quantized(model: Any, samples: NDArray[np.float32]) -> bytes:

@@ -16,4 +16,4 @@ def test_no_class_name_is_used_twice() -> None:
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.ClassDef):
                     places[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
-    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+    assert {name: locations for name, locations in places.items() if len(locations) > 1} == {}

@@ -21,7 +21,7 @@ BUILDERS = {
 
 def callers(names: set[str], owner: str = "") -> set[str]:
     """Return the modules with a call of one of these names; with `owner`, only calls whose dotted name contains it."""
-    found = set()
+    modules = set()
     for path in CODE:
         text = path.read_text(encoding="utf-8")
         if not any(name in text for name in names) or owner not in text:
@@ -31,8 +31,8 @@ def callers(names: set[str], owner: str = "") -> set[str]:
                 continue
             called = ast.unparse(node.func).split(".")
             if called[-1] in names and (not owner or owner in called):
-                found.add(str(path.relative_to(ROOT)))
-    return found
+                modules.add(str(path.relative_to(ROOT)))
+    return modules
 
 
 def test_interpreters_and_sessions_are_created_in_child_processes() -> None:

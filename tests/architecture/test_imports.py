@@ -142,8 +142,8 @@ def imports(tree: ast.AST, late: bool = False) -> Iterator[tuple[str, int, bool]
 
 def test_this_file_finds_imports_where_they_are() -> None:
     text = "import a.b\nif True:\n  from c import d\ndef f():\n  import keras\nclass C:\n  import e\n"
-    found = [*imports(ast.parse(f"{text}if TYPE_CHECKING:\n  import f\n"))]
-    assert found == [("a.b", 1, False), ("c.d", 3, False), ("keras", 5, True), ("e", 7, False), ("f", 9, True)]
+    actual = [*imports(ast.parse(f"{text}if TYPE_CHECKING:\n  import f\n"))]
+    assert actual == [("a.b", 1, False), ("c.d", 3, False), ("keras", 5, True), ("e", 7, False), ("f", 9, True)]
 
 
 def test_every_module_can_be_imported_first() -> None:
@@ -218,16 +218,16 @@ def test_words_of_code_are_found_where_they_are() -> None:
     text = (
         "from a.edgetpu import b\ndef edge_tpu(coral=1): return x.EdgeTpu, 'a-coral', f'the Coral {y}', f'{y}coral'\n"
     )
-    found = [word for word in words_of_code(ast.parse(text)) if CHIP.search(word)]
-    assert sorted(found) == ["EdgeTpu", "a-coral", "a.edgetpu", "coral", "coral", "edge_tpu"]
+    words = [word for word in words_of_code(ast.parse(text)) if CHIP.search(word)]
+    assert sorted(words) == ["EdgeTpu", "a-coral", "a.edgetpu", "coral", "coral", "edge_tpu"]
     assert not CHIP.search("coralline")
 
 
 def test_few_modules_know_the_chip() -> None:
-    own = ROOT / "compress" / "targets" / "edgetpu"
-    others = [path for path in CODE if path.is_relative_to(ROOT / "compress") and not path.is_relative_to(own)]
-    found = {str(path.relative_to(ROOT)) for path in others if any(map(CHIP.search, words_of_code(parsed(path))))}
-    assert found == CHIP_IN_CODE.keys()
+    edgetpu = ROOT / "compress" / "targets" / "edgetpu"
+    others = [path for path in CODE if path.is_relative_to(ROOT / "compress") and not path.is_relative_to(edgetpu)]
+    modules = {str(path.relative_to(ROOT)) for path in others if any(map(CHIP.search, words_of_code(parsed(path))))}
+    assert modules == CHIP_IN_CODE.keys()
     assert len(CHIP_IN_CODE) <= 5
 
 

@@ -57,7 +57,7 @@ KINDS = [spec.kind for spec in all_specs() if spec.kind not in NOT_IN_A_FILE and
 def _strings(tree: ast.AST) -> Iterator[ast.Constant]:
     """Yield string literals that are not docstrings."""
     parents = (node.value for node in ast.walk(tree) if isinstance(node, ast.Expr))
-    texts = {id(each) for each in parents if isinstance(each, ast.Constant)}
+    texts = {id(expression) for expression in parents if isinstance(expression, ast.Constant)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts:
             yield node
@@ -65,14 +65,14 @@ def _strings(tree: ast.AST) -> Iterator[ast.Constant]:
 
 def test_no_other_module_names_a_layer_class(keras: Any) -> None:
     classes = {name for name, value in vars(keras.layers).items() if inspect.isclass(value)}
-    found = []
+    mentions = []
     for path in sorted(ROOT.rglob("*.py")):
         name = path.relative_to(ROOT).as_posix()
         if name.startswith(EXEMPT):
             continue
         literals = _strings(ast.parse(path.read_text(encoding="utf-8")))
-        found += [f"{name}:{node.lineno} {node.value}" for node in literals if node.value in classes]
-    assert found == []
+        mentions += [f"{name}:{node.lineno} {node.value}" for node in literals if node.value in classes]
+    assert mentions == []
 
 
 def test_every_kind_is_a_class_of_keras(keras: Any) -> None:

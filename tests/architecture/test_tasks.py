@@ -22,8 +22,8 @@ def comparisons(source: str) -> list[int]:
             parts = [node.left, *node.comparators]
         elif isinstance(node, ast.MatchValue):
             parts = [node.value]
-        constants = [each for part in parts for each in ast.walk(part) if isinstance(each, ast.Constant)]
-        lines += [each.lineno for each in constants if each.value in TASKS]
+        constants = [constant for part in parts for constant in ast.walk(part) if isinstance(constant, ast.Constant)]
+        lines += [constant.lineno for constant in constants if constant.value in TASKS]
     return lines
 
 
@@ -37,11 +37,11 @@ def test_branches_are_found(source: str) -> None:
 
 
 def test_no_other_module_branches_on_the_task() -> None:
-    found = [
+    branches = [
         f"{path.relative_to(ROOT)}:{line}"
         for package in ("compress", "deploy")
         for path in sorted((ROOT / package).rglob("*.py"))
         if not path.relative_to(ROOT).as_posix().startswith(ALLOWED)
         for line in comparisons(path.read_text(encoding="utf-8"))
     ]
-    assert found == []
+    assert branches == []

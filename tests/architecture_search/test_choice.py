@@ -40,8 +40,8 @@ def costs(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def chosen(costs: Any, values: dict[int, float], samples: int | None, limit: int = 8000) -> Any:
     candidates = [EvaluatedSubNetwork(SubNetwork((width,), (), ()), value) for width, value in values.items()]
-    found, equal, _ = search._chosen(None, candidates, costs, Limits(size_bytes=limit), samples, None)  # type: ignore[arg-type]
-    return found.sub_network.widths[0], equal
+    choice, equal, _ = search._chosen(None, candidates, costs, Limits(size_bytes=limit), samples, None)  # type: ignore[arg-type]
+    return choice.sub_network.widths[0], equal
 
 
 def test_the_largest_within_one_standard_error(costs: Any) -> None:

@@ -43,18 +43,18 @@ def fits(sub_network: SubNetwork) -> bool:
 
 def best_possible(elastic: ElasticNetwork) -> float:
     grids = np.array(np.meshgrid(*elastic.options)).reshape(len(elastic.options), -1).T
-    found = {elastic.sub_network([int(each) for each in row]) for row in grids}
-    return max(value(each) for each in found if fits(each))
+    sub_networks = {elastic.sub_network([int(choice) for choice in row]) for row in grids}
+    return max(value(sub_network) for sub_network in sub_networks if fits(sub_network))
 
 
 def test_it_comes_close_to_the_best_of_all_within_the_limit(elastic: ElasticNetwork) -> None:
     evaluated = Evolution(elastic, fits, population=40, seed=0).run(value, 400)
     assert len(evaluated) == 400
-    assert all(fits(each.sub_network) for each in evaluated)
-    assert len({each.sub_network for each in evaluated}) == 400
+    assert all(fits(candidate.sub_network) for candidate in evaluated)
+    assert len({candidate.sub_network for candidate in evaluated}) == 400
     random = np.random.default_rng(0)
-    drawn = [found for found in (elastic.random(random) for _ in range(2000)) if fits(found)][:400]
-    best = max(each.value for each in evaluated)
+    drawn = [sub_network for sub_network in (elastic.random(random) for _ in range(2000)) if fits(sub_network)][:400]
+    best = max(candidate.value for candidate in evaluated)
     assert best > max(map(value, drawn))
     assert best >= 0.995 * best_possible(elastic)
 
@@ -66,8 +66,8 @@ def test_the_same_seed_gives_the_same_candidates(elastic: ElasticNetwork) -> Non
 
 
 def test_it_ends_where_all_sub_networks_are_evaluated(elastic: ElasticNetwork) -> None:
-    evaluated = Evolution(elastic, lambda each: each == elastic.smallest, 20, 0).run(value, 100)
-    assert [each.sub_network for each in evaluated] == [elastic.smallest]
+    evaluated = Evolution(elastic, lambda sub_network: sub_network == elastic.smallest, 20, 0).run(value, 100)
+    assert [candidate.sub_network for candidate in evaluated] == [elastic.smallest]
 
 
 def test_parts_of_a_block_that_is_left_out_do_not_make_another_sub_network(elastic: ElasticNetwork) -> None:

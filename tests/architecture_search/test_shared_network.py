@@ -97,8 +97,8 @@ def test_extraction_alone_keeps_the_outputs_with_stored_statistics(
     keras: Any, elastic: ElasticNetwork, shared: SharedNetwork
 ) -> None:
     inputs = np.random.default_rng(1).random((8, 12, 12, 3), np.float32)
-    whole = keras_graph.build(extracted(shared.trained(), elastic.largest))
-    np.testing.assert_allclose(np.asarray(whole(inputs)), np.asarray(shared.model(inputs)), atol=1e-5)
+    largest = keras_graph.build(extracted(shared.trained(), elastic.largest))
+    np.testing.assert_allclose(np.asarray(largest(inputs)), np.asarray(shared.model(inputs)), atol=1e-5)
 
 
 def test_costs_are_those_of_real_conversions(keras: Any, elastic: ElasticNetwork) -> None:
@@ -160,7 +160,7 @@ def test_convolutions_that_keep_their_channels_train_and_run(keras: Any, setting
             loss = tensorflow.reduce_mean(shared.run(inputs, choice, training=True))
         return tape.gradient(loss, [variable.value for variable in shared.model.trainable_variables])
 
-    assert all(np.asarray(each).any() for each in gradients())
+    assert all(np.asarray(gradient).any() for gradient in gradients())
 
 
 def test_a_grouped_convolution_keeps_its_kernel(keras: Any) -> None:
@@ -169,8 +169,8 @@ def test_a_grouped_convolution_keeps_its_kernel(keras: Any) -> None:
     x = layers.Conv2D(16, 5, padding="same", groups=4)(image)
     x = layers.Conv2D(16, 5, padding="same", name="elastic")(x)
     network = keras_graph.read(keras.Model(image, layers.GlobalAveragePooling2D()(x)))
-    found = find(network, (0.5,), 4, blocks=True, kernels=True)
-    assert [kernel.layer for kernel in found.kernels] == ["elastic"]
+    elastic = find(network, (0.5,), 4, blocks=True, kernels=True)
+    assert [kernel.layer for kernel in elastic.kernels] == ["elastic"]
 
 
 def test_a_network_without_elastic_parts_is_refused(keras: Any) -> None:

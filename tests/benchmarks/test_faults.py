@@ -92,7 +92,7 @@ def test_what_a_power_cut_leaves(tmp_path: Path, writer: str) -> None:
     environment = {"LD_PRELOAD": str(fault_injection.library(tmp_path)), **settings}
     subprocess.run([sys.executable, "-c", f"import os\n{WRITERS[writer]}"], cwd=work, env=environment, check=True)
     operations = [line for line in disk_states.read(trace) if line.name != disk_states.COUNTED]
-    found = set()
+    contents = set()
     for count in range(len(operations) + 1):
         disk = disk_states.Disk(work, before)
         for operation in operations[:count]:
@@ -101,6 +101,6 @@ def test_what_a_power_cut_leaves(tmp_path: Path, writer: str) -> None:
             for seed in range(5):
                 place = tmp_path / f"{count}-{how}-{seed}"
                 disk.write(place, how, random.Random(seed))
-                found.add((place / "file").read_bytes())
+                contents.add((place / "file").read_bytes())
     expected = {b"o" * 50, b"n" * 100}
-    assert found == expected if writer == "as it should be" else found - expected
+    assert contents == expected if writer == "as it should be" else contents - expected

@@ -30,44 +30,44 @@ def test_a_good_file(float_file: Path, int8_file: Path) -> None:
     expected = file_judgement.outputs_of(float_file, SAMPLES)
     labels = expected[0].argmax(axis=1)
     labels[:10] = (labels[:10] + 1) % 3
-    found = file_judgement.judged(int8_file, SAMPLES, expected, labels)
-    assert (found["full_integer"], found["io"], found["other_types"]) == (True, ["INT8"], [])
-    assert (found["mapped"], found["operators"], found["rejected"]) == (2, 2, None)
-    assert found["size_bytes"] == int8_file.stat().st_size
-    low, middle, high = found["latency_ms"][1], found["latency_ms"][0], found["latency_ms"][2]
+    judgement = file_judgement.judged(int8_file, SAMPLES, expected, labels)
+    assert (judgement["full_integer"], judgement["io"], judgement["other_types"]) == (True, ["INT8"], [])
+    assert (judgement["mapped"], judgement["operators"], judgement["rejected"]) == (2, 2, None)
+    assert judgement["size_bytes"] == int8_file.stat().st_size
+    low, middle, high = judgement["latency_ms"][1], judgement["latency_ms"][0], judgement["latency_ms"][2]
     assert 0 < low <= middle <= high
-    assert found["agreement"] >= 0.9
-    assert found["float_accuracy"] == 0.75
-    assert found["sqnr_db"] == [found["mean_sqnr_db"]]
-    assert 20 < found["mean_sqnr_db"] < 60
+    assert judgement["agreement"] >= 0.9
+    assert judgement["float_accuracy"] == 0.75
+    assert judgement["sqnr_db"] == [judgement["mean_sqnr_db"]]
+    assert 20 < judgement["mean_sqnr_db"] < 60
 
 
 def test_a_file_of_other_weights_is_worse(tmp_path: Path, float_file: Path) -> None:
     path = tmp_path / "other.tflite"
     path.write_bytes(tiny.classifier(seed=1))
-    found = file_judgement.judged(path, SAMPLES, file_judgement.outputs_of(float_file, SAMPLES), None)
-    assert found["mean_sqnr_db"] < 10
-    assert "accuracy" not in found
+    judgement = file_judgement.judged(path, SAMPLES, file_judgement.outputs_of(float_file, SAMPLES), None)
+    assert judgement["mean_sqnr_db"] < 10
+    assert "accuracy" not in judgement
 
 
 def test_a_float_file_is_not_full_integer(float_file: Path) -> None:
-    found = file_judgement.types(float_file)
-    assert (found["full_integer"], found["io"], found["other_types"]) == (False, ["FLOAT32"], ["FLOAT32"])
+    types = file_judgement.types(float_file)
+    assert (types["full_integer"], types["io"], types["other_types"]) == (False, ["FLOAT32"], ["FLOAT32"])
 
 
 def test_other_outputs_are_an_error(tmp_path: Path, float_file: Path) -> None:
     path = tmp_path / "four.tflite"
     path.write_bytes(tiny.classifier(classes=4))
-    found = file_judgement.judged(path, SAMPLES, file_judgement.outputs_of(float_file, SAMPLES), None)
-    assert found["error"] == "the outputs of the file have the shapes [4], those of the model [3]"
-    assert found["operators"] == 2
+    judgement = file_judgement.judged(path, SAMPLES, file_judgement.outputs_of(float_file, SAMPLES), None)
+    assert judgement["error"] == "the outputs of the file have the shapes [4], those of the model [3]"
+    assert judgement["operators"] == 2
 
 
 def test_other_inputs_are_an_error(tmp_path: Path) -> None:
     path = tmp_path / "large.tflite"
     path.write_bytes(tiny.classifier((5, 5, 1)))
-    found = file_judgement.judged(path, SAMPLES, [np.zeros((40, 3), np.float32)], None)
-    assert found["error"] == "the input of the file has the shape [5, 5, 1], the samples have [4, 4, 1]"
+    judgement = file_judgement.judged(path, SAMPLES, [np.zeros((40, 3), np.float32)], None)
+    assert judgement["error"] == "the input of the file has the shape [5, 5, 1], the samples have [4, 4, 1]"
 
 
 def test_channels_first_samples_fit_a_file_with_channels_last(tmp_path: Path) -> None:
@@ -91,8 +91,8 @@ def test_outputs_in_another_order_and_with_other_axes() -> None:
     random = np.random.default_rng(0)
     boxes, scores, other = (random.normal(size=shape).astype(np.float32) for shape in ((8, 5, 4), (8, 5, 2), (8, 5, 2)))
     actual = [other[..., None], boxes.transpose(0, 2, 1), scores]
-    found = file_judgement.matched([boxes, scores, other], actual)
-    for one, expected in zip(found, (boxes, scores, other), strict=True):
+    outputs = file_judgement.matched([boxes, scores, other], actual)
+    for one, expected in zip(outputs, (boxes, scores, other), strict=True):
         np.testing.assert_array_equal(one, expected)
 
 
@@ -106,11 +106,11 @@ def test_a_missing_output() -> None:
     ("actual", "ratio"), [([1.0, 1.0], 120.0), ([1.1, 1.0], 23.01), ([0.0, 0.0], 0.0), ([np.nan, 1.0], -120.0)]
 )
 def test_the_ratio(actual: list[float], ratio: float) -> None:
-    found = file_judgement.sqnr_db(np.ones((1, 2), np.float32), np.array([actual], np.float32))
-    assert found == pytest.approx(ratio, abs=0.01)
+    sqnr_db = file_judgement.sqnr_db(np.ones((1, 2), np.float32), np.array([actual], np.float32))
+    assert sqnr_db == pytest.approx(ratio, abs=0.01)
 
 
 def test_times_are_of_every_file(float_file: Path, int8_file: Path) -> None:
-    found = file_judgement.cpu_milliseconds({"float": float_file, "int8": int8_file}, SAMPLES[0], runs=3)
-    assert set(found) == {"float", "int8"}
-    assert all(0 < value < 1000 for value in found.values())
+    milliseconds = file_judgement.cpu_milliseconds({"float": float_file, "int8": int8_file}, SAMPLES[0], runs=3)
+    assert set(milliseconds) == {"float", "int8"}
+    assert all(0 < value < 1000 for value in milliseconds.values())

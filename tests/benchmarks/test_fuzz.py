@@ -63,7 +63,7 @@ def stored() -> list[Path]:
 def test_a_file_of_the_corpus(tmp_path: Path, path: Path) -> None:
     """Each file caused a crash or a hang, or reached code that no other file reached."""
     target = TARGETS[OF_CORPUS.get(path.parent.name, path.parent.name)]
-    seed = next(each for each in target.seeds() if each.content == path.read_bytes())
+    seed = next(candidate for candidate in target.seeds() if candidate.content == path.read_bytes())
     assert outcome(tmp_path, target, seed, seed.content) in ("answer", "refused")
 
 

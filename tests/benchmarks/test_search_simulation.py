@@ -37,9 +37,9 @@ def expected_per_hour(workers: int, trial_s: float, visits: int, service_s: floa
 
 @pytest.mark.parametrize("workers", [1, 20, 40, 200])
 def test_trials_per_hour_are_those_of_mean_value_analysis(workers: int) -> None:
-    found = simulate(replace(PLAN, workers=workers, trials=10_000))
-    assert found["trials per hour"] == pytest.approx(expected_per_hour(workers, 60.0, 3, 0.5), rel=0.04)
-    assert found["most used"] == "database"
+    results = simulate(replace(PLAN, workers=workers, trials=10_000))
+    assert results["trials per hour"] == pytest.approx(expected_per_hour(workers, 60.0, 3, 0.5), rel=0.04)
+    assert results["most used"] == "database"
 
 
 def test_a_proxy_serves_one_call_at_a_time_and_more_proxies_more() -> None:
@@ -52,17 +52,17 @@ def test_a_proxy_serves_one_call_at_a_time_and_more_proxies_more() -> None:
 
 
 def test_a_lost_trial_is_tried_again() -> None:
-    found = simulate(replace(PLAN, lost_per_hour=6.0, processors=8))
-    assert found["trials"] == 20_000
+    results = simulate(replace(PLAN, lost_per_hour=6.0, processors=8))
+    assert results["trials"] == 20_000
     hours = 20_000 * 60 / 3600  # total duration of the trials
-    assert found["lost and tried again"] == pytest.approx(6.0 * hours, rel=0.15)
+    assert results["lost and tried again"] == pytest.approx(6.0 * hours, rel=0.15)
 
 
 def test_workers_beyond_the_connections_do_nothing() -> None:
     plan = replace(PLAN, workers=300, processors=100, connections=10, trials=2000)
-    found = simulate(plan)
-    assert found["workers without a connection"] == 290
-    assert found["trials per hour"] == pytest.approx(simulate(replace(plan, workers=10))["trials per hour"], rel=0.03)
+    results = simulate(plan)
+    assert results["workers without a connection"] == 290
+    assert results["trials per hour"] == pytest.approx(simulate(replace(plan, workers=10))["trials per hour"], rel=0.03)
 
 
 def test_the_same_seed_gives_the_same_result() -> None:
@@ -89,7 +89,7 @@ def test_costs_are_found_from_measured_ones() -> None:
         }
         for finished, running in ((100, 10), (100, 1000), (1000, 100), (10_000, 100))
     ]
-    found = fitted(rows)
+    fitted_costs = fitted(rows)
     for place, key in (("worker", "worker CPU s"), ("database", "database CPU s")):
-        assert found["ask"][place].at(50_000, 500) == pytest.approx(costs[key].at(50_000, 500), rel=1e-6)
-    assert "proxy" not in found["ask"]
+        assert fitted_costs["ask"][place].at(50_000, 500) == pytest.approx(costs[key].at(50_000, 500), rel=1e-6)
+    assert "proxy" not in fitted_costs["ask"]

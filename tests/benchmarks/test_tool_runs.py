@@ -46,39 +46,39 @@ def waited(condition: object, seconds: float = 30) -> bool:
 
 def test_a_file_that_was_made(tmp_path: Path) -> None:
     code = writing(tmp_path, {"status": MADE, "facts": {"epochs": 6}}) + "; x = bytearray(80_000_000)"
-    found = outcome(tmp_path, code)
-    assert (found.status, found.error, found.facts) == (MADE, "", {"epochs": 6})
-    assert found.peak_memory_mb >= 80
-    assert found.cpu_seconds > 0
-    assert found.seconds > 0
+    result = outcome(tmp_path, code)
+    assert (result.status, result.error, result.facts) == (MADE, "", {"epochs": 6})
+    assert result.peak_memory_mb >= 80
+    assert result.cpu_seconds > 0
+    assert result.seconds > 0
 
 
 @pytest.mark.parametrize("status", [CANNOT, FAILED])
 def test_the_reason_of_a_tool(tmp_path: Path, status: str) -> None:
-    found = outcome(tmp_path, writing(tmp_path, {"status": status, "error": "does not read ONNX"}))
-    assert (found.status, found.error) == (status, "does not read ONNX")
+    result = outcome(tmp_path, writing(tmp_path, {"status": status, "error": "does not read ONNX"}))
+    assert (result.status, result.error) == (status, "does not read ONNX")
 
 
 def test_a_crash(tmp_path: Path) -> None:
-    found = outcome(tmp_path, "import os, sys; print('converting', flush=True); os.abort()")
-    assert found.status == FAILED
-    assert found.error.startswith("was ended by signal 6 without a result: ")
+    result = outcome(tmp_path, "import os, sys; print('converting', flush=True); os.abort()")
+    assert result.status == FAILED
+    assert result.error.startswith("was ended by signal 6 without a result: ")
 
 
 def test_a_message_and_no_result(tmp_path: Path) -> None:
-    found = outcome(tmp_path, "raise SystemExit('out of memory')")
-    assert (found.status, found.error) == (FAILED, "ended with exit code 1 without a result: out of memory")
+    result = outcome(tmp_path, "raise SystemExit('out of memory')")
+    assert (result.status, result.error) == (FAILED, "ended with exit code 1 without a result: out of memory")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '"made"', "{}"])
 def test_an_unreadable_result(tmp_path: Path, text: str) -> None:
-    found = outcome(tmp_path, writing(tmp_path, text))
-    assert (found.status, found.error) == (FAILED, "ended with exit code 0 without a result: no output")
+    result = outcome(tmp_path, writing(tmp_path, text))
+    assert (result.status, result.error) == (FAILED, "ended with exit code 0 without a result: no output")
 
 
 def test_an_unknown_status(tmp_path: Path) -> None:
-    found = outcome(tmp_path, writing(tmp_path, {"status": "perfect"}))
-    assert (found.status, found.error) == (FAILED, "the result has the status 'perfect'")
+    result = outcome(tmp_path, writing(tmp_path, {"status": "perfect"}))
+    assert (result.status, result.error) == (FAILED, "the result has the status 'perfect'")
 
 
 def test_a_result_of_an_earlier_run_does_not_count(tmp_path: Path) -> None:
@@ -93,8 +93,8 @@ def test_a_tool_that_never_ends_is_stopped_with_its_children(tmp_path: Path) -> 
         f"pathlib.Path({str(tmp_path)!r}, 'child').write_text(str(child.pid))\n"
         "time.sleep(600)"
     )
-    found = outcome(tmp_path, code, timeout=5)
-    assert (found.status, found.error) == (FAILED, "stopped after 5 s")
+    result = outcome(tmp_path, code, timeout=5)
+    assert (result.status, result.error) == (FAILED, "stopped after 5 s")
     child = int((tmp_path / "child").read_text())
     assert waited(lambda: not is_alive(child))
 

@@ -53,15 +53,15 @@ def test_quality(changes: dict[str, Any], label: str, cell: str) -> None:
 
 def test_tools_without_a_file() -> None:
     for status in ("cannot", "failed"):
-        found = results({"status": status, "error": "does not read ONNX"})
-        assert rows(tool_tables.quality_table(found, TOOLS))[0][2] == status
-        assert rows(tool_tables.cost_table(found, TOOLS))[0][2] == status
+        tool_results = results({"status": status, "error": "does not read ONNX"})
+        assert rows(tool_tables.quality_table(tool_results, TOOLS))[0][2] == status
+        assert rows(tool_tables.cost_table(tool_results, TOOLS))[0][2] == status
 
 
 def test_cost() -> None:
-    found = results(made(rejected="FULLY_CONNECTED has scales per channel", full_integer=False))
+    tool_results = results(made(rejected="FULLY_CONNECTED has scales per channel", full_integer=False))
     expected = ["net", "30 of 31; 12 kB; 42 s", "rejected, not full integer; 12 kB; 42 s"]
-    assert rows(tool_tables.cost_table(found, TOOLS)) == [expected]
+    assert rows(tool_tables.cost_table(tool_results, TOOLS)) == [expected]
 
 
 def test_latency() -> None:
@@ -70,8 +70,8 @@ def test_latency() -> None:
 
 
 def test_what_a_tool_cannot_do_has_its_version_and_reason() -> None:
-    found = results({"status": "failed", "error": "RuntimeError:\n a | b " + "x" * 500})
-    table = tool_tables.cannot_table(found, TOOLS, [("third", "1.0", "writes ONNX files")])
+    tool_results = results({"status": "failed", "error": "RuntimeError:\n a | b " + "x" * 500})
+    table = tool_tables.cannot_table(tool_results, TOOLS, [("third", "1.0", "writes ONNX files")])
     first, second = rows(table)
     assert first[:3] == ["other", "2.6", "net"]
     assert first[3].startswith("RuntimeError: a / b xxx")
@@ -81,10 +81,10 @@ def test_what_a_tool_cannot_do_has_its_version_and_reason() -> None:
 
 def test_models_with_the_same_reason_are_one_row() -> None:
     refused = {"status": "cannot", "error": "does not read ONNX"}
-    found = results(refused)
-    found["subjects"]["second"] = {"what": "another"}
-    found["pairs"]["second/other"] = refused
-    assert rows(tool_tables.cannot_table(found, TOOLS, []))[0][2] == "net, second"
+    tool_results = results(refused)
+    tool_results["subjects"]["second"] = {"what": "another"}
+    tool_results["pairs"]["second/other"] = refused
+    assert rows(tool_tables.cannot_table(tool_results, TOOLS, []))[0][2] == "net, second"
 
 
 def test_a_rejected_file_is_listed() -> None:
@@ -99,7 +99,7 @@ def test_a_remark_about_a_mapped_operator_is_listed() -> None:
 
 def test_the_page() -> None:
     page = "# Page\n<!-- a -->\nold\n<!-- b -->\nend\n"
-    found = tool_tables.between_marks(page, "new\n", "<!-- a -->", "<!-- b -->")
-    assert found == "# Page\n<!-- a -->\nnew\n<!-- b -->\nend\n"
+    updated_page = tool_tables.between_marks(page, "new\n", "<!-- a -->", "<!-- b -->")
+    assert updated_page == "# Page\n<!-- a -->\nnew\n<!-- b -->\nend\n"
     with pytest.raises(ValueError, match="does not contain the lines"):
         tool_tables.between_marks("# Page\n", "new", "<!-- a -->", "<!-- b -->")

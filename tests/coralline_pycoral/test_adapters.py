@@ -44,7 +44,7 @@ def test_the_geometry_of_boxes() -> None:
 def test_objects_from_every_order_of_outputs(prepared: Any, outputs: list[Any], names: Any) -> None:
     interpreter = prepared(outputs, signatures={"serving_default": {"outputs": names}} if names else None)
     objects = detect.get_objects(interpreter, 0.5, (0.5, 0.25))
-    assert [(each.id, each.bbox) for each in objects] == [(7, BBox(40, 20, 120, 100))]
+    assert [(detection.id, detection.bbox) for detection in objects] == [(7, BBox(40, 20, 120, 100))]
     assert objects[0].score == pytest.approx(0.9)
     assert len(detect.get_objects(interpreter)) == 2
 

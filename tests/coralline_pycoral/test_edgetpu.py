@@ -109,10 +109,10 @@ def test_objects_of_a_bundle_without_postprocess(tmp_path: Path, monkeypatch: py
     expected = decoder(opened, opened.models["int8"].outputs)([rows[..., :4], rows[..., 4:]]).above(0.5)
     objects = detect.get_objects(interpreter, 0.5, (0.1, 0.1))
     assert len(objects) == len(expected) > 0
-    for each, score, index, box in zip(objects, expected.scores, expected.classes, expected.boxes, strict=True):
+    for detection, score, index, box in zip(objects, expected.scores, expected.classes, expected.boxes, strict=True):
         ymin, xmin, ymax, xmax = box
-        assert (each.id, each.score) == (index, score)
-        assert each.bbox == pytest.approx((40 * xmin, 20 * ymin, 40 * xmax, 20 * ymax), abs=1)
+        assert (detection.id, detection.score) == (index, score)
+        assert detection.bbox == pytest.approx((40 * xmin, 20 * ymin, 40 * xmax, 20 * ymax), abs=1)
 
 
 @pytest.mark.parametrize("kind", ["array", "bytes", "pointer"])

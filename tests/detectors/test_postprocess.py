@@ -31,11 +31,11 @@ STEP = 1 / 250
 
 def anchors() -> np.ndarray:
     """Return the centre and the size of all anchors, as fractions: map by map, cell by cell."""
-    found = []
+    boxes = []
     for cells, sizes in zip(GRIDS, SIZES, strict=True):
         for row, column in np.ndindex(cells):
-            found += [[(row + 0.5) / cells[0], (column + 0.5) / cells[1], h / SIDE, w / SIDE] for h, w in sizes]
-    return np.array(found, np.float32)
+            boxes += [[(row + 0.5) / cells[0], (column + 0.5) / cells[1], h / SIDE, w / SIDE] for h, w in sizes]
+    return np.array(boxes, np.float32)
 
 
 def ended(
@@ -45,12 +45,12 @@ def ended(
     edit = Edit(model)
     boxes, scores = model.outputs
     settings = {"most": 12, "least_score": 0.3, "overlap": 0.6, "class_agnostic": False, "scales": (10, 10, 5, 5)}
-    given = anchors() if table is None else table
+    anchor_boxes = anchors() if table is None else table
     edit.outputs = [
-        *detection_postprocess.append(edit, boxes, scores, given, classes=classes, **{**settings, **changes})
+        *detection_postprocess.append(edit, boxes, scores, anchor_boxes, classes=classes, **{**settings, **changes})
     ]
     if model.tensors[boxes].dtype == "UINT8":  # the operator then reads anchors as uint8, too
-        codes = (given / STEP).round().astype(np.uint8)
+        codes = (anchor_boxes / STEP).round().astype(np.uint8)
         constant = edit.tensor("anchors in 8 bits", codes.shape, "UINT8", Quantization((STEP,), (0,), 0), codes)
         edit.added[-1].inputs[2] = constant
     return edit.graph()
@@ -63,24 +63,26 @@ def heads(columns: int = CLASSES, dtype: str = "FLOAT32") -> graph.Graph:
         "scores": "probabilities",
         "background": "first" if columns > CLASSES else None,
     }
-    given = detector_files.from_inputs({**described, "tensors": None}, CLASSES, dtype, flat=True)
-    assert given.tensors[given.outputs[1]].shape == (1, len(anchors()), columns)
-    return given
+    model = detector_files.from_inputs({**described, "tensors": None}, CLASSES, dtype, flat=True)
+    assert model.tensors[model.outputs[1]].shape == (1, len(anchors()), columns)
+    return model
 
 
 def values(model: graph.Graph, seed: int = 0) -> list[np.ndarray]:
-    random, found = np.random.default_rng(seed), []
+    random, inputs = np.random.default_rng(seed), []
     for index in model.inputs:
         tensor = model.tensors[index]
         if tensor.dtype == "FLOAT32":
             drawn = (
-                random.normal(0, 1, tensor.shape) if tensor.shape[2] == 4 and not found else random.random(tensor.shape)
+                random.normal(0, 1, tensor.shape)
+                if tensor.shape[2] == 4 and not inputs
+                else random.random(tensor.shape)
             )
-            found.append(drawn.astype(np.float32))
+            inputs.append(drawn.astype(np.float32))
         else:
             limits = np.iinfo(tensor.dtype.lower())
-            found.append(random.integers(limits.min, limits.max, tensor.shape, tensor.dtype.lower()))
-    return found
+            inputs.append(random.integers(limits.min, limits.max, tensor.shape, tensor.dtype.lower()))
+    return inputs
 
 
 @pytest.mark.parametrize("dtype", ["FLOAT32", "UINT8"])
@@ -88,24 +90,24 @@ def values(model: graph.Graph, seed: int = 0) -> list[np.ndarray]:
 @pytest.mark.parametrize("class_agnostic", [False, True])
 def test_our_decoding_finds_what_the_operator_finds(dtype: str, columns: int, class_agnostic: bool) -> None:
     model = heads(columns, dtype)
-    whole = ended(model, class_agnostic=class_agnostic, overlap=1.0)
-    found = detection_postprocess.read(whole)
-    assert found is not None
-    np.testing.assert_allclose(found.anchors, anchors(), atol=STEP / 2 if dtype == "UINT8" else 0)
-    assert (found.classes, found.background) == (CLASSES, columns > CLASSES)
-    assert found.thresholds == {
+    full_model = ended(model, class_agnostic=class_agnostic, overlap=1.0)
+    postprocess = detection_postprocess.read(full_model)
+    assert postprocess is not None
+    np.testing.assert_allclose(postprocess.anchors, anchors(), atol=STEP / 2 if dtype == "UINT8" else 0)
+    assert (postprocess.classes, postprocess.background) == (CLASSES, columns > CLASSES)
+    assert postprocess.thresholds == {
         "least_score": pytest.approx(0.3),
         "overlap": 1.0,
         "most": 12,
         "class_agnostic": class_agnostic,
     }
-    rest = detection_postprocess.without(whole, found)
+    rest = detection_postprocess.without(full_model, postprocess)
     assert [rest.tensors[index].shape for index in rest.outputs] == [(1, 160, 4), (1, 160, columns)]
-    detector = Detector(found.specification)
+    detector = Detector(postprocess.specification)
     for seed in range(3):
-        given = values(model, seed)
-        boxes, classes, scores, count = detector_files.answers(graph.serialize(whole), given)
-        ours = detector(detector_files.answers(graph.serialize(rest), given))
+        inputs = values(model, seed)
+        boxes, classes, scores, count = detector_files.answers(graph.serialize(full_model), inputs)
+        ours = detector(detector_files.answers(graph.serialize(rest), inputs))
         assert int(count[0]) == len(ours) == 12
         if not class_agnostic:
             np.testing.assert_allclose(scores[0], ours.scores, atol=1e-6)
@@ -119,14 +121,16 @@ def test_our_decoding_finds_what_the_operator_finds(dtype: str, columns: int, cl
 @pytest.mark.parametrize("columns", [CLASSES, CLASSES + 1])
 def test_the_decoded_model_has_the_boxes_of_our_decoding(columns: int) -> None:
     model = heads(columns)
-    whole = ended(model)
-    found = detection_postprocess.read(whole)
-    assert found is not None
-    given = values(model)
-    boxes, scores = detector_files.answers(graph.serialize(detection_postprocess.decoded(whole, found)), given)
-    detector = Detector(found.specification)
-    np.testing.assert_allclose(boxes[0], detector.corners(given[0])[0], atol=1e-5)
-    np.testing.assert_array_equal(scores, given[1][..., columns - CLASSES :])
+    full_model = ended(model)
+    postprocess = detection_postprocess.read(full_model)
+    assert postprocess is not None
+    inputs = values(model)
+    boxes, scores = detector_files.answers(
+        graph.serialize(detection_postprocess.decoded(full_model, postprocess)), inputs
+    )
+    detector = Detector(postprocess.specification)
+    np.testing.assert_allclose(boxes[0], detector.corners(inputs[0])[0], atol=1e-5)
+    np.testing.assert_array_equal(scores, inputs[1][..., columns - CLASSES :])
 
 
 @pytest.mark.parametrize(
@@ -150,15 +154,15 @@ def test_operators_that_cannot_be_understood(changes: dict[str, Any], part: str)
 
 def test_thresholds_of_0_and_less_keep_all_boxes() -> None:
     for least_score in (0.0, -float("inf")):
-        found = detection_postprocess.read(ended(heads(), least_score=least_score, overlap=0.0))
-        assert found is not None
-        assert Detector(found.specification).specification["least_score"] == pytest.approx(1e-6)
+        postprocess = detection_postprocess.read(ended(heads(), least_score=least_score, overlap=0.0))
+        assert postprocess is not None
+        assert Detector(postprocess.specification).specification["least_score"] == pytest.approx(1e-6)
 
 
 def test_damaged_options_are_refused_with_a_message() -> None:
-    whole = ended(heads())
-    (operator,) = whole.custom_operators(detection_postprocess.NAME)
-    stored = whole.source.subgraphs[0].operators[operator.index]
+    full_model = ended(heads())
+    (operator,) = full_model.custom_operators(detection_postprocess.NAME)
+    stored = full_model.source.subgraphs[0].operators[operator.index]
     options = np.array(stored.customOptions, np.uint8)
     random, refused = np.random.default_rng(0), 0
     for _ in range(500):
@@ -166,7 +170,7 @@ def test_damaged_options_are_refused_with_a_message() -> None:
         damaged[random.integers(len(damaged), size=3)] = random.integers(256, size=3)
         stored.customOptions = damaged
         try:
-            detection_postprocess.read(whole)
+            detection_postprocess.read(full_model)
         except ModelError as error:
             refused += detection_postprocess.NAME in str(error)
     assert refused > 100
@@ -207,9 +211,9 @@ def file_of(keras: Any, folder: Path, samples: np.ndarray | None = None) -> tupl
         edit = Edit(parsed)
         edit.outputs.reverse()
         parsed = edit.graph()
-    whole = ended(parsed)
-    (folder / "ssd.tflite").write_bytes(graph.serialize(whole))
-    return folder / "ssd.tflite", whole
+    full_model = ended(parsed)
+    (folder / "ssd.tflite").write_bytes(graph.serialize(full_model))
+    return folder / "ssd.tflite", full_model
 
 
 PIPELINE = """
@@ -244,10 +248,10 @@ def test_a_file_becomes_a_bundle_that_finds_the_same(keras: Any, tmp_path: Path,
     assert opened.labels == ["a", "b", "c"]
     agreeing = 0.0
     for image in images[:8]:
-        given = graph.parse(content).tensors[graph.parse(content).inputs[0]]
-        assert given.quantization is not None
-        scale, zero_point = given.quantization.scale[0], given.quantization.zero_point[0]
-        values = preprocessing.quantize(image, scale, zero_point, given.dtype.lower())
+        input_tensor = graph.parse(content).tensors[graph.parse(content).inputs[0]]
+        assert input_tensor.quantization is not None
+        scale, zero_point = input_tensor.quantization.scale[0], input_tensor.quantization.zero_point[0]
+        values = preprocessing.quantize(image, scale, zero_point, input_tensor.dtype.lower())
         ours = opened.detector(detector_files.answers(content, [values[np.newaxis]]), opened.labels)
         boxes, classes, scores, _ = detector_files.answers(
             (tmp_path / "ssd.tflite").read_bytes(), [values[np.newaxis] if quantized else image[np.newaxis]]
@@ -271,12 +275,12 @@ def test_a_float_file_says_its_anchors_and_thresholds(keras: Any, tmp_path: Path
     imported = model_file.load(file)
     assert not imported.file_is_float_tflite
     assert imported.detection["most"] == 12
-    found = detector_model(imported.model, {"family": "auto", **imported.detection})
-    assert found is not None
-    assert found.classes == CLASSES
-    assert found.box_error is not None
-    assert found.box_error < 1e-4
-    detector = Detector(found.specification)
+    converted = detector_model(imported.model, {"family": "auto", **imported.detection})
+    assert converted is not None
+    assert converted.classes == CLASSES
+    assert converted.box_error is not None
+    assert converted.box_error < 1e-4
+    detector = Detector(converted.specification)
     np.testing.assert_allclose(detector.anchors, anchors(), atol=1e-4)
     np.testing.assert_allclose(detector.specification["variances"], [0.1, 0.1, 0.2, 0.2], rtol=1e-3)
     assert detector.specification["overlap"] == pytest.approx(0.6)

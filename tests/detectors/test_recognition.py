@@ -81,7 +81,7 @@ def yolov8(head: Head, channels_first: bool = True, pixels: bool = True, corners
 def yolov5(head: Head) -> Any:
     """Two anchors for each cell in one convolution; the rows of all cells of one anchor are adjacent."""
     ops = head.ops
-    found = []
+    outputs = []
     for level in (0, 1):
         tensor = head.convolution(level, 2 * (5 + CLASSES), "head")
         by_anchor = head.layers.Permute((3, 1, 2, 4))(head.layers.Reshape((*GRIDS[level], 2, 5 + CLASSES))(tensor))
@@ -90,8 +90,8 @@ def yolov5(head: Head) -> Any:
         sizes = np.array(SIZES[level], np.float32)[:, ::-1].reshape(2, 1, 1, 2)
         centre = (likely[..., :2] * 2 - 0.5 + cells) * head.stride(level)
         size = (likely[..., 2:4] * 2) ** 2 * sizes
-        found.append(head.rows(ops.concatenate([centre, size, likely[..., 4:]], axis=-1), 5 + CLASSES))
-    return head.model(ops.concatenate(found, axis=1))
+        outputs.append(head.rows(ops.concatenate([centre, size, likely[..., 4:]], axis=-1), 5 + CLASSES))
+    return head.model(ops.concatenate(outputs, axis=1))
 
 
 def yolov5_raw(head: Head) -> Any:
@@ -102,7 +102,7 @@ def yolov5_raw(head: Head) -> Any:
 def yolox(head: Head, decoded: bool = True) -> Any:
     """Offsets from the corner of the cell and exponentials; objectness in addition to classes."""
     ops = head.ops
-    found = []
+    outputs = []
     for level in (0, 1):
         raw = head.rows(head.convolution(level, 4, "boxes"), 4)
         if decoded:
@@ -110,8 +110,8 @@ def yolox(head: Head, decoded: bool = True) -> Any:
             raw = ops.concatenate([centre, ops.exp(raw[..., 2:]) * head.stride(level)], axis=-1)
         objectness = head.rows(ops.sigmoid(head.convolution(level, 1, "objectness")), 1)
         scores = head.rows(ops.sigmoid(head.convolution(level, CLASSES, "scores")), CLASSES)
-        found.append(ops.concatenate([raw, objectness, scores], axis=-1))
-    return head.model(ops.concatenate(found, axis=1))
+        outputs.append(ops.concatenate([raw, objectness, scores], axis=-1))
+    return head.model(ops.concatenate(outputs, axis=1))
 
 
 def yunet(head: Head) -> Any:
@@ -126,11 +126,11 @@ def yunet(head: Head) -> Any:
 
 def nanodet(head: Head) -> Any:
     """Classes and distributions of one convolution, not decoded."""
-    found = []
+    outputs = []
     for level in (0, 1):
         rows = head.rows(head.convolution(level, CLASSES + 32, "head"), CLASSES + 32)
-        found.append(head.ops.concatenate([head.ops.sigmoid(rows[..., :CLASSES]), rows[..., CLASSES:]], axis=-1))
-    return head.model(head.ops.concatenate(found, axis=1))
+        outputs.append(head.ops.concatenate([head.ops.sigmoid(rows[..., :CLASSES]), rows[..., CLASSES:]], axis=-1))
+    return head.model(head.ops.concatenate(outputs, axis=1))
 
 
 def fcos(head: Head) -> Any:
@@ -187,7 +187,7 @@ def ssd_within_the_image(head: Head, sizes: Any = SIZES) -> Any:
 def with_anchors(head: Head, scale: float = 1.0, softmax: bool = False) -> Any:
     """YOLOv4 with centres outside of their cells, or YOLOv2 with a softmax over classes; scores with objectness."""
     ops = head.ops
-    found = []
+    outputs = []
     for level in (0, 1):
         tensor = head.convolution(level, 2 * (5 + CLASSES), "head")
         raw = head.layers.Reshape((*GRIDS[level], 2, 5 + CLASSES))(tensor)
@@ -196,8 +196,8 @@ def with_anchors(head: Head, scale: float = 1.0, softmax: bool = False) -> Any:
         size = ops.exp(raw[..., 2:4]) * np.array(SIZES[level], np.float32)[:, ::-1]
         classes = ops.softmax(raw[..., 5:], axis=-1) if softmax else ops.sigmoid(raw[..., 5:])
         rows = ops.concatenate([centre, size, ops.sigmoid(raw[..., 4:5]) * classes], axis=-1)
-        found.append(head.rows(rows, 4 + CLASSES))
-    return head.model(ops.concatenate(found, axis=1))
+        outputs.append(head.rows(rows, 4 + CLASSES))
+    return head.model(ops.concatenate(outputs, axis=1))
 
 
 def centernet(head: Head) -> Any:
@@ -209,7 +209,7 @@ def centernet(head: Head) -> Any:
 def pose(head: Head) -> Any:
     """YOLOv8-pose: one class, and keypoints with their visibility."""
     ops = head.ops
-    found = []
+    outputs = []
     for level in (0, 1):
         raw = head.layers.Reshape((-1, 4, 16))(head.convolution(level, 64, "boxes"))
         distances = ops.sum(ops.softmax(raw, axis=-1) * np.arange(16, dtype=np.float32), axis=-1)
@@ -221,8 +221,8 @@ def pose(head: Head) -> Any:
         positions = (raw_points[..., :2] * 2 + (points - 0.5)[:, None]) * head.stride(level)
         seen = ops.sigmoid(raw_points[..., 2:])
         flat = head.layers.Reshape((-1, 15))(ops.concatenate([positions, seen], axis=-1))
-        found.append(ops.concatenate([box, score, flat], axis=-1))
-    return head.model(ops.concatenate(found, axis=1))
+        outputs.append(ops.concatenate([box, score, flat], axis=-1))
+    return head.model(ops.concatenate(outputs, axis=1))
 
 
 def from_corners(boxes: np.ndarray, scale: float) -> np.ndarray:
@@ -305,19 +305,19 @@ def test_the_decoding_of_the_device_gives_the_boxes_and_scores_of_the_file(
 
     build, expected, read = CASES[name]
     model = build(Head(keras))
-    found = detector_model(model)
-    assert found is not None
-    assert {key: found.specification[key] for key in expected} == expected
-    assert found.box_error is not None
-    assert found.box_error < 1e-5
-    detector = Detector(found.specification)
-    parts = detector.parts(answers(found.model, images))
+    converted = detector_model(model)
+    assert converted is not None
+    assert {key: converted.specification[key] for key in expected} == expected
+    assert converted.box_error is not None
+    assert converted.box_error < 1e-5
+    detector = Detector(converted.specification)
+    parts = detector.parts(answers(converted.model, images))
     boxes, scores = read(answers(model, images))
     np.testing.assert_allclose(detector.corners(parts.boxes), boxes, atol=1e-4)
     np.testing.assert_allclose(detector.probabilities(parts), scores, atol=1e-4)
     # Boxes and scores are separate tensors, the outputs of convolutions.
-    assert len(found.model.outputs) == len(found.specification["tensors"])
-    assert all(output._keras_history.operation.kernel is not None for output in found.model.outputs)
+    assert len(converted.model.outputs) == len(converted.specification["tensors"])
+    assert all(output._keras_history.operation.kernel is not None for output in converted.model.outputs)
 
 
 @pytest.mark.parametrize(
@@ -329,11 +329,11 @@ def test_boxes_that_the_file_cuts_off_at_the_border(
     from compress.detectors.detector_model import detector_model
 
     model = build(Head(keras))
-    found = detector_model(model)
-    assert found is not None
-    assert found.specification["code"] == code
-    detector = Detector(found.specification)
-    parts = detector.parts(answers(found.model, images))
+    converted = detector_model(model)
+    assert converted is not None
+    assert converted.specification["code"] == code
+    detector = Detector(converted.specification)
+    parts = detector.parts(answers(converted.model, images))
     boxes = answers(model, images)[0]
     expected = boxes if code == "ssd" else from_corners(boxes, SIDE)
     np.testing.assert_allclose(detector.corners(parts.boxes).clip(0, 1), expected, atol=1e-4)
@@ -342,10 +342,10 @@ def test_boxes_that_the_file_cuts_off_at_the_border(
 def test_a_softmax_times_objectness_has_no_background(keras: Any) -> None:
     from compress.detectors.detector_model import detector_model
 
-    found = detector_model(with_anchors(Head(keras), softmax=True))
-    assert found is not None
-    assert found.classes == CLASSES
-    assert found.specification.get("background") is None
+    converted = detector_model(with_anchors(Head(keras), softmax=True))
+    assert converted is not None
+    assert converted.classes == CLASSES
+    assert converted.specification.get("background") is None
 
 
 def test_the_position_of_the_background_is_noted_if_it_is_assumed(keras: Any) -> None:
@@ -357,9 +357,9 @@ def test_the_position_of_the_background_is_noted_if_it_is_assumed(keras: Any) ->
         (head.model(boxes, scores), ("the first of the softmax's classes is assumed to be the background",)),
         (head.model(boxes, scores[..., :-1]), ()),
     ):
-        found = detector_model(model)
-        assert found is not None
-        assert found.notes == notes
+        converted = detector_model(model)
+        assert converted is not None
+        assert converted.notes == notes
 
 
 def test_boxes_that_are_mostly_cut_off_have_the_anchors_of_the_others(keras: Any, images: np.ndarray) -> None:
@@ -367,10 +367,10 @@ def test_boxes_that_are_mostly_cut_off_have_the_anchors_of_the_others(keras: Any
 
     sizes = (((50.0, 60.0), (70.0, 30.0)), ((90.0, 80.0), (60.0, 60.0)))
     model = ssd_within_the_image(Head(keras), sizes)
-    found = detector_model(model)
-    assert found is not None
-    detector = Detector(found.specification)
-    corners = detector.corners(detector.parts(answers(found.model, images)).boxes)
+    converted = detector_model(model)
+    assert converted is not None
+    detector = Detector(converted.specification)
+    corners = detector.corners(detector.parts(answers(converted.model, images)).boxes)
     np.testing.assert_allclose(corners.clip(0, 1), answers(model, images)[0], atol=1e-4)
 
 
@@ -389,11 +389,11 @@ def test_scores_as_raw_numbers_are_assumed_to_be_for_sigmoids(keras: Any, images
     from compress.detectors.detector_model import detector_model
 
     model = rtmdet(Head(keras), logits=True)
-    found = detector_model(model)
-    assert found is not None
-    assert found.notes == ("the file gives scores as raw values: a sigmoid for each class is assumed",)
-    detector = Detector(found.specification)
-    scores = detector.probabilities(detector.parts(answers(found.model, images)))
+    converted = detector_model(model)
+    assert converted is not None
+    assert converted.notes == ("the file gives scores as raw values: a sigmoid for each class is assumed",)
+    detector = Detector(converted.specification)
+    scores = detector.probabilities(detector.parts(answers(converted.model, images)))
     np.testing.assert_allclose(scores, 1 / (1 + np.exp(-answers(model, images)[1])), atol=1e-5)
 
 
@@ -403,23 +403,23 @@ def test_outliers_of_exponents_do_not_hide_the_code(keras: Any, monkeypatch: pyt
     from compress.detectors.detector_model import detector_model
 
     monkeypatch.setattr(probing, "BATCH", 400)
-    found = detector_model(with_anchors(Head(keras)))
-    assert found is not None
-    assert found.specification["code"] == "yolov3"
+    converted = detector_model(with_anchors(Head(keras)))
+    assert converted is not None
+    assert converted.specification["code"] == "yolov3"
 
 
 def test_the_rows_of_two_anchors_are_those_of_the_file(keras: Any, images: np.ndarray) -> None:
     from compress.detectors.detector_model import detector_model
 
     model = yolov5(Head(keras))
-    found = detector_model(model)
-    assert found is not None
-    assert found.specification["code"] == "yolov5"
+    converted = detector_model(model)
+    assert converted is not None
+    assert converted.specification["code"] == "yolov5"
     np.testing.assert_allclose(
-        [entry["boxes"] for entry in found.specification["maps"]], np.array(SIZES) / SIDE, rtol=1e-4
+        [entry["boxes"] for entry in converted.specification["maps"]], np.array(SIZES) / SIDE, rtol=1e-4
     )
-    detector = Detector(found.specification)
-    parts = detector.parts(answers(found.model, images))
+    detector = Detector(converted.specification)
+    parts = detector.parts(answers(converted.model, images))
     rows = answers(model, images)[0]
     order = []  # order on the device: cell, then anchor; in the file: anchor, then cell
     start = 0
@@ -436,16 +436,16 @@ def test_keypoints_of_a_pose_are_those_of_the_file(keras: Any, images: np.ndarra
     from compress.detectors.detector_model import detector_model
 
     model = pose(Head(keras))
-    found = detector_model(model, {"family": "auto", "least_score": 1e-6, "overlap": 1.0})
-    assert found is not None
-    assert found.specification["keypoints"] == {
+    converted = detector_model(model, {"family": "auto", "least_score": 1e-6, "overlap": 1.0})
+    assert converted is not None
+    assert converted.specification["keypoints"] == {
         "count": 5,
         "visibility": True,
         "scale": 2.0,
         "offset": 0.0,
         "unit": "cell",
     }
-    detections = Detector(found.specification)([output[0] for output in answers(found.model, images)])
+    detections = Detector(converted.specification)([output[0] for output in answers(converted.model, images)])
     row = answers(model, images)[0][0]
     best = row[row[:, 4].argmax()]
     assert detections.keypoints is not None
@@ -470,13 +470,13 @@ def test_files_that_do_not_decode_are_read_as_their_family_or_with_a_note(
 ) -> None:
     from compress.detectors.detector_model import detector_model
 
-    found = detector_model(build(Head(keras)), family)
-    assert found is not None
-    assert {key: found.specification[key] for key in expected} == expected
-    assert found.box_error is None
-    assert "does not decode its boxes" in found.notes[0]
-    assert ("name the family" in found.notes[0]) == (family == "auto")
-    Detector(found.specification).parts(found.model(np.zeros((1, SIDE, SIDE, 3)), training=False), keras.ops)
+    converted = detector_model(build(Head(keras)), family)
+    assert converted is not None
+    assert {key: converted.specification[key] for key in expected} == expected
+    assert converted.box_error is None
+    assert "does not decode its boxes" in converted.notes[0]
+    assert ("name the family" in converted.notes[0]) == (family == "auto")
+    Detector(converted.specification).parts(converted.model(np.zeros((1, SIDE, SIDE, 3)), training=False), keras.ops)
 
 
 @pytest.mark.parametrize("likely", [True, False])
@@ -494,10 +494,10 @@ def test_the_parts_of_centernet_and_centerface_are_in_their_order(keras: Any, im
     cells = np.stack(np.meshgrid(*(np.arange(side) for side in size.shape[1:3]), indexing="ij"), -1).reshape(-1, 2)
     step = 1 / size.shape[1]
     for family in ("centernet", "centerface"):
-        found = detector_model(model, {"family": family, "overlap": 1.0, "least_score": 1e-6})
-        assert found is not None
-        detector = Detector(found.specification)
-        outputs = answers(found.model, images)
+        converted = detector_model(model, {"family": family, "overlap": 1.0, "least_score": 1e-6})
+        assert converted is not None
+        detector = Detector(converted.specification)
+        outputs = answers(converted.model, images)
         boxes = detector.corners(detector.parts(outputs).boxes)[0]
         if family == "centernet":
             centre, extent = (cells + offsets[:, ::-1]) * step, sizes[:, ::-1] * step
@@ -526,17 +526,17 @@ def test_classes_are_cut_from_the_scores(keras: Any, images: np.ndarray) -> None
 
     for build in (yolov8, yolov5, ssd):
         model = build(Head(keras))
-        whole, kept = detector_model(model), detector_model(model, "auto", [2, 0])
-        assert whole is not None
+        complete, kept = detector_model(model), detector_model(model, "auto", [2, 0])
+        assert complete is not None
         assert kept is not None
         likely = []
-        for found in (whole, kept):
-            detector = Detector(found.specification)
-            likely.append(detector.parts(answers(found.model, images)).scores)
-        background = [0] if whole.specification.get("background") == "first" else []
+        for converted in (complete, kept):
+            detector = Detector(converted.specification)
+            likely.append(detector.parts(answers(converted.model, images)).scores)
+        background = [0] if complete.specification.get("background") == "first" else []
         columns = [*background, *(number + len(background) for number in (2, 0))]
         np.testing.assert_allclose(likely[1], likely[0][..., columns], atol=1e-5)
-        assert ("larger scores" in " ".join(kept.notes)) == (whole.specification["scores"] == "softmax")
+        assert ("larger scores" in " ".join(kept.notes)) == (complete.specification["scores"] == "softmax")
         with pytest.raises(ModelError, match="it has 3 classes"):
             detector_model(model, "auto", [3])
     by_name = detector_model(model, "auto", ["c", 0], names=("a", "b", "c"))
@@ -572,13 +572,13 @@ def test_the_input_gets_another_size_with_boxes_of_the_same_pixels(keras: Any, b
     assert large.model.inputs[0].shape[1:] == (*size, 3)
     assert f"the input is changed from {SIDE} x {SIDE} to {size[0]} x {size[1]}" in large.notes
     corners = []
-    for found, sides in ((small, (SIDE, SIDE)), (large, size)):
-        detector = Detector(found.specification)
-        assert detector.misfit([(1, *output.shape[1:]) for output in found.model.outputs]) is None
-        width = 4 * found.specification.get("bins", 16) if found.specification["code"] == "dfl" else 4
+    for converted, sides in ((small, (SIDE, SIDE)), (large, size)):
+        detector = Detector(converted.specification)
+        assert detector.misfit([(1, *output.shape[1:]) for output in converted.model.outputs]) is None
+        width = 4 * converted.specification.get("bins", 16) if converted.specification["code"] == "dfl" else 4
         raw = np.random.default_rng(0).normal(size=width).astype(np.float32)
         boxes = detector.corners(np.tile(raw, (1, len(detector.anchors), 1)))[0] * [*sides, *sides]
-        counts = [np.prod(entry["cells"]) * len(entry.get("boxes", [1])) for entry in found.specification["maps"]]
+        counts = [np.prod(entry["cells"]) * len(entry.get("boxes", [1])) for entry in converted.specification["maps"]]
         corners.append(boxes[np.concatenate([[0], np.cumsum(counts)[:-1]])])  # the first location of each map
     np.testing.assert_allclose(corners[1], corners[0], rtol=1e-4, atol=1e-3)
 
@@ -587,11 +587,11 @@ def test_anchors_that_are_listed_one_by_one_have_one_size(keras: Any, monkeypatc
     from compress.detectors import detector_model as module
     from compress.detectors import recognition
 
-    def listed(*given: Any) -> Any:
-        found = recognition.recognize(*given)
-        assert found is not None
-        anchors = Detector(found.specification).anchors.tolist()
-        return replace(found, specification={**found.specification, "maps": [{"anchors": anchors}]})
+    def listed(*arguments: Any) -> Any:
+        recognized = recognition.recognize(*arguments)
+        assert recognized is not None
+        anchors = Detector(recognized.specification).anchors.tolist()
+        return replace(recognized, specification={**recognized.specification, "maps": [{"anchors": anchors}]})
 
     monkeypatch.setattr(module, "recognize", listed)
     with pytest.raises(ModelError, match="cannot have an input of 96 x 96: its anchors are listed one by one"):

@@ -69,12 +69,12 @@ def answering(*logits: Any) -> list[Teacher]:
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    found = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return np.asarray(found / found.sum(axis=1, keepdims=True))
+    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return np.asarray(exponentials / exponentials.sum(axis=1, keepdims=True))
 
 
-def computed(made: Any, outputs: Any, labels: Any = None, inputs: Any = None) -> np.ndarray:
-    return np.asarray(made.of(Batch(inputs, labels), outputs))
+def computed(loss: Any, outputs: Any, labels: Any = None, inputs: Any = None) -> np.ndarray:
+    return np.asarray(loss.of(Batch(inputs, labels), outputs))
 
 
 EVERY_STEP = TrainingSettings(epochs=1, augment=Augment(flip=True))
@@ -92,20 +92,20 @@ def test_softened_scores_and_labels_are_weighed_as_hinton_has_it(keras: Any, tmp
     expected, actual = softmax(taught / temperature), softmax(scores / temperature)
     soft = (expected * np.log(expected / actual)).sum(axis=1)  # differs from the cross-entropy by a constant
     hard = -np.log(softmax(scores))[np.arange(5), labels]
-    wanted = weight * temperature**2 * soft + (1 - weight) * hard
+    expected_loss = weight * temperature**2 * soft + (1 - weight) * hard
     teaching = DistillationSettings(temperature=temperature, weight=weight)
-    made = losses.loss_of(
+    loss = losses.loss_of(
         ClassificationHead("logits"), answering(taught), teaching, EVERY_STEP, context(Blobs(), tmp_path)
     )
-    np.testing.assert_allclose(computed(made, keras.ops.array(scores), labels), wanted, rtol=1e-5)
+    np.testing.assert_allclose(computed(loss, keras.ops.array(scores), labels), expected_loss, rtol=1e-5)
 
 
 def test_several_teachers_are_the_average_of_their_probabilities(keras: Any) -> None:
     logits = np.random.default_rng(1).normal(size=(3, 5, 4)).astype(np.float32) * 4
-    found = np.exp(np.asarray(ClassificationHead("logits").soft_targets(list(logits), [1.0, 2.0, 5.0], 2.5)))
-    each = [softmax(said / 2.5) for said in logits]
-    np.testing.assert_allclose(found, (each[0] + 2 * each[1] + 5 * each[2]) / 8, rtol=1e-5)
-    np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-5)
+    targets = np.exp(np.asarray(ClassificationHead("logits").soft_targets(list(logits), [1.0, 2.0, 5.0], 2.5)))
+    probabilities = [softmax(said / 2.5) for said in logits]
+    np.testing.assert_allclose(targets, (probabilities[0] + 2 * probabilities[1] + 5 * probabilities[2]) / 8, rtol=1e-5)
+    np.testing.assert_allclose(targets.sum(axis=1), 1, rtol=1e-5)
 
 
 def test_decoupled_distillation_is_the_papers(keras: Any) -> None:
@@ -118,9 +118,9 @@ def test_decoupled_distillation_is_the_papers(keras: Any) -> None:
 
     right = np.eye(4, dtype=bool)[labels]
     p, q = softmax(taught / temperature), softmax(scores / temperature)
-    binary = [np.stack([each[right], 1 - each[right]], axis=1) for each in (p, q)]
-    others = [each[~right].reshape(5, 3) / (1 - each[right])[:, None] for each in (p, q)]
-    wanted = (2 * divergence(*binary) + 3 * divergence(*others)) * temperature**2
+    binary = [np.stack([probabilities[right], 1 - probabilities[right]], axis=1) for probabilities in (p, q)]
+    others = [probabilities[~right].reshape(5, 3) / (1 - probabilities[right])[:, None] for probabilities in (p, q)]
+    expected = (2 * divergence(*binary) + 3 * divergence(*others)) * temperature**2
     teaching = DistillationSettings(temperature=temperature, decoupled=Decoupled(right=2.0, wrong=3.0))
 
     def loss(values: np.ndarray) -> np.ndarray:
@@ -129,17 +129,17 @@ def test_decoupled_distillation_is_the_papers(keras: Any) -> None:
             ClassificationHead("logits").distillation_loss(keras.ops.array(values, "float32"), said, labels, teaching)
         )
 
-    np.testing.assert_allclose(loss(scores) - loss(taught), wanted, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(loss(scores) - loss(taught), expected, rtol=1e-3, atol=1e-4)
 
 
 def test_a_student_that_says_what_its_teacher_says_is_at_the_minimum(keras: Any, trained: Any, tmp_path: Path) -> None:
     inputs = Blobs().inputs("validation")
     teacher = teachers.of_model(trained, Blobs(), "teacher")
     head = ClassificationHead("logits")
-    made = losses.loss_of(head, [teacher], ALONE, EVERY_STEP, context(Blobs(), tmp_path))
+    loss = losses.loss_of(head, [teacher], ALONE, EVERY_STEP, context(Blobs(), tmp_path))
     said = teacher.predict(inputs)[0]
     moved = said + np.array([[0.5, -0.5]], np.float32)
-    assert (computed(made, moved, inputs=inputs) > computed(made, said, inputs=inputs)).all()
+    assert (computed(loss, moved, inputs=inputs) > computed(loss, said, inputs=inputs)).all()
 
 
 # --- when teachers run ------------------------------------------------------------------
@@ -148,26 +148,26 @@ def test_a_student_that_says_what_its_teacher_says_is_at_the_minimum(keras: Any,
 def test_answers_given_once_are_the_same_loss_as_answers_in_every_step(
     keras: Any, trained: Any, tmp_path: Path
 ) -> None:
-    teacher, head, given = (
+    teacher, head, stage_context = (
         teachers.of_model(trained, Blobs(), "teacher"),
         ClassificationHead("softmax"),
         context(Blobs(), tmp_path),
     )
     teaching = DistillationSettings(weight=0.7, decoupled=Decoupled())
-    once = losses.loss_of(head, [teacher], teaching, SETTINGS, given)
-    online = losses.loss_of(head, [teacher], teaching, EVERY_STEP, given)
+    once = losses.loss_of(head, [teacher], teaching, SETTINGS, stage_context)
+    online = losses.loss_of(head, [teacher], teaching, EVERY_STEP, stage_context)
     assert {split: values.shape for split, values in once.soft_targets.items()} == {
         "train": (96, 2),
         "validation": (32, 2),
     }
     assert online.soft_targets == {}
-    assert given.progress.seen == [(96, 128, {}), (128, 128, {})]  # type: ignore[attr-defined]
+    assert stage_context.progress.seen == [(96, 128, {}), (128, 128, {})]  # type: ignore[attr-defined]
     student = network(keras)
     for split in ("train", "validation"):
         batch = Batch(Blobs().inputs(split), Blobs().labels(split), once.soft_targets[split])
         outputs = student(batch.inputs)
-        wanted = np.asarray(online.of(replace(batch, soft_targets=None), outputs))
-        np.testing.assert_allclose(np.asarray(once.of(batch, outputs)), wanted, rtol=1e-5)
+        expected = np.asarray(online.of(replace(batch, soft_targets=None), outputs))
+        np.testing.assert_allclose(np.asarray(once.of(batch, outputs)), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("augment", [Augment(), Augment(flip=True)], ids=["once", "in every step"])
@@ -175,24 +175,24 @@ def test_a_student_learns_from_its_teacher_alone(keras: Any, trained: Any, tmp_p
     keras.utils.set_random_seed(0)
     teacher, before = teachers.of_model(trained, Blobs(), "teacher"), [w.copy() for w in trained.get_weights()]
     settings = SETTINGS.model_copy(update={"augment": augment})
-    given = context(Mislabelled(), tmp_path)
+    stage_context = context(Mislabelled(), tmp_path)
     student = network(keras)
-    loss = losses.loss_of(ClassificationHead("softmax"), [teacher], ALONE, settings, given)
-    facts = loop.fit(student, loss, settings, given)
+    loss = losses.loss_of(ClassificationHead("softmax"), [teacher], ALONE, settings, stage_context)
+    facts = loop.fit(student, loss, settings, stage_context)
     assert facts["history"][-1]["val_accuracy"] == 1.0
     for a, b in zip(before, trained.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
 def test_with_weight_1_the_labels_change_no_weight(keras: Any, trained: Any, tmp_path: Path) -> None:
-    teacher, made = teachers.of_model(trained, Blobs(), "teacher"), []
+    teacher, trained_weights = teachers.of_model(trained, Blobs(), "teacher"), []
     for data in (Blobs(), Mislabelled()):
         keras.utils.set_random_seed(0)
-        student, given = network(keras), context(data, tmp_path)
-        loss = losses.loss_of(ClassificationHead("softmax"), [teacher], ALONE, SETTINGS, given)
-        loop.fit(student, loss, SETTINGS.model_copy(update={"epochs": 1}), given)
-        made.append(student.get_weights())
-    for a, b in zip(*made, strict=True):
+        student, stage_context = network(keras), context(data, tmp_path)
+        loss = losses.loss_of(ClassificationHead("softmax"), [teacher], ALONE, SETTINGS, stage_context)
+        loop.fit(student, loss, SETTINGS.model_copy(update={"epochs": 1}), stage_context)
+        trained_weights.append(student.get_weights())
+    for a, b in zip(*trained_weights, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -222,13 +222,13 @@ def test_a_float_file_teaches_what_its_model_does(keras: Any, trained: Any, tmp_
     trained.save(tmp_path / "model.keras")
     (tmp_path / "model.tflite").write_bytes(export.convert_float(trained))
     inputs = Blobs().inputs("validation")
-    wanted = np.asarray(teachers.of_model(trained, Blobs(), "teacher").predict(inputs)[0])
+    expected = np.asarray(teachers.of_model(trained, Blobs(), "teacher").predict(inputs)[0])
     trained.export(tmp_path / "folder", verbose=False)
     for name in ("model.keras", "model.tflite", "folder"):
         teacher = teachers.read(tmp_path / name, context(Blobs(), tmp_path))
         assert teacher.name == name
         assert teacher.model is not None
-        np.testing.assert_allclose(np.asarray(teacher.predict(inputs)[0]), wanted, atol=1e-4)
+        np.testing.assert_allclose(np.asarray(teacher.predict(inputs)[0]), expected, atol=1e-4)
 
 
 @dataclass
@@ -245,17 +245,17 @@ class Small(Blobs):
 def test_a_quantized_file_answers_once_and_not_in_training_steps(keras: Any, tmp_path: Path) -> None:
     from compress.tflite.interpreter import LoadedModel
 
-    path, given = tmp_path / "tiny.tflite", context(Small(), tmp_path)
+    path, stage_context = tmp_path / "tiny.tflite", context(Small(), tmp_path)
     path.write_bytes(tiny.classifier())
-    teacher = teachers.read(path, given)
+    teacher = teachers.read(path, stage_context)
     assert teacher.model is None
-    made = losses.loss_of(
-        ClassificationHead("logits"), [teacher], DistillationSettings(temperature=3.0), SETTINGS, given
+    loss = losses.loss_of(
+        ClassificationHead("logits"), [teacher], DistillationSettings(temperature=3.0), SETTINGS, stage_context
     )
-    wanted = softmax(LoadedModel(path, reproducible=True).scores(Small().inputs("train")) / 3)
-    np.testing.assert_allclose(np.exp(made.soft_targets["train"]), wanted, rtol=1e-5)
+    expected = softmax(LoadedModel(path, reproducible=True).scores(Small().inputs("train")) / 3)
+    np.testing.assert_allclose(np.exp(loss.soft_targets["train"]), expected, rtol=1e-5)
     with pytest.raises(StageError, match=r"teacher tiny.tflite runs in the TFLite runtime.*remove augment"):
-        losses.loss_of(ClassificationHead("logits"), [teacher], ALONE, EVERY_STEP, given)
+        losses.loss_of(ClassificationHead("logits"), [teacher], ALONE, EVERY_STEP, stage_context)
 
 
 def test_a_probability_of_0_in_8_bits_is_half_a_step(keras: Any, trained: Any, tmp_path: Path) -> None:
@@ -264,32 +264,32 @@ def test_a_probability_of_0_in_8_bits_is_half_a_step(keras: Any, trained: Any, t
     path, inputs = tmp_path / "int8.tflite", Blobs().inputs("train")
     path.write_bytes(float_tflite.convert(export.convert_float(trained), inputs, "int8"))
     teacher = teachers.read(path, context(Blobs(), tmp_path))
-    found = np.asarray(teacher.predict(inputs)[0])
-    wanted = np.asarray(teachers.of_model(trained, Blobs(), "teacher").predict(inputs)[0])
-    assert found.min() >= np.log(1 / 512) - 1e-6
-    np.testing.assert_allclose(softmax(found), softmax(wanted), atol=0.03)
+    actual = np.asarray(teacher.predict(inputs)[0])
+    expected = np.asarray(teachers.of_model(trained, Blobs(), "teacher").predict(inputs)[0])
+    assert actual.min() >= np.log(1 / 512) - 1e-6
+    np.testing.assert_allclose(softmax(actual), softmax(expected), atol=0.03)
 
 
 def test_a_teacher_that_does_not_fit_is_refused_in_words(keras: Any, tmp_path: Path) -> None:
-    given = context(Blobs(), tmp_path)
+    stage_context = context(Blobs(), tmp_path)
     network(keras, shape=(6, 6, 1)).save(tmp_path / "side.keras")
     with pytest.raises(ModelError, match=r"teacher side.keras: the model takes \[6, 6, 1\], but data.preprocess gives"):
-        teachers.read(tmp_path / "side.keras", given)
+        teachers.read(tmp_path / "side.keras", stage_context)
     (tmp_path / "three.tflite").write_bytes(tiny.classifier((8, 8, 1), classes=3))
     with pytest.raises(ModelError, match=r"teacher three.tflite: .* shape \[3\], but the data has 2 classes"):
-        teachers.read(tmp_path / "three.tflite", given)
+        teachers.read(tmp_path / "three.tflite", stage_context)
     (tmp_path / "side.tflite").write_bytes(tiny.classifier((4, 4, 1), classes=2))
     with pytest.raises(ModelError, match=r"teacher side.tflite: takes \[1, 4, 4, 1\]"):
-        teachers.read(tmp_path / "side.tflite", given)
+        teachers.read(tmp_path / "side.tflite", stage_context)
     (tmp_path / "text.keras").write_text("no model")
     with pytest.raises(ModelError, match="is neither a zip archive nor an HDF5 file"):
-        teachers.read(tmp_path / "text.keras", given)
+        teachers.read(tmp_path / "text.keras", stage_context)
     image = keras.Input((8, 8, 1))
     scores = keras.layers.Dense(2)(keras.layers.Flatten()(keras.layers.Lambda(lambda x: x * 2)(image)))
     keras.Model(image, scores).save(tmp_path / "code.keras")
     with pytest.raises(UntrustedError, match="Lambda"):
-        teachers.read(tmp_path / "code.keras", given)
-    assert teachers.read(tmp_path / "code.keras", replace(given, trust=True)).model is not None
+        teachers.read(tmp_path / "code.keras", stage_context)
+    assert teachers.read(tmp_path / "code.keras", replace(stage_context, trust=True)).model is not None
 
 
 # --- features ---------------------------------------------------------------------------
@@ -307,24 +307,24 @@ def test_values_are_pooled_projected_and_compared_relative_to_their_spread(
     hints = watched(keras, student, trained, Features(weight=2.0))
     assert hints.pairs == (("map", "map"),)
     side, inputs = -(-8 // stride), Blobs().inputs("train")
-    scores, found = hints.model(inputs)
-    (wanted,) = hints.teacher.predict(inputs)[1]
-    assert found.shape == wanted.shape == (96, side, side, 6)
+    scores, projected = hints.model(inputs)
+    (target,) = hints.teacher.predict(inputs)[1]
+    assert projected.shape == target.shape == (96, side, side, 6)
     np.testing.assert_allclose(scores, student(inputs), rtol=1e-5)
-    whole = np.asarray(keras.Model(trained.inputs[0], trained.get_layer("map").output)(inputs))
+    full_map = np.asarray(keras.Model(trained.inputs[0], trained.get_layer("map").output)(inputs))
     if 8 % side == 0:
         step = 8 // side
-        np.testing.assert_allclose(wanted, whole.reshape(96, side, step, side, step, 6).mean(axis=(2, 4)), atol=1e-6)
-    error = np.square(np.asarray(found) - np.asarray(wanted)).mean(axis=(1, 2, 3))
-    spread = np.asarray(wanted).reshape(-1, 6).var(axis=0).mean()
-    np.testing.assert_allclose(hints.loss([wanted], [found]), 2 * error / spread, rtol=1e-4)
-    mean = keras.ops.broadcast_to(np.asarray(wanted).mean(axis=(0, 1, 2)), wanted.shape)
-    assert np.mean(hints.loss([wanted], [mean])) == pytest.approx(2.0, rel=1e-4)
+        np.testing.assert_allclose(target, full_map.reshape(96, side, step, side, step, 6).mean(axis=(2, 4)), atol=1e-6)
+    error = np.square(np.asarray(projected) - np.asarray(target)).mean(axis=(1, 2, 3))
+    spread = np.asarray(target).reshape(-1, 6).var(axis=0).mean()
+    np.testing.assert_allclose(hints.loss([target], [projected]), 2 * error / spread, rtol=1e-4)
+    mean = keras.ops.broadcast_to(np.asarray(target).mean(axis=(0, 1, 2)), target.shape)
+    assert np.mean(hints.loss([target], [mean])) == pytest.approx(2.0, rel=1e-4)
 
 
 def test_the_projection_is_trained_and_gone(keras: Any, trained: Any, tmp_path: Path) -> None:
     keras.utils.set_random_seed(0)
-    student, given = network(keras, 3), context(Blobs(), tmp_path)
+    student, stage_context = network(keras, 3), context(Blobs(), tmp_path)
     names, size = [layer.name for layer in student.layers], student.count_params()
     hints = watched(keras, student, trained, Features())
     (projection,) = [layer for layer in hints.model.layers if layer.name not in names]
@@ -335,8 +335,8 @@ def test_the_projection_is_trained_and_gone(keras: Any, trained: Any, tmp_path: 
         return float(np.mean(hints.loss(hints.teacher.predict(inputs)[1], hints.model(inputs)[1:])))
 
     teacher, before, known = [w.copy() for w in trained.get_weights()], distance(), ClassificationHead("softmax")
-    loss = losses.loss_of(known, [hints.teacher], DistillationSettings(), SETTINGS, given, hints)
-    facts = loop.fit(hints.model, loss, SETTINGS, given)
+    loss = losses.loss_of(known, [hints.teacher], DistillationSettings(), SETTINGS, stage_context, hints)
+    facts = loop.fit(hints.model, loss, SETTINGS, stage_context)
     assert facts["history"][-1]["val_accuracy"] == 1.0
     assert distance() < 0.5 * before
     assert not np.allclose(projection.get_weights()[0], start, atol=0.01)
@@ -349,32 +349,36 @@ def test_the_projection_is_trained_and_gone(keras: Any, trained: Any, tmp_path: 
 
 
 def test_hints_are_the_same_whether_scores_came_before_or_not(keras: Any, trained: Any, tmp_path: Path) -> None:
-    given, inputs, labels = context(Blobs(), tmp_path), Blobs().inputs("train"), Blobs().labels("train")
+    stage_context, inputs, labels = context(Blobs(), tmp_path), Blobs().inputs("train"), Blobs().labels("train")
     hints = watched(keras, network(keras, 3), trained, Features(weight=0.5))
     once, online = (
-        losses.loss_of(ClassificationHead("softmax"), [hints.teacher], DistillationSettings(), settings, given, hints)
+        losses.loss_of(
+            ClassificationHead("softmax"), [hints.teacher], DistillationSettings(), settings, stage_context, hints
+        )
         for settings in (SETTINGS, EVERY_STEP)
     )
     outputs = hints.model(inputs)
-    found = np.asarray(once.of(Batch(inputs, labels, once.soft_targets["train"]), outputs))
-    np.testing.assert_allclose(found, computed(online, outputs, labels, inputs), rtol=1e-5)
-    plain = losses.loss_of(ClassificationHead("softmax"), [hints.teacher], DistillationSettings(), EVERY_STEP, given)
+    actual = np.asarray(once.of(Batch(inputs, labels, once.soft_targets["train"]), outputs))
+    np.testing.assert_allclose(actual, computed(online, outputs, labels, inputs), rtol=1e-5)
+    plain = losses.loss_of(
+        ClassificationHead("softmax"), [hints.teacher], DistillationSettings(), EVERY_STEP, stage_context
+    )
     hint = np.asarray(hints.loss(hints.teacher.predict(inputs)[1], outputs[1:]))
-    np.testing.assert_allclose(found - computed(plain, outputs[0], labels, inputs), hint, atol=1e-5)
+    np.testing.assert_allclose(actual - computed(plain, outputs[0], labels, inputs), hint, atol=1e-5)
 
 
 def test_attention_needs_no_projection_and_sees_where_maps_are_large(keras: Any, trained: Any) -> None:
     hints = watched(keras, network(keras, 3), trained, Features(match="attention"))
     assert len(hints.model.layers) == len(hints.student.layers)
     random = np.random.default_rng(0)
-    own, other = random.random((5, 8, 8, 3)), random.random((5, 8, 8, 6))
+    student_maps, other = random.random((5, 8, 8, 3)), random.random((5, 8, 8, 6))
 
     def unit(maps: np.ndarray) -> np.ndarray:
         energy = np.square(maps).sum(axis=-1).reshape(5, 64)
         return np.asarray(energy / np.linalg.norm(energy, axis=1, keepdims=True))
 
-    found = hints.loss([keras.ops.array(other, "float32")], [keras.ops.array(own, "float32")])
-    np.testing.assert_allclose(found, np.square(unit(own) - unit(other)).sum(axis=1), rtol=1e-4)
+    actual = hints.loss([keras.ops.array(other, "float32")], [keras.ops.array(student_maps, "float32")])
+    np.testing.assert_allclose(actual, np.square(unit(student_maps) - unit(other)).sum(axis=1), rtol=1e-4)
     scaled = keras.ops.array(other * 7, "float32")
     np.testing.assert_allclose(hints.loss([scaled], [keras.ops.array(other, "float32")]), 0, atol=1e-6)
 
@@ -459,17 +463,17 @@ def test_features_that_say_nothing_are_refused(keras: Any) -> None:
 
 
 def test_answers_are_kept_for_the_next_try(keras: Any, tmp_path: Path) -> None:
-    asked: list[int] = []
+    batch_sizes: list[int] = []
 
     def answers(inputs: Any) -> Any:
-        asked.append(len(inputs))
+        batch_sizes.append(len(inputs))
         return np.stack([np.arange(len(inputs)), np.ones(len(inputs))], axis=1).astype(np.float32), ()
 
-    given = replace(context(Blobs(), tmp_path), unfinished=tmp_path / "unfinished")
+    stage_context = replace(context(Blobs(), tmp_path), unfinished=tmp_path / "unfinished")
     teacher = Teacher("t", answers)
-    first = losses.precompute(ClassificationHead("logits"), [teacher], 2.0, given)
-    assert sum(asked) == 96 + 32
-    again = losses.precompute(ClassificationHead("logits"), [teacher], 2.0, given)
-    assert sum(asked) == 96 + 32
+    first = losses.precompute(ClassificationHead("logits"), [teacher], 2.0, stage_context)
+    assert sum(batch_sizes) == 96 + 32
+    again = losses.precompute(ClassificationHead("logits"), [teacher], 2.0, stage_context)
+    assert sum(batch_sizes) == 96 + 32
     for split, values in first.items():
         np.testing.assert_array_equal(values, again[split])

@@ -16,13 +16,13 @@ PAGE = (ROOT / "docs" / "preprocessing.md").read_text()
 EXAMPLES = re.findall(r"```yaml\n# (\[[\d, ]+\]) becomes (\[[\d, ]+\])\n(.*?)```", PAGE, re.DOTALL)
 
 
-@pytest.mark.parametrize(("given", "becomes", "text"), EXAMPLES, ids=lambda value: value[:30])
-def test_example(given: str, becomes: str, text: str) -> None:
+@pytest.mark.parametrize(("input_shape", "becomes", "text"), EXAMPLES, ids=lambda value: value[:30])
+def test_example(input_shape: str, becomes: str, text: str) -> None:
     steps = YAML(typ="safe", pure=True).load(text)
-    sample = np.random.default_rng(0).integers(0, 100, json.loads(given)).astype(np.float32)
-    found = Preprocessing(steps)(sample)
-    assert list(found.shape) == json.loads(becomes)
-    assert np.isfinite(found).all()
+    sample = np.random.default_rng(0).integers(0, 100, json.loads(input_shape)).astype(np.float32)
+    output = Preprocessing(steps)(sample)
+    assert list(output.shape) == json.loads(becomes)
+    assert np.isfinite(output).all()
 
 
 def test_every_step_and_every_block_is_tried() -> None:

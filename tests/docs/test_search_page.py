@@ -47,10 +47,10 @@ def test_the_example_is_valid(tmp_path: Path) -> None:
 
 
 def test_the_architecture_search_is_valid(tmp_path: Path) -> None:
-    whole = YAML(typ="safe").load(example())
+    complete = YAML(typ="safe").load(example())
     changed = YAML(typ="safe").load(examples()[1])
     path = tmp_path / "pipeline.yaml"
-    path.write_text(json.dumps({name: whole[name] for name in ("schema_version", "name", "data")} | changed))
+    path.write_text(json.dumps({name: complete[name] for name in ("schema_version", "name", "data")} | changed))
     names = ["load", "train", "search_architecture", "distill", "quantize", "compile", "package"]
     assert [step.stage.name for step in schema.load(path).steps] == names
 

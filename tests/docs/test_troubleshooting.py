@@ -18,14 +18,14 @@ PLACEHOLDER = re.compile(r"%(?:\(\w+\))?[-+ #0]*\d*(?:\.\d+)?[sdrgfx]")
 @cache
 def texts() -> str:
     """Return all texts in the code, one per line, with "…" for each value that is filled in."""
-    found = []
+    lines = []
     for package in ("compress", "deploy"):
         for path in sorted((ROOT / package).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text())):
                 text = text_of(node)
                 if text is not None:
-                    found.append(" ".join(text.split()))
-    return "\n".join(found)
+                    lines.append(" ".join(text.split()))
+    return "\n".join(lines)
 
 
 def text_of(node: ast.AST) -> str | None:

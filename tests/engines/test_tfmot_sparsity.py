@@ -37,37 +37,37 @@ def mixed(keras: Any) -> keras_graph.Network:
 
 def test_every_kernel_gets_its_share_of_zeros_and_the_function_is_learnt(keras: Any, tmp_path: Path) -> None:
     keras.utils.set_random_seed(0)
-    given, data = mixed(keras), Blobs()
+    network, data = mixed(keras), Blobs()
     where = context(data, tmp_path)
-    made, facts = sparsity.sparsify(given, 0.6, SETTINGS, where)
-    found = weight_sparsity.by_layer(made)
+    sparse_network, facts = sparsity.sparsify(network, 0.6, SETTINGS, where)
+    redundancy = weight_sparsity.by_layer(sparse_network)
     for name in ("first", "separable", "transposed", "shared", "scores"):
-        assert found[name].zeros == pytest.approx(0.6, abs=0.5 / found[name].weights + 1e-9), name
-    assert found["depthwise"].zeros == 0
+        assert redundancy[name].zeros == pytest.approx(0.6, abs=0.5 / redundancy[name].weights + 1e-9), name
+    assert redundancy["depthwise"].zeros == 0
     assert facts["left"] == {"depthwise": sparsity.DEPTHWISE}
     assert len(facts["history"]) == 2
     assert isinstance(where.progress, Silence)
     assert where.progress.seen[-1][:2] == (24, 24)
-    assert made.layers.keys() == given.layers.keys()
-    outputs = np.asarray(keras_graph.build(made)(data.inputs("validation"), training=False))
+    assert sparse_network.layers.keys() == network.layers.keys()
+    outputs = np.asarray(keras_graph.build(sparse_network)(data.inputs("validation"), training=False))
     assert (outputs.argmax(1) == data.labels("validation")).mean() > 0.9
 
 
 def test_clusters_keep_the_zeros_of_sparse_kernels(keras: Any, tmp_path: Path) -> None:
     keras.utils.set_random_seed(0)
-    given = mixed(keras)
-    dense = given.layers["scores"].weights[0].copy()
+    network = mixed(keras)
+    dense = network.layers["scores"].weights[0].copy()
     dense[::2] = 0
-    scores = given.layers["scores"]
-    given = sparsity.taken_back(given, {"scores": (dense, *scores.weights[1:])})
-    made, facts = sparsity.cluster(given, 8, SETTINGS, context(Blobs(), tmp_path))
-    found = weight_sparsity.by_layer(made)
+    scores = network.layers["scores"]
+    network = sparsity.taken_back(network, {"scores": (dense, *scores.weights[1:])})
+    clustered_network, facts = sparsity.cluster(network, 8, SETTINGS, context(Blobs(), tmp_path))
+    redundancy = weight_sparsity.by_layer(clustered_network)
     assert facts["left"] == {"depthwise": sparsity.DEPTHWISE}
     for name in ("first", "separable", "transposed", "shared", "scores"):
-        assert found[name].distinct <= 8, name
-    assert not made.layers["scores"].weights[0][::2].any()
-    assert found["scores"].zeros == pytest.approx(0.5, abs=0.1)
-    assert found["depthwise"].distinct > 8
+        assert redundancy[name].distinct <= 8, name
+    assert not clustered_network.layers["scores"].weights[0][::2].any()
+    assert redundancy["scores"].zeros == pytest.approx(0.5, abs=0.1)
+    assert redundancy["depthwise"].distinct > 8
 
 
 def test_a_kernel_smaller_than_its_clusters_is_left(keras: Any, tmp_path: Path) -> None:
@@ -76,21 +76,22 @@ def test_a_kernel_smaller_than_its_clusters_is_left(keras: Any, tmp_path: Path) 
 
 
 def test_two_clusters_are_too_few_for_a_sparse_kernel(keras: Any, tmp_path: Path) -> None:
-    given = mixed(keras)
-    kernel, *others = given.layers["first"].weights
+    network = mixed(keras)
+    kernel, *others = network.layers["first"].weights
     sparse = replace(
-        given.layers["first"], weights=(np.where(np.arange(kernel.size).reshape(kernel.shape) % 4, 0, kernel), *others)
+        network.layers["first"],
+        weights=(np.where(np.arange(kernel.size).reshape(kernel.shape) % 4, 0, kernel), *others),
     )
     _, facts = sparsity.cluster(
-        given.edited({"first": sparse}, {}), 2, TrainingSettings(epochs=1), context(Blobs(), tmp_path)
+        network.edited({"first": sparse}, {}), 2, TrainingSettings(epochs=1), context(Blobs(), tmp_path)
     )
     assert facts["left"]["first"] == "it is sparse, and needs at least three clusters, one of them for zeros"
 
 
 def test_the_same_seed_gives_the_same_weights(keras: Any, tmp_path: Path) -> None:
-    given = mixed(keras)
+    network = mixed(keras)
     settings = TrainingSettings(epochs=1, batch_size=32)
-    once, again = (sparsity.cluster(given, 4, settings, context(Blobs(), tmp_path))[0] for _ in range(2))
+    once, again = (sparsity.cluster(network, 4, settings, context(Blobs(), tmp_path))[0] for _ in range(2))
     for name in ("first", "norm", "separable", "scores"):
         for one, two in zip(once.layers[name].weights, again.layers[name].weights, strict=True):
             np.testing.assert_array_equal(one, two)
@@ -99,9 +100,9 @@ def test_the_same_seed_gives_the_same_weights(keras: Any, tmp_path: Path) -> Non
 def test_a_model_that_tfmot_can_do_nothing_with_is_refused(keras: Any, tmp_path: Path) -> None:
     image = keras.Input((8, 8, 1))
     x = keras.layers.DepthwiseConv2D(8, depth_multiplier=2, name="only")(image)
-    given = keras_graph.read(keras.Model(image, keras.layers.Flatten()(x)))
+    network = keras_graph.read(keras.Model(image, keras.layers.Flatten()(x)))
     with pytest.raises(StageError, match="DepthwiseConv2D 'only': tfmot leaves depthwise") as caught:
-        sparsity.sparsify(given, 0.5, SETTINGS, context(Blobs(), tmp_path))
+        sparsity.sparsify(network, 0.5, SETTINGS, context(Blobs(), tmp_path))
     assert caught.value.hint == "remove `sparsify`"
 
 

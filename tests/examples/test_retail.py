@@ -106,8 +106,8 @@ def test_a_shelf_is_cut_into_parts(place: Path) -> None:
     Image.fromarray(np.block([[eight, zero, eight], [zero, eight, zero]])).save(place / "shelf.png")
     arguments = [sys.executable, str(SHOP), "shop.coralline", "shelf.png", "--shelf", "2x3", "--no-page"]
     done = subprocess.run(arguments, cwd=place, env=environment(place), capture_output=True, text=True, check=True)
-    found = [part.split()[0] for part in done.stdout.partition(": ")[2].split(" | ")]
-    assert found == ["eight", "zero", "eight", "zero", "eight", "zero"]
+    labels = [part.split()[0] for part in done.stdout.partition(": ")[2].split(" | ")]
+    assert labels == ["eight", "zero", "eight", "zero", "eight", "zero"]
 
 
 def test_the_page_in_a_browser(place: Path, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_the_page_in_a_browser(place: Path, tmp_path: Path) -> None:
         assert "is a class of the bundle already" in page.text("result")
         exported = page.value("fetch('export').then(answer => answer.text()).then(text => text.slice(0, 17))")
         assert exported == "Coralline-learnt1"
-        assert [each for each in page.failures if "400 (Bad Request)" not in each] == []
+        assert [failure for failure in page.failures if "400 (Bad Request)" not in failure] == []
     with Recognizer(str(place / "shop.coralline")) as recognizer:
         assert recognizer.learnt == [("Seven", 5)]
 
@@ -194,7 +194,7 @@ def test_hostile_requests(place: Path) -> None:
         for headers in ({}, {"Origin": "http://evil.example", **OWN}, {"Origin": "null", **OWN}, {"X-Shop": "2"}):
             status, answer, _ = asked(port, "POST", "/learn?name=a", **headers)
             assert (status, answer) == (403, {"error": "the request does not come from this page"})
-        own = {"Origin": f"http://localhost:{port}", **OWN}
+        same_origin = {"Origin": f"http://localhost:{port}", **OWN}
         cases = [
             ("/learn?name=", b"", {}, 400),
             ("/learn?name=" + "x" * 81, b"", {}, 400),
@@ -210,7 +210,7 @@ def test_hostile_requests(place: Path) -> None:
             ("/other", b"", {}, 404),
         ]
         for path, body, headers, expected in cases:
-            status, answer, _ = asked(port, "POST", path, body, **headers, **own)
+            status, answer, _ = asked(port, "POST", path, body, **headers, **same_origin)
             assert (status, list(answer)) == (expected, ["error"]), path
         for path in ("/../shop.py", "/shop.py", "/%2e%2e/till.py", "//etc/passwd", "/page.js/.."):
             assert asked(port, "GET", path)[0] == 404

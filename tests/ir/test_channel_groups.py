@@ -49,13 +49,13 @@ def masked(net: Network, channels: ChannelGroups, kept: Mask) -> Network:
     return replace(rerouted, layers={**rerouted.layers, **added})
 
 
-def outputs(model: Any, given: Any) -> list[Any]:
-    made = model(given, training=False)
-    return [np.asarray(each) for each in (made if isinstance(made, list | tuple) else [made])]
+def outputs(model: Any, inputs: Any) -> list[Any]:
+    predictions = model(inputs, training=False)
+    return [np.asarray(output) for output in (predictions if isinstance(predictions, list | tuple) else [predictions])]
 
 
-def assert_same(made: list[Any], wanted: list[Any]) -> None:
-    for one, other in zip(made, wanted, strict=True):
+def assert_same(actual: list[Any], expected: list[Any]) -> None:
+    for one, other in zip(actual, expected, strict=True):
         assert np.ptp(other) > 1e-3  # a constant output would prove nothing
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5 * np.abs(other).max())
 
@@ -114,16 +114,16 @@ OWN = (*networks.ALL, networks.nested_to_the_end, networks.shared_backwards, res
 @pytest.mark.parametrize("builder", OWN, ids=lambda b: b.__name__)
 def test_removal_is_exact(keras: Any, builder: networks.Builder, share: float) -> None:
     model = networks.randomized(builder(keras))
-    given = np.random.default_rng(2).random((4, *model.input_shape[1:]), np.float32)
+    inputs = np.random.default_rng(2).random((4, *model.input_shape[1:]), np.float32)
     net = keras_graph.read(model)
     channels = structure.find_groups(net)
     kept = chosen(net, channels, share)
     smaller = keras_graph.build(structure.remove(net, channels, kept))
-    expected = outputs(keras_graph.build(masked(net, channels, kept)), given)
-    assert_same(outputs(smaller, given), expected)
+    expected = outputs(keras_graph.build(masked(net, channels, kept)), inputs)
+    assert_same(outputs(smaller, inputs), expected)
     assert smaller.count_params() < (1 - 0.6 * share) * model.count_params()
-    off = np.repeat(kept[np.newaxis].astype(np.float32), len(given), axis=0)
-    assert_same(outputs(gated_model(net, channels), [given, off]), expected)
+    off = np.repeat(kept[np.newaxis].astype(np.float32), len(inputs), axis=0)
+    assert_same(outputs(gated_model(net, channels), [inputs, off]), expected)
 
 
 APPLICATIONS: dict[str, Callable[[Any], Any]] = {
@@ -145,15 +145,15 @@ def _small(side: int = 32) -> dict[str, Any]:
 def test_removal_is_exact_in_known_architectures(keras: Any, name: str) -> None:
     model = networks.randomized(APPLICATIONS[name](keras))
     scale = 255 if name in ("MobileNetV3", "EfficientNetB0") else 1
-    given = np.random.default_rng(2).random((2, *model.input_shape[1:]), np.float32) * scale
+    inputs = np.random.default_rng(2).random((2, *model.input_shape[1:]), np.float32) * scale
     net = keras_graph.read(model)
     channels = structure.find_groups(net)
     switched = gated_model(net, channels)
     for share in (0.3, 0.6):
         kept = chosen(net, channels, share)
         smaller = keras_graph.build(structure.remove(net, channels, kept))
-        off = np.repeat(kept[np.newaxis].astype(np.float32), len(given), axis=0)
-        assert_same(outputs(smaller, given), outputs(switched, [given, off]))
+        off = np.repeat(kept[np.newaxis].astype(np.float32), len(inputs), axis=0)
+        assert_same(outputs(smaller, inputs), outputs(switched, [inputs, off]))
         assert smaller.count_params() < (1 - 0.6 * share) * model.count_params()
 
 
@@ -269,7 +269,7 @@ def test_gates_reach_inputs_that_have_a_name(keras: Any) -> None:
     net = keras_graph.read(model)
     channels = structure.find_groups(net)
     kept = chosen(net, channels, 0.5)
-    given = np.random.default_rng(0).random((3, 6, 6, 2), np.float32)
+    inputs = np.random.default_rng(0).random((3, 6, 6, 2), np.float32)
     off = np.repeat(kept[np.newaxis].astype(np.float32), 3, axis=0)
     smaller = keras_graph.build(structure.remove(net, channels, kept))
-    assert_same(outputs(gated_model(net, channels), [given, off]), outputs(smaller, given))
+    assert_same(outputs(gated_model(net, channels), [inputs, off]), outputs(smaller, inputs))

@@ -31,20 +31,20 @@ def test_both_parts_compute_the_same(keras: Any) -> None:
         return layers.Dense(2)(layers.GlobalAveragePooling1D()(x))
 
     model, read = network(keras, middle)
-    found = cut(read)
-    assert found is not None
-    rows = found.rows(NUMBERS)
-    np.testing.assert_array_equal(found.rows(NUMBERS + np.float32(0.7)), rows)
+    parts = cut(read)
+    assert parts is not None
+    rows = parts.rows(NUMBERS)
+    np.testing.assert_array_equal(parts.rows(NUMBERS + np.float32(0.7)), rows)
     np.testing.assert_array_equal(np.asarray(model(NUMBERS + np.float32(0.7))), np.asarray(model(NUMBERS)))
     assert rows.shape == (7, 6, 4)
-    after = keras_graph.build(found.network)
+    after = keras_graph.build(parts.network)
     assert after.input_shape == (None, 6, 4)
-    assert "words" not in found.network.layers
+    assert "words" not in parts.network.layers
     np.testing.assert_allclose(np.asarray(after(rows)), np.asarray(model(NUMBERS)), atol=1e-6)
-    tensor = TensorDescription("x", "x", (1, 6, 4), "int8", float(np.abs(found.table).max()) / 127, 0)
-    stored = found.stored(tensor)
+    tensor = TensorDescription("x", "x", (1, 6, 4), "int8", float(np.abs(parts.table).max()) / 127, 0)
+    stored = parts.stored(tensor)
     assert (stored.shape, stored.dtype) == ((9, 4), np.int8)
-    np.testing.assert_allclose(tensor.real(stored), found.table, atol=0.51 * tensor.scale)  # type: ignore[operator]
+    np.testing.assert_allclose(tensor.real(stored), parts.table, atol=0.51 * tensor.scale)  # type: ignore[operator]
 
 
 def _averaged(layers: Any, numbers: Any, vectors: Any) -> Any:
@@ -72,5 +72,5 @@ def test_a_model_without_a_lookup_stays(keras: Any) -> None:
     x = keras.Input((6,))
     assert cut(keras_graph.read(keras.Model(x, keras.layers.Dense(2)(x)))) is None
     both = [keras.Input((6,)), keras.Input((6,))]
-    vectors = [keras.layers.Embedding(9, 4)(each) for each in both]
+    vectors = [keras.layers.Embedding(9, 4)(tensor) for tensor in both]
     assert cut(keras_graph.read(keras.Model(both, keras.layers.Add()(vectors)))) is None

@@ -21,11 +21,13 @@ def images(count: int) -> Any:
 def test_layers_in_single_steps_compute_the_same(keras: Any, name: str) -> None:
     read = keras_graph.read(model := layers.model(keras, layers.IN_STEPS[name]))
     steps = canonical(read)
-    wanted, found = (np.asarray(each(images(4), training=False)) for each in (model, keras_graph.build(steps)))
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    expected, actual = (
+        np.asarray(keras_model(images(4), training=False)) for keras_model in (model, keras_graph.build(steps))
+    )
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
     assert list(steps.layers) == list(canonical(read).layers)  # names do not depend on earlier Keras layers
     assert len(steps.layers) >= len(read.layers)
-    assert all(decompose.decomposed(steps, each) is steps for each in steps.layers)
+    assert all(decompose.decomposed(steps, layer_name) is steps for layer_name in steps.layers)
 
 
 def test_a_layer_that_is_called_twice_is_taken_apart_at_both_places(keras: Any) -> None:
@@ -36,8 +38,8 @@ def test_a_layer_that_is_called_twice_is_taken_apart_at_both_places(keras: Any) 
     steps = canonical(keras_graph.read(model))
     weighted = [layer for layer in steps.layers.values() if layer.weights]
     assert [(layer.kind, len(layer.calls)) for layer in weighted] == [("DepthwiseConv2D", 2)]
-    given = np.random.default_rng(0).random((3, 6, 6, 4), np.float32)
-    np.testing.assert_allclose(np.asarray(keras_graph.build(steps)(given)), np.asarray(model(given)), atol=1e-4)
+    inputs = np.random.default_rng(0).random((3, 6, 6, 4), np.float32)
+    np.testing.assert_allclose(np.asarray(keras_graph.build(steps)(inputs)), np.asarray(model(inputs)), atol=1e-4)
 
 
 @pytest.mark.parametrize("settings", [{"threshold": 0.5, "max_value": 2.0}, {"threshold": 0.5}])

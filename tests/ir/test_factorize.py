@@ -49,8 +49,8 @@ def test_all_forms_of_a_layer_compute_the_same(keras: Any, case: str, sides: tup
     projections = {side: rotation(channels[side]) for side in sides}
     factors = factorize.factorized(network, "l", projections, factorize.factor_names(network, "l"))
     samples = np.random.default_rng(1).normal(size=(2, *shape)).astype(np.float32)
-    expected, found = (np.asarray(keras_graph.build(each)(samples)) for each in (network, factors))
-    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
+    expected, actual = (np.asarray(keras_graph.build(variant)(samples)) for variant in (network, factors))
+    np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-3)
     assert len(factors.layers) == len(network.layers) + len(sides)
     assert factors.outputs == network.outputs
 

@@ -16,8 +16,8 @@ pytestmark = pytest.mark.tensorflow
 def test_the_canonical_form_computes_the_same(keras: Any, builder: networks.Builder) -> None:
     model = networks.randomized(builder(keras))
     folded = keras_graph.build(canonical(keras_graph.read(model)))
-    given = np.random.default_rng(3).random((3, 12, 12, 3), np.float32)
-    np.testing.assert_allclose(np.asarray(folded(given)), np.asarray(model(given)), rtol=1e-4, atol=1e-5)
+    inputs = np.random.default_rng(3).random((3, 12, 12, 3), np.float32)
+    np.testing.assert_allclose(np.asarray(folded(inputs)), np.asarray(model(inputs)), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("builder", networks.ALL, ids=lambda b: b.__name__)
@@ -38,8 +38,8 @@ def test_a_batch_norm_that_others_look_behind_becomes_a_layer_of_its_own(keras: 
     kinds = [layer.kind for layer in folded.layers.values()]
     assert kinds.count("Conv2D") == kinds.count("DepthwiseConv2D") == 1
     assert "BatchNormalization" not in kinds
-    given = np.random.default_rng(3).random((2, 8, 8, 3), np.float32)
-    np.testing.assert_allclose(np.asarray(keras_graph.build(folded)(given)), np.asarray(model(given)), atol=1e-5)
+    inputs = np.random.default_rng(3).random((2, 8, 8, 3), np.float32)
+    np.testing.assert_allclose(np.asarray(keras_graph.build(folded)(inputs)), np.asarray(model(inputs)), atol=1e-5)
 
 
 def test_a_batch_norm_that_is_shared_with_its_layer_folds(keras: Any) -> None:
@@ -49,9 +49,9 @@ def test_a_batch_norm_that_is_shared_with_its_layer_folds(keras: Any) -> None:
     model = networks.randomized(keras.Model(image, layers.Flatten()(body(body(image)))))
     folded = canonical(keras_graph.read(model))
     assert [layer.kind for layer in folded.layers.values() if layer.weights] == ["Conv2D"]
-    given = np.random.default_rng(3).random((2, 8, 8, 3), np.float32)
+    inputs = np.random.default_rng(3).random((2, 8, 8, 3), np.float32)
     np.testing.assert_allclose(
-        np.asarray(keras_graph.build(folded)(given)), np.asarray(model(given)), rtol=1e-4, atol=1e-5
+        np.asarray(keras_graph.build(folded)(inputs)), np.asarray(model(inputs)), rtol=1e-4, atol=1e-5
     )
 
 
@@ -64,7 +64,7 @@ def test_a_batch_norm_without_scale_or_centre_folds(keras: Any) -> None:
     model = networks.randomized(keras.Model(image, keras.layers.Flatten()(x)))
     folded = canonical(keras_graph.read(model))
     assert "BatchNormalization" not in {layer.kind for layer in folded.layers.values()}
-    given = np.random.default_rng(3).random((2, 8, 8, 3), np.float32)
+    inputs = np.random.default_rng(3).random((2, 8, 8, 3), np.float32)
     np.testing.assert_allclose(
-        np.asarray(keras_graph.build(folded)(given)), np.asarray(model(given)), rtol=1e-4, atol=1e-5
+        np.asarray(keras_graph.build(folded)(inputs)), np.asarray(model(inputs)), rtol=1e-4, atol=1e-5
     )

@@ -27,21 +27,21 @@ def images(count: int = 3, channels: int = 3) -> np.ndarray:
 def test_a_model_read_and_built_again_computes_the_same(keras: Any, builder: networks.Builder) -> None:
     model = networks.randomized(builder(keras))
     again = keras_graph.build(keras_graph.read(model))
-    given = images(channels=model.input_shape[-1])
-    for made, wanted in zip(keras.tree.flatten(again(given)), keras.tree.flatten(model(given)), strict=True):
-        np.testing.assert_array_equal(np.asarray(made), np.asarray(wanted))
+    inputs = images(channels=model.input_shape[-1])
+    for actual, expected in zip(keras.tree.flatten(again(inputs)), keras.tree.flatten(model(inputs)), strict=True):
+        np.testing.assert_array_equal(np.asarray(actual), np.asarray(expected))
 
 
 def test_an_adapted_normalization_stays_adapted(keras: Any) -> None:
     read = keras_graph.read(model := networks.adapted(keras))
-    given = np.random.default_rng(1).normal(30, 8, (5, 12, 12, 3)).astype(np.float32)
-    wanted = np.asarray(model(given))
-    np.testing.assert_allclose(np.asarray(keras_graph.build(read)(given)), wanted, atol=1e-5)
-    np.testing.assert_allclose(np.asarray(keras_graph.build(canonical(read))(given)), wanted, atol=1e-4)
-    np.testing.assert_allclose(np.asarray(lowered(model, "mixed_bfloat16")(given)), wanted, atol=0.1)
+    inputs = np.random.default_rng(1).normal(30, 8, (5, 12, 12, 3)).astype(np.float32)
+    expected = np.asarray(model(inputs))
+    np.testing.assert_allclose(np.asarray(keras_graph.build(read)(inputs)), expected, atol=1e-5)
+    np.testing.assert_allclose(np.asarray(keras_graph.build(canonical(read))(inputs)), expected, atol=1e-4)
+    np.testing.assert_allclose(np.asarray(lowered(model, "mixed_bfloat16")(inputs)), expected, atol=0.1)
     fresh = subset_selection.fresh(model, 0)
-    again = fresh.get_layer("normalization")(given)
-    np.testing.assert_allclose(np.asarray(again), np.asarray(model.get_layer("normalization")(given)), atol=1e-5)
+    again = fresh.get_layer("normalization")(inputs)
+    np.testing.assert_allclose(np.asarray(again), np.asarray(model.get_layer("normalization")(inputs)), atol=1e-5)
 
 
 def test_layers_in_any_order_are_called_once_for_each_call(keras: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,8 +87,8 @@ def test_operators_and_keyword_arguments_survive(keras: Any) -> None:
     x = keras.layers.Dense(3)(keras.ops.relu(left * 2.0 - right))
     model = keras.Model([left, right], [x, keras.ops.mean(x, axis=-1, keepdims=True)])
     again = keras_graph.build(keras_graph.read(model))
-    given = [np.random.default_rng(i).random((2, 4), np.float32) for i in range(2)]
-    for mine, theirs in zip(again(given), model(given), strict=True):
+    inputs = [np.random.default_rng(i).random((2, 4), np.float32) for i in range(2)]
+    for mine, theirs in zip(again(inputs), model(inputs), strict=True):
         np.testing.assert_array_equal(np.asarray(mine), np.asarray(theirs))
 
 

@@ -58,11 +58,11 @@ def test_a_branch_is_not_crossed_by_all_paths(keras: Any) -> None:
 
 def test_dense_networks_end_before_their_last_layer(keras: Any) -> None:
     layers = keras.layers
-    given = keras.Input((8,))
-    model = keras.Model(given, layers.Dense(3, name="last")(layers.Dense(4, "relu", name="first")(given)))
+    inputs = keras.Input((8,))
+    model = keras.Model(inputs, layers.Dense(3, name="last")(layers.Dense(4, "relu", name="first")(inputs)))
     assert cut_head.feature_map(keras_graph.read(model)).layer == "first"
     with pytest.raises(ModelError, match="its features are not found"):
-        cut_head.feature_map(keras_graph.read(keras.Model(given, layers.Dense(3)(given))))
+        cut_head.feature_map(keras_graph.read(keras.Model(inputs, layers.Dense(3)(inputs))))
 
 
 def test_restored_batch_norms_change_nothing(keras: Any) -> None:

@@ -49,7 +49,7 @@ def test_the_function_stays_the_same(keras: Any, written: str, kind: str) -> Non
     assert separate_gates.source_of(separated, name) == "first"
     assert {"first", "first_gate"} <= separated.layers.keys()
     assert separated.shapes.keys() >= {keras_graph.LayerOutput(layer) for layer in separated.layers}
-    expected, actual = (np.asarray(keras_graph.build(each)(IMAGES)) for each in (network, separated))
+    expected, actual = (np.asarray(keras_graph.build(variant)(IMAGES)) for variant in (network, separated))
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
     assert separate_gates.separated(separated, [name]) == separated
 
@@ -62,8 +62,8 @@ def test_a_batch_norm_is_folded_into_both_layers(keras: Any) -> None:
     separated = separate_gates.separated(network, [name])
     source = separated.layers[separate_gates.source_of(separated, name) or ""]
     copy = separated.layers[f"{source.name}_gate"]
-    for own, other in zip(source.weights, copy.weights, strict=True):
-        np.testing.assert_array_equal(own, other)
+    for original, other in zip(source.weights, copy.weights, strict=True):
+        np.testing.assert_array_equal(original, other)
     assert len(source.weights) == 2
 
 

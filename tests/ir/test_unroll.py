@@ -21,10 +21,10 @@ Part = Callable[[Any, Any], Any]
 def model(keras: Any, part: Part) -> Any:
     keras.utils.set_random_seed(1)
     sequence = keras.Input((6, 3))
-    made = keras.Model(sequence, part(keras.layers, sequence))
+    network = keras.Model(sequence, part(keras.layers, sequence))
     generator = np.random.default_rng(0)
-    made.set_weights([each + 0.2 * generator.standard_normal(each.shape) for each in made.get_weights()])
-    return made
+    network.set_weights([weight + 0.2 * generator.standard_normal(weight.shape) for weight in network.get_weights()])
+    return network
 
 
 def maps(layers: Any, x: Any) -> Any:
@@ -37,8 +37,8 @@ def next_layer(kind: str, both: bool) -> Part:
 
     def part(layers: Any, x: Any) -> Any:
         def layer(**settings: Any) -> Any:
-            made = getattr(layers, kind)(4, **settings)
-            return layers.Bidirectional(made) if both else made
+            recurrent_layer = getattr(layers, kind)(4, **settings)
+            return layers.Bidirectional(recurrent_layer) if both else recurrent_layer
 
         _, *states = layer(return_state=True)(x)
         return layer()(x, initial_state=states)
@@ -124,7 +124,7 @@ def test_unrolled_layers_compute_the_same(keras: Any, name: str) -> None:
     network = canonical(keras_graph.read(original))
     assert not RECURRENT & {layer.kind for layer in network.layers.values()}
     inputs = np.random.default_rng(1).standard_normal((3, 6, 3)).astype(np.float32)
-    outputs = (keras.tree.flatten(each(inputs)) for each in (original, keras_graph.build(network)))
+    outputs = (keras.tree.flatten(keras_model(inputs)) for keras_model in (original, keras_graph.build(network)))
     for expected, actual in zip(*outputs, strict=True):
         np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), atol=1e-5)
 

@@ -49,11 +49,11 @@ class Scenes(Blobs):
         return np.stack([picture for picture, _ in scenes(8)]).astype(np.float32) / 255
 
     def objects(self, split: Split) -> list[Objects]:
-        found = []
+        scene_objects = []
         for _, objects in scenes(8):
             corners = np.array([box for _, box in objects], np.float32)[:, [1, 0, 3, 2]] / SIDE
-            found.append(Objects(corners, np.array([CLASSES.index(name) for name, _ in objects], np.int64)))
-        return found
+            scene_objects.append(Objects(corners, np.array([CLASSES.index(name) for name, _ in objects], np.int64)))
+        return scene_objects
 
 
 @pytest.mark.parametrize("shape", [(160, 160, 3), (96, 128, 1)])
@@ -91,8 +91,13 @@ def test_it_learns_eight_pictures_by_heart(keras: Any, tmp_path: Path) -> None:
     model = builder.build(path, "build", (SIDE, SIDE, 3), 2)
     specification = builder.detector(path, (SIDE, SIDE, 3))
     data = Scenes()
-    own = replace(context(data, tmp_path), specification=specification)
-    fit(model, own_loss(model, own), Train(epochs=100, batch_size=8, learning_rate=0.01, warmup=0.1), own)
+    stage_context = replace(context(data, tmp_path), specification=specification)
+    fit(
+        model,
+        own_loss(model, stage_context),
+        Train(epochs=100, batch_size=8, learning_rate=0.01, warmup=0.1),
+        stage_context,
+    )
     detector = Detector(specification)
     outputs = model.predict(data.inputs("test"), verbose=0)
     detections = [detector(sample) for sample in zip(*outputs, strict=True)]

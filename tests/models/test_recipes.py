@@ -142,18 +142,18 @@ def test_the_last_strokes_of_each_digit_are_the_test(recipe: Callable[[str], Pat
 def speakers(pipeline: Pipeline, folder: Path, column: str) -> dict[str, set[str]]:
     lines = (folder / "labels.csv").read_text().splitlines()
     rows = [dict(zip(lines[0].split(","), line.split(","), strict=True)) for line in lines[1:]]
-    found: dict[str, set[str]] = {}
+    speakers_by_split: dict[str, set[str]] = {}
     for row in rows:
-        found.setdefault(row[column], set()).add(row["speaker"])
-    assert sizes(pipeline) == {split: sum(row[column] == split for row in rows) for split in found}
-    return found
+        speakers_by_split.setdefault(row[column], set()).add(row["speaker"])
+    assert sizes(pipeline) == {split: sum(row[column] == split for row in rows) for split in speakers_by_split}
+    return speakers_by_split
 
 
 def test_the_test_speakers_are_in_no_other_split(recipe: Callable[[str], Path]) -> None:
     path = recipe("spoken_digits")
-    found = speakers(load(path), path.parent / "data" / "spoken_digits", "speaker_split")
-    assert found["test"] == {"theo", "yweweler"}
-    assert not found["test"] & (found["train"] | found["validation"])
+    speakers_by_split = speakers(load(path), path.parent / "data" / "spoken_digits", "speaker_split")
+    assert speakers_by_split["test"] == {"theo", "yweweler"}
+    assert not speakers_by_split["test"] & (speakers_by_split["train"] | speakers_by_split["validation"])
 
 
 def test_the_official_split_of_spoken_digits_is_one_word_away(recipe: Callable[[str], Path], tmp_path: Path) -> None:
@@ -161,8 +161,8 @@ def test_the_official_split_of_spoken_digits_is_one_word_away(recipe: Callable[[
     text = path.read_text().replace("split: speaker_split", "split: official_split")
     other = path.with_name("official.yaml")
     other.write_text(text)
-    found = speakers(load(other), path.parent / "data" / "spoken_digits", "official_split")
-    assert len(found["test"]) == len(found["train"]) == 6
+    speakers_by_split = speakers(load(other), path.parent / "data" / "spoken_digits", "official_split")
+    assert len(speakers_by_split["test"]) == len(speakers_by_split["train"]) == 6
 
 
 @pytest.mark.parametrize("series", ["ambient", "machine"])

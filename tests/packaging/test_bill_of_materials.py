@@ -17,11 +17,11 @@ PINS = bills.pins((ROOT / "constraints.txt").read_text())
 
 @pytest.fixture(scope="module")
 def packages() -> dict[str, bills.Package]:
-    found = bills.dependencies(*bills.RELEASE)
-    other = [name for name, package in found.items() if PINS.get(name, (package.version,))[0] != package.version]
+    dependencies = bills.dependencies(*bills.RELEASE)
+    other = [name for name, package in dependencies.items() if PINS.get(name, (package.version,))[0] != package.version]
     if other:
         pytest.skip(f"these are not installed in the versions of constraints.txt: {', '.join(other)}")
-    return found
+    return dependencies
 
 
 def test_every_line_of_the_constraints_has_a_version_and_hashes() -> None:
@@ -44,11 +44,11 @@ def test_the_bill_is_valid_and_complete(packages: dict[str, bills.Package]) -> N
     assert "pytest" not in components
     for name, row in components.items():
         assert row["version"] == metadata.version(name) == PINS[name][0]
-        assert {each["content"] for each in row["hashes"]} == {*PINS[name][1]}
+        assert {digest["content"] for digest in row["hashes"]} == {*PINS[name][1]}
         assert row["licenses"]
     edges = {row["ref"].partition("@")[0]: row.get("dependsOn", []) for row in json.loads(text)["dependencies"]}
-    assert any(each.startswith("tensorflow@") for each in edges["coralline"])
-    assert any(each.startswith("numpy@") for each in edges["tensorflow"])
+    assert any(reference.startswith("tensorflow@") for reference in edges["coralline"])
+    assert any(reference.startswith("numpy@") for reference in edges["tensorflow"])
 
 
 def test_the_bill_is_the_same_again(packages: dict[str, bills.Package]) -> None:

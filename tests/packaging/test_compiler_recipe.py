@@ -120,13 +120,13 @@ def instructions() -> list[tuple[str, str]]:
 def test_the_image_runs_the_installed_compiler_as_a_user() -> None:
     names = [name for name, _ in instructions()]
     assert names == ["FROM", "COPY", "RUN", "USER", "WORKDIR", "ENTRYPOINT"]
-    found = dict(instructions())
-    assert found["FROM"] == "--platform=linux/amd64 debian:12-slim"
-    assert (FOLDER / found["COPY"].split()[0]).is_file()
-    assert found["RUN"].startswith(f"sh {found['COPY'].split()[1]} && ")
-    assert f"useradd --create-home --uid 1000 {found['USER']}" in found["RUN"]
-    assert found["USER"] != "root"
-    assert json.loads(found["ENTRYPOINT"]) == ["edgetpu_compiler"]
+    arguments = dict(instructions())
+    assert arguments["FROM"] == "--platform=linux/amd64 debian:12-slim"
+    assert (FOLDER / arguments["COPY"].split()[0]).is_file()
+    assert arguments["RUN"].startswith(f"sh {arguments['COPY'].split()[1]} && ")
+    assert f"useradd --create-home --uid 1000 {arguments['USER']}" in arguments["RUN"]
+    assert arguments["USER"] != "root"
+    assert json.loads(arguments["ENTRYPOINT"]) == ["edgetpu_compiler"]
 
 
 # --- the command for PATH -------------------------------------------------------------

@@ -17,9 +17,9 @@ DESTROYED = VerdictReason("not usable", "unlike the original", "compression")
 
 def verdict(*findings: VerdictReason) -> tuple[tuple[str, ...], str]:
     """Return the reasons, and the message of the error; the message is empty for a usable result."""
-    found = judged(VerdictMaterial(None, findings, None, (), None, ()))
-    error = refusal(found, (), "prune")
-    return found.record.reasons, str(error or "")
+    judgement = judged(VerdictMaterial(None, findings, None, (), None, ()))
+    error = refusal(judgement, (), "prune")
+    return judgement.record.reasons, str(error or "")
 
 
 def test_a_named_cause_comes_first_and_needs_no_further_advice() -> None:
@@ -77,14 +77,17 @@ def data_record(source: str = "npz") -> DataRecord:
 )
 def test_random_samples_are_a_warning(facts: dict[str, Any], reason: str) -> None:
     stages = (StageRecord("quantize", "quantize", "done", facts=facts),)
-    found = judged(VerdictMaterial(None, (), data_record("random"), stages, None, ()))
-    assert found.record.reasons[-1].startswith("the samples are random numbers: ")
-    assert reason in found.record.reasons[-1]
+    judgement = judged(VerdictMaterial(None, (), data_record("random"), stages, None, ()))
+    assert judgement.record.reasons[-1].startswith("the samples are random numbers: ")
+    assert reason in judgement.record.reasons[-1]
 
 
 @pytest.mark.parametrize("needed", [True, False])
 def test_a_class_without_training_samples_is_a_mistake_for_some_tasks(needed: bool) -> None:
     """An autoencoder learns from normal samples only."""
     data = data_record()
-    found = judged(VerdictMaterial(None, (), data, (), None, (), needs_every_class=needed))
-    assert any("no training sample for 1 of 2 classes (anomaly)" in reason for reason in found.record.reasons) == needed
+    judgement = judged(VerdictMaterial(None, (), data, (), None, (), needs_every_class=needed))
+    assert (
+        any("no training sample for 1 of 2 classes (anomaly)" in reason for reason in judgement.record.reasons)
+        == needed
+    )

@@ -29,7 +29,7 @@ def report(folder: Path, name: str = "tiny") -> Record:
 
 
 def verdicts(record: Record) -> dict[str, str]:
-    return {name: each["verdict"] for name, each in record["degeneracy"].items()}
+    return {name: entry["verdict"] for name, entry in record["degeneracy"].items()}
 
 
 def answers(model: Path, samples: np.ndarray) -> np.ndarray:

@@ -498,20 +498,20 @@ def test_an_interrupted_run_says_so_once_and_goes_on_later(
     process = start(path)
     wait_for(tmp_path / "started", process)
     process.send_signal(number)
-    results, told = process.communicate()
+    results, messages = process.communicate()
     assert process.returncode == 130
     assert results == ""
-    assert told.splitlines()[-1] == "coralline: interrupted; run the same command to continue"
-    assert told.count("coralline: ") == 2  # one line about the run, and one about the interruption
-    assert "Traceback" not in told
+    assert messages.splitlines()[-1] == "coralline: interrupted; run the same command to continue"
+    assert messages.count("coralline: ") == 2  # one line about the run, and one about the interruption
+    assert "Traceback" not in messages
     assert report(out)["status"] == "interrupted"
     assert tiny.unsound(out / ".store") == []
     assert outputs(out) == {}
 
     (tmp_path / "go").touch()
     process = start(path)
-    results, told = process.communicate()
-    assert process.returncode == 0, told
+    results, messages = process.communicate()
+    assert process.returncode == 0, messages
     assert tiny.statuses(report(out)) == {"model": "cached", "stamp": "cached", "pause": "done", "package": "done"}
 
 
@@ -555,8 +555,8 @@ def test_a_run_that_is_killed_again_and_again_ends_right(
     assert killed == KILLS
 
     process = start(path)
-    _, told = process.communicate()
-    assert process.returncode == 0, told
+    _, messages = process.communicate()
+    assert process.returncode == 0, messages
     assert outputs(out) == expected
     assert bundle.read(str(out / "tiny" / "tiny.coralline")).manifest["name"] == "tiny"
     assert report(out)["status"] == "ok"
@@ -667,9 +667,9 @@ def test_a_full_disk_ends_a_run_in_one_message_and_with_room_it_goes_on(
         done = coralline(path, "--out", folder)
         assert done.returncode == 6, done.stderr
         assert "Traceback" not in done.stderr
-        told = [line for line in done.stderr.splitlines() if "disk is full" in line]
-        assert told == done.stderr.splitlines()[-1:]
-        assert "the disk is full; free some space and run again: finished stages are kept" in told[0]
+        messages = [line for line in done.stderr.splitlines() if "disk is full" in line]
+        assert messages == done.stderr.splitlines()[-1:]
+        assert "the disk is full; free some space and run again: finished stages are kept" in messages[0]
         if (folder / ".store" / "artifacts").exists():
             assert [name for name in unsound(folder) if "/scratch/" not in name] == []
         (folder / "filler").unlink()

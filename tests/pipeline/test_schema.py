@@ -349,7 +349,7 @@ MOVE = "move it forward, or leave it out"
 
 
 @pytest.mark.parametrize(
-    ("names", "needs", "given", "hint"),
+    ("names", "needs", "available", "hint"),
     [
         (["prune"], "a keras model", "an untrained keras model", "put train or search_architecture before it"),
         (["train", "compile"], "a quantized tflite model", "a keras model", "put quantize before it"),
@@ -365,10 +365,12 @@ MOVE = "move it forward, or leave it out"
         (["train", "quantize", "compile", "distill"], "a keras model", "a checked tflite model", MOVE),
     ],
 )
-def test_a_stage_out_of_order(refused: Callable[..., str], names: list[str], needs: str, given: str, hint: str) -> None:
+def test_a_stage_out_of_order(
+    refused: Callable[..., str], names: list[str], needs: str, available: str, hint: str
+) -> None:
     number = len(names)
     message = refused(stages(*names), line_of("stages:") + number)
-    sentence = f"stage {number} ({names[-1]}) needs {needs}, but would be given {given}"
+    sentence = f"stage {number} ({names[-1]}) needs {needs}, but would be given {available}"
     assert message == f"stages[{number - 1}]: {sentence}; {hint}"
 
 
@@ -539,8 +541,8 @@ def test_a_model_file_that_cannot_be(refused: Callable[..., str], tmp_path: Path
     (tmp_path / "dangling.tflite").symlink_to(tmp_path / "gone")
     (tmp_path / "model.pth").touch()
     (tmp_path / "noformat").touch()
-    found = refused(COMPLETE.replace("builder: digits_cnn", f"file: {file}"), 5, ModelError)
-    assert found.startswith(message.format(folder=tmp_path))
+    actual = refused(COMPLETE.replace("builder: digits_cnn", f"file: {file}"), 5, ModelError)
+    assert actual.startswith(message.format(folder=tmp_path))
 
 
 def test_a_shipped_builder_is_not_shadowed(

@@ -33,23 +33,23 @@ def pipeline(folder: Path, **keys: Any) -> Path:
 
 
 def refused(path: Path) -> str:
-    with pytest.raises(PipelineError) as told:
+    with pytest.raises(PipelineError) as caught:
         load(path)
-    assert re.match(rf"{re.escape(str(path))}:\d+: ", str(told.value))
-    return str(told.value).partition(": ")[2]
+    assert re.match(rf"{re.escape(str(path))}:\d+: ", str(caught.value))
+    return str(caught.value).partition(": ")[2]
 
 
 def test_what_goes_with_boxes_is_taken(tmp_path: Path) -> None:
-    found = load(pipeline(tmp_path))
-    assert found.data.task == "detection"
-    assert [step.stage.name for step in found.steps] == [
+    loaded = load(pipeline(tmp_path))
+    assert loaded.data.task == "detection"
+    assert [step.stage.name for step in loaded.steps] == [
         "load",
         *(s if isinstance(s, str) else "replace_activations" for s in STAGES),
     ]
 
 
 @pytest.mark.parametrize(
-    ("stage", "told"),
+    ("stage", "expected"),
     [
         ({"distill": {"decoupled": {}}}, "stages[1]: stage 2 (distill): decoupled: an image has several objects"),
         ("cluster", "stages[1]: stage 2 (cluster): it trains with tfmot"),
@@ -63,9 +63,9 @@ def test_what_goes_with_boxes_is_taken(tmp_path: Path) -> None:
         ({"quantize": {"method": "qat", "engine": "tfmot"}}, "engine: tfmot trains classifiers only"),
     ],
 )
-def test_stages_and_settings_for_classes_are_refused(tmp_path: Path, stage: Any, told: str) -> None:
+def test_stages_and_settings_for_classes_are_refused(tmp_path: Path, stage: Any, expected: str) -> None:
     message = refused(pipeline(tmp_path, stages=["train", stage]))
-    assert told in message
+    assert expected in message
     assert "(the data is for detection)" in message
     assert "; allowed: " in message or "leave it out" in message
 
@@ -73,20 +73,20 @@ def test_stages_and_settings_for_classes_are_refused(tmp_path: Path, stage: Any,
 def test_nothing_is_asked_of_a_stage_that_is_skipped(tmp_path: Path) -> None:
     (tmp_path / "model.tflite").write_bytes(tiny.classifier())
     model = {"file": "model.tflite", "detector": ANCHORS}
-    found = load(pipeline(tmp_path, model=model, stages=["compile", "package"]))
-    assert found.steps[0].stage.identity()["detector"] == ANCHORS
+    loaded = load(pipeline(tmp_path, model=model, stages=["compile", "package"]))
+    assert loaded.steps[0].stage.identity()["detector"] == ANCHORS
 
 
 @pytest.mark.parametrize(
-    ("keys", "told"),
+    ("keys", "expected"),
     [
         ({"budget": {"accuracy_drop": 0.1}}, "budget.accuracy_drop: accuracy_drop limits classifiers"),
         ({"model": {"builder": "ssd_small", "detector": {"maps": []}}}, "maps must be a list of 1 to 64 maps"),
         ({"model": {"builder": "ssd_small", "detector": {**ANCHORS, "most": 0}}}, "most must be a whole number"),
     ],
 )
-def test_settings_that_do_not_go_with_boxes_are_refused(tmp_path: Path, keys: dict[str, Any], told: str) -> None:
-    assert told in refused(pipeline(tmp_path, **keys))
+def test_settings_that_do_not_go_with_boxes_are_refused(tmp_path: Path, keys: dict[str, Any], expected: str) -> None:
+    assert expected in refused(pipeline(tmp_path, **keys))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_steps_after_which_positions_are_not_known_are_refused(tmp_path: Path, s
 
 
 @pytest.mark.parametrize(
-    ("keys", "told"),
+    ("keys", "expected"),
     [
         ({"budget": {"ap_drop": 0.1}}, "budget.ap_drop: ap_drop limits detectors"),
         (
@@ -125,10 +125,10 @@ def test_steps_after_which_positions_are_not_known_are_refused(tmp_path: Path, s
         ),
     ],
 )
-def test_what_is_for_boxes_is_refused_beside_classes(tmp_path: Path, keys: dict[str, Any], told: str) -> None:
-    given = {"data": {"source": "digits"}, "budget": {}} | keys
-    message = refused(pipeline(tmp_path, **given))
-    assert told in message
+def test_what_is_for_boxes_is_refused_beside_classes(tmp_path: Path, keys: dict[str, Any], expected: str) -> None:
+    settings = {"data": {"source": "digits"}, "budget": {}} | keys
+    message = refused(pipeline(tmp_path, **settings))
+    assert expected in message
     assert "(the data is for classification)" in message
 
 

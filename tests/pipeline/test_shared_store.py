@@ -133,11 +133,11 @@ def test_what_one_machine_has_made_another_downloads(machine: Callable[[str], Sh
     looked = second.look(KEY)
     assert looked is not None
     assert looked.digest == published.digest
-    found, noted = fetch(second)
-    assert found == second.find(KEY)
-    assert found is not None
-    assert (found.digest, found.facts, found.seconds) == (published.digest, {"accuracy": 0.5}, 1.25)
-    assert found.file("model.tflite").read_bytes() == content
+    fetched, noted = fetch(second)
+    assert fetched == second.find(KEY)
+    assert fetched is not None
+    assert (fetched.digest, fetched.facts, fetched.seconds) == (published.digest, {"accuracy": 0.5}, 1.25)
+    assert fetched.file("model.tflite").read_bytes() == content
     assert noted == []
     assert fetch(second, OTHER) == (None, [])
     assert second.look(OTHER) is None
@@ -147,8 +147,8 @@ def test_what_one_machine_has_made_another_downloads(machine: Callable[[str], Sh
 def test_an_artifact_without_files_is_shared(machine: Callable[[str], SharedStore]) -> None:
     store = machine("a")
     with store.scratch() as work:
-        found = store.publish(KEY, Kind.FINDINGS, work, {"size": 3}, 0.0)
-    store.share(KEY, found, tiny.Notes(), replace=True)
+        artifact = store.publish(KEY, Kind.FINDINGS, work, {"size": 3}, 0.0)
+    store.share(KEY, artifact, tiny.Notes(), replace=True)
     fetched = fetch(machine("b"))[0]
     assert fetched is not None
     assert fetched.facts == {"size": 3}
@@ -262,8 +262,8 @@ def test_ctrl_c_leaves_nothing_that_looks_complete(
 ) -> None:
     if "fetch" in code:
         share(machine("a"), content=os.urandom(LARGE))
-    made = f"KEY = {KEY!r}; made = 'share' in {code!r} and publish(KEY, os.urandom({LARGE}));"
-    command = [sys.executable, "-c", SCRIPT + made + code, str(tmp_path / "b" / ".store"), location]
+    setup = f"KEY = {KEY!r}; made = 'share' in {code!r} and publish(KEY, os.urandom({LARGE}));"
+    command = [sys.executable, "-c", SCRIPT + setup + code, str(tmp_path / "b" / ".store"), location]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == -signal.SIGINT, done.stderr
     if "fetch" in code:
@@ -299,12 +299,14 @@ for number in range(20):
         process.communicate("go\n", timeout=60)
         assert process.returncode == 0
     third = machine("c")
-    found = [fetch(third, f"{number:064d}") for number in range(20)]
+    fetched = [fetch(third, f"{number:064d}") for number in range(20)]
     contents = [tmp_path / name / ".store" for name in ("a", "b")]
-    for number, (artifact, noted) in enumerate(found):
+    for number, (artifact, noted) in enumerate(fetched):
         assert noted == []
         assert artifact is not None
-        assert artifact.file("model.tflite").read_bytes() in [str(each).encode() + bytes([number]) for each in contents]
+        assert artifact.file("model.tflite").read_bytes() in [
+            str(folder).encode() + bytes([number]) for folder in contents
+        ]
 
 
 # --- damaged and hostile objects --------------------------------------------------------
@@ -345,8 +347,8 @@ def test_a_hostile_manifest_is_refused(
 ) -> None:
     rewrite(bucket, share(machine("a"))[0], change)
     store = machine("b")
-    found, noted = fetch(store)
-    assert found is None
+    fetched, noted = fetch(store)
+    assert fetched is None
     assert len(noted) == 1
     assert reason in noted[0]
     assert noted[0].endswith("it is made again")
@@ -374,8 +376,8 @@ def test_a_damaged_object_counts_as_missing(
     path = name if name.startswith("keys") else f"artifacts/{artifact.digest}/{name}"
     bucket.put(path, content)
     store = machine("b")
-    found, noted = fetch(store)
-    assert found is None
+    fetched, noted = fetch(store)
+    assert fetched is None
     assert reason in noted[0]
     assert store.look(KEY) is None or name == "model.tflite"
     share(store)
@@ -389,8 +391,8 @@ def test_a_result_larger_than_the_disk_is_not_downloaded(
     usage = shutil.disk_usage("/")._replace(free=300 * 1024**2)
     monkeypatch.setattr("compress.pipeline.shared_store.RESERVE_BYTES", 300 * 1024**2 - 100)
     monkeypatch.setattr("compress.pipeline.shared_store.shutil.disk_usage", lambda path: usage)
-    found, noted = fetch(machine("b"))
-    assert found is None
+    fetched, noted = fetch(machine("b"))
+    assert fetched is None
     assert "has space for 100" in noted[0]
 
 

@@ -40,7 +40,7 @@ def written(tmp_path: Path, data: Path, model: Path | None = None, **options: An
 
 
 def settings(pipeline: Pipeline, stage: str) -> dict[str, Any]:
-    return next(each[stage] for each in pipeline.settings["stages"] if stage in each)
+    return next(entry[stage] for entry in pipeline.settings["stages"] if stage in entry)
 
 
 def test_class_folders_get_a_small_network_of_their_size(tmp_path: Path) -> None:
@@ -123,8 +123,8 @@ def test_boxes_get_a_detector(tmp_path: Path) -> None:
     box = "<bndbox><xmin>2</xmin><ymin>3</ymin><xmax>30</xmax><ymax>40</ymax></bndbox>"
     for index in range(10):
         size = "<size><width>72</width><height>64</height><depth>3</depth></size>"
-        found = f"<object><name>ace</name>{box}</object>"
-        text = f"<annotation><filename>{index}.png</filename>{size}{found}</annotation>"
+        element = f"<object><name>ace</name>{box}</object>"
+        text = f"<annotation><filename>{index}.png</filename>{size}{element}</annotation>"
         (folder / f"{index}.xml").write_text(text)
     pipeline, _ = written(tmp_path, folder)
     assert pipeline.settings["model"]["builder"] == "anchor_free"
@@ -232,7 +232,7 @@ def test_sounds_for_a_model_of_another_shape_are_refused(tmp_path: Path) -> None
 def test_a_device_that_learns_gets_an_embedding(tmp_path: Path) -> None:
     data = photos(tmp_path / "my shop", {"apple": 20, "pear": 20})
     pipeline, text = written(tmp_path, data, learns=True)
-    assert [next(iter(each)) for each in pipeline.settings["stages"]] == [
+    assert [next(iter(entry)) for entry in pipeline.settings["stages"]] == [
         "train",
         "quantize",
         "expose_embedding",
@@ -256,9 +256,9 @@ def test_only_classifiers_learn_on_the_device(tmp_path: Path) -> None:
 def test_the_command_writes_once_and_lists_the_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, out = photos(tmp_path / "shop", {"apple": 20, "pear": 20}), tmp_path / "new.yaml"
     assert main(["init", str(data), "-o", str(out), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [step["id"] for step in found["steps"]] == ["model", "train", "quantize", "compile", "package"]
-    assert "2 classes; samples: 28 for train, 4 for validation, 8 for test" in found["messages"][0]
+    report = json.loads(capsys.readouterr().out)
+    assert [step["id"] for step in report["steps"]] == ["model", "train", "quantize", "compile", "package"]
+    assert "2 classes; samples: 28 for train, 4 for validation, 8 for test" in report["messages"][0]
     assert load(out).settings["name"] == "new"
     assert main(["init", str(data), "-o", str(out)]) == 2
     assert "exists already" in capsys.readouterr().err
@@ -287,8 +287,8 @@ def test_texts_without_blanks_and_a_column_of_splits(tmp_path: Path) -> None:
     rows = [f"{index};{'一二三四五六七八九'[index % 5 :]};{index % 2};{parts[index // 2 % 4]}" for index in range(64)]
     path = reviews(tmp_path / "names.csv", rows, "id;name;class;part")
     pipeline, _ = written(tmp_path, path)
-    found = pipeline.settings["data"]["source"]["text"]
-    assert (found["text"], found["label"], found["split"]) == ("name", "class", "part")
+    columns = pipeline.settings["data"]["source"]["text"]
+    assert (columns["text"], columns["label"], columns["split"]) == ("name", "class", "part")
     assert pipeline.settings["data"]["preprocess"] == [
         {"tokens": {"length": 16, "buckets": 16384, "unit": "character"}}
     ]
@@ -296,8 +296,8 @@ def test_texts_without_blanks_and_a_column_of_splits(tmp_path: Path) -> None:
 
 def test_a_table_that_is_sorted_by_class(tmp_path: Path) -> None:
     rows = [f"{index},the words of text {index},{('bad', 'good')[index >= 1500]}" for index in range(3000)]
-    found = recognized(reviews(tmp_path / "reviews.csv", rows, "id,review,sentiment"), tmp_path)
-    assert found["text"]["label"] == "sentiment"
+    source = recognized(reviews(tmp_path / "reviews.csv", rows, "id,review,sentiment"), tmp_path)
+    assert source["text"]["label"] == "sentiment"
 
 
 @pytest.mark.parametrize(

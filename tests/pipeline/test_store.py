@@ -89,16 +89,16 @@ def everything(folder: Path) -> list[Path]:
 
 def test_what_is_published_is_found(folder: Path) -> None:
     published = publish(Store(folder))
-    found = Store(folder).find(KEY)
-    assert found == published
-    assert found is not None
-    assert (found.kind, found.facts, found.seconds) == (Kind.TFLITE, FACTS, 1.235)
-    assert found.file("model.tflite").read_bytes() == b"content" * 1000
-    assert found.files == {name: file_digest(found.folder / name) for name in ("model.tflite", "plan.json")}
+    artifact = Store(folder).find(KEY)
+    assert artifact == published
+    assert artifact is not None
+    assert (artifact.kind, artifact.facts, artifact.seconds) == (Kind.TFLITE, FACTS, 1.235)
+    assert artifact.file("model.tflite").read_bytes() == b"content" * 1000
+    assert artifact.files == {name: file_digest(artifact.folder / name) for name in ("model.tflite", "plan.json")}
     assert Store(folder).find(OTHER) is None
     assert tiny.unsound(folder) == []
     with pytest.raises(KeyError, match=r"a quantized tflite model has no model\.keras; it has model\.tflite"):
-        found.file("model.keras")
+        artifact.file("model.keras")
 
 
 def test_looking_creates_nothing(tmp_path: Path) -> None:
@@ -260,19 +260,19 @@ def test_a_key_is_held_by_one_process_at_a_time(folder: Path, start: Callable[..
     assert line(holder) == "held"
     store = Store(folder)
     store.prepare()
-    told: list[str] = []
+    messages: list[str] = []
 
     def waiting() -> None:
         assert holder.poll() is None
-        told.append("waiting")
+        messages.append("waiting")
         assert holder.stdin is not None
         holder.stdin.close()  # the holder ends
 
     with store.lock(KEY, waiting):
-        assert told == ["waiting"]
+        assert messages == ["waiting"]
         assert holder.wait() == 0
-    with store.lock(KEY, lambda: told.append("again")):
-        assert told == ["waiting"]
+    with store.lock(KEY, lambda: messages.append("again")):
+        assert messages == ["waiting"]
 
 
 def test_other_keys_are_free_meanwhile(folder: Path, start: Callable[..., subprocess.Popen[str]]) -> None:

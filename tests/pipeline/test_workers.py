@@ -42,7 +42,7 @@ class Together(tiny._Light):
     def trains(self) -> bool:
         return True
 
-    def run(self, given: Artifact, context: Context) -> Facts:
+    def run(self, artifact: Artifact, context: Context) -> Facts:
         assert context.unfinished is not None
         self.folders.append(context.unfinished)
         (context.unfinished / "state").touch()
@@ -52,7 +52,7 @@ class Together(tiny._Light):
             self.barrier.wait()
         except threading.BrokenBarrierError as error:
             raise StageError("lost a worker") from error
-        return self.pass_on(given, context)
+        return self.pass_on(artifact, context)
 
 
 STAGES = {**tiny.STAGES, "together": Together}

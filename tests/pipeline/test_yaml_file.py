@@ -75,9 +75,9 @@ def refusal(parse: Any, content: str | bytes) -> str:
     ],
 )
 def test_values_are_those_of_yaml_1_2(parse: Any, text: str, value: Any) -> None:
-    found = parse(f"key: {text}\n").value
-    assert found == {"key": value}
-    assert type(found["key"]) is type(value)
+    parsed = parse(f"key: {text}\n").value
+    assert parsed == {"key": value}
+    assert type(parsed["key"]) is type(value)
 
 
 def test_numbers_as_keys_stay_words(parse: Any) -> None:
@@ -169,9 +169,9 @@ def test_byte_order_mark_is_no_content(parse: Any) -> None:
     ],
 )
 def test_what_is_refused(parse: Any, content: str | bytes, message: str) -> None:
-    found = refusal(parse, content)
-    assert found.startswith(message) if message.startswith("file.yaml") else message in found
-    assert len(found) < 300
+    actual = refusal(parse, content)
+    assert actual.startswith(message) if message.startswith("file.yaml") else message in actual
+    assert len(actual) < 300
 
 
 def test_depth_up_to_the_limit_is_read(parse: Any) -> None:
@@ -241,14 +241,14 @@ def _outcome(path: Path) -> Document | PipelineError:
 def _plain_or_refused(folder: Path, content: bytes) -> None:
     path = folder / "fuzz.yaml"
     path.write_bytes(content)
-    found = _outcome(path)
-    if isinstance(found, PipelineError):
-        assert len(str(found).splitlines()) == 1
-        assert str(path) in str(found)
+    outcome = _outcome(path)
+    if isinstance(outcome, PipelineError):
+        assert len(str(outcome).splitlines()) == 1
+        assert str(path) in str(outcome)
         return
     last = sum(content.count(end) for end in (b"\n", b"\r", b"\xc2\x85", b"\xe2\x80")) + 1
-    assert all(1 <= line <= last for line in found.lines.values())
-    for leaf in _leaves(found.value):
+    assert all(1 <= line <= last for line in outcome.lines.values())
+    for leaf in _leaves(outcome.value):
         assert leaf is None or type(leaf) in (str, bool, int, float)
         assert not isinstance(leaf, float) or math.isfinite(leaf)
         assert not isinstance(leaf, str) or len(leaf.splitlines()) <= 1

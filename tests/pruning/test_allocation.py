@@ -81,9 +81,9 @@ def test_predictions_are_those_of_the_file_that_is_made(keras: Any, builder: net
     samples = np.random.default_rng(0).random((4, 12, 12, 3), np.float32)
     parsed = graph.parse(export.convert_calibrated(model, samples, "int8"))
     legal = legalize(parsed, EDGETPU, [[samples[:1]]], io="INT8").graph
-    content, found = graph.serialize(legal), estimate(legal, EDGETPU, "usb3")
-    assert prunable.costs.latency_ms(widths, "usb3") == pytest.approx(found.latency.total, rel=0.05)
-    assert prunable.costs.compute_ms(widths) == pytest.approx(found.latency.parts["compute_ms"], rel=0.15)
+    content, file_estimate = graph.serialize(legal), estimate(legal, EDGETPU, "usb3")
+    assert prunable.costs.latency_ms(widths, "usb3") == pytest.approx(file_estimate.latency.total, rel=0.05)
+    assert prunable.costs.compute_ms(widths) == pytest.approx(file_estimate.latency.parts["compute_ms"], rel=0.15)
     assert prunable.costs.size_bytes(widths) == pytest.approx(len(content), rel=0.3)  # most of a small file is names
 
 
@@ -92,8 +92,8 @@ def test_predictions_are_those_of_the_file_that_is_made(keras: Any, builder: net
 def test_the_limit_is_kept_and_nearly_used(keras: Any, keep: float, allocation: AllocationMethod) -> None:
     prunable = prepared(networks.inverted_residual(keras))
     macs = prunable.costs.macs(allocated(prunable, Objective("macs", keep), allocation))
-    whole = prunable.costs.macs(prunable.full_widths)
-    assert 0.6 * keep * whole <= macs <= keep * whole
+    full_macs = prunable.costs.macs(prunable.full_widths)
+    assert 0.6 * keep * full_macs <= macs <= keep * full_macs
 
 
 @pytest.mark.parametrize("name", ["macs", "parameters", "size", "compute", "latency"])
@@ -101,8 +101,8 @@ def test_every_objective_comes_down_to_its_limit(keras: Any, name: Any) -> None:
     prunable = prepared(wide(keras))
     goal = Objective(name, 0.8 if name == "latency" else 0.5)
     cost_of = cost_function(prunable, goal)
-    whole, now = cost_of(prunable.full_widths), cost_of(allocated(prunable, goal))
-    assert 0.7 * goal.limits(prunable, whole).final < now <= goal.limits(prunable, whole).final
+    full_cost, now = cost_of(prunable.full_widths), cost_of(allocated(prunable, goal))
+    assert 0.7 * goal.limits(prunable, full_cost).final < now <= goal.limits(prunable, full_cost).final
 
 
 def wide(keras: Any) -> Any:
@@ -232,11 +232,11 @@ def test_recurrent_layers_are_named_as_what_cannot_be_followed(keras: Any) -> No
 
 @pytest.mark.parametrize("size", [1, 3, 4, 5, 17, 64, 100, 512, 2048])
 def test_levels_fall_from_all_to_the_fewest(size: int) -> None:
-    found = levels(size, min(size, MIN_WIDTH), BLOCKS)
-    assert found[0] == size
-    assert found[-1] == min(size, MIN_WIDTH)
-    assert found == sorted(set(found), reverse=True)
-    assert all(level % BLOCKS.inputs == 0 for level in found[1:-1])
+    widths = levels(size, min(size, MIN_WIDTH), BLOCKS)
+    assert widths[0] == size
+    assert widths[-1] == min(size, MIN_WIDTH)
+    assert widths == sorted(set(widths), reverse=True)
+    assert all(level % BLOCKS.inputs == 0 for level in widths[1:-1])
 
 
 def tied(keras: Any) -> Any:
@@ -276,7 +276,7 @@ def blocks(keras: Any) -> Any:
         (networks.plain, "macs", (0.7, 0.5, 0.4)),
         (blocks, "latency", (0.9, 0.8, 0.7)),
     ],
-    ids=lambda each: getattr(each, "__name__", None),
+    ids=lambda value: getattr(value, "__name__", None),
 )
 def test_the_search_finds_nearly_the_best_choice(
     keras: Any, builder: networks.Builder, name: Any, shares: tuple[float, ...]
@@ -287,7 +287,7 @@ def test_the_search_finds_nearly_the_best_choice(
     losses = importance_losses(prunable, "balanced")
     assert losses is not None
     cost_of = cost_function(prunable, Objective(name, 0.5))
-    sizes = (levels(*each, BLOCKS) for each in zip(prunable.full_widths, prunable.minimum_widths, strict=True))
+    sizes = (levels(*bounds, BLOCKS) for bounds in zip(prunable.full_widths, prunable.minimum_widths, strict=True))
     every = [(cost_of(widths), lost(losses, widths)) for widths in itertools.product(*sizes)]
     for keep in shares:
         limit = keep * cost_of(prunable.full_widths)
@@ -297,7 +297,7 @@ def test_the_search_finds_nearly_the_best_choice(
 
 
 def lost(losses: ImportanceLosses, widths: Widths) -> float:
-    return sum(float(each[count]) for each, count in zip(losses, widths, strict=True))
+    return sum(float(group_losses[count]) for group_losses, count in zip(losses, widths, strict=True))
 
 
 def test_a_choice_of_groups_that_stand_several_times_in_a_tensor_is_counted_right(keras: Any) -> None:
@@ -316,9 +316,9 @@ def test_costs_of_a_dense_layer_on_a_map(keras: Any) -> None:
     model = keras.Model(image, keras.layers.Dense(4)(x))
     net = keras_graph.read(model)
     channels = structure.find_groups(net)
-    found = cost.Costs(net, channels, [], EDGETPU)
-    assert found.macs(()) == 36 * (3 * 8 + 8 * 4)
-    assert [layer.kind for layer in found.operators(())] == ["conv", "elt", "elt", "conv"]  # silu: sigmoid and product
+    costs = cost.Costs(net, channels, [], EDGETPU)
+    assert costs.macs(()) == 36 * (3 * 8 + 8 * 4)
+    assert [layer.kind for layer in costs.operators(())] == ["conv", "elt", "elt", "conv"]  # silu: sigmoid and product
 
 
 def test_no_layer_is_left_without_channels(keras: Any) -> None:
@@ -383,7 +383,7 @@ def quantized(model: Any) -> Graph:
 
     steps, samples = fold.canonical(keras_graph.read(model)), noise(model, 40, seed=1)
     content = export.convert(steps, calibration.calibrate(steps, samples))
-    return legalize(graph.parse(content), EDGETPU, [[each[np.newaxis]] for each in samples], io="INT8").graph
+    return legalize(graph.parse(content), EDGETPU, [[sample[np.newaxis]] for sample in samples], io="INT8").graph
 
 
 def recurrent(layers: Any, x: Any) -> Any:
@@ -398,27 +398,27 @@ def equation(layers: Any, x: Any) -> Any:
     return layers.EinsumDense("abc,cd->abd", (8, 12))(x)
 
 
-@pytest.mark.parametrize("unknown", [recurrent, attention, equation], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("unknown", [recurrent, attention, equation], ids=lambda builder: builder.__name__)
 def test_layers_that_cannot_be_followed_count(keras: Any, unknown: Any) -> None:
     from compress.quantization import export
     from compress.tflite import macs as arithmetic
 
     layers = keras.layers
-    given = keras.Input((8, 6))
-    x = layers.Flatten()(unknown(layers, given))
-    model = keras.Model(given, layers.Dense(5, activation="softmax")(layers.Dense(48, activation="relu")(x)))
+    inputs = keras.Input((8, 6))
+    x = layers.Flatten()(unknown(layers, inputs))
+    model = keras.Model(inputs, layers.Dense(5, activation="softmax")(layers.Dense(48, activation="relu")(x)))
     prunable = prepared(model)
     files = converted(prunable.network, noise(model))
     blind, seen = prunable.costs, prunable.costs.calibrated(prunable.full_widths, files)
     half = (prunable.full_widths[0] // 2,)
     smaller = keras_graph.build(prunable.pruned(half))
-    for widths, made in ((seen.full_widths, model), (half, smaller)):
-        assert seen.macs(widths) == arithmetic.total_macs(graph.parse(export.convert_float(made)))
+    for widths, keras_model in ((seen.full_widths, model), (half, smaller)):
+        assert seen.macs(widths) == arithmetic.total_macs(graph.parse(export.convert_float(keras_model)))
         assert seen.macs(widths) > blind.macs(widths)
     assert files.graph is not None
-    told = estimate(files.graph, EDGETPU, "pcie")
-    assert seen.latency_ms(seen.full_widths, "pcie") == pytest.approx(told.latency.total)
-    assert seen.streamed_bytes(seen.full_widths) == told.streamed_bytes
+    file_estimate = estimate(files.graph, EDGETPU, "pcie")
+    assert seen.latency_ms(seen.full_widths, "pcie") == pytest.approx(file_estimate.latency.total)
+    assert seen.streamed_bytes(seen.full_widths) == file_estimate.streamed_bytes
     assert seen.size_bytes(seen.full_widths) == len(graph.serialize(files.graph)) > blind.size_bytes(blind.full_widths)
     assert seen.latency_ms(seen.full_widths, "pcie") - seen.latency_ms(half, "pcie") == pytest.approx(
         blind.latency_ms(blind.full_widths, "pcie") - blind.latency_ms(half, "pcie")
@@ -427,10 +427,10 @@ def test_layers_that_cannot_be_followed_count(keras: Any, unknown: Any) -> None:
 
 def perceptron(keras: Any) -> Any:
     layers = keras.layers
-    given = x = keras.Input((64,))
+    inputs = x = keras.Input((64,))
     for units in (96, 64, 33):
         x = layers.Dense(units, activation="tanh")(x)
-    return keras.Model(given, layers.Dense(10, activation="softmax")(x))
+    return keras.Model(inputs, layers.Dense(10, activation="softmax")(x))
 
 
 def several_steps(keras: Any) -> Any:
@@ -453,24 +453,24 @@ def test_the_size_is_that_of_the_8_bit_file(keras: Any, builder: networks.Builde
     model = networks.randomized(builder(keras))
     samples, goal = noise(model), Objective("size", 0.85 if builder is not several_steps else 0.97)
     prunable = calibrated(prepared(model), samples)
-    whole = prunable.costs.size_bytes(prunable.full_widths)
-    assert whole == pytest.approx(len(graph.serialize(quantized(model))), rel=0.1)
+    full_size = prunable.costs.size_bytes(prunable.full_widths)
+    assert full_size == pytest.approx(len(graph.serialize(quantized(model))), rel=0.1)
     allocation = verified(prunable, goal, samples)
     widths = allocation.widths
     assert widths != prunable.full_widths
     real = len(graph.serialize(quantized(keras_graph.build(prunable.pruned(widths)))))
     assert allocation.costs.size_bytes(widths) == pytest.approx(real, rel=0.1)
-    assert real < 1.1 * goal.limits(prunable, whole).final
+    assert real < 1.1 * goal.limits(prunable, full_size).final
     assert allocation.costs.figures(widths, "usb3").size_bytes == allocation.costs.size_bytes(widths)
 
 
 def test_what_is_cut_for_the_cache_fits_with_all_that_the_compiler_adds(keras: Any) -> None:
     """The table of a softmax over 10 classes takes 576 bytes. Without it, the result would exceed the memory."""
     layers = keras.layers
-    given = x = keras.Input((64,))
+    inputs = x = keras.Input((64,))
     for units, activation in ((2200, "relu"), (3001, "relu"), (1000, "tanh")):
         x = layers.Dense(units, activation=activation)(x)
-    model = networks.randomized(keras.Model(given, layers.Dense(10, activation="softmax")(x)))
+    model = networks.randomized(keras.Model(inputs, layers.Dense(10, activation="softmax")(x)))
     samples, goal = noise(model), Objective("cache")
     prunable = calibrated(prepare(keras_graph.read(model), EDGETPU, "l2", None), samples)
     allocation = verified(prunable, goal, samples)
@@ -511,6 +511,6 @@ def test_what_removing_channels_cannot_do_is_said(keras: Any) -> None:
 def _constant(prunable: PrunableNetwork) -> Any:
     """Return costs with a nearly constant latency."""
     costs = copy.copy(prunable.costs)
-    whole = costs.full_widths
-    setattr(costs, "latency_ms", lambda widths, *where: 0.1121 - 1e-5 * (widths != whole))  # noqa: B010
+    full_widths = costs.full_widths
+    setattr(costs, "latency_ms", lambda widths, *where: 0.1121 - 1e-5 * (widths != full_widths))  # noqa: B010
     return costs

@@ -53,8 +53,8 @@ def allocated(prunable: PrunableNetwork, objective: Objective, method: Allocatio
 def test_full_ranks_compute_the_same(keras: Any, builder: networks.Builder) -> None:
     model = networks.randomized(builder(keras))
     expanded = factorization.find(keras_graph.read(model), samples()).expanded
-    expected, found = (np.asarray(each(samples(4))) for each in (model, keras_graph.build(expanded)))
-    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3 * float(np.abs(expected).max()))
+    expected, actual = (np.asarray(keras_model(samples(4))) for keras_model in (model, keras_graph.build(expanded)))
+    np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-3 * float(np.abs(expected).max()))
 
 
 @pytest.mark.parametrize("builder", [*networks.ALL, heavy], ids=lambda b: b.__name__)
@@ -82,8 +82,8 @@ def test_predictions_are_those_of_the_file_that_is_made(keras: Any) -> None:
     model = keras_graph.build(prunable.pruned(widths))
     parsed = graph.parse(export.convert_calibrated(model, samples(4), "int8"))
     legal = legalize(parsed, EDGETPU, [[samples(1)]], io="INT8").graph
-    found = estimate(legal, EDGETPU, "usb3")
-    assert prunable.costs.latency_ms(widths, "usb3") == pytest.approx(found.latency.total, rel=0.05)
+    file_estimate = estimate(legal, EDGETPU, "usb3")
+    assert prunable.costs.latency_ms(widths, "usb3") == pytest.approx(file_estimate.latency.total, rel=0.05)
 
 
 def test_a_layer_of_low_rank_is_factorized_without_loss(keras: Any) -> None:
@@ -98,8 +98,10 @@ def test_a_layer_of_low_rank_is_factorized_without_loss(keras: Any) -> None:
     (name,) = prunable.factorized_layers(widths)
     assert name == "hidden"
     assert not prunable.pruned_layers(widths)
-    expected, found = (np.asarray(each(samples(4))) for each in (model, keras_graph.build(prunable.pruned(widths))))
-    np.testing.assert_allclose(found, expected, atol=1e-3 * float(np.abs(expected).max()))
+    expected, actual = (
+        np.asarray(keras_model(samples(4))) for keras_model in (model, keras_graph.build(prunable.pruned(widths)))
+    )
+    np.testing.assert_allclose(actual, expected, atol=1e-3 * float(np.abs(expected).max()))
 
 
 def test_factors_are_quantized_like_all_layers(keras: Any) -> None:
@@ -113,8 +115,8 @@ def test_factors_are_quantized_like_all_layers(keras: Any) -> None:
     decibels = []
     for subject in (model, keras_graph.build(prunable.pruned(widths))):
         content = post_training.quantize(subject, samples(64), samples(32)).content
-        found = search.file_outputs(content, samples(32))
-        decibels.append(snr_db(np.asarray(subject(samples(32))), found).mean())
+        outputs = search.file_outputs(content, samples(32))
+        decibels.append(snr_db(np.asarray(subject(samples(32))), outputs).mean())
     assert decibels[1] > decibels[0] - 6
 
 
@@ -140,11 +142,13 @@ def test_channels_and_ranks_are_both_reduced_where_that_is_cheaper(keras: Any) -
     widths = allocated(prunable, Objective("macs", 0.3))
     assert prunable.factorized_layers(widths)
     assert prunable.pruned_layers(widths)
-    whole = prunable.with_whole_layers()
-    channels_only = allocated(whole, Objective("macs", 0.3))
-    assert not whole.factorized_layers(channels_only)
-    assert whole.pruned_layers(channels_only)
-    assert allocated(prunable, Objective("macs", 0.3), "uniform") == allocated(whole, Objective("macs", 0.3), "uniform")
+    unfactorized = prunable.with_whole_layers()
+    channels_only = allocated(unfactorized, Objective("macs", 0.3))
+    assert not unfactorized.factorized_layers(channels_only)
+    assert unfactorized.pruned_layers(channels_only)
+    assert allocated(prunable, Objective("macs", 0.3), "uniform") == allocated(
+        unfactorized, Objective("macs", 0.3), "uniform"
+    )
 
 
 def test_layers_that_stay_whole_have_a_reason(keras: Any) -> None:

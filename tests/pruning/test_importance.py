@@ -31,13 +31,13 @@ def samples(model: Any, count: int = 24) -> ImportanceSamples:
     )
 
 
-def losses(model: Any, given: ImportanceSamples, gates: np.ndarray) -> np.ndarray:
+def losses(model: Any, importance_samples: ImportanceSamples, gates: np.ndarray) -> np.ndarray:
     """Return the cross-entropy of each sample, computed in numpy."""
-    rows = np.repeat(gates[np.newaxis].astype(np.float32), len(given.inputs), axis=0)
-    logits = np.asarray(model([given.inputs, rows]), np.float64)
+    rows = np.repeat(gates[np.newaxis].astype(np.float32), len(importance_samples.inputs), axis=0)
+    logits = np.asarray(model([importance_samples.inputs, rows]), np.float64)
     logits -= logits.max(axis=1, keepdims=True)
-    found = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(logits)), given.labels]
-    return np.asarray(found)
+    cross_entropy = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(logits)), importance_samples.labels]
+    return np.asarray(cross_entropy)
 
 
 @pytest.mark.parametrize("builder", [networks.inverted_residual, networks.branches, networks.nested])
@@ -45,13 +45,13 @@ def test_taylor_is_the_derivative_of_the_loss_by_a_factor_on_the_channel(keras: 
     model = networks.randomized(builder(keras))
     net = keras_graph.read(model)
     channels = structure.find_groups(net)
-    given = samples(model)
-    score = taylor_scores(net, channels, given)
+    importance_samples = samples(model)
+    score = taylor_scores(net, channels, importance_samples)
     gated = gated_model(net, channels)
     for root in np.unique(channels.group[~channels.pinned])[::7]:
         step = np.zeros(len(channels.group))
         step[root] = 3e-3
-        slope = (losses(gated, given, 1 + step) - losses(gated, given, 1 - step)) / 6e-3
+        slope = (losses(gated, importance_samples, 1 + step) - losses(gated, importance_samples, 1 - step)) / 6e-3
         assert score[root] == pytest.approx(float((slope**2).mean()), rel=0.1, abs=1e-7)  # kinks of ReLU in the step
     assert (score == score[channels.group]).all()
 
@@ -111,22 +111,26 @@ def test_curves_say_what_removing_does(keras: Any) -> None:
     model = keras.Model(image, layers.Dense(2)(layers.Flatten()(x)))
     data = Blobs()
     head = loop.head_of(model, data)
-    given = ImportanceSamples(data.inputs("train"), data.labels("train"), head)
-    prunable = prepare(keras_graph.read(model), load("edgetpu"), "taylor", given)
-    told: list[tuple[int, int]] = []
-    curves = sensitivity_curves(prunable, given, lambda done, of: told.append((done, of)))
+    importance_samples = ImportanceSamples(data.inputs("train"), data.labels("train"), head)
+    prunable = prepare(keras_graph.read(model), load("edgetpu"), "taylor", importance_samples)
+    updates: list[tuple[int, int]] = []
+    curves = sensitivity_curves(prunable, importance_samples, lambda done, of: updates.append((done, of)))
     assert [curve.layers for curve in curves] == [("first",), ("second",)]
     assert curves[0].kept == (12, 8, 4)  # steps of four, at least four
-    assert told == [(done, 3) for done in (1, 2, 3)]
+    assert updates == [(done, 3) for done in (1, 2, 3)]
     for index, curve in enumerate(curves):
         for place, kept in enumerate(curve.kept):
-            widths = tuple(kept if each == index else full for each, full in enumerate(prunable.full_widths))
+            widths = tuple(kept if group == index else full for group, full in enumerate(prunable.full_widths))
             smaller = keras_graph.build(prunable.pruned(widths))
-            logits = [np.asarray(each(given.inputs, training=False)) for each in (model, smaller)]
+            logits = [
+                np.asarray(keras_model(importance_samples.inputs, training=False)) for keras_model in (model, smaller)
+            ]
             before, after = map(keras.ops.log_softmax, logits)
             divergence = float(np.mean(np.sum(np.exp(before) * (np.asarray(before) - np.asarray(after)), axis=1)))
             assert curve.divergence[place] == pytest.approx(divergence, abs=1e-5)
-            assert curve.accuracy[place] == float((np.asarray(after).argmax(axis=1) == given.labels).mean())
+            assert curve.accuracy[place] == float(
+                (np.asarray(after).argmax(axis=1) == importance_samples.labels).mean()
+            )
         losses_by_width = curve.losses()
         assert losses_by_width[curve.kept[0]] == 0
         assert (np.diff(losses_by_width) <= 0).all()

@@ -33,12 +33,12 @@ def around(keras: Any, middle: Callable[[Any], Any]) -> Any:
 
 
 def replaced(model: Any, kinds: tuple[Activation, ...] = ALL, by: str = "relu") -> tuple[Any, Replacements]:
-    made, found = replace_by_relu(keras_graph.read(model), kinds, by)
-    return keras_graph.build(made), found
+    network, replacements = replace_by_relu(keras_graph.read(model), kinds, by)
+    return keras_graph.build(network), replacements
 
 
-def same(model: Any, other: Any, given: np.ndarray) -> None:
-    np.testing.assert_allclose(np.asarray(model(given)), np.asarray(other(given)), rtol=1e-5, atol=1e-5)
+def same(model: Any, other: Any, inputs: np.ndarray) -> None:
+    np.testing.assert_allclose(np.asarray(model(inputs)), np.asarray(other(inputs)), rtol=1e-5, atol=1e-5)
 
 
 #: The kind that must be recognised, and the code of the activation.
@@ -79,21 +79,21 @@ SPELLINGS: dict[str, tuple[Activation, Callable[[Any, Any], Any]]] = {
 def test_every_spelling_is_recognised_and_becomes_a_relu(keras: Any, spelling: str) -> None:
     kind, middle = SPELLINGS[spelling]
     model = around(keras, lambda x: middle(keras, x))
-    made, found = replaced(model)
-    assert {what: len(layers) for what, layers in found.replaced.items()} == {kind: 1}
+    new_model, replacements = replaced(model)
+    assert {what: len(layers) for what, layers in replacements.replaced.items()} == {kind: 1}
     expected = around(keras, keras.layers.ReLU())
     expected.set_weights(model.get_weights())
-    same(made, expected, images())
-    assert len(made.layers) == len(expected.layers)  # nothing of the old activation is left
-    assert replaced(model, tuple(each for each in ALL if each != kind))[1] == Replacements()
+    same(new_model, expected, images())
+    assert len(new_model.layers) == len(expected.layers)  # nothing of the old activation is left
+    assert replaced(model, tuple(activation for activation in ALL if activation != kind))[1] == Replacements()
 
 
 @pytest.mark.parametrize("activation", ["relu", "relu6", "sigmoid", "tanh", "hard_sigmoid"])
 def test_what_is_free_stays(keras: Any, activation: str) -> None:
     model = around(keras, keras.layers.Activation(activation))
-    made, found = replaced(model)
-    assert found == Replacements()
-    same(made, model, images())
+    new_model, replacements = replaced(model)
+    assert replacements == Replacements()
+    same(new_model, model, images())
 
 
 @pytest.mark.parametrize(
@@ -109,16 +109,16 @@ def test_what_is_free_stays(keras: Any, activation: str) -> None:
 def test_what_only_looks_like_one_is_not_taken_for_one(keras: Any, middle: Any) -> None:
     keras.utils.set_random_seed(0)
     model = around(keras, lambda x: middle(keras, x))
-    made, found = replaced(model, tuple(each for each in ALL if each != "silu"))
-    assert found == Replacements()
-    same(made, model, images())
+    new_model, replacements = replaced(model, tuple(activation for activation in ALL if activation != "silu"))
+    assert replacements == Replacements()
+    same(new_model, model, images())
 
 
 def test_a_scaled_silu_becomes_a_scaled_relu(keras: Any) -> None:
-    made, found = replaced(around(keras, lambda x: x * keras.ops.sigmoid(x) * 1.7))
-    assert [*found.replaced] == ["silu"]
+    new_model, replacements = replaced(around(keras, lambda x: x * keras.ops.sigmoid(x) * 1.7))
+    assert [*replacements.replaced] == ["silu"]
     expected = around(keras, lambda x: keras.ops.relu(x) * 1.7)
-    same(made, expected, images())
+    same(new_model, expected, images())
 
 
 def test_activations_inside_layers_are_replaced(keras: Any) -> None:
@@ -133,9 +133,13 @@ def test_activations_inside_layers_are_replaced(keras: Any) -> None:
         x = layers.TimeDistributed(layers.Dense(3, activation=third))(x)
         return keras.Model(image, layers.Dense(2)(layers.Dense(4, activation=fourth)(layers.Flatten()(x))))
 
-    made, found = replaced(net("silu", "leaky_relu", "gelu", layers.LeakyReLU(0.1)), by="relu6")
-    assert {what: len(names) for what, names in found.replaced.items()} == {"silu": 1, "leaky_relu": 2, "gelu": 1}
-    same(made, net("relu6", "relu6", "relu6", "relu6"), images() * 20)
+    new_model, replacements = replaced(net("silu", "leaky_relu", "gelu", layers.LeakyReLU(0.1)), by="relu6")
+    assert {what: len(names) for what, names in replacements.replaced.items()} == {
+        "silu": 1,
+        "leaky_relu": 2,
+        "gelu": 1,
+    }
+    same(new_model, net("relu6", "relu6", "relu6", "relu6"), images() * 20)
 
 
 def test_activations_that_are_wrapped_are_replaced(keras: Any) -> None:
@@ -149,9 +153,9 @@ def test_activations_that_are_wrapped_are_replaced(keras: Any) -> None:
 
         return around(keras, all_of_them)
 
-    made, found = replaced(net(layers.LeakyReLU(), layers.ELU(), layers.ReLU(4.0, negative_slope=0.1)))
-    assert {what: len(names) for what, names in found.replaced.items()} == {"leaky_relu": 2, "elu": 1}
-    same(made, net(layers.ReLU(), layers.ReLU(), layers.ReLU(4.0)), images())
+    new_model, replacements = replaced(net(layers.LeakyReLU(), layers.ELU(), layers.ReLU(4.0, negative_slope=0.1)))
+    assert {what: len(names) for what, names in replacements.replaced.items()} == {"leaky_relu": 2, "elu": 1}
+    same(new_model, net(layers.ReLU(), layers.ReLU(), layers.ReLU(4.0)), images())
 
 
 def test_what_no_relu_is_put_in_the_place_of_is_named_however_it_is_written(keras: Any) -> None:
@@ -162,10 +166,10 @@ def test_what_no_relu_is_put_in_the_place_of_is_named_however_it_is_written(kera
         return layers.TimeDistributed(layers.Conv1D(4, 3, padding="same", activation="softsign"))(x)
 
     model = around(keras, net)
-    made, found = replaced(model)
-    assert not found.replaced
-    assert [*found.skipped.values()] == ["softsign is not an activation that a ReLU can replace"] * 3
-    same(made, model, images())
+    new_model, replacements = replaced(model)
+    assert not replacements.replaced
+    assert [*replacements.skipped.values()] == ["softsign is not an activation that a ReLU can replace"] * 3
+    same(new_model, model, images())
 
 
 def test_activations_further_inside_are_named(keras: Any) -> None:
@@ -178,9 +182,9 @@ def test_activations_further_inside_are_named(keras: Any) -> None:
         x = layers.RNN(layers.LSTMCell(channels, activation="silu"), return_sequences=True, unroll=True)(x)
         return layers.Reshape((height, width, channels))(x)
 
-    _, found = replaced(around(keras, net))
-    assert not found.replaced
-    assert [*found.skipped.values()] == [
+    _, replacements = replaced(around(keras, net))
+    assert not replacements.replaced
+    assert [*replacements.skipped.values()] == [
         "silu is inside a Sequential, which is not searched",
         "silu is inside a recurrent layer",
     ]
@@ -190,9 +194,11 @@ def test_activations_in_a_row_are_each_replaced(keras: Any) -> None:
     def hard(x: Any) -> Any:
         return x * keras.ops.relu6(x + 3) / 6
 
-    made, found = replaced(around(keras, lambda x: keras.ops.gelu(hard(hard(keras.layers.Activation("silu")(x))))))
-    assert {what: len(names) for what, names in found.replaced.items()} == {"silu": 1, "hard_silu": 2, "gelu": 1}
-    same(made, around(keras, keras.layers.ReLU()), images())
+    new_model, replacements = replaced(
+        around(keras, lambda x: keras.ops.gelu(hard(hard(keras.layers.Activation("silu")(x)))))
+    )
+    assert {what: len(names) for what, names in replacements.replaced.items()} == {"silu": 1, "hard_silu": 2, "gelu": 1}
+    same(new_model, around(keras, keras.layers.ReLU()), images())
 
 
 def test_shared_layers_nested_models_and_several_outputs(keras: Any) -> None:
@@ -211,21 +217,21 @@ def test_shared_layers_nested_models_and_several_outputs(keras: Any) -> None:
         z = relu6(x - y)  # a call of the shared ReLU that must stay
         return keras.Model([image, other], {"sum": layers.Flatten()(x + y), "other": layers.Flatten()(z)})
 
-    made, found = replaced(net(hard, "silu"))
-    assert {what: len(names) for what, names in found.replaced.items()} == {"hard_silu": 1, "silu": 1}  # both shared
-    given = [images(), images() + 1]
-    expected = net(keras.layers.ReLU(), "relu")(given)
-    found = made(given)
-    assert found.keys() == {"sum", "other"}
+    new_model, replacements = replaced(net(hard, "silu"))
+    assert {what: len(names) for what, names in replacements.replaced.items()} == {"hard_silu": 1, "silu": 1}  # both shared
+    inputs = [images(), images() + 1]
+    expected = net(keras.layers.ReLU(), "relu")(inputs)
+    actual = new_model(inputs)
+    assert actual.keys() == {"sum", "other"}
     for name in expected:
-        np.testing.assert_allclose(np.asarray(found[name]), np.asarray(expected[name]), atol=1e-5)
+        np.testing.assert_allclose(np.asarray(actual[name]), np.asarray(expected[name]), atol=1e-5)
 
 
 def test_slopes_for_every_position_become_one_for_each_channel(keras: Any) -> None:
     slopes = keras.initializers.RandomUniform(0.1, 0.4, seed=0)
-    made, found = replaced(around(keras, keras.layers.PReLU(name="slopes", alpha_initializer=slopes)))
-    assert found.replaced == {"prelu": ("slopes",)}
-    assert made.get_layer("slopes").get_weights()[0].shape == (1, 1, 4)
+    new_model, replacements = replaced(around(keras, keras.layers.PReLU(name="slopes", alpha_initializer=slopes)))
+    assert replacements.replaced == {"prelu": ("slopes",)}
+    assert new_model.get_layer("slopes").get_weights()[0].shape == (1, 1, 4)
     flat = keras.initializers.Constant(0.3)
     model = around(keras, keras.layers.PReLU(alpha_initializer=flat))
     same(replaced(model)[0], model, images())
@@ -242,14 +248,14 @@ def test_what_must_stay_is_named_with_the_reason(keras: Any) -> None:
     x = layers.Dense(4, activation="squareplus", name="rare")(x)
     end = layers.Dense(2, activation="softplus", name="end")(x)
     model = keras.Model(image, [end, x * keras.ops.sigmoid(x)])
-    made, found = replaced(model)
-    assert not found.replaced
-    assert "inside a recurrent layer" in found.skipped["recurrent"]
-    assert "squareplus is not an activation that" in found.skipped["rare"]
-    assert "an output of the model" in found.skipped["end"]
-    assert len(found.skipped) == 4
-    given = np.random.default_rng(0).normal(size=(2, 8, 4)).astype(np.float32)
-    for a, b in zip(made(given), model(given), strict=True):
+    new_model, replacements = replaced(model)
+    assert not replacements.replaced
+    assert "inside a recurrent layer" in replacements.skipped["recurrent"]
+    assert "squareplus is not an activation that" in replacements.skipped["rare"]
+    assert "an output of the model" in replacements.skipped["end"]
+    assert len(replacements.skipped) == 4
+    inputs = np.random.default_rng(0).normal(size=(2, 8, 4)).astype(np.float32)
+    for a, b in zip(new_model(inputs), model(inputs), strict=True):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=1e-6)
 
 
@@ -263,25 +269,25 @@ def test_a_function_is_recognised_by_its_values() -> None:
 def test_mobilenet_v3_has_nothing_left_to_replace(keras: Any) -> None:
     model = keras.applications.MobileNetV3Small((64, 64, 3), alpha=0.35, weights=None, classes=3)
     net = keras_graph.read(model)
-    given = np.random.default_rng(0).random((4, 64, 64, 3), np.float32) * 255
+    inputs = np.random.default_rng(0).random((4, 64, 64, 3), np.float32) * 255
     gates, others = squeeze_excite.find(net)
     assert (len(gates), others) == (9, {})
-    net, without = squeeze_excite.remove_gates(net, squeeze_excite.measure(net, gates, given))
-    net, found = replace_by_relu(net, ALL, "relu")
-    assert {what: len(layers) for what, layers in found.replaced.items()} == {"hard_silu": 19}
+    net, without = squeeze_excite.remove_gates(net, squeeze_excite.measure(net, gates, inputs))
+    net, replacements = replace_by_relu(net, ALL, "relu")
+    assert {what: len(layers) for what, layers in replacements.replaced.items()} == {"hard_silu": 19}
     assert all(note.startswith("folded into") for note in without.notes.values())
-    made = keras_graph.build(net)
-    assert made.output_shape == (None, 3)
+    new_model = keras_graph.build(net)
+    assert new_model.output_shape == (None, 3)
     assert "Multiply" not in {layer.kind for layer in net.layers.values()}
 
 
 def test_efficientnet_is_recognised(keras: Any) -> None:
     net = keras_graph.read(keras.applications.EfficientNetB0(weights=None, input_shape=(64, 64, 3), classes=3))
     assert len(squeeze_excite.find(net)[0]) == 16
-    made, found = replace_by_relu(net, ALL, "relu6")
-    assert {what: len(layers) for what, layers in found.replaced.items()} == {"silu": 49}
-    assert not replace_by_relu(made, ALL, "relu6")[1].replaced
-    assert not found.skipped
+    new_net, replacements = replace_by_relu(net, ALL, "relu6")
+    assert {what: len(layers) for what, layers in replacements.replaced.items()} == {"silu": 49}
+    assert not replace_by_relu(new_net, ALL, "relu6")[1].replaced
+    assert not replacements.skipped
 
 
 def test_what_nothing_depends_on_is_gone(keras: Any) -> None:
@@ -297,5 +303,5 @@ def test_what_nothing_depends_on_is_gone(keras: Any) -> None:
     assert len(alive.layers["shared"].calls) == 2
     direct = keras_graph.without_unused_calls(net.edited({}, {LayerOutput("shared", 1): LayerOutput("shared", 0)}))
     assert len(direct.layers["shared"].calls) == 1
-    given = np.ones((1, 4), np.float32)
-    np.testing.assert_allclose(np.asarray(keras_graph.build(direct)(given)), np.asarray(shared(given)), rtol=1e-6)
+    inputs = np.ones((1, 4), np.float32)
+    np.testing.assert_allclose(np.asarray(keras_graph.build(direct)(inputs)), np.asarray(shared(inputs)), rtol=1e-6)

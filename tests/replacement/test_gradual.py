@@ -78,8 +78,8 @@ def test_it_starts_at_the_original_and_the_result_is_what_was_trained(
     np.testing.assert_allclose(ours, theirs, atol=1e-4)  # the share stayed 0
     half = len(features) // 2
     assert half == 4  # without the depthwise convolution
-    for own, other in zip(features[:half], features[half:], strict=True):
-        np.testing.assert_allclose(own, other, atol=1e-3 * float(np.abs(other).max()))
+    for feature, other in zip(features[:half], features[half:], strict=True):
+        np.testing.assert_allclose(feature, other, atol=1e-3 * float(np.abs(other).max()))
     assert {kind: len(names) for kind, names in replacements.replaced.items()} == {"silu": 5}
     assert len(facts["history"]) == 4
     assert all(abs(row["loss"]) < 1e-4 for row in facts["history"])
@@ -96,7 +96,7 @@ def test_the_folded_network_is_the_trained_one(keras: Any, tmp_path: Path, monke
     trained = seen[0](samples, training=False)[0]
     np.testing.assert_allclose(result(samples), trained, atol=1e-5)
     assert not any(layer.name.startswith(gradual.ORIGINAL) for layer in result.layers)
-    assert [tuple(each.shape) for each in result.outputs] == [tuple(each.shape) for each in model.outputs]
+    assert [tuple(output.shape) for output in result.outputs] == [tuple(output.shape) for output in model.outputs]
 
 
 def test_the_trained_network_answers_as_the_original(keras: Any, tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_the_trained_network_answers_as_the_original(keras: Any, tmp_path: Path)
 
     def error(network: keras_graph.Network) -> float:
         """Return the mean squared error of the centred logits."""
-        one, other = (np.log(each(samples)) for each in (model, keras_graph.build(network)))
+        one, other = (np.log(keras_model(samples)) for keras_model in (model, keras_graph.build(network)))
         return float(np.square((other - other.mean(1, keepdims=True)) - (one - one.mean(1, keepdims=True))).mean())
 
     assert error(gradually) < error(at_once) / 4

@@ -92,26 +92,26 @@ def net(keras: Any, middle: Callable[[Any, Any, bool], Any], constant: bool) -> 
 def test_a_constant_gate_goes_exactly(keras: Any, place: str) -> None:
     where, middle = PLACES[place]
     model = net(keras, middle, True)
-    given = keras_graph.read(model)
-    gates, left = squeeze_excite.find(given)
+    network = keras_graph.read(model)
+    gates, left = squeeze_excite.find(network)
     assert (len(gates), left) == (1, {})
-    made, replacements = squeeze_excite.remove_gates(given, squeeze_excite.measure(given, gates, images()))
+    ungated, replacements = squeeze_excite.remove_gates(network, squeeze_excite.measure(network, gates, images()))
     assert replacements.notes[gates[0].product.layer].startswith(where)
     assert "changes 0.0%" in replacements.notes[gates[0].product.layer]
     assert replacements.replaced == {"squeeze_and_excite": (gates[0].product.layer,)}
-    assert not {"Multiply", "Sigmoid"} & {layer.kind for layer in made.layers.values()}
-    assert sum(layer.kind == "GlobalAveragePooling2D" for layer in made.layers.values()) == 1  # the gate's is gone
-    found, expected = (np.asarray(each(images(7))) for each in (keras_graph.build(made), model))
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert not {"Multiply", "Sigmoid"} & {layer.kind for layer in ungated.layers.values()}
+    assert sum(layer.kind == "GlobalAveragePooling2D" for layer in ungated.layers.values()) == 1  # the gate's is gone
+    actual, expected = (np.asarray(keras_model(images(7))) for keras_model in (keras_graph.build(ungated), model))
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_mean_is_the_one_that_changes_least(keras: Any) -> None:
     model = net(keras, PLACES["convolution behind"][1], False)
-    given = keras_graph.read(model)
-    (found,), _ = squeeze_excite.find(given)
+    network = keras_graph.read(model)
+    (only_gate,), _ = squeeze_excite.find(network)
     samples = images(9)
-    measured = squeeze_excite.measure(given, [found], samples)[found]
-    values = keras_graph.build(keras_graph.subnetwork(given, [found.map, found.factor]))(samples)
+    measured = squeeze_excite.measure(network, [only_gate], samples)[only_gate]
+    values = keras_graph.build(keras_graph.subnetwork(network, [only_gate.map, only_gate.factor]))(samples)
     map, factor = (np.asarray(value, np.float64) for value in values)
 
     def moved(mean: np.ndarray) -> float:
@@ -133,14 +133,14 @@ def test_gates_behind_gates_and_in_a_layer_that_is_called_twice(keras: Any) -> N
     x = times([x, gate(keras, x, constant=True)])
     x = layers.GlobalAveragePooling2D()(layers.Conv2D(4, 1, name="behind")(x))
     model = keras.Model(image, layers.Dense(3)(x))
-    given = keras_graph.read(model)
-    gates, _ = squeeze_excite.find(given)
+    network = keras_graph.read(model)
+    gates, _ = squeeze_excite.find(network)
     assert len(gates) == 2
-    made, replacements = squeeze_excite.remove_gates(given, squeeze_excite.measure(given, gates, images()))
+    ungated, replacements = squeeze_excite.remove_gates(network, squeeze_excite.measure(network, gates, images()))
     assert len(replacements.replaced["squeeze_and_excite"]) == 2
-    assert "Multiply" not in {layer.kind for layer in made.layers.values()}
-    found, expected = (np.asarray(each(images(7))) for each in (keras_graph.build(made), model))
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert "Multiply" not in {layer.kind for layer in ungated.layers.values()}
+    actual, expected = (np.asarray(keras_model(images(7))) for keras_model in (keras_graph.build(ungated), model))
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_block_that_is_called_twice_gets_a_mean_for_each_call(keras: Any) -> None:
@@ -152,13 +152,13 @@ def test_a_block_that_is_called_twice_gets_a_mean_for_each_call(keras: Any) -> N
     image = keras.Input((8, 8, 3))
     x = block(block(layers.Conv2D(6, 1)(image)))
     model = keras.Model(image, layers.Dense(3)(layers.GlobalAveragePooling2D()(x)))
-    given = keras_graph.read(model)
-    gates, _ = squeeze_excite.find(given)
+    network = keras_graph.read(model)
+    gates, _ = squeeze_excite.find(network)
     assert len(gates) == 2
-    made, replacements = squeeze_excite.remove_gates(given, squeeze_excite.measure(given, gates, images()))
+    ungated, replacements = squeeze_excite.remove_gates(network, squeeze_excite.measure(network, gates, images()))
     assert len(replacements.replaced["squeeze_and_excite"]) == 2
-    found, expected = (np.asarray(each(images(7))) for each in (keras_graph.build(made), model))
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    actual, expected = (np.asarray(keras_model(images(7))) for keras_model in (keras_graph.build(ungated), model))
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_what_is_no_gate_of_its_own_map_stays(keras: Any) -> None:
@@ -185,13 +185,13 @@ def test_gates_of_other_shapes_are_recognised(keras: Any, kind: str) -> None:
     factor = layers.Reshape((1, 1, -1))(factor) if kind != "vector" else factor
     y = layers.Multiply()([x, factor])
     model = keras.Model(image, layers.Dense(2)(layers.GlobalAveragePooling2D()(layers.Conv2D(4, 1)(y))))
-    given = keras_graph.read(model)
-    gates, _ = squeeze_excite.find(given)
+    network = keras_graph.read(model)
+    gates, _ = squeeze_excite.find(network)
     assert len(gates) == 1
-    measured = squeeze_excite.measure(given, gates, images())
+    measured = squeeze_excite.measure(network, gates, images())
     assert measured[gates[0]].mean.shape == (6,)
-    made, _ = squeeze_excite.remove_gates(given, measured)
-    assert keras_graph.build(made).output_shape == (None, 2)
+    ungated, _ = squeeze_excite.remove_gates(network, measured)
+    assert keras_graph.build(ungated).output_shape == (None, 2)
 
 
 def test_what_cannot_be_folded_is_left_with_the_reason(keras: Any) -> None:
@@ -201,10 +201,10 @@ def test_what_cannot_be_folded_is_left_with_the_reason(keras: Any) -> None:
     factor = layers.Dense(4, activation="sigmoid")(layers.GlobalAveragePooling1D(keepdims=True)(x))
     y = layers.Multiply(name="gated")([x, factor])
     model = keras.Model(sequence, layers.Flatten()(y))
-    given = keras_graph.read(model)
-    (found,), _ = squeeze_excite.find(given)
-    made, replacements = squeeze_excite.remove_gates(given, {found: GateStatistics(np.full(4, 0.5), 0.0)})
+    network = keras_graph.read(model)
+    (only_gate,), _ = squeeze_excite.find(network)
+    ungated, replacements = squeeze_excite.remove_gates(network, {only_gate: GateStatistics(np.full(4, 0.5), 0.0)})
     assert replacements.replaced == {}
     assert replacements.skipped == {"gated": "its mean cannot be folded into a layer before or after it"}
-    assert isinstance(found, Gate)
-    assert set(made.layers) == set(given.layers)
+    assert isinstance(only_gate, Gate)
+    assert set(ungated.layers) == set(network.layers)

@@ -35,8 +35,8 @@ def test_the_front_has_what_nothing_beats_in_everything() -> None:
         trial(6, 0.70, 1.0),  # dominated by 1
         trial(7, 0.95, 9.0, excess={"fits_cache": 0.0}),
     ]
-    assert [each.number for each in front(trials, GOALS.objectives)] == [7, 0, 1]
-    assert [each.number for each in front(trials, (LATENCY,))] == [1]
+    assert [record.number for record in front(trials, GOALS.objectives)] == [7, 0, 1]
+    assert [record.number for record in front(trials, (LATENCY,))] == [1]
     assert dominates((1, 2), (1, 3))
     assert not dominates((1, 2), (1, 2))
     assert not dominates((1, 3), (2, 2))
@@ -49,10 +49,10 @@ def test_the_front_of_three_objectives_is_that_of_all_comparisons() -> None:
         trial(number, accuracy, latency, values={"size_bytes": size})
         for number, (accuracy, latency, size) in enumerate(random.integers(0, 20, (200, 3)).astype(float).tolist())
     ]
-    points = {each.number: losses(each.values, objectives) for each in trials}
+    points = {record.number: losses(record.values, objectives) for record in trials}
     best = {point for point in points.values() if not any(dominates(other, point) for other in points.values())}
     assert 3 < len(best) < len(trials)
-    assert [points[each.number] for each in front(trials, objectives)] == sorted(best)
+    assert [points[record.number] for record in front(trials, objectives)] == sorted(best)
 
 
 def test_constraints_and_unknown_quantities() -> None:
@@ -80,8 +80,8 @@ def test_a_predicted_cost_over_a_limit_ends_a_trial_before_its_training() -> Non
     assert reason_to_stop(state(latency_ms=5.2), goals, []) == ""  # predictions are not exact
     expected = "latency_ms is predicted to be 7.1, and the limit is 5"
     assert reason_to_stop(state(latency_ms=7.1), goals, []) == expected
-    whole = Goals((ACCURACY, LATENCY), (Limit(WHOLE, ON_CPU, 0, 1),), "usb3", ACCURACY)
-    assert "cpu_share is predicted to be 0.1" in reason_to_stop(state(cpu_share=0.1), whole, [])
+    on_chip_goals = Goals((ACCURACY, LATENCY), (Limit(WHOLE, ON_CPU, 0, 1),), "usb3", ACCURACY)
+    assert "cpu_share is predicted to be 0.1" in reason_to_stop(state(cpu_share=0.1), on_chip_goals, [])
 
 
 def test_predictions_that_were_wrong_in_this_search_end_no_trial() -> None:
@@ -108,7 +108,7 @@ def test_a_quality_that_cannot_reach_the_front_ends_a_trial() -> None:
     assert not reason_to_stop(state(0.7), GOALS, seen(9))  # the cost is not known yet
     assert not reason_to_stop(state(0.885, latency_ms=4.0), GOALS, seen(9))
     assert not reason_to_stop(state(None, latency_ms=4.0), GOALS, seen(9))
-    others = [TrialRecord(each.number, "complete", values=each.values, stages={"prune": 0.9}) for each in seen(9)]
+    others = [TrialRecord(record.number, "complete", values=record.values, stages={"prune": 0.9}) for record in seen(9)]
     assert not reason_to_stop(hopeless, GOALS, others)
 
 
@@ -175,7 +175,7 @@ def test_an_error_is_limited_relative_to_the_original() -> None:
     goals = Goals((error, LATENCY), (), "usb3", error)
     trials = [TrialRecord(n, "complete", values={"mae": mae, "latency_ms": ms}, original=2.0)
               for n, mae, ms in ((0, 2.1, 5.0), (1, 2.3, 2.0), (2, 3.0, 1.0))]  # fmt: skip
-    assert [each.number for each in front(trials, goals.objectives)] == [0, 1, 2]
+    assert [record.number for record in front(trials, goals.objectives)] == [0, 1, 2]
     assert recommend(trials, trials, goals, {"mae_increase": 0.2}, error)[0] == 1
 
 
@@ -198,7 +198,7 @@ def test_what_a_stopped_trial_would_probably_have_had() -> None:
 def test_only_the_metric_that_is_measured_after_each_stage_stops_a_trial() -> None:
     distance = Metric("distance", "Mean distance", "fraction", "distance_increase")
     goals = Goals((distance, LATENCY), (), "usb3", ACCURACY)
-    others = [replace(each, values={**each.values, "distance": 0.1}) for each in seen(LEAST_SEEN)]
+    others = [replace(record, values={**record.values, "distance": 0.1}) for record in seen(LEAST_SEEN)]
     assert not reason_to_stop(state(0.7, latency_ms=4.0), goals, others)
     only_costs = Goals((LATENCY, SIZE), (), "usb3", ACCURACY)
     assert reason_to_stop(state(0.7, latency_ms=4.0, size_bytes=9000), only_costs, others)

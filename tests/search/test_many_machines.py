@@ -39,8 +39,8 @@ GOALS: Any = SimpleNamespace(objectives=(SimpleNamespace(name="accuracy", higher
 def server() -> Iterator[postgresql.Server]:
     if postgresql.MISSING:
         pytest.skip(postgresql.MISSING)
-    with postgresql.serving() as found:
-        yield found
+    with postgresql.serving() as running_server:
+        yield running_server
 
 
 @pytest.fixture
@@ -87,15 +87,15 @@ def machines(
     if request.param == "postgresql":
         server = request.getfixturevalue("server")
         location = server.new_database()
-    made: list[Machine] = []
+    instances: list[Machine] = []
 
     def machine(name: str) -> Machine:
-        made.append(Machine(name, location, monkeypatch))
-        return made[-1]
+        instances.append(Machine(name, location, monkeypatch))
+        return instances[-1]
 
     yield machine
-    for each in made:
-        each.study.close()
+    for instance in instances:
+        instance.study.close()
 
 
 @pytest.mark.usefixtures("soon")
@@ -119,7 +119,7 @@ def test_a_process_is_looked_for_on_its_own_machine_only(monkeypatch: pytest.Mon
     assert not leases.is_elsewhere(here)
     dead = {leases.OWNER: {**leases.owner(), "started": "1"}}
     watch = leases.LeaseWatch()
-    assert [watch.is_expired(number, each) for number, each in enumerate((here, dead))] == [False, True]
+    assert [watch.is_expired(number, attributes) for number, attributes in enumerate((here, dead))] == [False, True]
     monkeypatch.setattr(leases, "machine", lambda: "another container")
     assert leases.is_elsewhere(here)
     assert not watch.is_expired(2, dead)
@@ -215,14 +215,14 @@ def test_a_database_that_is_restarted_ends_nothing(server: postgresql.Server, mo
     machine = Machine("a", server.new_database(), monkeypatch)
     trial = machine.ask()
     server.stop("immediate")
-    told: list[bool] = []
-    thread = threading.Thread(target=lambda: told.append(machine.tell(trial)))
+    accepted: list[bool] = []
+    thread = threading.Thread(target=lambda: accepted.append(machine.tell(trial)))
     thread.start()
     time.sleep(1)
-    assert told == []
+    assert accepted == []
     server.start()
     thread.join(timeout=60)
-    assert told == [True]
+    assert accepted == [True]
     assert machine.statuses() == ["complete"]
     machine.study.close()
 

@@ -192,7 +192,9 @@ def test_a_search_without_new_combinations_waits_for_the_trials_of_others(
     study = plan.study(tmp_path / "runs")
     record = run.SettingsSearch(plan, tmp_path / "runs", study, Trials(), said.append).run()  # type: ignore[arg-type]
     assert "waiting for 1 trial of other processes" in said
-    assert [each.status for each in record.trials if each.status != "repeated"] == ["complete"] * 2
+    assert [trial_record.status for trial_record in record.trials if trial_record.status != "repeated"] == [
+        "complete"
+    ] * 2
     assert [point.number for point in record.front] == [trial.number]
     assert record.notes[0] == "The search ended after 2 trials: all combinations were tried."
     assert record.notes[1] == f"The complete run of trial {trial.number} failed: not here"

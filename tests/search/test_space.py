@@ -48,21 +48,21 @@ def refused(folder: Path, settings: dict[str, Any], **keys: Any) -> str:
 
 
 def test_settings_of_stages_are_found_by_name_and_by_id(tmp_path: Path) -> None:
-    found = space(
+    search_space = space(
         tmp_path, {"remade.filters": {"from": 1, "to": 16}, "again.text": ["a", "b"], "stages.stamp.text": ["c"]}
     )
-    assert [dimension.location for dimension in found.dimensions] == [
+    assert [dimension.location for dimension in search_space.dimensions] == [
         ("stages", 0, "remade", "filters"),
         ("stages", 2, "stamp", "text"),
         ("stages", 1, "stamp", "text"),
     ]
-    content = found.with_values({"remade.filters": 3, "again.text": "b", "stamp.text": "c"}, "tiny-7").value
+    content = search_space.with_values({"remade.filters": 3, "again.text": "b", "stamp.text": "c"}, "tiny-7").value
     assert content["name"] == "tiny-7"
     assert "search" not in content
     assert content["stages"][:3] == [
         {"remade": {"filters": 3}}, {"stamp": {"text": "one"}}, {"stamp": {"id": "again", "text": "b"}},
     ]  # fmt: skip
-    assert found.document.value["stages"] == STAGES
+    assert search_space.document.value["stages"] == STAGES
 
 
 def test_whole_numbers_where_the_setting_takes_no_others(tmp_path: Path) -> None:
@@ -75,35 +75,35 @@ def test_whole_numbers_where_the_setting_takes_no_others(tmp_path: Path) -> None
 def test_steps_and_logarithmic_ranges(tmp_path: Path) -> None:
     ranges = {"remade.filters": {"from": 4, "to": 16, "step": 4}, "remade.gain": {"from": 0.01, "to": 1, "log": True}}
     chosen = Chosen()
-    found = space(tmp_path, ranges)
-    found.suggest(chosen)
+    search_space = space(tmp_path, ranges)
+    search_space.suggest(chosen)
     assert chosen.asked["remade.filters"] == ("int", 4, 16, 4, False)
     assert chosen.asked["remade.gain"] == ("float", 0.01, 1, None, True)
-    assert found.count is None
+    assert search_space.count is None
     assert space(tmp_path, {"remade.filters": ranges["remade.filters"], "stamp.text": ["a", "b"]}).count == 8
 
 
 def test_numbers_in_a_list_are_neighbours_for_the_sampler_and_words_are_not(tmp_path: Path) -> None:
-    found = space(tmp_path, {"remade.gain": [2.0, 0.5, 1], "stamp.text": ["b", "a"]})
+    search_space = space(tmp_path, {"remade.gain": [2.0, 0.5, 1], "stamp.text": ["b", "a"]})
     chosen = Chosen(**{"remade.gain": 1, "stamp.text": '"a"'})
-    assert found.suggest(chosen) == {"remade.gain": 1, "stamp.text": "a"}
+    assert search_space.suggest(chosen) == {"remade.gain": 1, "stamp.text": "a"}
     assert chosen.asked == {"remade.gain": ("int", 0, 2, 1, False), "stamp.text": ['"b"', '"a"']}
 
 
 def test_an_order_of_stages_leaves_out_the_settings_of_others(tmp_path: Path) -> None:
     orders = [["remade", "compile"], ["stamp", "remade", "compile"]]
-    found = space(tmp_path, {"stamp.text": ["a", "b"], "remade.filters": [1, 2], "stages": orders})
-    assert found.suggest(Chosen()) == {"stages": ["remade", "compile"], "remade.filters": 1}
-    values = found.suggest(Chosen(stages='["stamp", "remade", "compile"]'))
+    search_space = space(tmp_path, {"stamp.text": ["a", "b"], "remade.filters": [1, 2], "stages": orders})
+    assert search_space.suggest(Chosen()) == {"stages": ["remade", "compile"], "remade.filters": 1}
+    values = search_space.suggest(Chosen(stages='["stamp", "remade", "compile"]'))
     assert values == {"stages": orders[1], "stamp.text": "a", "remade.filters": 1}
-    content = found.with_values(values, "tiny-0").value
+    content = search_space.with_values(values, "tiny-0").value
     assert content["stages"] == [{"stamp": {"text": "a"}}, {"remade": {"filters": 1}}, {"compile": {}}]
-    schema.check(found.with_values(values, "tiny-0"), tiny.STAGES)
+    schema.check(search_space.with_values(values, "tiny-0"), tiny.STAGES)
 
 
 def test_the_values_of_the_file_are_known_to_the_sampler(tmp_path: Path) -> None:
-    whole = {"remade.filters": {"from": 1, "to": 16}, "stamp.text": ["one", "two"], "remade.gain": [0.5, 1.0]}
-    assert space(tmp_path, whole).of_file() == {"remade.filters": 8, "stamp.text": '"one"'}
+    ranges = {"remade.filters": {"from": 1, "to": 16}, "stamp.text": ["one", "two"], "remade.gain": [0.5, 1.0]}
+    assert space(tmp_path, ranges).of_file() == {"remade.filters": 8, "stamp.text": '"one"'}
     assert space(tmp_path, {"remade.filters": {"from": 1, "to": 16, "step": 5}}).of_file() == {}
     assert space(tmp_path, {"remade.filters": [4, 8, 16]}).of_file() == {"remade.filters": 1}
     assert space(tmp_path, {"stages": [["remade", "stamp", "again", "compile", "package"]]}).of_file() == {
@@ -117,16 +117,16 @@ def test_preprocessing_and_arguments_of_a_builder(tmp_path: Path) -> None:
     sizes = [[32, 32], [24, 24]]
     settings = {"data.preprocess.resize.size": sizes, "model.width": [0.35, 0.5], "model.stages": {"from": 2, "to": 7},
                 "model.arguments.dropout": {"from": 0.0, "to": 0.5}}  # fmt: skip
-    found = space(tmp_path, settings, ["train", "quantize"], **keys)
-    locations = [dimension.location for dimension in found.dimensions]
+    search_space = space(tmp_path, settings, ["train", "quantize"], **keys)
+    locations = [dimension.location for dimension in search_space.dimensions]
     assert locations[0] == ("data", "preprocess", 0, "resize", "size")
     assert locations[1:] == [("model", "arguments", name) for name in ("width", "stages", "dropout")]
-    stages = found.dimensions[2]
+    stages = search_space.dimensions[2]
     assert isinstance(stages, Range)
     assert stages.integer
-    assert isinstance(found.dimensions[0], Choices)
+    assert isinstance(search_space.dimensions[0], Choices)
     assert stages.parameter(2.5) is None
-    content = found.with_values({"model.width": 0.5, "data.preprocess.resize.size": [24, 24]}, "d").value
+    content = search_space.with_values({"model.width": 0.5, "data.preprocess.resize.size": [24, 24]}, "d").value
     assert content["model"] == {"builder": "mobilenet_v2", "arguments": {"width": 0.5}}
     assert content["data"]["preprocess"][0] == {"resize": {"size": [24, 24]}}
     message = refused(tmp_path, {"model.widht": [0.35]}, stages=["train", "quantize"], **keys)
@@ -192,11 +192,11 @@ def test_a_map_and_a_part_of_it_are_not_varied_together(tmp_path: Path) -> None:
 
 
 def test_values_that_a_trial_can_choose(tmp_path: Path) -> None:
-    found = space(tmp_path, {"remade.filters": {"from": 4, "to": 16, "step": 4}, "stamp.text": ["a", "b"]})
-    assert found.has({})
-    assert found.has({"remade.filters": 12, "stamp.text": "b"})
+    search_space = space(tmp_path, {"remade.filters": {"from": 4, "to": 16, "step": 4}, "stamp.text": ["a", "b"]})
+    assert search_space.has({})
+    assert search_space.has({"remade.filters": 12, "stamp.text": "b"})
     for values in ({"remade.filters": 13}, {"remade.filters": 20}, {"stamp.text": "/c"}, {"model.builder": "x.py"}):
-        assert not found.has(values)
+        assert not search_space.has(values)
 
 
 def test_two_stages_of_one_name_need_ids(tmp_path: Path) -> None:

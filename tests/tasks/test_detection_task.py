@@ -51,11 +51,11 @@ def test_anchors_answer_for_what_they_share_most_with_and_each_object_has_one(ke
 
     detector = Detector(TWO)
     thin = (0.02, 0.02, 0.06, 0.06)  # overlaps little with every anchor: the best one is forced
-    found = match(detector, padded([objects((1, QUARTER), (0, thin)), objects((1, WHOLE)), objects()]))
-    assert np.asarray(found.positive).tolist() == [[1, 0, 0, 1, 0], [0, 0, 0, 0, 1], [0] * 5]
-    assert np.asarray(found.classes)[0].tolist() == [0, -1, -1, 1, -1]
-    assert np.asarray(found.classes)[2].tolist() == [-1] * 5
-    assert np.asarray(found.counted).min() == 1
+    targets = match(detector, padded([objects((1, QUARTER), (0, thin)), objects((1, WHOLE)), objects()]))
+    assert np.asarray(targets.positive).tolist() == [[1, 0, 0, 1, 0], [0, 0, 0, 0, 1], [0] * 5]
+    assert np.asarray(targets.classes)[0].tolist() == [0, -1, -1, 1, -1]
+    assert np.asarray(targets.classes)[2].tolist() == [-1] * 5
+    assert np.asarray(targets.counted).min() == 1
 
 
 def test_anchors_that_share_some_are_asked_nothing(keras: Any) -> None:
@@ -63,9 +63,9 @@ def test_anchors_that_share_some_are_asked_nothing(keras: Any) -> None:
     from compress.tasks.detection import padded
 
     detector = Detector({"maps": [{"cells": [1, 1], "boxes": [[1.0, 1.0], [0.9, 0.5], [0.3, 1.0]]}]})
-    found = match(detector, padded([objects((0, (0.0, 0.0, 1.0, 1.0)))]))
-    assert np.asarray(found.positive).tolist() == [[1, 0, 0]]  # the overlaps are 1, 0.45 and 0.3
-    assert np.asarray(found.counted).tolist() == [[1, 0, 1]]
+    targets = match(detector, padded([objects((0, (0.0, 0.0, 1.0, 1.0)))]))
+    assert np.asarray(targets.positive).tolist() == [[1, 0, 0]]  # the overlaps are 1, 0.45 and 0.3
+    assert np.asarray(targets.counted).tolist() == [[1, 0, 1]]
 
 
 def test_the_raw_boxes_asked_for_are_what_gives_the_objects(keras: Any) -> None:
@@ -74,9 +74,9 @@ def test_the_raw_boxes_asked_for_are_what_gives_the_objects(keras: Any) -> None:
 
     detector = Detector(TWO)
     box = (0.55, 0.4, 0.95, 0.9)
-    found = match(detector, padded([objects((0, box))]))
-    which = np.flatnonzero(np.asarray(found.positive)[0])
-    located = detector.located(np.asarray(found.boxes)[0][which], which)
+    targets = match(detector, padded([objects((0, box))]))
+    which = np.flatnonzero(np.asarray(targets.positive)[0])
+    located = detector.located(np.asarray(targets.boxes)[0][which], which)
     np.testing.assert_allclose(located, [box] * len(which), atol=1e-6)
 
 
@@ -93,7 +93,7 @@ def test_the_loss_is_small_for_right_answers_and_each_mistake_costs(keras: Any, 
     logits[0, 3, 1] = sure
 
     def cost(boxes: Any, logits: Any) -> float:
-        outputs = [keras.ops.convert_to_tensor(each) for each in (boxes, logits)]
+        outputs = [keras.ops.convert_to_tensor(array) for array in (boxes, logits)]
         return float(DetectionHead(detector, 2).loss(keras.ops.convert_to_tensor(labels), outputs)[0])
 
     assert cost(boxes, logits) < 1e-3
@@ -124,25 +124,27 @@ def test_a_model_learns_to_find_the_bright_half(keras: Any, tmp_path: Path) -> N
     model = keras.Model(image, [boxes, scores])
     detector = {"maps": [{"cells": [1, 1], "boxes": [[0.5, 1.0], [0.9, 0.9]]}]}
     data = Found(task="detection")
-    given = replace(context(data, tmp_path), specification=detector)
-    facts = fit(model, own_loss(model, given), Train(epochs=30, batch_size=16, learning_rate=0.02), given)
+    stage_context = replace(context(data, tmp_path), specification=detector)
+    facts = fit(
+        model, own_loss(model, stage_context), Train(epochs=30, batch_size=16, learning_rate=0.02), stage_context
+    )
     first = facts["history"][0]
     assert set(first) == {"loss", "scores", "boxes", "val_loss", "val_scores", "val_boxes"}
     for prefix in ("", "val_"):  # the loss is the sum of its parts
         assert first[f"{prefix}loss"] == pytest.approx(first[f"{prefix}scores"] + first[f"{prefix}boxes"], rel=1e-3)
     assert facts["loss"] == {"name": "sum of the losses of scores and boxes, for each object", "guessing": None}
     reader = Detector(detector)
-    found = [reader(pair) for pair in zip(*model.predict(data.inputs("test"), verbose=0), strict=True)]
-    assert average_precision(found, data.objects("test"), 2)["ap50"] > 0.9
+    detections = [reader(pair) for pair in zip(*model.predict(data.inputs("test"), verbose=0), strict=True)]
+    assert average_precision(detections, data.objects("test"), 2)["ap50"] > 0.9
 
 
 def outputs(keras: Any, anchors: int, *sizes: int, sigmoid: bool = False) -> Any:
     image = keras.Input((8, 8, 1))
     flat = keras.layers.Flatten()(image)
-    found = [keras.layers.Reshape((anchors, size))(keras.layers.Dense(anchors * size)(flat)) for size in sizes]
+    tensors = [keras.layers.Reshape((anchors, size))(keras.layers.Dense(anchors * size)(flat)) for size in sizes]
     if sigmoid:
-        found[-1] = keras.layers.Activation("sigmoid")(found[-1])
-    return keras.Model(image, found)
+        tensors[-1] = keras.layers.Activation("sigmoid")(tensors[-1])
+    return keras.Model(image, tensors)
 
 
 def test_a_model_that_is_no_detector_with_these_anchors_is_refused(keras: Any) -> None:
@@ -152,8 +154,8 @@ def test_a_model_that_is_no_detector_with_these_anchors_is_refused(keras: Any) -
 
     data = Found(task="detection")
     assert head_of(outputs(keras, 5, 4, 2), data, TWO).detector.specification["most"] == 100
-    for sizes, told in (((4,), "1 outputs; allowed: 2 outputs"), ((2, 4), r"boxes \[5, 4\], scores \[5, 2\]")):
-        with pytest.raises(ModelError, match=told):
+    for sizes, message in (((4,), "1 outputs; allowed: 2 outputs"), ((2, 4), r"boxes \[5, 4\], scores \[5, 2\]")):
+        with pytest.raises(ModelError, match=message):
             head_of(outputs(keras, 5, *sizes), data, TWO)
     with pytest.raises(ModelError, match=r"shapes \[6, 4\], \[6, 2\]"):
         head_of(outputs(keras, 6, 4, 2), data, TWO)
@@ -191,8 +193,8 @@ def test_augmentation_moves_boxes_with_what_is_in_them(keras: Any, augment: dict
         if row[0] < 0:
             continue
         kept += 1
-        wanted = [*bright.min(axis=0) / side, *(bright.max(axis=0) + 1) / side]
-        np.testing.assert_allclose(row[1:], wanted, atol=1.01 / side)
+        expected = [*bright.min(axis=0) / side, *(bright.max(axis=0) + 1) / side]
+        np.testing.assert_allclose(row[1:], expected, atol=1.01 / side)
     assert kept > count / 2
     assert not np.array_equal(np.asarray(moved), images)
 

@@ -21,14 +21,14 @@ def row(*scores: float, boxes: float = 0.0) -> np.ndarray:
 
 
 def test_classifiers_are_compared_by_their_largest_output() -> None:
-    wanted = np.array([[1.0, 2, 0], [3, 1, 0]])
-    assert ByClass().same(wanted, wanted[::-1]).tolist() == [0, 0]
-    assert ByClass().same(wanted, wanted * 2).tolist() == [1, 1]
+    expected = np.array([[1.0, 2, 0], [3, 1, 0]])
+    assert ByClass().same(expected, expected[::-1]).tolist() == [0, 0]
+    assert ByClass().same(expected, expected * 2).tolist() == [1, 1]
     assert isinstance(TASKS["classification"].fidelity(None), ByClass)
 
 
 @pytest.mark.parametrize(
-    ("found", "share"),
+    ("actual", "share"),
     [
         (row(4, NOTHING, NOTHING, 4), 1.0),
         (row(1, NOTHING, NOTHING, 1), 1.0),  # lower scores, but both are found
@@ -38,9 +38,9 @@ def test_classifiers_are_compared_by_their_largest_output() -> None:
         (row(NOTHING, NOTHING, NOTHING, NOTHING), 0.0),
     ],
 )
-def test_detectors_are_compared_by_the_objects_that_both_find(found: np.ndarray, share: float) -> None:
-    wanted = row(4, NOTHING, NOTHING, 4)
-    assert ByObjects(Detector(ANCHORS)).same(wanted, found) == pytest.approx([share])
+def test_detectors_are_compared_by_the_objects_that_both_find(actual: np.ndarray, share: float) -> None:
+    expected = row(4, NOTHING, NOTHING, 4)
+    assert ByObjects(Detector(ANCHORS)).same(expected, actual) == pytest.approx([share])
 
 
 def test_two_that_find_nothing_agree() -> None:
@@ -50,23 +50,23 @@ def test_two_that_find_nothing_agree() -> None:
 
 def test_boxes_of_unlikely_anchors_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(detection, "LIKELY", 1)
-    wanted = row(4, NOTHING, NOTHING, NOTHING, boxes=1.0)
-    near, far = wanted.copy(), wanted.copy()
+    expected = row(4, NOTHING, NOTHING, NOTHING, boxes=1.0)
+    near, far = expected.copy(), expected.copy()
     near[0, 0] += 0.5  # the box of the likely anchor
     far[0, 4] += 0.5  # the box of the other one
     by_objects = ByObjects(Detector(ANCHORS))
-    assert by_objects.snr_db(wanted, far).tolist() == [60.0]
-    assert by_objects.snr_db(wanted, near)[0] < 45
-    scored = wanted + np.float32(0.5) * (np.arange(12) >= 8)
-    assert by_objects.snr_db(wanted, scored)[0] < 45
+    assert by_objects.snr_db(expected, far).tolist() == [60.0]
+    assert by_objects.snr_db(expected, near)[0] < 45
+    scored = expected + np.float32(0.5) * (np.arange(12) >= 8)
+    assert by_objects.snr_db(expected, scored)[0] < 45
 
 
 def test_scores_before_a_sigmoid_are_read_as_logits() -> None:
     specification = {**ANCHORS, "scores": "probabilities"}
-    for logits, wanted in ((True, "logits"), (False, "probabilities")):
-        found = TASKS["detection"].fidelity(specification, logits=logits)
-        assert isinstance(found, ByObjects)
-        assert found.detector.specification["scores"] == wanted
+    for logits, expected in ((True, "logits"), (False, "probabilities")):
+        fidelity = TASKS["detection"].fidelity(specification, logits=logits)
+        assert isinstance(fidelity, ByObjects)
+        assert fidelity.detector.specification["scores"] == expected
 
 
 def test_several_outputs_stand_flattened() -> None:

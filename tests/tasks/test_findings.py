@@ -27,7 +27,7 @@ def values(*numbers: float) -> tuple[Measurement, Measurement, Measurement]:
 
 
 @pytest.mark.parametrize(
-    ("metric", "numbers", "told"),
+    ("metric", "numbers", "message"),
     [
         (ACCURACY, (0.3, 0.9, 0.3), "no better than a constant answer (accuracy 0.300, a constant answer 0.300)"),
         (ACCURACY, (0.3, 0.2, 0.1), "; nor is the original (0.200)"),
@@ -36,10 +36,10 @@ def values(*numbers: float) -> tuple[Measurement, Measurement, Measurement]:
         (ERROR, (2.0, 0.5, 1.6), "it keeps 27% of the lead"),
     ],
 )
-def test_a_result_without_value_is_not_usable(metric: Metric, numbers: tuple[float, ...], told: str) -> None:
+def test_a_result_without_value_is_not_usable(metric: Metric, numbers: tuple[float, ...], message: str) -> None:
     (reason,) = against_constant(metric, values(*numbers), 100)
     assert reason.level == "not usable"
-    assert told in reason.text
+    assert message in reason.text
     (few,) = against_constant(metric, values(*numbers), 10)
     assert few.level == "warning"
 
@@ -100,8 +100,8 @@ def measured(value: float, width: float = 0.05) -> dict[str, object]:
 
 def tried(before: float, *after: float, width: float = 0.05) -> dict[str, object]:
     rows = [
-        {"description": f"change {row}", "advice": "`x`", "value": measured(each, width)}
-        for row, each in enumerate(after)
+        {"description": f"change {row}", "advice": "`x`", "value": measured(score, width)}
+        for row, score in enumerate(after)
     ]
     return {"samples": 90, "original": measured(before, width), "alternatives": rows}
 

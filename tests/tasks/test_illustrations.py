@@ -17,10 +17,10 @@ QUARTERS = Detector({"maps": [{"cells": [2, 2], "boxes": [[0.5, 0.5]]}], "scores
 """Four locations; raw boxes of 0 are the quarters of the image."""
 
 
-def row(*found: tuple[int, int, float], moved: float = 0.0) -> np.ndarray:
+def row(*objects: tuple[int, int, float], moved: float = 0.0) -> np.ndarray:
     """Outputs with objects: location, class and score."""
     boxes, scores = np.full((4, 4), moved, np.float32), np.zeros((4, 2), np.float32)
-    for location, label, score in found:
+    for location, label, score in objects:
         scores[location, label] = score
     return np.concatenate([boxes.ravel(), scores.ravel()])
 

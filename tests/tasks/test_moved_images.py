@@ -51,7 +51,9 @@ def test_a_motion_reads_each_position_from_its_scaled_rotated_and_shifted_positi
     from compress.tasks import moved_images
 
     angle = math.radians(degrees)
-    motion = moved_images.Motion(*(tf.constant([each, each], tf.float32) for each in (scale, angle, shift)))
+    motion = moved_images.Motion(
+        *(tf.constant([component, component], tf.float32) for component in (scale, angle, shift))
+    )
     result = np.asarray(moved_images.moved(tf.constant(images), motion))
     row, column = centre(result[0])
     y, x = row * scale[0], column * scale[1]
@@ -72,7 +74,7 @@ def test_motions_depend_on_the_seeds_and_stay_within_the_settings(keras: Any) ->
 
     augment = Augment(flip=True, shift=0.1, zoom=0.2, rotate=30)
     draws = [Draws(tf.constant(seeds), 500, range(500)) for seeds in ([1, 2], [1, 2], [1, 3])]
-    one, again, other = (moved_images.drawn(augment, each) for each in draws)
+    one, again, other = (moved_images.drawn(augment, draw) for draw in draws)
     for mine, same, different in zip(one, again, other, strict=True):
         np.testing.assert_array_equal(mine, same)
         assert not np.array_equal(mine, different)

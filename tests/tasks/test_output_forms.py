@@ -33,10 +33,10 @@ def test_the_distance_is_0_for_equal_outputs_and_grows(keras: Any, form: Any) ->
 
 def test_logits_of_probabilities(keras: Any) -> None:
     logits = RANDOM.normal(size=(4, 3)).astype(np.float32)
-    found = np.asarray(OutputForm("any", (3,), "softmax", 1.0).logits(softmax(logits)))
-    np.testing.assert_allclose(found - found[:, :1], logits - logits[:, :1], atol=1e-4)
-    found = np.asarray(OutputForm("any", (3,), "sigmoid", 1.0).logits(1 / (1 + np.exp(-logits))))
-    np.testing.assert_allclose(found, logits, atol=1e-4)
+    actual = np.asarray(OutputForm("any", (3,), "softmax", 1.0).logits(softmax(logits)))
+    np.testing.assert_allclose(actual - actual[:, :1], logits - logits[:, :1], atol=1e-4)
+    actual = np.asarray(OutputForm("any", (3,), "sigmoid", 1.0).logits(1 / (1 + np.exp(-logits))))
+    np.testing.assert_allclose(actual, logits, atol=1e-4)
 
 
 def test_equal_decisions() -> None:

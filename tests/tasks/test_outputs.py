@@ -110,7 +110,7 @@ def test_features_are_distilled_without_labels(keras: Any, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "message"),
     [
         ("stages:", "stages:\n  - train: {}", "the model came trained"),
         ("error_increase: 0.9", "accuracy_drop: 0.1", "accuracy_drop limits classifiers"),
@@ -119,14 +119,14 @@ def test_features_are_distilled_without_labels(keras: Any, tmp_path: Path) -> No
     ],
 )
 def test_what_cannot_be_used_without_labels(
-    keras: Any, tmp_path: Path, coralline: tiny.Coralline, old: str, new: str, told: str
+    keras: Any, tmp_path: Path, coralline: tiny.Coralline, old: str, new: str, message: str
 ) -> None:
     one_output(keras).save(tmp_path / "model.keras")
     write(tmp_path, "{random: {shape: [8, 8, 1]}}")
     text = (tmp_path / "p.yaml").read_text()
     (tmp_path / "p.yaml").write_text(text.replace(old, new))
     done = coralline("p.yaml", "--dry-run")
-    assert told in done.stderr + done.stdout
+    assert message in done.stderr + done.stdout
 
 
 @pytest.mark.parametrize(

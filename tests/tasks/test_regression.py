@@ -70,7 +70,7 @@ def test_targets_of_an_npz_file_are_divided_by_quantiles(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("y", "told"),
+    ("y", "message"),
     [
         (np.zeros(40), r"array 'y' is float64 \[40\]; allowed: numbers \[40, 2\]: height, width"),
         (np.zeros((39, 2)), r"allowed: numbers \[40, 2\]"),
@@ -79,8 +79,8 @@ def test_targets_of_an_npz_file_are_divided_by_quantiles(tmp_path: Path) -> None
         (np.full((40, 2), 1e300), "target 'height' of sample 0 is 1e"),
     ],
 )
-def test_targets_that_cannot_be_used_are_refused(tmp_path: Path, y: np.ndarray, told: str) -> None:
-    with pytest.raises(DataError, match=told):
+def test_targets_that_cannot_be_used_are_refused(tmp_path: Path, y: np.ndarray, message: str) -> None:
+    with pytest.raises(DataError, match=message):
         saved(tmp_path, y).load()
 
 
@@ -113,12 +113,12 @@ def test_a_head_has_one_number_for_each_target(keras: Any) -> None:
 def test_metrics_and_their_changes() -> None:
     targets = Sizes().targets("test").astype(np.float64)
     error = np.where(np.arange(32) % 2, 2.0, -2.0)[:, np.newaxis] * [1, 1000]
-    found = facts(targets + error / 2, targets + error)
-    assert found["a"]["mae"]["value"] == pytest.approx(500.5)
-    assert found["b"]["mae"]["value"] == pytest.approx(1001)
+    metrics = facts(targets + error / 2, targets + error)
+    assert metrics["a"]["mae"]["value"] == pytest.approx(500.5)
+    assert metrics["b"]["mae"]["value"] == pytest.approx(1001)
     variance = targets[:, 0].var()
-    assert found["b"]["r2"]["value"] == pytest.approx(1 - 4 / variance)
-    changes = Regression().compare(found, NAMES, "a", "b")["measurements"]
+    assert metrics["b"]["r2"]["value"] == pytest.approx(1 - 4 / variance)
+    changes = Regression().compare(metrics, NAMES, "a", "b")["measurements"]
     assert changes["mae_increase"]["value"] == pytest.approx(1.0)
     assert changes["r2_drop"]["value"] == pytest.approx(3 / variance)
     assert changes["agreement"]["value"] == 0  # 1 is more than a tenth of 9.2
@@ -129,15 +129,15 @@ def test_metrics_and_their_changes() -> None:
 
 def test_one_number_for_everything_is_degenerate() -> None:
     targets = Sizes().targets("test").astype(np.float64)
-    found = facts(targets, np.broadcast_to(targets.mean(axis=0), targets.shape))
-    judged = Regression().judge_outputs(found, NAMES, "a", "b")
+    metrics = facts(targets, np.broadcast_to(targets.mean(axis=0), targets.shape))
+    judged = Regression().judge_outputs(metrics, NAMES, "a", "b")
     assert (judged["a"].verdict, judged["b"].verdict) == ("varied", "degenerate")
     assert judged["b"].text == "gives nearly the same output for 32 test samples"
 
 
 def test_outputs_that_are_not_finite_have_no_metrics() -> None:
-    found = facts(np.full((32, 2), np.nan))
-    assert found["a"]["mae"]["how"] == found["a"]["r2"]["how"] == "missing"
+    metrics = facts(np.full((32, 2), np.nan))
+    assert metrics["a"]["mae"]["how"] == metrics["a"]["r2"]["how"] == "missing"
 
 
 BUILDER = """
@@ -191,7 +191,7 @@ def test_a_pipeline_from_training_to_int8(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "message"),
     [
         (
             "mae_increase: 3",
@@ -205,7 +205,7 @@ def test_a_pipeline_from_training_to_int8(tmp_path: Path) -> None:
     ],
 )
 def test_what_regression_cannot_use_is_refused_before_any_work(
-    tmp_path: Path, coralline: Coralline, old: str, new: str, told: str
+    tmp_path: Path, coralline: Coralline, old: str, new: str, message: str
 ) -> None:
     text = PIPELINE.replace(old, new).replace(", temperature: 3}", "}") if "sparsify" in new else PIPELINE
     np.savez(tmp_path / "data.npz", x=np.zeros((40, 8, 8, 1), np.float32), y=np.zeros((40, 2)))
@@ -213,4 +213,4 @@ def test_what_regression_cannot_use_is_refused_before_any_work(
     (tmp_path / "p.yaml").write_text(text.replace(old, new))
     done = coralline("p.yaml", "--dry-run")
     assert done.returncode == 2
-    assert told in done.stderr
+    assert message in done.stderr

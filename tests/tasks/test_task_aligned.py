@@ -171,22 +171,25 @@ def test_gradients_are_finite_without_objects_too_and_in_graphs_of_any_batch(ker
     shapes = [(8, 8, width), (8, 8, CLASSES), (4, 4, width), (4, 4, CLASSES)]
 
     @tensorflow.function(  # type: ignore[untyped-decorator]
-        input_signature=[[tensorflow.TensorSpec((None, *each)) for each in shapes], tensorflow.TensorSpec((None, 3, 5))]
+        input_signature=[
+            [tensorflow.TensorSpec((None, *shape)) for shape in shapes],
+            tensorflow.TensorSpec((None, 3, 5)),
+        ]
     )
     def gradients(outputs: Any, objects: Any) -> Any:
         with tensorflow.GradientTape() as tape:
             tape.watch(outputs)
-            each = head.loss(objects, outputs)
-        return each, tape.gradient(each, outputs)
+            loss = head.loss(objects, outputs)
+        return loss, tape.gradient(loss, outputs)
 
     outputs = [np.full((2, *shape), 2.0, np.float32) for shape in shapes]  # boxes of 4 cells with `ltrb`
     objects = np.concatenate([rows((0, (0.2, 0.2, 0.7, 0.6)), (2, (0.0, 0.0, 0.0, 0.0))), rows()])
-    losses, found = gradients(outputs, objects)
+    losses, output_gradients = gradients(outputs, objects)
     assert losses.shape == (2,)
-    assert all(np.isfinite(each).all() for each in [losses, *found])
-    assert all(np.asarray(each)[0].any() for each in found[:2])
-    assert not np.asarray(found[0])[1].any()  # no object, no box
-    assert np.asarray(found[1])[1].all()
+    assert all(np.isfinite(array).all() for array in [losses, *output_gradients])
+    assert all(np.asarray(gradient)[0].any() for gradient in output_gradients[:2])
+    assert not np.asarray(output_gradients[0])[1].any()  # no object, no box
+    assert np.asarray(output_gradients[1])[1].all()
 
 
 def test_distances_between_two_bins_are_shared_by_both(keras: Any) -> None:

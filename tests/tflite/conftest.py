@@ -11,5 +11,5 @@ MODELS = sorted([*SHARED.glob("edgetpu/pairs/*/model.tflite"), *SHARED.glob("mod
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "real_model" in metafunc.fixturenames:
         absent = pytest.mark.skip(f"no models in {SHARED}; CORALLINE_SHARED names the folder of shared files")
-        found = [pytest.param(path, id="/".join(path.parts[-2:])) for path in MODELS]
-        metafunc.parametrize("real_model", found or [pytest.param(None, marks=absent)])
+        parameters = [pytest.param(path, id="/".join(path.parts[-2:])) for path in MODELS]
+        metafunc.parametrize("real_model", parameters or [pytest.param(None, marks=absent)])

@@ -76,8 +76,8 @@ def test_every_length() -> None:
 def models(real: bool) -> list[mutations.Model]:
     """Return small models: ones made here, or some of the smallest real ones."""
     if real:
-        found = sorted(SHARED.glob("edgetpu/pairs/*/*.tflite"), key=lambda path: path.stat().st_size)
-        return [mutations.Model(str(path), path.read_bytes()) for path in found[::4][:8]]
+        paths = sorted(SHARED.glob("edgetpu/pairs/*/*.tflite"), key=lambda path: path.stat().st_size)
+        return [mutations.Model(str(path), path.read_bytes()) for path in paths[::4][:8]]
     return [mutations.Model("dense", GOOD), mutations.Model("convolution", edited(lambda source: None))]
 
 
@@ -100,10 +100,10 @@ def test_mutations(kind: str, real: bool) -> None:
     taken, count = 0, 15 if kind == "bombs" else 100  # those that are accepted are large
     for _ in range(count):
         model = dice.choice(sound)
-        found = outcome(mutations.mutate(kind, model, dice))
-        taken += bool(found)
+        report = outcome(mutations.mutate(kind, model, dice))
+        taken += bool(report)
         if kind == "bits of weights":
-            assert found == answers[model.name]
+            assert report == answers[model.name]
     assert taken < count or kind in ("bits of weights", "one blob for many")
 
 
@@ -212,9 +212,9 @@ def test_operators_that_are_not_as_their_kind_must_be(
 def test_what_many_operators_share_is_looked_at_once() -> None:
     weights = Tensor((30_000, 1, 1, 2), data=1, scales=(0.5,) * 30_000)
     bias = Tensor((30_000,), "INT32", data=0)
-    made = {f"y{index}": Tensor((1, 4, 4, 30_000)) for index in range(400)}
-    operators = [Op("CONV_2D", "xwb", [name], 1, ONES) for name in made]
-    parsed = one_op.read({"x": Tensor((1, 4, 4, 2)), "w": weights, "b": bias, **made}, operators, "x", ["y0"])
+    outputs = {f"y{index}": Tensor((1, 4, 4, 30_000)) for index in range(400)}
+    operators = [Op("CONV_2D", "xwb", [name], 1, ONES) for name in outputs]
+    parsed = one_op.read({"x": Tensor((1, 4, 4, 2)), "w": weights, "b": bias, **outputs}, operators, "x", ["y0"])
     began = time.monotonic()
     assert check(parsed, load("edgetpu")).parameters is not None
     assert time.monotonic() - began < 2  # 10 s if each operator counts the scales again
@@ -228,6 +228,6 @@ def test_blockers_that_meet_again_and_again() -> None:
     operators += [
         Op("CONV_2D", [f"j{index - 1}" if index else "x", "w", f"b{index}"], [f"j{index}"]) for index in range(300)
     ]
-    found = check(one_op.read(tensors, operators, "x", ["j299"]), load("edgetpu"))
-    each = 1 * 4 * 4 * 2 * 2
-    assert [blocker.macs for blocker in found.blockers] == [each * (301 - index) for index in range(300)]
+    placement = check(one_op.read(tensors, operators, "x", ["j299"]), load("edgetpu"))
+    operator_macs = 1 * 4 * 4 * 2 * 2
+    assert [blocker.macs for blocker in placement.blockers] == [operator_macs * (301 - index) for index in range(300)]

@@ -46,7 +46,7 @@ def worst(quantized: graph.Graph, feeds: int = 3) -> float:
         both, [comparison.random_feed(quantized, generator) for _ in range(feeds)]
     )
     assert len(differences) == len([op for op in quantized.operators if op.name not in dequantization.CONVERSIONS])
-    return max(each.largest for each in differences)
+    return max(difference.largest for difference in differences)
 
 
 @pytest.mark.parametrize("bias_scale", [0.005, 7.0])
@@ -175,4 +175,4 @@ def test_every_operator_of_real_files_differs_by_its_rounding(path: Any) -> None
     differences = dequantization.operator_differences(
         both, [comparison.random_feed(quantized, np.random.default_rng(0))]
     )
-    assert max(each.largest for each in differences) <= 1.0
+    assert max(difference.largest for difference in differences) <= 1.0

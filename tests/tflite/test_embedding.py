@@ -40,17 +40,19 @@ def test_scores_stay_and_the_head_gives_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize("int8", [True, False])
 def test_a_convolution_on_one_pixel_is_a_dense_layer(tmp_path: Path, int8: bool) -> None:
     """The vendor's classifiers end with a convolution, SQUEEZE and SOFTMAX."""
-    made = tiny.TfliteBuilder(int8=int8)
-    x = made.activation("image", [1, 1, 1, 3], (0.0, 1.0))
-    hidden = made.activation("hidden", [1, 1, 1, 4], (0.0, 3.0))
-    scores = made.activation("scores", [1, 1, 1, 2], (-9.0, 9.0))
+    builder = tiny.TfliteBuilder(int8=int8)
+    x = builder.activation("image", [1, 1, 1, 3], (0.0, 1.0))
+    hidden = builder.activation("hidden", [1, 1, 1, 4], (0.0, 3.0))
+    scores = builder.activation("scores", [1, 1, 1, 2], (-9.0, 9.0))
     random = np.random.default_rng(0)
-    made.convolution(x, random.uniform(-1, 1, (4, 1, 1, 3)), np.zeros(4), hidden)
-    options = made.schema.Conv2DOptionsT()
-    options.padding, options.strideH, options.strideW = made.schema.Padding.SAME, 1, 1
+    builder.convolution(x, random.uniform(-1, 1, (4, 1, 1, 3)), np.zeros(4), hidden)
+    options = builder.schema.Conv2DOptionsT()
+    options.padding, options.strideH, options.strideW = builder.schema.Padding.SAME, 1, 1
     kernel, bias = random.uniform(-1, 1, (2, 1, 1, 4)), np.array([0.5, -0.5])
-    made.operator("CONV_2D", [hidden, *made.weights("last", kernel, bias, hidden, per_channel=True)], scores, options)
-    parsed = graph.parse(made.finish([x], [scores]))
+    builder.operator(
+        "CONV_2D", [hidden, *builder.weights("last", kernel, bias, hidden, per_channel=True)], scores, options
+    )
+    parsed = graph.parse(builder.finish([x], [scores]))
     head = embedding.head_of(parsed)
     np.testing.assert_allclose(head.weights, kernel.reshape(2, 4), atol=0.01)
     np.testing.assert_allclose(head.biases, bias, atol=0.01)
@@ -65,19 +67,19 @@ def test_a_compiler_may_append_to_the_name() -> None:
 
 
 def _not_dense() -> bytes:
-    made = tiny.TfliteBuilder(int8=True)
-    x = made.activation("image", [1, 4, 4, 1], (0.0, 1.0))
-    map_of_scores = made.activation("map", [1, 4, 4, 2], (0.0, 9.0))
-    made.convolution(x, np.ones((2, 3, 3, 1)), np.zeros(2), map_of_scores)
-    return made.finish([x], [map_of_scores])
+    builder = tiny.TfliteBuilder(int8=True)
+    x = builder.activation("image", [1, 4, 4, 1], (0.0, 1.0))
+    map_of_scores = builder.activation("map", [1, 4, 4, 2], (0.0, 9.0))
+    builder.convolution(x, np.ones((2, 3, 3, 1)), np.zeros(2), map_of_scores)
+    return builder.finish([x], [map_of_scores])
 
 
 def _linear() -> bytes:
-    made = tiny.TfliteBuilder(int8=True)
-    x = made.activation("x", [1, 4], (0.0, 1.0))
-    scores = made.activation("scores", [1, 2], (-4.0, 4.0))
-    made.dense(x, np.ones((2, 4)), np.zeros(2), scores)
-    return made.finish([x], [scores])
+    builder = tiny.TfliteBuilder(int8=True)
+    x = builder.activation("x", [1, 4], (0.0, 1.0))
+    scores = builder.activation("scores", [1, 2], (-4.0, 4.0))
+    builder.dense(x, np.ones((2, 4)), np.zeros(2), scores)
+    return builder.finish([x], [scores])
 
 
 @pytest.mark.parametrize(

@@ -43,9 +43,9 @@ def test_weights_behind_dequantize_become_constants() -> None:
     assert [operator.name for operator in plain.graph.operators] == ["FULLY_CONNECTED"]
     assert plain.numbers == (1,)
     assert plain.notes == ("1 constants of INT8 are taken as float32",)
-    made = plain.graph.tensors[2]
-    assert (made.dtype, made.quantization) == ("FLOAT32", None)
-    np.testing.assert_allclose(made.array(), np.array([[0, -3], [2, 3], [4, 5]]) * [[0.5], [0.25], [2.0]])
+    tensor = plain.graph.tensors[2]
+    assert (tensor.dtype, tensor.quantization) == ("FLOAT32", None)
+    np.testing.assert_allclose(tensor.array(), np.array([[0, -3], [2, 3], [4, 5]]) * [[0.5], [0.25], [2.0]])
 
 
 def test_scales_that_do_not_fit_are_refused() -> None:
@@ -76,5 +76,5 @@ def test_shapes_that_are_computed_become_constants() -> None:
     assert plain.graph.tensors[6].array().tolist() == [1, 24]
     assert plain.graph.tensors[7].shape == (1, 24)
     values = np.arange(24, dtype=np.float32).reshape(1, 6, 4)
-    (made,) = comparison.Runner(plain.graph).run([values])
-    assert made.tolist() == values.reshape(1, 24).tolist()
+    (output,) = comparison.Runner(plain.graph).run([values])
+    assert output.tolist() == values.reshape(1, 24).tolist()

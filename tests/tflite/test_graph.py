@@ -121,10 +121,10 @@ def buffer_places(content: bytes) -> list[int]:
     """Return the positions where the data of the buffers begins."""
     from ai_edge_litert import schema_py_generated as schema
 
-    whole = np.frombuffer(content, np.uint8)
+    file_bytes = np.frombuffer(content, np.uint8)
     file = schema.Model.GetRootAs(content, 0)
     data = [file.Buffers(index).DataAsNumpy() for index in range(file.BuffersLength())]
-    start = whole.__array_interface__["data"][0]
+    start = file_bytes.__array_interface__["data"][0]
     return [values.__array_interface__["data"][0] - start for values in data if not isinstance(values, int)]
 
 
@@ -183,9 +183,9 @@ def test_everything_is_kept() -> None:
     entry.name, entry.buffer = b"min_runtime_version", len(source.buffers)
     source.buffers.append(blob)
     source.metadata, source.metadataBuffer = [entry], [1]
-    signature, given, made = schema.SignatureDefT(), schema.TensorMapT(), schema.TensorMapT()
-    (given.name, given.tensorIndex), (made.name, made.tensorIndex) = (b"image", 0), (b"scores", 1)
-    signature.signatureKey, signature.inputs, signature.outputs = b"serving_default", [given], [made]
+    signature, input_map, output_map = schema.SignatureDefT(), schema.TensorMapT(), schema.TensorMapT()
+    (input_map.name, input_map.tensorIndex), (output_map.name, output_map.tensorIndex) = (b"image", 0), (b"scores", 1)
+    signature.signatureKey, signature.inputs, signature.outputs = b"serving_default", [input_map], [output_map]
     source.signatureDefs = [signature]
     second = schema.SubGraphT()
     second.name, second.tensors, second.operators, second.inputs, second.outputs = b"other", [], [], [], []

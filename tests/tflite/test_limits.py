@@ -23,7 +23,7 @@ def content(source: Any) -> bytes:
 
 
 def convolution(source: Any) -> Any:
-    return next(each for each in source.subgraphs[0].operators if hasattr(each.builtinOptions, "strideH"))
+    return next(operator for operator in source.subgraphs[0].operators if hasattr(operator.builtinOptions, "strideH"))
 
 
 def quantization(source: Any, index: int = 0) -> Any:

@@ -35,16 +35,16 @@ def test_a_file_with_a_table_takes_numbers(tmp_path: Path) -> None:
 def test_edits_keep_the_table() -> None:
     parsed = graph.parse(text_bundles.model())
     edited = load("edgetpu").legalize(parsed, parsed.feeds(np.zeros((2, 4, 3), np.float32)), io="UINT8").graph
-    for each in (parsed, edited, edit.compact(parsed)):
-        found = lookup.table_of(graph.parse(graph.serialize(each)))
-        np.testing.assert_array_equal(found, text_bundles.table())
+    for variant in (parsed, edited, edit.compact(parsed)):
+        table = lookup.table_of(graph.parse(graph.serialize(variant)))
+        np.testing.assert_array_equal(table, text_bundles.table())
 
 
 def test_a_part_with_other_inputs_has_no_table() -> None:
     parsed = graph.parse(text_bundles.model())
-    whole = edit.extract(parsed, range(len(parsed.operators)), parsed.inputs, parsed.outputs)
+    full_graph = edit.extract(parsed, range(len(parsed.operators)), parsed.inputs, parsed.outputs)
     rest = edit.extract(parsed, [], parsed.outputs, parsed.outputs)
-    assert lookup.table_of(whole) is not None
+    assert lookup.table_of(full_graph) is not None
     assert lookup.table_of(rest) is None
 
 

@@ -87,9 +87,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("found", "by_hand"), CASES.values(), ids=CASES)
-def test_one_operator(found: tuple[int, int], by_hand: tuple[int, int]) -> None:
-    assert found == by_hand
+@pytest.mark.parametrize(("actual", "by_hand"), CASES.values(), ids=CASES)
+def test_one_operator(actual: tuple[int, int], by_hand: tuple[int, int]) -> None:
+    assert actual == by_hand
 
 
 def test_lstm() -> None:

@@ -97,10 +97,10 @@ def test_arrays_of_every_type_arrive() -> None:
     arrays += [np.zeros((), np.int8), np.zeros((0, 4), np.float32), None]  # type: ignore[list-item]
     header, received = runtime._unpacked(runtime._packed({"a": 1}, arrays))
     assert header["a"] == 1
-    for sent, found in zip(arrays, received, strict=True):
+    for sent, actual in zip(arrays, received, strict=True):
         if sent is None:
-            assert found is None
+            assert actual is None
             continue
-        assert found is not None
-        assert found.dtype == sent.dtype
-        np.testing.assert_array_equal(found, sent)
+        assert actual is not None
+        assert actual.dtype == sent.dtype
+        np.testing.assert_array_equal(actual, sent)

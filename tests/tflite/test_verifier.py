@@ -34,7 +34,7 @@ class Recorder:
 
 def offsets() -> dict[tuple[str, int], int | None]:
     """Return the fields that are offsets in all kinds of tables, with the width of a list's entries."""
-    found: dict[tuple[str, int], int | None] = {}
+    widths: dict[tuple[str, int], int | None] = {}
     for kind in [name for name, held in vars(schema).items() if hasattr(held, "GetRootAs")]:
         for name in [name for name in vars(schema) if name.startswith(f"{kind}Add")]:
             recorder = Recorder()
@@ -42,8 +42,8 @@ def offsets() -> dict[tuple[str, int], int | None]:
             if recorder.field is not None:
                 start = f"{kind}Start{name.removeprefix(f'{kind}Add')}Vector"
                 getattr(schema, start, lambda *arguments: None)(recorder, 0)
-                found[kind, recorder.field] = recorder.width
-    return found
+                widths[kind, recorder.field] = recorder.width
+    return widths
 
 
 def test_the_layout_is_that_of_the_schema() -> None:
