@@ -25,8 +25,8 @@ def test_a_case_is_refused_at_a_look(tmp_path: Path, case: str) -> None:
     path = malicious_models.CASES[case](tmp_path)
     before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
     if any(word in case for word in LATER) and not case.startswith("path"):
-        found = model_file.read(path)
-        assert found.refused or found.untrusted or not case.startswith(("code", "tf."))
+        file = model_file.read(path)
+        assert file.refused or file.untrusted or not case.startswith(("code", "tf."))
     else:
         with pytest.raises(ModelError, match=re.escape(str(path))) as caught:
             model_file.read(path)

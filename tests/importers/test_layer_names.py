@@ -14,10 +14,10 @@ COUNT = 20_000
 class Counted(set[str]):
     """A set that counts membership tests."""
 
-    asked = 0
+    lookups = 0
 
     def __contains__(self, name: Any) -> bool:
-        self.asked += 1
+        self.lookups += 1
         return super().__contains__(name)
 
 
@@ -40,7 +40,7 @@ def test_a_name_that_is_repeated_thousands_of_times() -> None:
     names = list(repeated(taken))
     assert len(set(names)) == COUNT
     assert names[:3] == ["conv_1", "conv_1_1", "conv_1_2"]
-    assert taken.asked < 40 * COUNT
+    assert taken.lookups < 40 * COUNT
 
 
 def test_an_output_that_is_repeated_thousands_of_times() -> None:

@@ -37,15 +37,16 @@ def written(tf_keras: Any, tmp_path: Path) -> Make:
 
         module = tf.Module()
         module.weight = tf.Variable(np.linspace(-1, 1, 8, dtype=np.float32).reshape(4, 2))
-        given = [tf.TensorSpec([None, 4], tf.float32, name="x")]
-        made = {
-            name: tf.function(partial(answer, each, module), input_signature=given) for name, each in functions.items()
+        input_signature = [tf.TensorSpec([None, 4], tf.float32, name="x")]
+        signatures = {
+            name: tf.function(partial(answer, function, module), input_signature=input_signature)
+            for name, function in functions.items()
         }
-        for name, each in made.items():
-            setattr(module, name, each)
+        for name, signature in signatures.items():
+            setattr(module, name, signature)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tf.saved_model.save(module, tmp_path / "saved", signatures=made)
+            tf.saved_model.save(module, tmp_path / "saved", signatures=signatures)
         return tmp_path / "saved"
 
     return write
@@ -63,10 +64,10 @@ def dense(module: Any, x: Any) -> Any:
 
 def kept(tf_keras: Any, path: Path) -> Any:
     """Write a Keras 2 model with a nested model as a folder; return the model."""
-    layers, given = tf_keras.layers, tf_keras.Input((8, 8, 3))
+    layers, image = tf_keras.layers, tf_keras.Input((8, 8, 3))
     inner = tf_keras.Sequential([tf_keras.Input((8, 8, 4)), layers.BatchNormalization(), layers.Conv2D(4, 3)])
-    values = inner(layers.Conv2D(4, 1)(given) * 2.0)
-    model = tf_keras.Model(given, layers.Dense(3)(layers.GlobalAveragePooling2D()(values)))
+    values = inner(layers.Conv2D(4, 1)(image) * 2.0)
+    model = tf_keras.Model(image, layers.Dense(3)(layers.GlobalAveragePooling2D()(values)))
     for weight in model.weights:
         weight.assign(np.random.default_rng(0).uniform(0.1, 0.6, weight.shape))
     with warnings.catch_warnings():
@@ -77,10 +78,10 @@ def kept(tf_keras: Any, path: Path) -> Any:
 
 def test_a_keras_2_model_is_rebuilt(tf_keras: Any, tmp_path: Path) -> None:
     model = kept(tf_keras, tmp_path / "saved")
-    found = model_file.read(tmp_path / "saved")
-    assert (found.format, found.becomes, found.refused) == ("SavedModel with a Keras model", "keras", ())
-    assert found.producer.startswith(f"Keras {tf_keras.__version__}, TensorFlow 2.")
-    imported = model_file.load(found)
+    file = model_file.read(tmp_path / "saved")
+    assert (file.format, file.becomes, file.refused) == ("SavedModel with a Keras model", "keras", ())
+    assert file.producer.startswith(f"Keras {tf_keras.__version__}, TensorFlow 2.")
+    imported = model_file.load(file)
     assert imported.parity is not None
     assert imported.parity.max_abs <= 1e-5
     assert keras2.difference(model, imported.model) <= keras2.TOLERANCE
@@ -100,16 +101,16 @@ def test_the_graph_of_a_keras_model_is_not_loaded(
 
 def test_a_lambda_layer_needs_trust(tf_keras: Any, tmp_path: Path) -> None:
     witness = tmp_path / "ran"
-    given = tf_keras.Input((4,))
+    inputs = tf_keras.Input((4,))
     function = eval(f"lambda x: (open({str(witness)!r}, 'w').close(), x * 2)[1]")
-    model = tf_keras.Model(given, tf_keras.layers.Lambda(function, name="code")(given))
+    model = tf_keras.Model(inputs, tf_keras.layers.Lambda(function, name="code")(inputs))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model.save(tmp_path / "saved", save_format="tf")
     witness.unlink()
-    found = model_file.read(tmp_path / "saved")
+    file = model_file.read(tmp_path / "saved")
     with pytest.raises(UntrustedError, match=r"Lambda 'code': runs Python code: \d+ bytes of bytecode") as caught:
-        model_file.load(found)
+        model_file.load(file)
     assert caught.value.facts["refused"][0]["node"] == "code"
     assert not witness.exists()
 
@@ -119,8 +120,8 @@ def test_a_graph_becomes_a_float_tflite_file(written: Make) -> None:
     stage = stage_for(path)
     assert isinstance(stage, ConvertSavedModel)
     assert "only a graph" in stage.kind_reason()
-    made = conversion.convert(saved_model_folder.read(path))
-    parsed = graph.parse(made.tflite)
+    converted = conversion.convert(saved_model_folder.read(path))
+    parsed = graph.parse(converted.tflite)
     assert [operator.name for operator in parsed.operators] == ["FULLY_CONNECTED"]
     assert parsed.tensors[parsed.inputs[0]].shape == (1, 4)
     imported = model_file.load(model_file.read(path))
@@ -141,11 +142,11 @@ def test_one_of_several_signatures_is_asked_for(written: Make) -> None:
 
 def test_of_several_signatures_the_default_is_taken_with_a_note(written: Make) -> None:
     path = written(serving_default=dense, other=lambda module, x: x * module.weight[0, 0])
-    found = model_file.read(path)
-    assert found.signature == "serving_default"
-    assert "its signature serving_default is taken, and not other" in found.notes
+    file = model_file.read(path)
+    assert file.signature == "serving_default"
+    assert "its signature serving_default is taken, and not other" in file.notes
     named = model_file.read(path, "other")
-    assert (named.signature, len(named.notes)) == ("other", len(found.notes) - 1)
+    assert (named.signature, len(named.notes)) == ("other", len(file.notes) - 1)
 
 
 def reading(module: Any, x: Any) -> Any:
@@ -170,8 +171,10 @@ def printing(module: Any, x: Any) -> Any:
 def restoring(module: Any, x: Any) -> Any:
     import tensorflow as tf
 
-    (found,) = tf.raw_ops.RestoreV2(prefix="/tmp/other", tensor_names=["a"], shape_and_slices=[""], dtypes=[tf.float32])
-    return x + found
+    (restored,) = tf.raw_ops.RestoreV2(
+        prefix="/tmp/other", tensor_names=["a"], shape_and_slices=[""], dtypes=[tf.float32]
+    )
+    return x + restored
 
 
 @pytest.mark.parametrize(
@@ -188,12 +191,12 @@ def test_graphs_that_reach_out_are_refused_before_they_are_loaded(
 ) -> None:
     path = written(serving_default=function)
     monkeypatch.setattr(sandbox, "run", None)
-    found = model_file.read(path)
-    assert (operator, reason) in [(each.operator, each.reason) for each in found.refused]
-    for use in (lambda: model_file.load(found), lambda: stage_for(path)):
+    file = model_file.read(path)
+    assert (operator, reason) in [(refusal.operator, refusal.reason) for refusal in file.refused]
+    for use in (lambda: model_file.load(file), lambda: stage_for(path)):
         with pytest.raises(ModelError, match="has operators that are not run") as caught:
             use()
-        assert operator in [each["operator"] for each in caught.value.facts["refused"]]
+        assert operator in [refusal["operator"] for refusal in caught.value.facts["refused"]]
 
 
 def test_tables_from_files_are_refused(tf_keras: Any, tmp_path: Path) -> None:
@@ -207,7 +210,7 @@ def test_tables_from_files_are_refused(tf_keras: Any, tmp_path: Path) -> None:
     module.table = tf.lookup.StaticHashTable(from_file, 0)
     function = tf.function(lambda x: {"y": module.table.lookup(tf.as_string(x))}, [tf.TensorSpec([None, 4])])
     tf.saved_model.save(module, tmp_path / "saved", signatures=function)
-    kinds = {each.operator for each in model_file.read(tmp_path / "saved").refused}
+    kinds = {refusal.operator for refusal in model_file.read(tmp_path / "saved").refused}
     assert "InitializeTableFromTextFileV2" in kinds
 
 

@@ -35,7 +35,7 @@ def test_recurrent_layers_of_a_graph_become_steps(
     sequence = keras.Input((6, 3))
     model = keras.Model(sequence, CASES[name](keras.layers, sequence))
     generator = np.random.default_rng(0)
-    model.set_weights([each + 0.2 * generator.standard_normal(each.shape) for each in model.get_weights()])
+    model.set_weights([weight + 0.2 * generator.standard_normal(weight.shape) for weight in model.get_weights()])
     model.export(tmp_path / "saved", verbose=False) if library == "keras" else model.export(str(tmp_path / "saved"))
     imported = model_file.load(model_file.read(tmp_path / "saved"))
     samples = generator.standard_normal((3, 6, 3)).astype(np.float32)

@@ -17,8 +17,8 @@ def test_an_injected_imbalance_does_not_change_the_function(keras: Any, builder:
     model = networks.randomized(builder(keras))
     samples = np.random.default_rng(1).random((8, 12, 12, 3), np.float32)
     changed, pairs = cases.imbalanced(model, 16, 0, samples)  # `imbalanced` asserts it, too
-    wanted, found = (np.asarray(each(samples)) for each in (model, changed))
-    np.testing.assert_allclose(found, wanted, atol=1e-4 * max(1.0, np.abs(wanted).max()))
+    expected, actual = (np.asarray(variant(samples)) for variant in (model, changed))
+    np.testing.assert_allclose(actual, expected, atol=1e-4 * max(1.0, np.abs(expected).max()))
     assert (pairs == 0) == (builder in (networks.inverted_residual, networks.nested))  # ReLU6, additions, shared layers
 
 

@@ -46,8 +46,9 @@ def test_scaled_channels_do_not_change_what_is_computed(keras: Any, between: str
     channels = equalization.follow(net)
     assert channels.pinned[channels.layouts[keras_graph.LayerOutput("first")]].all() == held
     factors = np.exp(np.random.default_rng(1).uniform(-3, 3, len(channels.group)))[channels.group]
-    given = np.random.default_rng(2).normal(size=(4, 6, 6, 3)).astype(np.float32)
-    made, wanted = (
-        np.asarray(keras_graph.build(each)(given)) for each in (equalization.scaled(net, channels, factors), net)
+    samples = np.random.default_rng(2).normal(size=(4, 6, 6, 3)).astype(np.float32)
+    actual, expected = (
+        np.asarray(keras_graph.build(network)(samples))
+        for network in (equalization.scaled(net, channels, factors), net)
     )
-    np.testing.assert_allclose(made, wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())

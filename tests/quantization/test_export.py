@@ -35,18 +35,18 @@ def test_the_int8_file_computes_what_the_model_does(keras: Any, builder: network
     path = tmp_path / "model.tflite"
     path.write_bytes(content)
     expected = np.asarray(model(images(30)))
-    found = LoadedModel(path, reproducible=True).scores(images(30))
+    actual = LoadedModel(path, reproducible=True).scores(images(30))
     scale = np.abs(expected).max()
-    assert np.abs(found - expected).max() < 0.06 * scale
-    assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > 0.99
+    assert np.abs(actual - expected).max() < 0.06 * scale
+    assert np.corrcoef(actual.ravel(), expected.ravel())[0, 1] > 0.99
 
 
 @pytest.mark.parametrize("names", [("sigmoid", None), (None, "tanh"), ("sigmoid", "tanh"), ("sigmoid", "sigmoid")])
 def test_a_concatenation_is_as_wide_as_all_of_its_parts(keras: Any, tmp_path: Path, names: tuple[Any, Any]) -> None:
     image, layers = keras.Input((12, 12, 3)), keras.layers
     parts = [layers.Conv2D(4, 3, activation=name)(image) for name in names]
-    made = layers.Conv2D(4, 3)(layers.Concatenate()(parts))
-    model = networks.randomized(keras.Model(image, layers.GlobalMaxPooling2D()(made)))
+    features = layers.Conv2D(4, 3)(layers.Concatenate()(parts))
+    model = networks.randomized(keras.Model(image, layers.GlobalMaxPooling2D()(features)))
     model.layers[1].set_weights([weight * 5 for weight in model.layers[1].get_weights()])
     folded = canonical(network.read(model))
     plan = calibration.calibrate(folded, images(40))
@@ -54,9 +54,9 @@ def test_a_concatenation_is_as_wide_as_all_of_its_parts(keras: Any, tmp_path: Pa
     assert [*prescribed.values()] == ([(0.0, 255 / 256)] if names == ("sigmoid", "sigmoid") else [])
     export.refuse_mismatch(folded, plan)
     (tmp_path / "m.tflite").write_bytes(export.convert(folded, plan))
-    wanted = np.asarray(model(images(30)))
-    found = LoadedModel(tmp_path / "m.tflite", reproducible=True).scores(images(30))
-    assert np.abs(found - wanted).max() < 0.06 * np.abs(wanted).max()
+    expected = np.asarray(model(images(30)))
+    actual = LoadedModel(tmp_path / "m.tflite", reproducible=True).scores(images(30))
+    assert np.abs(actual - expected).max() < 0.06 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("builder", networks.ALL, ids=lambda b: b.__name__)
@@ -102,8 +102,8 @@ def test_a_changed_plan_changes_the_file_there_and_only_there(keras: Any) -> Non
     name = next(name for name in plan.ranges if "pool" in name)
     wider = QuantizationPlan({**plan.ranges, name: nudged(0.0, 100.0)}, "by hand")
     scales = []
-    for each in (plan, wider):
-        parsed = graph.parse(export.convert(folded, each))
+    for quantization_plan in (plan, wider):
+        parsed = graph.parse(export.convert(folded, quantization_plan))
         scales.append([t.quantization.scale for t in parsed.tensors if t.quantization and not t.is_constant])
     changed = [a for a, b in zip(*scales, strict=True) if a != b]
     assert len(changed) == 1
@@ -125,14 +125,16 @@ def test_every_output_of_an_operation_rounds_but_integers_and_truth_values_do_no
     image = keras.Input((12, 12, 3), name="image")
     largest, places = keras.ops.top_k(image, 2)
     halves = keras.ops.split(image, 3, axis=1)
-    taken = [keras.layers.Flatten()(each) for each in (largest, keras.ops.cast(places, "float32"), *halves[1:])]
-    net = network.read(keras.Model(image, keras.ops.where(image[:, 0, 0] > 0, *(each[:, :3] for each in taken[:2]))))
+    taken = [keras.layers.Flatten()(tensor) for tensor in (largest, keras.ops.cast(places, "float32"), *halves[1:])]
+    net = network.read(
+        keras.Model(image, keras.ops.where(image[:, 0, 0] > 0, *(tensor[:, :3] for tensor in taken[:2])))
+    )
     names = set(quantizer_placement.find(net).values())
     kinds = {net.layers[name.partition(":")[0]].kind for name in names}
     assert kinds == {"InputLayer", "TopK", "Cast", "Where"}
     joined = network.read(keras.Model(image, taken))
-    apart = quantizer_placement.find(joined)
-    assert {"InputLayer", "TopK", "Cast"} == {joined.layers[name.partition(":")[0]].kind for name in apart.values()}
+    points = quantizer_placement.find(joined)
+    assert {"InputLayer", "TopK", "Cast"} == {joined.layers[name.partition(":")[0]].kind for name in points.values()}
 
 
 def test_further_outputs_are_named_after_their_number(keras: Any) -> None:
@@ -224,11 +226,11 @@ def test_a_layer_that_the_format_does_not_have_is_named(keras: Any) -> None:
 def test_a_quantizer_that_leaves_a_split_float_by_chance_is_asked_again(
     monkeypatch: pytest.MonkeyPatch, kinds: list[list[str]], attempts: int
 ) -> None:
-    made: list[bytes] = []
-    monkeypatch.setattr(export, "_convert", lambda *_: made.append(bytes([len(made)])) or made[-1])
+    files: list[bytes] = []
+    monkeypatch.setattr(export, "_convert", lambda *_: files.append(bytes([len(files)])) or files[-1])
     monkeypatch.setattr(export, "float_operators", lambda content: {kind: kind for kind in kinds[content[0]]})
-    assert export.convert_calibrated(None, images(1)) == made[-1]
-    assert len(made) == attempts
+    assert export.convert_calibrated(None, images(1)) == files[-1]
+    assert len(files) == attempts
 
 
 def test_a_split_of_which_one_part_is_taken_is_quantized_every_time(keras: Any) -> None:
@@ -252,10 +254,11 @@ def test_ranges_as_operations_give_the_bytes_that_layers_give(
 ) -> None:
     folded = canonical(network.read(networks.randomized(builder(keras))))
     plan = calibration.calibrate(folded, images(8))
-    found = fake_quantization.fixed(fake_quantization.insert(folded, quantizer_placement.find(folded), plan))
-    assert {layer.kind for layer in found.layers.values()} & {fake_quantization.FAKE, fake_quantization.FIXED} == {
-        fake_quantization.FIXED
-    }
+    fixed_network = fake_quantization.fixed(fake_quantization.insert(folded, quantizer_placement.find(folded), plan))
+    assert {layer.kind for layer in fixed_network.layers.values()} & {
+        fake_quantization.FAKE,
+        fake_quantization.FIXED,
+    } == {fake_quantization.FIXED}
     content = export.convert(folded, plan)
     monkeypatch.setattr(fake_quantization, "fixed", lambda network: network)
     assert export.convert(folded, plan) == content

@@ -26,11 +26,15 @@ def test_a_file_is_quantized_as_it_is(tmp_path: Path) -> None:
     original.write_bytes(tiny.classifier(int8=False))
     path.write_bytes(float_tflite.convert(original.read_bytes(), SAMPLES, "uint8"))
     assert not export.float_operators(path.read_bytes())
-    found = graph.read(path)
-    assert {found.tensors[index].dtype for index in (*found.inputs, *found.outputs)} == {"UINT8"}
-    weights = [found.tensors[op.inputs[1]] for op in found.operators if op.name == "FULLY_CONNECTED"]
+    quantized_graph = graph.read(path)
+    assert {quantized_graph.tensors[index].dtype for index in (*quantized_graph.inputs, *quantized_graph.outputs)} == {
+        "UINT8"
+    }
+    weights = [
+        quantized_graph.tensors[op.inputs[1]] for op in quantized_graph.operators if op.name == "FULLY_CONNECTED"
+    ]
     assert [tensor.quantization.per_channel for tensor in weights if tensor.quantization] == [False]
-    outputs = [LoadedModel(each, reproducible=True).scores(SAMPLES) for each in (original, path)]
+    outputs = [LoadedModel(model_path, reproducible=True).scores(SAMPLES) for model_path in (original, path)]
     assert snr_db(outputs[0], outputs[1]).mean() > 25
 
 

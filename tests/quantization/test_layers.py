@@ -36,12 +36,12 @@ def test_the_file_is_whole_precise_and_what_training_computes(keras: Any, name: 
     plan = calibration.calibrate(folded, samples)
     content = export.convert(folded, plan)  # refuses float operators
     (tmp_path / "m.tflite").write_bytes(content)
-    found = LoadedModel(tmp_path / "m.tflite", reproducible=True).scores(samples)
-    wanted = np.asarray(model(samples, training=False))
-    assert snr_db(wanted, found).mean() > 25
+    actual = LoadedModel(tmp_path / "m.tflite", reproducible=True).scores(samples)
+    expected = np.asarray(model(samples, training=False))
+    assert snr_db(expected, actual).mean() > 25
     simulated = np.asarray(qat.simulated(folded, plan)(samples, training=False))
     step = (simulated.max() - simulated.min()) / 255
-    assert np.mean(np.abs(found - simulated) <= 2.5 * step) > 0.95
+    assert np.mean(np.abs(actual - simulated) <= 2.5 * step) > 0.95
     feeds = [[sample[np.newaxis]] for sample in samples[:4]]
     rewritten = legalize(graph.parse(content), load("edgetpu"), feeds, io="INT8").graph
     assert [op.op for op in place(rewritten, load("edgetpu")).ops if op.placement == "cpu"] == []
@@ -69,9 +69,9 @@ def test_layers_train_with_rounding(keras: Any, names: tuple[str, ...], tmp_path
     settings = TrainingSettings(epochs=1, batch_size=16, learning_rate=0.001)
     trained, learnt, _ = qat.train(folded, plan, settings, context(data, tmp_path))
     (tmp_path / "m.tflite").write_bytes(export.convert(trained, learnt))
-    found = LoadedModel(tmp_path / "m.tflite", reproducible=True).scores(data.inputs("validation"))
+    actual = LoadedModel(tmp_path / "m.tflite", reproducible=True).scores(data.inputs("validation"))
     simulated = np.asarray(qat.simulated(trained, learnt)(data.inputs("validation"), training=False))
-    assert snr_db(simulated, found).mean() > 25
+    assert snr_db(simulated, actual).mean() > 25
 
 
 @dataclass
@@ -94,26 +94,28 @@ def test_two_inputs_and_two_outputs_round_in_training_as_in_the_file(keras: Any,
     both = keras.layers.Concatenate()([keras.layers.GlobalAveragePooling2D()(x), keras.layers.Dense(4)(right)])
     ends = [keras.layers.Dense(3, name="three")(both), keras.layers.Dense(2, activation="softmax", name="two")(both)]
     folded = canonical(keras_graph.read(networks.randomized(keras.Model([left, right], ends))))
-    found = quantizer_placement.find(folded)
-    prescribed = quantizer_placement.fixed(folded, found)
-    plan = QuantizationPlan({name: prescribed.get(name, nudged(-3.0, 3.0)) for name in found.values()}, "by hand")
+    points = quantizer_placement.find(folded)
+    prescribed = quantizer_placement.fixed(folded, points)
+    plan = QuantizationPlan({name: prescribed.get(name, nudged(-3.0, 3.0)) for name in points.values()}, "by hand")
     model = qat.simulated(folded, plan)
     random = np.random.default_rng(0)
-    given = [random.random((16, 8, 8, 2), np.float32), random.random((16, 4), np.float32)]
+    samples = [random.random((16, 8, 8, 2), np.float32), random.random((16, 4), np.float32)]
     with tensorflow.GradientTape() as tape:
-        made = model(given, training=True)
-        loss = sum(tensorflow.reduce_mean(each**2) for each in made)
+        predictions = model(samples, training=True)
+        loss = sum(tensorflow.reduce_mean(prediction**2) for prediction in predictions)
     gradients = tape.gradient(loss, model.trainable_variables)
     assert all(np.abs(gradient).max() > 0 for gradient in gradients)
     interpreter = Interpreter(model_content=export.convert(folded, plan))
     interpreter.allocate_tensors()
     inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
     for row in range(16):
-        for detail, values in zip(sorted(inputs, key=lambda each: len(each["shape"])), given[::-1], strict=True):
+        for detail, values in zip(
+            sorted(inputs, key=lambda input_detail: len(input_detail["shape"])), samples[::-1], strict=True
+        ):
             interpreter.set_tensor(detail["index"], quantize(values[row : row + 1], *detail["quantization"], np.int8))
         interpreter.invoke()
         by_size = {detail["shape"][-1]: detail for detail in outputs}
-        for wanted in made:
-            detail = by_size[wanted.shape[-1]]
+        for expected in predictions:
+            detail = by_size[expected.shape[-1]]
             scores = dequantize(interpreter.get_tensor(detail["index"]), *detail["quantization"])
-            np.testing.assert_allclose(scores[0], wanted[row], atol=2.5 * detail["quantization"][0])
+            np.testing.assert_allclose(scores[0], expected[row], atol=2.5 * detail["quantization"][0])

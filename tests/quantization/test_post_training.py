@@ -54,14 +54,14 @@ def test_statistics_of_an_equalized_network_follow_from_those_of_the_original(ke
     network = logits(networks.randomized(networks.branches(keras)))
     channels = equalization.follow(network, relu6=True)
     by_channel = equalization.observed_tensors(network, channels)
-    found = activation_statistics.collect(network, images(60), by_channel=by_channel)
-    tops = {tensor: found.extremes[tensor].largest(100) for tensor in equalization.clipped(network)}
+    statistics = activation_statistics.collect(network, images(60), by_channel=by_channel)
+    tops = {tensor: statistics.extremes[tensor].largest(100) for tensor in equalization.clipped(network)}
     channels, least = equalization.careful(channels, tops)
     factors = equalization.from_weights(network, channels, least)
-    derived = found.divided(equalization.divisors(channels, factors))
+    derived = statistics.divided(equalization.divisors(channels, factors))
     scaled = equalization.scaled(network, channels, factors)
     collected = activation_statistics.collect(scaled, images(60), histograms=False)
-    assert any(found.high[point] != pytest.approx(collected.high[point], rel=0.05) for point in found.high)
+    assert any(statistics.high[point] != pytest.approx(collected.high[point], rel=0.05) for point in statistics.high)
     for point in collected.low:
         np.testing.assert_allclose(derived.low[point], collected.low[point], rtol=1e-3, atol=1e-4)
         np.testing.assert_allclose(derived.high[point], collected.high[point], rtol=1e-3, atol=1e-4)
@@ -89,19 +89,19 @@ def test_a_model_is_quantized_without_a_pipeline(keras: Any, monkeypatch: pytest
     assert {trial.measured_on for trial in full.trials} == {"file"}
     assert full.skipped == ()
     expected = np.asarray(model(images(40, 2)))
-    ratios = [snr_db(expected, file_outputs(each.content, images(40, 2))).mean() for each in (result, full)]
+    ratios = [snr_db(expected, file_outputs(outcome.content, images(40, 2))).mean() for outcome in (result, full)]
     assert ratios[0] > ratios[1] - 1.5
 
 
 def test_candidates_that_change_next_to_nothing_are_not_tried(keras: Any) -> None:
     network = canonical(keras_graph.read(networks.randomized(networks.plain(keras))))
     one = np.repeat(images(1), 60, axis=0)  # all methods that do not clip find the same extremes
-    found = Search(network, one, images(40, 1))
-    found.ranges(["minmax", "sample_percentile"])
-    (skipped,) = found.skipped
+    range_search = Search(network, one, images(40, 1))
+    range_search.ranges(["minmax", "sample_percentile"])
+    (skipped,) = range_search.skipped
     assert (skipped.step, skipped.choice) == ("ranges", "sample_percentile")
     assert skipped.reason == "its ranges equal those of minmax"
-    assert [trial.choice for trial in found.trials] == ["minmax"]
+    assert [trial.choice for trial in range_search.trials] == ["minmax"]
 
 
 def test_the_search_is_repeated_with_files_where_the_simulation_is_wrong(
@@ -139,6 +139,6 @@ def test_the_largest_magnitudes_of_channels(keras: Any) -> None:
     assert extremes.largest(100).tolist() == [4.0, 6.0]
     halved = extremes.divided(np.array([2.0, 1.0]))
     assert halved.largest(100).tolist() == [2.0, 6.0]
-    found = activation_statistics.summarized({LayerOutput("x"): halved}, {LayerOutput("x"): "x"}, {}, {}, {})
-    assert found.low["x"].tolist() == [-2.0, -0.5]
-    assert found.high["x"].tolist() == [2.0, 6.0]
+    statistics = activation_statistics.summarized({LayerOutput("x"): halved}, {LayerOutput("x"): "x"}, {}, {}, {})
+    assert statistics.low["x"].tolist() == [-2.0, -0.5]
+    assert statistics.high["x"].tolist() == [2.0, 6.0]

@@ -38,10 +38,10 @@ def test_what_training_computes_is_what_the_file_computes(
     )
     expected = np.asarray(trained(samples, training=False))
     (tmp_path / "m.tflite").write_bytes(export.convert(folded, plan))
-    found = LoadedModel(tmp_path / "m.tflite", reproducible=True).scores(samples)
+    actual = LoadedModel(tmp_path / "m.tflite", reproducible=True).scores(samples)
     step = (expected.max() - expected.min()) / 255 or 1.0
-    assert np.mean(np.abs(found - expected) <= 2.5 * step) > 0.95
-    assert np.mean(found.argmax(1) == expected.argmax(1)) >= 0.9
+    assert np.mean(np.abs(actual - expected) <= 2.5 * step) > 0.95
+    assert np.mean(actual.argmax(1) == expected.argmax(1)) >= 0.9
 
 
 def test_weights_are_rounded_in_training_and_their_gradient_passes(keras: Any) -> None:
@@ -138,15 +138,15 @@ def trained(
     settings = TrainingSettings(epochs=3, batch_size=16, learning_rate=0.003)
     run = context(data, folder)
     loss = None if teaching is None else taught(folded, settings, run, teaching)
-    made, learnt, facts = qat.train(folded, plan, settings, run, how, fold.folded_norms(read), loss)
-    (folder / "m.tflite").write_bytes(export.convert(made, learnt))
+    trained_network, learnt, facts = qat.train(folded, plan, settings, run, how, fold.folded_norms(read), loss)
+    (folder / "m.tflite").write_bytes(export.convert(trained_network, learnt))
     samples = data.inputs("validation")
     scores = LoadedModel(folder / "m.tflite", reproducible=True).scores(samples)
-    simulated = np.asarray(qat.simulated(made, learnt)(samples, training=False))
+    simulated = np.asarray(qat.simulated(trained_network, learnt)(samples, training=False))
     assert (scores.argmax(1) == simulated.argmax(1)).mean() >= 0.99
     assert np.abs(scores - simulated).max() <= 0.03 * np.ptp(simulated)
     assert (scores.argmax(1) == Blobs().labels("validation")).mean() == 1.0
-    return made, learnt, facts
+    return trained_network, learnt, facts
 
 
 @pytest.mark.parametrize("ranges", ["averaged", "learned", "fixed"])
@@ -185,9 +185,9 @@ def test_a_learnt_range_has_the_gradient_of_its_error(keras: Any) -> None:
         layer = fake_quantization.layers()["LearnedFakeQuantize"](-high, high, average=0.0)
         layer(x)
         with tensorflow.GradientTape() as tape:
-            made = layer(x, training=True)
-            value = loss(made)
-        np.testing.assert_allclose(made, layer(x), atol=1e-5)
+            rounded = layer(x, training=True)
+            value = loss(rounded)
+        np.testing.assert_allclose(rounded, layer(x), atol=1e-5)
         gradient = tape.gradient(value, layer.stretch).numpy()
         assert (np.sign(gradient) == (-1 if high == 0.5 else 1)).all()
 
@@ -220,21 +220,21 @@ def test_a_batch_norm_taken_up_again_changes_nothing_at_first(small: Network, na
     plain, normed = keras_graph.build(fake_quantization.with_rounded_weights(folded)), keras_graph.build(start)
     np.testing.assert_allclose(np.asarray(normed(x)), np.asarray(plain(x)), rtol=1e-3, atol=1e-4)
     weights = normed.get_layer(name).plain_weights()
-    for found, wanted in zip(weights, folded.layers[name].weights, strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    for actual, expected in zip(weights, folded.layers[name].weights, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_batch_norm_in_training_normalizes_by_the_batch_until_it_settles(keras: Any) -> None:
     layer = fake_quantization.layers()["QuantizedConv2D"](3, 3, use_bias=False, normalized=True)
     x = np.random.default_rng(0).normal(2, 5, (64, 8, 8, 2)).astype(np.float32)
     layer.build(x.shape)
-    made = np.asarray(layer(x, training=True))
-    np.testing.assert_allclose(made.mean(axis=(0, 1, 2)), 0, atol=0.05)
-    np.testing.assert_allclose(made.std(axis=(0, 1, 2)), 1, atol=0.05)
+    outputs = np.asarray(layer(x, training=True))
+    np.testing.assert_allclose(outputs.mean(axis=(0, 1, 2)), 0, atol=0.05)
+    np.testing.assert_allclose(outputs.std(axis=(0, 1, 2)), 1, atol=0.05)
     assert np.abs(layer.mean.numpy()).max() > 0
     for _ in range(100):
         layer(x, training=True)
-    np.testing.assert_allclose(np.asarray(layer(x)), made, atol=0.05)  # the moving statistics have converged
+    np.testing.assert_allclose(np.asarray(layer(x)), outputs, atol=0.05)  # the moving statistics have converged
     layer.moves.assign(0.0)
     before = layer.mean.numpy()
     np.testing.assert_allclose(np.asarray(layer(x * 3, training=True)), np.asarray(layer(x * 3)), atol=1e-5)

@@ -31,11 +31,11 @@ def test_a_function_is_constant_beyond_its_limits(keras: Any, name: str) -> None
 
 def network_of(keras: Any, *, with_another_reader: bool = False) -> keras_graph.Network:
     """A dense layer with large values in front of a SiLU."""
-    given = keras.Input((8,))
+    inputs = keras.Input((8,))
     dense = keras.layers.Dense(16, name="wide")
-    x = dense(given)
+    x = dense(inputs)
     y = keras.layers.Dense(4, name="end")(keras.layers.Activation("silu")(x))
-    model = networks.randomized(keras.Model(given, [y, keras.layers.Dense(2)(x)] if with_another_reader else y))
+    model = networks.randomized(keras.Model(inputs, [y, keras.layers.Dense(2)(x)] if with_another_reader else y))
     kernel, bias = dense.get_weights()
     dense.set_weights([kernel * 40 / np.abs(kernel).max(), bias - 40])
     return canonical(keras_graph.read(model))
@@ -61,9 +61,9 @@ def test_another_reader_needs_all_values(keras: Any) -> None:
 
 
 def test_outputs_of_the_model_are_kept_whole(keras: Any) -> None:
-    given = keras.Input((8,))
-    x = keras.layers.Dense(3, name="logits")(given)
-    model = keras.Model(given, [x, keras.layers.Activation("sigmoid")(x)])
+    inputs = keras.Input((8,))
+    x = keras.layers.Dense(3, name="logits")(inputs)
+    model = keras.Model(inputs, [x, keras.layers.Activation("sigmoid")(x)])
     network = canonical(keras_graph.read(model))
     points = quantizer_placement.find(network)
     assert LayerOutput("logits") in points

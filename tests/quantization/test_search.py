@@ -65,8 +65,8 @@ def outputs(net: Network, samples: NDArray[np.float32]) -> NDArray[Any]:
 def test_scaling_channels_does_not_change_the_function(keras: Any, builder: networks.Builder) -> None:
     net = folded(keras, builder)
     changed = imbalanced(net, 30.0)
-    wanted = outputs(net, images(8))
-    np.testing.assert_allclose(outputs(changed, images(8)), wanted, atol=1e-4 * np.abs(wanted).max(), rtol=0)
+    expected = outputs(net, images(8))
+    np.testing.assert_allclose(outputs(changed, images(8)), expected, atol=1e-4 * np.abs(expected).max(), rtol=0)
     moved = [name for name in net.layers if any((a != b).any() for a, b in _pairs(net, changed, name))]
     assert moved
 
@@ -94,15 +94,15 @@ def test_relu6_lets_only_channels_through_that_stay_below_it(keras: Any) -> None
     x = layers.Conv2D(4, 3, name="made")(image)
     x = layers.DepthwiseConv2D(3, name="between")(layers.ReLU(6.0)(x))
     model = keras.Model(image, layers.Conv2D(5, 3, name="taken")(layers.Activation("relu6")(x)))
-    made, bias = model.get_layer("made").get_weights()
+    kernel, bias = model.get_layer("made").get_weights()
     samples = images(16)
     reach = np.asarray(keras.ops.max(keras.ops.relu(model.get_layer("made")(samples)), axis=(0, 1, 2)))
-    model.get_layer("made").set_weights([made / reach * np.array([9.0, 5.8, 0.3, 0.02]), bias])
+    model.get_layer("made").set_weights([kernel / reach * np.array([9.0, 5.8, 0.3, 0.02]), bias])
     net = canonical(keras_graph.read(model))
     tensors = equalization.clipped(net)
     extremes = activation_statistics.collect(net, samples, by_channel=tensors).extremes
-    found = {tensor: extremes[tensor].largest(100) for tensor in tensors}
-    channels, least = equalization.careful(equalization.follow(net, relu6=True), found)
+    magnitudes = {tensor: extremes[tensor].largest(100) for tensor in tensors}
+    channels, least = equalization.careful(equalization.follow(net, relu6=True), magnitudes)
     factors = equalization.from_weights(net, channels, least)
     changed = equalization.scaled(net, channels, factors)
     np.testing.assert_allclose(outputs(changed, samples), outputs(net, samples), atol=1e-5)
@@ -118,11 +118,11 @@ def test_relu6_lets_only_channels_through_that_stay_below_it(keras: Any) -> None
 def test_factors_from_weights_undo_an_imbalance(keras: Any, builder: networks.Builder) -> None:
     net = folded(keras, builder)
     channels = equalization.follow(net)
-    wanted = equalization.scaled(net, channels, equalization.from_weights(net, channels))
+    expected = equalization.scaled(net, channels, equalization.from_weights(net, channels))
     worse = imbalanced(net, 64.0)
-    found = equalization.scaled(worse, channels, equalization.from_weights(worse, channels))
-    for name, layer in wanted.layers.items():
-        for a, b in zip(layer.weights, found.layers[name].weights, strict=True):
+    actual = equalization.scaled(worse, channels, equalization.from_weights(worse, channels))
+    for name, layer in expected.layers.items():
+        for a, b in zip(layer.weights, actual.layers[name].weights, strict=True):
             np.testing.assert_allclose(a, b, atol=0.05 * np.abs(a).max(), rtol=0.05)
 
 
@@ -133,9 +133,9 @@ def test_a_plan_holds_its_factors(keras: Any) -> None:
     plan = QuantizationPlan({}, "by hand", equalization.by_layer(net, channels, factors))
     stored = json.loads(plan.to_json())["factors"]
     again = equalization.applied(net, {name: tuple(values) for name, values in stored.items()})
-    wanted = equalization.scaled(net, channels, factors)
+    expected = equalization.scaled(net, channels, factors)
     for name in net.layers:
-        for a, b in _pairs(wanted, again, name):
+        for a, b in _pairs(expected, again, name):
             np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
@@ -171,7 +171,9 @@ def seen(*, corrupt: float = 1.0) -> Statistics:
     counts = histogram(values)
     fixed = {"softmax": (0.0, 255 / 256)}
     rows = {"x": values, "softmax": np.abs(values)}
-    low, high = ({name: pick(each, axis=1) for name, each in rows.items()} for pick in (np.min, np.max))
+    low, high = (
+        {name: pick(sample_values, axis=1) for name, sample_values in rows.items()} for pick in (np.min, np.max)
+    )
     return Statistics(low, high, {"x": counts, "softmax": counts}, fixed)
 
 
@@ -192,8 +194,8 @@ def test_the_zeros_of_a_relu_do_not_narrow_the_range_of_least_divergence() -> No
     for others in (0.0, 1.0):
         nearly_all_zero = np.full(1000, others)
         nearly_all_zero[1:] = 0.0
-        found = Statistics(low, high, {"x": histogram(nearly_all_zero)}, {})
-        assert np.isfinite(ranges.select(found, "entropy")["x"]).all()
+        statistics = Statistics(low, high, {"x": histogram(nearly_all_zero)}, {})
+        assert np.isfinite(ranges.select(statistics, "entropy")["x"]).all()
 
 
 def test_every_method_is_a_setting() -> None:
@@ -209,10 +211,10 @@ def test_one_corrupt_sample_of_two_hundred() -> None:
 def test_the_least_squared_error_is_less_than_that_of_the_whole_range() -> None:
     values = np.random.default_rng(0).standard_t(2, (50, 2000))
     counts = histogram(values)
-    found = Statistics({"x": values.min(axis=1)}, {"x": values.max(axis=1)}, {"x": counts}, {})
+    statistics = Statistics({"x": values.min(axis=1)}, {"x": values.max(axis=1)}, {"x": counts}, {})
     errors = []
     for method in ("minmax", "mse"):
-        low, high = ranges.select(found, method)["x"]
+        low, high = ranges.select(statistics, method)["x"]
         scale = (high - low) / 255
         errors.append(((np.clip(np.rint((values - low) / scale), 0, 255) * scale + low - values) ** 2).mean())
     assert errors[1] < 0.9 * errors[0]
@@ -220,12 +222,12 @@ def test_the_least_squared_error_is_less_than_that_of_the_whole_range() -> None:
 
 def test_collected_statistics_are_those_of_the_values(keras: Any) -> None:
     net = folded(keras, networks.plain)
-    found = activation_statistics.collect(net, images(40))
-    name = next(name for name in found.low if "re_lu" in name)
+    statistics = activation_statistics.collect(net, images(40))
+    name = next(name for name in statistics.low if "re_lu" in name)
     values = np.asarray(keras_graph.build(keras_graph.subnetwork(net, [LayerOutput(name)]))(images(40)))
-    np.testing.assert_allclose(found.high[name], values.reshape(40, -1).max(axis=1), rtol=1e-5)
-    assert found.histograms[name].counts.sum() == values.size
-    centres, counts = found.histograms[name].within(0.0, float(values.max()))
+    np.testing.assert_allclose(statistics.high[name], values.reshape(40, -1).max(axis=1), rtol=1e-5)
+    assert statistics.histograms[name].counts.sum() == values.size
+    centres, counts = statistics.histograms[name].within(0.0, float(values.max()))
     assert counts.sum() == values.size
     assert centres @ counts / counts.sum() == pytest.approx(values.mean(), abs=2 * float(np.diff(centres)[0]))
     means = activation_statistics.means_by_channel(net, [LayerOutput(name)], images(40))[LayerOutput(name)]
@@ -235,11 +237,11 @@ def test_collected_statistics_are_those_of_the_values(keras: Any) -> None:
 @pytest.mark.parametrize("value", [128.0, -500.0, 1e20, 1e-20])
 def test_a_tensor_that_is_always_the_same_has_a_range_that_holds_it(keras: Any, value: float) -> None:
     image = keras.Input((12, 12, 3))
-    found = activation_statistics.collect(
+    statistics = activation_statistics.collect(
         keras_graph.read(keras.Model(image, image * 1.0)), np.full((4, 12, 12, 3), value, "float32")
     )
     for method in ranges.METHODS:
-        for low, high in ranges.select(found, method).values():
+        for low, high in ranges.select(statistics, method).values():
             assert low <= value * 0.99 <= high or high - low <= 1.1e-6
             assert high - low <= 1.01 * abs(value) + 1.1e-6
 
@@ -253,8 +255,8 @@ def test_samples_that_reach_far_are_named() -> None:
 def test_corrupt_samples_are_named_where_they_are_more_than_a_fiftieth(corrupt: int, samples: int) -> None:
     reach = np.random.default_rng(0).uniform(0.9, 1.1, samples)
     reach[:corrupt] *= 1000
-    found = Statistics({"x": -reach}, {"x": reach}, {}, {})
-    assert activation_statistics.outliers(found) == [*range(corrupt)]
+    statistics = Statistics({"x": -reach}, {"x": reach}, {}, {})
+    assert activation_statistics.outliers(statistics) == [*range(corrupt)]
 
 
 def test_a_point_that_is_mostly_zero_has_no_outliers() -> None:
@@ -270,9 +272,9 @@ def test_samples_that_do_not_fit_the_model(keras: Any) -> None:
     before = layers.Conv2D(8, 3)
     before(np.zeros((1, 12, 12, 3)))
     before.set_weights(model.layers[1].get_weights())
-    made = np.asarray(before(images(100)))
-    norm.moving_mean.assign(made.mean(axis=(0, 1, 2)))
-    norm.moving_variance.assign(made.var(axis=(0, 1, 2)))
+    activations = np.asarray(before(images(100)))
+    norm.moving_mean.assign(activations.mean(axis=(0, 1, 2)))
+    norm.moving_variance.assign(activations.var(axis=(0, 1, 2)))
     net = keras_graph.read(model)
     fitting, other = (activation_statistics.misfit(net, samples) for samples in (images(40, 1), images(40, 1) * 255))
     assert fitting is not None
@@ -314,10 +316,10 @@ def test_samples_fit_a_batch_norm_along_another_axis(keras: Any) -> None:
     rows = np.arange(12, dtype=np.float32)
     norm.set_weights([np.ones(12), np.zeros(12), rows, np.ones(12)])
     net = keras_graph.read(keras.Model(image, norm(image)))
-    apart = activation_statistics.misfit(net, np.zeros((4, 12, 12, 3), np.float32) + rows[:, None, None])
-    assert apart is not None
-    assert apart.distance == pytest.approx(0, abs=1e-6)
-    assert apart.spread == pytest.approx(0, abs=1e-6)
+    misfit = activation_statistics.misfit(net, np.zeros((4, 12, 12, 3), np.float32) + rows[:, None, None])
+    assert misfit is not None
+    assert misfit.distance == pytest.approx(0, abs=1e-6)
+    assert misfit.spread == pytest.approx(0, abs=1e-6)
 
 
 # --- bias -------------------------------------------------------------------------------
@@ -331,17 +333,17 @@ def test_a_shift_brings_the_mean_back(keras: Any) -> None:
     plan = QuantizationPlan(coarse, "too narrow")
     shifts = bias_correction.measured_shifts(Simulation(net), plan, samples)
     last = next(name for name in reversed(net.layers) if net.layers[name].kind == "Dense")
-    wanted = activation_statistics.means_by_channel(net, [LayerOutput(last)], samples)[LayerOutput(last)]
+    expected_means = activation_statistics.means_by_channel(net, [LayerOutput(last)], samples)[LayerOutput(last)]
     from compress.quantization import fake_quantization, quantizer_placement
 
-    apart = []
-    for each in ({}, shifts):
+    deviations = []
+    for bias_shifts in ({}, shifts):
         quantized = fake_quantization.insert(
-            bias_correction.shifted(export.gridded(net), each), quantizer_placement.find(net), plan
+            bias_correction.shifted(export.gridded(net), bias_shifts), quantizer_placement.find(net), plan
         )
-        found = activation_statistics.means_by_channel(quantized, [LayerOutput(last)], samples)[LayerOutput(last)]
-        apart.append(np.abs(found - wanted).max())
-    assert apart[1] < 0.05 * apart[0]
+        means = activation_statistics.means_by_channel(quantized, [LayerOutput(last)], samples)[LayerOutput(last)]
+        deviations.append(np.abs(means - expected_means).max())
+    assert deviations[1] < 0.05 * deviations[0]
 
 
 # --- the search -------------------------------------------------------------------------
@@ -362,7 +364,7 @@ def quality(search: Search) -> float:
 @pytest.mark.parametrize("full", [False, True])
 def test_an_imbalanced_network_is_as_good_as_the_balanced_one(keras: Any, full: bool) -> None:
     net = folded(keras, networks.plain)
-    plain, hard = (searched(each, images(60), full=full) for each in (net, imbalanced(net, 64.0)))
+    plain, hard = (searched(network, images(60), full=full) for network in (net, imbalanced(net, 64.0)))
     first = next(trial for trial in hard.trials if trial.choice == "minmax")
     assert first.snr_db < quality(plain) - 8  # the result of a plain conversion
     assert quality(hard) > quality(plain) - 3
@@ -390,7 +392,7 @@ def test_a_corrupt_sample_does_no_harm(keras: Any) -> None:
     assert next(trial.choice for trial in hurt.trials if trial.kept).endswith("without outliers")
     assert hurt.trials[0].choice == "minmax"  # with the corrupt sample
     assert len(hurt.samples) == len(hurt.ordinary) == 199
-    assert any("1 of 200 calibration samples" in each for each in hurt.warnings)
+    assert any("1 of 200 calibration samples" in warning for warning in hurt.warnings)
     assert quality(hurt) > quality(clean) - 3
 
 
@@ -408,8 +410,8 @@ def test_what_few_samples_do_not_decide_is_run_on_all(keras: Any, monkeypatch: p
     """A candidate that is surely worse runs on 16 of 64 samples, one that may be better on all, and none runs twice."""
     monkeypatch.setattr(search_module, "FIRST_SAMPLES", 16)
     net = folded(keras, networks.plain)
-    wanted = np.asarray(keras_graph.build(without_softmax(net)).predict(images(64, seed=9), verbose=0))
-    noise = np.random.default_rng(0).normal(0, 1, wanted.shape)
+    expected = np.asarray(keras_graph.build(without_softmax(net)).predict(images(64, seed=9), verbose=0))
+    noise = np.random.default_rng(0).normal(0, 1, expected.shape)
     spread = np.where(np.arange(64)[:, None] % 2, 0.02, 0.2)  # so that 16 samples decide little
     wrong = {"minmax": spread, "mse": 0.95 * spread[::-1], "percentile": 20 * spread, "entropy": 0.01 * spread}
     ran: list[int] = []
@@ -417,7 +419,7 @@ def test_what_few_samples_do_not_decide_is_run_on_all(keras: Any, monkeypatch: p
     def run(content: bytes, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
         ran.append(len(inputs))
         start = 0 if len(inputs) == 16 else 16
-        return np.asarray((wanted + wrong[content.decode()] * noise)[start : start + len(inputs)])
+        return np.asarray((expected + wrong[content.decode()] * noise)[start : start + len(inputs)])
 
     search = Search(net, images(40), images(64, seed=9), "int8", run)
     monkeypatch.setattr(export, "convert", lambda net, plan, io: plan.method.split()[0].encode())
@@ -428,7 +430,9 @@ def test_what_few_samples_do_not_decide_is_run_on_all(keras: Any, monkeypatch: p
         ("mse", 64),
         ("entropy", 16),
     ]
-    first = [float(snr_db(wanted[:16], (wanted + wrong[trial.choice] * noise)[:16]).mean()) for trial in search.trials]
+    first = [
+        float(snr_db(expected[:16], (expected + wrong[trial.choice] * noise)[:16]).mean()) for trial in search.trials
+    ]
     assert [trial.snr_db for trial in search.trials] == pytest.approx(first, abs=0.02)  # on the samples of all of them
     assert ran == [16, 16, 16, 48, 48, 16]
     assert search.range_method == "entropy"
@@ -436,9 +440,9 @@ def test_what_few_samples_do_not_decide_is_run_on_all(keras: Any, monkeypatch: p
 
 
 def test_signal_to_noise() -> None:
-    wanted = np.asarray([[3.0, 4.0], [0.0, 0.0], [1.0, 1.0]])
-    found = np.asarray([[3.0, 4.5], [0.0, 0.0], [1.0, 1.0]])
-    np.testing.assert_allclose(snr_db(wanted, found), [20.0, 60.0, 60.0], atol=1e-6)
+    expected = np.asarray([[3.0, 4.0], [0.0, 0.0], [1.0, 1.0]])
+    actual = np.asarray([[3.0, 4.5], [0.0, 0.0], [1.0, 1.0]])
+    np.testing.assert_allclose(snr_db(expected, actual), [20.0, 60.0, 60.0], atol=1e-6)
 
 
 # --- the error by layer -----------------------------------------------------------------
@@ -509,16 +513,16 @@ def test_learnt_rounding_is_better_than_the_nearest_for_what_the_layer_gives(ker
         np.testing.assert_allclose(moved, np.rint(moved), atol=1e-3)  # on the grid
         assert np.abs(moved - kernel / step).max() < 1.001  # rounded down or up
         assert (np.abs(moved).max(axis=tuple(range(moved.ndim - 1))) <= 127.001).all()
-        given = net.layers[name].inputs()[0]
-        inputs = outputs(keras_graph.subnetwork(net, [given]), images(40, 3))
+        layer_input = net.layers[name].inputs()[0]
+        inputs = outputs(keras_graph.subnetwork(net, [layer_input]), images(40, 3))
         errors = []
-        for each in (nearest, learnt):
+        for gridded_network in (nearest, learnt):
             layer = keras.layers.deserialize(dict(net.layers[name].entry))
             layer(inputs)
-            layer.set_weights([*each.layers[name].weights])
-            made = np.asarray(layer(inputs))
+            layer.set_weights([*gridded_network.layers[name].weights])
+            layer_outputs = np.asarray(layer(inputs))
             layer.set_weights([*net.layers[name].weights])
-            errors.append(((made - np.asarray(layer(inputs))) ** 2).mean())
+            errors.append(((layer_outputs - np.asarray(layer(inputs))) ** 2).mean())
         assert errors[1] < errors[0]
 
 
@@ -530,10 +534,10 @@ def test_a_learnt_rounding_is_in_the_file(keras: Any, tmp_path: Path) -> None:
     up = np.random.default_rng(0).random(shape) < 0.5
     changed = replace(plan, rounding={name: packed(up)})
     np.testing.assert_array_equal(unpacked(json.loads(changed.to_json())["rounding"][name], shape), up)
-    wanted = adaround.applied(net.layers[name], up) / adaround.grid(net.layers[name])
+    expected = adaround.applied(net.layers[name], up) / adaround.grid(net.layers[name])
     parsed = graph.parse(export.convert(net, changed))
-    stored = [each.array() for each in parsed.tensors if each.is_constant and len(each.shape) == 4]
-    assert any(np.array_equal(np.moveaxis(np.rint(wanted), -1, 0), codes) for codes in stored)
+    stored = [tensor.array() for tensor in parsed.tensors if tensor.is_constant and len(tensor.shape) == 4]
+    assert any(np.array_equal(np.moveaxis(np.rint(expected), -1, 0), codes) for codes in stored)
 
 
 class ByTwoOutputs(Judge):

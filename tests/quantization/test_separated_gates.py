@@ -73,7 +73,7 @@ def test_a_gate_is_separated_where_large_channels_hide_small_ones(keras: Any, fu
     assert any(trial.kept for trial in result.trials if trial.step == "gates")
     assert fidelity(result.content, model) > fidelity(without.content, model) + 3
     assert not export.float_operators(result.content)
-    before, after = (macs.total_macs(graph.parse(each.content)) for each in (without, result))
+    before, after = (macs.total_macs(graph.parse(outcome.content)) for outcome in (without, result))
     assert after == before + 6 * 6 * 9 * 8
     assert result.to_json()["separated_gates"] == [{"activation": "act", "copied": "stem", "macs": 6 * 6 * 9 * 8}]
 
@@ -81,14 +81,14 @@ def test_a_gate_is_separated_where_large_channels_hide_small_ones(keras: Any, fu
 @pytest.mark.parametrize("function", ["relu", "silu"])
 def test_channels_of_similar_size_cause_no_trial(keras: Any, function: str) -> None:
     result = quantized(model_of(keras, function, size=2.0))
-    assert not [each for each in (*result.trials, *result.skipped) if each.step == "gates"]
+    assert not [candidate for candidate in (*result.trials, *result.skipped) if candidate.step == "gates"]
     assert not result.calibrated()[1].separated_gates
 
 
 def test_a_layer_whose_channels_cannot_be_scaled_stays(keras: Any) -> None:
     result = quantized(model_of(keras, added=True))
     assert not result.calibrated()[1].separated_gates
-    assert [each.choice for each in result.skipped if each.step == "gates"] == ["of act"]
+    assert [candidate.choice for candidate in result.skipped if candidate.step == "gates"] == ["of act"]
 
 
 def test_equalization_is_needed(keras: Any) -> None:

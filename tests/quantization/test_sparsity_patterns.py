@@ -100,9 +100,9 @@ def test_a_dead_kernel_can_come_to_life(keras: Any) -> None:
 
 def test_zeros_and_clusters_together(keras: Any) -> None:
     folded = canonical(edited(keras, lambda kernel: clustered(kernel) * (sparse(kernel) != 0)))
-    found = sparsity_patterns.find(folded)
-    assert found.keys() == {"conv", "transposed", "scores"}
-    for name, pattern in found.items():
+    patterns = sparsity_patterns.find(folded)
+    assert patterns.keys() == {"conv", "transposed", "scores"}
+    for name, pattern in patterns.items():
         kernel = folded.layers[name].weights[0]
         np.testing.assert_array_equal(pattern.codes == 0, kernel == 0)
         assert pattern.clusters

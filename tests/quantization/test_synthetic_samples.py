@@ -45,15 +45,16 @@ def trained(keras: Any) -> Network:
 
 
 def test_synthetic_samples_have_the_ranges_of_real_ones(trained: Network) -> None:
-    made = synthetic_samples.synthesize(trained, 40, SHAPE, (0.0, 1.0))
-    assert made.samples.shape == (40, *SHAPE)
-    assert made.samples.min() >= 0
-    assert made.samples.max() <= 1
-    assert made.distance < 0.1 * made.initial_distance
+    synthetic = synthetic_samples.synthesize(trained, 40, SHAPE, (0.0, 1.0))
+    assert synthetic.samples.shape == (40, *SHAPE)
+    assert synthetic.samples.min() >= 0
+    assert synthetic.samples.max() <= 1
+    assert synthetic.distance < 0.1 * synthetic.initial_distance
     noise = np.random.default_rng(0).random((40, *SHAPE), np.float32)
     network = canonical(trained)
-    expected, found, poor = (
-        activation_statistics.collect(network, samples, histograms=False) for samples in (real(), made.samples, noise)
+    expected, synthetic_statistics, poor = (
+        activation_statistics.collect(network, samples, histograms=False)
+        for samples in (real(), synthetic.samples, noise)
     )
     points = [point for point in expected.high if "re_lu" in point]
     assert len(points) == 3
@@ -62,8 +63,8 @@ def test_synthetic_samples_have_the_ranges_of_real_ones(trained: Network) -> Non
         ratios = [statistics.high[point].max() / expected.high[point].max() for point in points]
         return float(np.abs(np.log(ratios)).mean())
 
-    assert error(found) < 0.5
-    assert error(found) < error(poor)
+    assert error(synthetic_statistics) < 0.5
+    assert error(synthetic_statistics) < error(poor)
 
 
 def test_the_same_seed_gives_the_same_samples(trained: Network) -> None:
@@ -82,9 +83,9 @@ def test_small_batches_are_drawn_to_all_classes(keras: Any, monkeypatch: pytest.
     model = networks.randomized(keras.Model(image, scores))
     kernel, bias = model.layers[-1].get_weights()
     model.layers[-1].set_weights([20 * kernel, 0 * bias])
-    made = synthetic_samples.synthesize(keras_graph.read(model), 12, SHAPE, (0.0, 1.0))
-    probabilities = model.predict(made.samples[8:], verbose=0)
-    others = model.predict(made.samples[:8], verbose=0)
+    synthetic = synthetic_samples.synthesize(keras_graph.read(model), 12, SHAPE, (0.0, 1.0))
+    probabilities = model.predict(synthetic.samples[8:], verbose=0)
+    others = model.predict(synthetic.samples[:8], verbose=0)
     assert probabilities[range(4), range(8, 12)].mean() > 2 * others[:, 8:].mean()
     assert others[range(8), range(8)].mean() > 2 * probabilities[:, :8].mean()
 

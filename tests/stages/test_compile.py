@@ -28,7 +28,7 @@ MODEL = tiny.classifier()
 
 
 @pytest.fixture
-def given(tmp_path: Path) -> Callable[..., Artifact]:
+def make_artifact(tmp_path: Path) -> Callable[..., Artifact]:
     def make(content: bytes = MODEL) -> Artifact:
         folder = tmp_path / "given"
         folder.mkdir(exist_ok=True)
@@ -56,8 +56,8 @@ def files(context: Context) -> list[str]:
     return sorted(path.name for path in context.folder.iterdir())
 
 
-def test_without_a_compiler(given: Any, context: Context) -> None:
-    artifact = given()
+def test_without_a_compiler(make_artifact: Any, context: Context) -> None:
+    artifact = make_artifact()
     facts = Compile().run(artifact, context)
     assert files(context) == [MODEL_TFLITE]
     assert (context.folder / MODEL_TFLITE).read_bytes() == artifact.file(MODEL_TFLITE).read_bytes()
@@ -71,15 +71,15 @@ def test_without_a_compiler(given: Any, context: Context) -> None:
     assert [row["op"] for row in facts["expected"]["operations"]] == ["CONV_2D", "FULLY_CONNECTED"]
     assert "report_on_chip_bytes" not in facts
     assert facts["expected_latency"].keys() == set(load("edgetpu").tables["latency"]["hosts"])
-    for told in facts["expected_latency"].values():
-        assert told["low_ms"] < told["latency_ms"] < told["high_ms"]
+    for latency in facts["expected_latency"].values():
+        assert latency["low_ms"] < latency["latency_ms"] < latency["high_ms"]
     json.dumps(facts, allow_nan=False)
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_with_a_compiler(given: Any, context: Context, programs: Programs, named: bool) -> None:
+def test_with_a_compiler(make_artifact: Any, context: Context, programs: Programs, named: bool) -> None:
     path = programs.compiler(success(MODEL), name="mine" if named else "edgetpu_compiler")
-    facts = Compile(compiler=str(path) if named else None).run(given(), context)
+    facts = Compile(compiler=str(path) if named else None).run(make_artifact(), context)
     assert files(context) == sorted([MODEL_TFLITE, MODEL_COMPILED, "compiler.log"])
     assert (context.folder / MODEL_TFLITE).read_bytes() == MODEL
     assert (context.folder / MODEL_COMPILED).read_bytes() == compiled(MODEL)
@@ -93,19 +93,21 @@ def test_with_a_compiler(given: Any, context: Context, programs: Programs, named
     json.dumps(facts, allow_nan=False)
 
 
-def test_what_the_compiler_did_otherwise(given: Any, context: Context, programs: Programs, notes: tiny.Notes) -> None:
+def test_what_the_compiler_did_otherwise(
+    make_artifact: Any, context: Context, programs: Programs, notes: tiny.Notes
+) -> None:
     """The placement is that of the compiled model, not the predicted one, and every difference is reported."""
     late = "More than one subgraph is not supported"
     log = LOG.replace("FULLY_CONNECTED                1          Mapped to Edge TPU", f"FULLY_CONNECTED 1 {late}")
     programs.compiler(Answer(log, {MODEL_COMPILED: compiled(MODEL, on_cpu=1)}))
-    facts = Compile().run(given(), context)
+    facts = Compile().run(make_artifact(), context)
     assert [(op["placement"], op["status"]) for op in facts["placement"]["ops"]] == [
         ("tpu", "Mapped to Edge TPU"),
         ("cpu", late),
     ]
     assert facts["placement"]["summary"] == "1 of 2 operators run on the Edge TPU"
     assert facts["placement"]["macs"]["cpu"] > 0
-    differences = [each for each in facts["differences"] if "bytes" not in each["name"]]
+    differences = [difference for difference in facts["differences"] if "bytes" not in difference["name"]]
     assert differences == [
         {"name": "FULLY_CONNECTED: Mapped to Edge TPU", "predicted": 1, "real": 0},
         {"name": f"FULLY_CONNECTED: {late}", "predicted": 0, "real": 1},
@@ -118,19 +120,21 @@ def test_what_the_compiler_did_otherwise(given: Any, context: Context, programs:
     assert shown.ops[1].placement == "cpu"
 
 
-def test_a_cached_result_needs_no_compiler(given: Any, context: Context, programs: Programs, tmp_path: Path) -> None:
+def test_a_cached_result_needs_no_compiler(
+    make_artifact: Any, context: Context, programs: Programs, tmp_path: Path
+) -> None:
     """The result is identical, including its facts."""
     stage = Compile(cache=str(tmp_path / "cache"))
     path = programs.compiler(success(MODEL))
-    with_it = stage.run(given(), context)
+    with_it = stage.run(make_artifact(), context)
     left = {name: (context.folder / name).read_bytes() for name in files(context)}
     path.unlink()
     for name in files(context):
         (context.folder / name).unlink()
-    assert stage.run(given(), context) == with_it
+    assert stage.run(make_artifact(), context) == with_it
     assert {name: (context.folder / name).read_bytes() for name in files(context)} == left
     assert len(programs.asked()) == 1
-    other = stage.run(given(tiny.classifier(seed=1)), context)
+    other = stage.run(make_artifact(tiny.classifier(seed=1)), context)
     assert other["reason"] == (
         "not compiled: edgetpu_compiler was not found and no result is cached; "
         "run `edgetpu_compiler -s model.tflite` on x86-64 Linux"
@@ -138,61 +142,61 @@ def test_a_cached_result_needs_no_compiler(given: Any, context: Context, program
 
 
 def test_a_run_without_a_compiler_looks_again_when_the_cache_has_grown(
-    given: Any, context: Context, programs: Programs, tmp_path: Path
+    make_artifact: Any, context: Context, programs: Programs, tmp_path: Path
 ) -> None:
     stage = Compile(cache=str(tmp_path / "cache"))
     before = stage.target_environment(load("edgetpu"))
     assert stage.target_environment(load("edgetpu")) == before
     path = programs.compiler(success(MODEL))
-    stage.run(given(), context)
+    stage.run(make_artifact(), context)
     path.unlink()
     assert stage.target_environment(load("edgetpu")) != before
 
 
-def test_a_compiler_that_fails(given: Any, context: Context, programs: Programs, notes: tiny.Notes) -> None:
+def test_a_compiler_that_fails(make_artifact: Any, context: Context, programs: Programs, notes: tiny.Notes) -> None:
     programs.compiler(Answer(CHANCE, exit_code=1))
     with pytest.raises(StageError, match=r"the compiler failed: .*exit code 1, Internal compiler error"):
-        Compile(retries=1).run(given(), context)
+        Compile(retries=1).run(make_artifact(), context)
     assert len(programs.asked()) == 2
     assert notes.noted[-1] == CHANCE
 
 
 def test_a_compiler_that_takes_too_long(
-    given: Any, context: Context, programs: Programs, monkeypatch: pytest.MonkeyPatch
+    make_artifact: Any, context: Context, programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", f"{programs.folder}:/usr/bin:/bin")
     programs.compiler(Answer(seconds=600.0))
     with pytest.raises(StageError, match=r"longer than 0\.5 s"):
-        Compile(timeout_s=0.5).run(given(), context)
+        Compile(timeout_s=0.5).run(make_artifact(), context)
     assert programs.ended()
 
 
-def test_a_setting_that_names_no_program(given: Any, context: Context, tmp_path: Path) -> None:
+def test_a_setting_that_names_no_program(make_artifact: Any, context: Context, tmp_path: Path) -> None:
     stage = Compile(compiler=str(tmp_path))
     assert stage.target_environment(load("edgetpu")) == {"compiler": "none"}
     with pytest.raises(StageError, match=r"is not an executable program; check compile\.compiler"):
-        stage.run(given(), context)
+        stage.run(make_artifact(), context)
 
 
 @pytest.mark.parametrize("key", ["docker", "ssh"])
 def test_somewhere_else(
-    given: Any, context: Context, programs: Programs, monkeypatch: pytest.MonkeyPatch, key: str
+    make_artifact: Any, context: Context, programs: Programs, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
     monkeypatch.setenv("PATH", f"{programs.folder}:/usr/bin:/bin")
     programs.ssh()
     programs.docker()
     programs.compiler(success(MODEL))
-    facts = Compile(**{key: "coral"}).run(given(), context)
+    facts = Compile(**{key: "coral"}).run(make_artifact(), context)
     assert facts["compiled"] is True
     assert (context.folder / "compiler.log").read_text() == LOG
     assert len(programs.asked(f"{key}-asked")) == 1
 
 
-def test_segments(given: Any, context: Context, programs: Programs) -> None:
+def test_segments(make_artifact: Any, context: Context, programs: Programs) -> None:
     names = [f"model_segment_{index}_of_2_edgetpu.tflite" for index in range(2)]
     log = LOG + LOG.partition("\n")[2]
     programs.compiler(success(MODEL, log=log, names=names))
-    facts = Compile(num_segments=2).run(given(), context)
+    facts = Compile(num_segments=2).run(make_artifact(), context)
     assert files(context) == sorted([MODEL_TFLITE, "compiler.log", *names])
     assert len(facts["reports"]) == 2
     assert facts["differences"] is None
@@ -201,8 +205,8 @@ def test_segments(given: Any, context: Context, programs: Programs) -> None:
         Package().run(segmented, Context(**{**vars(context), "original": segmented}))
 
 
-def test_a_float_model(given: Any, context: Context) -> None:
-    facts = Compile().run(given(tiny.classifier(int8=False)), context)
+def test_a_float_model(make_artifact: Any, context: Context) -> None:
+    facts = Compile().run(make_artifact(tiny.classifier(int8=False)), context)
     placement = facts["placement"]
     assert placement["compiles"] is False
     assert facts["expected_latency"] == {}
@@ -210,9 +214,9 @@ def test_a_float_model(given: Any, context: Context) -> None:
     assert {op["placement"] for op in placement["ops"]} == {"cpu"}
 
 
-def test_a_file_that_is_no_model(given: Any, context: Context) -> None:
+def test_a_file_that_is_no_model(make_artifact: Any, context: Context) -> None:
     with pytest.raises(ModelError, match=r"is not a \.tflite file"):
-        Compile().run(given(b"no model"), context)
+        Compile().run(make_artifact(b"no model"), context)
 
 
 def test_the_compiler_is_part_of_the_key(context: Context, programs: Programs) -> None:
@@ -278,4 +282,6 @@ def test_a_runtime_that_the_target_does_not_have(runtime: int) -> None:
 
 
 def test_every_runtime_of_the_target_is_accepted() -> None:
-    assert not [each for each in range(10, 15) if Compile(min_runtime_version=each).refused_by_target(load("edgetpu"))]
+    assert not [
+        version for version in range(10, 15) if Compile(min_runtime_version=version).refused_by_target(load("edgetpu"))
+    ]

@@ -58,7 +58,7 @@ EPOCHS = 8
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, Any]]]:
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Run a pipeline; yield the folder of its outputs, and its record."""
     folder = tmp_path_factory.mktemp("found")
     (folder / "finder.py").write_text(BUILDER)
@@ -79,8 +79,8 @@ def value(record: dict[str, Any], side: str, name: str) -> float:
     return float(record["models"][side]["measurements"][name]["value"])
 
 
-def test_objects_are_found_and_int8_finds_them_too(made: tuple[Path, dict[str, Any]]) -> None:
-    _, record = made
+def test_objects_are_found_and_int8_finds_them_too(finished_run: tuple[Path, dict[str, Any]]) -> None:
+    _, record = finished_run
     assert value(record, "original", "ap50") > 0.3
     assert abs(value(record, "original", "ap") - value(record, "result", "ap")) < 0.06
     assert record["status"] == "ok"
@@ -93,8 +93,8 @@ def test_objects_are_found_and_int8_finds_them_too(made: tuple[Path, dict[str, A
     assert "accuracy" not in record["models"]["result"]["measurements"]
 
 
-def test_the_report_shows_classes_and_examples(made: tuple[Path, dict[str, Any]]) -> None:
-    folder, record = made
+def test_the_report_shows_classes_and_examples(finished_run: tuple[Path, dict[str, Any]]) -> None:
+    folder, record = finished_run
     examples = record["examples"]["examples"]
     assert [example["kind"] for example in examples][-2:] == ["typical", "typical"]
     assert record["examples"]["samples"] == 24
@@ -104,16 +104,16 @@ def test_the_report_shows_classes_and_examples(made: tuple[Path, dict[str, Any]]
     labels = {"block", "ring"}
     for example in examples:
         label, original, result = example["pictures"]
-        assert {each.split()[1] for each in label["text"].split(", ")} <= labels
-        found = (original["text"] + ", " + result["text"]).replace("no object", "").split(", ")
-        assert {each.split()[0] for each in found if each} <= labels
+        assert {object_text.split()[1] for object_text in label["text"].split(", ")} <= labels
+        object_texts = (original["text"] + ", " + result["text"]).replace("no object", "").split(", ")
+        assert {object_text.split()[0] for object_text in object_texts if object_text} <= labels
         assert f"examples/{result['file']}" in text
     assert "At IoU 0.5<" in page
     assert re.search(r"\d+ objects", page)
 
 
-def test_the_plan_is_judged_by_objects_and_the_specification_goes_on(made: tuple[Path, dict[str, Any]]) -> None:
-    _, record = made
+def test_the_plan_is_judged_by_objects_and_the_specification_goes_on(finished_run: tuple[Path, dict[str, Any]]) -> None:
+    _, record = finished_run
     facts = {row["stage"]: row["facts"] for row in record["stages"]}
     assert facts["quantize"]["agreement"] > 0.7
     assert {trial["step"] for trial in facts["quantize"]["tried"]} == {"ranges", "bias"}
@@ -126,20 +126,20 @@ def test_the_plan_is_judged_by_objects_and_the_specification_goes_on(made: tuple
     assert history[-1]["val_loss"] < history[0]["val_loss"] / 2
 
 
-def test_boxes_and_scores_have_scales_of_their_own(made: tuple[Path, dict[str, Any]]) -> None:
-    model = HostModel(made[0] / MODEL_TFLITE, reproducible=True)
-    assert [list(each["shape"]) for each in model.outputs] == [[1, 128, 4], [1, 128, 2]]
-    scales = [float(each["quantization"][0]) for each in model.outputs]
+def test_boxes_and_scores_have_scales_of_their_own(finished_run: tuple[Path, dict[str, Any]]) -> None:
+    model = HostModel(finished_run[0] / MODEL_TFLITE, reproducible=True)
+    assert [list(output["shape"]) for output in model.outputs] == [[1, 128, 4], [1, 128, 2]]
+    scales = [float(output["quantization"][0]) for output in model.outputs]
     assert all(scales)
     assert scales[0] != scales[1]
 
 
-def test_every_operator_is_one_of_the_edge_tpu(made: tuple[Path, dict[str, Any]]) -> None:
-    assert made[1]["placement"]["summary"].startswith("all ")
+def test_every_operator_is_one_of_the_edge_tpu(finished_run: tuple[Path, dict[str, Any]]) -> None:
+    assert finished_run[1]["placement"]["summary"].startswith("all ")
 
 
-def test_the_report_speaks_of_average_precision(made: tuple[Path, dict[str, Any]]) -> None:
-    folder, _ = made
+def test_the_report_speaks_of_average_precision(finished_run: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = finished_run
     text, page = ((folder / f"report.{kind}").read_text() for kind in ("md", "html"))
     assert "average precision 0." in text.splitlines()[2]
     assert "Average precision on validation against size" in page
@@ -147,17 +147,20 @@ def test_the_report_speaks_of_average_precision(made: tuple[Path, dict[str, Any]
     assert "onfusion" not in text + page
 
 
-def test_the_bundle_answers_as_the_host_does(made: tuple[Path, dict[str, Any]]) -> None:
-    opened = read(str(made[0] / "found.coralline"))
+def test_the_bundle_answers_as_the_host_does(finished_run: tuple[Path, dict[str, Any]]) -> None:
+    opened = read(str(finished_run[0] / "found.coralline"))
     assert [tensor.shape for tensor in opened.models["int8"].outputs] == [(1, 128, 4), (1, 128, 2)]
-    found = golden.verify(opened, RuntimeOptions("cpu"))
-    assert found["ok"]
-    assert {role: each["verdict"] for role, each in found["golden"].items()} == {"original": "equal", "int8": "equal"}
-    assert found["golden"]["int8"]["same_class"] == 4
+    verification = golden.verify(opened, RuntimeOptions("cpu"))
+    assert verification["ok"]
+    assert {role: comparison["verdict"] for role, comparison in verification["golden"].items()} == {
+        "original": "equal",
+        "int8": "equal",
+    }
+    assert verification["golden"]["int8"]["same_class"] == 4
 
 
-def test_the_average_precision_of_the_device_is_that_of_the_host(made: tuple[Path, dict[str, Any]]) -> None:
-    opened = read(str(made[0] / "found.coralline"))
+def test_the_average_precision_of_the_device_is_that_of_the_host(finished_run: tuple[Path, dict[str, Any]]) -> None:
+    opened = read(str(finished_run[0] / "found.coralline"))
     result = accuracy.compare(opened, RuntimeOptions("cpu"))
     metrics = opened.manifest["evaluation"]["metrics"]
     for role in ("original", "int8"):
@@ -169,32 +172,32 @@ def test_the_average_precision_of_the_device_is_that_of_the_host(made: tuple[Pat
     assert accuracy.compare(opened, RuntimeOptions("cpu"), 5)["samples"] == 5
 
 
-def test_a_header_of_it_has_both_outputs(made: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    cpp_header.export(made[0] / "found.coralline", tmp_path / "model.h")
+def test_a_header_of_it_has_both_outputs(finished_run: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    cpp_header.export(finished_run[0] / "found.coralline", tmp_path / "model.h")
     text = (tmp_path / "model.h").read_text()
     assert "kOutputCount = 2" in text
     assert "{1, 128, 4, 1, 1, 1, 1, 1}, 3" in text
 
 
 def test_the_service_and_the_command_tell_boxes(
-    made: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+    finished_run: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert runner(["run", str(made[0] / "found.coralline"), "--role", "int8", "--top", "2", "--json"]) == 0
+    assert runner(["run", str(finished_run[0] / "found.coralline"), "--role", "int8", "--top", "2", "--json"]) == 0
     answers = json.loads(capsys.readouterr().out)["answers"]
     assert len(answers) == 4
     assert all(
-        set(row) == {"label", "score", "box"} and len(row["box"]) == 4 for each in answers for row in each["top"]
+        set(row) == {"label", "score", "box"} and len(row["box"]) == 4 for answer in answers for row in answer["top"]
     )
-    assert runner(["run", str(made[0] / "found.coralline"), "--role", "int8", "--top", "1"]) == 0
+    assert runner(["run", str(finished_run[0] / "found.coralline"), "--role", "int8", "--top", "1"]) == 0
     assert " at [0." in capsys.readouterr().out
 
 
-def test_an_application_is_given_labels_scores_and_boxes(made: tuple[Path, dict[str, Any]]) -> None:
-    opened = read(str(made[0] / "found.coralline"))
-    samples, wanted = accuracy.objects(opened)
+def test_an_application_is_given_labels_scores_and_boxes(finished_run: tuple[Path, dict[str, Any]]) -> None:
+    opened = read(str(finished_run[0] / "found.coralline"))
+    samples, ground_truth = accuracy.objects(opened)
     near = 0
     with Model(opened, device="cpu") as model:
-        for image, (boxes, _) in zip(samples, wanted, strict=True):
+        for image, (boxes, _) in zip(samples, ground_truth, strict=True):
             answer = model(image)
             assert isinstance(answer, Detections)
             best = answer.top(1)[0]
@@ -203,21 +206,21 @@ def test_an_application_is_given_labels_scores_and_boxes(made: tuple[Path, dict[
             near += bool((np.abs(centres - middle).max(axis=1) < 0.15).any())
             assert best.label in ("block", "ring")
             assert set(answer.rows(1)[0]) == {"label", "score", "box"}
-            assert all(each.score >= 0.5 for each in answer.above(0.5).top())
+            assert all(detection.score >= 0.5 for detection in answer.above(0.5).top())
     assert near >= 9
 
 
 def changed(path: Path, change: Any) -> bytes:
     """Return the bundle with a changed manifest or members."""
     opened = read(str(path))
-    manifest = {key: each for key, each in opened.manifest.items() if key not in ("members", "schema_version")}
+    manifest = {key: entry for key, entry in opened.manifest.items() if key not in ("members", "schema_version")}
     members = dict(opened.members)
     change(manifest, members)
     return pack(manifest, members)
 
 
-def test_bundles_whose_boxes_cannot_be_read_are_refused(made: tuple[Path, dict[str, Any]]) -> None:
-    path = made[0] / "found.coralline"
+def test_bundles_whose_boxes_cannot_be_read_are_refused(finished_run: tuple[Path, dict[str, Any]]) -> None:
+    path = finished_run[0] / "found.coralline"
     with pytest.raises(BundleError, match="detection cannot be used: least_score must be below 1"):
         changed(path, lambda manifest, _: manifest["detection"].update(least_score=2))
     with pytest.raises(BundleError, match="detection cannot be used: maps give"):
@@ -235,13 +238,13 @@ def test_bundles_whose_boxes_cannot_be_read_are_refused(made: tuple[Path, dict[s
         accuracy.objects(Bundle(changed(path, wrong)))
 
 
-def test_boxes_of_letterboxed_photos_are_fractions_of_the_photo(made: tuple[Path, dict[str, Any]]) -> None:
+def test_boxes_of_letterboxed_photos_are_fractions_of_the_photo(finished_run: tuple[Path, dict[str, Any]]) -> None:
     def letterboxed(manifest: dict[str, Any], _: Any) -> None:
         resize = {"resize": {"size": [64, 64], "fit": "letterbox", "fill": 114}}
         steps = [resize, *(step for step in manifest["preprocessing"]["steps"] if "resize" not in step)]
         manifest["preprocessing"].update(steps=steps, digest=Preprocessing(steps).digest)
 
-    path = made[0] / "found.coralline"
+    path = finished_run[0] / "found.coralline"
     opened = Bundle(changed(path, letterboxed))
     (scene, *_), _ = accuracy.objects(opened)
     wide = np.full((64, 128, 3), 80, np.uint8)
@@ -252,8 +255,12 @@ def test_boxes_of_letterboxed_photos_are_fractions_of_the_photo(made: tuple[Path
         worker = model.answer(model.prepare(wide), wide.shape)
     assert len(in_photo) > 0
     expected = [
-        (found.label, found.score, (2 * found.box[0] - 0.5, found.box[1], 2 * found.box[2] - 0.5, found.box[3]))
-        for found in in_input.top()
+        (
+            detection.label,
+            detection.score,
+            (2 * detection.box[0] - 0.5, detection.box[1], 2 * detection.box[2] - 0.5, detection.box[3]),
+        )
+        for detection in in_input.top()
     ]
     expected = [row for row in expected if row[2][2] > 0 and row[2][0] < 1]
     assert len(expected) == len(in_photo)
@@ -263,8 +270,8 @@ def test_boxes_of_letterboxed_photos_are_fractions_of_the_photo(made: tuple[Path
     assert worker.rows() == in_photo.rows()
 
 
-def test_a_detector_with_anchors_of_another_model_is_refused(made: tuple[Path, dict[str, Any]]) -> None:
-    path = made[0] / "found.coralline"
+def test_a_detector_with_anchors_of_another_model_is_refused(finished_run: tuple[Path, dict[str, Any]]) -> None:
+    path = finished_run[0] / "found.coralline"
     with pytest.raises(BundleError, match=r"not those of its detector: boxes \[128, 4\], not 32 locations x 4"):
         changed(path, lambda manifest, _: manifest["detection"]["maps"][0].update(cells=[4, 4]))
 

@@ -46,7 +46,7 @@ def saved(keras: Any, path: Path, filters: int) -> Path:
 
 
 @pytest.fixture
-def given(keras: Any, tmp_path: Path) -> tuple[Artifact, Context]:
+def stage_inputs(keras: Any, tmp_path: Path) -> tuple[Artifact, Context]:
     """The model that a stage gets, with 3 filters, and a context whose original has 8."""
     artifacts = []
     for name, filters in (("given", 3), ("original", 8)):
@@ -54,33 +54,33 @@ def given(keras: Any, tmp_path: Path) -> tuple[Artifact, Context]:
         path = saved(keras, tmp_path / name / MODEL_KERAS, filters)
         artifacts.append(Artifact("", Kind.KERAS, path.parent, {MODEL_KERAS: ""}, {}, 0))
     (tmp_path / "made").mkdir()
-    made = context(Blobs(), tmp_path / "made")
-    return artifacts[0], replace(made, original=artifacts[1], progress=Noting())
+    stage_context = context(Blobs(), tmp_path / "made")
+    return artifacts[0], replace(stage_context, original=artifacts[1], progress=Noting())
 
 
-def filters_of(made: Context) -> int:
-    return int(keras_file.load(made.folder / MODEL_KERAS).get_layer("map").filters)
+def filters_of(stage_context: Context) -> int:
+    return int(keras_file.load(stage_context.folder / MODEL_KERAS).get_layer("map").filters)
 
 
-def noted(made: Context) -> list[str]:
-    assert isinstance(made.progress, Noting)
-    return made.progress.noted
+def noted(stage_context: Context) -> list[str]:
+    assert isinstance(stage_context.progress, Noting)
+    return stage_context.progress.noted
 
 
 @pytest.mark.tensorflow
-def test_the_original_teaches_by_default_once(given: tuple[Artifact, Context]) -> None:
-    facts = Distill(**QUICK).run(*given)
+def test_the_original_teaches_by_default_once(stage_inputs: tuple[Artifact, Context]) -> None:
+    facts = Distill(**QUICK).run(*stage_inputs)
     assert facts["teachers"] == ["the original"]
     assert facts["teachers_run"] == "once, before the training"
-    assert noted(given[1]) == ["distill: teachers (the original) run once, before the training"]
+    assert noted(stage_inputs[1]) == ["distill: teachers (the original) run once, before the training"]
     assert "features" not in facts
-    assert filters_of(given[1]) == 3
-    assert (given[1].folder / MODEL_TFLITE).exists()
+    assert filters_of(stage_inputs[1]) == 3
+    assert (stage_inputs[1].folder / MODEL_TFLITE).exists()
 
 
 @pytest.mark.tensorflow
 def test_files_and_the_original_teach_features_and_scores(
-    keras: Any, given: tuple[Artifact, Context], tmp_path: Path
+    keras: Any, stage_inputs: tuple[Artifact, Context], tmp_path: Path
 ) -> None:
     saved(keras, tmp_path / "big.keras", 12)
     (tmp_path / "int8.tflite").write_bytes(tiny.classifier((8, 8, 1), classes=2))
@@ -90,43 +90,45 @@ def test_files_and_the_original_teach_features_and_scores(
         features=Features(),
         **QUICK,
     )
-    facts = stage.with_paths_from(tmp_path).run(*given)
+    facts = stage.with_paths_from(tmp_path).run(*stage_inputs)
     assert facts["teachers"] == ["big.keras", "the original", "int8.tflite"]
-    assert noted(given[1]) == ["distill: teachers (big.keras, the original, int8.tflite) run once, before the training"]
+    assert noted(stage_inputs[1]) == [
+        "distill: teachers (big.keras, the original, int8.tflite) run once, before the training"
+    ]
     assert facts["features"] == [["map", "map"]]
-    made = keras_file.load(given[1].folder / MODEL_KERAS)
-    assert [type(layer).__name__ for layer in made.layers] == ["InputLayer", "Conv2D", "Flatten", "Dense"]
-    assert len(made.outputs) == 1
-    assert filters_of(given[1]) == 3
+    student = keras_file.load(stage_inputs[1].folder / MODEL_KERAS)
+    assert [type(layer).__name__ for layer in student.layers] == ["InputLayer", "Conv2D", "Flatten", "Dense"]
+    assert len(student.outputs) == 1
+    assert filters_of(stage_inputs[1]) == 3
 
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("way", ["builder", "file"])
 def test_a_student_is_trained_from_the_original(
-    keras: Any, given: tuple[Artifact, Context], tmp_path: Path, way: str
+    keras: Any, stage_inputs: tuple[Artifact, Context], tmp_path: Path, way: str
 ) -> None:
     (tmp_path / "small.py").write_text(BUILDER.format(filters=2))
     saved(keras, tmp_path / "small.keras", 2)
     origin = Origin(builder="small.py:build") if way == "builder" else Origin(file="small.keras")
     stage = Distill(student=origin, **QUICK).with_paths_from(tmp_path)
     assert stage.changes_cost()
-    facts = stage.run(given[0], replace(given[1], trust=True))
+    facts = stage.run(stage_inputs[0], replace(stage_inputs[1], trust=True))
     assert facts["teachers"] == ["the original"]
     assert ("healing" in facts) is (way == "file")  # a student from a builder is untrained
-    assert filters_of(given[1]) == 2
-    assert {path.name for path in given[1].folder.iterdir()} == {MODEL_KERAS, MODEL_TFLITE}
+    assert filters_of(stage_inputs[1]) == 2
+    assert {path.name for path in stage_inputs[1].folder.iterdir()} == {MODEL_KERAS, MODEL_TFLITE}
 
 
 @pytest.mark.tensorflow
-def test_a_builder_of_ones_own_is_not_run_without_trust(given: tuple[Artifact, Context], tmp_path: Path) -> None:
+def test_a_builder_of_ones_own_is_not_run_without_trust(stage_inputs: tuple[Artifact, Context], tmp_path: Path) -> None:
     (tmp_path / "small.py").write_text("raise SystemExit('was run')")
     with pytest.raises(UntrustedError, match=r"loading would run the builder .*small.py, which is a program"):
-        Distill(student=Origin(builder="small.py")).with_paths_from(tmp_path).run(*given)
+        Distill(student=Origin(builder="small.py")).with_paths_from(tmp_path).run(*stage_inputs)
 
 
 @pytest.mark.tensorflow
 def test_a_quantized_original_teaches_a_student_of_its_own(
-    keras: Any, given: tuple[Artifact, Context], tmp_path: Path
+    keras: Any, stage_inputs: tuple[Artifact, Context], tmp_path: Path
 ) -> None:
     folder = tmp_path / "quantized"
     folder.mkdir()
@@ -136,8 +138,8 @@ def test_a_quantized_original_teaches_a_student_of_its_own(
     stage = Distill(student=Origin(file="small.keras"), **QUICK).with_paths_from(tmp_path)
     assert Kind.TFLITE in stage.accepted_kinds()
     assert Distill().accepted_kinds() == {Kind.KERAS}
-    assert stage.run(original, replace(given[1], original=original))["teachers"] == ["the original"]
-    assert filters_of(given[1]) == 2
+    assert stage.run(original, replace(stage_inputs[1], original=original))["teachers"] == ["the original"]
+    assert filters_of(stage_inputs[1]) == 2
 
 
 def test_the_contents_of_files_are_part_of_the_key_and_their_names_are_not(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def test_a_pipeline(tmp_path: Path, coralline: tiny.Coralline) -> None:
     assert coralline(plain).returncode == 0
     other = json.loads((tmp_path / "runs" / "plain" / "report.json").read_text())
     for model in ("original", "result"):
-        measured = [each["models"][model]["measurements"]["accuracy"] for each in (record, other)]
+        measured = [report["models"][model]["measurements"]["accuracy"] for report in (record, other)]
         assert measured[0] == measured[1]
     opened = bundle.read(str(tmp_path / "runs" / "tiny" / "tiny.coralline"))
     assert [tensor.name for tensor in opened.models["int8"].outputs] == ["scores", "embedding"]

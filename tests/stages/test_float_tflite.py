@@ -89,6 +89,8 @@ def test_the_original_is_the_file_itself(keras: object, tmp_path: Path, monkeypa
 @pytest.mark.parametrize("resize", [False, True])
 def test_several_outputs_do_not_fit_classes(keras: object, tmp_path: Path, resize: bool) -> None:
     path = project(tmp_path / "project", classifier(resize, outputs=2), "quantize")
-    told = "gives 11 scores, but the data has 3 classes" if resize else "the model has 2 outputs; allowed: one output"
-    with pytest.raises(ModelError, match=told):
+    message = (
+        "gives 11 scores, but the data has 3 classes" if resize else "the model has 2 outputs; allowed: one output"
+    )
+    with pytest.raises(ModelError, match=message):
         runs.run(load(path), tmp_path / "out", tiny.Notes())

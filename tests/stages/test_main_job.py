@@ -42,7 +42,7 @@ def compress(folder: Path, model: str, stages: str, *arguments: str, before: str
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def full_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """One run with every stage."""
     folder = tmp_path_factory.mktemp("whole")
     code, record, errors = compress(folder, "builder: digits_cnn", STAGES)
@@ -60,8 +60,8 @@ STAGES = """
 """
 
 
-def test_every_stage_runs_and_the_record_says_what_it_cost(whole: tuple[Path, dict[str, Any]]) -> None:
-    _, record = whole
+def test_every_stage_runs_and_the_record_says_what_it_cost(full_run: tuple[Path, dict[str, Any]]) -> None:
+    _, record = full_run
     assert [row["status"] for row in record["stages"]] == ["done"] * 7
     assert record["status"] == "ok"
     assert record["models"]["original"]["stage"] == "train"
@@ -76,10 +76,10 @@ def test_every_stage_runs_and_the_record_says_what_it_cost(whole: tuple[Path, di
     assert {op["placement"] for op in record["placement"]["ops"]} == {"tpu"}
 
 
-def test_the_bundle_reproduces_its_golden_outputs(whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_the_bundle_reproduces_its_golden_outputs(full_run: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     from compress.tflite.interpreter import LoadedModel
 
-    packed = bundle.read(str(whole[0] / "runs" / "small" / "small.coralline"))
+    packed = bundle.read(str(full_run[0] / "runs" / "small" / "small.coralline"))
     for role, entry in packed.manifest["models"].items():
         path = tmp_path / f"{role}.tflite"
         path.write_bytes(packed.members[entry["file"]])
@@ -89,25 +89,25 @@ def test_the_bundle_reproduces_its_golden_outputs(whole: tuple[Path, dict[str, A
         np.testing.assert_array_equal(outputs, packed.array(packed.manifest["golden"]["outputs"][role]))
 
 
-def test_the_same_again_keeps_everything_and_never_imports_tensorflow(whole: tuple[Path, dict[str, Any]]) -> None:
+def test_the_same_again_keeps_everything_and_never_imports_tensorflow(full_run: tuple[Path, dict[str, Any]]) -> None:
     blocked = "import sys\nfor name in ('tensorflow', 'keras', 'tf_keras'): sys.modules[name] = None"
-    code, record, errors = compress(whole[0], "builder: digits_cnn", STAGES, before=blocked)
+    code, record, errors = compress(full_run[0], "builder: digits_cnn", STAGES, before=blocked)
     assert code == 0, errors
     assert {row["status"] for row in record["stages"]} == {"cached"}
-    first = {key: value for key, value in whole[1].items() if key in ("models", "comparison", "outputs", "latency")}
+    first = {key: value for key, value in full_run[1].items() if key in ("models", "comparison", "outputs", "latency")}
     assert first == {key: record[key] for key in first}
 
 
-def test_a_changed_setting_runs_only_what_depends_on_it(whole: tuple[Path, dict[str, Any]]) -> None:
+def test_a_changed_setting_runs_only_what_depends_on_it(full_run: tuple[Path, dict[str, Any]]) -> None:
     code, record, errors = compress(
-        whole[0], "builder: digits_cnn", STAGES.replace("method: qat, epochs: 1", "io: uint8")
+        full_run[0], "builder: digits_cnn", STAGES.replace("method: qat, epochs: 1", "io: uint8")
     )
     assert code == 0, errors
     assert [row["status"] for row in record["stages"]] == ["cached"] * 4 + ["done"] * 3
 
 
-def test_a_keras_file_is_not_trained_and_can_be_pruned_twice(whole: tuple[Path, dict[str, Any]]) -> None:
-    folder = whole[0]
+def test_a_keras_file_is_not_trained_and_can_be_pruned_twice(full_run: tuple[Path, dict[str, Any]]) -> None:
+    folder = full_run[0]
     stages = """
   - train
   - prune: {keep_macs: 0.8, epochs: 0}
@@ -125,7 +125,7 @@ def test_a_keras_file_is_not_trained_and_can_be_pruned_twice(whole: tuple[Path, 
 
 
 def test_zeros_and_shared_weights_survive_and_every_step_says_what_its_file_packs_to(
-    whole: tuple[Path, dict[str, Any]],
+    full_run: tuple[Path, dict[str, Any]],
 ) -> None:
     stages = """
   - train: {epochs: 4, learning_rate: 0.01}
@@ -133,7 +133,7 @@ def test_zeros_and_shared_weights_survive_and_every_step_says_what_its_file_pack
   - cluster: {clusters: 8, epochs: 1}
   - quantize: {method: qat, engine: tfmot, epochs: 1}
 """
-    code, record, errors = compress(whole[0], "builder: digits_cnn", stages)
+    code, record, errors = compress(full_run[0], "builder: digits_cnn", stages)
     assert code == 0, errors
     rows = {row["stage"]: row for row in record["stages"]}
     assert rows["train"]["status"] == "cached"
@@ -142,17 +142,17 @@ def test_zeros_and_shared_weights_survive_and_every_step_says_what_its_file_pack
     assert max(kernel["distinct"] for kernel in rows["cluster"]["facts"]["kernels"].values()) <= 8
     assert set(rows["quantize"]["facts"]["preserved"].values()) == {"zeros and clusters"}
     packed = [rows[stage]["measurements"]["compressed_bytes"] for stage in ("train", "sparsify", "cluster", "quantize")]
-    assert {each["how"] for each in packed} == {"measured"}
-    sizes = [each["value"] for each in packed]
+    assert {measurement["how"] for measurement in packed} == {"measured"}
+    sizes = [measurement["value"] for measurement in packed]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[2] < 0.3 * sizes[0]
     assert rows["cluster"]["facts"]["compressed_bytes"] == {"before": sizes[1], "after": sizes[2]}
-    for told in (errors, json.dumps(rows["sparsify"]["facts"])):
-        assert "no memory or time is saved there" in told
+    for text in (errors, json.dumps(rows["sparsify"]["facts"])):
+        assert "no memory or time is saved there" in text
 
 
-def test_a_model_that_does_not_fit_the_data_is_refused(whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    (tmp_path / "runs").symlink_to(whole[0] / "runs")
+def test_a_model_that_does_not_fit_the_data_is_refused(full_run: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    (tmp_path / "runs").symlink_to(full_run[0] / "runs")
     pipeline = SMALL.replace("[32, 32]", "[16, 16]").format(model="file: runs/small/model.keras", stages="[quantize]")
     (tmp_path / "p.yaml").write_text(pipeline)
     done = subprocess.run(

@@ -59,9 +59,9 @@ def test_a_file_is_imported_quantized_and_measured(
     assert facts["parity"]["max_rel"] < 1e-5
     assert any("its input 'x', [1, 1, 4, 4], is now channel-last: [1, 4, 4, 1]" in note for note in notes.noted)
     assert "model.onnx: its input 'x' has the requested shape [1, 1, 4, 4]" in notes.noted
-    made = (tmp_path / "out" / "tiny" / "model.tflite").read_bytes()
-    assert not export.float_operators(made)
-    assert {"TRANSPOSE", "RESHAPE"}.isdisjoint(operator.name for operator in graph.parse(made).operators)
+    content = (tmp_path / "out" / "tiny" / "model.tflite").read_bytes()
+    assert not export.float_operators(content)
+    assert {"TRANSPOSE", "RESHAPE"}.isdisjoint(operator.name for operator in graph.parse(content).operators)
 
 
 def test_a_detector_keeps_how_its_outputs_are_read(keras: object, tmp_path: Path) -> None:

@@ -136,8 +136,8 @@ def test_sounds_come_raw_and_give_the_same_on_the_device(artifact: Any, context:
         subprocess.run([*ran, *more, "--json"], capture_output=True, text=True, check=False, cwd=tmp_path)
         for more in (["verify", path], ["run", path, around.folder / "x.wav", around.folder / "x.npy"], ["bench", path])
     ]
-    assert [each.returncode for each in done] == [0, 0, 0], [each.stderr for each in done]
-    assert {each["verdict"] for each in json.loads(done[0].stdout)["golden"].values()} == {"equal"}
+    assert [process.returncode for process in done] == [0, 0, 0], [process.stderr for process in done]
+    assert {comparison["verdict"] for comparison in json.loads(done[0].stdout)["golden"].values()} == {"equal"}
     first, second = (answer["top"] for answer in json.loads(done[1].stdout)["answers"])
     assert first == second
     accuracy = json.loads(done[2].stdout)["accuracy"]
@@ -160,8 +160,16 @@ def test_the_runner_takes_the_files_of_the_training(artifact: Any, context: Any,
     assert read.manifest["decoding"] == {"image_channels": 1, "orientation": "exif"}
     assert (read.decoding.image_channels, read.decoding.orientation) == (1, "exif")
     np.save(tmp_path / "x.npy", source.load().read(0))
-    given = [around.folder / RUNNER_FILE, "run", around.folder / BUNDLE_FILE, path.parents[1] / "a" / "00.png", "x.npy"]
-    done = subprocess.run([sys.executable, *given, "--json"], capture_output=True, text=True, check=False, cwd=tmp_path)
+    arguments = [
+        around.folder / RUNNER_FILE,
+        "run",
+        around.folder / BUNDLE_FILE,
+        path.parents[1] / "a" / "00.png",
+        "x.npy",
+    ]
+    done = subprocess.run(
+        [sys.executable, *arguments, "--json"], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     first, second = (answer["top"] for answer in json.loads(done.stdout)["answers"])
     assert first == second
@@ -175,10 +183,10 @@ def test_the_bundle(artifact: Any, context: Any) -> None:
     read = bundle.read(str(around.folder / BUNDLE_FILE))
     size = (around.folder / BUNDLE_FILE).stat().st_size
     opens = "on boards with TensorFlow 2.5 too"
-    found = read.manifest["evaluation"]["metrics"]
+    metrics = read.manifest["evaluation"]["metrics"]
     confidence = read.manifest["confidence"]
     assert (confidence["logits"], sorted(confidence["measured"])) == ("scores", ["test", "unknown", "validation"])
-    expected = {"members": sorted(read.members), "bytes": size, "original_opens": opens, "evaluation": found}
+    expected = {"members": sorted(read.members), "bytes": size, "original_opens": opens, "evaluation": metrics}
     assert facts == {**expected, "confidence": confidence}
     inputs = [f"golden-input-{index}.npy" for index in range(3)]
     outputs = {role: f"golden-output-{role}.npy" for role in ("original", "int8")}
@@ -192,8 +200,8 @@ def test_the_bundle(artifact: Any, context: Any) -> None:
     assert read.manifest["coralline"] == compress.__version__
     assert read.manifest["golden"] == {"inputs": inputs, "outputs": outputs, "machine": platform.machine()}
     assert read.manifest["preprocessing"] == {"version": 1, "digest": Preprocessing(STEPS).digest, "steps": STEPS}
-    (given,) = read.manifest["models"]["int8"]["inputs"]
-    assert given == {
+    (input_entry,) = read.manifest["models"]["int8"]["inputs"]
+    assert input_entry == {
         "name": "image",
         "tensor": "image",
         "shape": [1, 4, 4, 1],
@@ -239,10 +247,10 @@ def test_a_compiled_model_travels_along(artifact: Any, context: Any) -> None:
     assert "compiled" not in read.manifest["evaluation"]["outputs"]
     assert "edgetpu_compiler" not in read.manifest["tools"]
     again = context("again")
-    given = replace(
+    compiled_artifact = replace(
         artifact(**{"model": tiny.classifier(), name: b"compiled"}), facts={"reports": [{"version": "16.0"}]}
     )
-    Package().run(given, again)
+    Package().run(compiled_artifact, again)
     assert bundle.read(str(again.folder / BUNDLE_FILE)).manifest["tools"]["edgetpu_compiler"] == "16.0"
 
 
@@ -298,9 +306,9 @@ def test_the_evaluation_sample(artifact: Any, context: Any, tmp_path: Path) -> N
     assert len(samples) == len(labels) == 10
     assert sorted(np.bincount(labels)) == [3, 3, 4]  # a third each, as in the data
     there = around.data.raw("test", np.arange(len(around.data.labels("test"))))
-    found = [[np.array_equal(sample, other) for other in there].index(True) for sample in samples]
-    assert len(set(found)) == 10
-    np.testing.assert_array_equal(around.data.labels("test")[found], labels)
+    indices = [[np.array_equal(sample, other) for other in there].index(True) for sample in samples]
+    assert len(set(indices)) == 10
+    np.testing.assert_array_equal(around.data.labels("test")[indices], labels)
     right, predictions = {}, {}
     for role, int8 in (("original", False), ("int8", True)):
         (tmp_path / "model.tflite").write_bytes(tiny.classifier(int8=int8))
@@ -367,11 +375,11 @@ def test_a_model_that_has_other_classes_than_the_data(artifact: Any, context: An
 
 
 def test_versions_are_part_of_the_key_and_of_the_manifest(artifact: Any, context: Any) -> None:
-    found = Package().environment()
-    assert found["coralline"] == compress.__version__
-    assert found["runner"] == hashlib.sha256(runner_pyz.content()).hexdigest()
+    versions = Package().environment()
+    assert versions["coralline"] == compress.__version__
+    assert versions["runner"] == hashlib.sha256(runner_pyz.content()).hexdigest()
     tools = evaluated(context(), artifact).manifest["tools"]
-    assert tools == {name: version for name, version in found.items() if name != "runner"}
+    assert tools == {name: version for name, version in versions.items() if name != "runner"}
     assert tools["numpy"] == np.__version__
     assert tools["python"] == platform.python_version()
     assert {"tensorflow", "keras", "tf-keras", "ai-edge-litert"} < tools.keys()

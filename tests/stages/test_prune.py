@@ -47,7 +47,7 @@ def trained(keras: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def given(keras: Any, trained: Path, tmp_path: Path) -> Artifact:
+def original(keras: Any, trained: Path, tmp_path: Path) -> Artifact:
     """The trained model in a folder that a test may write to."""
     folder = shutil.copytree(trained, tmp_path / "given")
     keras.utils.set_random_seed(0)
@@ -55,14 +55,16 @@ def given(keras: Any, trained: Path, tmp_path: Path) -> Artifact:
 
 
 @pytest.fixture
-def work(given: Artifact, tmp_path: Path) -> Context:
+def work(original: Artifact, tmp_path: Path) -> Context:
     for name in ("made", "unfinished"):
         (tmp_path / name).mkdir()
     plain = context(Blobs(), tmp_path / "made")
-    return replace(plain, original=given, target=load("edgetpu"), unfinished=tmp_path / "unfinished", progress=Noting())
+    return replace(
+        plain, original=original, target=load("edgetpu"), unfinished=tmp_path / "unfinished", progress=Noting()
+    )
 
 
-def made(keras: Any, work: Context) -> Any:
+def pruned_model(keras: Any, work: Context) -> Any:
     return keras.saving.load_model(work.folder / MODEL_KERAS)
 
 
@@ -72,8 +74,8 @@ def accuracy(model: Any) -> float:
     return float((answers == data.labels("test")).mean())
 
 
-def test_the_model_is_smaller_and_still_right(keras: Any, given: Artifact, work: Context) -> None:
-    facts = Prune(keep=0.5, epochs=4, learning_rate=0.01).run(given, work)
+def test_the_model_is_smaller_and_still_right(keras: Any, original: Artifact, work: Context) -> None:
+    facts = Prune(keep=0.5, epochs=4, learning_rate=0.01).run(original, work)
     (step,) = facts["steps"]
     assert facts["objective"]["name"] == "macs"
     assert step["cost"]["after"] <= 0.5 * step["cost"]["before"]
@@ -83,7 +85,7 @@ def test_the_model_is_smaller_and_still_right(keras: Any, given: Artifact, work:
     assert {"macs", "parameters", "size_bytes", "compute_ms", "latency_ms", "streamed_bytes"} == set(
         step["figures"]["after"]
     )
-    smaller = made(keras, work)
+    smaller = pruned_model(keras, work)
     for name, sizes in step["layers"].items():
         assert smaller.get_layer(name).filters == sizes["after"] < sizes["before"]
     assert smaller.count_params() == step["figures"]["after"]["parameters"]
@@ -93,23 +95,23 @@ def test_the_model_is_smaller_and_still_right(keras: Any, given: Artifact, work:
 @pytest.mark.parametrize("importance", ["taylor", "batch_norm", "l2", "l1"])
 @pytest.mark.parametrize("allocation", ["balanced", "sensitivity", "global", "uniform"])
 def test_every_way_to_choose_reaches_the_limit(
-    given: Artifact, work: Context, importance: Any, allocation: Any
+    original: Artifact, work: Context, importance: Any, allocation: Any
 ) -> None:
     facts = Prune(
         objective="parameters", keep=0.6, importance=importance, allocation=allocation, epochs=0, samples=32
-    ).run(given, work)
+    ).run(original, work)
     (step,) = facts["steps"]
     assert 0.3 < step["cost"]["after"] / step["cost"]["before"] <= 0.6
     assert step["allocation"] == allocation
-    found = [curve["layers"] for curve in step.get("sensitivity", [])]
-    assert found == ([["first"], ["second"]] if allocation == "sensitivity" else [])
+    curves = [curve["layers"] for curve in step.get("sensitivity", [])]
+    assert curves == ([["first"], ["second"]] if allocation == "sensitivity" else [])
 
 
-def test_steps_go_down_evenly_with_training_after_each(keras: Any, given: Artifact, work: Context) -> None:
+def test_steps_go_down_evenly_with_training_after_each(keras: Any, original: Artifact, work: Context) -> None:
     stage = Prune(
         keep=0.25, steps=3, epochs=2, epochs_between=1, allocation="balanced", distill=DistillationSettings(weight=0.5)
     )
-    facts = stage.run(given, work)
+    facts = stage.run(original, work)
     costs = [facts["steps"][0]["cost"]["before"], *(step["cost"]["after"] for step in facts["steps"])]
     assert all(after < before for before, after in pairwise(costs))
     assert costs[3] <= 0.25 * costs[0]
@@ -119,13 +121,15 @@ def test_steps_go_down_evenly_with_training_after_each(keras: Any, given: Artifa
 
 @pytest.mark.parametrize("importance", ["taylor", "batch_norm"])
 @pytest.mark.parametrize("allocation", ["balanced", "sensitivity", "global"])
-def test_layers_can_be_factorized(keras: Any, given: Artifact, work: Context, importance: Any, allocation: Any) -> None:
+def test_layers_can_be_factorized(
+    keras: Any, original: Artifact, work: Context, importance: Any, allocation: Any
+) -> None:
     limits = {"objective": "parameters", "keep": 0.6, "epochs": 0, "samples": 32}
-    facts = Prune(**limits, factorize=True, importance=importance, allocation=allocation).run(given, work)
+    facts = Prune(**limits, factorize=True, importance=importance, allocation=allocation).run(original, work)
     (step,) = facts["steps"]
     assert step["allocation"] == allocation
     assert step["cost"]["after"] <= 0.6 * step["cost"]["before"]
-    smaller = made(keras, work)
+    smaller = pruned_model(keras, work)
     assert smaller.count_params() == step["figures"]["after"]["parameters"]
     assert step["factorized"].keys() | step["whole"].keys() == {"first", "second"}
     for name, sides in step["factorized"].items():
@@ -133,9 +137,9 @@ def test_layers_can_be_factorized(keras: Any, given: Artifact, work: Context, im
         assert len([layer for layer in smaller.layers if layer.name.startswith(name)]) == 1 + len(sides)
 
 
-def test_validation_decides_whether_factors_are_kept(given: Artifact, work: Context) -> None:
+def test_validation_decides_whether_factors_are_kept(original: Artifact, work: Context) -> None:
     stage = Prune(objective="parameters", keep=0.4, factorize=True, epochs=1)
-    (step,) = stage.run(given, work)["steps"]
+    (step,) = stage.run(original, work)["steps"]
     assert set(step["trials"]) == {"factorized", "balanced", "uniform"}
     assert step["trials"][step["allocation"]] == max(step["trials"].values())
     assert bool(step["factorized"]) == (step["allocation"] == "factorized")
@@ -145,14 +149,14 @@ def test_validation_decides_whether_factors_are_kept(given: Artifact, work: Cont
 
 
 def test_an_interrupted_factorization_goes_on(
-    keras: Any, given: Artifact, work: Context, monkeypatch: pytest.MonkeyPatch
+    keras: Any, original: Artifact, work: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = Prune(objective="parameters", keep=0.3, steps=2, factorize=True, allocation="balanced", epochs=1)
     heal = healing.heal
     with monkeypatch.context() as stopped:
         stopped.setattr(healing, "heal", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            stage.run(given, work)
+            stage.run(original, work)
     chosen: list[int] = []
     monkeypatch.setattr(
         iterative._Step,
@@ -160,10 +164,10 @@ def test_an_interrupted_factorization_goes_on(
         lambda self, earlier, run=iterative._Step.run: (chosen.append(len(earlier)), run(self, earlier))[1],
     )
     monkeypatch.setattr(healing, "heal", heal)
-    facts = stage.run(given, work)
+    facts = stage.run(original, work)
     assert chosen == [1]  # the saved state has the first choice
     assert facts["steps"][0]["factorized"]
-    assert made(keras, work).count_params() == facts["steps"][1]["figures"]["after"]["parameters"]
+    assert pruned_model(keras, work).count_params() == facts["steps"][1]["figures"]["after"]["parameters"]
 
 
 def test_factorize_needs_an_allocation_that_can_use_it() -> None:
@@ -173,19 +177,19 @@ def test_factorize_needs_an_allocation_that_can_use_it() -> None:
 
 @pytest.mark.parametrize("stop", [2, 3, 5])
 def test_an_interrupted_run_goes_on(
-    keras: Any, given: Artifact, work: Context, monkeypatch: pytest.MonkeyPatch, stop: int
+    keras: Any, original: Artifact, work: Context, monkeypatch: pytest.MonkeyPatch, stop: int
 ) -> None:
     """The run stops before a training: no decision is made again, and nothing is trained twice."""
     stage = Prune(keep=0.3, steps=3, epochs=1, importance="l2")
     calls: list[str] = []
     heal, trial = healing.heal, iterative._Step._trial_quality
 
-    def counted(model: Any, loss: Any, settings: Any, own: Context) -> Any:
-        assert own.unfinished is not None
-        calls.append(f"train {own.unfinished.name}")
+    def counted(model: Any, loss: Any, settings: Any, training_context: Context) -> Any:
+        assert training_context.unfinished is not None
+        calls.append(f"train {training_context.unfinished.name}")
         if len(calls) == stop:
             raise KeyboardInterrupt
-        return heal(model, loss, settings, own)
+        return heal(model, loss, settings, training_context)
 
     def counted_trial(self: Any, model: Any) -> Any:
         calls.append("try")
@@ -196,11 +200,11 @@ def test_an_interrupted_run_goes_on(
     monkeypatch.setattr(healing, "heal", counted)
     monkeypatch.setattr(iterative._Step, "_trial_quality", counted_trial)
     with pytest.raises(KeyboardInterrupt):
-        stage.run(given, work)
+        stage.run(original, work)
     before = list(calls)
     for path in work.folder.iterdir():  # the next attempt gets an empty folder
         path.unlink()
-    facts = stage.run(given, work)
+    facts = stage.run(original, work)
     again = calls[len(before) :]
     if before[-1].startswith("train"):  # the results of trials are known
         assert again[0] == before[-1]
@@ -211,32 +215,34 @@ def test_an_interrupted_run_goes_on(
     ]
     assert len(facts["steps"]) == 3
     assert facts["steps"][2]["cost"]["after"] <= 0.3 * facts["steps"][0]["cost"]["before"]
-    assert made(keras, work).count_params() == facts["steps"][2]["figures"]["after"]["parameters"]
+    assert pruned_model(keras, work).count_params() == facts["steps"][2]["figures"]["after"]["parameters"]
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"model": "gone.keras", "state": {"steps": [], "untrained": null}}'])
-def test_damaged_state_is_no_state(given: Artifact, work: Context, content: bytes) -> None:
+def test_damaged_state_is_no_state(original: Artifact, work: Context, content: bytes) -> None:
     assert work.unfinished is not None
     (work.unfinished / STATE).write_bytes(content)
-    facts = Prune(epochs=0).run(given, work)
+    facts = Prune(epochs=0).run(original, work)
     assert len(facts["steps"]) == 1
     (note,) = work.progress.noted  # type: ignore[attr-defined]
     assert note.startswith("restart: the files of the interrupted run cannot be read")
 
 
-def test_without_training_nothing_is_trained(given: Artifact, work: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_training_nothing_is_trained(
+    original: Artifact, work: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(loop, "fit", lambda *arguments: pytest.fail("trained"))
-    (step,) = Prune(epochs=0).run(given, work)["steps"]
+    (step,) = Prune(epochs=0).run(original, work)["steps"]
     assert step["allocation"] == "balanced"
     assert "trials" not in step
 
 
-def test_a_target_without_an_accelerator_has_no_times(given: Artifact, work: Context) -> None:
+def test_a_target_without_an_accelerator_has_no_times(original: Artifact, work: Context) -> None:
     cpu = replace(work, target=load("cpu"), unfinished=None)
-    (step,) = Prune(epochs=0, allocation="balanced").run(given, cpu)["steps"]
+    (step,) = Prune(epochs=0, allocation="balanced").run(original, cpu)["steps"]
     assert set(step["figures"]["after"]) == {"macs", "parameters", "size_bytes"}
     with pytest.raises(StageError, match="latency is not predicted for the target cpu"):
-        Prune(objective="latency", keep=0.9).run(given, cpu)
+        Prune(objective="latency", keep=0.9).run(original, cpu)
 
 
 def test_an_objective_that_the_target_does_not_predict_is_refused_before_any_work() -> None:
@@ -248,36 +254,38 @@ def test_an_objective_that_the_target_does_not_predict_is_refused_before_any_wor
     assert unfit.allowed == "macs, parameters, size"
 
 
-def test_nothing_to_do_is_told(keras: Any, given: Artifact, work: Context) -> None:
-    facts = Prune(objective="cache", epochs=2).run(given, work)
+def test_nothing_to_do_is_told(keras: Any, original: Artifact, work: Context) -> None:
+    facts = Prune(objective="cache", epochs=2).run(original, work)
     (step,) = facts["steps"]
     assert step["layers"] == {}
     assert "history" not in step
-    assert made(keras, work).count_params() == step["figures"]["before"]["parameters"]
+    assert pruned_model(keras, work).count_params() == step["figures"]["before"]["parameters"]
     (note,) = work.progress.noted  # type: ignore[attr-defined]
     assert re.fullmatch(r"cache is [\d,]+ bytes already, and may be 7,340,032 bytes: nothing to remove", note)
 
 
-def rewritten(keras: Any, given: Artifact, name: str) -> None:
+def rewritten(keras: Any, original: Artifact, name: str) -> None:
     """Write the model with all weights of one layer set to 0."""
-    model = keras.saving.load_model(given.folder / MODEL_KERAS)
+    model = keras.saving.load_model(original.folder / MODEL_KERAS)
     model.get_layer(name).set_weights([weight * 0 for weight in model.get_layer(name).get_weights()])
-    working_model.write(model, given.folder)
+    working_model.write(model, original.folder)
 
 
 @pytest.mark.parametrize("importance", ["taylor", "l2"])
 def test_a_model_that_answers_the_same_for_every_sample_is_refused(
-    keras: Any, given: Artifact, work: Context, importance: Any
+    keras: Any, original: Artifact, work: Context, importance: Any
 ) -> None:
-    rewritten(keras, given, "scores")
+    rewritten(keras, original, "scores")
     with pytest.raises(StageError, match=r"the same answer for all of \d+ training samples.*train it first"):
-        Prune(importance=importance, epochs=0).run(given, work)
+        Prune(importance=importance, epochs=0).run(original, work)
 
 
-def test_a_layer_of_zeros_is_named(keras: Any, given: Artifact, work: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    rewritten(keras, given, "second")
+def test_a_layer_of_zeros_is_named(
+    keras: Any, original: Artifact, work: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rewritten(keras, original, "second")
     monkeypatch.setattr("compress.pruning.iterative.refuse_constant", lambda *arguments: None)
-    (step,) = Prune(epochs=0).run(given, work)["steps"]
+    (step,) = Prune(epochs=0).run(original, work)["steps"]
     assert step["warnings"] == [
         "all weights are 0 in second: was the model trained?",
         "taylor finds no channel that matters to the loss: batch_norm is used instead",
@@ -286,23 +294,23 @@ def test_a_layer_of_zeros_is_named(keras: Any, given: Artifact, work: Context, m
 
 
 def test_sensitivity_says_the_same_of_such_models(
-    keras: Any, given: Artifact, work: Context, monkeypatch: pytest.MonkeyPatch
+    keras: Any, original: Artifact, work: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     probe = Sensitivity(samples=16)
-    assert probe.run({"model": given}, work)["importance"] == "taylor"
-    rewritten(keras, given, "second")
+    assert probe.run({"model": original}, work)["importance"] == "taylor"
+    rewritten(keras, original, "second")
     with pytest.raises(StageError, match=r"the same answer for all of 16 training samples"):
-        probe.run({"model": given}, work)
+        probe.run({"model": original}, work)
     monkeypatch.setattr("compress.pruning.importance.refuse_constant", lambda *arguments: None)
-    assert probe.run({"model": given}, work)["importance"] == "batch_norm"
+    assert probe.run({"model": original}, work)["importance"] == "batch_norm"
     assert work.progress.noted == [  # type: ignore[attr-defined]
         "sensitivity: taylor finds no channel that matters to the loss: batch_norm is used instead"
     ]
 
 
-def test_out_of_reach_is_refused_before_training(given: Artifact, work: Context) -> None:
+def test_out_of_reach_is_refused_before_training(original: Artifact, work: Context) -> None:
     with pytest.raises(StageError, match=r"latency: at_most 0\.01 cannot be reached"):
-        Prune(objective="latency", at_most=0.01, host="pcie", steps=5).run(given, work)
+        Prune(objective="latency", at_most=0.01, host="pcie", steps=5).run(original, work)
     assert not any(metrics for _, _, metrics in work.progress.seen)  # type: ignore[attr-defined]
 
 
@@ -319,30 +327,30 @@ def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any
         Prune(**settings)
 
 
-def test_many_batches_for_one_step_are_tried_with_as_many_as_there_are(given: Artifact, work: Context) -> None:
+def test_many_batches_for_one_step_are_tried_with_as_many_as_there_are(original: Artifact, work: Context) -> None:
     """An epoch has three batches: the trial of one epoch makes a single step of them."""
-    facts = Prune(keep=0.5, epochs=2, batch_size=32, gradient_accumulation=6).run(given, work)
+    facts = Prune(keep=0.5, epochs=2, batch_size=32, gradient_accumulation=6).run(original, work)
     assert set(facts["steps"][0]["trials"]) == {"balanced", "uniform"}
     assert len(facts["steps"][0]["history"]) == 2
 
 
-def test_training_between_steps_that_changes_nothing_is_refused(given: Artifact, work: Context) -> None:
+def test_training_between_steps_that_changes_nothing_is_refused(original: Artifact, work: Context) -> None:
     settings: dict[str, Any] = {"keep": 0.6, "steps": 2, "epochs": 8, "batch_size": 32, "gradient_accumulation": 6}
     with pytest.raises(StageError, match=r"epochs_between: 1 has 3 batches, and gradient_accumulation: 6"):
-        Prune(**settings).run(given, work)
-    assert len(Prune(**settings, epochs_between=0, importance="l2").run(given, work)["steps"]) == 2
+        Prune(**settings).run(original, work)
+    assert len(Prune(**settings, epochs_between=0, importance="l2").run(original, work)["steps"]) == 2
 
 
 @pytest.mark.parametrize("unroll", [True, False])
 def test_a_layer_that_cannot_be_followed_counts_or_is_named(
-    keras: Any, given: Artifact, work: Context, unroll: bool
+    keras: Any, original: Artifact, work: Context, unroll: bool
 ) -> None:
     layers = keras.layers
     stack = [keras.Input((8, 8, 1)), layers.Reshape((8, 8)), layers.LSTM(16, unroll=unroll, name="held")]
     model = keras.Sequential([*stack, layers.Dense(96, activation="relu"), layers.Dense(2)])
-    working_model.write(model, given.folder)
-    (step,) = Prune(keep=0.95, epochs=0, importance="l2").run(given, work)["steps"]
-    real = [macs.total_macs(graph.read(folder / "model.tflite")) for folder in (given.folder, work.folder)]
+    working_model.write(model, original.folder)
+    (step,) = Prune(keep=0.95, epochs=0, importance="l2").run(original, work)["steps"]
+    real = [macs.total_macs(graph.read(folder / "model.tflite")) for folder in (original.folder, work.folder)]
     assert [step["cost"]["before"], step["cost"]["after"]] == real
     assert [step["figures"][when]["macs"] for when in ("before", "after")] == real
     if unroll:

@@ -86,12 +86,12 @@ def all_minus_infinity(model: Any) -> None:
 
 def quantized(model: Any, data: Blobs, folder: Path, stage: Quantize = PLAIN, target: str = "cpu") -> Facts:
     """Run the stage, which writes its model to folder/made; return its facts."""
-    before, made = folder / "before", folder / "made"
-    for each in (before, made):
-        each.mkdir(exist_ok=True)
+    before, output_folder = folder / "before", folder / "made"
+    for directory in (before, output_folder):
+        directory.mkdir(exist_ok=True)
     working_model.write(model, before)
-    given = Artifact("", Kind.KERAS, before, {MODEL_KERAS: "", MODEL_TFLITE: ""}, {}, 0.0)
-    return stage.run(given, replace(context(data, made), progress=tiny.Notes(), target=load(target)))
+    artifact = Artifact("", Kind.KERAS, before, {MODEL_KERAS: "", MODEL_TFLITE: ""}, {}, 0.0)
+    return stage.run(artifact, replace(context(data, output_folder), progress=tiny.Notes(), target=load(target)))
 
 
 def same(images: Images) -> Images:
@@ -118,7 +118,7 @@ def with_nan(images: Images) -> Images:
 def test_what_is_strange_is_told(keras: Any, tmp_path: Path, change: Any, count: int, edit: Any, warning: str) -> None:
     with np.errstate(over="ignore"):
         facts = quantized(network(keras, edit), Changed(change, count), tmp_path)
-    assert any(warning in each for each in facts["warnings"]), facts["warnings"]
+    assert any(warning in text for text in facts["warnings"]), facts["warnings"]
 
 
 def test_an_ordinary_model_has_no_warnings_and_says_how_far_it_agrees(keras: Any, tmp_path: Path) -> None:
@@ -150,8 +150,8 @@ def test_a_file_that_answers_otherwise_is_told(keras: Any, tmp_path: Path) -> No
     model.fit(Blobs().inputs("train"), Blobs().labels("train"), epochs=5, verbose=0)
     plan = plan_of(model, tmp_path)
     plan["ranges"]["relu"] = [0, plan["ranges"]["relu"][1] * 2000]
-    facts = quantized(model, Blobs(), tmp_path, given(plan, tmp_path))
-    assert any("the file and the float model disagree on" in each for each in facts["warnings"])
+    facts = quantized(model, Blobs(), tmp_path, stage_with_plan(plan, tmp_path))
+    assert any("the file and the float model disagree on" in warning for warning in facts["warnings"])
 
 
 def test_a_fault_that_agreement_does_not_show_is_told(keras: Any, tmp_path: Path) -> None:
@@ -161,9 +161,9 @@ def test_a_fault_that_agreement_does_not_show_is_told(keras: Any, tmp_path: Path
     model.fit(Blobs().inputs("train"), Blobs().labels("train"), epochs=5, verbose=0)
     plan = plan_of(model, tmp_path)
     plan["ranges"]["scores"] = [-0.1, 0.1]
-    facts = quantized(model, Blobs(), tmp_path, given(plan, tmp_path))
+    facts = quantized(model, Blobs(), tmp_path, stage_with_plan(plan, tmp_path))
     assert facts["agreement"] > 0.9
-    assert any("the outputs differ much from those of the float model" in each for each in facts["warnings"])
+    assert any("the outputs differ much from those of the float model" in warning for warning in facts["warnings"])
 
 
 def test_what_only_the_converter_can_calibrate_is_rewritten_until_nothing_is_float(keras: Any, tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_what_only_the_converter_can_calibrate_is_rewritten_until_nothing_is_flo
     facts = quantized(keras.Model(image, layers.Dense(2, "softmax")(x)), Blobs(), tmp_path, target="edgetpu")
     assert facts["ranges"].startswith("chosen by the converter, because")
     assert not float_operators((tmp_path / "made" / MODEL_TFLITE).read_bytes())
-    assert not any("compress debug" in each for each in facts["warnings"])  # `debug` knows only tensors of a plan
+    assert not any("compress debug" in warning for warning in facts["warnings"])  # `debug` knows only tensors of a plan
 
 
 def test_a_layer_that_stays_float_is_named(keras: Any, tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def plan_of(model: Any, folder: Path) -> Any:
     return json.loads((folder / "made" / PLAN_FILE).read_text())
 
 
-def given(plan: Any, folder: Path) -> Quantize:
+def stage_with_plan(plan: Any, folder: Path) -> Quantize:
     (folder / "by_hand.json").write_text(plan if isinstance(plan, str) else json.dumps(plan))
     return Quantize(plan=Path("by_hand.json")).with_paths_from(folder)
 
@@ -202,12 +202,12 @@ def test_a_plan_gives_the_same_file_again_and_an_edit_another_one(keras: Any, tm
     model = network(keras)
     plan = plan_of(model, tmp_path)
     first = (tmp_path / "made" / MODEL_TFLITE).read_bytes()
-    facts = quantized(model, Blobs(), tmp_path, given(plan, tmp_path))
+    facts = quantized(model, Blobs(), tmp_path, stage_with_plan(plan, tmp_path))
     assert (tmp_path / "made" / MODEL_TFLITE).read_bytes() == first
     assert [(trial["step"], trial["kept"]) for trial in facts["tried"]] == [("plan", True)]
     plan["ranges"]["relu"][1] *= 2
     plan["method"] = "wider by hand"
-    facts = quantized(model, Blobs(), tmp_path, given(plan, tmp_path))
+    facts = quantized(model, Blobs(), tmp_path, stage_with_plan(plan, tmp_path))
     assert facts["ranges"] == "wider by hand"
     assert (tmp_path / "made" / MODEL_TFLITE).read_bytes() != first
 
@@ -216,15 +216,15 @@ def test_a_plan_for_other_weights_is_told(keras: Any, tmp_path: Path) -> None:
     model = network(keras)
     plan = plan_of(model, tmp_path)
     plan["ranges"]["relu"][1] *= 2
-    assert quantized(model, Blobs(), tmp_path, given(plan, tmp_path))["warnings"] == []
+    assert quantized(model, Blobs(), tmp_path, stage_with_plan(plan, tmp_path))["warnings"] == []
     again = json.loads((tmp_path / "made" / PLAN_FILE).read_text())
     assert again["weights_digest"] == plan["weights_digest"]
     other = network(keras, scaled("conv", 1.5))
-    (warning,) = quantized(other, Blobs(), tmp_path, given(plan, tmp_path))["warnings"]
+    (warning,) = quantized(other, Blobs(), tmp_path, stage_with_plan(plan, tmp_path))["warnings"]
     assert warning.startswith("the plan was made for other weights than those of this model")
     for key in ("weights_digest", "trained_with_rounding"):  # as in plans of older versions
         del plan[key]
-    assert quantized(other, Blobs(), tmp_path, given(plan, tmp_path))["warnings"] == []
+    assert quantized(other, Blobs(), tmp_path, stage_with_plan(plan, tmp_path))["warnings"] == []
 
 
 def test_a_plan_of_training_with_rounding_says_whose_it_is(
@@ -236,13 +236,13 @@ def test_a_plan_of_training_with_rounding_says_whose_it_is(
     assert quantized(model, Blobs(), tmp_path, stage)["kept"] == "qat"
     plan = json.loads((tmp_path / "made" / PLAN_FILE).read_text())
     assert plan["trained_with_rounding"]
-    (warning, *_) = quantized(model, Blobs(), tmp_path, given(plan, tmp_path))["warnings"]
+    (warning, *_) = quantized(model, Blobs(), tmp_path, stage_with_plan(plan, tmp_path))["warnings"]
     assert warning.startswith("the plan belongs to weights of quantization-aware training, which are only in the .tfl")
     assert not json.loads((tmp_path / "made" / PLAN_FILE).read_text())["trained_with_rounding"]
 
 
 def test_the_content_of_a_plan_is_part_of_the_key(tmp_path: Path) -> None:
-    keys = [given({"n": number}, tmp_path).identity()["plan"] for number in (1, 1, 2)]
+    keys = [stage_with_plan({"n": number}, tmp_path).identity()["plan"] for number in (1, 1, 2)]
     assert keys[0] == keys[1] != keys[2]
     with pytest.raises(StageError, match="cannot be read: No such file"):
         Quantize(plan=Path("nowhere.json")).with_paths_from(tmp_path).identity()
@@ -283,7 +283,7 @@ def test_a_plan_that_does_not_fit_is_refused(
     plan = json.loads(text)
     change(plan)
     with pytest.raises(CorallineError) as error:  # a file that is not a plan cannot be read
-        refuse_mismatch(net, read(given(plan, tmp_path).plan or tmp_path))
+        refuse_mismatch(net, read(stage_with_plan(plan, tmp_path).plan or tmp_path))
     assert message in str(error.value)
 
 
@@ -304,11 +304,11 @@ def test_a_plan_goes_without_what_is_searched(setting: str) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "\x00", '{"ranges": NaN}', "1e999"])
 def test_a_plan_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(StageError, match="is not a plan"):
-        read(given(text, tmp_path).plan or tmp_path)
+        read(stage_with_plan(text, tmp_path).plan or tmp_path)
 
 
 def test_the_stage_refuses_a_plan_of_another_model(keras: Any, tmp_path: Path) -> None:
-    stage = given(plan_of(network(keras), tmp_path), tmp_path)
+    stage = stage_with_plan(plan_of(network(keras), tmp_path), tmp_path)
     with pytest.raises(StageError, match="the plan is for another model: it has no range for other, a range for relu"):
         quantized(network(keras, relu="other"), Blobs(), tmp_path, stage)
 
@@ -336,8 +336,8 @@ def test_calibration_samples_are_chosen_as_asked(keras: Any, tmp_path: Path, sel
     assert facts["calibration_samples"] == 16
     assert ("calibration" in facts) == (select != "balanced")
     if select != "balanced":
-        told = facts["calibration"]
-        assert (told["by"], told["samples"], told["of"]) == (select, 16, 96)
+        report = facts["calibration"]
+        assert (report["by"], report["samples"], report["of"]) == (select, 16, 96)
     chosen, rest = divided(select, 16, model, Looked(), 0)
     assert sorted([*chosen, *rest]) == list(range(96))
     assert len(chosen) == 16

@@ -58,7 +58,7 @@ def network(keras: Any, activation: Any, classes: int = 2, shape: tuple[int, ...
     return keras.Model(image, layers.Dense(classes, activation="softmax")(x))
 
 
-def given(model: Any, folder: Path) -> Artifact:
+def artifact_of(model: Any, folder: Path) -> Artifact:
     folder.mkdir(exist_ok=True)
     working_model.write(model, folder)
     return Artifact("", Kind.KERAS, folder, {MODEL_KERAS: "", MODEL_TFLITE: ""}, {}, 0.0)
@@ -69,7 +69,7 @@ def replaced(model: Any, folder: Path, stage: ReplaceActivations, data: Any = No
     (folder / "made").mkdir(exist_ok=True)
     notes = tiny.Notes()
     given_context = replace(context(data or Blobs(), folder / "made"), progress=notes)
-    return stage.run(given(model, folder / "given"), given_context), notes.noted
+    return stage.run(artifact_of(model, folder / "given"), given_context), notes.noted
 
 
 def operators(content: bytes) -> dict[str, str]:
@@ -89,14 +89,17 @@ def test_training_recovers_the_loss_of_accuracy(keras: Any, tmp_path: Path) -> N
     loop.fit(model, loop.label_loss(loop.head_of(model, data)), settings, context(data, tmp_path))
     stage = ReplaceActivations(squeeze_and_excite="remove", epochs=5)
     facts, notes = replaced(model, tmp_path, stage, data)
-    accuracy = {when: each["value"] for when, each in facts["accuracy"].items()}
+    accuracy = {when: measurement["value"] for when, measurement in facts["accuracy"].items()}
     assert accuracy["before"] > 0.93
     assert accuracy["replaced"] < accuracy["before"] - 0.02
     assert accuracy["healed"] > accuracy["replaced"] + 0.02
     assert accuracy["healed"] >= accuracy["before"] - 0.03
     validation = len(data.labels("validation"))
-    assert {each["n"] for each in facts["accuracy"].values()} == {validation}
-    assert all(each["how"] == "measured" and "validation split" in each["note"] for each in facts["accuracy"].values())
+    assert {measurement["n"] for measurement in facts["accuracy"].values()} == {validation}
+    assert all(
+        measurement["how"] == "measured" and "validation split" in measurement["note"]
+        for measurement in facts["accuracy"].values()
+    )
     assert len(facts["history"]) == 5
     counts = {what: entry["count"] for what, entry in facts["replaced"].items()}
     assert counts == {"hard_silu": 3, "squeeze_and_excite": 1}
@@ -105,8 +108,10 @@ def test_training_recovers_the_loss_of_accuracy(keras: Any, tmp_path: Path) -> N
     assert (facts["unchanged"], facts["not_found"], facts["skipped"]) == (False, [], {})
     assert "replace_activations: 3 hard_silu -> relu" in notes
     # The model on disk is the one after healing.
-    made = Artifact("", Kind.KERAS, tmp_path / "made", {MODEL_KERAS: ""}, {}, 0.0)
-    answers = np.asarray(working_model.read(made, context(data, tmp_path))(data.inputs("validation"))).argmax(axis=1)
+    artifact = Artifact("", Kind.KERAS, tmp_path / "made", {MODEL_KERAS: ""}, {}, 0.0)
+    answers = np.asarray(working_model.read(artifact, context(data, tmp_path))(data.inputs("validation"))).argmax(
+        axis=1
+    )
     assert float((answers == data.labels("validation")).mean()) == pytest.approx(accuracy["healed"])
     json.dumps(facts)
 
@@ -122,8 +127,8 @@ def test_everything_is_mapped_that_was_not(keras: Any, tmp_path: Path, activatio
     before = operators(export.convert_calibrated(model, samples, "int8"))
     assert "cpu" in before.values()
     replaced(model, tmp_path, ReplaceActivations(epochs=0))
-    made = Artifact("", Kind.KERAS, tmp_path / "made", {MODEL_KERAS: ""}, {}, 0.0)
-    after = export.convert_calibrated(working_model.read(made, context(Blobs(), tmp_path)), samples, "int8")
+    artifact = Artifact("", Kind.KERAS, tmp_path / "made", {MODEL_KERAS: ""}, {}, 0.0)
+    after = export.convert_calibrated(working_model.read(artifact, context(Blobs(), tmp_path)), samples, "int8")
     assert set(operators(after).values()) == {"tpu"}
 
 
@@ -131,7 +136,7 @@ def test_fewer_operators_where_all_were_mapped(keras: Any, tmp_path: Path) -> No
     model = network(keras, keras.layers.Activation("silu"))
     replaced(model, tmp_path, ReplaceActivations(epochs=0, squeeze_and_excite="remove"))
     parsed = [graph.read(tmp_path / folder / MODEL_TFLITE) for folder in ("given", "made")]
-    before, after = ([operator.name for operator in each.operators] for each in parsed)
+    before, after = ([operator.name for operator in parsed_graph.operators] for parsed_graph in parsed)
     assert before.count("LOGISTIC") == 4
     assert not {"LOGISTIC", "MUL", "MEAN", "AVERAGE_POOL_2D"} & set(after)
 
@@ -145,8 +150,8 @@ def test_batch_norms_are_recalibrated_where_validation_is_no_worse(
     assert facts["batch_norms"]["recalibrated"] is kept
     assert facts["accuracy"].keys() == {"before", "replaced"}
     assert "history" not in facts
-    made = Artifact("", Kind.KERAS, tmp_path / "made", {MODEL_KERAS: ""}, {}, 0.0)
-    layers = working_model.read(made, context(Blobs(), tmp_path)).layers
+    artifact = Artifact("", Kind.KERAS, tmp_path / "made", {MODEL_KERAS: ""}, {}, 0.0)
+    layers = working_model.read(artifact, context(Blobs(), tmp_path)).layers
     (mean, *_) = (layer.get_weights()[2] for layer in layers if type(layer).__name__ == "BatchNormalization")
     assert mean.any() == kept  # the mean of an untrained batch norm is 0
 
@@ -160,7 +165,7 @@ def test_healing_that_does_harm_is_not_kept(keras: Any, tmp_path: Path) -> None:
     facts, notes = replaced(
         model, tmp_path, ReplaceActivations(epochs=1, learning_rate=10.0, schedule="constant"), data
     )
-    accuracy = {when: each["value"] for when, each in facts["accuracy"].items()}
+    accuracy = {when: measurement["value"] for when, measurement in facts["accuracy"].items()}
     assert accuracy["healed"] == accuracy["replaced"] > 0.3
     assert facts["healing"]["kept"] is False
     assert facts["healing"]["validation_before"] == pytest.approx(accuracy["replaced"], abs=1e-6)
@@ -206,9 +211,9 @@ def test_several_outputs_are_replaced_but_not_measured_and_it_says_why(keras: An
     assert facts["replaced"]["gelu"]["count"] == 1
     assert facts["batch_norms"]["recalibrated"] is False
     assert "2 outputs" in facts["batch_norms"]["reason"]
-    for each in facts["accuracy"].values():
-        assert (each["value"], each["how"]) == (None, "missing")
-        assert "2 outputs" in each["note"]
+    for measurement in facts["accuracy"].values():
+        assert (measurement["value"], measurement["how"]) == (None, "missing")
+        assert "2 outputs" in measurement["note"]
 
 
 @pytest.mark.parametrize("epochs", [0, 1])
@@ -254,12 +259,14 @@ def test_gradually_with_gates_removed(keras: Any, tmp_path: Path) -> None:
     loop.fit(model, loop.label_loss(loop.head_of(model, data)), settings, context(data, tmp_path))
     stage = ReplaceActivations(squeeze_and_excite="remove", gradual=0.5, epochs=6, learning_rate=0.01)
     facts, _ = replaced(model, tmp_path, stage, data)
-    accuracy = {when: each["value"] for when, each in facts["accuracy"].items()}
+    accuracy = {when: measurement["value"] for when, measurement in facts["accuracy"].items()}
     assert accuracy["healed"] > max(accuracy["before"] - 0.02, accuracy["replaced"])
     assert {what: entry["count"] for what, entry in facts["replaced"].items()} == {"silu": 3, "squeeze_and_excite": 1}
     assert len(facts["history"]) == 6
-    made = Artifact("", Kind.KERAS, tmp_path / "made", {MODEL_KERAS: ""}, {}, 0.0)
-    answers = np.asarray(working_model.read(made, context(data, tmp_path))(data.inputs("validation"))).argmax(axis=1)
+    artifact = Artifact("", Kind.KERAS, tmp_path / "made", {MODEL_KERAS: ""}, {}, 0.0)
+    answers = np.asarray(working_model.read(artifact, context(data, tmp_path))(data.inputs("validation"))).argmax(
+        axis=1
+    )
     assert float((answers == data.labels("validation")).mean()) == pytest.approx(accuracy["healed"])
     assert set(operators((tmp_path / "made" / MODEL_TFLITE).read_bytes())) <= {
         "CONV_2D",

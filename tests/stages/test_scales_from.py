@@ -38,12 +38,12 @@ def trained(keras: Any, seed: int, filters: int = 4) -> Any:
 
 
 def quantized(model: Any, folder: Path, stage: Quantize) -> Facts:
-    before, made = folder / "before", folder / "made"
-    for each in (before, made):
-        each.mkdir(parents=True, exist_ok=True)
+    before, output_folder = folder / "before", folder / "made"
+    for directory in (before, output_folder):
+        directory.mkdir(parents=True, exist_ok=True)
     working_model.write(model, before)
-    given = Artifact("", Kind.KERAS, before, {MODEL_KERAS: "", MODEL_TFLITE: ""}, {}, 0.0)
-    return stage.run(given, replace(context(Blobs(), made), progress=tiny.Notes(), target=load("edgetpu")))
+    artifact = Artifact("", Kind.KERAS, before, {MODEL_KERAS: "", MODEL_TFLITE: ""}, {}, 0.0)
+    return stage.run(artifact, replace(context(Blobs(), output_folder), progress=tiny.Notes(), target=load("edgetpu")))
 
 
 @pytest.mark.parametrize("io", ["int8", "uint8"])

@@ -62,21 +62,21 @@ def untrained(keras: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def given(keras: Any, untrained: Path, tmp_path: Path) -> Artifact:
+def original(keras: Any, untrained: Path, tmp_path: Path) -> Artifact:
     folder = shutil.copytree(untrained, tmp_path / "given")
     return Artifact("0" * 64, Kind.UNTRAINED, folder, dict.fromkeys((MODEL_KERAS,), ""), {}, 0)
 
 
 @pytest.fixture
-def work(given: Artifact, tmp_path: Path) -> Context:
+def work(original: Artifact, tmp_path: Path) -> Context:
     for name in ("made", "unfinished"):
         (tmp_path / name).mkdir()
     plain = context(Blobs(), tmp_path / "made")
-    return replace(plain, original=given, target=load("edgetpu"), unfinished=tmp_path / "unfinished")
+    return replace(plain, original=original, target=load("edgetpu"), unfinished=tmp_path / "unfinished")
 
 
-def test_the_model_is_the_best_sub_network_within_the_limit(keras: Any, given: Artifact, work: Context) -> None:
-    facts = SearchArchitecture(**SETTINGS).run(given, work)
+def test_the_model_is_the_best_sub_network_within_the_limit(keras: Any, original: Artifact, work: Context) -> None:
+    facts = SearchArchitecture(**SETTINGS).run(original, work)
     model = keras.saving.load_model(work.folder / MODEL_KERAS)
     assert facts["chosen"]["size_bytes"] <= 6000 < facts["largest"]["size_bytes"]
     assert facts["evaluated"] <= 10
@@ -95,29 +95,31 @@ def test_the_model_is_the_best_sub_network_within_the_limit(keras: Any, given: A
 
 
 def test_an_interrupted_search_ends_as_if_it_had_not_been(
-    keras: Any, given: Artifact, work: Context, monkeypatch: pytest.MonkeyPatch
+    keras: Any, original: Artifact, work: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Interrupted once in the training and once among the candidates."""
     monkeypatch.setattr(checkpoint, "EVERY_S", 0.0)
     monkeypatch.setattr(search, "SAVED_EVERY", 2)
     stage = SearchArchitecture(**SETTINGS)
-    model = working_model.read(given, work)
+    model = working_model.read(original, work)
     weights = model.get_weights()
 
-    def found(own: Context) -> Any:
+    def run_search(search_context: Context) -> Any:
         seeded(work.seed)
         model.set_weights(weights)
-        return search.search(model, stage._options(), stage, own, lambda *_: TrialConversion(macs=1, missing="no file"))
+        return search.search(
+            model, stage._options(), stage, search_context, lambda *_: TrialConversion(macs=1, missing="no file")
+        )
 
     with monkeypatch.context() as stopped:
         stopped.setattr(training.DrawnChoices, "_draw", counted(training.DrawnChoices._draw, 5))
         with pytest.raises(KeyboardInterrupt):
-            found(replace(work, progress=Noting()))
+            run_search(replace(work, progress=Noting()))
     with monkeypatch.context() as stopped:
         # The largest, the smallest, and six candidates.
         stopped.setattr(search._Values, "quality", counted(search._Values.quality, 8))
         with pytest.raises(KeyboardInterrupt):
-            found(replace(work, progress=Noting()))
+            run_search(replace(work, progress=Noting()))
     evaluations: list[object] = []
     evaluate = search._Values.quality
 
@@ -126,17 +128,19 @@ def test_an_interrupted_search_ends_as_if_it_had_not_been(
         return evaluate(*arguments)
 
     monkeypatch.setattr(search._Values, "quality", watched)
-    again = found(replace(work, progress=(progress := Noting())))
+    again = run_search(replace(work, progress=(progress := Noting())))
     resumed = len(evaluations)
     warning, continued = progress.noted
     assert warning.endswith("since there is no 8-bit file: no file")
     assert continued == "continues after the training of all sub-networks"
     assert again.facts["warnings"] == [warning.removeprefix("search_architecture: ")]
-    whole = found(replace(work, unfinished=None, progress=Noting()))
+    uninterrupted = run_search(replace(work, unfinished=None, progress=Noting()))
     assert len(evaluations) - resumed == resumed + 6  # the values of six candidates were known
-    assert again.facts == whole.facts
+    assert again.facts == uninterrupted.facts
     inputs = Blobs().inputs("validation")
-    np.testing.assert_allclose(np.asarray(run(again.model, inputs)), np.asarray(run(whole.model, inputs)), atol=1e-6)
+    np.testing.assert_allclose(
+        np.asarray(run(again.model, inputs)), np.asarray(run(uninterrupted.model, inputs)), atol=1e-6
+    )
 
 
 def counted(function: Any, calls: int) -> Any:
@@ -154,11 +158,11 @@ def counted(function: Any, calls: int) -> Any:
 
 
 def test_a_limit_below_the_smallest_sub_network_is_refused_before_the_training(
-    keras: Any, given: Artifact, work: Context, monkeypatch: pytest.MonkeyPatch
+    keras: Any, original: Artifact, work: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(search, "_trained", lambda *_: pytest.fail("it was trained"))
     with pytest.raises(StageError, match=r"the smallest one has size_bytes .* \(limit 100\)"):
-        SearchArchitecture(**SETTINGS | {"size_bytes": 100}).run(given, work)
+        SearchArchitecture(**SETTINGS | {"size_bytes": 100}).run(original, work)
 
 
 @pytest.mark.parametrize(

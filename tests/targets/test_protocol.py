@@ -186,7 +186,7 @@ def test_a_folder_that_is_not_a_package_is_not_a_target(tmp_path: Path, monkeypa
 
 def test_a_target_that_cannot_be_imported_leaves_no_half_of_it(npu: targets.Target) -> None:
     sys.modules.pop("compress.targets.npu")
-    (folder,) = [Path(each) / "npu" for each in targets.__path__ if (Path(each) / "npu").is_dir()]
+    (folder,) = [Path(directory) / "npu" for directory in targets.__path__ if (Path(directory) / "npu").is_dir()]
     (folder / "__init__.py").write_text("raise RuntimeError('broken')\n" * 2)
     with pytest.raises(RuntimeError, match="broken"):
         targets.load("npu")

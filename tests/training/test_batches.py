@@ -27,9 +27,9 @@ def in_a_file(folder: Path, array: np.ndarray) -> Any:
 
 def test_rows(tmp_path: Path) -> None:
     places = np.array([49, 0, 7, 7])
-    found = rows.rows(in_a_file(tmp_path, X), places)
-    assert type(found) is np.ndarray
-    np.testing.assert_array_equal(found, X[places])
+    samples = rows.rows(in_a_file(tmp_path, X), places)
+    assert type(samples) is np.ndarray
+    np.testing.assert_array_equal(samples, X[places])
     np.testing.assert_array_equal(rows.rows(X, places), X[places])
 
 
@@ -38,8 +38,8 @@ def test_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = list(rows.blocks(in_a_file(tmp_path, X)))
     assert [len(part) for part in parts] == [32, 18]
     np.testing.assert_array_equal(np.concatenate(parts), X)
-    (whole,) = rows.blocks(X)
-    assert whole is X
+    (block,) = rows.blocks(X)
+    assert block is X
 
 
 @pytest.mark.tensorflow
@@ -50,15 +50,15 @@ def test_the_order_does_not_depend_on_where_samples_are(keras: Any, tmp_path: Pa
     seen = []
     for inputs in (X, in_a_file(tmp_path, X)):
         keras.utils.set_random_seed(3)
-        made = batches.batches(inputs, targets, EpochSettings(epochs=2, batch_size=16), 5)
-        assert len(made) == 8
-        seen.append(list(made.as_numpy_iterator()))
+        dataset = batches.batches(inputs, targets, EpochSettings(epochs=2, batch_size=16), 5)
+        assert len(dataset) == 8
+        seen.append(list(dataset.as_numpy_iterator()))
     for one, other in zip(*seen, strict=True):
         np.testing.assert_array_equal(one[0], other[0])
         for name in ("labels", "taught") if nested else ():
             np.testing.assert_array_equal(one[1][name], other[1][name])
-        own = one[1]["labels"] if nested else one[1]
-        np.testing.assert_array_equal(one[0], X[own])
+        batch_labels = one[1]["labels"] if nested else one[1]
+        np.testing.assert_array_equal(one[0], X[batch_labels])
     assert not np.array_equal(seen[0][0][0], seen[0][4][0])  # the order differs between epochs
 
 
@@ -105,16 +105,16 @@ def test_the_shares_of_all_workers_are_the_batches(keras: Any, tmp_path: Path, a
     inputs = (data(folder=tmp_path) if data is Filed else data()).inputs("train")
     targets = {"labels": Blobs().labels("train")}
     settings = EpochSettings(epochs=2, batch_size=21, augment=augment)  # 96 samples: the last batch has 12
-    whole = list(batches.batches(inputs, targets, settings, 5, 1).as_numpy_iterator())
-    assert [len(samples) for samples, _ in whole] == [21, 21, 21, 21, 12]
+    all_batches = list(batches.batches(inputs, targets, settings, 5, 1).as_numpy_iterator())
+    assert [len(samples) for samples, _ in all_batches] == [21, 21, 21, 21, 12]
     for parts in ([Shares(0, 1, 3), Shares(1, 2, 3)], [Shares(number, 1, 4) for number in range(4)]):
         shared = [batches.batches(inputs, targets, settings, 5, 1, None, part).as_numpy_iterator() for part in parts]
-        for samples, fields in whole:
-            found = [next(one) for one, part in zip(shared, parts, strict=True) for _ in range(part.own)]
+        for samples, fields in all_batches:
+            worker_batches = [next(one) for one, part in zip(shared, parts, strict=True) for _ in range(part.own)]
             # The operator of the motions rounds differently for batches of other sizes.
-            np.testing.assert_allclose(np.concatenate([part for part, _ in found]), samples, atol=1e-5)
+            np.testing.assert_allclose(np.concatenate([part for part, _ in worker_batches]), samples, atol=1e-5)
             for name, values in fields.items():
-                np.testing.assert_array_equal(np.concatenate([part[name] for _, part in found]), values)
+                np.testing.assert_array_equal(np.concatenate([part[name] for _, part in worker_batches]), values)
 
 
 @pytest.mark.tensorflow
@@ -124,8 +124,10 @@ def test_the_shares_of_all_workers_are_the_validation_samples(keras: Any, tmp_pa
     parts = [Shares(0, 1, 3), Shares(1, 2, 3)]
     shared = [batches.held_out(inputs, np.arange(50), 12, part).as_numpy_iterator() for part in parts]
     for _ in range(2):  # the samples repeat without end
-        found = [next(one) for _ in range(5) for one, part in zip(shared, parts, strict=True) for _ in range(part.own)]
-        np.testing.assert_array_equal(np.concatenate([part for part, _ in found]), inputs)
+        worker_batches = [
+            next(one) for _ in range(5) for one, part in zip(shared, parts, strict=True) for _ in range(part.own)
+        ]
+        np.testing.assert_array_equal(np.concatenate([part for part, _ in worker_batches]), inputs)
 
 
 @pytest.mark.tensorflow

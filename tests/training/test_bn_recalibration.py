@@ -44,10 +44,10 @@ def trained(model: Any, folder: Path, data: Blobs | None = None, **settings: Any
 def test_a_short_training_with_a_large_momentum_recovers(keras: Any, tmp_path: Path) -> None:
     model, data = network(keras), Bright()
     facts = trained(model, tmp_path, data)
-    told = facts["batch_norms"]
+    report = facts["batch_norms"]
     assert facts["history"][-1]["accuracy"] == 1.0
-    assert facts["history"][-1]["val_accuracy"] == told["validation_before"] == 0.5  # one answer for every sample
-    assert (told["recalibrated"], told["metric"], told["validation_after"]) == (True, "accuracy", 1.0)
+    assert facts["history"][-1]["val_accuracy"] == report["validation_before"] == 0.5  # one answer for every sample
+    assert (report["recalibrated"], report["metric"], report["validation_after"]) == (True, "accuracy", 1.0)
     answers = model.predict(data.inputs("test"), verbose=0).argmax(axis=1)
     assert (answers == data.labels("test")).all()
 
@@ -57,9 +57,9 @@ def test_statistics_are_those_of_the_training_samples(keras: Any, tmp_path: Path
     model, data = network(keras, dropout=0.5), Blobs()
     before = {layer.name: layer.get_weights() for layer in model.layers}
     assert recalibrate_batch_norms(model, context(data, tmp_path))["batch_norms"]["recalibrated"]
-    for name, given, tolerance in (("first", "conv", 0.02), ("second", "hidden", 0.1)):
+    for name, input_layer, tolerance in (("first", "conv", 0.02), ("second", "hidden", 0.1)):
         # During recalibration, the input of "second" is normalized by batches, here by their average.
-        outputs = values(keras, model, given, data)
+        outputs = values(keras, model, input_layer, data)
         mean, variance = model.get_layer(name).get_weights()[2:]
         np.testing.assert_allclose(mean, outputs.mean(axis=0), rtol=tolerance, atol=0.02)
         np.testing.assert_allclose(variance, outputs.var(axis=0), rtol=tolerance)
@@ -77,8 +77,8 @@ def test_all_batches_weigh_the_same(keras: Any, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(bn_recalibration, "BATCH", 24)
     recalibrate_batch_norms(model, context(data, tmp_path))
     order = np.random.default_rng(0).permutation(96)
-    found = values(keras, model, "conv", data).reshape(96, -1, 6)
-    parts = [found[order[start : start + 24]].reshape(-1, 6) for start in range(0, 96, 24)]
+    activations = values(keras, model, "conv", data).reshape(96, -1, 6)
+    parts = [activations[order[start : start + 24]].reshape(-1, 6) for start in range(0, 96, 24)]
     mean, variance = model.get_layer("first").get_weights()[-2:]
     np.testing.assert_allclose(mean, np.mean([part.mean(axis=0) for part in parts], axis=0), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(variance, np.mean([part.var(axis=0) for part in parts], axis=0), rtol=1e-4)
@@ -99,8 +99,8 @@ def test_samples_that_are_sorted_by_class_are_mixed(
     monkeypatch.setattr(bn_recalibration, "BATCH", 32)
     recalibrate_batch_norms(model, context(data, tmp_path))
     variance = model.get_layer("second").get_weights()[-1]
-    found = values(keras, model, "hidden", data).var(axis=0)
-    np.testing.assert_allclose(variance, found, rtol=0.2)
+    expected = values(keras, model, "hidden", data).var(axis=0)
+    np.testing.assert_allclose(variance, expected, rtol=0.2)
 
 
 @pytest.mark.usefixtures("kept")
@@ -165,9 +165,9 @@ def test_a_model_without_batch_norms_stays_as_it_is(
     layers = keras.layers
     model = keras.Sequential([keras.Input((8, 8, 1)), layers.Flatten(), layers.Dropout(0.5), layers.Dense(2)])
     monkeypatch.setattr(validation, "_outputs", lambda *arguments: pytest.fail("validated for nothing"))
-    before = [np.asarray(each).tobytes() for each in model.variables]
+    before = [np.asarray(variable).tobytes() for variable in model.variables]
     assert recalibrate_batch_norms(model, context(Blobs(), tmp_path)) == {}
-    assert [np.asarray(each).tobytes() for each in model.variables] == before
+    assert [np.asarray(variable).tobytes() for variable in model.variables] == before
     assert "batch_norms" not in trained(model, tmp_path, epochs=1)
 
 
@@ -194,9 +194,9 @@ def test_it_is_kept_only_where_validation_is_no_worse(keras: Any, tmp_path: Path
     model = network(keras)
     trained(model, tmp_path)
     before = [weight.tobytes() for weight in model.get_weights()]
-    told = recalibrate_batch_norms(model, context(Shifted(), tmp_path))["batch_norms"]
-    assert told["recalibrated"] is False
-    assert told["validation_after"] < told["validation_before"] == 1.0
+    report = recalibrate_batch_norms(model, context(Shifted(), tmp_path))["batch_norms"]
+    assert report["recalibrated"] is False
+    assert report["validation_after"] < report["validation_before"] == 1.0
     assert [weight.tobytes() for weight in model.get_weights()] == before
 
 
@@ -244,14 +244,14 @@ def test_an_interruption_in_it_changes_nothing(keras: Any, tmp_path: Path, monke
     from compress.training import checkpoint
 
     monkeypatch.setattr(checkpoint, "EVERY_S", 0.0)
-    given = context(Blobs(), tmp_path)
-    monkeypatch.setattr(given.progress, "note", lambda text: None)
+    training_context = context(Blobs(), tmp_path)
+    monkeypatch.setattr(training_context.progress, "note", lambda text: None)
 
     def result(folder: Path | None) -> tuple[Any, Any]:
         seeded(0)
         model = network(keras, dropout=0.2)
         loss, settings = loop.label_loss(ClassificationHead("softmax")), TrainingSettings(epochs=4, batch_size=16)
-        return loop.fit(model, loss, settings, replace(given, unfinished=folder)), model.get_weights()
+        return loop.fit(model, loss, settings, replace(training_context, unfinished=folder)), model.get_weights()
 
     facts, weights = result(None)
     folder = tmp_path / "unfinished"
@@ -281,11 +281,11 @@ class Found(Blobs):
 
     def inputs(self, split: Split) -> np.ndarray:
         objects = self.objects(split)
-        found = np.random.default_rng(0).random((len(objects), 8, 8, 1), np.float32) * np.float32(0.2)
-        for image, each in zip(found, objects, strict=True):
-            top, left = (each.boxes[0, :2] * 8).astype(int)
+        images = np.random.default_rng(0).random((len(objects), 8, 8, 1), np.float32) * np.float32(0.2)
+        for image, annotation in zip(images, objects, strict=True):
+            top, left = (annotation.boxes[0, :2] * 8).astype(int)
             image[top : top + 4, left : left + 4] += 0.8
-        return found
+        return images
 
 
 def test_of_a_detector_the_loss_decides(keras: Any, tmp_path: Path) -> None:
@@ -297,14 +297,14 @@ def test_of_a_detector_the_loss_decides(keras: Any, tmp_path: Path) -> None:
     boxes = layers.Reshape((-1, 4))(layers.Conv2D(4, 1)(x))
     model = keras.Model(image, [boxes, layers.Reshape((-1, 1))(layers.Conv2D(1, 1)(x))])
     detector = {"maps": [{"cells": [2, 2], "boxes": [[0.5, 0.5]]}], "scores": "logits"}
-    given = replace(context(Found(), tmp_path), specification=detector)
+    training_context = replace(context(Found(), tmp_path), specification=detector)
     settings = TrainingSettings(epochs=15, batch_size=16, learning_rate=0.02)
-    facts = loop.fit(model, loop.own_loss(model, given), settings, given)
-    told = facts["batch_norms"]
-    assert (told["recalibrated"], told["metric"]) == (True, "loss")
-    assert told["validation_before"] == pytest.approx(facts["history"][-1]["val_loss"], rel=1e-4)
-    assert told["validation_after"] < 0.5 * told["validation_before"]
-    assert told["validation_after"] == pytest.approx(facts["history"][-1]["loss"], rel=0.5)
+    facts = loop.fit(model, loop.own_loss(model, training_context), settings, training_context)
+    report = facts["batch_norms"]
+    assert (report["recalibrated"], report["metric"]) == (True, "loss")
+    assert report["validation_before"] == pytest.approx(facts["history"][-1]["val_loss"], rel=1e-4)
+    assert report["validation_after"] < 0.5 * report["validation_before"]
+    assert report["validation_after"] == pytest.approx(facts["history"][-1]["loss"], rel=0.5)
 
 
 @pytest.mark.parametrize(

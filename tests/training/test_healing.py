@@ -35,8 +35,8 @@ class Wrong(Bright):
     """Data whose training labels are all wrong."""
 
     def labels(self, split: Split) -> np.ndarray:
-        found = super().labels(split)
-        return 1 - found if split == "train" else found
+        labels = super().labels(split)
+        return 1 - labels if split == "train" else labels
 
     def inputs(self, split: Split) -> np.ndarray:
         return Bright().inputs(split)  # the inputs depend on the labels
@@ -46,34 +46,37 @@ class Wrong(Bright):
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Context, list[str]]:
     """A context, and the notes that the user sees."""
     notes: list[str] = []
-    made = context(Bright(), tmp_path)
-    monkeypatch.setattr(made.progress, "note", notes.append)
-    return made, notes
+    training_context = context(Bright(), tmp_path)
+    monkeypatch.setattr(training_context.progress, "note", notes.append)
+    return training_context, notes
 
 
-def trained(keras: Any, made: Context) -> Any:
+def trained(keras: Any, training_context: Context) -> Any:
     model = network(keras, dropout=0.2)
     loop.fit(
         model,
         loop.label_loss(ClassificationHead("softmax")),
         TrainingSettings(**GENTLE),
-        replace(made, unfinished=None),
+        replace(training_context, unfinished=None),
     )
     return model
 
 
 def accuracy(model: Any) -> float:
     data = Bright()
-    found = model.predict(data.inputs("validation"), verbose=0).argmax(axis=1)
-    return float((found == data.labels("validation")).mean())
+    predictions = model.predict(data.inputs("validation"), verbose=0).argmax(axis=1)
+    return float((predictions == data.labels("validation")).mean())
 
 
 def test_a_harmful_training_is_not_kept(keras: Any, work: tuple[Context, list[str]]) -> None:
-    made, notes = work
-    model = trained(keras, made)
+    training_context, notes = work
+    model = trained(keras, training_context)
     before = [weight.tobytes() for weight in model.get_weights()]
     facts = heal(
-        model, loop.label_loss(ClassificationHead("softmax")), TrainingSettings(**GENTLE), replace(made, data=Wrong())
+        model,
+        loop.label_loss(ClassificationHead("softmax")),
+        TrainingSettings(**GENTLE),
+        replace(training_context, data=Wrong()),
     )
     assert [weight.tobytes() for weight in model.get_weights()] == before
     assert facts["healing"]["kept"] is False
@@ -89,10 +92,10 @@ def test_a_harmful_training_is_not_kept(keras: Any, work: tuple[Context, list[st
 
 
 def test_a_training_that_is_no_worse_is_kept(keras: Any, work: tuple[Context, list[str]]) -> None:
-    made, notes = work
+    training_context, notes = work
     model = network(keras)
     before = accuracy(model)
-    facts = heal(model, loop.label_loss(ClassificationHead("softmax")), TrainingSettings(**GENTLE), made)
+    facts = heal(model, loop.label_loss(ClassificationHead("softmax")), TrainingSettings(**GENTLE), training_context)
     assert facts["healing"] == {
         "kept": True,
         "metric": "accuracy",
@@ -102,7 +105,7 @@ def test_a_training_that_is_no_worse_is_kept(keras: Any, work: tuple[Context, li
     assert accuracy(model) == 1.0
     assert facts["batch_norms"]["recalibrated"] is True
     assert notes == []
-    again = heal(model, loop.label_loss(ClassificationHead("softmax")), TrainingSettings(**GENTLE), made)
+    again = heal(model, loop.label_loss(ClassificationHead("softmax")), TrainingSettings(**GENTLE), training_context)
     assert again["healing"]["kept"] is True  # an equal result is good enough
 
 
@@ -116,19 +119,19 @@ def test_an_interrupted_healing_ends_as_if_it_had_not_been(
 ) -> None:
     from compress.ir.tensorflow import keras as seeded
 
-    made, _ = work
+    training_context, _ = work
     monkeypatch.setattr(checkpoint, "EVERY_S", 0.0)
-    working_model.write_keras(trained(keras, made), tmp_path)
-    given = (tmp_path / MODEL_KERAS).read_bytes()
+    working_model.write_keras(trained(keras, training_context), tmp_path)
+    model_bytes = (tmp_path / MODEL_KERAS).read_bytes()
 
     def healed(folder: Path | None, stop: int | None = None) -> tuple[Any, list[Any]]:
         seeded(0)
-        (tmp_path / MODEL_KERAS).write_bytes(given)
-        model = working_model.read(Artifact("", Kind.KERAS, tmp_path, {MODEL_KERAS: ""}, {}, 0), made)
-        own = replace(made, data=data, unfinished=folder)
+        (tmp_path / MODEL_KERAS).write_bytes(model_bytes)
+        model = working_model.read(Artifact("", Kind.KERAS, tmp_path, {MODEL_KERAS: ""}, {}, 0), training_context)
+        healing_context = replace(training_context, data=data, unfinished=folder)
         update = (lambda done, total, **metrics: 1 / (stop - done)) if stop else lambda *arguments, **metrics: None
-        monkeypatch.setattr(made.progress, "update", update)
-        facts = heal(model, loop.label_loss(ClassificationHead("softmax")), TrainingSettings(**GENTLE), own)
+        monkeypatch.setattr(training_context.progress, "update", update)
+        facts = heal(model, loop.label_loss(ClassificationHead("softmax")), TrainingSettings(**GENTLE), healing_context)
         return facts, model.get_weights()
 
     facts, weights = healed(None)
@@ -156,26 +159,26 @@ def artifact(model: Any, folder: Path, kind: Kind, facts: Facts | None = None) -
 def test_only_a_trained_model_that_was_not_selected_is_compared(
     keras: Any, work: tuple[Context, list[str]], tmp_path: Path, kind: Kind, facts: Facts, compared: bool
 ) -> None:
-    made, _ = work
-    made = replace(made, original=artifact(network(keras), tmp_path / "original", Kind.KERAS))
-    found = Train(**GENTLE).run(artifact(network(keras), tmp_path / "train", kind, facts), made)
-    assert ("healing" in found) is compared
-    assert found["batch_norms"]["validation_after"] == 1.0
-    found = Distill(**GENTLE).run(artifact(network(keras), tmp_path / "distill", kind, facts), made)
-    assert ("healing" in found) is compared
+    training_context, _ = work
+    training_context = replace(training_context, original=artifact(network(keras), tmp_path / "original", Kind.KERAS))
+    run_facts = Train(**GENTLE).run(artifact(network(keras), tmp_path / "train", kind, facts), training_context)
+    assert ("healing" in run_facts) is compared
+    assert run_facts["batch_norms"]["validation_after"] == 1.0
+    run_facts = Distill(**GENTLE).run(artifact(network(keras), tmp_path / "distill", kind, facts), training_context)
+    assert ("healing" in run_facts) is compared
 
 
 def test_prune_keeps_what_was_cut_where_training_does_harm(
     keras: Any, work: tuple[Context, list[str]], tmp_path: Path
 ) -> None:
-    made, notes = work
-    made = replace(made, target=load("edgetpu"))
-    given = artifact(trained(keras, made), tmp_path / "given", Kind.KERAS)
+    training_context, notes = work
+    training_context = replace(training_context, target=load("edgetpu"))
+    trained_artifact = artifact(trained(keras, training_context), tmp_path / "given", Kind.KERAS)
     stage = Prune(keep=0.9, allocation="balanced", importance="l2", **GENTLE)
-    (step,) = stage.run(given, replace(made, data=Wrong()))["steps"]
+    (step,) = stage.run(trained_artifact, replace(training_context, data=Wrong()))["steps"]
     assert step["layers"]
     assert step["healing"]["kept"] is False
     assert step["batch_norms"]["validation_after"] == step["healing"]["validation_before"]
-    model = working_model.read(Artifact("", Kind.KERAS, tmp_path, {MODEL_KERAS: ""}, {}, 0), made)
+    model = working_model.read(Artifact("", Kind.KERAS, tmp_path, {MODEL_KERAS: ""}, {}, 0), training_context)
     assert accuracy(model) == step["healing"]["validation_before"] > step["healing"]["validation_after"]
     assert any("the weights from before the training are kept" in note for note in notes)

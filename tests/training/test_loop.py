@@ -57,10 +57,12 @@ def test_what_scores_are_is_seen_wherever_they_are_made(
 
 def test_logits_are_found_again_in_probabilities(keras: Any) -> None:
     logits = np.random.default_rng(0).normal(0, 2, (6, 3)).astype(np.float32)
-    found = np.asarray(ClassificationHead("sigmoid").logits(keras.ops.sigmoid(logits)))
-    np.testing.assert_allclose(found, logits, rtol=1e-4, atol=1e-4)
-    found = np.asarray(ClassificationHead("softmax").logits(keras.ops.softmax(logits)))
-    np.testing.assert_allclose(found - found.max(axis=1)[:, None], logits - logits.max(axis=1)[:, None], atol=1e-4)
+    recovered_logits = np.asarray(ClassificationHead("sigmoid").logits(keras.ops.sigmoid(logits)))
+    np.testing.assert_allclose(recovered_logits, logits, rtol=1e-4, atol=1e-4)
+    recovered_logits = np.asarray(ClassificationHead("softmax").logits(keras.ops.softmax(logits)))
+    np.testing.assert_allclose(
+        recovered_logits - recovered_logits.max(axis=1)[:, None], logits - logits.max(axis=1)[:, None], atol=1e-4
+    )
 
 
 def test_classes_with_a_sigmoid_each_are_learnt_as_such(keras: Any, tmp_path: Path) -> None:
@@ -70,20 +72,22 @@ def test_classes_with_a_sigmoid_each_are_learnt_as_such(keras: Any, tmp_path: Pa
     settings = TrainingSettings(epochs=20, batch_size=16, learning_rate=0.05)
     loop.fit(model, loop.label_loss(loop.head_of(model, Blobs())), settings, context(Blobs(), tmp_path))
     scores = model.predict(Blobs().inputs("test"), verbose=0)
-    wanted = np.eye(2)[Blobs().labels("test")]
-    assert np.abs(scores - wanted).max() < 0.3  # one near 1, the other near 0: the right order alone is not enough
+    expected = np.eye(2)[Blobs().labels("test")]
+    assert np.abs(scores - expected).max() < 0.3  # one near 1, the other near 0: the right order alone is not enough
 
 
 @pytest.mark.parametrize("softmax", [True, False])
 def test_training_learns_and_reports(keras: Any, tmp_path: Path, softmax: bool) -> None:
     keras.utils.set_random_seed(0)
-    model, data, given = network(keras, softmax), Blobs(), context(Blobs(), tmp_path)
+    model, data, training_context = network(keras, softmax), Blobs(), context(Blobs(), tmp_path)
     head = loop.head_of(model, data)
     assert head == ClassificationHead("softmax" if softmax else "logits")
-    facts = loop.fit(model, loop.label_loss(head), TrainingSettings(epochs=8, batch_size=16, learning_rate=0.02), given)
+    facts = loop.fit(
+        model, loop.label_loss(head), TrainingSettings(epochs=8, batch_size=16, learning_rate=0.02), training_context
+    )
     assert len(facts["history"]) == 8
     assert facts["history"][-1]["val_accuracy"] == 1.0
-    seen = given.progress.seen  # type: ignore[attr-defined]
+    seen = training_context.progress.seen  # type: ignore[attr-defined]
     assert [done for done, _, _ in seen] == list(range(49))
     assert seen[0][1] == 48
     assert {"loss", "accuracy", "val_accuracy"} <= set(seen[-1][2])
@@ -128,8 +132,8 @@ def test_model_and_data_must_fit_together(keras: Any) -> None:
 
 
 def accuracy_of(model: Any, data: Blobs) -> float:
-    found = model.predict(data.inputs("validation"), verbose=0).argmax(axis=1)
-    return float((found == data.labels("validation")).mean())
+    predictions = model.predict(data.inputs("validation"), verbose=0).argmax(axis=1)
+    return float((predictions == data.labels("validation")).mean())
 
 
 class Hard(Blobs):
@@ -151,15 +155,15 @@ def test_early_stopping_keeps_the_best_epoch(keras: Any, tmp_path: Path, ema: fl
     model, head = network(keras), ClassificationHead("softmax")
     settings = TrainingSettings(epochs=40, batch_size=8, learning_rate=0.2, early_stopping=3, ema=ema)
     facts = loop.fit(model, loop.label_loss(head), settings, context(Hard(), tmp_path))
-    found = [row["val_accuracy"] for row in facts["history"]]
-    assert len(found) < 40
-    assert len(found) - facts["best_epoch"] == 3
-    assert found[facts["best_epoch"] - 1] == max(found) == pytest.approx(accuracy_of(model, Hard()))
+    accuracies = [row["val_accuracy"] for row in facts["history"]]
+    assert len(accuracies) < 40
+    assert len(accuracies) - facts["best_epoch"] == 3
+    assert accuracies[facts["best_epoch"] - 1] == max(accuracies) == pytest.approx(accuracy_of(model, Hard()))
 
 
 def test_the_moving_average_is_what_is_validated_and_kept(keras: Any, tmp_path: Path) -> None:
     kept, plain = [], []
-    for ema, found in ((0.98, kept), (None, plain)):
+    for ema, weights in ((0.98, kept), (None, plain)):
         keras.utils.set_random_seed(0)
         model = network(keras)
         settings = TrainingSettings(epochs=3, batch_size=16, learning_rate=0.05, ema=ema)
@@ -168,7 +172,7 @@ def test_the_moving_average_is_what_is_validated_and_kept(keras: Any, tmp_path: 
         scores = model.predict(data.inputs("validation"), verbose=0)
         loss = -np.log(scores[np.arange(len(scores)), data.labels("validation")]).mean()
         assert facts["history"][-1]["val_loss"] == pytest.approx(loss, rel=1e-3)
-        found.extend(model.get_weights())
+        weights.extend(model.get_weights())
     assert not np.allclose(kept[0], plain[0], atol=1e-3)
 
 
@@ -218,9 +222,9 @@ def test_balanced_classes_weigh_the_same(keras: Any) -> None:
     settings = TrainingSettings(epochs=1, class_weights="balanced")
     weighted = loop._weighted(Loss(lambda batch, outputs: keras.ops.ones(len(batch.labels))), settings, Rare())
     labels = Rare().labels("train")
-    found = np.asarray(weighted.of(Batch(None, labels), None))
-    assert found.mean() == pytest.approx(1)
-    assert found[labels == 0].sum() == pytest.approx(found[labels == 1].sum())
+    losses = np.asarray(weighted.of(Batch(None, labels), None))
+    assert losses.mean() == pytest.approx(1)
+    assert losses[labels == 0].sum() == pytest.approx(losses[labels == 1].sum())
 
 
 def test_what_a_loss_brings_along_reaches_it_beside_its_samples(keras: Any, tmp_path: Path) -> None:
@@ -267,20 +271,20 @@ def test_mixed_precision_trains_the_same_model(keras: Any, tmp_path: Path, polic
 def test_tensorboard_is_given_every_figure(keras: Any, tmp_path: Path) -> None:
     import tensorflow
 
-    given = replace(context(Blobs(), tmp_path), logs=tmp_path / "logs" / "train")
+    training_context = replace(context(Blobs(), tmp_path), logs=tmp_path / "logs" / "train")
     settings = TrainingSettings(epochs=3, batch_size=16, tensorboard=True)
-    facts = loop.fit(network(keras), loop.label_loss(ClassificationHead("softmax")), settings, given)
+    facts = loop.fit(network(keras), loop.label_loss(ClassificationHead("softmax")), settings, training_context)
     (path,) = (tmp_path / "logs" / "train").glob("events.out.tfevents.*")
-    found: dict[tuple[str, int], float] = {}
+    scalars: dict[tuple[str, int], float] = {}
     for record in tensorflow.data.TFRecordDataset(str(path)).as_numpy_iterator():
         event = tensorflow.compat.v1.Event.FromString(record)
         for value in event.summary.value:
             assert value.metadata.plugin_data.plugin_name == "scalars"
-            found[value.tag, event.step] = float(tensorflow.make_ndarray(value.tensor))
-    assert found.keys() == {
+            scalars[value.tag, event.step] = float(tensorflow.make_ndarray(value.tensor))
+    assert scalars.keys() == {
         (name, epoch) for name in ("loss", "accuracy", "val_loss", "val_accuracy") for epoch in (1, 2, 3)
     }
-    assert found["val_loss", 2] == pytest.approx(facts["history"][1]["val_loss"], abs=1e-5)
+    assert scalars["val_loss", 2] == pytest.approx(facts["history"][1]["val_loss"], abs=1e-5)
 
 
 class Stopped(Exception):  # noqa: N818 - no error
@@ -313,25 +317,25 @@ def test_an_interrupted_training_goes_on(
 
     monkeypatch.setattr(checkpoint, "EVERY_S", 0.0)
     notes: list[str] = []
-    given = replace(context(Blobs(), tmp_path), unfinished=tmp_path / "unfinished")
-    monkeypatch.setattr(given.progress, "note", notes.append)
+    training_context = replace(context(Blobs(), tmp_path), unfinished=tmp_path / "unfinished")
+    monkeypatch.setattr(training_context.progress, "note", notes.append)
     settings = TrainingSettings(epochs=6, batch_size=40, learning_rate=0.02, **more)
 
     def trained(*callbacks: Any, folder: Path | None) -> tuple[Any, Any]:
         seeded(0)
         model = network(keras, dropout=0.2)
         loss = loop.label_loss(ClassificationHead("softmax"))
-        return model, loop.fit(model, loss, settings, replace(given, unfinished=folder), callbacks)
+        return model, loop.fit(model, loss, settings, replace(training_context, unfinished=folder), callbacks)
 
-    expected, whole = trained(folder=None)
+    expected, expected_facts = trained(folder=None)
     with pytest.raises(Stopped):
-        trained(lambda model: stopping_after(2), folder=given.unfinished)
-    model, facts = trained(folder=given.unfinished)
+        trained(lambda model: stopping_after(2), folder=training_context.unfinished)
+    model, facts = trained(folder=training_context.unfinished)
     (note,) = notes
     assert note in ("continues after epoch 2 of 6", "continues after epoch 3 of 6")
-    assert len(facts["history"]) == len(whole["history"])
-    assert facts.get("best_epoch") == whole.get("best_epoch")
-    assert facts["history"] == whole["history"]
+    assert len(facts["history"]) == len(expected_facts["history"])
+    assert facts.get("best_epoch") == expected_facts.get("best_epoch")
+    assert facts["history"] == expected_facts["history"]
     for mine, other in zip(model.get_weights(), expected.get_weights(), strict=True):
         np.testing.assert_array_equal(mine, other)
 
@@ -340,8 +344,10 @@ def test_an_interrupted_training_goes_on(
 def test_a_damaged_checkpoint_is_no_checkpoint(keras: Any, tmp_path: Path, content: bytes) -> None:
     (tmp_path / "unfinished").mkdir()
     (tmp_path / "unfinished" / checkpoint.FILE).write_bytes(content)
-    given = replace(context(Blobs(), tmp_path), unfinished=tmp_path / "unfinished")
-    facts = loop.fit(network(keras), loop.label_loss(ClassificationHead("softmax")), TrainingSettings(epochs=2), given)
+    training_context = replace(context(Blobs(), tmp_path), unfinished=tmp_path / "unfinished")
+    facts = loop.fit(
+        network(keras), loop.label_loss(ClassificationHead("softmax")), TrainingSettings(epochs=2), training_context
+    )
     assert len(facts["history"]) == 2
 
 
@@ -353,9 +359,9 @@ def test_schedules_rise_and_fall(keras: Any, rising: int) -> None:
     )
     linear = library.PolynomialDecay(0.5, 100 - rising, end_learning_rate=0.0)
     names: tuple[schedules.Name, ...] = ("cosine", "linear", "steps", "constant")
-    found = {name: schedules.schedule(name, 0.5, 100, rising) for name in names}
+    rate_schedules = {name: schedules.schedule(name, 0.5, 100, rising) for name in names}
     for step in (0, 1, 5, 10, 37, 55, 80, 99, 100):
-        rate = {name: float(each(step)) for name, each in found.items()}
+        rate = {name: float(rate_schedule(step)) for name, rate_schedule in rate_schedules.items()}
         assert rate["cosine"] == pytest.approx(float(cosine(step)), abs=1e-6)
         share = min(step / rising, 1.0) if rising else 1.0
         assert rate["linear"] == pytest.approx(share * float(linear(max(step - rising, 0))), abs=1e-6)

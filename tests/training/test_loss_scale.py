@@ -68,7 +68,7 @@ CASES = {
 
 
 def mean_loss(case: Case, outputs: list[np.ndarray]) -> float:
-    repeated = [np.repeat(np.asarray(each, np.float32), len(case.targets), axis=0) for each in outputs]
+    repeated = [np.repeat(np.asarray(output, np.float32), len(case.targets), axis=0) for output in outputs]
     return float(np.asarray(case.head.loss(case.targets, repeated)).mean())
 
 
@@ -78,14 +78,14 @@ def test_no_other_constant_is_better(keras: Any, name: str) -> None:
     case = CASES[name]
     guess = case.head.constant_outputs(case.targets, case.shapes)
     assert guess is not None
-    assert [each.shape for each in guess] == [(1, *shape) for shape in case.shapes]
+    assert [output.shape for output in guess] == [(1, *shape) for shape in case.shapes]
     least = mean_loss(case, guess)
     if case.loss is not None:
         assert least == pytest.approx(case.loss, abs=1e-4)
     tolerance = 2e-2 if name.startswith("segmentation") else 1e-5  # for masks, positions are weighted by sample
     for number in range(len(guess)):
         for factor in (0.9, 1.1):
-            changed = [each * factor if index == number else each for index, each in enumerate(guess)]
+            changed = [output * factor if index == number else output for index, output in enumerate(guess)]
             assert mean_loss(case, changed) >= least - tolerance
 
 
@@ -107,24 +107,24 @@ def test_a_class_without_samples_has_a_finite_loss(keras: Any) -> None:
 def test_errors_in_the_unit_of_the_targets(keras: Any, name: str) -> None:
     case = CASES[name]
     guess = [
-        np.repeat(each, len(case.targets), axis=0)
-        for each in case.head.constant_outputs(case.targets, case.shapes) or []
+        np.repeat(output, len(case.targets), axis=0)
+        for output in case.head.constant_outputs(case.targets, case.shapes) or []
     ]
     values = case.head.training_values(case.targets, guess)
     assert tuple(values) == case.head.shown_values
-    (found,) = (np.asarray(each) for each in values.values())
-    assert found.shape == (len(case.targets),)
+    (errors,) = (np.asarray(tensor) for tensor in values.values())
+    assert errors.shape == (len(case.targets),)
     if name == "regression":
-        np.testing.assert_allclose(found, np.abs(VALUES - VALUES.mean(axis=0)).mean(axis=1), rtol=1e-4)
+        np.testing.assert_allclose(errors, np.abs(VALUES - VALUES.mean(axis=0)).mean(axis=1), rtol=1e-4)
     if name == "keypoints":
         visible = POINTS[..., 2] > 0
         distances = np.linalg.norm(guess[0] - POINTS[..., :2], axis=-1)
         expected = (distances * visible).sum(axis=1) / np.maximum(visible.sum(axis=1), 1)
-        np.testing.assert_allclose(found, expected, rtol=1e-4)
+        np.testing.assert_allclose(errors, expected, rtol=1e-4)
     if name == "reconstruction":
-        assert not found[30:].any()  # anomalies
+        assert not errors[30:].any()  # anomalies
         np.testing.assert_allclose(
-            found[:30], np.abs(guess[0][:30].reshape(30, -1) - CLEAN[:30, :-1]).mean(axis=1), rtol=1e-4
+            errors[:30], np.abs(guess[0][:30].reshape(30, -1) - CLEAN[:30, :-1]).mean(axis=1), rtol=1e-4
         )
 
 
@@ -142,8 +142,10 @@ def network(keras: Any) -> Any:
 
 @pytest.mark.tensorflow
 def test_a_training_reports_its_scale(keras: Any, tmp_path: Path) -> None:
-    model, given = network(keras), context(Blobs(), tmp_path)
-    facts = loop.fit(model, loop.own_loss(model, given), TrainingSettings(epochs=1, batch_size=32), given)
+    model, training_context = network(keras), context(Blobs(), tmp_path)
+    facts = loop.fit(
+        model, loop.own_loss(model, training_context), TrainingSettings(epochs=1, batch_size=32), training_context
+    )
     assert facts["loss"] == {"name": "cross-entropy in nats", "guessing": pytest.approx(np.log(2), abs=1e-3)}
 
 
@@ -152,15 +154,19 @@ def test_distillation_is_compared_with_guessing_too_and_0_is_the_teacher(keras: 
     from compress.distillation import losses, teachers
     from compress.distillation.settings import DistillationSettings
 
-    model, given = network(keras), context(Blobs(), tmp_path)
+    model, training_context = network(keras), context(Blobs(), tmp_path)
     teacher = teachers.of_model(network(keras), Blobs(), "teacher")
     head = loop.head_of(model, Blobs())
     settings = TrainingSettings(epochs=1)
-    loss = losses.loss_of(head, [teacher], DistillationSettings(weight=0.9, temperature=2.0), settings, given)
+    loss = losses.loss_of(
+        head, [teacher], DistillationSettings(weight=0.9, temperature=2.0), settings, training_context
+    )
     targets = {"labels": Blobs().labels("train"), "soft_targets": loss.soft_targets["train"]}
     scale = loop.loss_scale(model, loss, Blobs().inputs("train"), targets, 0)
     assert scale.name == "0.9 x divergence from the teachers + 0.1 x cross-entropy in nats"
     assert scale.references["loss"] > 0
-    alone = losses.loss_of(head, [teacher], DistillationSettings(weight=1.0, temperature=2.0), settings, given)
+    alone = losses.loss_of(
+        head, [teacher], DistillationSettings(weight=1.0, temperature=2.0), settings, training_context
+    )
     batch = loop.Batch(Blobs().inputs("train"), targets["labels"], targets["soft_targets"])
     np.testing.assert_allclose(np.asarray(alone.of(batch, teacher.predict(batch.inputs)[0])), 0.0, atol=1e-5)

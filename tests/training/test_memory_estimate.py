@@ -46,11 +46,11 @@ def test_what_is_counted(keras: Any, tmp_path: Path) -> None:
     image = keras.Input((8, 8, 1))
     model = keras.Model(image, layers.Dense(2)(layers.Flatten()(inner(layers.Conv2D(4, 3, padding="same")(image)))))
     inputs = np.zeros((10, 8, 8, 1), np.float32)
-    found = estimate(model, inputs)
+    usage = estimate(model, inputs)
     values = 64 + 256 + (256 + 256) + 256 + 2  # input, convolution, the inner model's two, flattened, dense
-    assert found.activations == values * 4 * 2
-    assert found.weights == model.count_params() * 4 * 4
-    assert found.samples == inputs.nbytes
+    assert usage.activations == values * 4 * 2
+    assert usage.weights == model.count_params() * 4 * 4
+    assert usage.samples == inputs.nbytes
     np.save(tmp_path / "inputs.npy", inputs)
     assert estimate(model, np.load(tmp_path / "inputs.npy", mmap_mode="r")).samples == 0
 
@@ -60,8 +60,8 @@ def test_a_training_notes_it_before_it_starts(keras: Any, tmp_path: Path, monkey
     monkeypatch.setattr(memory, "memory", lambda: Memory(MB, 1000, 0))
     layers = keras.layers
     model = keras.Sequential([layers.Input((8, 8, 1)), layers.Flatten(), layers.Dense(2)])
-    given, notes = context(Blobs(), tmp_path), []
-    monkeypatch.setattr(given.progress, "note", notes.append)
-    loop.fit(model, loop.own_loss(model, given), TrainingSettings(epochs=1, batch_size=32), given)
+    training_context, notes = context(Blobs(), tmp_path), []
+    monkeypatch.setattr(training_context.progress, "note", notes.append)
+    loop.fit(model, loop.own_loss(model, training_context), TrainingSettings(epochs=1, batch_size=32), training_context)
     (note,) = notes
     assert note.startswith("training takes about ")

@@ -143,9 +143,14 @@ def test_what_xla_cannot_compile_is_named(keras: Any, tmp_path: Path) -> None:
     model = keras.Sequential(
         [keras.Input((8, 8, 1)), CallsPython(), keras.layers.Flatten(), keras.layers.Dense(2, "softmax")]
     )
-    given = replace(context(Blobs(), tmp_path), execution=Execution(jit_compile=True))
+    training_context = replace(context(Blobs(), tmp_path), execution=Execution(jit_compile=True))
     with pytest.raises(StageError, match=r"XLA cannot compile the operation PyFunc of this training"):
-        loop.fit(model, loop.own_loss(model, given), loop.TrainingSettings(epochs=1, batch_size=16), given)
+        loop.fit(
+            model,
+            loop.own_loss(model, training_context),
+            loop.TrainingSettings(epochs=1, batch_size=16),
+            training_context,
+        )
 
 
 def test_callbacks_of_a_training_see_every_step(keras: Any, tmp_path: Path) -> None:
@@ -156,9 +161,13 @@ def test_callbacks_of_a_training_see_every_step(keras: Any, tmp_path: Path) -> N
             steps.append(batch)
 
     model = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(2, "softmax")])
-    given = replace(context(Blobs(), tmp_path), execution=Execution(steps_per_execution=6))
+    training_context = replace(context(Blobs(), tmp_path), execution=Execution(steps_per_execution=6))
     loop.fit(
-        model, loop.own_loss(model, given), loop.TrainingSettings(epochs=1, batch_size=16), given, [lambda _: Seen()]
+        model,
+        loop.own_loss(model, training_context),
+        loop.TrainingSettings(epochs=1, batch_size=16),
+        training_context,
+        [lambda _: Seen()],
     )
     assert steps == [0, 1, 2, 3, 4, 5]
 
@@ -177,7 +186,7 @@ def test_an_interrupted_training_on_several_devices_goes_on(
     layers = keras.layers
     model = keras.Sequential([keras.Input((8, 8, 1)), layers.Flatten(), layers.Dense(2, "softmax")])
     start = model.get_weights()
-    given = replace(context(Blobs(), tmp_path), unfinished=tmp_path)
+    training_context = replace(context(Blobs(), tmp_path), unfinished=tmp_path)
     settings = loop.TrainingSettings(epochs=4, batch_size=16)
 
     class Stop(keras.callbacks.Callback):  # type: ignore[misc]
@@ -186,12 +195,12 @@ def test_an_interrupted_training_on_several_devices_goes_on(
                 raise StoppedError
 
     with pytest.raises(StoppedError):
-        loop.fit(model, loop.own_loss(model, given), settings, given, [lambda trained: Stop()])
+        loop.fit(model, loop.own_loss(model, training_context), settings, training_context, [lambda trained: Stop()])
     model.set_weights(start)
     import tensorflow
 
     monkeypatch.setattr(strategies, "strategy", lambda execution: tensorflow.distribute.MirroredStrategy(["CPU:0"]))
-    copied = replace(given, execution=Execution(strategy="mirrored"), progress=SilentProgress())
+    copied = replace(training_context, execution=Execution(strategy="mirrored"), progress=SilentProgress())
     resumed = loop.fit(model, loop.own_loss(model, copied), settings, copied)["history"]
     assert len(resumed) == 4
     assert not all(np.array_equal(one, two) for one, two in zip(start, model.get_weights(), strict=True))

@@ -58,15 +58,15 @@ def network(keras: Any, softmax: bool = True) -> Any:
 
 def test_classes_keep_their_proportions() -> None:
     errors, features = RANDOM.random(100), RANDOM.random((100, 5), np.float32)
-    for found in (
+    for indices in (
         subset.stratified(20, LABELS, 3),
         subset.by_error(20, LABELS, errors),
         subset.by_error(20, LABELS, errors, "middle"),
         subset.covering(20, LABELS, features),
     ):
-        assert len(set(found.tolist())) == 20
-        np.testing.assert_array_equal(np.bincount(LABELS[found]), [12, 6, 2])
-        assert (np.diff(found) > 0).all()
+        assert len(set(indices.tolist())) == 20
+        np.testing.assert_array_equal(np.bincount(LABELS[indices]), [12, 6, 2])
+        assert (np.diff(indices) > 0).all()
 
 
 def test_random_is_of_all_and_by_its_seed() -> None:
@@ -84,27 +84,27 @@ def test_by_error() -> None:
 def test_covering_reaches_every_cluster() -> None:
     centres = np.array([[0, 0], [10, 0], [0, 10], [10, 10]], np.float32)
     points = np.repeat(centres, 25, axis=0) + RANDOM.random((100, 2), np.float32)
-    found = subset.covering(5, np.zeros(100, int), points)
-    assert set(found // 25) == {0, 1, 2, 3}
+    indices = subset.covering(5, np.zeros(100, int), points)
+    assert set(indices // 25) == {0, 1, 2, 3}
     same = subset.covering(9, np.zeros(10, int), np.ones((10, 2), np.float32))
     assert len(set(same.tolist())) == 9
 
 
 def test_error_is_the_distance_to_the_label() -> None:
     scores = np.array([[1, 0, 0], [0, 1, 0], [0.5, 0.25, 0.25]], np.float32)
-    found = ClassificationHead("softmax").sample_errors(np.array([0, 0, 0]), scores)
-    np.testing.assert_allclose(np.asarray(found), [0, np.sqrt(2), np.sqrt(0.375)], atol=1e-5)
+    errors = ClassificationHead("softmax").sample_errors(np.array([0, 0, 0]), scores)
+    np.testing.assert_allclose(np.asarray(errors), [0, np.sqrt(2), np.sqrt(0.375)], atol=1e-5)
 
 
 def test_a_part_is_the_training_split_alone() -> None:
-    whole = Blobs()
-    part = Part(whole, np.array([3, 5, 8]))
+    full_data = Blobs()
+    part = Part(full_data, np.array([3, 5, 8]))
     np.testing.assert_array_equal(part.labels("train"), [1, 1, 0])
-    np.testing.assert_array_equal(part.inputs("train"), whole.inputs("train")[[3, 5, 8]])
-    np.testing.assert_array_equal(part.raw("train", np.array([1]))[0], whole.inputs("train")[5])
+    np.testing.assert_array_equal(part.inputs("train"), full_data.inputs("train")[[3, 5, 8]])
+    np.testing.assert_array_equal(part.raw("train", np.array([1]))[0], full_data.inputs("train")[5])
     for split in ("validation", "test"):
-        np.testing.assert_array_equal(part.labels(split), whole.labels(split))  # type: ignore[arg-type]
-        np.testing.assert_array_equal(part.inputs(split), whole.inputs(split))  # type: ignore[arg-type]
+        np.testing.assert_array_equal(part.labels(split), full_data.labels(split))  # type: ignore[arg-type]
+        np.testing.assert_array_equal(part.inputs(split), full_data.inputs(split))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -123,15 +123,15 @@ def test_settings_that_are_refused(settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize("softmax", [True, False])
 def test_features_are_what_the_last_layer_is_given(keras: Any, softmax: bool) -> None:
     model, inputs = network(keras, softmax), Blobs().inputs("train")
-    found = subset_selection.features(model, inputs)
-    assert found.shape == (96, 144)
+    features = subset_selection.features(model, inputs)
+    assert features.shape == (96, 144)
     dense = next(layer for layer in model.layers if type(layer).__name__ == "Dense")
     kernel, bias = dense.get_weights()
-    logits = found @ kernel + bias
+    logits = features @ kernel + bias
     head = ClassificationHead("softmax" if softmax else "logits")
-    wanted = np.asarray(head.logits(model.predict(inputs, verbose=0)))
+    expected = np.asarray(head.logits(model.predict(inputs, verbose=0)))
     np.testing.assert_allclose(
-        logits - logits.mean(1, keepdims=True), wanted - wanted.mean(1, keepdims=True), atol=1e-4
+        logits - logits.mean(1, keepdims=True), expected - expected.mean(1, keepdims=True), atol=1e-4
     )
     wide = RANDOM.random((20, 3000), np.float32)
     near = subset_selection._projected(wide)
@@ -154,16 +154,16 @@ def test_features_are_what_the_last_layer_is_given(keras: Any, softmax: bool) ->
 )
 def test_training_on_a_part(keras: Any, tmp_path: Path, settings: dict[str, Any]) -> None:
     data, notes = Hidden(), Notes()
-    given = replace(context(data, tmp_path), progress=notes, unfinished=tmp_path / "left")
+    training_context = replace(context(data, tmp_path), progress=notes, unfinished=tmp_path / "left")
     part = Subset(share=0.25, epochs=1, **settings)
     training = TrainingSettings(epochs=20, batch_size=8, learning_rate=0.02, subset=part)
     model = network(keras)
-    facts = loop.fit(model, loop.label_loss(ClassificationHead("softmax")), training, given)
+    facts = loop.fit(model, loop.label_loss(ClassificationHead("softmax")), training, training_context)
     assert len(facts["history"]) == 20
     assert facts["history"][-1]["val_accuracy"] == 1.0
-    told = facts["subset"]
-    assert (told["samples"], told["of"]) == (24, 96)
-    assert told["seconds"] >= 0
+    report = facts["subset"]
+    assert (report["samples"], report["of"]) == (24, 96)
+    assert report["seconds"] >= 0
     assert "24 of 96 samples for training" in notes.notes[0]
     assert "75% saved" in notes.notes[0]
     kept = np.load(tmp_path / "left" / subset_selection.FILE)["indices"]
@@ -174,16 +174,16 @@ def test_training_on_a_part(keras: Any, tmp_path: Path, settings: dict[str, Any]
 
 @pytest.mark.tensorflow
 def test_an_interrupted_choice_is_found_again(keras: Any, tmp_path: Path) -> None:
-    given = replace(context(Blobs(), tmp_path), progress=Notes(), unfinished=tmp_path)
+    training_context = replace(context(Blobs(), tmp_path), progress=Notes(), unfinished=tmp_path)
     part = Subset(by="hardness", share=0.25, epochs=1)
-    never = replace(given, progress=Notes())
+    never = replace(training_context, progress=Notes())
     np.savez(tmp_path / subset_selection.FILE, indices=np.arange(24), seconds=4.2)
 
     def trained(number: int) -> Any:
         raise AssertionError(number)
 
-    found, facts = subset_selection.chosen(part, ClassificationHead("softmax"), None, trained, never)
-    np.testing.assert_array_equal(found, np.arange(24))
+    indices, facts = subset_selection.chosen(part, ClassificationHead("softmax"), None, trained, never)
+    np.testing.assert_array_equal(indices, np.arange(24))
     assert facts["subset"]["seconds"] == 4.2
     for damaged in (b"", b"garbage", (tmp_path / subset_selection.FILE).read_bytes()[:-9]):
         (tmp_path / subset_selection.FILE).write_bytes(damaged)
@@ -202,14 +202,18 @@ def test_hard_samples_are_those_near_the_border(keras: Any, tmp_path: Path) -> N
             return np.broadcast_to(distance[:, None, None, None], (len(labels), 8, 8, 1)).astype(np.float32)
 
     data = Line()
-    given = replace(context(data, tmp_path), progress=Notes())
+    training_context = replace(context(data, tmp_path), progress=Notes())
     model = network(keras)
     training = TrainingSettings(epochs=5, batch_size=8, learning_rate=0.02)
-    loop.fit(model, loop.label_loss(ClassificationHead("softmax")), training, given)
-    found, _ = subset_selection.chosen(
-        Subset(by="hardness", share=0.25, of="model"), ClassificationHead("softmax"), model, lambda number: None, given
+    loop.fit(model, loop.label_loss(ClassificationHead("softmax")), training, training_context)
+    indices, _ = subset_selection.chosen(
+        Subset(by="hardness", share=0.25, of="model"),
+        ClassificationHead("softmax"),
+        model,
+        lambda number: None,
+        training_context,
     )
-    assert found.max() < 30
+    assert indices.max() < 30
 
 
 @pytest.mark.tensorflow

@@ -75,8 +75,8 @@ def test_unknown_layers_and_nothing_to_train_are_refused(keras: Any) -> None:
 
 def test_layers_near_the_input_start_later_and_learn_more_slowly(keras: Any) -> None:
     rates = transfer.rates(network(keras), TransferSettings(unfreeze_until=0.6, backbone_rate=0.5, layer_decay=0.5))
-    found = {path.split("/")[0]: rate for path, rate in rates.items()}
-    assert found == {"second": Rate(0.5, 0.6 / 3), "norm": Rate(0.25, 0.6 / 3 * 2), "first": Rate(0.125, 0.6)}
+    layer_rates = {path.split("/")[0]: rate for path, rate in rates.items()}
+    assert layer_rates == {"second": Rate(0.5, 0.6 / 3), "norm": Rate(0.25, 0.6 / 3 * 2), "first": Rate(0.125, 0.6)}
     assert transfer.rates(network(keras), TransferSettings()) == {}
 
 

@@ -19,11 +19,11 @@ pytestmark = [
 Save = Callable[[Any, str], Path]
 
 
-def chain(*layers: Callable[[Any], Any], shape: tuple[int | None, ...] = (12, 12, 4), **given: Any) -> Any:
+def chain(*layers: Callable[[Any], Any], shape: tuple[int | None, ...] = (12, 12, 4), **input_options: Any) -> Any:
     """Return a function that builds a model with one layer after the other."""
 
     def build(keras: Any) -> Any:
-        values = inputs = keras.Input(shape, **given)
+        values = inputs = keras.Input(shape, **input_options)
         for make in layers:
             values = make(keras.layers)(values)
         return keras.Model(inputs, values)
@@ -36,9 +36,9 @@ def normalization(keras: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         adapted.adapt(np.random.default_rng(0).normal(1, 3, (20, 5, 4)).astype("float32"))
-    given = keras.Input((5, 4))
+    inputs = keras.Input((5, 4))
     fixed = keras.layers.Normalization(mean=[1.0, 2, 3, 4], variance=[1.0, 2, 3, 4])
-    return keras.Model(given, fixed(adapted(given)))
+    return keras.Model(inputs, fixed(adapted(inputs)))
 
 
 def initializer(keras: Any) -> Any:
@@ -65,8 +65,8 @@ def merging(keras: Any) -> Any:
 
 def nested(keras: Any) -> Any:
     """Two calls of a model with two outputs, and of one without an input shape; results as a dictionary."""
-    layers, given = keras.layers, keras.Input((6,))
-    base = keras.Model(given, [layers.Dense(3, name="x")(given), layers.Dense(2)(given)], name="base")
+    layers, inputs = keras.layers, keras.Input((6,))
+    base = keras.Model(inputs, [layers.Dense(3, name="x")(inputs), layers.Dense(2)(inputs)], name="base")
     late = keras.Sequential([layers.Dense(4, name="x"), layers.BatchNormalization()], name="late")
     left, right = keras.Input((6,)), keras.Input((6,))
     (first, second), (third, fourth) = base(left, training=False), base(right)
@@ -96,8 +96,8 @@ def repeated_model(keras: Any) -> Any:
         ]
     )
     inner.layers[0].trainable = False
-    given = keras.Input((4, 9, 9, 2))
-    return keras.Model(given, layers.TimeDistributed(inner)(given))
+    inputs = keras.Input((4, 9, 9, 2))
+    return keras.Model(inputs, layers.TimeDistributed(inner)(inputs))
 
 
 def states(keras: Any) -> Any:
@@ -254,17 +254,17 @@ def test_rebuilt_models_answer_alike(keras: Any, tf_keras: Any, saved: Save, tmp
 
 
 def test_layers_keep_their_names_and_weights(tf_keras: Any, saved: Save) -> None:
-    layers, given = tf_keras.layers, tf_keras.Input((6,), name="in/put")
-    values = layers.Dense(4, name="tower_dense", trainable=False)(given)
+    layers, inputs = tf_keras.layers, tf_keras.Input((6,), name="in/put")
+    values = layers.Dense(4, name="tower_dense", trainable=False)(inputs)
     values = layers.Dense(4, name="tower/dense")(values)
-    model = tf_keras.Model(given, layers.BatchNormalization(name="bn")(values), name="net/1")
+    model = tf_keras.Model(inputs, layers.BatchNormalization(name="bn")(values), name="net/1")
     new = load(saved(model, "m.h5"))
     assert new.name == "net_1"
     assert [layer.name for layer in new.layers] == ["in_put", "tower_dense", "tower_dense_1", "bn"]
     assert [layer.trainable for layer in new.layers[1:]] == [False, True, True]
-    for old, made in zip(model.layers[1:], new.layers[1:], strict=True):
-        for wanted, given_weight in zip(old.get_weights(), made.get_weights(), strict=True):
-            np.testing.assert_array_equal(wanted, given_weight)
+    for old, loaded_layer in zip(model.layers[1:], new.layers[1:], strict=True):
+        for expected, actual in zip(old.get_weights(), loaded_layer.get_weights(), strict=True):
+            np.testing.assert_array_equal(expected, actual)
 
 
 def test_shared_layers_stay_shared(tf_keras: Any, saved: Save) -> None:
@@ -285,7 +285,7 @@ PROBLEMS: dict[str, tuple[Callable[[Any], Any], list[str]]] = {
         ["LSTM 'lstm': uses hard_sigmoid"],
     ),
     "always training": (
-        lambda keras: (lambda given: keras.Model(given, keras.layers.Dropout(0.5)(given, training=True)))(
+        lambda keras: (lambda inputs: keras.Model(inputs, keras.layers.Dropout(0.5)(inputs, training=True)))(
             keras.Input((3,))
         ),
         ["is called with training=True"],
@@ -346,8 +346,8 @@ def test_real_models(
     real_model: Callable[[str], Path], name: str, inputs: tuple[int, ...], outputs: tuple[int, ...], parameters: int
 ) -> None:
     path = real_model(name)
-    found = scan(path)
-    assert found.from_keras2
-    assert not found.untrusted
+    scan_result = scan(path)
+    assert scan_result.from_keras2
+    assert not scan_result.untrusted
     model = load(path)
     assert (model.input_shape, model.output_shape, model.count_params()) == (inputs, outputs, parameters)

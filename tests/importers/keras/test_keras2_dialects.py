@@ -50,7 +50,7 @@ def listed(config: Any) -> Any:
     return {"class_name": "Sequential", "config": config["config"]["layers"][1:]}
 
 
-def each(**changes: Any) -> Edit:
+def layer_settings(**changes: Any) -> Edit:
     """Return an edit that changes settings of layers by name."""
 
     def edit(config: Any) -> Any:
@@ -93,23 +93,25 @@ POLICY = {"class_name": "Policy", "config": {"name": "float32", "loss_scale": No
 L2 = {"class_name": "L1L2", "config": {"l1": 0.0, "l2": 9.999999747378752e-05}}
 DIALECTS: dict[str, Edit] = {
     "a list of layers": listed,
-    "arrays": each(leaky={"alpha": array(0.25)}, relu={"max_value": array(6.0)}),
-    "wrapped lists": each(norm={"axis": {"class_name": "ListWrapper", "items": [3]}}),
+    "arrays": layer_settings(leaky={"alpha": array(0.25)}, relu={"max_value": array(6.0)}),
+    "wrapped lists": layer_settings(norm={"axis": {"class_name": "ListWrapper", "items": [3]}}),
     "first version of normalization": renamed("BatchNormalization", "BatchNormalizationV1"),
     "second version of normalization": renamed("BatchNormalization", "BatchNormalizationV2"),
-    "types of initializers": each(
+    "types of initializers": layer_settings(
         conv={"kernel_initializer": GLOROT, "bias_initializer": {"class_name": "Zeros", "config": {"dtype": "float32"}}}
     ),
-    "initializers and regularizers of 2.0": each(dense={"kernel_initializer": SCALING, "kernel_regularizer": L2}),
-    "policies": each(conv={"dtype": POLICY}, dense={"dtype": POLICY}),
+    "initializers and regularizers of 2.0": layer_settings(
+        dense={"kernel_initializer": SCALING, "kernel_regularizer": L2}
+    ),
+    "policies": layer_settings(conv={"dtype": POLICY}, dense={"dtype": POLICY}),
     "settings that came later": without(
         conv="groups dtype", up="interpolation", pool="keepdims data_format", relu="negative_slope threshold"
     ),
-    "settings of no use": each(
+    "settings of no use": layer_settings(
         separable={"kernel_initializer": SCALING, "kernel_regularizer": None, "kernel_constraint": None},
         depthwise={"kernel_initializer": SCALING, "kernel_regularizer": L2},
     ),
-    "names of initializers": each(conv={"kernel_initializer": "glorot_uniform", "bias_initializer": "zero"}),
+    "names of initializers": layer_settings(conv={"kernel_initializer": "glorot_uniform", "bias_initializer": "zero"}),
 }
 
 
@@ -139,8 +141,8 @@ def test_training_settings_and_optimizers_are_left_alone(tf_keras: Any, saved: S
 
 
 def test_kernels_of_theano_are_turned(tf_keras: Any, saved: Save) -> None:
-    given = tf_keras.Input((9, 9, 2))
-    model = tf_keras.Model(given, tf_keras.layers.Dense(2)(tf_keras.layers.Conv2D(3, 3, name="conv")(given)))
+    image = tf_keras.Input((9, 9, 2))
+    model = tf_keras.Model(image, tf_keras.layers.Dense(2)(tf_keras.layers.Conv2D(3, 3, name="conv")(image)))
     path = saved(model, "m.h5")
     with h5py.File(path, "a") as file:
         kernel = file["model_weights/conv/conv/kernel:0"]

@@ -78,8 +78,8 @@ IMAGES: dict[str, Function] = {
 def test_a_function_computes_the_same(tf_keras: Any, saved: Save, tmp_path: Path, case: str, name: str) -> None:
     import tensorflow as tf
 
-    given = tf_keras.Input((8, 8, 4))
-    model = tf_keras.Model(given, IMAGES[case](tf, given))
+    image = tf_keras.Input((8, 8, 4))
+    model = tf_keras.Model(image, IMAGES[case](tf, image))
     new = load(saved(model, "m.h5" if case == "slices" else name))  # Keras 2 cannot write `...` into .keras
     new.save(tmp_path / "new.keras")
     assert keras2.difference(model, load(tmp_path / "new.keras")) <= keras2.TOLERANCE
@@ -88,9 +88,9 @@ def test_a_function_computes_the_same(tf_keras: Any, saved: Save, tmp_path: Path
 def test_functions_become_layers_where_there_are_some(tf_keras: Any, saved: Save) -> None:
     import tensorflow as tf
 
-    given, other = tf_keras.Input((8, 8, 4), name="in"), tf_keras.Input((8, 8, 4), name="other")
-    values = tf.reduce_mean(tf.concat([tf.nn.relu6(given + other), tf.pad(given, [[0, 0]] * 4)], -1), [1, 2])
-    model = tf_keras.Model([given, other], values)
+    image, other = tf_keras.Input((8, 8, 4), name="in"), tf_keras.Input((8, 8, 4), name="other")
+    values = tf.reduce_mean(tf.concat([tf.nn.relu6(image + other), tf.pad(image, [[0, 0]] * 4)], -1), [1, 2])
+    model = tf_keras.Model([image, other], values)
     new = load(saved(model, "m.h5"))
     kinds = {type(layer).__name__ for layer in new.layers}
     assert kinds == {"InputLayer", "Add", "Activation", "Concatenate", "ZeroPadding2D", "GlobalAveragePooling2D"}
@@ -102,15 +102,15 @@ def test_a_model_with_functions_inside_is_called_twice(tf_keras: Any, saved: Sav
 
     inside = tf_keras.Input((6,))
     inner = tf_keras.Model(inside, tf_keras.layers.Dense(6)(tf.nn.relu(inside * 2.0)), name="inner")
-    given = tf_keras.Input((6,))
-    new = load(saved(tf_keras.Model(given, inner(inner(given)) - 1.0), "m.h5"))
+    inputs = tf_keras.Input((6,))
+    new = load(saved(tf_keras.Model(inputs, inner(inner(inputs)) - 1.0), "m.h5"))
     assert new.count_params() == 42
 
 
 def test_hard_sigmoid_is_that_of_keras_2(tf_keras: Any, saved: Save, tmp_path: Path) -> None:
-    layers, given = tf_keras.layers, tf_keras.Input((8, 8, 3))
-    values = layers.Activation("hard_sigmoid")(layers.Conv2D(4, 3, activation="hard_sigmoid", name="c")(given))
-    model = tf_keras.Model(given, values)
+    layers, image = tf_keras.layers, tf_keras.Input((8, 8, 3))
+    values = layers.Activation("hard_sigmoid")(layers.Conv2D(4, 3, activation="hard_sigmoid", name="c")(image))
+    model = tf_keras.Model(image, values)
     new = load(saved(model, "m.h5"))
     assert keras2.difference(model, new) <= keras2.TOLERANCE
     assert [layer.name for layer in new.layers][2:4] == ["c_scaled", "c_clipped"]
@@ -131,9 +131,9 @@ def test_what_cannot_be_said_in_keras_3_is_refused_with_the_reason(tf_keras: Any
     import tensorflow as tf
 
     function, why = REFUSED[case]
-    given = tf_keras.Input((8, 8, 4))
+    image = tf_keras.Input((8, 8, 4))
     with pytest.raises(ModelError, match="Keras 3 has no counterpart for") as caught:
-        load(saved(tf_keras.Model(given, function(tf, given)), "m.h5"))
+        load(saved(tf_keras.Model(image, function(tf, image)), "m.h5"))
     assert why in caught.value.what
     assert caught.value.facts["refused"][0]["operator"] in ("TFOpLambda", "SlicingOpLambda")
 
@@ -184,10 +184,16 @@ def old_file(path: Path, operator: str, attributes: dict[str, Any], constants: d
     count = 1 + len(constants)
     attr = {"T": {"type": "DT_FLOAT"}, **attributes}
     node = {"name": operator, "op": operator, "input": [f"in{at}" for at in range(count)], "attr": attr}
-    given = {"batch_input_shape": [None, 8, 8, 4], "dtype": "float32", "sparse": False, "ragged": False, "name": "in"}
+    input_config = {
+        "batch_input_shape": [None, 8, 8, 4],
+        "dtype": "float32",
+        "sparse": False,
+        "ragged": False,
+        "name": "in",
+    }
     config = {"name": operator, "trainable": True, "dtype": "float32", "node_def": node, "constants": constants}
     layers = [
-        {"class_name": "InputLayer", "config": given, "name": "in", "inbound_nodes": []},
+        {"class_name": "InputLayer", "config": input_config, "name": "in", "inbound_nodes": []},
         {
             "class_name": "TensorFlowOpLayer",
             "config": config,

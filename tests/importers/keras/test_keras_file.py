@@ -93,18 +93,23 @@ def no_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_scan_of_an_archive(tmp_path: Path) -> None:
-    found = scan(archive(tmp_path / "m.keras"))
-    assert (found.format, found.keras_version, found.untrusted, found.unsupported) == ("keras", "3.15.1", (), ())
-    assert found.config == PLAIN
-    assert not found.from_keras2
+    scan_result = scan(archive(tmp_path / "m.keras"))
+    assert (scan_result.format, scan_result.keras_version, scan_result.untrusted, scan_result.unsupported) == (
+        "keras",
+        "3.15.1",
+        (),
+        (),
+    )
+    assert scan_result.config == PLAIN
+    assert not scan_result.from_keras2
 
 
 @pytest.mark.parametrize(("version", "old"), [("2.4.0", True), ("1.2.2", True), (None, True), ("3.0.0", False)])
 def test_scan_of_hdf5(tmp_path: Path, version: str | None, old: bool) -> None:
-    found = scan(hdf5(tmp_path / "m.h5", version=version))
-    assert (found.format, found.keras_version) == ("h5", version or "")
-    assert found.config == PLAIN
-    assert found.from_keras2 is old
+    scan_result = scan(hdf5(tmp_path / "m.h5", version=version))
+    assert (scan_result.format, scan_result.keras_version) == ("h5", version or "")
+    assert scan_result.config == PLAIN
+    assert scan_result.from_keras2 is old
 
 
 def test_the_content_decides_not_the_name(tmp_path: Path) -> None:
@@ -172,7 +177,7 @@ UNTRUSTED = {
 def test_untrusted_objects_are_named_and_refused(tmp_path: Path, case: str, container: str) -> None:
     entry, expected = UNTRUSTED[case]
     path = (archive if container == "m.keras" else hdf5)(tmp_path / container, sequential(entry))
-    assert any(expected in str(each) for each in scan(path).untrusted), scan(path).untrusted
+    assert any(expected in str(refusal) for refusal in scan(path).untrusted), scan(path).untrusted
     with pytest.raises(UntrustedError) as caught:
         load(path)
     assert expected in str(caught.value)
@@ -202,9 +207,9 @@ def test_what_keras_writes_is_trusted(tmp_path: Path) -> None:
 def test_compilation_is_left_out_of_archives_and_judged_in_hdf5(tmp_path: Path) -> None:
     loss = {"class_name": "MyLoss", "config": {}, "module": "nets"}
     config = sequential(sequential(compile_config={"loss": loss}), compile_config={"loss": loss})
-    found = scan(archive(tmp_path / "m.keras", config))
-    assert found.untrusted == ()
-    assert "compile_config" not in json.dumps(found.config)
+    scan_result = scan(archive(tmp_path / "m.keras", config))
+    assert scan_result.untrusted == ()
+    assert "compile_config" not in json.dumps(scan_result.config)
     assert scan(hdf5(tmp_path / "m.h5", config)).untrusted
 
 
@@ -215,8 +220,8 @@ def test_modules_of_older_releases_are_renamed(tmp_path: Path) -> None:
         {**layer("Dense"), "module": "tensorflow.keras.layers"},
         {**layer("Dense"), "module": "keras.engineer"},
     ]
-    found = scan(archive(tmp_path / "m.keras", sequential(*entries)))
-    modules = [entry["module"] for entry in found.config["config"]["layers"]]
+    scan_result = scan(archive(tmp_path / "m.keras", sequential(*entries)))
+    modules = [entry["module"] for entry in scan_result.config["config"]["layers"]]
     assert modules == ["keras.src.engine.functional", "keras.layers", "keras.layers", "keras.engineer"]
 
 
@@ -233,9 +238,9 @@ def test_every_layer_without_counterpart_is_listed_before_anything_is_loaded(tmp
 
 
 def test_names_from_the_file_cannot_write_to_the_terminal(tmp_path: Path) -> None:
-    found = scan(archive(tmp_path / "m.keras", sequential(layer("Lambda", name="\x1b[2J" + "a" * 500))))
-    assert "\x1b" not in str(found.untrusted[0])
-    assert len(str(found.untrusted[0])) < 200
+    scan_result = scan(archive(tmp_path / "m.keras", sequential(layer("Lambda", name="\x1b[2J" + "a" * 500))))
+    assert "\x1b" not in str(scan_result.untrusted[0])
+    assert len(str(scan_result.untrusted[0])) < 200
 
 
 def patched(path: Path, offset: int, layout: str, value: int) -> Path:
@@ -400,8 +405,8 @@ def test_every_public_class_is_known(keras: Any, tf_keras: Any) -> None:
 def functional(library: Any) -> Any:
     """Two inputs, two outputs, a layer shared by two calls, and a nested model."""
     layers = library.layers
-    given = library.Input((6,), name="inner_input")
-    inner = library.Model(given, layers.Dense(3, name="inner_dense")(given), name="inner")
+    inner_input = library.Input((6,), name="inner_input")
+    inner = library.Model(inner_input, layers.Dense(3, name="inner_dense")(inner_input), name="inner")
     left, right = library.Input((6,), name="left"), library.Input((6,), name="right")
     shared = layers.Dense(6, activation="relu", name="shared")
     joined = layers.Add(name="joined")([shared(left), shared(right)])
@@ -436,8 +441,8 @@ def test_load(
     assert not loaded.compiled
     kept = [layer.name for layer in model.layers if type(layer).__name__ != "InputLayer"]
     assert [layer.name for layer in loaded.layers if type(layer).__name__ != "InputLayer"] == kept
-    for wanted, given in zip(answers(model), answers(loaded), strict=True):
-        np.testing.assert_allclose(given, wanted, atol=1e-6)
+    for expected, actual in zip(answers(model), answers(loaded), strict=True):
+        np.testing.assert_allclose(actual, expected, atol=1e-6)
 
 
 @pytest.mark.tensorflow
@@ -465,8 +470,8 @@ def test_code_in_a_file_runs_only_with_trust(
     keras, witness = request.getfixturevalue(library), tmp_path / "ran"
     model = with_lambda(keras, witness)
     if nested:
-        given = keras.Input((4,))
-        model = keras.Model(given, model(given))
+        inputs = keras.Input((4,))
+        model = keras.Model(inputs, model(inputs))
     path = saved(model, name)
     expected = answers(model)[0]
     witness.unlink()
@@ -546,18 +551,18 @@ def test_another_backend_is_refused(keras: Any, tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float16", "bfloat16"])
 def test_models_of_16_bits_become_models_of_32(keras: Any, tmp_path: Path, policy: str) -> None:
     layers = keras.layers
-    given = keras.Input((6, 4), dtype=policy.removeprefix("mixed_"))
+    inputs = keras.Input((6, 4), dtype=policy.removeprefix("mixed_"))
     body = keras.Sequential([keras.Input((6, 4)), layers.Conv1D(3, 2, dtype=policy)])
     cell = layers.GRU(4, recurrent_initializer="glorot_uniform", unroll=True, dtype=policy)
-    x = layers.Bidirectional(cell, dtype=policy)(body(given))
-    model = keras.Model(given, layers.Dense(3, "softmax", dtype=policy)(layers.BatchNormalization(dtype=policy)(x)))
+    x = layers.Bidirectional(cell, dtype=policy)(body(inputs))
+    model = keras.Model(inputs, layers.Dense(3, "softmax", dtype=policy)(layers.BatchNormalization(dtype=policy)(x)))
     model.save(tmp_path / "narrow.keras")
     loaded = keras_file.load(tmp_path / "narrow.keras")
     assert {weight.dtype for weight in loaded.weights} == {"float32"}
     samples = np.random.default_rng(0).normal(size=(5, 6, 4)).astype(np.float32)
-    made, wanted = np.asarray(loaded(samples)), np.asarray(keras.ops.cast(model(samples), "float32"))
-    assert made.dtype == np.float32
-    np.testing.assert_allclose(made, wanted, atol=0.02)
+    actual, expected = np.asarray(loaded(samples)), np.asarray(keras.ops.cast(model(samples), "float32"))
+    assert actual.dtype == np.float32
+    np.testing.assert_allclose(actual, expected, atol=0.02)
 
 
 @pytest.mark.tensorflow
@@ -565,13 +570,13 @@ def test_names_operations_and_statistics_of_models_of_16_bits(keras: Any, tmp_pa
     layers = keras.layers
     norm = layers.Normalization(dtype="float32")
     norm.adapt(np.random.default_rng(0).normal(50, 20, (64, 6)).astype(np.float32))
-    given = keras.Input((6,))
-    x = keras.ops.cast(layers.Dense(4, dtype="float32", name="bfloat16")(norm(given)), "float16") * 2.0
-    model = keras.Model(given, layers.Dense(3, dtype="mixed_float16", name="float16")(x))
+    inputs = keras.Input((6,))
+    x = keras.ops.cast(layers.Dense(4, dtype="float32", name="bfloat16")(norm(inputs)), "float16") * 2.0
+    model = keras.Model(inputs, layers.Dense(3, dtype="mixed_float16", name="float16")(x))
     model.save(tmp_path / "narrow.keras")
     loaded = keras_file.load(tmp_path / "narrow.keras")
     assert [layer.name for layer in loaded.layers if isinstance(layer, layers.Dense)] == ["bfloat16", "float16"]
-    assert not [each for each in loaded.operations if "16" in str(each.output.dtype)]
+    assert not [operation for operation in loaded.operations if "16" in str(operation.output.dtype)]
     samples = np.random.default_rng(1).normal(50, 20, (5, 6)).astype(np.float32)
     np.testing.assert_allclose(np.asarray(loaded(samples)), np.asarray(model(samples), np.float32), atol=0.02)
 

@@ -45,7 +45,7 @@ def saved(library: Any, part: Part, path: Path) -> Any:
     sequence = library.Input((6, 3), batch_size=1)
     model = library.Model(sequence, part(library.layers, sequence))
     generator = np.random.default_rng(0)
-    model.set_weights([each + 0.2 * generator.standard_normal(each.shape) for each in model.get_weights()])
+    model.set_weights([weight + 0.2 * generator.standard_normal(weight.shape) for weight in model.get_weights()])
     model.save(path)
     return model
 
@@ -58,16 +58,16 @@ def test_the_states_fed_back_give_the_outputs_of_a_stateful_model(
     part, count = CASES[name]
     path = tmp_path / f"model{suffix}"
     model = saved(tf_keras if suffix == ".h5" else keras, part, path)
-    found = model_file.read(path)
-    assert "keep their state between calls" in found.notes[0]
-    imported = model_file.load(found).model
+    file = model_file.read(path)
+    assert "keep their state between calls" in file.notes[0]
+    imported = model_file.load(file).model
     assert len(imported.inputs) == len(imported.outputs) == count + 1
     for source, target in zip(imported.inputs[1:], imported.output_names[1:], strict=True):
         assert source.name.removesuffix("_in") == target.removesuffix("_out")
     states = [np.zeros((1, *source.shape[1:]), np.float32) for source in imported.inputs[1:]]
     for seed in range(3):
         sequence = np.random.default_rng(seed).standard_normal((1, 6, 3)).astype(np.float32)
-        actual, *states = (np.asarray(each) for each in imported([sequence, *states]))
+        actual, *states = (np.asarray(tensor) for tensor in imported([sequence, *states]))
         np.testing.assert_allclose(actual, np.asarray(model(sequence)), atol=1e-5)
 
 

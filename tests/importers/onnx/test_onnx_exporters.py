@@ -136,7 +136,7 @@ def test_what_an_inner_graph_takes_is_kept(saved_onnx: Saved) -> None:
         node("If", [constant(np.array(True))], ["y"], then_branch=branch, else_branch=branch),
     ]
     model, _ = onnx_model.read(saved_onnx(Model(nodes, {"x": IMAGE}, ["y"])))
-    assert [each.op_type for each in model.graph.node] == ["Conv", "Identity", "If"]
+    assert [node_proto.op_type for node_proto in model.graph.node] == ["Conv", "Identity", "If"]
 
 
 def test_a_file_whose_operators_make_none_of_its_outputs(saved_onnx: Saved) -> None:
@@ -165,7 +165,7 @@ def test_open_sides_can_be_given(saved_onnx: Saved) -> None:
     file = onnx_file.read(saved_onnx(BOTH), {"a b": [1, 4, 6, 8], "x": [1, 4, 6, 8]})
     model, parity = onnx_file.load(file)
     assert parity.max_rel < EXACT
-    assert [each.shape for each in model.inputs] == [(None, 6, 8, 4)] * 2
+    assert [tensor.shape for tensor in model.inputs] == [(None, 6, 8, 4)] * 2
     assert "its input 'x' has the requested shape [1, 4, 6, 8]" in file.notes
 
 
@@ -191,20 +191,20 @@ def test_what_has_no_rule_is_listed_with_what_is_refused_for_what_it_is(saved_on
     nodes = [
         CONV,
         node("Einsum", ["c"], ["e"], equation="bchw->bhwc"),
-        node("Range", [constant(np.array(each)) for each in (1, 2, 1)], ["one"]),
+        node("Range", [constant(np.array(argument)) for argument in (1, 2, 1)], ["one"]),
         node("If", [constant(np.array(True))], ["i"], then_branch=branch, else_branch=branch),
         node("TopK", ["e", "one"], ["largest", "places"]),
         node("Add", ["i", "largest"], ["y"]),
     ]
     listed = [("e", "Einsum"), ("i", "If"), ("largest", "TopK")]
     file = onnx_file.read(saved_onnx(Model(nodes, {"x": IMAGE}, ["y"])))
-    assert [(each.node, each.operator) for each in file.problems] == listed
+    assert [(problem.node, problem.operator) for problem in file.problems] == listed
     file = onnx_file.read(saved_onnx(Model(nodes, {"x": ("N", 4, "h", "w")}, ["y"])))
-    assert [(each.node, each.operator) for each in file.problems] == listed
+    assert [(problem.node, problem.operator) for problem in file.problems] == listed
     del nodes[3]
     nodes[-1] = node("Relu", ["largest"], ["y"])
     file = onnx_file.read(saved_onnx(Model(nodes, {"x": ("N", 4, "h", "w")}, ["y"])))
-    assert [(each.node, each.operator) for each in file.problems] == [listed[0], listed[2]]
+    assert [(problem.node, problem.operator) for problem in file.problems] == [listed[0], listed[2]]
 
 
 # --- files that onnx's checker refuses and onnxruntime accepts --------------------------------
@@ -378,8 +378,8 @@ def test_other_ways_to_say_the_same(name: str, saved_onnx: Saved) -> None:
 def test_a_class_token_is_that_of_every_sample(saved_onnx: Saved) -> None:
     nodes = [node("Concat", [floats(1, 1, 6), "x"], ["y"], axis=1)]
     model, _ = onnx_file.load(onnx_file.read(saved_onnx(Model(nodes, {"x": ("N", 5, 6)}, ["y"]))))
-    made = np.asarray(model(np.random.default_rng(0).random((3, 5, 6), np.float32)))
-    np.testing.assert_array_equal(made[:, 0], np.repeat(floats(1, 1, 6).numbers[0], 3, 0))
+    outputs = np.asarray(model(np.random.default_rng(0).random((3, 5, 6), np.float32)))
+    np.testing.assert_array_equal(outputs[:, 0], np.repeat(floats(1, 1, 6).numbers[0], 3, 0))
 
 
 def test_what_comes_behind_something_refused_is_not_blamed(saved_onnx: Saved) -> None:
@@ -395,7 +395,7 @@ def test_what_comes_behind_something_refused_is_not_blamed(saved_onnx: Saved) ->
     ]
     file = onnx_file.read(saved_onnx(Model(nodes, {"x": IMAGE}, ["y"], 18)))
     assert (file.problems[0].node, file.problems[0].reason) == ("a", "its input has 5 dimensions; 3 or 4 are supported")
-    assert not [each for each in file.problems if "?" in each.reason]
+    assert not [problem for problem in file.problems if "?" in problem.reason]
 
 
 # --- rows of tables, integer outputs ----------------------------------------------------------
@@ -410,26 +410,26 @@ def test_rows_of_a_table_are_an_embedding(kind: str, saved_onnx: Saved) -> None:
         node("Add", ["words", "kinds"], ["sum"]),
         node("ReduceMean", ["sum"], ["y"], axes=[1], keepdims=0),
     ]
-    given = {"x": ("N", 4), "kind": ("N", 4)}
-    path = saved_onnx(Model(nodes, given, ["y"], 13, dict.fromkeys(given, WHOLE[kind])))
+    input_shapes = {"x": ("N", 4), "kind": ("N", 4)}
+    path = saved_onnx(Model(nodes, input_shapes, ["y"], 13, dict.fromkeys(input_shapes, WHOLE[kind])))
     assert sorted(kinds(path)) == ["Add", "Embedding", "Embedding", "Flatten", "Mean"]
     model, _ = onnx_file.load(onnx_file.read(path))
     assert model.count_params() == 21
     samples = np.random.default_rng(0).integers(0, 2, (2, 3, 4))
-    wanted = (floats(5, 3).numbers[samples[0]] + floats(2, 3).numbers[samples[1]]).mean(1)
-    np.testing.assert_allclose(model(list(samples.astype(np.float32))), wanted, rtol=1e-5)
+    expected = (floats(5, 3).numbers[samples[0]] + floats(2, 3).numbers[samples[1]]).mean(1)
+    np.testing.assert_allclose(model(list(samples.astype(np.float32))), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("made", "reason"),
+    ("tested_node", "reason"),
     [
         (node("Gather", [floats(5, 3), "x"], ["y"], axis=1), "it indexes a constant"),
         (node("ArgMax", ["f"], ["y"], select_last_index=1), "select_last_index is not supported"),
     ],
 )
-def test_what_is_neither_an_embedding_nor_the_largest(made: Any, reason: str, saved_onnx: Saved) -> None:
-    nodes = [node("Cast", ["x"], ["f"], to=1), made]
-    nodes = nodes[made[0].op_type == "Gather" :]
+def test_what_is_neither_an_embedding_nor_the_largest(tested_node: Any, reason: str, saved_onnx: Saved) -> None:
+    nodes = [node("Cast", ["x"], ["f"], to=1), tested_node]
+    nodes = nodes[tested_node[0].op_type == "Gather" :]
     (problem,) = onnx_file.read(saved_onnx(Model(nodes, {"x": (1, 4)}, ["y"], 13, {"x": WHOLE["INT64"]}))).problems
     assert reason in problem.reason
 

@@ -198,7 +198,7 @@ def test_weights_are_trainable_and_answers_do_not_hang_on_the_batch(saved_onnx: 
     assert model.count_params() == sum(n.size for n in file.graph.constants.values() if n.dtype == np.float32)
     assert len(model.trainable_weights) == 6
     samples = np.random.default_rng(0).random((5, 8, 8, 4), np.float32)
-    np.testing.assert_allclose(model(samples), np.concatenate([model(each[None]) for each in samples]), rtol=1e-5)
+    np.testing.assert_allclose(model(samples), np.concatenate([model(sample[None]) for sample in samples]), rtol=1e-5)
     assert channel_groups.find_groups(keras_graph.read(model)).unsupported == ()
 
 
@@ -218,7 +218,7 @@ def test_several_inputs_and_outputs_keep_their_names(saved_onnx: Saved) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "found"),
+    ("name", "expected"),
     [
         ("model_1/stem/conv/Conv2D:0", "stem_conv"),
         ("/features/features.0/features.0.0/Conv", "features.0.0"),
@@ -226,8 +226,8 @@ def test_several_inputs_and_outputs_keep_their_names(saved_onnx: Saved) -> None:
         ("a;b", "a"),
     ],
 )
-def test_names(given: str, found: str) -> None:
-    assert network_builder.title(given) == found
+def test_names(name: str, expected: str) -> None:
+    assert network_builder.title(name) == expected
 
 
 @pytest.mark.parametrize(("kind", "name"), [(TensorProto.FLOAT16, "FLOAT16"), (TensorProto.DOUBLE, "DOUBLE")])
@@ -287,7 +287,7 @@ def test_everything_without_a_counterpart_is_listed_at_once(saved_onnx: Saved) -
 
 
 @pytest.mark.parametrize(
-    ("made", "reason"),
+    ("tested_node", "reason"),
     [
         (node("FusedConv", ["x"], ["y"], domain="com.microsoft"), "it is a custom operator, of 'com.microsoft'"),
         (
@@ -307,15 +307,15 @@ def test_everything_without_a_counterpart_is_listed_at_once(saved_onnx: Saved) -
         ),
     ],
 )
-def test_what_is_refused_for_what_it_is(made: Any, reason: str, tmp_path: Path) -> None:
-    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", "any"])
+def test_what_is_refused_for_what_it_is(tested_node: Any, reason: str, tmp_path: Path) -> None:
+    input_info = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", "any"])
     shown = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", "any"])
-    graph = helper.make_graph([made[0]], "graph", [given], [shown], made[1])
+    graph = helper.make_graph([tested_node[0]], "graph", [input_info], [shown], tested_node[1])
     path = tmp_path / "model.onnx"
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     path.write_bytes(helper.make_model(graph, opset_imports=opsets).SerializeToString())
     (problem,) = onnx_file.read(path).problems
-    assert (problem.node, problem.operator) == ("y", made[0].op_type)
+    assert (problem.node, problem.operator) == ("y", tested_node[0].op_type)
     assert problem.reason.startswith(reason)
 
 
@@ -364,15 +364,15 @@ def damaged(change: Callable[[Any], Any]) -> bytes:
     """Return a valid model after a change."""
     nodes = [CONV, node("Relu", ["c"], ["r"]), node("MaxPool", ["r"], ["y"], kernel_shape=[2, 2])]
     proto = Model(nodes, {"x": IMAGE}, ["y"]).proto()
-    made = change(proto)
-    return made if isinstance(made, bytes) else bytes(proto.SerializeToString())
+    changed = change(proto)
+    return changed if isinstance(changed, bytes) else bytes(proto.SerializeToString())
 
 
 def attribute(number: int, name: str, value: Any) -> Callable[[Any], None]:
     def change(proto: Any) -> None:
         attributes = proto.graph.node[number].attribute
-        for each in [each for each in attributes if each.name == name]:
-            attributes.remove(each)
+        for old_attribute in [candidate for candidate in attributes if candidate.name == name]:
+            attributes.remove(old_attribute)
         attributes.append(helper.make_attribute(name, value))
 
     return change

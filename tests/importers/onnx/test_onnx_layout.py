@@ -47,10 +47,10 @@ def test_reshapes_and_transposes_are_kept_track_of(shape: tuple[int, ...], data:
 def test_the_natural_order_is_one_that_moves_nothing(shape: tuple[int, ...], data: st.DataObject) -> None:
     order = tuple(data.draw(st.permutations(range(len(shape)))))
     value = laid(HERE, shape, order)
-    found = layout.natural(value)
-    assert found is not None
-    assert sorted(found) == list(range(len(shape)))
-    again = laid(HERE, shape, found)
+    natural_order = layout.natural(value)
+    assert natural_order is not None
+    assert sorted(natural_order) == list(range(len(shape)))
+    again = laid(HERE, shape, natural_order)
     assert (again.parts, again.order) == (value.parts, value.order)
 
 

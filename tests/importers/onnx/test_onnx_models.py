@@ -38,7 +38,7 @@ def test_a_real_model_is_imported(name: str, real_model: Callable[[str], Path]) 
     model, parity = onnx_file.load(file)
     assert parity.max_rel < EXACT
     assert (model.inputs[0].shape[1:], model.count_params()) == (sides, parameters)
-    kinds = Counter(type(each).__name__ for each in model.operations)
+    kinds = Counter(type(operation).__name__ for operation in model.operations)
     assert {"Permute", "Reshape"} & set(kinds) <= moving
 
 
@@ -58,17 +58,17 @@ def test_a_pitch_model_answers_as_its_twin(real_model: Callable[[str], Path]) ->
     sound = np.asarray(0.2 * sum(tones) + noise, np.float32)[None, :, None]
     file = onnx_file.read(real_model("onnx/basic_pitch_nmp.onnx"))
     model, _ = onnx_file.load(file, sound)
-    made = [np.asarray(each) for each in model(sound)]
+    outputs = [np.asarray(tensor) for tensor in model(sound)]
     twin = comparison.Runner(graph.read(real_model("onnx/basic_pitch_nmp.tflite"))).run([sound])
-    for each in made:
-        assert min(np.abs(each - other).max() if each.shape == other.shape else 1 for other in twin) < 1e-4
+    for output in outputs:
+        assert min(np.abs(output - other).max() if output.shape == other.shape else 1 for other in twin) < 1e-4
 
 
 def test_channels_of_a_mobilenet_can_be_followed(real_model: Callable[[str], Path]) -> None:
     model, _ = onnx_file.load(onnx_file.read(real_model(MOBILENET)))
-    found = channel_groups.find_groups(keras_graph.read(model))
-    assert found.unsupported == ()
-    assert found.pinned.sum() == 5 + 3  # channels of the outputs and of the input
+    groups = channel_groups.find_groups(keras_graph.read(model))
+    assert groups.unsupported == ()
+    assert groups.pinned.sum() == 5 + 3  # channels of the outputs and of the input
 
 
 def test_a_mobilenet_is_converted_without_moving_numbers(real_model: Callable[[str], Path]) -> None:

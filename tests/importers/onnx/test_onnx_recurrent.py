@@ -45,7 +45,7 @@ def test_a_recurrent_operator_becomes_a_layer_in_each_direction(tmp_path: Path, 
     nodes = recurrent(kind, 1 + (direction == "bidirectional"), direction=direction)
     _, model, _ = imported(saved(tmp_path, nodes, OUTPUTS[kind]))
     network = canonical(keras_graph.read(model))  # exact after unrolling, too
-    assert not {"LSTM", "GRU", "SimpleRNN", "Bidirectional", "Flip"} & {each.kind for each in network.layers.values()}
+    assert not {"LSTM", "GRU", "SimpleRNN", "Bidirectional", "Flip"} & {layer.kind for layer in network.layers.values()}
     inputs = np.random.default_rng(0).standard_normal((2, STEPS, FEATURES)).astype(np.float32)
     for expected, actual in zip(model(inputs), keras_graph.build(network)(inputs), strict=True):
         np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), atol=1e-5)
@@ -68,7 +68,7 @@ def test_states_may_be_inputs_and_outputs_of_the_model(tmp_path: Path, kind: str
     direction = "bidirectional" if directions == 2 else "forward"
     nodes = recurrent(kind, directions, names, direction=direction)
     _, model, _ = imported(saved(tmp_path, nodes, OUTPUTS[kind], **dict.fromkeys(names, (directions, 1, UNITS))))
-    assert [each.name for each in model.inputs] == ["x", *names]
+    assert [tensor.name for tensor in model.inputs] == ["x", *names]
     assert len(model.outputs) == len(OUTPUTS[kind])
 
 

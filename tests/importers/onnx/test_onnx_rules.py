@@ -461,5 +461,5 @@ def test_the_manual_lists_what_there_is() -> None:
 
 
 def test_every_rule_is_tried() -> None:
-    tried = {made.op_type for _, _, _, nodes, _ in CASES for made, _ in nodes}
+    tried = {node_proto.op_type for _, _, _, nodes, _ in CASES for node_proto, _ in nodes}
     assert set(RULES) <= tried | {"LSTM", "GRU", "RNN"}  # test_onnx_recurrent.py

@@ -147,8 +147,8 @@ def test_the_best_classes_and_the_queries_of_a_transformer_stay() -> None:
 def test_the_rest_is_imported(tmp_path: Path, keras: Any) -> None:
     from compress.importers import model_file
 
-    found = model_file.read(detector(tmp_path / "detector.onnx", "suppression"))
-    model = model_file.load(found).model
+    file = model_file.read(detector(tmp_path / "detector.onnx", "suppression"))
+    model = model_file.load(file).model
     assert [tuple(output.shape[1:]) for output in model.outputs] == [(16, 4), (16, 2)]
 
 

@@ -31,8 +31,8 @@ def small(nn: Any) -> Any:
             self.gate = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(channels, channels, 1), nn.Hardsigmoid())
 
         def forward(self, x: Any) -> Any:
-            made = self.point(nn.functional.hardswish(self.norm(self.depthwise(x))))
-            return x + made * self.gate(made)
+            features = self.point(nn.functional.hardswish(self.norm(self.depthwise(x))))
+            return x + features * self.gate(features)
 
     class Small(nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -75,12 +75,12 @@ def test_a_pytorch_model_is_imported(tmp_path: Path, dynamo: bool, opset: int) -
         torch.onnx.export(model, (torch.randn(1, 3, 32, 32),), path, opset_version=opset, dynamo=dynamo)
     file = onnx_file.read(path)
     assert file.problems == ()
-    made, parity = onnx_file.load(file)
+    imported_model, parity = onnx_file.load(file)
     assert parity.max_rel < 1e-5
-    kinds = [type(each).__name__ for each in made.operations]
+    kinds = [type(operation).__name__ for operation in imported_model.operations]
     assert "Permute" not in kinds
     assert {"DepthwiseConv2D", "Conv2D", "Dense", "Gelu"} <= set(kinds)
     samples = torch.randn(3, 3, 32, 32)
     with torch.no_grad():
-        wanted = model(samples).numpy()
-    np.testing.assert_allclose(np.asarray(made(samples.numpy().transpose(0, 2, 3, 1))), wanted, atol=1e-5)
+        expected = model(samples).numpy()
+    np.testing.assert_allclose(np.asarray(imported_model(samples.numpy().transpose(0, 2, 3, 1))), expected, atol=1e-5)

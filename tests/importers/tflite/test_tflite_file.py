@@ -59,12 +59,12 @@ def converted(model: Any, *optimizations: Any, types: Any = ()) -> bytes:
 def test_a_network_comes_back_from_its_file(keras: Any, builder: networks.Builder, written: Written) -> None:
     model = networks.randomized(builder(keras))
     path = written(export.convert_float(model))
-    made, parity = tflite_file.load(tflite_file.read(path))
+    imported_model, parity = tflite_file.load(tflite_file.read(path))
     assert parity.max_rel < EXACT
     samples = np.random.default_rng(1).random((7, 12, 12, 3), np.float32)  # more than the batch of the file
-    assert verification.compare_output(np.asarray(model(samples)), np.asarray(made(samples))).relative < EXACT
-    assert made.count_params() >= 0.9 * sum(np.prod(w.shape) for w in model.weights if "moving" not in w.path)
-    assert all(weight.trainable for weight in made.weights)
+    assert verification.compare_output(np.asarray(model(samples)), np.asarray(imported_model(samples))).relative < EXACT
+    assert imported_model.count_params() >= 0.9 * sum(np.prod(w.shape) for w in model.weights if "moving" not in w.path)
+    assert all(weight.trainable for weight in imported_model.weights)
 
 
 def reshaping(keras: Any, batch: int | None) -> Any:
@@ -83,9 +83,9 @@ def test_a_batch_of_any_size(keras: Any, written: Written, batch: int | None) ->
     file = tflite_file.read(written(converted(model)))
     assert file.problems == ()
     assert file.batch == (batch or 1)
-    made, parity = tflite_file.load(file)
+    imported_model, parity = tflite_file.load(file)
     assert parity.max_rel < EXACT
-    assert made.input_shape == (None, 8, 8, 3)
+    assert imported_model.input_shape == (None, 8, 8, 3)
 
 
 def atrous(keras: Any) -> Any:
@@ -109,12 +109,12 @@ def test_dilated_convolutions_stay_one_layer_each(keras: Any, written: Written, 
     file = tflite_file.read(written(converted(model)))
     assert "SPACE_TO_BATCH_ND" in [operator.name for operator in file.graph.operators]
     assert file.problems == ()
-    made, parity = tflite_file.load(file)
+    imported_model, parity = tflite_file.load(file)
     assert parity.max_rel < EXACT
-    kinds = [type(layer).__name__ for layer in made.layers]
+    kinds = [type(layer).__name__ for layer in imported_model.layers]
     assert kinds.count("Conv2D") == 2
     samples = np.random.default_rng(1).random((3, *model.input_shape[1:]), np.float32)
-    assert verification.compare_output(np.asarray(model(samples)), np.asarray(made(samples))).relative < EXACT
+    assert verification.compare_output(np.asarray(model(samples)), np.asarray(imported_model(samples))).relative < EXACT
 
 
 @pytest.mark.parametrize(("types", "dtype"), [(["float16"], "FLOAT16"), ([], "INT8")])
@@ -131,10 +131,10 @@ def test_weights_stored_in_fewer_bits_are_taken_as_floats(
     assert dtype in {tensor.dtype for tensor in graph.parse(data).tensors}
     file = tflite_file.read(written(data))
     assert any(f"of {dtype} are taken as float32" in note for note in file.notes)
-    made, parity = tflite_file.load(file)
+    imported_model, parity = tflite_file.load(file)
     assert parity.max_rel < EXACT
     samples = np.random.default_rng(1).random((7, 8, 8, 8), np.float32)
-    assert verification.compare_output(np.asarray(model(samples)), np.asarray(made(samples))).relative < 0.02
+    assert verification.compare_output(np.asarray(model(samples)), np.asarray(imported_model(samples))).relative < 0.02
     assert "DEQUANTIZE" not in {operator.name for operator in file.imported.plain.graph.operators}  # type: ignore[union-attr]
 
 
@@ -143,9 +143,9 @@ def test_several_inputs_and_outputs(keras: Any, written: Written) -> None:
     one, two = keras.Input((6, 6, 3)), keras.Input((6, 6, 3))
     x = layers.Conv2D(4, 3)(layers.Add()([one, layers.ReLU()(two)]))
     model = networks.randomized(keras.Model([one, two], [x, layers.GlobalMaxPooling2D()(x)]))
-    made, parity = tflite_file.load(tflite_file.read(written(export.convert_float(model))))
+    imported_model, parity = tflite_file.load(tflite_file.read(written(export.convert_float(model))))
     assert parity.max_rel < EXACT
-    assert (len(made.inputs), len(made.outputs)) == (2, 2)
+    assert (len(imported_model.inputs), len(imported_model.outputs)) == (2, 2)
 
 
 def test_a_quantized_file_is_none_to_rebuild(written: Written) -> None:
@@ -200,8 +200,8 @@ def test_the_first_operator_that_differs_is_named(
 def test_nonsense_is_refused_in_words(
     written: Written, tensors: dict[str, Any], ops: list[Any], ends: list[str], message: str | None
 ) -> None:
-    made = {name: Tensor(shape, "FLOAT32") for name, shape in tensors.items()}
-    path = written(content(made, [Op(*op) for op in ops], ends, ["out"]))
+    typed_tensors = {name: Tensor(shape, "FLOAT32") for name, shape in tensors.items()}
+    path = written(content(typed_tensors, [Op(*op) for op in ops], ends, ["out"]))
     if message is None:
         (problem,) = tflite_file.read(path).problems
         assert problem == Refused("operator 0, out", "RELU", "no operator before it computes its input 0, 'a'")

@@ -247,8 +247,8 @@ CASES: list[Case] = [
 def test_an_operator_becomes_layers_that_compute_the_same(keras: Any, tmp_path: Path, case: Case) -> None:
     name, inputs, output, options, expected = case
     version = 2 if name == "BROADCAST_TO" else 1
-    _, model, apart = imported(one(name, inputs, output, version, **options), tmp_path)
-    assert apart < EXACT
+    _, model, difference = imported(one(name, inputs, output, version, **options), tmp_path)
+    assert difference < EXACT
     assert kinds(model) == expected
 
 
@@ -267,11 +267,13 @@ def test_an_operator_with_several_outputs(
     shapes = [tuple(size if side == axis else s for side, s in enumerate(shape)) for size in sizes or ()]
     parts = {f"part{at}": computed(*(shapes[at] if shapes else shape)) for at in range(count)}
     tensors = {f"in{at}": tensor for at, tensor in enumerate(inputs)} | parts
-    given = [name for name, tensor in tensors.items() if name.startswith("in") and tensor.data is None]
+    input_names = [name for name, tensor in tensors.items() if name.startswith("in") and tensor.data is None]
     options = {"numSplits": 2} if name.startswith("SPLIT") else {"num": 5, "axis": 1}
-    parsed = read(tensors, [Op(name, [n for n in tensors if n[:2] == "in"], [*parts], 1, options)], given, [*parts])
-    _, model, apart = imported(parsed, tmp_path)
-    assert apart < EXACT
+    parsed = read(
+        tensors, [Op(name, [n for n in tensors if n[:2] == "in"], [*parts], 1, options)], input_names, [*parts]
+    )
+    _, model, difference = imported(parsed, tmp_path)
+    assert difference < EXACT
     assert len(model.outputs) == count
 
 
@@ -295,8 +297,8 @@ def test_a_choice_between_two_tensors(keras: Any, tmp_path: Path, comparison: st
         Op(joined, ["above", "other"], ["both"], 1, {}),
         Op("SELECT_V2", ["both" if joined == "LOGICAL_OR" else "above", "x", "zero"], ["out"], 1, {}),
     ]
-    _, model, apart = imported(read(tensors, ops, ["x"], ["out"]), tmp_path)
-    assert apart < EXACT
+    _, model, difference = imported(read(tensors, ops, ["x"], ["out"]), tmp_path)
+    assert difference < EXACT
     assert "Where" in kinds(model)
 
 
@@ -362,8 +364,8 @@ def test_what_has_no_counterpart_says_why(
     computed_too = {"tail": computed(1, 5, 6)} if name == "ARG_MAX" else {}
     tensors = {f"in{at}": tensor for at, tensor in enumerate(inputs)} | {"out": output} | computed_too
     ops = [Op(name, [f"in{at}" for at in range(len(inputs))], ["out"], 1, options)]
-    given = [key for key, tensor in tensors.items() if key.startswith("in") and tensor.data is None]
-    path.write_bytes(graph.serialize(read(tensors, ops, given, ["out"])))
+    input_names = [key for key, tensor in tensors.items() if key.startswith("in") and tensor.data is None]
+    path.write_bytes(graph.serialize(read(tensors, ops, input_names, ["out"])))
     (problem,) = tflite_file.read(path).problems
     assert str(problem).startswith(f"{name} 'operator 0, out': {why}")
     with pytest.raises(ModelError, match="1 operator cannot be converted to Keras layers"):

@@ -14,12 +14,12 @@ import tensorflow as tf
 def outputs(path):
     interpreter = tf.lite.Interpreter(str(path))
     interpreter.allocate_tensors()
-    given, made = interpreter.get_input_details(), interpreter.get_output_details()
+    input_details, output_details = interpreter.get_input_details(), interpreter.get_output_details()
     rows = []
     for value in np.load(str(path.with_suffix(".npy"))):
-        interpreter.set_tensor(given[0]["index"], value)
+        interpreter.set_tensor(input_details[0]["index"], value)
         interpreter.invoke()
-        rows.append(np.concatenate([interpreter.get_tensor(each["index"]).ravel() for each in made]))
+        rows.append(np.concatenate([interpreter.get_tensor(detail["index"]).ravel() for detail in output_details]))
     return np.stack(rows)
 
 

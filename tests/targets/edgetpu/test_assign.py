@@ -27,10 +27,10 @@ def large(side: int = 1500, seed: int = 0) -> Graph:
     """A dense layer of `side` by `side`: 2.25 MB of parameters at 1500."""
     random = np.random.default_rng(seed)
     model = tiny.TfliteBuilder(int8=True)
-    given = model.activation("input", [1, side], (0.0, 1.0))
-    made = model.activation("output", [1, side], (-20.0, 20.0))
-    model.dense(given, random.uniform(-1, 1, (side, side)), np.ones(side), made)
-    return graph.parse(model.finish([given], [made]))
+    input_tensor = model.activation("input", [1, side], (0.0, 1.0))
+    output_tensor = model.activation("output", [1, side], (-20.0, 20.0))
+    model.dense(input_tensor, random.uniform(-1, 1, (side, side)), np.ones(side), output_tensor)
+    return graph.parse(model.finish([input_tensor], [output_tensor]))
 
 
 @pytest.mark.parametrize("load_factor", [0.3, 0.6, 0.85])
@@ -40,8 +40,8 @@ def test_the_queue_is_that_of_a_simulation(load_factor: float, reload_ms: float)
     loads = [Load("a", None, 3.0), Load("b", None, 1.0)]  # type: ignore[arg-type]
     reloads = [reload_ms, reload_ms / 2]
     busy = sharing.shared((0, 1), loads, services, reloads).queue.utilization
-    rates = [load_factor / busy * each.rate_per_s for each in loads]
-    loads = [Load(each.name, each.graph, rate) for each, rate in zip(loads, rates, strict=True)]
+    rates = [load_factor / busy * model_load.rate_per_s for model_load in loads]
+    loads = [Load(model_load.name, model_load.graph, rate) for model_load, rate in zip(loads, rates, strict=True)]
     queue = sharing.shared((0, 1), loads, services, reloads).queue
     assert queue.utilization == pytest.approx(load_factor)
     waits = queue_simulation.waits_ms(rates, [2.0, 9.0], reloads)
@@ -84,11 +84,11 @@ def test_local_search_is_as_good_as_every_assignment(monkeypatch: pytest.MonkeyP
     loads = [Load(str(index), graphs[index % 2], 10.0 + 7 * index) for index in range(6)]
     best = sharing.assign(loads, TARGET, 2, "usb3", "max")
     monkeypatch.setattr(sharing, "MOST_TRIED", 0)
-    found = sharing.assign(loads, TARGET, 2, "usb3", "max")
-    assert best.method != found.method
-    values = [sum(group.value[1] for group in each.groups) for each in (best, found)]
+    local_optimum = sharing.assign(loads, TARGET, 2, "usb3", "max")
+    assert best.method != local_optimum.method
+    values = [sum(group.value[1] for group in assignment.groups) for assignment in (best, local_optimum)]
     assert values[1] <= values[0] * 1.02
-    assert sorted(index for group in found.groups for index in group.models) == list(range(6))
+    assert sorted(index for group in local_optimum.groups for index in group.models) == list(range(6))
 
 
 def test_refusals() -> None:
@@ -105,9 +105,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     path = tmp_path / "net.tflite"
     path.write_bytes(tiny.classifier())
     assert main(["assign", f"{path}=50", f"{path}=20", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["stable"]
-    assert found["groups"][0]["compiled_together"]
+    report = json.loads(capsys.readouterr().out)
+    assert report["stable"]
+    assert report["groups"][0]["compiled_together"]
     assert main(["assign", f"{path}=5000"]) == 7
     assert "too many requests" in capsys.readouterr().out
     assert main(["assign", f"{path}=5000", "--json"]) == 7

@@ -54,9 +54,9 @@ def test_parameter_bytes_of_real_models(models: list[CompiledModel]) -> None:
 
 
 def test_few_exact_models_rest_on_what_no_other_confirms(models: list[CompiledModel]) -> None:
-    found = compiler_evidence.left_out(models)
-    assert found["exact_without_branches_of_their_own"] >= 24
-    assert found["exact_without_branches_of_their_family"] >= 18
+    counts = compiler_evidence.left_out(models)
+    assert counts["exact_without_branches_of_their_own"] >= 24
+    assert counts["exact_without_branches_of_their_family"] >= 18
 
 
 def test_activations_of_real_models(models: list[CompiledModel]) -> None:
@@ -79,9 +79,9 @@ def test_everything_is_cached_where_it_fits_and_the_largest_given_up_where_it_ne
     def kept(*sizes: float, streamed: float = 0.0) -> str:
         layers = [Parameters(int(size * MIB), int(size * MIB), (1, 1)) for size in sizes]
         layers += [Parameters(int(streamed * MIB), int(streamed * MIB), (1, 1), always_streamed=True)] * bool(streamed)
-        found = parameter_memory.allocate_cache(layers, TARGET)
-        assert found.cached_bytes + found.streamed_bytes == sum(layer.size_bytes for layer in layers)
-        return "".join("-+"[not streamed] for streamed in found.streamed)
+        allocation = parameter_memory.allocate_cache(layers, TARGET)
+        assert allocation.cached_bytes + allocation.streamed_bytes == sum(layer.size_bytes for layer in layers)
+        return "".join("-+"[not streamed] for streamed in allocation.streamed)
 
     assert kept(3, 3, 1.75) == "+++"
     assert kept(3, 2.5, 2.4) == "-++"
@@ -91,8 +91,8 @@ def test_everything_is_cached_where_it_fits_and_the_largest_given_up_where_it_ne
 
 
 def test_a_chain_of_partitions_and_what_blocks() -> None:
-    def dense(given: str, made: str) -> Op:
-        return Op("FULLY_CONNECTED", [given, "w", ""], [made], 4)
+    def dense(input_name: str, output_name: str) -> Op:
+        return Op("FULLY_CONNECTED", [input_name, "w", ""], [output_name], 4)
 
     tensors = {letter: Tensor((1, 4)) for letter in "abcdef"} | {"w": Tensor((4, 4), data=1)}
     operators = [dense("a", "b"), Op("ABS", "b", "c"), dense("c", "d"), dense("d", "e")]
@@ -106,12 +106,12 @@ def test_a_chain_of_partitions_and_what_blocks() -> None:
 
 def test_a_refused_model_has_no_sizes() -> None:
     parsed = one_op.one("QUANTIZE", [Tensor((1, 4))], Tensor((1, 4)), 3)
-    told = check(parsed, TARGET).to_json()
-    assert told["compiles"] is False
-    assert "QUANTIZE version 3" in told["failure"]
+    report = check(parsed, TARGET).to_json()
+    assert report["compiles"] is False
+    assert "QUANTIZE version 3" in report["failure"]
     sizes = ("cached_bytes", "streamed_bytes", "report_on_chip_bytes", "report_off_chip_bytes", "activation_bytes")
-    assert {told[name] for name in sizes} == {None}
-    assert told["subgraphs"] == 0
+    assert {report[name] for name in sizes} == {None}
+    assert report["subgraphs"] == 0
 
 
 def test_an_unknown_compiler_is_refused() -> None:
@@ -130,11 +130,11 @@ def test_the_command(tmp_path: Path) -> None:
     chain = [Op("RELU", "a", "b"), Op("ABS", "b", "c")]
     (tmp_path / "part.tflite").write_bytes(one_op.content(tensors, chain, "a", "c"))
     assert [run(name).returncode for name in ("whole.tflite", "part.tflite", "float.tflite")] == [0, 9, 10]
-    told = json.loads(run("part.tflite", "--json").stdout)
+    report = json.loads(run("part.tflite", "--json").stdout)
     names = "schema_version compiles failure subgraphs cached_bytes streamed_bytes report_on_chip_bytes"
     names += " report_off_chip_bytes macs blockers activation_bytes risk ops"
-    assert set(names.split()) <= set(told)
-    assert {"index", "op", "version", "output", "placement", "status", "reason", "advice"} <= set(told["ops"][0])
+    assert set(names.split()) <= set(report)
+    assert {"index", "op", "version", "output", "placement", "status", "reason", "advice"} <= set(report["ops"][0])
     assert run("part.tflite", "--compiler", "9").returncode == 2
     assert run("none.tflite").returncode == 4
 
@@ -142,12 +142,12 @@ def test_the_command(tmp_path: Path) -> None:
 def test_damaged_models_are_errors_or_answers() -> None:
     chance = random.Random(0)
     tensors = {letter: Tensor((1, 4)) for letter in "abc"} | {"w": Tensor((4, 4), data=1)}
-    whole = one_op.content(
+    model = one_op.content(
         tensors, [Op("FULLY_CONNECTED", ["a", "w", ""], ["b"], 4), Op("SOFTMAX", "b", "c")], "a", "c"
     )
     answers = 0
     for _ in range(3000):
-        content = bytearray(whole)
+        content = bytearray(model)
         place = chance.randrange(0, len(content) - 4)
         content[place : place + 4] = chance.choice([b"\xff" * 4, b"\0" * 4, chance.randbytes(4)])
         try:

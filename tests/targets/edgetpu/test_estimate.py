@@ -62,19 +62,19 @@ def test_large_maps_take_their_weights_more_than_once(side: int, passes: int) ->
 def test_parts_are_the_whole_and_more_never_takes_less(host: str) -> None:
     layers = (conv(256, inputs=256), conv(512, inputs=256))
     sent = BusTraffic(50_000, 10_000, 30_000, (0, 1_000_000))
-    told = latency.predict(layers, sent, CONSTANTS, host)
-    assert told.total == pytest.approx(sum(told.parts.values()))
-    assert told.low < told.total < told.high
-    assert sum(told.layers) == pytest.approx(told.parts["compute_ms"] + told.parts["stream_ms"])
+    prediction = latency.predict(layers, sent, CONSTANTS, host)
+    assert prediction.total == pytest.approx(sum(prediction.parts.values()))
+    assert prediction.low < prediction.total < prediction.high
+    assert sum(prediction.layers) == pytest.approx(prediction.parts["compute_ms"] + prediction.parts["stream_ms"])
     for more in (
         {"input_bytes": 90_000},
         {"output_bytes": 20_000},
         {"instruction_bytes": 60_000},
         {"streamed_bytes": (1_000_000,) * 2},
     ):
-        assert latency.predict(layers, replace(sent, **more), CONSTANTS, host).total > told.total
+        assert latency.predict(layers, replace(sent, **more), CONSTANTS, host).total > prediction.total
     slow = latency.predict(layers, sent, CONSTANTS, host, "std")
-    assert slow.total > told.total
+    assert slow.total > prediction.total
 
 
 def test_streaming_overlaps_with_its_own_layer() -> None:
@@ -94,30 +94,30 @@ def small() -> Any:
 
 
 def test_a_small_model_is_told_that_the_cpu_is_faster(small: Any) -> None:
-    found = estimate(small, TARGET, "usb3")
-    assert found.cpu_alone_ms < found.latency.total
-    assert found.advice[0][0].startswith("too small for the Edge TPU: on the CPU alone")
-    assert [layer.index for layer in found.layers] == [0, 1]
-    told = found.to_json()
-    assert set(told["parts"]) == {f"{part}_ms" for part in ("fixed", "input", "compute", "stream", "output", "cpu")}
-    assert sum(told["parts"].values()) == pytest.approx(told["latency_ms"])
-    assert "predicted, not measured" in found.describe()
+    prediction = estimate(small, TARGET, "usb3")
+    assert prediction.cpu_alone_ms < prediction.latency.total
+    assert prediction.advice[0][0].startswith("too small for the Edge TPU: on the CPU alone")
+    assert [layer.index for layer in prediction.layers] == [0, 1]
+    report = prediction.to_json()
+    assert set(report["parts"]) == {f"{part}_ms" for part in ("fixed", "input", "compute", "stream", "output", "cpu")}
+    assert sum(report["parts"].values()) == pytest.approx(report["latency_ms"])
+    assert "predicted, not measured" in prediction.describe()
 
 
 def test_streaming_is_told() -> None:
-    found = estimate(graph.parse(tiny.classifier((96, 96, 16), classes=20)), TARGET, "usb3")
-    assert found.streamed_bytes > 1_000_000
-    (saves,) = (saves for what, saves in found.advice if "MB less, and no parameters are sent" in what)
-    assert saves == pytest.approx(found.latency.parts["stream_ms"])
+    prediction = estimate(graph.parse(tiny.classifier((96, 96, 16), classes=20)), TARGET, "usb3")
+    assert prediction.streamed_bytes > 1_000_000
+    (saves,) = (saves for what, saves in prediction.advice if "MB less, and no parameters are sent" in what)
+    assert saves == pytest.approx(prediction.latency.parts["stream_ms"])
 
 
 def test_free_channels_are_told() -> None:
-    wide, found, narrow = (
+    wide, middle, narrow = (
         estimate(graph.parse(tiny.classifier((32, 32, 256), filters=count)), TARGET, "usb3") for count in (128, 72, 64)
     )
-    saves = dict(found.advice)["CONV_2D 0: 56 more output channels are free, or 8 fewer save time"]
-    assert wide.latency.layers[0] == pytest.approx(found.latency.layers[0])
-    assert found.latency.layers[0] - narrow.latency.layers[0] == pytest.approx(saves, rel=0.01)
+    saves = dict(middle.advice)["CONV_2D 0: 56 more output channels are free, or 8 fewer save time"]
+    assert wide.latency.layers[0] == pytest.approx(middle.latency.layers[0])
+    assert middle.latency.layers[0] - narrow.latency.layers[0] == pytest.approx(saves, rel=0.01)
 
 
 def test_what_is_refused() -> None:
@@ -144,8 +144,8 @@ def test_a_model_that_the_compiler_refuses_has_no_latency() -> None:
 def test_the_bytes_of_a_compiled_model_are_used(name: str) -> None:
     folder = EDGETPU / "pairs" / name
     compiled = inspection.inspect(folder / "compiled.tflite")
-    found = estimate(graph.read(folder / "model.tflite"), TARGET, "usb3", compiled=compiled)
-    assert (found.streamed_bytes, found.compiled) == (compiled.streamed_bytes, True)
+    prediction = estimate(graph.read(folder / "model.tflite"), TARGET, "usb3", compiled=compiled)
+    assert (prediction.streamed_bytes, prediction.compiled) == (compiled.streamed_bytes, True)
 
 
 @shared
@@ -184,26 +184,26 @@ def test_estimate_and_check_stream_the_same(width: int, doubted: bool, streams: 
     tensors |= {"v": Tensor((width, 1024), data=1), "w": Tensor((width, width), data=1)}
     dense = [Op("FULLY_CONNECTED", ["a", "v", ""], ["b"], 4), Op("FULLY_CONNECTED", ["b", "w", ""], ["c"], 4)]
     parsed = one_op.read(tensors, dense, "a", "c")
-    found, told = check(parsed, TARGET), estimate(parsed, TARGET, "usb3")
-    assert found.parameters is not None
-    assert told.streamed_bytes == found.parameters.streamed_bytes
-    assert (told.streamed_bytes > 0) == streams
-    assert ("the compiler cached no more" in told.describe()) == doubted
-    assert ("the compiler cached no more" in found.describe()) == doubted
+    check_result, prediction = check(parsed, TARGET), estimate(parsed, TARGET, "usb3")
+    assert check_result.parameters is not None
+    assert prediction.streamed_bytes == check_result.parameters.streamed_bytes
+    assert (prediction.streamed_bytes > 0) == streams
+    assert ("the compiler cached no more" in prediction.describe()) == doubted
+    assert ("the compiler cached no more" in check_result.describe()) == doubted
 
 
 @shared
 def test_published_measurements_are_met_without_their_models() -> None:
     """The test uses the shipped constants; benchmarks/latency.py also leaves out each model in turn."""
-    given = published_latency.rows(EDGETPU / "latency.csv", EDGETPU / "layer_tables.json")
-    shipped = [published_latency.predicted(row, CONSTANTS) for row in given]
-    figures = published_latency.judged(given, shipped, lambda row: row.model)
+    measurements = published_latency.rows(EDGETPU / "latency.csv", EDGETPU / "layer_tables.json")
+    shipped = [published_latency.predicted(row, CONSTANTS) for row in measurements]
+    figures = published_latency.judged(measurements, shipped, lambda row: row.model)
     assert (figures["pooled"]["rows"], figures["stacks of convolutions"]["rows"]) == (43, 36)
     assert figures["pooled"]["median"] <= 0.05
     assert figures["pooled"]["90th percentile"] <= 0.12
     assert figures["stacks of convolutions"]["90th percentile"] <= 0.15
-    fresh = published_latency.nested(published_latency.fitted(given))
-    assert shipped == pytest.approx([published_latency.predicted(row, fresh) for row in given], rel=0.01)
+    fresh = published_latency.nested(published_latency.fitted(measurements))
+    assert shipped == pytest.approx([published_latency.predicted(row, fresh) for row in measurements], rel=0.01)
 
 
 def test_the_command(tmp_path: Path) -> None:
@@ -211,9 +211,9 @@ def test_the_command(tmp_path: Path) -> None:
     path.write_bytes(tiny.classifier((16, 16, 3)))
     command = [sys.executable, "-m", "compress", "estimate", str(path), "--host"]
     done = subprocess.run([*command, "devboard", "--json"], capture_output=True, text=True, check=True)
-    told = json.loads(done.stdout)
-    assert told["low_ms"] < told["latency_ms"] < told["high_ms"]
-    assert told["host"] == "devboard"
+    report = json.loads(done.stdout)
+    assert report["low_ms"] < report["latency_ms"] < report["high_ms"]
+    assert report["host"] == "devboard"
     done = subprocess.run([*command, "usb3", "--clock", "std"], capture_output=True, text=True, check=True)
     assert "ms on usb3 (USB Accelerator on USB 3, x86 host)" in done.stdout
     done = subprocess.run([*command, "moon"], capture_output=True, text=True)

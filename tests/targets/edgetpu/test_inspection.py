@@ -37,12 +37,18 @@ def compiled(path: Path, *custom: bytes) -> Path:
 
 
 def test_everything_that_the_package_says(tmp_path: Path) -> None:
-    found = inspection.inspect(compiled(tmp_path / "m.tflite", options(EXECUTION, CACHING), options(ALONE, runtime=10)))
-    told = found.to_json()
-    assert (told["min_runtime"], told["custom_ops"], told["cpu_ops"]) == (14, 2, ["SOFTMAX"])
-    assert (told["cached_bytes"], told["streamed_bytes"]) == (4096, 64 + 128)
-    assert [each["type"] for each in told["executables"]] == ["EXECUTION_ONLY", "PARAMETER_CACHING", "STAND_ALONE"]
-    first = told["executables"][0]
+    inspection_result = inspection.inspect(
+        compiled(tmp_path / "m.tflite", options(EXECUTION, CACHING), options(ALONE, runtime=10))
+    )
+    report = inspection_result.to_json()
+    assert (report["min_runtime"], report["custom_ops"], report["cpu_ops"]) == (14, 2, ["SOFTMAX"])
+    assert (report["cached_bytes"], report["streamed_bytes"]) == (4096, 64 + 128)
+    assert [executable_facts["type"] for executable_facts in report["executables"]] == [
+        "EXECUTION_ONLY",
+        "PARAMETER_CACHING",
+        "STAND_ALONE",
+    ]
+    first = report["executables"][0]
     assert (first["parameter_bytes"], first["instruction_bytes"], first["scratch_bytes"]) == (64, 111, 64)
     assert (first["narrow_bytes_per_tile"], first["token"]) == (1024, 99)
     assert first["inputs"] == (
@@ -55,8 +61,8 @@ def test_everything_that_the_package_says(tmp_path: Path) -> None:
             "scale": 0.25,
         },
     )
-    assert told["inputs"][0]["scale"] == 0.5
-    assert "4,096 bytes of parameters, loaded once" in found.describe()
+    assert report["inputs"][0]["scale"] == 0.5
+    assert "4,096 bytes of parameters, loaded once" in inspection_result.describe()
 
 
 @pytest.mark.parametrize(
@@ -86,10 +92,10 @@ def test_a_model_that_is_not_compiled_is_told_so(tmp_path: Path) -> None:
 
 
 def test_damaged_packages_are_errors_or_answers() -> None:
-    chance, whole = random.Random(0), options(EXECUTION, CACHING)
+    chance, package = random.Random(0), options(EXECUTION, CACHING)
     refused = 0
     for _ in range(3000):
-        content = bytearray(whole)
+        content = bytearray(package)
         for _ in range(chance.randint(1, 4)):
             content[chance.randrange(len(content))] = chance.randrange(256)
         if chance.random() < 0.2:
@@ -104,8 +110,8 @@ def test_damaged_packages_are_errors_or_answers() -> None:
 def test_the_command(tmp_path: Path) -> None:
     path = compiled(tmp_path / "m.tflite", options(EXECUTION, CACHING))
     command = [sys.executable, "-m", "compress", "inspect", str(path)]
-    told = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
-    assert json.loads(told.stdout)["cached_bytes"] == 4096
+    completed = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
+    assert json.loads(completed.stdout)["cached_bytes"] == 4096
     shown = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "left on the CPU    SOFTMAX" in shown.stdout
     missing = subprocess.run([*command[:-1], "no.tflite"], capture_output=True, text=True, check=False)
@@ -116,8 +122,8 @@ def test_the_prediction_beside_the_real_thing(tmp_path: Path) -> None:
     (tmp_path / "model.tflite").write_bytes(tiny.classifier())
     path = compiled(tmp_path / "m.tflite", options(EXECUTION, CACHING))
     command = [sys.executable, "-m", "compress", "inspect", str(path), "--against", str(tmp_path / "model.tflite")]
-    told = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
-    rows = {row["name"]: row for row in json.loads(told.stdout)["against"]}
+    completed = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
+    rows = {row["name"]: row for row in json.loads(completed.stdout)["against"]}
     assert rows["cpu_ops"] == {"name": "cpu_ops", "predicted": 0, "real": 1}
     assert rows["cached_bytes"]["real"] == 4096
     assert rows["cached_bytes"]["predicted"] > 0
@@ -133,10 +139,10 @@ def pairs() -> list[Any]:
 @pytest.mark.skipif(not pairs(), reason=f"{SHARED} is not there; CORALLINE_SHARED names the folder of shared files")
 @pytest.mark.parametrize("pair", pairs(), ids=lambda pair: pair["name"])
 def test_real_compiled_models(pair: dict[str, Any]) -> None:
-    told = inspection.inspect(SHARED / "edgetpu" / "pairs" / pair["name"] / "compiled.tflite").to_json()
+    report = inspection.inspect(SHARED / "edgetpu" / "pairs" / pair["name"] / "compiled.tflite").to_json()
     known = ("min_runtime", "cached_bytes", "streamed_bytes", "custom_ops", "cpu_ops")
-    assert {name: told[name] for name in known} == {name: pair[name] for name in known}
-    kinds = {each["type"] for each in told["executables"]}
+    assert {name: report[name] for name in known} == {name: pair[name] for name in known}
+    kinds = {executable_facts["type"] for executable_facts in report["executables"]}
     assert kinds in ({"STAND_ALONE"}, {"EXECUTION_ONLY", "PARAMETER_CACHING"})
-    assert all(each["instruction_bytes"] > 0 for each in told["executables"])
-    assert all(0 <= each["narrow_bytes_per_tile"] <= 196_608 for each in told["executables"])
+    assert all(executable_facts["instruction_bytes"] > 0 for executable_facts in report["executables"])
+    assert all(0 <= executable_facts["narrow_bytes_per_tile"] <= 196_608 for executable_facts in report["executables"])

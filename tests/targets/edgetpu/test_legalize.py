@@ -52,16 +52,16 @@ def test_a_rewrite(name: str, what: str, build: Callable[[], Graph]) -> None:
     model = build()
     before = place(model, TARGET)
     assert name in IMPROVEMENTS or any(op.placement == "cpu" for op in before.ops)
-    found = legalize(model, TARGET)
-    kept = [change for change in found.changes if change.kept]
-    assert name in [change.rewrite for change in kept], found.changes
-    assert found.after.failure is None
-    assert {op.placement for op in found.after.ops} == {"tpu"}
+    legalized = legalize(model, TARGET)
+    kept = [change for change in legalized.changes if change.kept]
+    assert name in [change.rewrite for change in kept], legalized.changes
+    assert legalized.after.failure is None
+    assert {op.placement for op in legalized.after.ops} == {"tpu"}
     assert all(change.steps is not None and change.steps <= change.tolerance for change in kept)
-    interpreter = Interpreter(model_content=graph.serialize(found.graph))
+    interpreter = Interpreter(model_content=graph.serialize(legalized.graph))
     interpreter.allocate_tensors()  # with the default kernels, which refuse more than those of the comparison
     if name != "fitted_function":  # this one is nearer to the function than the operator that it replaces
-        assert apart(model, found.graph) <= sum(change.tolerance for change in kept)
+        assert apart(model, legalized.graph) <= sum(change.tolerance for change in kept)
 
 
 def test_every_rewrite_of_an_operator_is_tried() -> None:
@@ -90,18 +90,18 @@ def test_an_operator_that_makes_the_compiler_refuse_runs_in_float() -> None:
 @pytest.mark.parametrize("name", ["SQUARE", "RELU_0_TO_1"])
 def test_a_float_function_between_integers(name: str) -> None:
     model = island(name)
-    found = legalize(model, TARGET)
-    assert [change.kept for change in found.changes] == [True]
-    assert {op.placement for op in found.after.ops} == {"tpu"}
-    assert apart(model, found.graph) <= found.changes[0].tolerance
+    legalized = legalize(model, TARGET)
+    assert [change.kept for change in legalized.changes] == [True]
+    assert {op.placement for op in legalized.after.ops} == {"tpu"}
+    assert apart(model, legalized.graph) <= legalized.changes[0].tolerance
 
 
 def test_squared_difference_for_an_older_compiler() -> None:
     model = one_op.one("SQUARED_DIFFERENCE", [MAP, weights(8)], made(1, 8, 8, 8, step=0.2, zero_point=-128), 2)
     assert legalize(model, TARGET).changes == ()
-    found = legalize(model, TARGET.compiled_by("15.0"))
-    assert [op.op for op in found.after.ops] == ["SUB", "MUL"]
-    assert apart(model, found.graph) <= 2
+    legalized = legalize(model, TARGET.compiled_by("15.0"))
+    assert [op.op for op in legalized.after.ops] == ["SUB", "MUL"]
+    assert apart(model, legalized.graph) <= 2
 
 
 @pytest.mark.parametrize(
@@ -114,10 +114,10 @@ def test_squared_difference_for_an_older_compiler() -> None:
 )
 def test_what_is_left_alone(what: str, build: Callable[[], Graph], reason: str | None) -> None:
     model = build()
-    found = legalize(model, TARGET)
-    assert not any(change.kept for change in found.changes)
-    assert found.graph is model
-    assert reason is None or any(reason in change.reason for change in found.changes)
+    legalized = legalize(model, TARGET)
+    assert not any(change.kept for change in legalized.changes)
+    assert legalized.graph is model
+    assert reason is None or any(reason in change.reason for change in legalized.changes)
 
 
 def test_what_comes_too_late_is_left_alone() -> None:
@@ -128,8 +128,8 @@ def test_what_comes_too_late_is_left_alone() -> None:
     change = legalize(late, TARGET).changes[0]
     assert (change.kept, change.reason) == (False, "it comes after an operator that stays on the CPU")
     operators = Op("RELU", "x", "a", 2), Op("ABS", "a", "b", 2), Op("HARD_SWISH", "b", "y")
-    found = legalize(chain(*operators, x=MAP, a=positive(), b=positive(), y=positive()), TARGET)
-    assert [change.rewrite for change in found.changes if change.kept] == ["absolute", "hard_swish"]
+    legalized = legalize(chain(*operators, x=MAP, a=positive(), b=positive(), y=positive()), TARGET)
+    assert [change.rewrite for change in legalized.changes if change.kept] == ["absolute", "hard_swish"]
 
 
 def test_dense_layers_left_on_the_cpu_get_one_scale_too() -> None:
@@ -138,19 +138,19 @@ def test_dense_layers_left_on_the_cpu_get_one_scale_too() -> None:
     tensors = {"x": x, "b": made(1, 9, 8, step=16 / 256, zero_point=127), "w": weights(12, 8, scales=12), "y": out}
     dense = Op("FULLY_CONNECTED", ["b", "w", ""], ["y"], 4, {"keepNumDims": True})
     operators = [Op("RELU", ["x"], ["a"], 2), Op("LOG_SOFTMAX", ["a"], ["b"], 2), dense]
-    found = legalize(one_op.read(tensors | {"a": x}, operators, ["x"], ["y"]), TARGET)
-    left = found.graph.operators[-1]
+    legalized = legalize(one_op.read(tensors | {"a": x}, operators, ["x"], ["y"]), TARGET)
+    left = legalized.graph.operators[-1]
     assert left.name == "FULLY_CONNECTED"
-    assert found.graph.tensors[left.inputs[1]].quantization.one_scale
+    assert legalized.graph.tensors[left.inputs[1]].quantization.one_scale
 
 
 def test_what_came_too_late_is_tried_again() -> None:
     """Alone, the first rewrite gains nothing: the second operator stays on the CPU, and all after it come too late."""
     tensors = {"x": MAP, "a": MAP, "i": integers(5, 1), "b": made(1, 8, 8, 2), "y": made(1, 8, 8, 2)}
     operators = [Op("LEAKY_RELU", ["x"], ["a"], 2, {"alpha": 0.1}), Op("GATHER", ["a", "i"], ["b"], 2, {"axis": 3})]
-    found = legalize(one_op.read(tensors, [*operators, Op("RELU", ["b"], ["y"], 2)], ["x"], ["y"]), TARGET)
-    assert [change.rewrite for change in found.changes] == ["data_movement_chain", "leaky_relu"]
-    assert {op.placement for op in found.after.ops} == {"tpu"}
+    legalized = legalize(one_op.read(tensors, [*operators, Op("RELU", ["b"], ["y"], 2)], ["x"], ["y"]), TARGET)
+    assert [change.rewrite for change in legalized.changes] == ["data_movement_chain", "leaky_relu"]
+    assert {op.placement for op in legalized.after.ops} == {"tpu"}
 
 
 def test_a_rewrite_is_for_a_compiler() -> None:
@@ -179,13 +179,15 @@ def float_ended(dtype: str = "INT8") -> Graph:
 @pytest.mark.parametrize("io", [None, "INT8", "UINT8"])
 def test_float_ends_become_integers(inside: str, io: str | None) -> None:
     model = float_ended(inside)
-    found = legalize(model, TARGET, io=io)
-    ends = [found.graph.tensors[index] for index in (*found.graph.inputs, *found.graph.outputs)]
+    legalized = legalize(model, TARGET, io=io)
+    ends = [legalized.graph.tensors[index] for index in (*legalized.graph.inputs, *legalized.graph.outputs)]
     assert [tensor.name for tensor in ends] == ["x", "y"]
     assert {tensor.dtype for tensor in ends} == {io or inside}
-    assert [op.op for op in found.after.ops] == (["RELU"] if io in (None, inside) else ["QUANTIZE", "RELU", "QUANTIZE"])
-    assert found.difference.largest < 0.01
-    assert found.after.summary.startswith("all")
+    assert [op.op for op in legalized.after.ops] == (
+        ["RELU"] if io in (None, inside) else ["QUANTIZE", "RELU", "QUANTIZE"]
+    )
+    assert legalized.difference.largest < 0.01
+    assert legalized.after.summary.startswith("all")
 
 
 @pytest.mark.parametrize("io", [None, "UINT8"])
@@ -201,8 +203,8 @@ def test_a_float_end_that_is_used_twice_stays() -> None:
     floating = Tensor((1, 8, 8, 8), "FLOAT32", scales=())
     operators = [Op("QUANTIZE", "x", "a"), Op("RELU", "a", "b", 2), Op("DEQUANTIZE", "b", "f", 2)]
     operators.append(Op("ADD", "xf", "y"))
-    found = legalize(chain(*operators, x=floating, a=MAP, b=MAP, f=floating, y=floating), TARGET)
-    assert found.changes == ()
+    legalized = legalize(chain(*operators, x=floating, a=MAP, b=MAP, f=floating, y=floating), TARGET)
+    assert legalized.changes == ()
 
 
 def dynamic_batch() -> Graph:
@@ -232,13 +234,13 @@ def dynamic_batch() -> Graph:
 def test_a_dynamic_batch_is_fixed_and_what_follows_is_constant() -> None:
     model = dynamic_batch()
     assert sum(op.placement == "cpu" for op in place(model, TARGET).ops) > 2
-    found = legalize(model, TARGET)
-    assert [change.rewrite for change in found.changes if change.kept] == ["fixed_shapes", "folded_constants"]
-    assert [op.op for op in found.after.ops] == ["RESHAPE", "RELU"]
-    assert found.after.summary == "all 2 operators would run on the Edge TPU"
-    stored = found.graph.source.subgraphs[0].tensors
+    legalized = legalize(model, TARGET)
+    assert [change.rewrite for change in legalized.changes if change.kept] == ["fixed_shapes", "folded_constants"]
+    assert [op.op for op in legalized.after.ops] == ["RESHAPE", "RELU"]
+    assert legalized.after.summary == "all 2 operators would run on the Edge TPU"
+    stored = legalized.graph.source.subgraphs[0].tensors
     assert all(tensor.shapeSignature is None or -1 not in tensor.shapeSignature for tensor in stored)
-    assert apart(model, found.graph) == 0
+    assert apart(model, legalized.graph) == 0
 
 
 def test_other_dynamic_sides_are_refused() -> None:
@@ -273,9 +275,9 @@ def layouts() -> Graph:
 
 def test_transposes_that_meet_cancel() -> None:
     model = layouts()
-    found = legalize(model, TARGET)
-    assert sorted(op.op for op in found.after.ops if op.op != "RESHAPE") == ["ADD", "MAXIMUM", "RELU"]
-    assert apart(model, found.graph) == 0
+    legalized = legalize(model, TARGET)
+    assert sorted(op.op for op in legalized.after.ops if op.op != "RESHAPE") == ["ADD", "MAXIMUM", "RELU"]
+    assert apart(model, legalized.graph) == 0
 
 
 def channels_first(side: int) -> Graph:
@@ -310,15 +312,15 @@ def channels_first(side: int) -> Graph:
 def test_transposes_move_in_front_of_what_works_along_axes() -> None:
     """Small transposes become one. Large ones stay on the CPU at the front, and keep no other operator there."""
     model = channels_first(16)
-    found = legalize(model, TARGET)
-    assert [op.op for op in found.after.ops] == ["TRANSPOSE", "PAD", "SPLIT", "CONV_2D", "ADD"]
-    assert apart(model, found.graph) == 0
+    legalized = legalize(model, TARGET)
+    assert [op.op for op in legalized.after.ops] == ["TRANSPOSE", "PAD", "SPLIT", "CONV_2D", "ADD"]
+    assert apart(model, legalized.graph) == 0
     model = channels_first(200)
     assert sum(op.placement == "tpu" for op in place(model, TARGET).ops) == 2
-    found = legalize(model, TARGET)
-    assert [op.op for op in found.after.ops if op.placement == "cpu"] == ["TRANSPOSE"]
-    assert [found.graph.tensors[index].name for index in found.graph.inputs] == ["x"]
-    assert apart(model, found.graph) == 0
+    legalized = legalize(model, TARGET)
+    assert [op.op for op in legalized.after.ops if op.placement == "cpu"] == ["TRANSPOSE"]
+    assert [legalized.graph.tensors[index].name for index in legalized.graph.inputs] == ["x"]
+    assert apart(model, legalized.graph) == 0
 
 
 def test_a_long_head_takes_no_memory() -> None:
@@ -331,9 +333,9 @@ def test_a_long_head_takes_no_memory() -> None:
 def test_a_transpose_that_meets_none_stays_where_it_is() -> None:
     tensors = {"x": made(1, 6, 6, 8), "order": integers(0, 3, 1, 2), "a": made(1, 8, 6, 6), "y": made(1, 8, 6, 6)}
     operators = [Op("TRANSPOSE", ["x", "order"], ["a"], 2), Op("RELU", ["a"], ["y"], 2)]
-    found = legalize(one_op.read(tensors, operators, ["x"], ["y"]), TARGET)
-    assert [op.op for op in found.after.ops] == ["TRANSPOSE", "RELU"]
-    assert found.changes == ()
+    legalized = legalize(one_op.read(tensors, operators, ["x"], ["y"]), TARGET)
+    assert [op.op for op in legalized.after.ops] == ["TRANSPOSE", "RELU"]
+    assert legalized.changes == ()
 
 
 @pytest.mark.parametrize("dtype", ["FLOAT32", "INT16", "INT32"])
@@ -341,41 +343,41 @@ def test_a_transpose_of_another_type_stays(dtype: str) -> None:
     """It moves no values, so an 8-bit one becomes a reshape."""
     shapes = {"x": Tensor((1, 1, 6, 8), dtype, scales=()), "y": Tensor((1, 6, 1, 8), dtype, scales=())}
     operators = [Op("TRANSPOSE", ["x", "order"], ["y"], 2)]
-    found = legalize(one_op.read({**shapes, "order": integers(0, 2, 1, 3)}, operators, ["x"], ["y"]), TARGET)
-    assert [op.op for op in found.after.ops] == ["TRANSPOSE"]
+    legalized = legalize(one_op.read({**shapes, "order": integers(0, 2, 1, 3)}, operators, ["x"], ["y"]), TARGET)
+    assert [op.op for op in legalized.after.ops] == ["TRANSPOSE"]
 
 
 def test_what_stays_at_the_end_is_named() -> None:
     tensors = {"x": made(1, 16), "a": made(1, 16), "axis": Tensor((), "INT32", 1, ())}
     tensors["y"] = Tensor((1,), "INT32", scales=())
     operators = [Op("RELU", ["x"], ["a"], 2), Op("ARG_MAX", ["a", "axis"], ["y"], 2, {"outputType": 2})]
-    found = legalize(one_op.read(tensors, operators, ["x"], ["y"]), TARGET)
-    assert [op.op for op in found.trailing] == ["ARG_MAX"]
-    assert "ARG_MAX (y) stays on the CPU, at the end of the model" in found.describe()
+    legalized = legalize(one_op.read(tensors, operators, ["x"], ["y"]), TARGET)
+    assert [op.op for op in legalized.trailing] == ["ARG_MAX"]
+    assert "ARG_MAX (y) stays on the CPU, at the end of the model" in legalized.describe()
 
 
 def test_a_custom_operator_that_only_the_device_has() -> None:
     """Verification stops before it, and still covers the rewrites before it."""
     operators = Op("HARD_SWISH", "x", "a"), Op("RELU", "a", "b", 2), Op("PosenetDecoderOp", "b", "y", custom=True)
-    found = legalize(chain(*operators, x=MAP, a=positive(), b=positive(), y=Tensor((1, 4), "FLOAT32")), TARGET)
-    assert [change.rewrite for change in found.changes if change.kept] == ["hard_swish"]
-    assert [op.op for op in found.trailing] == ["PosenetDecoderOp"]
-    assert found.difference.feeds > 0
+    legalized = legalize(chain(*operators, x=MAP, a=positive(), b=positive(), y=Tensor((1, 4), "FLOAT32")), TARGET)
+    assert [change.rewrite for change in legalized.changes if change.kept] == ["hard_swish"]
+    assert [op.op for op in legalized.trailing] == ["PosenetDecoderOp"]
+    assert legalized.difference.feeds > 0
 
 
 def test_a_float_model_has_no_end_that_stays_on_the_cpu() -> None:
     floating = Tensor((1, 8, 8, 8), "FLOAT32", scales=())
-    found = legalize(chain(Op("RELU", "x", "a"), Op("ABS", "a", "y"), x=floating, a=floating, y=floating), TARGET)
-    assert found.trailing == []
-    assert "is the model quantized to full integer?" in found.describe()
+    legalized = legalize(chain(Op("RELU", "x", "a"), Op("ABS", "a", "y"), x=floating, a=floating, y=floating), TARGET)
+    assert legalized.trailing == []
+    assert "is the model quantized to full integer?" in legalized.describe()
 
 
 def test_nothing_to_do_leaves_the_model_as_it_is() -> None:
     model = chain(Op("RELU", "x", "y", 2), x=MAP, y=MAP)
-    found = legalize(model, TARGET)
-    assert found.graph is model
-    assert found.describe().startswith("nothing to rewrite\n")
-    assert json.loads(json.dumps(found.to_json()))["changes"] == []
+    legalized = legalize(model, TARGET)
+    assert legalized.graph is model
+    assert legalized.describe().startswith("nothing to rewrite\n")
+    assert json.loads(json.dumps(legalized.to_json()))["changes"] == []
 
 
 def test_what_is_left_behind_is_gone_from_the_file() -> None:
@@ -396,26 +398,26 @@ def command(*arguments: Any) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    given, out, inputs = tmp_path / "in.tflite", tmp_path / "out.tflite", tmp_path / "inputs.npy"
-    given.write_bytes(graph.serialize(float_ended()))
+    model_path, out, inputs = tmp_path / "in.tflite", tmp_path / "out.tflite", tmp_path / "inputs.npy"
+    model_path.write_bytes(graph.serialize(float_ended()))
     np.save(inputs, RANDOM.uniform(-5, 5, (12, 8, 8, 8)).astype(np.float32))
-    done = command(given, out, "--inputs", inputs, "--io", "uint8")
+    done = command(model_path, out, "--inputs", inputs, "--io", "uint8")
     assert (done.returncode, done.stderr) == (0, "")
     assert "kept integer_interface" in done.stdout
     assert "on 8 real inputs" in done.stdout
     assert graph.read(out).tensors[graph.read(out).inputs[0]].dtype == "UINT8"
-    report = json.loads(command(given, out, "--json").stdout)
+    report = json.loads(command(model_path, out, "--json").stdout)
     assert report["real_inputs"] is False
     assert set(report) == {"before", "after", "changes", "difference", "real_inputs", "trailing"}
 
 
 def test_the_command_on_what_stays_refused(tmp_path: Path) -> None:
-    given, out = tmp_path / "in.tflite", tmp_path / "out.tflite"
-    given.write_bytes(
+    model_path, out = tmp_path / "in.tflite", tmp_path / "out.tflite"
+    model_path.write_bytes(
         graph.serialize(function("FLOOR", Tensor((1, 8), "FLOAT32", scales=()), given=Tensor((1, 8), "FLOAT32")))
     )
-    assert command(given, out).returncode == 10
-    assert "nothing to rewrite" in command(given, out).stdout
+    assert command(model_path, out).returncode == 10
+    assert "nothing to rewrite" in command(model_path, out).stdout
 
 
 @pytest.mark.parametrize("damage", ["text", "object", "shape", "missing", "names", "empty"])
@@ -444,8 +446,8 @@ def test_what_takes_no_input_is_proved_all_the_same() -> None:
     """The operator reads a constant and gives an output, so it is not folded. It runs once for every feed."""
     tensors = {"x": MAP, "y": MAP, "c": Tensor((1, 16), data=codes(1, 16), scales=(STEP,)), "z": made(1, 16)}
     operators = [Op("RELU", ["x"], ["y"], 2), Op("HARD_SWISH", ["c"], ["z"])]
-    found = legalize(one_op.read(tensors, operators, ["x"], ["y", "z"]), TARGET)
-    (change,) = found.changes
+    legalized = legalize(one_op.read(tensors, operators, ["x"], ["y", "z"]), TARGET)
+    (change,) = legalized.changes
     assert change.steps is not None
     assert change.kept is (change.steps <= change.tolerance)
     assert "refuses" not in change.reason
@@ -458,9 +460,9 @@ def test_an_input_that_no_machine_holds() -> None:
 
 
 def test_a_wrong_file_leaves_nothing(tmp_path: Path) -> None:
-    given, out = tmp_path / "in.tflite", tmp_path / "out.tflite"
-    given.write_bytes(graph.serialize(float_ended())[:200])
-    done = command(given, out)
+    model_path, out = tmp_path / "in.tflite", tmp_path / "out.tflite"
+    model_path.write_bytes(graph.serialize(float_ended())[:200])
+    done = command(model_path, out)
     assert done.returncode == 4
     assert [path.name for path in tmp_path.iterdir()] == ["in.tflite"]
 
@@ -473,6 +475,6 @@ def test_a_dynamic_batch_before_an_operator_that_the_runtime_lacks() -> None:
         Op("FlexErf", ["middle"], ["y"], custom=True),
         Op("LEAKY_RELU", ["y"], ["z"], 2, {"alpha": 0.1}),
     ]
-    found = legalize(one_op.read(tensors, operators, ["x"], ["z"]), TARGET)
-    assert [change.rewrite for change in found.changes if change.kept] == ["fixed_shapes", "leaky_relu"]
-    assert "does not know the custom operator FlexErf" in found.after.summary
+    legalized = legalize(one_op.read(tensors, operators, ["x"], ["z"]), TARGET)
+    assert [change.rewrite for change in legalized.changes if change.kept] == ["fixed_shapes", "leaky_relu"]
+    assert "does not know the custom operator FlexErf" in legalized.after.summary

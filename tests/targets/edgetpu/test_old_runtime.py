@@ -67,17 +67,17 @@ def old(tmp_path: Path) -> Callable[[Mapping[str, Graph]], dict[str, int | str]]
         environment = {"PATH": os.environ["PATH"], "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
         script = str(Path(__file__).with_name("old_runtime.py"))
         subprocess.run([str(OLD), script, str(tmp_path)], check=True, env=environment, capture_output=True)
-        found: dict[str, int | str] = {}
+        outcomes: dict[str, int | str] = {}
         for name, model in models.items():
             refused = tmp_path / f"{name}.refused"
             if refused.exists():
-                found[name] = refused.read_text()
+                outcomes[name] = refused.read_text()
                 continue
             theirs = np.load(tmp_path / f"{name}.outputs.npy").astype(float)
-            apart = np.abs(theirs - np.stack(rewrite_models.outputs(model, feeds[name]))).max()
-            found[name] = int(np.ceil(apart / STEP.get(model.tensors[model.inputs[0]].dtype, 1.0)))
-        print(*(f"{name}: {answer}" for name, answer in found.items()), sep="\n")
-        return found
+            difference = np.abs(theirs - np.stack(rewrite_models.outputs(model, feeds[name]))).max()
+            outcomes[name] = int(np.ceil(difference / STEP.get(model.tensors[model.inputs[0]].dtype, 1.0)))
+        print(*(f"{name}: {answer}" for name, answer in outcomes.items()), sep="\n")
+        return outcomes
 
     return run
 
@@ -119,20 +119,21 @@ def with_activation(keras: Any, activation: Any) -> Any:
 
 def activations(keras: Any) -> dict[str, Any]:
     layers, functions = keras.layers, keras.activations
-    found = {
+    operations = {
         name: getattr(functions, name) for name in ("elu", "gelu", "selu", "silu", "softplus", "hard_silu", "mish")
     }
-    found |= {"leaky": layers.LeakyReLU(0.1), "layer_norm": layers.LayerNormalization(), "prelu": layers.PReLU()}
-    found |= {
+    operations |= {"leaky": layers.LeakyReLU(0.1), "layer_norm": layers.LayerNormalization(), "prelu": layers.PReLU()}
+    operations |= {
         "grouped": layers.Conv2D(8, 3, groups=4),
         "transposed": layers.Conv2DTranspose(8, 3, 2, activation="relu"),
     }
-    found |= {
+    operations |= {
         "dilated": layers.Conv2D(8, 3, dilation_rate=2),
         "upsampled": layers.UpSampling2D(interpolation="bilinear"),
     }
     return {
-        name: layers.Activation(each) if not isinstance(each, layers.Layer) else each for name, each in found.items()
+        name: layers.Activation(operation) if not isinstance(operation, layers.Layer) else operation
+        for name, operation in operations.items()
     }
 
 

@@ -30,12 +30,12 @@ def placed(operators: list[Op], inputs: str = "x", floats: str = "", dynamic: st
     return place(one_op.read(tensors, operators, inputs, operators[-1].outputs), TARGET)
 
 
-def tpu(given: str, made: str) -> Op:
-    return Op("RELU" if len(given) == 1 else "ADD", given, made)
+def tpu(inputs: str, output: str) -> Op:
+    return Op("RELU" if len(inputs) == 1 else "ADD", inputs, output)
 
 
-def cpu(given: str, made: str) -> Op:
-    return Op("ABS", given, made)
+def cpu(inputs: str, output: str) -> Op:
+    return Op("ABS", inputs, output)
 
 
 def sides(placement: Placement) -> str:

@@ -39,16 +39,20 @@ def test_the_published_measurements_are_in_the_intervals() -> None:
     known = [(row, host) for row, host in rows if row["table"]]
     assert len(known) == 6
     for row, host in known:
-        told = raspberry_pi_latency.predicted(row["table"], host, row["clock"])
-        assert told.low <= float(row["ms"]) <= told.high, row
+        prediction = raspberry_pi_latency.predicted(row["table"], host, row["clock"])
+        assert prediction.low <= float(row["ms"]) <= prediction.high, row
 
 
 @shared
 @pytest.mark.parametrize("neighbour", ["pcie", "devboard"])
 def test_the_interval_on_pcie_holds_both_neighbours(neighbour: str) -> None:
     for table in json.loads(raspberry_pi_latency.TABLES.read_text()):
-        told = raspberry_pi_latency.predicted(table, HOSTS["pi5-pcie"])
-        assert told.low * 0.99 <= raspberry_pi_latency.predicted(table, HOSTS[neighbour]).total <= told.high * 1.01
+        prediction = raspberry_pi_latency.predicted(table, HOSTS["pi5-pcie"])
+        assert (
+            prediction.low * 0.99
+            <= raspberry_pi_latency.predicted(table, HOSTS[neighbour]).total
+            <= prediction.high * 1.01
+        )
 
 
 def test_half_the_clock_leaves_what_does_not_depend_on_it() -> None:
@@ -67,8 +71,8 @@ def test_thin_data_have_wide_intervals() -> None:
 
 @shared
 def test_the_counted_measurements_are_those_of_the_fits() -> None:
-    given = published_latency.rows(EDGETPU / "latency.csv", EDGETPU / "layer_tables.json")
-    counts = Counter(row.host for row in given if not row.is_stack)
+    measurements = published_latency.rows(EDGETPU / "latency.csv", EDGETPU / "layer_tables.json")
+    counts = Counter(row.host for row in measurements if not row.is_stack)
     counts.update({"pi4-usb3": len([row for row in raspberry_pi_latency.measurements("pi4-usb3") if row["table"]])})
     assert {name: host["measurements"] for name, host in HOSTS.items()} == {
         **counts, "pi5-usb3": 0, "pi5-pcie": 0,
@@ -82,19 +86,19 @@ def test_the_counted_measurements_are_those_of_the_fits() -> None:
 
 @pytest.mark.parametrize("host", PI_HOSTS)
 def test_the_estimate_says_what_the_host_rests_on(host: str) -> None:
-    found = estimate(graph.parse(tiny.classifier((16, 16, 3))), TARGET, host)
-    assert f"this host: {HOSTS[host]['basis']}" in found.describe()
-    assert found.to_json()["measurements"] == HOSTS[host]["measurements"]
-    assert found.to_json()["basis"] == HOSTS[host]["basis"]
+    prediction = estimate(graph.parse(tiny.classifier((16, 16, 3))), TARGET, host)
+    assert f"this host: {HOSTS[host]['basis']}" in prediction.describe()
+    assert prediction.to_json()["measurements"] == HOSTS[host]["measurements"]
+    assert prediction.to_json()["basis"] == HOSTS[host]["basis"]
 
 
 def test_an_operator_on_the_cpu_has_the_factor_of_its_host() -> None:
     tensors = {name: Tensor((1, 64, 64, 16)) for name in "abc"}
     model = one_op.read(tensors, [Op("RELU", ["a"], ["b"]), Op("NEG", ["b"], ["c"])], "a", "c")
     for host, factor in (("usb3", 2.0), ("pi4-usb3", 3.0)):
-        told = estimate(model, TARGET, host).latency
-        cpu_ms = told.parts["cpu_ms"]
+        prediction = estimate(model, TARGET, host).latency
+        cpu_ms = prediction.parts["cpu_ms"]
         assert cpu_ms == pytest.approx(64 * 64 * 16 * HOSTS[host]["cpu_ns_per_element"] / 1e6)
         spread = math.exp(HOSTS[host]["spread"])
-        assert told.high == pytest.approx((told.total - cpu_ms) * spread + cpu_ms * factor)
-        assert told.low == pytest.approx((told.total - cpu_ms) / spread + cpu_ms / factor)
+        assert prediction.high == pytest.approx((prediction.total - cpu_ms) * spread + cpu_ms * factor)
+        assert prediction.low == pytest.approx((prediction.total - cpu_ms) / spread + cpu_ms / factor)

@@ -27,14 +27,14 @@ def kernel(*shape: int, **more: Any) -> Tensor:
     return Tensor(shape, data=1, **more)
 
 
-def conv(given: Tensor = IMAGE, weights: Tensor | None = None, bias: Tensor = BIAS, **options: Any) -> Graph:
-    return one_op.one("CONV_2D", [given, weights or kernel(4, 1, 1, 4), bias], IMAGE, 3, **options)
+def conv(input_tensor: Tensor = IMAGE, weights: Tensor | None = None, bias: Tensor = BIAS, **options: Any) -> Graph:
+    return one_op.one("CONV_2D", [input_tensor, weights or kernel(4, 1, 1, 4), bias], IMAGE, 3, **options)
 
 
-def dense(made: tuple[int, ...] = (1, 4), scales: tuple[float, ...] = (0.5,), **options: Any) -> Graph:
-    given = Tensor((*made[:-1], 8))
-    weights = kernel(made[-1], 8, scales=scales)
-    return one_op.one("FULLY_CONNECTED", [given, weights, None], Tensor(made), 4, **options)
+def dense(output_shape: tuple[int, ...] = (1, 4), scales: tuple[float, ...] = (0.5,), **options: Any) -> Graph:
+    input_tensor = Tensor((*output_shape[:-1], 8))
+    weights = kernel(output_shape[-1], 8, scales=scales)
+    return one_op.one("FULLY_CONNECTED", [input_tensor, weights, None], Tensor(output_shape), 4, **options)
 
 
 def pool(name: str = "MAX_POOL_2D", **options: Any) -> Graph:
@@ -64,22 +64,22 @@ def relu(*shape: int, dtype: str = "INT8", **more: Any) -> Graph:
 
 
 def strided_slice(*strides: int, **masks: int) -> Graph:
-    given = [IMAGE, integers(0, 0, 0, 0), integers(1, 4, 4, 4), integers(*strides)]
-    return one_op.one("STRIDED_SLICE", given, Tensor((1, 4, 4, 4)), 2, **masks)
+    inputs = [IMAGE, integers(0, 0, 0, 0), integers(1, 4, 4, 4), integers(*strides)]
+    return one_op.one("STRIDED_SLICE", inputs, Tensor((1, 4, 4, 4)), 2, **masks)
 
 
 def split(axis: int, parts: int) -> Graph:
-    whole = (parts if axis == 0 else 1, 8, 8, 4)
-    shape = tuple(side // parts if place == axis else side for place, side in enumerate(whole))
+    full_shape = (parts if axis == 0 else 1, 8, 8, 4)
+    shape = tuple(side // parts if place == axis else side for place, side in enumerate(full_shape))
     names = [f"part{index}" for index in range(parts)]
-    given = {"axis": Tensor((), "INT32", axis, ()), "in": Tensor(whole)}
-    tensors = given | {name: Tensor(shape) for name in names}
+    inputs = {"axis": Tensor((), "INT32", axis, ()), "in": Tensor(full_shape)}
+    tensors = inputs | {name: Tensor(shape) for name in names}
     return one_op.read(tensors, [one_op.Op("SPLIT", ["axis", "in"], names, 2)], ["in"], names)
 
 
 def pack(axis: int) -> Graph:
-    made = Tensor((2, 8, 4) if axis == 0 else (8, 2, 4))
-    return one_op.one("PACK", [Tensor((8, 4)), Tensor((8, 4))], made, 2, axis=axis, valuesCount=2)
+    output = Tensor((2, 8, 4) if axis == 0 else (8, 2, 4))
+    return one_op.one("PACK", [Tensor((8, 4)), Tensor((8, 4))], output, 2, axis=axis, valuesCount=2)
 
 
 def prelu(*slopes: int) -> Graph:
@@ -87,13 +87,13 @@ def prelu(*slopes: int) -> Graph:
 
 
 def concatenation(constant: int | None, more: int = 0) -> Graph:
-    given = [IMAGE, Tensor((1, 8, 8, 4), data=constant), *[IMAGE] * more]
-    return one_op.one("CONCATENATION", given, Tensor((1, 8, 8, 4 * len(given))), 2, axis=3)
+    inputs = [IMAGE, Tensor((1, 8, 8, 4), data=constant), *[IMAGE] * more]
+    return one_op.one("CONCATENATION", inputs, Tensor((1, 8, 8, 4 * len(inputs))), 2, axis=3)
 
 
 def transpose(*shape: int) -> Graph:
-    made = tuple(shape[axis] for axis in (0, 3, 1, 2))
-    return one_op.one("TRANSPOSE", [Tensor(shape), integers(0, 3, 1, 2)], Tensor(made), 2)
+    output_shape = tuple(shape[axis] for axis in (0, 3, 1, 2))
+    return one_op.one("TRANSPOSE", [Tensor(shape), integers(0, 3, 1, 2)], Tensor(output_shape), 2)
 
 
 def flatten(*shape: int) -> Graph:
@@ -101,9 +101,9 @@ def flatten(*shape: int) -> Graph:
     return one_op.one("RESHAPE", [Tensor(shape), integers(1, size)], Tensor((1, size)))
 
 
-def computed(name: str, given: Tensor, made: Tensor) -> Graph:
+def computed(name: str, input_tensor: Tensor, output: Tensor) -> Graph:
     """Return a graph with an operator whose second input is not a constant."""
-    return one_op.one(name, [given, VECTOR], made)
+    return one_op.one(name, [input_tensor, VECTOR], output)
 
 
 KEPT: list[tuple[rules.Rule, str, Graph]] = [
@@ -233,13 +233,13 @@ def test_kept(rule: rules.Rule, what: str, graph: Graph) -> None:
     assert rule(graph.operators[0], graph, TARGET) is None
 
 
-@pytest.mark.parametrize(("rule", "what", "graph", "found"), BROKEN, ids=name)
-def test_broken(rule: rules.Rule, what: str, graph: Graph, found: str) -> None:
-    assert re.search(found, rule(graph.operators[0], graph, TARGET) or "")
+@pytest.mark.parametrize(("rule", "what", "graph", "pattern"), BROKEN, ids=name)
+def test_broken(rule: rules.Rule, what: str, graph: Graph, pattern: str) -> None:
+    assert re.search(pattern, rule(graph.operators[0], graph, TARGET) or "")
 
 
-@pytest.mark.parametrize(("rule", "what", "graph", "found"), BROKEN, ids=name)
-def test_what_is_told(rule: rules.Rule, what: str, graph: Graph, found: str) -> None:
+@pytest.mark.parametrize(("rule", "what", "graph", "pattern"), BROKEN, ids=name)
+def test_what_is_told(rule: rules.Rule, what: str, graph: Graph, pattern: str) -> None:
     """Every broken rule keeps its operator on the CPU, and gives a reason, a requirement and advice."""
     (op,) = place(graph, TARGET).ops
     assert op.placement == "cpu"

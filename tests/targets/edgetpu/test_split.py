@@ -65,29 +65,29 @@ def random_network(seed: int) -> OperatorSequence:
         risk = STREAMS if sizes[start:stop].sum() > 6 else FITS
         return Cost(0.3 + times[start:stop].sum() + 0.1 * (crossing[start] + crossing[stop]), risk)
 
-    return OperatorSequence(range(count + 1), list(times), [int(each) for each in crossing], predict)
+    return OperatorSequence(range(count + 1), list(times), [int(byte_count) for byte_count in crossing], predict)
 
 
 def exhaustive(network: OperatorSequence, count: int) -> tuple[int, float] | None:
     """Return the least risk of all cuts, and the shortest latency of the slowest segment with this risk."""
-    found = []
+    candidates = []
     for inner in combinations(network.positions[1:-1], count - 1):
         costs = [network.predict(start, stop) for start, stop in pairwise((0, *inner, network.operators))]
         if None not in costs:
             known = [cost for cost in costs if cost is not None]
-            found.append((max(cost.risk for cost in known), max(cost.latency_ms for cost in known)))
-    return min(found, default=None)
+            candidates.append((max(cost.risk for cost in known), max(cost.latency_ms for cost in known)))
+    return min(candidates, default=None)
 
 
 @pytest.mark.parametrize("seed", range(25))
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_cuts_of_random_networks_are_those_of_exhaustive_search(seed: int, count: int) -> None:
     network = random_network(seed)
-    found = search.best(network, count)
+    positions = search.best(network, count)
     expected = exhaustive(network, count)
-    assert found is not None
+    assert positions is not None
     assert expected is not None
-    costs = search.costs_of(network, found)
+    costs = search.costs_of(network, positions)
     assert len(costs) == count
     assert max(cost.risk for cost in costs) == expected[0]
     assert max(cost.latency_ms for cost in costs) <= expected[1] * search.TOLERANCE
@@ -115,7 +115,7 @@ def test_a_tensor_skips_segments(tpus: int) -> None:
     assert len(parts) == tpus
     names = [{part.tensors[index].name for index in part.inputs} for part in parts]
     assert "layer 0" in names[-1]
-    assert sum("layer 0" in each for each in names) <= 2  # it passes through no segment that does not use it
+    assert sum("layer 0" in inputs for inputs in names) <= 2  # it passes through no segment that does not use it
     assert [parts[-1].tensors[index].name for index in parts[-1].outputs] == ["total"]
     assert result.equal_bytes is not None
     assert sum(len(part.operators) for part in parts) == 7
@@ -180,14 +180,14 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert main(["split", "net.tflite", "--tpus", "2", "--json", "--compare"]) == 0
     shown: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert shown["folder"] == "net_2_segments"
-    assert sorted(each.name for each in Path("net_2_segments").iterdir()) == [
+    assert sorted(path.name for path in Path("net_2_segments").iterdir()) == [
         "model_segment_0_of_2.tflite",
         "model_segment_1_of_2.tflite",
         "split.json",
     ]
     assert main(["split", "net.tflite", "--tpus", "2"]) == 2
     assert "exists" in capsys.readouterr().err
-    assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
 @shared

@@ -35,7 +35,7 @@ def explained(name: str, *, named: bool = False) -> Explanation:
 
 
 def inference(result: Explanation) -> ExplainedProgram:
-    (program,) = (each for each in result.programs if each.type != "PARAMETER_CACHING")
+    (program,) = (candidate for candidate in result.programs if candidate.type != "PARAMETER_CACHING")
     return program
 
 
@@ -49,48 +49,50 @@ def test_every_instruction_is_understood_and_every_byte_is_transferred(name: str
             continue
         assert program.hints_are_complete
         assert all(size == covered for _, size, covered in program.coverage)
-        assert all(each.is_announced for each in program.transfers)
-        assert all(each.stop <= program.memory_bytes for each in program.buffers)
+        assert all(transfer.is_announced for transfer in program.transfers)
+        assert all(buffer.stop <= program.memory_bytes for buffer in program.buffers)
 
 
 @needs_pairs
 def test_a_whole_network_is_recovered_without_its_original() -> None:
     program = inference(explained("yamnet_spectra_in"))
-    operators = [each for each in program.operators if each.name != "move"]
-    assert [each.certainty for each in operators[:27]] == ["confirmed"] * 27
+    operators = [operator for operator in program.operators if operator.name != "move"]
+    assert [operator.certainty for operator in operators[:27]] == ["confirmed"] * 27
     first, second, third, fourth = operators[:4]
     assert (first.window, first.shape) == ("3x3, stride 2", "48x32x32")
     assert (second.name, second.shape) == ("DEPTHWISE_CONV_2D", "48x32x32")
     assert (third.name, third.window, third.shape) == ("CONV_2D", "1x1", "48x32x64")
     assert (fourth.name, fourth.window, fourth.shape) == ("DEPTHWISE_CONV_2D", "3x3, stride 2", "24x16x64")
-    assert [each.name for each in operators[27:]] == [
+    assert [operator.name for operator in operators[27:]] == [
         "AVERAGE_POOL_2D or MEAN",
         "FULLY_CONNECTED or CONV_2D",
         "LOGISTIC",
     ]
     assert third.reads == (second.index,)
-    assert all(each.is_cached for each in operators[:27])
+    assert all(operator.is_cached for operator in operators[:27])
 
 
 @needs_pairs
 def test_operators_that_run_in_passes_are_one() -> None:
     result = explained("deeplabv3_mnv2_dm05_pascal_quant", named=True)
-    twice = [each for each in inference(result).operators if each.passes > 1]
-    assert [each.original for each in twice] == [(3, "CONV_2D"), (4, "DEPTHWISE_CONV_2D"), (5, "CONV_2D")]
-    assert [each.passes for each in twice] == [2, 2, 2]
+    twice = [operator for operator in inference(result).operators if operator.passes > 1]
+    assert [operator.original for operator in twice] == [(3, "CONV_2D"), (4, "DEPTHWISE_CONV_2D"), (5, "CONV_2D")]
+    assert [operator.passes for operator in twice] == [2, 2, 2]
     assert result.comparison is not None
-    passes = [each.where for each in result.comparison.differences if each.what == "passes"]
+    passes = [difference.where for difference in result.comparison.differences if difference.what == "passes"]
     assert passes == ["3 CONV_2D", "4 DEPTHWISE_CONV_2D", "5 CONV_2D"]
 
 
 @needs_pairs
 def test_streamed_parameters_belong_to_their_operators() -> None:
     program = inference(explained("ASR_Model7", named=True))
-    streamed = {each.name: each.parameter_bytes for each in program.operators if each.is_cached is False}
+    streamed = {
+        operator.name: operator.parameter_bytes for operator in program.operators if operator.is_cached is False
+    }
     assert streamed["FULLY_CONNECTED or CONV_2D"] == 6336
-    sizes = [each.size_bytes for each in program.parameters if not each.is_cached]
+    sizes = [group.size_bytes for group in program.parameters if not group.is_cached]
     assert sizes == [512, 512, 1024, 1024, 82432, 6336]
-    transfers = [each.offset for each in program.transfers if each.kind == "parameters"]
+    transfers = [transfer.offset for transfer in program.transfers if transfer.kind == "parameters"]
     assert transfers == [0, 512, 1024, 2048, 3072, 85504]
 
 
@@ -185,11 +187,11 @@ def made_file() -> bytes:
 def test_a_made_file_is_explained() -> None:
     result = explanation.explain(compiled_file.parse(made_file()), "made.tflite", None, TARGET)
     caching, execution = result.programs
-    assert [(each.offset, each.size_bytes, each.tiles) for each in caching.parameters] == [(0, 320, ((0,),))]
+    assert [(group.offset, group.size_bytes, group.tiles) for group in caching.parameters] == [(0, 320, ((0,),))]
     (operator,) = execution.operators
     assert (operator.name, operator.window, operator.certainty) == ("CONV_2D", "1x1", "confirmed")
     assert (operator.input_channels, operator.output_channels, operator.positions) == (8, 16, 6)
-    transfers = [(each.kind, each.name, each.size_bytes, each.step) for each in execution.transfers]
+    transfers = [(transfer.kind, transfer.name, transfer.size_bytes, transfer.step) for transfer in execution.transfers]
     assert transfers[1:] == [("input", "in", 96, 0), ("output", "out", 96, 1), ("interrupt", "", 0, None)]
     assert execution.coverage == (("input in", 96, 96), ("output out", 96, 96))
 

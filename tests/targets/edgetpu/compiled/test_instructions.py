@@ -20,7 +20,7 @@ PREFIX = 0xB0000000000000
 MAIN = 0xF85FC00008600000070125EC8030C0E0
 NEXT = 0xFFFF5BB42
 FACTOR = 0x5C1F << 88 | 1 << 87
-PROGRAM = b"".join(each.to_bytes(16, "little") for each in (FACTOR, 0, PREFIX, MAIN, NEXT, 0))
+PROGRAM = b"".join(bundle.to_bytes(16, "little") for bundle in (FACTOR, 0, PREFIX, MAIN, NEXT, 0))
 NUMBERS = Constants(0x38092F64, 0x43000000, 0xC2FE0000, -5383657, 127, 0, 0)
 
 
@@ -39,18 +39,20 @@ def test_replaced_numbers_are_read_again_and_nothing_else_changes() -> None:
         other = Constants(*bits, offset, *zero_points)
         program = bytearray(PROGRAM)
         replace_constants(program, instruction, other)
-        assert [each.constants for each in vector_instructions(bundles(bytes(program)))] == [other]
+        assert [
+            changed_instruction.constants for changed_instruction in vector_instructions(bundles(bytes(program)))
+        ] == [other]
         replace_constants(program, instruction, NUMBERS)
         assert bytes(program) == PROGRAM
 
 
 def test_every_number_is_in_its_own_bits() -> None:
     (instruction,) = vector_instructions(bundles(PROGRAM))
-    for name in (each.name for each in fields(Constants)):
+    for name in (field.name for field in fields(Constants)):
         program = bytearray(PROGRAM)
         replace_constants(program, instruction, replace(NUMBERS, **{name: 1}))
-        (found,) = vector_instructions(bundles(bytes(program)))
-        assert astuple(found.constants) == astuple(replace(NUMBERS, **{name: 1}))
+        (changed_instruction,) = vector_instructions(bundles(bytes(program)))
+        assert astuple(changed_instruction.constants) == astuple(replace(NUMBERS, **{name: 1}))
 
 
 def test_a_factor_is_replaced() -> None:
@@ -58,7 +60,7 @@ def test_a_factor_is_replaced() -> None:
     assert factor.value == 0x5C1F
     program = bytearray(PROGRAM)
     replace_factor(program, factor, 77)
-    assert [each.value for each in factors(bundles(bytes(program)))] == [77]
+    assert [changed_factor.value for changed_factor in factors(bundles(bytes(program)))] == [77]
 
 
 def test_a_cut_program_is_read_up_to_its_last_whole_bundle() -> None:

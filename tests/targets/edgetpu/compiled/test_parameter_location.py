@@ -113,7 +113,7 @@ def test_every_byte_is_accounted_for() -> None:
     parameters = blob(graph.parse(content))
     location = located(content, parameters)
     assert location.is_complete
-    covered = [each.extent for each in (*location.regions, *location.leftovers)]
+    covered = [part.extent for part in (*location.regions, *location.leftovers)]
     assert {place for extent in covered for place in extent} == set(range(len(parameters)))
 
 
@@ -122,7 +122,9 @@ def test_bytes_of_no_operator() -> None:
     strange = np.arange(ALIGNMENT, dtype=np.uint8)
     location = located(content, np.concatenate([blob(graph.parse(content)), strange]))
     assert not location.is_complete
-    assert [len(each.extent) for each in location.leftovers if each.kind is LeftoverKind.UNKNOWN] == [ALIGNMENT]
+    assert [len(leftover.extent) for leftover in location.leftovers if leftover.kind is LeftoverKind.UNKNOWN] == [
+        ALIGNMENT
+    ]
 
 
 def test_a_region_with_other_numbers_and_one_that_is_missing() -> None:
@@ -131,7 +133,9 @@ def test_a_region_with_other_numbers_and_one_that_is_missing() -> None:
     region = located(content, parameters).regions[0]
     place = int(np.flatnonzero(~region.layout.padding)[-1])
     parameters[region.offset + place] ^= 1
-    (found,) = [each for each in located(content, parameters).regions if not each.is_equal]
-    assert (found.operator.index, found.offset) == (region.operator.index, region.offset)
+    (changed_region,) = [candidate for candidate in located(content, parameters).regions if not candidate.is_equal]
+    assert (changed_region.operator.index, changed_region.offset) == (region.operator.index, region.offset)
     noise = np.random.default_rng(0).integers(1, 255, len(parameters), np.uint8)
-    assert {each.operator.index for each in located(content, noise).missing} >= {region.operator.index}
+    assert {missing_parameters.operator.index for missing_parameters in located(content, noise).missing} >= {
+        region.operator.index
+    }

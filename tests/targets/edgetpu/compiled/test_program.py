@@ -33,8 +33,11 @@ def test_a_program_is_read_to_its_end() -> None:
     maker.transfer("interrupt", 0)
     program = read(maker)
     assert program.is_complete
-    assert [(each.operation, each.tiles) for each in program.instructions] == [(0x14, ALL_TILES), (1, ALL_TILES)]
-    assert [(each.kind, each.size_bytes) for each in program.transfers] == [
+    assert [(instruction.operation, instruction.tiles) for instruction in program.instructions] == [
+        (0x14, ALL_TILES),
+        (1, ALL_TILES),
+    ]
+    assert [(transfer.kind, transfer.size_bytes) for transfer in program.transfers] == [
         ("input", 4096),
         ("output", 24),
         ("interrupt", 0),
@@ -50,7 +53,7 @@ def test_reading_continues_after_a_bundle_that_is_not_understood() -> None:
     program = read(maker)
     assert len(program.unknown) == 1
     assert not program.is_complete
-    assert [each.operation for each in program.instructions] == [0x14, 0x10]
+    assert [instruction.operation for instruction in program.instructions] == [0x14, 0x10]
 
 
 def test_an_instruction_with_another_number_is_not_one() -> None:
@@ -85,7 +88,7 @@ def test_the_second_operand_of_a_pair_is_read() -> None:
     maker = ProgramMaker()
     maker.tensor(traversal(1000, [(0, 2), (1119, 2), (40, 4)], mode=2), traversal(0, [(1, 4)]), kind=ADD)
     (step,) = tensor_steps(read(maker))
-    assert [each.start for each in step.sources] == [1000, 1000 + 4 * 1120]
+    assert [source.start for source in step.sources] == [1000, 1000 + 4 * 1120]
 
 
 def parameters(size: int, *, offset: int = 0, tiles: tuple[int, ...] = (1,)) -> ProgramParameters:
@@ -183,7 +186,7 @@ def test_an_operator_reads_what_was_written_last_at_its_addresses() -> None:
             traversal(start, [(1, 12), (12, 30)]), traversal(stop, [(1, 12), (12, 30)]), rows=48, multiplier=number + 1
         )
     operators = recovered(maker, *[48 * (48 + 4)] * 4)
-    assert [each.reads for each in operators] == [(-1,), (0,), (1,), (2,)]
+    assert [operator.reads for operator in operators] == [(-1,), (0,), (1,), (2,)]
 
 
 def test_instructions_for_other_tiles_with_the_same_numbers_are_one_step() -> None:
@@ -226,8 +229,8 @@ def test_the_parts_of_a_caching_program_are_grouped_by_operator() -> None:
     maker.parameters([(0, 0b1)])
     maker.parameters([(10, 0b10), (20, 0b100)])
     maker.parameters([(30, 0b1000)])
-    found = cached_parameters(read(maker), 0, 64 * 40)
-    assert [(each.offset, each.size_bytes, each.tiles) for each in found] == [
+    groups = cached_parameters(read(maker), 0, 64 * 40)
+    assert [(group.offset, group.size_bytes, group.tiles) for group in groups] == [
         (0, 640, (0b1,)),
         (640, 1280, (0b10, 0b100)),
         (1920, 640, (0b1000,)),
@@ -238,8 +241,8 @@ def test_the_lines_of_a_long_stream_are_counted_on() -> None:
     maker = ProgramMaker()
     for line in (0, 60_000, 70_000):
         maker.parameters([(line, 1)])
-    found = cached_parameters(read(maker), 0, 64 * 80_000)
-    assert [each.offset // 64 for each in found] == [0, 60_000, 70_000]
+    groups = cached_parameters(read(maker), 0, 64 * 80_000)
+    assert [group.offset // 64 for group in groups] == [0, 60_000, 70_000]
 
 
 def test_parts_that_do_not_fit_the_parameters_are_none() -> None:
@@ -250,14 +253,14 @@ def test_parts_that_do_not_fit_the_parameters_are_none() -> None:
 
 
 def test_streamed_parameters_are_the_transfers_of_the_program() -> None:
-    found = streamed_parameters([(None, 512), (None, 1024)], 0, 1536)
-    assert [each.extent for each in found] == [range(512), range(512, 1536)]
+    groups = streamed_parameters([(None, 512), (None, 1024)], 0, 1536)
+    assert [group.extent for group in groups] == [range(512), range(512, 1536)]
     assert streamed_parameters([(None, 512), (None, 1024)], 0, 1537) == []
 
 
 def test_parameters_that_are_streamed_again_are_the_same() -> None:
-    found = streamed_parameters([(0, 512), (512, 64), (0, 512), (512, 64)], 0, 576)
-    assert [each.extent for each in found] == [range(512), range(512, 576)]
+    groups = streamed_parameters([(0, 512), (512, 64), (0, 512), (512, 64)], 0, 576)
+    assert [group.extent for group in groups] == [range(512), range(512, 576)]
     assert streamed_parameters([(0, 512), (512, 64), (0, 512)], 0, 600) == []
 
 
@@ -266,10 +269,10 @@ def test_streamed_parameters_of_one_operator_can_be_several_transfers() -> None:
     maker.tensor(SOURCE, TARGET)
     size = 128 * (9 * 16 + 12)
     parts = streamed_parameters([(None, 64 * 100), (None, size - 64 * 100)], 0, size)
-    contents = [np.full(each.size_bytes, 7, np.uint8) for each in parts]
+    contents = [np.full(part.size_bytes, 7, np.uint8) for part in parts]
     (operator,) = recover(tensor_steps(read(maker)), parts, contents)
     assert operator.certainty is Certainty.CONFIRMED
-    assert [each.size_bytes for each in operator.parameters] == [size]
+    assert [group.size_bytes for group in operator.parameters] == [size]
 
 
 def test_the_layout_of_parameters_is_described() -> None:

@@ -54,7 +54,7 @@ def test_a_model_in_its_own_program_changes_the_token_alone(name: str) -> None:
 
 
 @needs_pairs
-@pytest.mark.parametrize(("first", "second"), [pair for each in ARCHITECTURES for pair in (each, each[::-1])])
+@pytest.mark.parametrize(("first", "second"), [pair for names in ARCHITECTURES for pair in (names, names[::-1])])
 def test_another_training_has_the_bytes_of_the_real_compiler(first: str, second: str) -> None:
     result = written(relink(model(second), model(first), template(first)))
     assert without_tokens(result) == without_tokens(template(second))
@@ -152,7 +152,7 @@ def test_a_template_of_another_model_is_refused_with_every_reason() -> None:
 def test_one_wrong_byte_in_the_template_is_refused() -> None:
     name = "checkpoint-90_quant8_noinput"
     file = template(name)
-    (parameters,) = (each.parameters for each in file.executables if len(each.parameters))
+    (parameters,) = (executable.parameters for executable in file.executables if len(executable.parameters))
     for position in range(parameters.start, parameters.stop, 9973):
         content = bytearray(file.content)
         content[position] ^= 1

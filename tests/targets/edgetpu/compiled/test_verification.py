@@ -54,7 +54,7 @@ def test_it_holds_no_other_model(name: str) -> None:
 
 
 def _weighted(parsed: Graph, number: int = 0) -> Any:
-    return [each for each in parsed.operators if each.name in ("CONV_2D", "FULLY_CONNECTED")][number]
+    return [operator for operator in parsed.operators if operator.name in ("CONV_2D", "FULLY_CONNECTED")][number]
 
 
 @needs_pairs
@@ -84,9 +84,14 @@ def test_one_number_that_differs_by_one_is_named(name: str, number: int, positio
         source.source.buffers[number].data = np.frombuffer(values.tobytes(), np.uint8)
 
     result = verified(name, changed(model(name), change))
-    (found,) = result.differences
-    assert (found.operator, found.kind, found.tensor, found.count) == (operator.index, kind, tensor.name, 1)
-    assert found.numbers == ((index, int(values[index]), old),)
+    (difference,) = result.differences
+    assert (difference.operator, difference.kind, difference.tensor, difference.count) == (
+        operator.index,
+        kind,
+        tensor.name,
+        1,
+    )
+    assert difference.numbers == ((index, int(values[index]), old),)
     assert f"{list(index)}: {values[index]} -> {old}" in result.describe()
 
 
@@ -104,7 +109,7 @@ def test_another_scale_or_zero_point_of_an_activation(field: str) -> None:
 
     result = verified(name, changed(model(name), change))
     assert result.holds is False
-    assert any(each.kind in ("scale", "bias", "multiplier") for each in result.differences)
+    assert any(difference.kind in ("scale", "bias", "multiplier") for difference in result.differences)
 
 
 @needs_pairs
@@ -117,7 +122,7 @@ def test_an_operator_without_an_instruction_leaves_it_undecided() -> None:
 
     result = verified("pong_10_quant8", changed(model("pong_10_quant8"), change))
     assert result.holds is None
-    assert any("no instruction with its scales and zero points" in each.reason for each in result.undecided)
+    assert any("no instruction with its scales and zero points" in undecided.reason for undecided in result.undecided)
 
 
 @needs_pairs

@@ -33,8 +33,8 @@ def notes() -> list[str]:
 @pytest.fixture
 def find(cache: Cache, notes: list[str]) -> Found:
     def find(model: bytes = b"model", *, options: tuple[str, ...] = ("-s",), version: str = "16.0") -> object:
-        found = cache.find(model, options, version, OUT, notes.append)
-        return [(path.name.rpartition("-")[2], outcome) for path, outcome in found]
+        entries = cache.find(model, options, version, OUT, notes.append)
+        return [(path.name.rpartition("-")[2], outcome) for path, outcome in entries]
 
     return find  # type: ignore[return-value]
 

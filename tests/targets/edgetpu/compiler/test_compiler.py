@@ -42,7 +42,7 @@ def notes() -> list[str]:
 def make(programs: Programs, tmp_path: Path) -> Make:
     """Return a function that makes a Compiler on this machine, with a cache."""
 
-    def make(asked: CompilerOptions | None = None, **changes: Any) -> Compiler:
+    def make(options: CompilerOptions | None = None, **changes: Any) -> Compiler:
         usual: dict[str, Any] = {
             "host": Local(programs.folder / "edgetpu_compiler", tmp_path / "here"),
             "timeout_s": 60.0,
@@ -51,7 +51,7 @@ def make(programs: Programs, tmp_path: Path) -> Make:
             "version": None,
             "usual": "16.0",
         }
-        return Compiler(options=asked or CompilerOptions(), **{**usual, **changes})
+        return Compiler(options=options or CompilerOptions(), **{**usual, **changes})
 
     return make
 
@@ -60,7 +60,7 @@ def make(programs: Programs, tmp_path: Path) -> Make:
 
 
 @pytest.mark.parametrize(
-    ("asked", "arguments"),
+    ("options", "arguments"),
     [
         (CompilerOptions(), ["-s"]),
         (CompilerOptions(all_subgraphs=True), ["-s", "-a"]),
@@ -70,12 +70,12 @@ def make(programs: Programs, tmp_path: Path) -> Make:
         (CompilerOptions(search_delegate=True, child_timeout_s=300), ["-s", "-d", "-t", "300"]),
     ],
 )
-def test_options(make: Make, programs: Programs, asked: CompilerOptions, arguments: list[str]) -> None:
-    programs.compiler(success(MODEL, names=asked.outputs))
-    done = make(asked).compile(MODEL, pytest.fail)
+def test_options(make: Make, programs: Programs, options: CompilerOptions, arguments: list[str]) -> None:
+    programs.compiler(success(MODEL, names=options.outputs))
+    done = make(options).compile(MODEL, pytest.fail)
     assert done is not None
     assert programs.asked()[0]["arguments"] == [*arguments, "model.tflite"]
-    assert set(done.files) == set(asked.outputs)
+    assert set(done.files) == set(options.outputs)
 
 
 def test_what_is_expected_for_an_old_runtime() -> None:
@@ -86,8 +86,8 @@ def test_what_is_expected_for_an_old_runtime() -> None:
 
     def sides(runtime: int | None) -> str:
         settings = CompilerSettings(min_runtime_version=runtime)
-        found, _ = compilation.expected(parsed, settings, TARGET, None)
-        return "".join(op.placement[0] for op in found.placement.ops)
+        expected_check, _ = compilation.expected(parsed, settings, TARGET, None)
+        return "".join(op.placement[0] for op in expected_check.placement.ops)
 
     assert [sides(runtime) for runtime in (None, 14, 13, 12)] == ["tt", "tt", "tt", "tc"]
 
@@ -225,12 +225,12 @@ def test_a_failure_that_is_not_known_is_not_kept(make: Make, programs: Programs,
 
 
 @pytest.mark.parametrize(
-    "asked", [CompilerOptions(intermediate_tensors=("hidden",)), CompilerOptions(search_delegate=True)]
+    "options", [CompilerOptions(intermediate_tensors=("hidden",)), CompilerOptions(search_delegate=True)]
 )
-def test_a_model_that_was_cut_may_have_other_outputs(make: Make, programs: Programs, asked: CompilerOptions) -> None:
+def test_a_model_that_was_cut_may_have_other_outputs(make: Make, programs: Programs, options: CompilerOptions) -> None:
     other = compiled(tiny.classifier(classes=5))
     programs.compiler(Answer(LOG, {"model_edgetpu.tflite": other}))
-    assert make(asked).compile(MODEL, pytest.fail) is not None
+    assert make(options).compile(MODEL, pytest.fail) is not None
     with pytest.raises(StageError, match="has other inputs or outputs"):
         make().compile(MODEL, lambda line: None)
 
@@ -350,10 +350,10 @@ def test_a_cache_that_cannot_be_written_costs_nothing_but_the_cache(
 
 
 def test_segments_are_cached(make: Make, programs: Programs) -> None:
-    asked = CompilerOptions(num_segments=2)
-    programs.compiler(success(MODEL, names=asked.outputs))
-    first = make(asked).compile(MODEL, pytest.fail)
-    assert make(asked, host=None).compile(MODEL, pytest.fail) == first
+    options = CompilerOptions(num_segments=2)
+    programs.compiler(success(MODEL, names=options.outputs))
+    first = make(options).compile(MODEL, pytest.fail)
+    assert make(options, host=None).compile(MODEL, pytest.fail) == first
 
 
 # --- its version ------------------------------------------------------------------------

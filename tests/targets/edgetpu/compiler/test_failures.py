@@ -31,8 +31,8 @@ KINDS = [("RELU", 1, False), ("EXP", 2, False), ("EXP", 1, False), ("Atan", 1, T
 MODEL: Graph = one_op.read(
     TENSORS,
     [
-        Op(kind, [given], [made], version, custom=custom)
-        for (kind, version, custom), given, made in zip(KINDS, NAMES, NAMES[1:], strict=False)
+        Op(kind, [input_name], [output_name], version, custom=custom)
+        for (kind, version, custom), input_name, output_name in zip(KINDS, NAMES, NAMES[1:], strict=False)
     ],
     [NAMES[0]],
     [NAMES[-1]],

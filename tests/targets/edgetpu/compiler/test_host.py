@@ -45,11 +45,11 @@ def test_success(host: Host, programs: Programs, tmp_path: Path) -> None:
     programs.compiler(Answer(files={OUT[0]: b"compiled", "other": b"not asked for"}))
     done = host.run(MODEL, ["-s", "-i", "a b;'c'/$d"], OUT, 60.0)
     assert (done.exit_code, done.log, dict(done.files)) == (0, LOG, {OUT[0]: b"compiled"})
-    (asked,) = programs.asked()
-    assert asked["arguments"] == ["-s", "-i", "a b;'c'/$d", "model.tflite"]
-    assert asked["model"] == hashlib.sha256(MODEL).hexdigest()
-    assert asked["stdin"] == ""
-    assert set(asked["around"]) <= {"model.tflite", "compiler.log"}
+    (invocation,) = programs.asked()
+    assert invocation["arguments"] == ["-s", "-i", "a b;'c'/$d", "model.tflite"]
+    assert invocation["model"] == hashlib.sha256(MODEL).hexdigest()
+    assert invocation["stdin"] == ""
+    assert set(invocation["around"]) <= {"model.tflite", "compiler.log"}
     assert nothing_is_left(programs, tmp_path)
 
 
@@ -195,7 +195,7 @@ def test_a_container_is_removed_by_its_name_after_a_timeout(programs: Programs) 
     programs.compiler(Answer(seconds=600.0))
     with pytest.raises(StageError, match="took longer"):
         Docker("coral", "edgetpu_compiler").run(MODEL, ["-s"], OUT, 2.0)
-    run, removal = (asked["arguments"] for asked in programs.asked("docker-asked"))
+    run, removal = (invocation["arguments"] for invocation in programs.asked("docker-asked"))
     assert removal == ["rm", "--force", run[run.index("--name") + 1]]
 
 

@@ -229,9 +229,9 @@ def test_recorded_tables_agree_with_the_compiled_models_and_with_the_prediction(
         assert Counter({row.op: row.count for row in report.operations if row.status == MAPPED}) == real
         version = compiler_evidence.VERSIONS[rows[name]["behaves_like"]]
         target = TARGET.compiled_by(version)
-        found = differences(expected_report(check(original, target), original, version), report)
-        if found:
-            differ[name] = found
+        mismatches = differences(expected_report(check(original, target), original, version), report)
+        if mismatches:
+            differ[name] = mismatches
     assert differ == {}
 
 
