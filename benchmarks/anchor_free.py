@@ -119,7 +119,7 @@ def measure(folder: Path, cache: Path, seed: int, epochs: int, pruning_epochs: i
     models |= {name: accuracy(report, "result") for name, report in reports.items()}
     result = {
         "seed": seed,
-        "models": {name: vars(each) for name, each in models.items()},
+        "models": {name: vars(precision) for name, precision in models.items()},
         "qat_kept": stage_facts(reports["int8, QAT"], "quantize")["kept"] == "qat",
         "pruning": stage_facts(reports["pruned"], "prune")["steps"][-1]["cost"],
         "seconds": {

@@ -71,45 +71,45 @@ def without_recalibration() -> Iterator[None]:
 def one(seed: int) -> Run:
     """Run both ways with one seed; return for each stage the correct test samples and its facts."""
     data = subjects.Arrays(subjects.photos(SIDE), CLASSES)
-    found: Run = {}
+    results: Run = {}
     with tempfile.TemporaryDirectory() as folder, quiet():
         with without_recalibration():
             model = resnet8(keras(seed))
             context = subjects.context(data, subfolder(folder, "original"), seed)
             settings = loop.TrainingSettings(epochs=EPOCHS, augment=subjects.FLIPPED)
             loop.fit(model, loop.label_loss(loop.head_of(model, data)), settings, context)
-            found["without"] = {"trained": measured(model, data)}
+            results["without"] = {"trained": measured(model, data)}
             working_model.write(model, context.folder)
-            found["without"] |= compressed(context, data, subfolder(folder, "without"))
+            results["without"] |= compressed(context, data, subfolder(folder, "without"))
         facts = bn_recalibration.recalibrate_batch_norms(model, context)
-        found["with"] = {"trained": {**measured(model, data), "facts": facts}}
+        results["with"] = {"trained": {**measured(model, data), "facts": facts}}
         working_model.write(model, context.folder)
-        found["with"] |= compressed(context, data, subfolder(folder, "with"))
+        results["with"] |= compressed(context, data, subfolder(folder, "with"))
     for way in WAYS:
-        hits = [f"{stage} {found[way][stage]['hits'].mean():.4f}" for stage in STAGES]
+        hits = [f"{stage} {results[way][stage]['hits'].mean():.4f}" for stage in STAGES]
         print(f"seed {seed}, {way} recalibration: {', '.join(hits)}", file=sys.stderr, flush=True)
-    return found
+    return results
 
 
 def compressed(context: Context, data: subjects.Arrays, folder: Path) -> Run:
     """Return the results of the trained model after `prune`, and after `distill` as the next stage."""
-    given = artifact(context.folder)
-    context = replace(context, original=given)
-    found = {}
+    current_artifact = artifact(context.folder)
+    context = replace(context, original=current_artifact)
+    results = {}
     for name, stage in (
         ("pruned", Prune(keep_macs=0.6, augment=subjects.FLIPPED)),
         ("distilled", Distill(augment=subjects.FLIPPED)),
     ):
-        own = replace(context, folder=folder / name)
-        own.folder.mkdir()
+        stage_context = replace(context, folder=folder / name)
+        stage_context.folder.mkdir()
         started = time.perf_counter()
-        facts = stage.run(given, own)
+        facts = stage.run(current_artifact, stage_context)
         (facts,) = facts.get("steps", [facts])
-        given = artifact(own.folder)
-        found[name] = measured(working_model.read(given, own), data)
-        found[name]["facts"] = {key: facts[key] for key in ("batch_norms", "healing") if key in facts}
-        found[name]["seconds"] = round(time.perf_counter() - started, 1)
-    return found
+        current_artifact = artifact(stage_context.folder)
+        results[name] = measured(working_model.read(current_artifact, stage_context), data)
+        results[name]["facts"] = {key: facts[key] for key in ("batch_norms", "healing") if key in facts}
+        results[name]["seconds"] = round(time.perf_counter() - started, 1)
+    return results
 
 
 def artifact(folder: Path) -> Artifact:
@@ -139,10 +139,10 @@ def summary(runs: list[Run]) -> Run:
     return {"commit": commit(), "epochs": EPOCHS, "momentum": MOMENTUM, "seeds": len(runs), "stages": stages}
 
 
-def table(found: Mapping[str, Any]) -> str:
+def table(results: Mapping[str, Any]) -> str:
     """Return a table of the test accuracy without and with recalibration."""
     lines = ["| | without | with | gained (95%) | by seed |", "|---|---|---|---|---|"]
-    for stage, row in found["stages"].items():
+    for stage, row in results["stages"].items():
         without, recalibrated = (row["test"][way] for way in WAYS)
         low, high = row["gained_interval"]
         seeds = "; ".join(f"{old:.3f} -> {new:.3f}" for old, new in zip(without, recalibrated, strict=True))

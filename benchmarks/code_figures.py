@@ -155,13 +155,13 @@ def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
 
 def _code_lines(tree: ast.AST) -> set[int]:
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and _is_text(node.value)}
-    found: set[int] = set()
+    line_numbers: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, (ast.expr, ast.arg, ast.alias, ast.keyword)) and id(node) not in docstrings:
-            found.update((node.lineno, node.end_lineno or node.lineno))
+            line_numbers.update((node.lineno, node.end_lineno or node.lineno))
         elif isinstance(node, ast.stmt) and not (isinstance(node, ast.Expr) and _is_text(node.value)):
-            found.add(node.lineno)
-    return found
+            line_numbers.add(node.lineno)
+    return line_numbers
 
 
 def _is_text(node: ast.expr) -> bool:

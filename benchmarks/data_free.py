@@ -107,23 +107,23 @@ def one(name: str, cache: Path, seed: int) -> dict[str, Any]:
     inputs = subject.data.inputs("test")[:TESTED]
     labels = subject.data.labels("test")[:TESTED]
     expected = rows_of(convert_float(subject.model), inputs)
-    found: dict[str, Any] = {"test_samples": len(inputs)}
+    results: dict[str, Any] = {"test_samples": len(inputs)}
     if subject.labelled:
-        found["float"] = float((expected.argmax(axis=1) == labels).mean())
+        results["float"] = float((expected.argmax(axis=1) == labels).mean())
     for way in WAYS:
         started = time.perf_counter()
         with quiet():
             content = converted(way, subject)
         rows = rows_of(content, inputs)
-        found[way] = {
+        results[way] = {
             "agreement": float((rows.argmax(axis=1) == expected.argmax(axis=1)).mean()),
             "error": float(np.abs(rows - expected).mean()),
             "seconds": round(time.perf_counter() - started, 1),
         }
         if subject.labelled:
-            found[way]["accuracy"] = float((rows.argmax(axis=1) == labels).mean())
-        print(f"{name} {seed}, {way}: {found[way]}", file=sys.stderr, flush=True)
-    return found
+            results[way]["accuracy"] = float((rows.argmax(axis=1) == labels).mean())
+        print(f"{name} {seed}, {way}: {results[way]}", file=sys.stderr, flush=True)
+    return results
 
 
 def table(networks: Mapping[str, list[dict[str, Any]]]) -> str:

@@ -85,8 +85,8 @@ def unpacked(folder: Path) -> None:
         rows = list(csv.DictReader(stream))
     names = sorted({row["class"] for row in rows})
     for split in ("train", "test"):
-        own = [row for row in rows if row["split"] == split]
-        sizes = {row["file"]: (int(row["width"]), int(row["height"])) for row in own}
+        split_rows = [row for row in rows if row["split"] == split]
+        sizes = {row["file"]: (int(row["width"]), int(row["height"])) for row in split_rows}
         ids = {file: number for number, file in enumerate(sorted(sizes), 1)}
         content = {
             "images": [
@@ -96,7 +96,7 @@ def unpacked(folder: Path) -> None:
             "categories": [{"id": number, "name": name} for number, name in enumerate(names, 1)],
             "annotations": [
                 {"id": number, "image_id": ids[row["file"]], "category_id": names.index(row["class"]) + 1, "bbox": box}
-                for number, row in enumerate(own, 1)
+                for number, row in enumerate(split_rows, 1)
                 for box in [_box(row)]
             ],
         }
@@ -120,13 +120,13 @@ def ran(folder: Path, seed: int, how: str) -> tuple[Path, dict[str, Any]]:
 
 def trained(folder: Path, cache: Path, seed: int, epochs: int) -> tuple[Path, dict[str, Any]]:
     """Return the model file of a seed, and facts about its training; train it if it is not in the cache."""
-    model, told = (cache / f"cards-{seed}-{epochs}.{kind}" for kind in ("keras", "json"))
+    model, facts_file = (cache / f"cards-{seed}-{epochs}.{kind}" for kind in ("keras", "json"))
     if not model.exists():
         left, report = ran(folder, seed, TRAIN.format(epochs=epochs))
         facts = report["stages"][1]
-        told.write_text(json.dumps({"seconds": facts["seconds"], "last_epoch": facts["facts"]["history"][-1]}))
+        facts_file.write_text(json.dumps({"seconds": facts["seconds"], "last_epoch": facts["facts"]["history"][-1]}))
         shutil.copyfile(left / MODEL_KERAS, model)
-    return model, json.loads(told.read_text())
+    return model, json.loads(facts_file.read_text())
 
 
 def run(folder: Path, cache: Path, seed: int, epochs: int) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def run(folder: Path, cache: Path, seed: int, epochs: int) -> dict[str, Any]:
     detector = builder.detector(ROOT / "models" / "ssd_small.py", (SIDE, SIDE, 3))
     left, report = ran(folder, seed, QUANTIZE.format(file=json.dumps(str(model)), detector=json.dumps(detector)))
     facts = report["stages"][1]["facts"]
-    found = {
+    precisions = {
         name: {key: report["models"][side]["measurements"][key]["value"] for key in ("ap", "ap50")}
         for name, side in (("float", "original"), ("int8", "result"))
     }
@@ -148,7 +148,7 @@ def run(folder: Path, cache: Path, seed: int, epochs: int) -> dict[str, Any]:
     }
     return {
         "seed": seed,
-        "ap": found | joined,
+        "ap": precisions | joined,
         "agreement": report["comparison"]["measurements"]["agreement"]["value"],
         "per_class": report["comparison"]["per_class"],
         "ranges": method,
@@ -157,7 +157,7 @@ def run(folder: Path, cache: Path, seed: int, epochs: int) -> dict[str, Any]:
     }
 
 
-def one_tensor(path: Path, data: Data, method: str, scores: str, told: dict[str, Any]) -> dict[str, float]:
+def one_tensor(path: Path, data: Data, method: str, scores: str, specification: dict[str, Any]) -> dict[str, float]:
     """Return the average precision of the int8 file of the same network with boxes and scores in one output."""
     library = keras(0)
     model = library.models.load_model(path)
@@ -167,27 +167,27 @@ def one_tensor(path: Path, data: Data, method: str, scores: str, told: dict[str,
     net = fold.canonical(keras_graph.read(joined))
     samples = data.inputs("train")[np.random.default_rng(0).permutation(len(data.inputs("train")))[:CALIBRATION]]
     content = export.convert(net, calibrate(net, samples, method))
-    detector = Detector({**told, "scores": scores})
+    detector = Detector({**specification, "scores": scores})
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "joined.tflite"
         file.write_bytes(content)
         rows = LoadedModel(file, reproducible=True).scores(data.inputs("test"))
     rows = rows.reshape(len(rows), len(detector.anchors), -1)
     answers = [detector([row[:, :4], row[:, 4:]]) for row in rows]
-    found = average_precision(answers, data.objects("test"), len(data.class_names))
-    return {key: found[key] for key in ("ap", "ap50")}
+    precision = average_precision(answers, data.objects("test"), len(data.class_names))
+    return {key: precision[key] for key in ("ap", "ap50")}
 
 
 def summary(seeds: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the mean over the seeds, and the largest loss of a seed."""
     names = list(seeds[0]["ap"])
     means = {
-        name: {key: round(statistics.mean(each["ap"][name][key] for each in seeds), 4) for key in ("ap", "ap50")}
+        name: {key: round(statistics.mean(result["ap"][name][key] for result in seeds), 4) for key in ("ap", "ap50")}
         for name in names
     }
     lost = {
         name: {
-            key: round(max(each["ap"]["float"][key] - each["ap"][name][key] for each in seeds), 4)
+            key: round(max(result["ap"]["float"][key] - result["ap"][name][key] for result in seeds), 4)
             for key in ("ap", "ap50")
         }
         for name in names[1:]

@@ -96,25 +96,25 @@ def one(name: str, case: Case, way: str, cache: Path, seed: int) -> dict[str, An
     """Train a student in one way; return its correct test samples, its figures, and the accuracies of the teacher."""
     subject, started = taught(name, case, cache, seed), time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, quiet():
-        start, teacher, made = (subfolder(folder, each) for each in ("start", "teacher", "made"))
+        start, teacher, output = (subfolder(folder, folder_name) for folder_name in ("start", "teacher", "made"))
         shape: Any = subject.data.input_shape
         student = networks.separable(keras(seed), shape, case.classes, case.student)
-        given = Artifact("", Kind.UNTRAINED, start, {MODEL_KERAS: ""}, {}, 0)
+        untrained_student = Artifact("", Kind.UNTRAINED, start, {MODEL_KERAS: ""}, {}, 0)
         working_model.write_keras(student, start)
         working_model.write_keras(subject.model, teacher)
-        context: Context = subjects.context(subject.data, made, seed)
-        context = replace(context, original=replace(given, kind=Kind.KERAS, folder=teacher))
+        context: Context = subjects.context(subject.data, output, seed)
+        context = replace(context, original=replace(untrained_student, kind=Kind.KERAS, folder=teacher))
         stage = WAYS[way](epochs=case.epochs, learning_rate=LEARNING_RATE, augment=case.augment)
-        stage.run(given, context)
-        model = keras_file.load(made / MODEL_KERAS)
+        stage.run(untrained_student, context)
+        model = keras_file.load(output / MODEL_KERAS)
     hits = {split: right(model, subject.data, split) for split in ("validation", "test")}
-    found: dict[str, Any] = {"validation": float(hits["validation"].mean()), "hits": hits["test"]}
-    found |= {"parameters": model.count_params(), "seconds": round(time.perf_counter() - started, 1)}
-    found["teacher"] = {"parameters": subject.model.count_params()}
-    found["teacher"] |= {split: float(right(subject.model, subject.data, split).mean()) for split in hits}
-    text = f"{name} {seed}, {way}: validation {found['validation']:.4f}, test {hits['test'].mean():.4f}"
-    print(f"{text}, {found['seconds']:.0f} s", file=sys.stderr, flush=True)
-    return found
+    results: dict[str, Any] = {"validation": float(hits["validation"].mean()), "hits": hits["test"]}
+    results |= {"parameters": model.count_params(), "seconds": round(time.perf_counter() - started, 1)}
+    results["teacher"] = {"parameters": subject.model.count_params()}
+    results["teacher"] |= {split: float(right(subject.model, subject.data, split).mean()) for split in hits}
+    text = f"{name} {seed}, {way}: validation {results['validation']:.4f}, test {hits['test'].mean():.4f}"
+    print(f"{text}, {results['seconds']:.0f} s", file=sys.stderr, flush=True)
+    return results
 
 
 def subfolder(folder: str, name: str) -> Path:
@@ -169,19 +169,19 @@ def table(cases: Mapping[str, Any]) -> str:
         teacher = case["teacher"]
         row = [f"the teacher, {teacher['parameters'][0]:,} parameters", *_means(teacher), "", ""]
         lines.append([f"{name} ({len(teacher['test'])} seeds)", *row])
-        for way, each in case["ways"].items():
-            low, high = each["interval"]
-            difference = "" if way == LABELS else f"{each['minus_labels']:+.4f} ({low:+.4f} to {high:+.4f})"
+        for way, figures in case["ways"].items():
+            low, high = figures["interval"]
+            difference = "" if way == LABELS else f"{figures['minus_labels']:+.4f} ({low:+.4f} to {high:+.4f})"
             text = f"{way}, {case['parameters']:,} parameters"
-            lines.append([name, text, *_means(each), difference, "yes" if way == case["chosen"] else ""])
+            lines.append([name, text, *_means(figures), difference, "yes" if way == case["chosen"] else ""])
     text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     intervals = {name: case["ways"][case["chosen"]]["interval"] for name, case in cases.items()}
     ahead = [name for name, (low, _) in intervals.items() if low > 0]
     behind = [name for name, (_, high) in intervals.items() if high < 0]
     met = "met" if ahead and not behind else "**not met**"
     met = met if intervals.keys() == CASES.keys() else f"undecided, on {', '.join(intervals)} alone"
-    found = f"ahead on {', '.join(ahead) or 'none'}, behind on {', '.join(behind) or 'none'}"
-    return f"{text}\n\nBound (ahead on one, behind on neither, as chosen on validation): {met}: {found}"
+    comparison = f"ahead on {', '.join(ahead) or 'none'}, behind on {', '.join(behind) or 'none'}"
+    return f"{text}\n\nBound (ahead on one, behind on neither, as chosen on validation): {met}: {comparison}"
 
 
 def _means(row: Mapping[str, list[float]]) -> list[str]:

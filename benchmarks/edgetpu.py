@@ -55,13 +55,16 @@ def within(rows: Sequence[Mapping[str, Any]], figure: str, share: float) -> int:
 def table(result: Mapping[str, Any], stacks: int) -> list[tuple[str, str, object]]:
     """Return the rows of the printed table: figure, bound, measured value."""
     rows, alone = result["pairs"], result["left_out"]
-    own, family = alone["exact_without_branches_of_their_own"], alone["exact_without_branches_of_their_family"]
+    pair_exact, family_exact = (
+        alone["exact_without_branches_of_their_own"],
+        alone["exact_without_branches_of_their_family"],
+    )
     narrow = [within(rows, "narrow_bytes_per_tile", share) for share in (0, 0.25)]
     return [
         (f"placement, {len(rows)} pairs", "all", sum(not row["misplaced"] for row in rows)),
         ("parameter bytes exact", ">= 26", within(rows, "parameter_bytes", 0)),
         ("parameter bytes within 2%", ">= 28", within(rows, "parameter_bytes", 0.02)),
-        ("parameter bytes exact, leaving out one pair / one family", "", f"{own} / {family}"),
+        ("parameter bytes exact, leaving out one pair / one family", "", f"{pair_exact} / {family_exact}"),
         (f"the report's two numbers, {stacks} stacks", ">= 173", stacks - len(result["sweep_missed"])),
         ("narrow memory exact / within 25%", "", f"{narrow[0]} / {narrow[1]}"),
         ("check of a 4 MB model", "<= 0.2 s", f"{result['check_s']:.3f} s"),

@@ -77,21 +77,21 @@ def sources(program: ExplainedProgram, index: int, known: set[int]) -> set[int]:
 
     Copies and operators without an original are skipped: their own sources count instead.
     """
-    found: set[int] = set()
+    indices: set[int] = set()
     waiting = list(program.operators[index].reads)
     seen: set[int] = set()
     while waiting:
-        each = waiting.pop()
-        if each < 0:
-            found.add(-1)
+        source = waiting.pop()
+        if source < 0:
+            indices.add(-1)
             continue
-        original = program.operators[each].original
+        original = program.operators[source].original
         if original is not None and original[0] in known:
-            found.add(original[0])
-        elif each not in seen:
-            seen.add(each)
-            waiting += program.operators[each].reads or (-1,)
-    return found
+            indices.add(original[0])
+        elif source not in seen:
+            seen.add(source)
+            waiting += program.operators[source].reads or (-1,)
+    return indices
 
 
 def true_sources(model: Graph, operator: Operator, known: set[int]) -> set[int]:
@@ -99,17 +99,17 @@ def true_sources(model: Graph, operator: Operator, known: set[int]) -> set[int]:
 
     Operators that were not recovered are skipped: their own sources count instead.
     """
-    found: set[int] = set()
-    waiting = [each for each in operator.inputs if each >= 0 and not model.tensors[each].is_constant]
+    indices: set[int] = set()
+    waiting = [index for index in operator.inputs if index >= 0 and not model.tensors[index].is_constant]
     while waiting:
         producer = model.producer.get(waiting.pop())
         if producer is None:
-            found.add(-1)
+            indices.add(-1)
         elif producer.index in known:
-            found.add(producer.index)
+            indices.add(producer.index)
         else:
-            waiting += [each for each in producer.inputs if each >= 0 and not model.tensors[each].is_constant]
-    return found
+            waiting += [index for index in producer.inputs if index >= 0 and not model.tensors[index].is_constant]
+    return indices
 
 
 def measure(name: str, folder: Path) -> dict[str, Any]:
@@ -119,10 +119,10 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
     model = graph.read(folder / "model.tflite")
     alone = explanation.explain(file, name, None, target)
     named = explanation.explain(file, name, model, target)
-    cpu = compare_cpu_part(file.graph, model, {each.operator.index for each in file.operators})
-    originals = [each for each in model.operators if each.index not in cpu.operators]
-    operators = [each for program in alone.programs for each in program.operators]
-    found = in_order(operators, originals)
+    cpu = compare_cpu_part(file.graph, model, {custom_operator.operator.index for custom_operator in file.operators})
+    originals = [operator for operator in model.operators if operator.index not in cpu.operators]
+    operators = [operator for program in alone.programs for operator in program.operators]
+    recovered = in_order(operators, originals)
     assert named.comparison is not None
     return {
         "name": name,
@@ -131,14 +131,14 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
         **transfers(alone),
         "regions": regions(file, model, originals, alone),
         "operators": len(originals),
-        "in_order": sum(found),
+        "in_order": sum(recovered),
         "not_recovered": dict(
-            Counter(each.name for each, is_found in zip(originals, found, strict=True) if not is_found)
+            Counter(operator.name for operator, is_found in zip(originals, recovered, strict=True) if not is_found)
         ),
-        "certainty": dict(Counter(each.certainty for each in operators if each.name != "move")),
+        "certainty": dict(Counter(operator.certainty for operator in operators if operator.name != "move")),
         "dimensions": all_dimensions(named, model),
         "reads": reads(named, model),
-        "passes": sum(each.passes > 1 for each in operators),
+        "passes": sum(operator.passes > 1 for operator in operators),
         "memory": [memory(program) for program in alone.programs if program.operators],
         "compared": named.comparison.compared,
         "differences": difference_counts(named.comparison.differences),
@@ -152,16 +152,16 @@ def transfers(explained: Explanation) -> dict[str, Any]:
     """
     rows = [row for program in explained.programs for row in program.coverage]
     moved = [
-        each
+        transfer
         for program in explained.programs
-        for each in program.transfers
-        if each.kind not in ("instructions", "interrupt")
+        for transfer in program.transfers
+        if transfer.kind not in ("instructions", "interrupt")
     ]
     return {
         "transfer_bytes": sum(size for _, size, _ in rows),
         "hinted_bytes": sum(covered for _, _, covered in rows),
         "transfers": len(moved),
-        "transfers_in_both": sum(each.is_announced and each.step is not None for each in moved),
+        "transfers_in_both": sum(transfer.is_announced and transfer.step is not None for transfer in moved),
     }
 
 
@@ -174,15 +174,15 @@ def regions(
         for part, compiled in enumerate(file.operators, 1)
         for executable in compiled.package.executables
     ]
-    known = {(*parts[each.executable], each.offset) for each in locate(file, model, originals).regions}
-    own = {
-        (program.part, each.is_cached, each.offset)
+    known = {(*parts[region.executable], region.offset) for region in locate(file, model, originals).regions}
+    program_regions = {
+        (program.part, parameter.is_cached, parameter.offset)
         for program in explained.programs
-        for each in program.parameters
-        if each.is_cached
+        for parameter in program.parameters
+        if parameter.is_cached
     }
-    expected = {each for each in known if each[1]}
-    return {"program": len(own), "original": len(expected), "equal": len(own & expected)}
+    expected = {region for region in known if region[1]}
+    return {"program": len(program_regions), "original": len(expected), "equal": len(program_regions & expected)}
 
 
 def all_dimensions(explained: Explanation, model: Graph) -> dict[str, dict[str, int]]:
@@ -200,31 +200,34 @@ def all_dimensions(explained: Explanation, model: Graph) -> dict[str, dict[str, 
                 continue
             for what, is_right in dimensions(operator, original, model).items():
                 counts.setdefault(what, Counter())[words[is_right]] += 1
-    return {what: dict(each) for what, each in counts.items()}
+    return {what: dict(counter) for what, counter in counts.items()}
 
 
 def reads(explained: Explanation, model: Graph) -> dict[str, int]:
     """Count the operators whose sources are those of their original: right, wrong, and not recovered (an input)."""
     known = {
-        each.original[0] for program in explained.programs for each in program.operators if each.original is not None
+        recovered.original[0]
+        for program in explained.programs
+        for recovered in program.operators
+        if recovered.original is not None
     }
     counts: Counter[str] = Counter()
     for program in explained.programs:
         for operator in program.operators:
             if operator.original is None:
                 continue
-            found = sources(program, operator.index, known) if operator.reads else {-1}
+            actual = sources(program, operator.index, known) if operator.reads else {-1}
             expected = true_sources(model, model.operators[operator.original[0]], known)
-            if -1 in found and found != expected:
+            if -1 in actual and actual != expected:
                 counts["not recovered"] += 1
             else:
-                counts["right" if found == expected else "wrong"] += 1
+                counts["right" if actual == expected else "wrong"] += 1
     return dict(counts)
 
 
 def memory(program: ExplainedProgram) -> dict[str, int]:
     """Return the end of the memory that the program writes or reads, and the memory that the file claims, in bytes."""
-    return {"highest": max(each.stop for each in program.buffers), "claimed": program.memory_bytes}
+    return {"highest": max(buffer.stop for buffer in program.buffers), "claimed": program.memory_bytes}
 
 
 def totals(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -241,12 +244,12 @@ def totals(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         for what, counts in row["dimensions"].items():
             sums.setdefault(what, Counter()).update(counts)
     result["dimensions"] = {what: dict(counts) for what, counts in sums.items()}
-    programs = [each for row in rows for each in row["memory"]]
+    programs = [program for row in rows for program in row["memory"]]
     result["memory"] = {
         "programs": len(programs),
-        "highest address is the claimed memory": sum(each["highest"] == each["claimed"] for each in programs),
-        "below it": sum(each["highest"] < each["claimed"] for each in programs),
-        "above it": sum(each["highest"] > each["claimed"] for each in programs),
+        "highest address is the claimed memory": sum(program["highest"] == program["claimed"] for program in programs),
+        "below it": sum(program["highest"] < program["claimed"] for program in programs),
+        "above it": sum(program["highest"] > program["claimed"] for program in programs),
     }
     result["files"] = len(rows)
     result["files with all operators"] = sum(row["operators"] == row["in_order"] for row in rows)
@@ -265,8 +268,8 @@ def main() -> int:
     rows = [measure(name, pairs / name) for name in names]
     for row in rows:
         differences = ", ".join(f"{count} {what}" for what, count in row["differences"].items()) or "none"
-        found = f"{row['in_order']:>3} of {row['operators']:>3} operators"
-        print(f"{row['name'][:44]:<44} {found}, differences: {differences}")
+        recovered = f"{row['in_order']:>3} of {row['operators']:>3} operators"
+        print(f"{row['name'][:44]:<44} {recovered}, differences: {differences}")
     summary = totals(rows)
     print(json.dumps(summary, indent=1))
     RESULTS.write_text(json.dumps({"totals": summary, "files": rows}, indent=1) + "\n")

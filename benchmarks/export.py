@@ -104,9 +104,9 @@ def _converter(out: Path, run: Path) -> list[float] | None:
     content = conversion.convert_calibrated(model, samples.calibration)
     float_content = conversion.convert_float(model)
     rows = []
-    for name, each in (("float", float_content), ("int8", content)):
+    for name, file_content in (("float", float_content), ("int8", content)):
         path = run / f"converter-{name}.tflite"
-        path.write_bytes(each)
+        path.write_bytes(file_content)
         loaded = LoadedModel(path, reproducible=True)
         rows.append(output_rows(loaded, data.inputs("test")))
     return [output.sqnr_db for output in compare_outputs(loaded.output_layout, rows[0], rows[1])]

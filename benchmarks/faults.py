@@ -99,34 +99,34 @@ def main() -> int:
         else:
             cases = plan(prepared, options.cases, options.only)
         prepared.close()
-        found = judged(cases, prepared, folder, options.jobs)
+        verdicts = judged(cases, prepared, folder, options.jobs)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if options.case:
-        for verdict in found:
+        for verdict in verdicts:
             show(verdict)
-        return int(any(verdict.wrong for verdict in found))
+        return int(any(verdict.wrong for verdict in verdicts))
     failures = [
         {
             "case": str(verdict.case),
-            "wrong": [each.replace(str(folder), "") for each in verdict.wrong],
+            "wrong": [message.replace(str(folder), "") for message in verdict.wrong],
             "errors": verdict.errors[-2000:].replace(str(folder), ""),
         }
-        for verdict in found
+        for verdict in verdicts
         if verdict.wrong
     ]
     result: dict[str, Any] = {
         "schema_version": 1,
-        "cases": len(found),
+        "cases": len(verdicts),
         "wrong": len(failures),
-        "counts": counts(found),
+        "counts": counts(verdicts),
         "failures": failures,
         "seconds": round(time.monotonic() - began),
         "cores": os.cpu_count(),
         "machine": platform.machine(),
     }
     options.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"{len(found)} cases, {len(failures)} wrong")
+    print(f"{len(verdicts)} cases, {len(failures)} wrong")
     return 1 if failures else 0
 
 

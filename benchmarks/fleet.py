@@ -82,12 +82,12 @@ class Fleet:
 
     def truth(self) -> list[str | None]:
         """Return the release that each device runs, read from its folder; None if it is damaged."""
-        found = []
+        running_releases = []
         for place in self.places:
             installed = releases.DeviceFolder(str(place), by="", create=False, lock=False)
             current = installed.current()
-            found.append(current if current and installed.whole(current) else None)
-        return found
+            running_releases.append(current if current and installed.whole(current) else None)
+        return running_releases
 
 
 def judged(fleet: Fleet) -> dict[str, Any]:
@@ -98,14 +98,14 @@ def judged(fleet: Fleet) -> dict[str, Any]:
     seconds = time.monotonic() - began
     truth = fleet.truth()
     fleet.host.python()
-    asked_code, asked = fleet.run("status")
+    status_code, status_rows = fleet.run("status")
     again_code, again = fleet.run("deploy", fleet.bundle(2))
     (new,) = {row["after"] for row in again if row["result"] != "failed"}
     for row, runs in zip(rows, truth, strict=True):
         print(f"{row['address']:50} {row['result']:10} {str(row['after'])[:12]:12} {str(runs)[:12]}", file=sys.stderr)
     return {
         "seconds": round(seconds, 1),
-        "exit_codes": [code, asked_code, again_code],
+        "exit_codes": [code, status_code, again_code],
         "results": dict(Counter(row["result"] for row in rows)),
         "unknown_in_the_table": sum(row["after"] == remote.UNKNOWN for row in rows),
         "old_after_failures": truth.count(old),
@@ -118,7 +118,7 @@ def judged(fleet: Fleet) -> dict[str, Any]:
         ],
         "status_wrong": [
             row["address"]
-            for row, runs in zip(asked, truth, strict=True)
+            for row, runs in zip(status_rows, truth, strict=True)
             if row.get("current") != runs or not row["whole"]
         ],
         "not_finished_by_the_same_command": sum(runs != new for runs in fleet.truth()),

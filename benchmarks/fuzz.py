@@ -206,18 +206,18 @@ def blocks(names: list[str], mutations: int) -> list[tuple[str, int, int]]:
     """Return all blocks of a run; the blocks of the targets are mixed."""
     known = targets()
     total = sum(known[name].share for name in names)
-    found = []
+    keyed_blocks = []
     for name in names:
         count = max(round(mutations * known[name].share / total), 1)
-        found += [(at / count, name, at, min(at + BLOCK, count)) for at in range(0, count, BLOCK)]
-    return [(name, first, last) for _, name, first, last in sorted(found)]
+        keyed_blocks += [(at / count, name, at, min(at + BLOCK, count)) for at in range(0, count, BLOCK)]
+    return [(name, first, last) for _, name, first, last in sorted(keyed_blocks)]
 
 
 def resident(name: str) -> int:
     """Return the resident bytes of this process: "RSS": now; "HWM": the maximum since the last reset."""
-    found = re.search(rf"Vm{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found
-    return int(found[1]) * 1024
+    match = re.search(rf"Vm{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert match
+    return int(match[1]) * 1024
 
 
 def keep(failures: list[dict[str, Any]], seed: int) -> None:
@@ -317,10 +317,10 @@ def main() -> None:
         for thread in threads:
             thread.join()
         took_s = time.monotonic() - began
-    whole = merged(runs)
-    result = summary(whole, took_s)
-    keep(whole.failures, seed)
-    print(f"seed {seed}: {result['mutations']:,} mutations in {took_s:.0f} s, {len(whole.failures)} failures")
+    total = merged(runs)
+    result = summary(total, took_s)
+    keep(total.failures, seed)
+    print(f"seed {seed}: {result['mutations']:,} mutations in {took_s:.0f} s, {len(total.failures)} failures")
     print("| target | mutations | refused | answer | failed | mean | slowest | memory beyond |")
     print("|---|---|---|---|---|---|---|---|")
     for name, row in result["targets"].items():
@@ -333,20 +333,20 @@ def main() -> None:
         if options.add and RESULTS.exists():
             result = added(result, json.loads(RESULTS.read_text()))
         RESULTS.write_text(json.dumps(result, indent=1) + "\n")
-    sys.exit(1 if whole.failures else 0)
+    sys.exit(1 if total.failures else 0)
 
 
 def merged(runs: list[Run]) -> Run:
     """Return the results of all workers together."""
-    whole = runs[0]
+    total = runs[0]
     for other in runs[1:]:
-        for name in whole.names:
-            whole.counts[name] += other.counts[name]
-            whole.seconds[name] += other.seconds[name]
-            whole.slowest[name] = max(whole.slowest[name], other.slowest[name])
-            whole.most[name] = max(whole.most[name], other.most[name])
-        whole.failures += other.failures
-    return whole
+        for name in total.names:
+            total.counts[name] += other.counts[name]
+            total.seconds[name] += other.seconds[name]
+            total.slowest[name] = max(total.slowest[name], other.slowest[name])
+            total.most[name] = max(total.most[name], other.most[name])
+        total.failures += other.failures
+    return total
 
 
 if __name__ == "__main__":

@@ -60,22 +60,22 @@ def main() -> None:
         except fuzz_targets.NOT_SOUND:
             return fuzz_mutations.byte_changes(content, dice)[:most]
 
-    found = BUILD / target.name
-    found.mkdir(parents=True, exist_ok=True)
-    for each in target.seeds():
-        if each.name == seed.name and len(each.content) < MAX_BYTES:
-            (found / hashlib.sha256(each.content).hexdigest()[:12]).write_bytes(each.content)
+    corpus = BUILD / target.name
+    corpus.mkdir(parents=True, exist_ok=True)
+    for candidate in target.seeds():
+        if candidate.name == seed.name and len(candidate.content) < MAX_BYTES:
+            (corpus / hashlib.sha256(candidate.content).hexdigest()[:12]).write_bytes(candidate.content)
     limits = [
         f"-timeout={SECONDS}",
         f"-rss_limit_mb={MEGABYTES}",
         f"-max_len={MAX_BYTES}",
-        f"-artifact_prefix={found}/",
+        f"-artifact_prefix={corpus}/",
     ]
     if options.merge:
         (CORPUS / target.name).mkdir(parents=True, exist_ok=True)
-        arguments = ["-merge=1", *limits, str(CORPUS / target.name), str(found)]
+        arguments = ["-merge=1", *limits, str(CORPUS / target.name), str(corpus)]
     else:
-        arguments = [f"-max_total_time={options.seconds}", *limits, str(found)]
+        arguments = [f"-max_total_time={options.seconds}", *limits, str(corpus)]
     atheris.Setup([sys.argv[0], *arguments], read, custom_mutator=mutate)
     atheris.Fuzz()
 

@@ -137,7 +137,7 @@ def one(kind: str, content: bytes, folder: Path) -> tuple[str, float, int, str]:
     prepare_data(folder, seed)
     (folder / seed.name).parent.mkdir(parents=True, exist_ok=True)
     (folder / seed.name).write_bytes(content)
-    given, text = source_of(folder, seed), ""
+    source, text = source_of(folder, seed), ""
     Path("/proc/self/clear_refs").write_text("5")
     idle = resident("VmRSS")
     signal.setitimer(
@@ -145,7 +145,7 @@ def one(kind: str, content: bytes, folder: Path) -> tuple[str, float, int, str]:
     )  # its signal ends the process in any state
     began = time.perf_counter()
     try:
-        data = Dataset(given, Preprocessing([{"resize": {"size": [8, 8]}}]), None)
+        data = Dataset(source, Preprocessing([{"resize": {"size": [8, 8]}}]), None)
         _ = data.digest
         [data.raw(split, np.arange(len(data.labels(split)))) for split in SPLITS]
         outcome = "answer"
@@ -160,9 +160,9 @@ def one(kind: str, content: bytes, folder: Path) -> tuple[str, float, int, str]:
 
 
 def resident(name: str) -> int:
-    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found
-    return int(found[1]) * 1024
+    match = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert match
+    return int(match[1]) * 1024
 
 
 def work(jobs: list[tuple[str, str, Any]], folder: Path, results: Any) -> None:
@@ -177,7 +177,7 @@ def work(jobs: list[tuple[str, str, Any]], folder: Path, results: Any) -> None:
 
 def run(jobs: list[tuple[str, str, Any]], folder: Path) -> list[tuple[str, str, str, float, int, str]]:
     """Return the outcome of every job; if the process dies, a new one continues after the job that ended it."""
-    found: list[Any] = []
+    outcomes: list[Any] = []
     first = 0
     while first < len(jobs):
         results: Any = multiprocessing.SimpleQueue()
@@ -193,14 +193,14 @@ def run(jobs: list[tuple[str, str, Any]], folder: Path) -> list[tuple[str, str, 
                 break
             doing, name, kind, outcome = row
             if outcome:
-                found.append((name, kind, *outcome))
+                outcomes.append((name, kind, *outcome))
                 doing = None
         process.join()
         if doing is not None:
             name, kind, _ = jobs[first + doing]
-            found.append((name, kind, "died", float(SECONDS), 0, f"exit code {process.exitcode}"))
-        first = len(found)
-    return found
+            outcomes.append((name, kind, "died", float(SECONDS), 0, f"exit code {process.exitcode}"))
+        first = len(outcomes)
+    return outcomes
 
 
 def main() -> None:
@@ -209,9 +209,9 @@ def main() -> None:
     jobs: list[Any] = [*sound, *((name, kind, content) for name, (kind, content) in made().items())]
     ran = Path("/tmp/hostile-data-ran")
     with tempfile.TemporaryDirectory(prefix="hostile-data-") as folder:
-        found = run(jobs, Path(folder))
-    failed = [row for row in found if row[2] not in ("answer", "error")]
-    failed += [row for row in found[: len(sound)] if row[2] != "answer"]
+        outcomes = run(jobs, Path(folder))
+    failed = [row for row in outcomes if row[2] not in ("answer", "error")]
+    failed += [row for row in outcomes[: len(sound)] if row[2] != "answer"]
     for row in failed:
         print("failed:", *row)
     if ran.exists():
@@ -219,12 +219,12 @@ def main() -> None:
         sys.exit("a program in a file was run")
     rows = {
         name: {"outcome": outcome, "s": round(s, 2), "message": message}
-        for name, _, outcome, s, _, message in found[len(sound) :]
+        for name, _, outcome, s, _, message in outcomes[len(sound) :]
     }
-    most = max(row[4] for row in found)
+    most = max(row[4] for row in outcomes)
     if not failed:
         RESULTS.write_text(json.dumps({"cases": rows, "most_bytes_beyond": most}, indent=1) + "\n")
-    slowest = max(row[3] for row in found)
+    slowest = max(row[3] for row in outcomes)
     print(f"{len(rows)} cases, {len(failed)} failed; slowest {slowest:.1f} s, at most {most / 2**20:,.0f} MiB")
     sys.exit(1 if failed else 0)
 

@@ -60,10 +60,10 @@ def imported(case: Case, folder: Path) -> dict[str, Any]:
         process.join()
     error = stderr.read_text(errors="replace") if stderr.exists() else ""
     peak = int(error.rsplit("PEAK ", 1)[1]) if "PEAK " in error else 0
-    told = next((line for line in error.splitlines() if line.startswith("coralline: ")), "")
+    message = next((line for line in error.splitlines() if line.startswith("coralline: ")), "")
     result: dict[str, Any] = {
         "exit_code": process.exitcode,
-        "message": told[11:].replace(str(place), "")[:200],
+        "message": message[11:].replace(str(place), "")[:200],
         "peak_bytes": peak * 1024,
     }
     result |= {"seconds": round(time.monotonic() - began, 1), "traceback": "Traceback" in error}

@@ -85,8 +85,8 @@ class Sound(threading.Thread):
             elif answer.status != 200:
                 self.outcomes[f"status {answer.status}"] += 1
             else:
-                found = [[row["label"], row["score"]] for row in content["top"]]
-                self.outcomes["right" if found == self.expected[index] else "mixed"] += 1
+                predictions = [[row["label"], row["score"]] for row in content["top"]]
+                self.outcomes["right" if predictions == self.expected[index] else "mixed"] += 1
             time.sleep(PAUSE_S)
         self.client.close()
 
@@ -214,10 +214,10 @@ def summed(phases: list[dict[str, Any]]) -> dict[str, Any]:
             "peak_bytes": max(row["peak_bytes"] for row in rows),
         }
     attacks = [row["attack"] for row in phases if row["attacked"]]
-    result["forms_sent"] = sum(each["counts"].get("forms", 0) for each in attacks)
-    result["slow_cut_off"] = sum(each["counts"].get("slow cut off", 0) for each in attacks)
+    result["forms_sent"] = sum(attack_result["counts"].get("forms", 0) for attack_result in attacks)
+    result["slow_cut_off"] = sum(attack_result["counts"].get("slow cut off", 0) for attack_result in attacks)
     result["complaints"] = dict(
-        sum((collections.Counter(each["complaints"]) for each in attacks), collections.Counter())
+        sum((collections.Counter(attack_result["complaints"]) for attack_result in attacks), collections.Counter())
     )
     result["p99_ratio"] = result["attacked"]["latency_ms"]["99"] / result["alone"]["latency_ms"]["99"]
     result["memory_growth_bytes"] = result["attacked"]["memory_bytes"][-1] - result["attacked"]["memory_bytes"][0]

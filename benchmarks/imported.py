@@ -47,9 +47,9 @@ stages: [prune: {{keep_macs: 0.7, epochs: 2}}, distill: {{epochs: 4}}, quantize:
 def photographs(folder: Path, side: int, colour: bool, classes: list[int] | None = None) -> None:
     """Write the photos for a model to photos.npz, with their classes; without classes all labels are 0."""
     images, labels, splits = [], [], []
-    for split, (found, _) in subjects.photos(side, colour=colour).items():
-        images.append(np.rint(found * 255).astype(np.uint8))
-        splits += [split] * len(found)
+    for split, (photos, _) in subjects.photos(side, colour=colour).items():
+        images.append(np.rint(photos * 255).astype(np.uint8))
+        splits += [split] * len(photos)
     x = np.concatenate(images)
     labels = classes or [0] * len(x)
     np.savez(folder / "photos.npz", x=x, y=np.array(labels, np.int64), split=np.array(splits))
@@ -62,7 +62,7 @@ def said(folder: Path, file: Path, limits: tuple[int, int]) -> list[int]:
     model = model_file.load(model_file.read(file)).model
     with np.load(folder / "photos.npz") as arrays:
         x = arrays["x"].astype(np.float32) / 255 * (limits[1] - limits[0]) + limits[0]
-    return [int(each) for each in model.predict(x, verbose=0).argmax(axis=1)]
+    return [int(label) for label in model.predict(x, verbose=0).argmax(axis=1)]
 
 
 def one(name: str) -> dict[str, Any]:

@@ -56,19 +56,19 @@ def main() -> None:
     if not options.csv.exists() or not options.tables.exists():
         print(f"skipped: {options.csv} is not there; CORALLINE_SHARED names the folder of shared files")
         return
-    given = rows(options.csv, options.tables)
-    predictions = left_out(given, by_model)
-    figures, constants = judged(given, predictions, by_model), fitted(given)
-    by_architecture = judged(given, left_out(given, by_family), by_family)
-    misses = np.log(np.array(predictions) / [row.measured_ms for row in given]).tolist()
-    spreads = {host: spread_of(given, misses, JUDGED) for host in JUDGED}
-    spreads["usb2"] = max(spread_of(given, misses, ("usb2",)), spreads["usb3"])
+    published = rows(options.csv, options.tables)
+    predictions = left_out(published, by_model)
+    figures, constants = judged(published, predictions, by_model), fitted(published)
+    by_architecture = judged(published, left_out(published, by_family), by_family)
+    misses = np.log(np.array(predictions) / [row.measured_ms for row in published]).tolist()
+    spreads = {host: spread_of(published, misses, JUDGED) for host in JUDGED}
+    spreads["usb2"] = max(spread_of(published, misses, ("usb2",)), spreads["usb3"])
     if options.write:
         write(constants, spreads)
     shipped = TARGET.tables["latency"]
     print("| model | host | measured, ms | without its model | | as shipped | |")
     print("|---|---|---|---|---|---|---|")
-    for row, value in sorted(zip(given, predictions, strict=True), key=lambda each: (each[0].host, each[0].model)):
+    for row, value in sorted(zip(published, predictions, strict=True), key=lambda pair: (pair[0].host, pair[0].model)):
         now = predicted(row, shipped)
         cells = [row.model, row.host + (" std" if row.clock == "std" else ""), f"{row.measured_ms:g}", f"{value:.3g}"]
         cells += [f"{value / row.measured_ms - 1:+.1%}", f"{now:.3g}", f"{now / row.measured_ms - 1:+.1%}"]
@@ -79,7 +79,7 @@ def main() -> None:
     residuals = [
         {"model": row.model, "host": row.host, "clock": row.clock}
         | {"measured_ms": row.measured_ms, "predicted_ms": value}
-        for row, value in zip(given, predictions, strict=True)
+        for row, value in zip(published, predictions, strict=True)
     ]
     result |= {"constants": constants, "spread": spreads, "residuals": residuals}
     RESULTS.write_text(json.dumps(result, indent=1) + "\n")
@@ -93,8 +93,8 @@ def by_family(row: Row) -> str:
     return row.family
 
 
-def spread_of(given: Sequence[Row], misses: Sequence[float], hosts: Sequence[str]) -> float:
-    pairs = zip(given, misses, strict=True)
+def spread_of(published: Sequence[Row], misses: Sequence[float], hosts: Sequence[str]) -> float:
+    pairs = zip(published, misses, strict=True)
     return spread([miss for row, miss in pairs if row.host in hosts and not row.is_stack])
 
 

@@ -43,23 +43,29 @@ def shape(tensor: Any) -> tuple[int, int, int]:
 
 def layers(model: Any) -> tuple[ArrayLayer, ...]:
     """Return the layers of the quantized model; a batch norm that cannot be folded becomes two element-wise layers."""
-    found: list[ArrayLayer] = []
+    array_layers: list[ArrayLayer] = []
     for layer in model.layers:
         kind = type(layer).__name__
         if kind == "InputLayer":
             continue
         source = layer.input[0] if isinstance(layer.input, list) else layer.input
-        made, given = shape(layer.output), shape(source)
+        output_shape, input_shape = shape(layer.output), shape(source)
         if kind in WEIGHTED:
-            plain = ArrayLayer(WEIGHTED[kind], made, given, tuple(getattr(layer, "kernel_size", (1, 1))))
-            found.append(replace(plain, parameters=latency.layer_parameters(plain, benchmark.TARGET)))
+            plain = ArrayLayer(WEIGHTED[kind], output_shape, input_shape, tuple(getattr(layer, "kernel_size", (1, 1))))
+            array_layers.append(replace(plain, parameters=latency.layer_parameters(plain, benchmark.TARGET)))
         elif kind in POOLS:
-            found.append(ArrayLayer("pool", made, given, tuple(getattr(layer, "pool_size", given[:2]))))
+            array_layers.append(
+                ArrayLayer("pool", output_shape, input_shape, tuple(getattr(layer, "pool_size", input_shape[:2])))
+            )
         elif kind in ("Add", "Multiply"):
-            found.append(ArrayLayer("elt", made, given))
+            array_layers.append(ArrayLayer("elt", output_shape, input_shape))
         elif kind == "BatchNormalization" and type(source._keras_history.operation).__name__ not in WEIGHTED:
-            found += [ArrayLayer("elt", made, given, parameters=parameter_memory.constant_vector(made[2]))] * 2
-    return tuple(found)
+            array_layers += [
+                ArrayLayer(
+                    "elt", output_shape, input_shape, parameters=parameter_memory.constant_vector(output_shape[2])
+                )
+            ] * 2
+    return tuple(array_layers)
 
 
 def predicted(model: Any, host: str) -> float:
@@ -76,8 +82,10 @@ def main() -> None:
     for name, (side, *published) in PUBLISHED.items():
         model = getattr(keras.applications, name)(weights=None, input_shape=(side, side, 3))
         for host, measured in zip(HOSTS, published, strict=True):
-            told = predicted(model, host)
-            print(f"| {name} | {host} | {measured:g} | {told:.3g} | {told / measured - 1:+.1%} |", flush=True)
+            latency_ms = predicted(model, host)
+            print(
+                f"| {name} | {host} | {measured:g} | {latency_ms:.3g} | {latency_ms / measured - 1:+.1%} |", flush=True
+            )
         keras.backend.clear_session()
 
 

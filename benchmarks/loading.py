@@ -60,8 +60,8 @@ def make(folder: Path, count: int) -> int:
 def memory() -> dict[str, int]:
     """Return the resident bytes of this process: the peak since `forget`, those now, and those of files."""
     text = Path("/proc/self/status").read_text()
-    found = {name: int(re.findall(rf"{name}:\s+(\d+) kB", text)[0]) * 1024 for name in ("VmHWM", "VmRSS", "RssFile")}
-    return {"peak": found["VmHWM"], "now": found["VmRSS"], "of_files": found["RssFile"]}
+    sizes = {name: int(re.findall(rf"{name}:\s+(\d+) kB", text)[0]) * 1024 for name in ("VmHWM", "VmRSS", "RssFile")}
+    return {"peak": sizes["VmHWM"], "now": sizes["VmRSS"], "of_files": sizes["RssFile"]}
 
 
 def forget() -> int:
@@ -123,11 +123,11 @@ def training(data: Any, epochs: int, batch: int) -> dict[str, Any]:
     for _ in range(5):
         step(*same).numpy()
     before = forget()
-    given = iter(batches(inputs, labels, settings, 0))
+    loader = iter(batches(inputs, labels, settings, 0))
     waits, loaded, alone = [], [], []
     for place in range(epochs * settings.batches_per_epoch(len(inputs))):
         began = time.perf_counter()
-        images, targets = next(given)
+        images, targets = next(loader)
         ready = time.perf_counter()
         step(images, targets).numpy()
         waits.append(ready - began)
@@ -140,14 +140,14 @@ def training(data: Any, epochs: int, batch: int) -> dict[str, Any]:
                 alone.append(time.perf_counter() - began)
     rest = slice(ROUND, None)  # without the first round, in which the loader starts
     total = sum(waits[rest]) + sum(loaded[rest])
-    whole = median(a + b for a, b in zip(waits[rest], loaded[rest], strict=True))
+    full_step_s = median(a + b for a, b in zip(waits[rest], loaded[rest], strict=True))
     return {
         "split_bytes": inputs.nbytes,
         "mapped": rows.mapped(inputs),
         "batch": batch,
         "steps": len(waits),
         "waiting_share": round(sum(waits[rest]) / total, 4),
-        "loader_share": round(1 - median(alone) / whole, 4),
+        "loader_share": round(1 - median(alone) / full_step_s, 4),
         "step_ms": round(median(loaded[rest]) * 1e3, 2),
         "step_alone_ms": round(median(alone) * 1e3, 2),
         "peak_bytes_beyond": memory()["peak"] - before,

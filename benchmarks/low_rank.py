@@ -129,18 +129,18 @@ def one(name: str, cache: Path, seed: int) -> dict[str, Any]:
     """Return the results of one network and seed for all limits and ways."""
     subject = NETWORKS[name](cache, seed)
     prunable = prepared(subject, seed)
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "float": float(right(subject.model, subject.data, "test").mean()),
         "costs": prunable.costs.figures(prunable.full_widths, HOST).to_json(),
         "limits": {},
     }
     for objective in LIMITS[name]:
-        limit = found["limits"].setdefault(shown(objective), {})
+        limit = results["limits"].setdefault(shown(objective), {})
         for way in WAYS:
             with tempfile.TemporaryDirectory() as folder, quiet():
                 limit[way] = reduced(allowed(prunable, way), objective, subject, Path(folder))
             print(f"{name} {seed}, {shown(objective)}, {way}: {limit[way]}", file=sys.stderr, flush=True)
-    return found
+    return results
 
 
 def shown(objective: Objective) -> str:
@@ -169,7 +169,7 @@ def table(networks: Mapping[str, list[dict[str, Any]]]) -> str:
 
 def _costs(costs: list[dict[str, Any]]) -> list[str]:
     parameters, sent, latency = (
-        float(np.mean([each[key] for each in costs])) for key in ("parameters", "streamed_bytes", "latency_ms")
+        float(np.mean([cost[key] for cost in costs])) for key in ("parameters", "streamed_bytes", "latency_ms")
     )
     return [f"{parameters:,.0f}", f"{sent / 1e6:.2f} MB", f"{latency:.2f} ms"]
 

@@ -88,8 +88,8 @@ class Embedder:
         self.digest = hashlib.sha256(content + steps.encode()).hexdigest()
         self._preprocessing = preprocessing
         names = [tensor.name for tensor in self.session.outputs]
-        found = [place for place, each in enumerate(names) if each in (output, OUTPUT)]
-        self._place = found[0] if found else 0
+        places = [place for place, output_name in enumerate(names) if output_name in (output, OUTPUT)]
+        self._place = places[0] if places else 0
 
     def __call__(self, image: Any) -> Any:
         """Return the embedding of a photo: float32 [values]."""
@@ -233,9 +233,9 @@ def added(it: Shop, products: Any, method: str, seed: int) -> list[dict[str, Any
     loss = float(right.mean() - right_now.mean())
     result = []
     for place, product in enumerate(products):
-        own = logits(it.data.where("test", product))
-        is_own = own.argmax(axis=1) == len(it.head.biases) + place
-        sure = probabilities(own, it.calibration.temperature).max(axis=1) >= it.calibration.threshold
+        product_logits = logits(it.data.where("test", product))
+        is_own = product_logits.argmax(axis=1) == len(it.head.biases) + place
+        sure = probabilities(product_logits, it.calibration.temperature).max(axis=1) >= it.calibration.threshold
         result.append(
             {
                 "product": it.data.names.get(int(product), str(product)),
@@ -243,7 +243,7 @@ def added(it: Shop, products: Any, method: str, seed: int) -> list[dict[str, Any
                 "accuracy": float(is_own.mean()),
                 "accuracy_without_unknown": float((is_own & sure).mean()),
                 "loss": loss,
-                "test_photos": len(own),
+                "test_photos": len(product_logits),
             }
         )
     return result
@@ -271,7 +271,7 @@ def of_draw(data: Photos, embeddings: Any, draw: int, seeds: int) -> dict[str, A
     result: dict[str, Any] = {"draw": draw, "before": before(it), "methods": {}}
     result["held_out"] = [data.names.get(int(product), str(product)) for product in it.held]
     for method in learning.METHODS:
-        one = [row for seed in range(seeds) for each in it.held for row in added(it, [each], method, seed)]
+        one = [row for seed in range(seeds) for product in it.held for row in added(it, [product], method, seed)]
         together = [row for seed in range(seeds) for row in added(it, it.held, method, seed)]
         result["methods"][method] = {"one": summary(one), "ten_together": summary(together), "rows": one}
         print(f"draw {draw} {method}: {json.dumps(result['methods'][method]['one'])}", flush=True)

@@ -69,8 +69,8 @@ def digest_of(paths: Iterable[Path], *texts: str) -> str:
 
 def code_of(*packages: str) -> list[Path]:
     """Return the Python files and constants of some of our packages."""
-    found = [path for package in packages for path in (ROOT / package).rglob("*")]
-    return sorted(path for path in found if path.suffix in (".py", ".toml"))
+    paths = [path for package in packages for path in (ROOT / package).rglob("*")]
+    return sorted(path for path in paths if path.suffix in (".py", ".toml"))
 
 
 def subject_digest(subject: Subject) -> str:
@@ -125,8 +125,8 @@ class Comparison:
         return [tool for tool in tools if tool in changed or tool in gone]
 
     def _pair(self, subject: Subject, tool: Tool) -> dict[str, Any]:
-        found: dict[str, Any] = self.results["pairs"].get(tool_tables.pair_name(subject.name, tool.name), {})
-        return found
+        pair: dict[str, Any] = self.results["pairs"].get(tool_tables.pair_name(subject.name, tool.name), {})
+        return pair
 
     def prepared(self, subject: Subject) -> Path:
         """Return the folder of a model, which is made if it does not exist or was made differently."""
@@ -210,11 +210,13 @@ class Comparison:
 
     def measure_times(self, subject: Subject) -> None:
         """Measure the time on the CPU of all files of a model in turns, relative to ours."""
-        found = {name: self.pair_folder(subject.name, name) / MODEL for name in TOOLS}
-        made = {name: path for name, path in found.items() if self._pair(subject, TOOLS[name]).get("status") == MADE}
+        paths = {name: self.pair_folder(subject.name, name) / MODEL for name in TOOLS}
+        made_paths = {
+            name: path for name, path in paths.items() if self._pair(subject, TOOLS[name]).get("status") == MADE
+        }
         out = self.work / "pairs" / subject.name / "times.json"
         command = [sys.executable, str(JUDGES[1]), str(self.work / "subjects" / subject.name), "--latency", str(out)]
-        command += [f"{name}={path}" for name, path in made.items() if path.exists()]
+        command += [f"{name}={path}" for name, path in made_paths.items() if path.exists()]
         out.unlink(missing_ok=True)
         subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=project_environment())
         times = json.loads(out.read_text()) if out.exists() else {}
@@ -228,15 +230,15 @@ class Comparison:
         """Write the results, in the order of the models and tools, and the page."""
         order = [
             tool_tables.pair_name(name, tool.name)
-            for name, each in SUBJECTS.items()
-            for tool in applicable(each, TOOLS)
+            for name, subject in SUBJECTS.items()
+            for tool in applicable(subject, TOOLS)
         ]
         pairs, subjects = self.results["pairs"], self.results["subjects"]
         self.results["pairs"] = {name: pairs[name] for name in order if name in pairs}
         self.results["subjects"] = {name: subjects[name] for name in SUBJECTS if name in subjects}
         self.results["environments"] = {
-            name: {"python": each.python, "error": self.failed_environments.get(name, "")}
-            for name, each in environments.ENVIRONMENTS.items()
+            name: {"python": environment.python, "error": self.failed_environments.get(name, "")}
+            for name, environment in environments.ENVIRONMENTS.items()
         }
         files.write_atomically(self.path, (json.dumps(self.results, indent=1) + "\n").encode())
         if self.path == RESULTS:
@@ -245,8 +247,8 @@ class Comparison:
 
 def applicable(subject: Subject, tools: Iterable[str]) -> list[Tool]:
     """Return the tools that run on a model."""
-    found = [TOOLS[name] for name in tools]
-    return [tool for tool in found if subject.network or not tool.labelled_only]
+    candidates = [TOOLS[name] for name in tools]
+    return [tool for tool in candidates if subject.network or not tool.labelled_only]
 
 
 def write_page(results: dict[str, Any]) -> None:

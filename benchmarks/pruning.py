@@ -192,13 +192,13 @@ def scratch(
 
 def ways(name: str, cache: Path) -> dict[str, Callable[..., dict[str, Any]]]:
     """Return the methods that are compared on a network, by name."""
-    found: dict[str, Callable[..., dict[str, Any]]] = {"ours": partial(ours, True)}
+    methods: dict[str, Callable[..., dict[str, Any]]] = {"ours": partial(ours, True)}
     if name != LARGE:
-        found |= {ON_LABELS: partial(ours, False)}
-        found |= {"uniform": partial(baseline, uniform), "L1-global": partial(baseline, l1_global)}
-        found |= {"scratch": partial(scratch, 0, cache)}
-        found |= {"scratch, longer": partial(scratch, SUBJECTS[name].settings.epochs, cache)}
-    return found
+        methods |= {ON_LABELS: partial(ours, False)}
+        methods |= {"uniform": partial(baseline, uniform), "L1-global": partial(baseline, l1_global)}
+        methods |= {"scratch": partial(scratch, 0, cache)}
+        methods |= {"scratch, longer": partial(scratch, SUBJECTS[name].settings.epochs, cache)}
+    return methods
 
 
 def one(name: str, way: str, cache: Path, seed: int) -> dict[str, Any]:
@@ -206,25 +206,25 @@ def one(name: str, way: str, cache: Path, seed: int) -> dict[str, Any]:
     subject, started = SUBJECTS[name](cache, seed), time.perf_counter()
     before = subject.model
     with tempfile.TemporaryDirectory() as folder, quiet():
-        made, original = (subfolder(folder, each) for each in ("made", "original"))
+        output, original = (subfolder(folder, folder_name) for folder_name in ("made", "original"))
         working_model.write(before, original)
-        given = Artifact("", Kind.KERAS, original, dict.fromkeys((MODEL_KERAS, MODEL_TFLITE), ""), {}, 0)
+        artifact = Artifact("", Kind.KERAS, original, dict.fromkeys((MODEL_KERAS, MODEL_TFLITE), ""), {}, 0)
         keras(seed)
         notes = ways(name, cache)[way](
-            subject, replace(subjects.context(subject.data, made, seed), original=given), given
+            subject, replace(subjects.context(subject.data, output, seed), original=artifact), artifact
         )
-        model = keras_file.load(made / MODEL_KERAS)
+        model = keras_file.load(output / MODEL_KERAS)
         file = cache / f"pruned-{name}-{_in_file(way)}-{seed}-{commit()}.keras"
-        file.write_bytes((made / MODEL_KERAS).read_bytes())
-    costs = {which: figures(each) for which, each in (("before", before), ("after", model))}
+        file.write_bytes((output / MODEL_KERAS).read_bytes())
+    costs = {which: figures(network) for which, network in (("before", before), ("after", model))}
     seconds = round(time.perf_counter() - started, 1)
-    found = {**notes, "file": str(file), "costs": costs, "seconds": seconds}
-    found |= {"validation": float(right(model, subject.data, "validation").mean())}
-    found |= {"hits": right(model, subject.data, "test"), "float": right(before, subject.data, "test")}
+    results = {**notes, "file": str(file), "costs": costs, "seconds": seconds}
+    results |= {"validation": float(right(model, subject.data, "validation").mean())}
+    results |= {"hits": right(model, subject.data, "test"), "float": right(before, subject.data, "test")}
     share = costs["after"]["compute_ms"] / costs["before"]["compute_ms"]
-    text = f"{name} {seed}, {way}: {share:.3f} of the compute, test {found['float'].mean():.4f} -> "
-    print(f"{text}{found['hits'].mean():.4f}, {seconds:.0f} s", file=sys.stderr, flush=True)
-    return found
+    text = f"{name} {seed}, {way}: {share:.3f} of the compute, test {results['float'].mean():.4f} -> "
+    print(f"{text}{results['hits'].mean():.4f}, {seconds:.0f} s", file=sys.stderr, flush=True)
+    return results
 
 
 def figures(model: Any) -> dict[str, Any]:
@@ -245,14 +245,14 @@ def kept_of(name: str, way: str, cache: Path, seed: int) -> dict[str, Any]:
 def summary(runs: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
     """Return the results of one network over all seeds as plain values."""
     chosen = max((way for way in runs if way in OURS), key=lambda way: sum(run["validation"] for run in runs[way]))
-    own = np.stack([run["hits"] for run in runs[chosen]]).astype(int)
-    found: dict[str, Any] = {"test_samples": own.shape[1], "chosen": chosen, "ways": {}}
-    found["float"] = [float(run["float"].mean()) for run in runs["ours"]]
+    chosen_hits = np.stack([run["hits"] for run in runs[chosen]]).astype(int)
+    results: dict[str, Any] = {"test_samples": chosen_hits.shape[1], "chosen": chosen, "ways": {}}
+    results["float"] = [float(run["float"].mean()) for run in runs["ours"]]
     for way, rows in runs.items():
         hits = np.stack([run["hits"] for run in rows]).astype(int)
         lost = (np.stack([run["float"] for run in rows]).astype(int) - hits).mean(axis=0)
-        ahead: NDArray[np.float64] = (own - hits).mean(axis=0)
-        found["ways"][way] = {
+        ahead: NDArray[np.float64] = (chosen_hits - hits).mean(axis=0)
+        results["ways"][way] = {
             "test": [float(run["hits"].mean()) for run in rows],
             "validation": [run["validation"] for run in rows],
             "lost": float(lost.mean()),
@@ -263,7 +263,7 @@ def summary(runs: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
             "seconds": [run["seconds"] for run in rows],
             "allocation": [run.get("allocation") for run in rows],
         }
-    return found
+    return results
 
 
 def table(cases: Mapping[str, Any]) -> str:
@@ -276,7 +276,7 @@ def table(cases: Mapping[str, Any]) -> str:
         for way, row in case["ways"].items():
             lost, ahead = (_range(row, key) for key in ("lost", "ours_ahead"))
             share = statistics.fmean(
-                each["after"]["compute_ms"] / each["before"]["compute_ms"] for each in row["costs"]
+                cost["after"]["compute_ms"] / cost["before"]["compute_ms"] for cost in row["costs"]
             )
             ms, sent = (_both(row, key, unit) for key, unit in (("latency_ms", 1), ("streamed_bytes", 1e6)))
             mean = f"{statistics.fmean(row['test']):.4f}"
@@ -289,17 +289,17 @@ def table(cases: Mapping[str, Any]) -> str:
 
 def _verdict(name: str, case: Mapping[str, Any]) -> str:
     """Return whether a network meets the bounds, as text."""
-    found = {way: row for way, row in case["ways"].items() if way not in OURS}
+    baselines = {way: row for way, row in case["ways"].items() if way not in OURS}
     ours = case["ways"][case.get("chosen", "ours")]
     if name == LARGE:
-        shares = [each["after"]["latency_ms"] / each["before"]["latency_ms"] for each in ours["costs"]]
-        streamed = max(each["after"]["streamed_bytes"] for each in ours["costs"])
+        shares = [cost["after"]["latency_ms"] / cost["before"]["latency_ms"] for cost in ours["costs"]]
+        streamed = max(cost["after"]["streamed_bytes"] for cost in ours["costs"])
         met = streamed == 0 and max(shares) <= 0.5 and ours["lost"] <= 0.01
         return f"nothing streamed, latency at least halved, at most a point lost: {'met' if met else '**not met**'}"
-    ahead = [way for way, row in found.items() if row["ours_ahead"] > 0]
-    sure = [way for way in ahead if found[way]["ours_ahead_interval"][0] > 0]
+    ahead = [way for way, row in baselines.items() if row["ours_ahead"] > 0]
+    sure = [way for way in ahead if baselines[way]["ours_ahead_interval"][0] > 0]
     lost = "met" if ours["lost"] <= MAX_LOSS else "**not met**"
-    others = [way for way in found if way not in ahead]
+    others = [way for way in baselines if way not in ahead]
     behind = f", **not** of {', '.join(others)}" if others else ""
     return (
         f"{case['chosen']}, as chosen on validation: at most {MAX_LOSS:g} lost: {lost}; ahead of {', '.join(ahead)}"
@@ -314,7 +314,7 @@ def _range(row: Mapping[str, Any], key: str) -> str:
 
 def _both(row: Mapping[str, Any], key: str, unit: float) -> str:
     return " -> ".join(
-        f"{statistics.fmean(each[when][key] for each in row['costs']) / unit:.2f}" for when in ("before", "after")
+        f"{statistics.fmean(cost[when][key] for cost in row['costs']) / unit:.2f}" for when in ("before", "after")
     )
 
 

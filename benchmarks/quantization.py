@@ -32,7 +32,7 @@ import quantization_qat as qat
 import quantization_subjects as subjects
 import quantization_tools as tools
 from numpy.typing import NDArray
-from quantization_tools import OURS, Given
+from quantization_tools import OURS, QuantizerInputs
 
 from compress import files
 
@@ -49,55 +49,55 @@ DROP, CHANGE, RATIO = 0.003, 0.005, 1.2
 Hits = NDArray[np.bool_]
 
 
-def given_in_each_case(subject: subjects.Subject) -> dict[str, Callable[[], Given]]:
+def inputs_by_case(subject: subjects.Subject) -> dict[str, Callable[[], QuantizerInputs]]:
     """Return the inputs of the tools by case, as functions that make them."""
     model, seed = subject.model, subject.seed
     calibration, held_out = tools.drawn(subject)
 
-    def injected(times: int) -> Callable[[], Given]:
-        return lambda: Given(cases.imbalanced(model, times, seed, held_out)[0], calibration, held_out, seed)
+    def injected(times: int) -> Callable[[], QuantizerInputs]:
+        return lambda: QuantizerInputs(cases.imbalanced(model, times, seed, held_out)[0], calibration, held_out, seed)
 
-    def corrupted(change: Callable[[Any, int], Any]) -> Callable[[], Given]:
-        return lambda: Given(model, change(calibration, seed), held_out, seed)
+    def corrupted(change: Callable[[Any, int], Any]) -> Callable[[], QuantizerInputs]:
+        return lambda: QuantizerInputs(model, change(calibration, seed), held_out, seed)
 
     return {
-        AS_IT_IS: lambda: Given(model, calibration, held_out, seed),
+        AS_IT_IS: lambda: QuantizerInputs(model, calibration, held_out, seed),
         **{f"imbalance x{times}": injected(times) for times in cases.IMBALANCES if cases.scalable(model)},
         **{name: corrupted(change) for name, change in cases.CORRUPTIONS.items()},
     }
 
 
-def hits(subject: subjects.Subject, answers: NDArray[Any], wanted: NDArray[Any]) -> Hits:
+def hits(subject: subjects.Subject, answers: NDArray[Any], expected: NDArray[Any]) -> Hits:
     """Return for each test sample whether the class is correct; without labels, whether it is the float model's."""
-    found = answers.argmax(axis=1)
-    return np.asarray(found == (subject.data.labels("test") if subject.labelled else wanted.argmax(axis=1)))
+    predicted = answers.argmax(axis=1)
+    return np.asarray(predicted == (subject.data.labels("test") if subject.labelled else expected.argmax(axis=1)))
 
 
 def one_seed(subject: subjects.Subject, *, train: bool) -> dict[str, Any]:
     """Run every tool in every case; return hits, agreement with the float model, seconds and notes."""
     inputs = subject.data.inputs("test")
-    wanted = np.asarray(subject.model.predict(inputs, verbose=0))
-    found: dict[str, Any] = {"float": hits(subject, wanted, wanted), "cases": {}}
-    for case, make in given_in_each_case(subject).items():
-        given, row = make(), {}
+    expected = np.asarray(subject.model.predict(inputs, verbose=0))
+    results: dict[str, Any] = {"float": hits(subject, expected, expected), "cases": {}}
+    for case, make in inputs_by_case(subject).items():
+        tool_inputs, row = make(), {}
         for name, tool in tools.TOOLS.items():
             with quiet():
-                made = tool(given)
-                answers = tools.scores(made.content, inputs)
-            agreement = float((answers.argmax(axis=1) == wanted.argmax(axis=1)).mean())
+                quantized = tool(tool_inputs)
+                answers = tools.scores(quantized.content, inputs)
+            agreement = float((answers.argmax(axis=1) == expected.argmax(axis=1)).mean())
             row[name] = {
-                "hits": hits(subject, answers, wanted),
+                "hits": hits(subject, answers, expected),
                 "agreement": agreement,
-                "seconds": made.seconds,
-                "notes": made.notes,
+                "seconds": quantized.seconds,
+                "notes": quantized.notes,
             }
             text = f"{subject.name} {subject.seed}, {case}, {name}: {row[name]['hits'].mean():.4f}"
-            print(f"{text}, agreement {agreement:.4f}, {made.seconds:.1f} s", file=sys.stderr, flush=True)
-        found["cases"][case] = row
+            print(f"{text}, agreement {agreement:.4f}, {quantized.seconds:.1f} s", file=sys.stderr, flush=True)
+        results["cases"][case] = row
     with quiet():
-        found["conversion"] = tools.conversion_ratio(given_in_each_case(subject)[AS_IT_IS](), REPEATS)
-    found["trained"] = trained(subject) if train and subject.labelled else {}
-    return found
+        results["conversion"] = tools.conversion_ratio(inputs_by_case(subject)[AS_IT_IS](), REPEATS)
+    results["trained"] = trained(subject) if train and subject.labelled else {}
+    return results
 
 
 def kept(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -107,10 +107,10 @@ def kept(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """
     if path.exists():
         return dict(json.loads(path.read_text(), object_hook=_arrays))
-    found = make()
+    result = make()
     if "dirty" not in path.name:
-        files.write_atomically(path, json.dumps(found, default=lambda each: each.tolist()).encode())
-    return found
+        files.write_atomically(path, json.dumps(result, default=lambda array: array.tolist()).encode())
+    return result
 
 
 def _arrays(row: dict[str, Any]) -> dict[str, Any]:
@@ -119,22 +119,22 @@ def _arrays(row: dict[str, Any]) -> dict[str, Any]:
 
 def trained(subject: subjects.Subject) -> dict[str, dict[str, Any]]:
     """Return the result of each engine, or why it refuses the network; for the plain case and the largest imbalance."""
-    inputs, found = subject.data.inputs("test"), dict[str, dict[str, Any]]()
-    for case, make in given_in_each_case(subject).items():
+    inputs, results = subject.data.inputs("test"), dict[str, dict[str, Any]]()
+    for case, make in inputs_by_case(subject).items():
         if case not in (AS_IT_IS, HARD):
             continue
-        found[case] = {}
+        results[case] = {}
         with quiet():
             engines = dict(qat.engines(subject, make()))
-        for name, made in engines.items():
-            if isinstance(made, str):
-                found[case][name] = made
+        for name, file in engines.items():
+            if isinstance(file, str):
+                results[case][name] = file
                 continue
-            answers = tools.scores(made.content, inputs)
-            found[case][name] = {"hits": hits(subject, answers, answers), "seconds": made.seconds} | made.notes
-            share = found[case][name]["hits"].mean()
+            answers = tools.scores(file.content, inputs)
+            results[case][name] = {"hits": hits(subject, answers, answers), "seconds": file.seconds} | file.notes
+            share = results[case][name]["hits"].mean()
             print(f"{subject.name} {subject.seed}, {case}, {name}: {share:.4f}", file=sys.stderr, flush=True)
-    return found
+    return results
 
 
 @contextlib.contextmanager
@@ -148,7 +148,7 @@ def quiet() -> Any:
 def summary(subject: subjects.Subject, runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the results of one model over all seeds as plain values."""
     low, high = interval(np.concatenate([run["float"] for run in runs]).astype(int))
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "metric": "accuracy" if subject.labelled else "agreement with the float model",
         "test_samples": len(runs[0]["float"]),
         "float": [float(run["float"].mean()) for run in runs],
@@ -161,19 +161,19 @@ def summary(subject: subjects.Subject, runs: list[dict[str, Any]]) -> dict[str, 
         pooled = {name: np.concatenate([row[name]["hits"] for row in rows]).astype(int) for name in rows[0]}
         best = max((name for name in pooled if name != OURS), key=lambda name: pooled[name].mean())
         difference = pooled[OURS] - pooled[best]
-        found["cases"][case] = {
+        results["cases"][case] = {
             "tools": {name: _tool([row[name] for row in rows]) for name in rows[0]},
             "best_other": best,
             "ours_minus_best_other": float(difference.mean()),
             "interval": interval(difference),
         }
-    found["trained"] = {case: _trained(runs, case) for case in runs[0]["trained"]}
-    return found
+    results["trained"] = {case: _trained(runs, case) for case in runs[0]["trained"]}
+    return results
 
 
 def _trained(runs: list[dict[str, Any]], case: str) -> dict[str, Any]:
     """Compare the engines that train with our PTQ and with TFLiteConverter in the same case."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     calibrated = {
         tool: np.concatenate([run["cases"][case][tool]["hits"] for run in runs]).astype(int)
         for tool in (OURS, tools.CONVERTER)
@@ -182,28 +182,28 @@ def _trained(runs: list[dict[str, Any]], case: str) -> dict[str, Any]:
         rows = [run["trained"][case][name] for run in runs]
         refused = next((row for row in rows if isinstance(row, str)), None)
         if refused is not None:
-            found[name] = {"refused": refused}
+            results[name] = {"refused": refused}
             continue
         pooled = np.concatenate([row["hits"] for row in rows]).astype(int)
-        found[name] = {
+        results[name] = {
             "value": [float(row["hits"].mean()) for row in rows],
             "seconds": [round(row["seconds"], 2) for row in rows],
             "training_agrees_with_file": [row.get("training_agrees_with_file") for row in rows],
             "minus": {
-                tool: {"mean": float((pooled - each).mean()), "interval": interval(pooled - each)}
-                for tool, each in calibrated.items()
+                tool: {"mean": float((pooled - tool_hits).mean()), "interval": interval(pooled - tool_hits)}
+                for tool, tool_hits in calibrated.items()
             },
         }
-    return found
+    return results
 
 
 def _tool(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "value": [float(row["hits"].mean()) for row in rows],
         "agreement": [row["agreement"] for row in rows],
         "seconds": [round(row["seconds"], 2) for row in rows],
     }
-    return found | ({"notes": [row["notes"] for row in rows]} if rows[0]["notes"] else {})
+    return figures | ({"notes": [row["notes"] for row in rows]} if rows[0]["notes"] else {})
 
 
 def interval(values: NDArray[np.int64]) -> tuple[float, float]:
@@ -259,9 +259,9 @@ def _times(models: Mapping[str, Any]) -> str:
         ["---"] * (len(tools.TOOLS) + 4),
     ]
     for name, model in models.items():
-        made = model["cases"][AS_IT_IS]["tools"]
+        tool_rows = model["cases"][AS_IT_IS]["tools"]
         ratio = statistics.median(run["ratio"] for run in model["conversion"])
-        seconds = [f"{statistics.fmean(made[tool]['seconds']):.1f}" for tool in tools.TOOLS]
+        seconds = [f"{statistics.fmean(tool_rows[tool]['seconds']):.1f}" for tool in tools.TOOLS]
         lines.append([name, *seconds, f"{ratio:.2f}", f"≤ {RATIO}", "yes" if ratio <= RATIO else "**no**"])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n\n" + _trainings(models)
 
@@ -280,16 +280,16 @@ def _trainings(models: Mapping[str, Any]) -> str:
                     case,
                     engine,
                     f"{statistics.fmean(model['float']):.4f}",
-                    *(f"{each:.4f}" for each in ptq),
+                    *(f"{value:.4f}" for value in ptq),
                 ]
                 if "refused" in row:
                     lines.append([*start, f"refused: {row['refused'][:60]}", "", "", ""])
                     continue
                 differences = [
-                    "{:+.4f} ({:+.4f} to {:+.4f})".format(each["mean"], *each["interval"])
-                    for each in row["minus"].values()
+                    "{:+.4f} ({:+.4f} to {:+.4f})".format(difference["mean"], *difference["interval"])
+                    for difference in row["minus"].values()
                 ]
-                agreements = [each for each in row["training_agrees_with_file"] if each is not None]
+                agreements = [share for share in row["training_agrees_with_file"] if share is not None]
                 agreement = f"{min(agreements):.4f}" if agreements else ""
                 lines.append([*start, f"{statistics.fmean(row['value']):.4f}", *differences, agreement])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) if len(lines) > 2 else ""
@@ -309,9 +309,9 @@ def commit() -> str:
 def timed_again(subject: subjects.Subject) -> dict[str, float]:
     """Measure the time of conversion alone."""
     with quiet():
-        found = tools.conversion_ratio(given_in_each_case(subject)[AS_IT_IS](), REPEATS)
-    print(f"{subject.name} {subject.seed}: {found['ratio']:.2f} of the fast path", file=sys.stderr, flush=True)
-    return found
+        ratio = tools.conversion_ratio(inputs_by_case(subject)[AS_IT_IS](), REPEATS)
+    print(f"{subject.name} {subject.seed}: {ratio['ratio']:.2f} of the fast path", file=sys.stderr, flush=True)
+    return ratio
 
 
 def main() -> None:

@@ -31,38 +31,38 @@ SETTINGS = TrainingSettings(epochs=6, learning_rate=0.0005)
 """The defaults of the `quantize` stage, for both engines."""
 
 
-def engines(subject: subjects.Subject, given: tools.Given) -> Iterator[tuple[str, Any]]:
+def engines(subject: subjects.Subject, inputs: tools.QuantizerInputs) -> Iterator[tuple[str, Any]]:
     """Yield the name and the file of each method that trains; a text if it refuses the network."""
-    yield ADAROUND, tools.ours(given, rounding="adaround")
+    yield ADAROUND, tools.ours(inputs, rounding="adaround")
     for name, engine in ((OURS, ours), (TFMOT, by_tfmot)):
         try:
-            yield name, engine(subject, given)
+            yield name, engine(subject, inputs)
         except StageError as error:
             yield name, error.what
 
 
-def ours(subject: subjects.Subject, given: tools.Given) -> tools.Made:
+def ours(subject: subjects.Subject, inputs: tools.QuantizerInputs) -> tools.QuantizedFile:
     """Train with our engine, from the best PTQ plan; notes: agreement of the trained model with the file."""
     started = time.perf_counter()
-    search = Search(fold.canonical(keras_graph.read(given.model)), given.calibration, given.held_out)
+    search = Search(fold.canonical(keras_graph.read(inputs.model)), inputs.calibration, inputs.held_out)
     search.ranges([*METHODS])
     if search.equalization():
         search.ranges([*METHODS])
     with tempfile.TemporaryDirectory() as folder:
         context = subjects.context(subject.data, Path(folder), subject.seed)
-        found, plan, _ = qat.train(search.network, search.plan, SETTINGS, context)
-    content = export.convert(found, plan)
+        network, plan, _ = qat.train(search.network, search.plan, SETTINGS, context)
+    content = export.convert(network, plan)
     seconds = time.perf_counter() - started
-    return tools.Made(
-        content, seconds, {"training_agrees_with_file": _agreement(qat.simulated(found, plan), content, subject)}
+    return tools.QuantizedFile(
+        content, seconds, {"training_agrees_with_file": _agreement(qat.simulated(network, plan), content, subject)}
     )
 
 
-def by_tfmot(subject: subjects.Subject, given: tools.Given) -> tools.Made:
+def by_tfmot(subject: subjects.Subject, inputs: tools.QuantizerInputs) -> tools.QuantizedFile:
     """Train with the engine of tfmot, as the `quantize` stage does, from the best ranges; notes: as in `ours`."""
     started = time.perf_counter()
-    read = keras_graph.read(given.model)
-    search = Search(fold.canonical(read), given.calibration, given.held_out)
+    read = keras_graph.read(inputs.model)
+    search = Search(fold.canonical(read), inputs.calibration, inputs.held_out)
     search.ranges([*METHODS])
     prepared = tfmot_qat.prepare(read, search.plan, subject.seed)
     with tempfile.TemporaryDirectory() as folder:
@@ -70,7 +70,7 @@ def by_tfmot(subject: subjects.Subject, given: tools.Given) -> tools.Made:
         weights.train(prepared.legacy.model, prepared.network, SETTINGS, context)
     content = export.convert(*prepared.trained("trained"))
     seconds = time.perf_counter() - started
-    return tools.Made(
+    return tools.QuantizedFile(
         content, seconds, {"training_agrees_with_file": _agreement(prepared.legacy.model, content, subject)}
     )
 
@@ -78,5 +78,5 @@ def by_tfmot(subject: subjects.Subject, given: tools.Given) -> tools.Made:
 def _agreement(model: Any, content: bytes, subject: subjects.Subject) -> float:
     """Return the share of test samples for which the trained model and the file give the same class."""
     inputs = subject.data.inputs("test")
-    wanted = np.asarray(model.predict(inputs, verbose=0)).argmax(axis=1)
-    return float((tools.scores(content, inputs).argmax(axis=1) == wanted).mean())
+    expected = np.asarray(model.predict(inputs, verbose=0)).argmax(axis=1)
+    return float((tools.scores(content, inputs).argmax(axis=1) == expected).mean())

@@ -150,7 +150,7 @@ def asked(parser: argparse.ArgumentParser) -> argparse.Namespace | None:
 def photos(side: int, *, colour: bool = True) -> dict[str, tuple[Floats, Labels]]:
     """Return grocery96 with coarse classes, values from 0 to 1, in random order; val is called validation."""
     path = SHARED / "data" / "grocery96.tar"
-    found: dict[str, tuple[list[Any], list[int]]] = {"train": ([], []), "val": ([], []), "test": ([], [])}
+    splits: dict[str, tuple[list[Any], list[int]]] = {"train": ([], []), "val": ([], []), "test": ([], [])}
     with tarfile.open(path) as archive:
         members = {member.name: member for member in archive.getmembers()}
 
@@ -162,14 +162,14 @@ def photos(side: int, *, colour: bool = True) -> dict[str, tuple[Floats, Labels]
         for row in csv.DictReader(read("labels.csv").decode().splitlines()):
             image = Image.open(io.BytesIO(read(row["file"]))).convert("RGB" if colour else "L")
             image = image if image.size == (side, side) else image.resize((side, side), Image.Resampling.BILINEAR)
-            found[row["split"]][0].append(np.asarray(image, np.uint8).reshape(side, side, -1))
-            found[row["split"]][1].append(int(row["coarse_id"]))
-    made = {}
-    for split, (images, labels) in found.items():
+            splits[row["split"]][0].append(np.asarray(image, np.uint8).reshape(side, side, -1))
+            splits[row["split"]][1].append(int(row["coarse_id"]))
+    arrays = {}
+    for split, (images, labels) in splits.items():
         order = np.random.default_rng(0).permutation(len(images))
         name = "validation" if split == "val" else split
-        made[name] = (np.stack(images)[order].astype(np.float32) / np.float32(255), np.array(labels, np.int64)[order])
-    return made
+        arrays[name] = (np.stack(images)[order].astype(np.float32) / np.float32(255), np.array(labels, np.int64)[order])
+    return arrays
 
 
 def strokes() -> dict[str, tuple[Floats, Labels]]:
@@ -221,8 +221,8 @@ def spoken() -> dict[str, tuple[Floats, Labels]]:
 
 
 def _unlabelled(splits: dict[str, tuple[Floats, Labels]], change: Callable[[Floats], Floats]) -> Arrays:
-    made = {name: (change(x), np.zeros(len(x), np.int64)) for name, (x, _) in splits.items()}
-    return Arrays(made, 1)
+    arrays = {name: (change(x), np.zeros(len(x), np.int64)) for name, (x, _) in splits.items()}
+    return Arrays(arrays, 1)
 
 
 def person(cache_folder: Path, seed: int) -> Subject:

@@ -33,7 +33,7 @@ EDGE_QUANTIZER = "ai-edge-quantizer"
 
 
 @dataclass(frozen=True)
-class Given:
+class QuantizerInputs:
     """The inputs of a tool, without test data.
 
     Attributes:
@@ -50,7 +50,7 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Made:
+class QuantizedFile:
     """A file, and how long it took.
 
     Attributes:
@@ -77,24 +77,26 @@ class Drawn(Quantize):
 def drawn(subject: subjects.Subject) -> tuple[Floats, Floats]:
     """Return calibration samples and held-out samples, as the stage draws them from the training split."""
     stage = Quantize()
-    found = calibration.split(
+    samples = calibration.split(
         subject.data, "balanced", stage.calibration_samples, stage.held_out_samples, seed=subject.seed
     )
-    return found.calibration, found.held_out
+    return samples.calibration, samples.held_out
 
 
-def ours(given: Given, **settings: Any) -> Made:
+def ours(inputs: QuantizerInputs, **settings: Any) -> QuantizedFile:
     """Quantize by the `quantize` stage, with defaults except for `settings`: the result is that of a pipeline."""
     with tempfile.TemporaryDirectory() as before, tempfile.TemporaryDirectory() as after:
-        working_model.write(given.model, Path(before))
+        working_model.write(inputs.model, Path(before))
         artifact = Artifact("", Kind.KERAS, Path(before), {MODEL_KERAS: "", MODEL_TFLITE: ""}, {}, 0)
         nothing = np.zeros(0, np.int64)
-        data = subjects.Arrays({"calibration": (given.calibration, nothing), "held out": (given.held_out, nothing)}, 0)
+        data = subjects.Arrays(
+            {"calibration": (inputs.calibration, nothing), "held out": (inputs.held_out, nothing)}, 0
+        )
         started = time.perf_counter()
-        facts = Drawn(**settings).run(artifact, subjects.context(data, Path(after), given.seed))
+        facts = Drawn(**settings).run(artifact, subjects.context(data, Path(after), inputs.seed))
         seconds = time.perf_counter() - started
         notes = {name: facts[name] for name in ("tried", "not_tried", "ranges", "rewritten") if name in facts}
-        return Made((Path(after) / MODEL_TFLITE).read_bytes(), seconds, notes)
+        return QuantizedFile((Path(after) / MODEL_TFLITE).read_bytes(), seconds, notes)
 
 
 def converted(model: Any, samples: Floats | None, *, dense_per_tensor: bool) -> bytes:
@@ -120,18 +122,18 @@ def converted(model: Any, samples: Floats | None, *, dense_per_tensor: bool) -> 
     return content
 
 
-def converter(given: Given) -> Made:
+def converter(inputs: QuantizerInputs) -> QuantizedFile:
     """Quantize by TFLiteConverter with its default scales."""
     started = time.perf_counter()
-    content = converted(given.model, given.calibration, dense_per_tensor=False)
-    return Made(content, time.perf_counter() - started)
+    content = converted(inputs.model, inputs.calibration, dense_per_tensor=False)
+    return QuantizedFile(content, time.perf_counter() - started)
 
 
-def converter_tensorwise(given: Given) -> Made:
+def converter_tensorwise(inputs: QuantizerInputs) -> QuantizedFile:
     """Quantize by TFLiteConverter with one scale for each dense layer, which the Edge TPU's compiler needs."""
     started = time.perf_counter()
-    content = converted(given.model, given.calibration, dense_per_tensor=True)
-    return Made(content, time.perf_counter() - started)
+    content = converted(inputs.model, inputs.calibration, dense_per_tensor=True)
+    return QuantizedFile(content, time.perf_counter() - started)
 
 
 def _with_signature(model: Any) -> bytes:
@@ -150,22 +152,22 @@ def _with_signature(model: Any) -> bytes:
     return content
 
 
-def edge_quantizer(given: Given) -> Made:
+def edge_quantizer(inputs: QuantizerInputs) -> QuantizedFile:
     """Quantize by ai-edge-quantizer: static int8, dense layers per tensor, all other settings from its recipe."""
     from ai_edge_quantizer import qtyping, quantizer, recipe
 
     started = time.perf_counter()
-    content = _with_signature(given.model)
+    content = _with_signature(inputs.model)
     tool = quantizer.Quantizer(content, recipe.static_wi8_ai8())
     tool.add_static_config(".*", qtyping.TFLOperationName.FULLY_CONNECTED, 8, 8, qtyping.QuantGranularity.TENSORWISE)
-    feeds = [{"sample": sample[np.newaxis]} for sample in given.calibration]
+    feeds = [{"sample": sample[np.newaxis]} for sample in inputs.calibration]
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         ranges = tool.calibrate({"serving_default": feeds}, num_threads=1)
-        made = tool.quantize(ranges, enable_progress_report=False).quantized_model
-    return Made(bytes(made), time.perf_counter() - started)
+        quantized = tool.quantize(ranges, enable_progress_report=False).quantized_model
+    return QuantizedFile(bytes(quantized), time.perf_counter() - started)
 
 
-TOOLS: dict[str, Callable[[Given], Made]] = {
+TOOLS: dict[str, Callable[[QuantizerInputs], QuantizedFile]] = {
     OURS: ours,
     CONVERTER: converter,
     CONVERTER_TENSORWISE: converter_tensorwise,
@@ -181,19 +183,19 @@ def scores(content: bytes, samples: Floats) -> Floats:
         return LoadedModel(path, reproducible=True).scores(samples)
 
 
-def conversion_ratio(given: Given, repeats: int) -> dict[str, float]:
+def conversion_ratio(inputs: QuantizerInputs, repeats: int) -> dict[str, float]:
     """Return the median seconds of our conversion of a plan and of TFLiteConverter's fast path, and their ratio.
 
     The two run in turn. TFLiteConverter calibrates on one sample, so that almost none of its time is calibration.
     """
-    canonical = fold.canonical(keras_graph.read(given.model))
-    plan = calibration.calibrate(canonical, given.calibration)
+    canonical = fold.canonical(keras_graph.read(inputs.model))
+    plan = calibration.calibrate(canonical, inputs.calibration)
     rows = []
     for _ in range(repeats + 1):
         started = time.perf_counter()
         export.convert(canonical, plan)
         between = time.perf_counter()
-        converted(given.model, given.calibration[:1], dense_per_tensor=True)
+        converted(inputs.model, inputs.calibration[:1], dense_per_tensor=True)
         rows.append((between - started, time.perf_counter() - between))
-    own, fast = (statistics.median(column) for column in zip(*rows[1:], strict=True))
-    return {"ours_s": own, "fast_path_s": fast, "ratio": own / fast}
+    our_s, fast_s = (statistics.median(column) for column in zip(*rows[1:], strict=True))
+    return {"ours_s": our_s, "fast_path_s": fast_s, "ratio": our_s / fast_s}

@@ -135,7 +135,7 @@ def measured(side: int, photos: int) -> dict[str, Any]:
     """Return the memory, the times, and the settings of the measurement."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        images = np.concatenate([found for found, _ in subjects.photos(96, colour=True).values()])
+        images = np.concatenate([split_images for split_images, _ in subjects.photos(96, colour=True).values()])
         chosen = np.random.default_rng(0).choice(len(images), photos, replace=False)
         np.savez(folder / "photos.npz", x=np.rint(images[chosen] * 255).astype(np.uint8))
         run(MODEL, folder, side, CLASSES)

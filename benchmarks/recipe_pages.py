@@ -43,9 +43,9 @@ def _interval(measured: Mapping[str, Any], digits: int = 3, factor: float = 1.0)
 
 
 def _alarms(counts: Mapping[str, Any]) -> str:
-    found = counts["found"]
+    are_found = counts["found"]
     alarms = f"{counts['false_alarms']} false alarms in {counts['weeks']} weeks"
-    return f"{sum(found)} of {len(found)} anomalies found, {alarms}"
+    return f"{sum(are_found)} of {len(are_found)} anomalies found, {alarms}"
 
 
 def quality(row: Row, result: Mapping[str, Any]) -> tuple[str, str, str]:

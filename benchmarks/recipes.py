@@ -115,9 +115,9 @@ def checked(row: Row, work: Path) -> None:
 def differences(results: dict[str, Any]) -> list[str]:
     """Return the pages and recipes that do not show the results, and rows that were run with another recipe."""
     texts = recipe_pages.written(results).items()
-    found = [f"{path}: does not show the results" for path, text in texts if path.read_text() != text]
+    problems = [f"{path}: does not show the results" for path, text in texts if path.read_text() != text]
     changed = [row.name for row in ROWS if row.name in results and results[row.name]["digest"] != digest(row)]
-    return found + [f"{name}: was run with another recipe" for name in changed]
+    return problems + [f"{name}: was run with another recipe" for name in changed]
 
 
 def alarms(folder: Path) -> dict[str, Any]:
@@ -126,8 +126,8 @@ def alarms(folder: Path) -> dict[str, Any]:
     bundle = next((folder / "runs").glob("*/*.coralline"))
     command = [sys.executable, str(script), str(next((folder / "data").glob("*.npz"))), str(bundle), "--json"]
     done = subprocess.run(command, env=ENVIRONMENT, check=True, stdout=subprocess.PIPE, text=True)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    counts: dict[str, Any] = json.loads(done.stdout)
+    return counts
 
 
 def summary(row: Row, report: dict[str, Any]) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def run_all(rows: Sequence[Row], results: dict[str, Any], options: argparse.Name
         result = run(row, options.work.resolve())
         results.update(read_results())  # another process may have run other rows
         results[row.name] = result
-        in_order = {each.name: results[each.name] for each in ROWS if each.name in results}
+        in_order = {recipe.name: results[recipe.name] for recipe in ROWS if recipe.name in results}
         RESULTS.write_text(json.dumps(in_order, indent=1) + "\n")
         recipe_pages.write(results)
 

@@ -50,7 +50,7 @@ def compiled(name: str) -> CompiledFile:
 def mapped(name: str) -> set[int]:
     """Return the indices of the operators of a model that run on the Edge TPU."""
     file, parsed = compiled(name), graph.parse(model(name))
-    cpu = compare_cpu_part(file.graph, parsed, {each.operator.index for each in file.operators})
+    cpu = compare_cpu_part(file.graph, parsed, {custom_operator.operator.index for custom_operator in file.operators})
     return {operator.index for operator in parsed.operators} - cpu.operators
 
 

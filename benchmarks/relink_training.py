@@ -58,10 +58,10 @@ def main() -> int:
     old, rows = None, []
     for seed in SEEDS:
         model = trained(seed, images, labels)
-        own = post_training.quantize(model, images[:SAMPLES], images[SAMPLES:], SETTINGS)
-        content = rewritten(own.content)
+        quantized = post_training.quantize(model, images[:SAMPLES], images[SAMPLES:], SETTINGS)
+        content = rewritten(quantized.content)
         old = old or graph.parse(content)
-        plan = old_scales.plan_for(*own.calibrated(), old, SETTINGS.io, rewritten)
+        plan = old_scales.plan_for(*quantized.calibrated(), old, SETTINGS.io, rewritten)
         result = post_training.quantize(model, images[:SAMPLES], images[SAMPLES:], SETTINGS, plan=plan)
         scaled = old_scales.with_scales(rewritten(result.content), old)
         accuracies = {

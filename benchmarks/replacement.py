@@ -66,8 +66,11 @@ def predicted() -> dict[str, dict[str, dict[str, float]]]:
         network = keras_graph.read(getattr(keras(0).applications, name)(weights=None))
         gates, _ = squeeze_excite.find(network)
         ungated, _ = squeeze_excite.remove_gates(network, squeeze_excite.measure(network, gates, samples))
-        variants = (network, *(replace_by_relu(each, get_args(Activation), "relu")[0] for each in (network, ungated)))
-        result[name] = {label: latencies(each, samples) for label, each in zip(VARIANTS, variants, strict=True)}
+        variants = (
+            network,
+            *(replace_by_relu(variant, get_args(Activation), "relu")[0] for variant in (network, ungated)),
+        )
+        result[name] = {label: latencies(variant, samples) for label, variant in zip(VARIANTS, variants, strict=True)}
     return result
 
 
@@ -84,13 +87,13 @@ def measured(seed: int) -> dict[str, Any]:
         original = Artifact("", Kind.KERAS, context.folder, dict.fromkeys((MODEL_KERAS, MODEL_TFLITE), ""), {}, 0)
         models[VARIANTS[0]] = model
         for label, gates in ((VARIANTS[1], "keep"), (VARIANTS[2], "remove")):
-            own = replace(context, folder=subfolder(folder, gates))
-            ReplaceActivations(squeeze_and_excite=gates, augment=subjects.FLIPPED).run(original, own)  # type: ignore[arg-type]
-            models[label] = working_model.read(replace(original, folder=own.folder), own)
+            stage_context = replace(context, folder=subfolder(folder, gates))
+            ReplaceActivations(squeeze_and_excite=gates, augment=subjects.FLIPPED).run(original, stage_context)  # type: ignore[arg-type]
+            models[label] = working_model.read(replace(original, folder=stage_context.folder), stage_context)
     samples = data.inputs("train")[:16]
     return {
-        label: {"hits": right(each, data, "test"), "latency_ms": latencies(keras_graph.read(each), samples)}
-        for label, each in models.items()
+        label: {"hits": right(variant, data, "test"), "latency_ms": latencies(keras_graph.read(variant), samples)}
+        for label, variant in models.items()
     }
 
 

@@ -70,17 +70,17 @@ def nearest(paths):
     speeds = [min(once(ways(model)["bare"]) for _ in range(5)) for model in models]
     return models[int(np.argmin(np.abs(np.log(np.array(speeds) / 1000))))]
 
-found = ways(nearest(sys.argv[2:]))
-times = {name: [] for name in found}
+runs = ways(nearest(sys.argv[2:]))
+times = {name: [] for name in runs}
 for turn in range(int(sys.argv[1])):
-    for name, way in list(found.items())[:: 1 if turn % 2 else -1]:
+    for name, way in list(runs.items())[:: 1 if turn % 2 else -1]:
         times[name].append(once(way))
-random, told = np.random.RandomState(0), {"bare_us": float(np.median(times["bare"]))}
+random, report = np.random.RandomState(0), {"bare_us": float(np.median(times["bare"]))}
 for name in ("Model", "bench"):
     more = np.array(times[name]) - np.array(times["bare"])
     again = [np.median(more[random.randint(0, len(more), len(more))]) for _ in range(1000)]
-    told[name] = [float(np.median(more)), *map(float, np.percentile(again, [2.5, 97.5]))]
-print(json.dumps(told))
+    report[name] = [float(np.median(more)), *map(float, np.percentile(again, [2.5, 97.5]))]
+print(json.dumps(report))
 """
 FILTERS = (4, 8, 16, 64, 128, 256, 512)
 """The filters of the models; the speeds of the runtimes differ by a factor of a hundred."""
@@ -94,14 +94,14 @@ from deploy.model import Model
 
 opened = bundle.read(sys.argv[1])
 samples, _ = opened.evaluation()
-found = {"runtime": runtime.find().describe()}
+report = {"runtime": runtime.find().describe()}
 for role in ("original", "int8"):
     for kernels in ("reproducible", "default"):
         model = Model(opened, role, kernels=kernels)
         scores = np.stack([model(sample).scores for sample in samples])
         digest = hashlib.sha256(scores.tobytes()).hexdigest()
-        found[role + " " + kernels] = {"predictions": scores.argmax(axis=1).tolist(), "outputs": digest}
-print(json.dumps(found))
+        report[role + " " + kernels] = {"predictions": scores.argmax(axis=1).tolist(), "outputs": digest}
+print(json.dumps(report))
 """
 
 
@@ -123,19 +123,19 @@ def seconds(command: list[str]) -> float:
 
 def start(python: str, pyz: Path, bundle: Path, starts: int) -> dict[str, float]:
     """Return the seconds of `runner.pyz run`, of the imports alone, and the difference; the fastest of all starts."""
-    imports, whole = [], []
+    imports, runs = [], []
     for _ in range(starts):
         imports.append(seconds([python, "-c", IMPORTS]))
-        whole.append(seconds([python, str(pyz), "run", str(bundle), "--role", "int8"]))
-    return {"whole_s": min(whole), "imports_s": min(imports), "ours_s": min(whole) - min(imports)}
+        runs.append(seconds([python, str(pyz), "run", str(bundle), "--role", "int8"]))
+    return {"whole_s": min(runs), "imports_s": min(imports), "ours_s": min(runs) - min(imports)}
 
 
 def alike(answers: list[dict[str, Any]], names: list[str], key: str) -> dict[str, Any]:
     """Return whether all interpreters predict the same, and groups of interpreters with bit-identical outputs."""
     groups: dict[str, list[str]] = {}
-    for name, each in zip(names, answers, strict=True):
-        groups.setdefault(each[key]["outputs"], []).append(name)
-    predictions = {json.dumps(each[key]["predictions"]) for each in answers}
+    for name, response in zip(names, answers, strict=True):
+        groups.setdefault(response[key]["outputs"], []).append(name)
+    predictions = {json.dumps(response[key]["predictions"]) for response in answers}
     return {"predictions": len(predictions) == 1, "outputs": list(groups.values())}
 
 
@@ -155,14 +155,14 @@ def main() -> None:
     rows, answers = [], []
     for python in devices.pythons():
         answers.append(answer(python, ANSWERS, small))
-        found = answers[-1]["runtime"]
+        runtime = answers[-1]["runtime"]
         version = subprocess.run([python, "-V"], capture_output=True, check=True, text=True).stdout.split()[1]
         times = answer(python, OVERHEAD, options.runs, *sizes)
         rows.append(
             {
                 "python": version,
-                "runtime": f"{found['name']} {found['version']}",
-                "numpy": found["numpy"],
+                "runtime": f"{runtime['name']} {runtime['version']}",
+                "numpy": runtime["numpy"],
                 "bare_us": times["bare_us"],
                 "more_us": {name: times[name] for name in ("Model", "bench")},
                 "start": start(python, pyz, small, options.starts),
@@ -184,8 +184,8 @@ def main() -> None:
             cells.append(f"{middle:+.1f} us ({low:+.1f} to {high:+.1f}), {middle / row['bare_us']:+.1%}")
         cells.append(f"{first['whole_s']:.2f} s, {first['ours_s']:.2f} s")
         print(f"| {' | '.join(cells)} |")
-    for key, each in agreement.items():
-        print(f"{key}: predictions equal on all: {each['predictions']}; equal outputs: {each['outputs']}")
+    for key, comparison in agreement.items():
+        print(f"{key}: predictions equal on all: {comparison['predictions']}; equal outputs: {comparison['outputs']}")
 
 
 if __name__ == "__main__":

@@ -79,21 +79,21 @@ def work(location: str, trials: int, confirmed: str, kind: str) -> None:
     with Path(confirmed).open("a") as stream:
         while True:
             began = time.perf_counter()
-            counted = [each for each in shared.look()[0] if each.status in ("complete", "running")]
-            if len([each for each in counted if each.status == "complete"]) >= trials:
+            counted = [known_trial for known_trial in shared.look()[0] if known_trial.status in ("complete", "running")]
+            if len([known_trial for known_trial in counted if known_trial.status == "complete"]) >= trials:
                 return
             if len(counted) >= trials:
                 time.sleep(0.2)
                 continue
             trial, _ = shared.ask()
-            asked = time.perf_counter()
+            work_began = time.perf_counter()
             with shared.leased(trial):
                 perform(kind)
             done = time.perf_counter()
             value = random.random()
             record = TrialRecord(trial.number, "complete", values={"accuracy": value}, reason=f"{os.getpid()}")
             if shared.tell(trial, record):
-                overhead_ms = 1000 * (asked - began + time.perf_counter() - done)
+                overhead_ms = 1000 * (work_began - began + time.perf_counter() - done)
                 stream.write(json.dumps({"number": trial.number, "value": value, "overhead_ms": overhead_ms}) + "\n")
                 stream.flush()
 
@@ -142,7 +142,7 @@ def attacked(name: str, workers: int, trials: int) -> dict[str, Any]:
         number = 0
         next_kill = time.monotonic() + 20
         while True:
-            running = [each for each in running if each.is_alive()]
+            running = [worker for worker in running if worker.is_alive()]
             complete = sum(record.status == "complete" for record in shared.records())
             if complete >= trials:
                 break
@@ -162,8 +162,8 @@ def attacked(name: str, workers: int, trials: int) -> dict[str, Any]:
                 server.start()
                 restarts += 1
             time.sleep(0.1)
-        for each in running:
-            each.join(timeout=120)
+        for worker in running:
+            worker.join(timeout=120)
         deadline = time.monotonic() + 120
         while any(record.status == "running" for record in shared.records()) and time.monotonic() < deadline:
             shared.look()
@@ -201,7 +201,7 @@ def speed(name: str, kind: str, workers: int, trials: int) -> float:
     with serving(name) as (location, _), tempfile.TemporaryDirectory() as folder:
         study(location).close()
         arguments = [(location, trials, str(Path(folder) / str(number)), kind) for number in range(workers)]
-        processes = [multiprocessing.Process(target=work, args=each) for each in arguments]
+        processes = [multiprocessing.Process(target=work, args=worker_arguments) for worker_arguments in arguments]
         began = time.monotonic()
         for process in processes:
             process.start()
@@ -218,17 +218,17 @@ def main() -> None:
     parser.add_argument("--speed", action="store_true")
     options = parser.parse_args()
     multiprocessing.set_start_method("spawn")
-    found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     if options.speed:
         for kind in ("waits", "computes"):
             one, four = (speed("postgresql", kind, count, 40 * count) for count in (1, 4))
-            found[f"speed, trials that {kind}"] = {"1": round(one), "4": round(four), "ratio": round(four / one, 2)}
+            results[f"speed, trials that {kind}"] = {"1": round(one), "4": round(four), "ratio": round(four / one, 2)}
     else:
         for name in options.storages:
-            found[name] = attacked(name, options.workers, options.trials)
-            print(json.dumps(found[name], indent=1), flush=True)
-    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
+            results[name] = attacked(name, options.workers, options.trials)
+            print(json.dumps(results[name], indent=1), flush=True)
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    print(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

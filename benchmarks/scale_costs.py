@@ -121,7 +121,7 @@ def fill(url: str, finished: int, running: int) -> None:
 
 def processes() -> dict[int, tuple[int, str, float]]:
     """Return the parent, the name and the CPU seconds of each process, by its id."""
-    found = {}
+    by_id = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
             head, _, rest = (path / "stat").read_text().rpartition(")")
@@ -129,8 +129,8 @@ def processes() -> dict[int, tuple[int, str, float]]:
             continue
         fields = rest.split()
         seconds = sum(int(field) for field in fields[11:15]) / TICKS  # with those of children that have ended
-        found[int(path.name)] = int(fields[1]), head.partition("(")[2], seconds
-    return found
+        by_id[int(path.name)] = int(fields[1]), head.partition("(")[2], seconds
+    return by_id
 
 
 def cpu_s(root: int) -> float:
@@ -147,12 +147,12 @@ def cpu_s(root: int) -> float:
 def measured(run: Callable[[], object], count: int, roots: dict[str, int]) -> dict[str, float]:
     """Return the seconds of one call: median wall time, CPU time of this process and of the process trees `roots`."""
     before = {name: cpu_s(root) for name, root in roots.items()}
-    own, walls = time.process_time(), []
+    cpu_began, walls = time.process_time(), []
     for _ in range(count):
         began = time.perf_counter()
         run()
         walls.append(time.perf_counter() - began)
-    worker = (time.process_time() - own) / count
+    worker = (time.process_time() - cpu_began) / count
     others = {f"{name} CPU s": round((cpu_s(root) - before[name]) / count, 5) for name, root in roots.items()}
     return {"s": round(statistics.median(walls), 5), "worker CPU s": round(worker, 5), **others}
 
@@ -256,12 +256,14 @@ def store() -> list[dict[str, Any]]:
         os.environ.update(server.environment)
         for megabytes in (1, 30):
             for kind in ("folder", "bucket"):
-                published, found = zip(*(published_and_found(kind, megabytes, turn) for turn in range(5)), strict=True)
+                published, fetched = zip(
+                    *(published_and_found(kind, megabytes, turn) for turn in range(5)), strict=True
+                )
                 rows.append({
                     "store": kind,
                     "MB": megabytes,
                     "publish, s": round(statistics.median(published), 3),
-                    "find on another machine, s": round(statistics.median(found), 3),
+                    "find on another machine, s": round(statistics.median(fetched), 3),
                 })  # fmt: skip
     return rows
 
@@ -278,16 +280,16 @@ def published_and_found(kind: str, megabytes: int, turn: int) -> tuple[float, fl
             return SharedStore(Path(folder) / name, BucketConnection(bucket))
 
         first, second = machine("a"), machine("b")
-        for each in (first, second):
-            each.prepare()
+        for machine_store in (first, second):
+            machine_store.prepare()
         with first.scratch() as work:
             (work / "model.tflite").write_bytes(content)
             began = time.perf_counter()
             artifact = first.publish(key, Kind.TFLITE, work, {}, 1.0)
         first.share(key, artifact, silent, replace=True)
         published = time.perf_counter()
-        found = second.find(key) or second.fetch(key, silent)
-        assert found is not None
+        fetched = second.find(key) or second.fetch(key, silent)
+        assert fetched is not None
         return published - began, time.perf_counter() - published
 
 

@@ -46,7 +46,7 @@ def main() -> None:
     direct, proxied = fitted(rows["postgresql"]), fitted(rows["proxy"])
     sampler = [(row["finished"], row["CPU s"]) for row in measured["sampler"]]
     base = Plan(direct, 0, options.trials, options.trial_s, sampler=sampler, lost_per_hour=0.01, seed=options.seed)
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "assumptions": {
             "seconds of a trial": base.trial_s,
             "deaths of a worker per hour": base.lost_per_hour,
@@ -66,14 +66,14 @@ def main() -> None:
         "a choice, CPU s": {str(count): round(base.choice_s(count), 2) for count in (100, 1000, 10_000, 100_000)},
     }
     sizes = (10, 30, 100, 300, 1000)
-    found["direct"] = [at_most(replace(base, workers=workers)) for workers in sizes]
+    results["direct"] = [at_most(replace(base, workers=workers)) for workers in sizes]
     through = replace(base, costs=proxied)
-    found["one proxy"] = [at_most(replace(through, workers=workers, proxies=1)) for workers in sizes]
-    found["a proxy for 100 workers"] = [
+    results["one proxy"] = [at_most(replace(through, workers=workers, proxies=1)) for workers in sizes]
+    results["a proxy for 100 workers"] = [
         at_most(replace(through, workers=workers, proxies=workers // 100)) for workers in (300, 1000)
     ]
     large = replace(through, workers=1000, proxies=10)
-    found["1,000 workers, changed"] = {
+    results["1,000 workers, changed"] = {
         "choices that take no time": at_most(replace(large, sampler=())),
         "30 proxies": at_most(replace(large, proxies=30)),
         "a database with 16 processors": at_most(replace(large, processors=16)),
@@ -82,8 +82,8 @@ def main() -> None:
         "trials of an hour": at_most(replace(large, trial_s=3600.0)),
         "every worker dies once an hour": at_most(replace(large, lost_per_hour=1.0)),
     }
-    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    print(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

@@ -202,8 +202,8 @@ def table(rows: Mapping[str, Any]) -> str:
     lines = ["| way | " + " | ".join(f"seed {seed}" for seed in rows) + " | mean | on test, mean |"]
     lines.append("|---" * (len(rows) + 3) + "|")
     for way in WAYS:
-        ends = [list(found["ways"][way]["after"].values())[-1] for found in rows.values()]
-        test = statistics.mean(found["ways"][way]["test"] for found in rows.values())
+        ends = [list(seed_row["ways"][way]["after"].values())[-1] for seed_row in rows.values()]
+        test = statistics.mean(seed_row["ways"][way]["test"] for seed_row in rows.values())
         lines.append(f"| {way} | {' | '.join(f'{v:.4f}' for v in ends)} | {statistics.mean(ends):.4f} | {test:.4f} |")
     return "\n".join(lines)
 
@@ -277,14 +277,14 @@ def repeat(networks: Sequence[Values], trials: int, seeds: int) -> dict[str, Any
     surrogate = Surrogate(networks)
     content = pipeline("surrogate", 0, 1, trials, SETTINGS)
     space = read_space(Document(Path("surrogate"), content, {}), lambda edited: None)
-    found: dict[str, Any] = {"networks": len(networks), "noise": round(surrogate.noise, 5), "trials": trials}
+    results: dict[str, Any] = {"networks": len(networks), "noise": round(surrogate.noise, 5), "trials": trials}
     for name in ("random", "ours"):
         rows = [_repeated(surrogate, space, name, seed, trials) for seed in range(seeds)]
-        found[name] = {"noisy": [noisy for noisy, _ in rows], "mean": [mean for _, mean in rows]}
-        _show(f"surrogate, {name}: {statistics.mean(found[name]['noisy']):.4f}")
-    ours, others = found["ours"]["mean"], found["random"]["mean"]
-    found["p"] = float(mannwhitneyu(ours, others, alternative="greater").pvalue)
-    return found
+        results[name] = {"noisy": [noisy for noisy, _ in rows], "mean": [mean for _, mean in rows]}
+        _show(f"surrogate, {name}: {statistics.mean(results[name]['noisy']):.4f}")
+    ours, others = results["ours"]["mean"], results["random"]["mean"]
+    results["p"] = float(mannwhitneyu(ours, others, alternative="greater").pvalue)
+    return results
 
 
 def _repeated(surrogate: Surrogate, space: Space, name: str, seed: int, trials: int) -> Point:
@@ -302,14 +302,16 @@ def _repeated(surrogate: Surrogate, space: Space, name: str, seed: int, trials: 
     return round(volumes[0], 5), round(volumes[1], 5)
 
 
-def surrogate_table(found: Mapping[str, Any]) -> str:
+def surrogate_table(results: Mapping[str, Any]) -> str:
     """Return the comparison on the model of trained networks as Markdown."""
     lines = ["| way | hypervolume | the same trials without noise |", "|---" * 3 + "|"]
     for name, shown in (("ours", "search"), ("random", "random")):
-        cells = [f"{statistics.mean(v):.4f} (± {statistics.stdev(v):.4f})" for v in found[name].values()]
+        cells = [f"{statistics.mean(v):.4f} (± {statistics.stdev(v):.4f})" for v in results[name].values()]
         lines.append(f"| {shown} | {' | '.join(cells)} |")
-    about = f"{found['networks']} networks, noise {found['noise']:.4f}, {len(found['ours']['mean'])} searches each"
-    return "\n".join([*lines, "", f"{about}; p = {found['p']:.1g} (Mann-Whitney, without noise)"])
+    about = (
+        f"{results['networks']} networks, noise {results['noise']:.4f}, {len(results['ours']['mean'])} searches each"
+    )
+    return "\n".join([*lines, "", f"{about}; p = {results['p']:.1g} (Mann-Whitney, without noise)"])
 
 
 # --- samplers ---------------------------------------------------------------------------
@@ -396,10 +398,10 @@ def simulated(problem: Problem, space: Space, name: str, seed: int, trials: int)
 def compare_samplers(trials: int, seeds: int) -> dict[str, Any]:
     """Return the hypervolumes of each sampler on each problem."""
     quiet()
-    found: dict[str, Any] = {"trials": trials, "seeds": seeds, "problems": {}}
+    results: dict[str, Any] = {"trials": trials, "seeds": seeds, "problems": {}}
     for name, (problem, space) in PROBLEMS.items():
         rows: dict[str, Any] = {}
-        found["problems"][name] = rows
+        results["problems"][name] = rows
         for sampler in SAMPLERS:
             began = time.process_time()
             searches = [simulated(problem, space, sampler, seed, trials) for seed in range(seeds)]
@@ -412,17 +414,22 @@ def compare_samplers(trials: int, seeds: int) -> dict[str, Any]:
                 "values": [round(value, 5) for value in values],
             }
             _show(f"{name}: {sampler}: {rows[sampler]['mean']}")
-    return found
+    return results
 
 
-def samplers_table(found: Mapping[str, Any]) -> str:
+def samplers_table(results: Mapping[str, Any]) -> str:
     """Return the comparison of samplers as Markdown."""
-    lines = ["| sampler | " + " | ".join(found["problems"]) + " | CPU s per trial |", "|---" * 4 + "|"]
+    lines = ["| sampler | " + " | ".join(results["problems"]) + " | CPU s per trial |", "|---" * 4 + "|"]
     for sampler in SAMPLERS:
-        rows = [rows[sampler] for rows in found["problems"].values()]
-        cells = [f"{each['mean']:.4f}, better in {each['better_than_random']} of {found['seeds']}" for each in rows]
+        rows = [rows[sampler] for rows in results["problems"].values()]
+        cells = [
+            f"{figures['mean']:.4f}, better in {figures['better_than_random']} of {results['seeds']}"
+            for figures in rows
+        ]
         cells = [cell.partition(",")[0] for cell in cells] if sampler == "random" else cells
-        lines.append(f"| {sampler} | {' | '.join(cells)} | {max(each['seconds_per_trial'] for each in rows):.3f} |")
+        lines.append(
+            f"| {sampler} | {' | '.join(cells)} | {max(figures['seconds_per_trial'] for figures in rows):.3f} |"
+        )
     return "\n".join(lines)
 
 
@@ -458,14 +465,14 @@ def main() -> int:
             script = ROOT / "calibration_data" / "groceries" / "prepare.py"
             source = SHARED / "data" / "grocery96.tar"
             subprocess.run([sys.executable, str(script), str(source), str(options.work / "groceries")], check=True)
-        found: dict[str, Any] = {"trials": options.trials, "epochs": options.epochs, "seeds": {}}
+        groceries: dict[str, Any] = {"trials": options.trials, "epochs": options.epochs, "seeds": {}}
         every: list[SearchRecord] = []
         for seed in range(options.seeds or 3):
             records = {way: searched(way, seed, options) for way in WAYS}
             every += [records["search"], records["random"]]
             results["trained"] = trained(every)
-            found["seeds"][str(seed)] = row(records, options.trials)
-            results["groceries"] = found
+            groceries["seeds"][str(seed)] = row(records, options.trials)
+            results["groceries"] = groceries
             write(results)
     if "samplers" in results:
         print(samplers_table(results["samplers"]))

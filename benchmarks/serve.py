@@ -90,8 +90,8 @@ def chosen(folder: Path, at_least_s: float = 0.006) -> Path:
     for filters in FILTERS:
         path = folder / f"{filters}.coralline"
         path.write_bytes(devices.packed({"int8": tiny.classifier(SIZE, filters=filters)}, size=SIZE, samples=0))
-        found = [bare(path, 1.0, None) for _ in range(3)]  # by CPU time, which other processes do not increase
-        if min(each["cpu_s"] / each["count"] for each in found) >= at_least_s:
+        loops = [bare(path, 1.0, None) for _ in range(3)]  # by CPU time, which other processes do not increase
+        if min(loop["cpu_s"] / loop["count"] for loop in loops) >= at_least_s:
             break
     return path
 
@@ -145,13 +145,13 @@ def loaded(pid: int, clients: list[Client], seconds: float) -> dict[str, Any]:
 
 def summed(loops: list[dict[str, float]], rounds: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the figures of all rounds; throughput is relative to the mean of the loops before and after each round."""
-    rates = [each["count"] / each["seconds"] for each in loops]
-    counts: Counter[str] = sum((Counter(each["counts"]) for each in rounds), Counter())
-    good = [each["counts"].get("good", 0) / each["seconds"] for each in rounds]
+    rates = [loop["count"] / loop["seconds"] for loop in loops]
+    counts: Counter[str] = sum((Counter(row["counts"]) for row in rounds), Counter())
+    good = [row["counts"].get("good", 0) / row["seconds"] for row in rounds]
     shares = [good[turn] / ((rates[turn] + rates[turn + 1]) / 2) for turn in range(len(rounds))]
-    bare_cpu = sum(each["cpu_s"] for each in loops) / sum(each["count"] for each in loops)
-    server_cpu = sum(each["server_cpu_s"] for each in rounds) / max(counts["good"], 1)
-    memory = [each["memory_bytes"] for each in rounds]
+    bare_cpu = sum(loop["cpu_s"] for loop in loops) / sum(loop["count"] for loop in loops)
+    server_cpu = sum(row["server_cpu_s"] for row in rounds) / max(counts["good"], 1)
+    memory = [row["memory_bytes"] for row in rounds]
     return {
         "throughput": {
             "median": float(np.median(shares)),
@@ -164,8 +164,8 @@ def summed(loops: list[dict[str, float]], rounds: list[dict[str, Any]]) -> dict[
         "server_cpu_ms_per_answer": server_cpu * 1000,
         "counts": dict(counts),
         "mixed": counts["mixed"],
-        "lost": sum(each["lost"] for each in rounds),
-        "memory_bytes": {"first": memory[0]["first"], "highest": max(each["highest"] for each in memory)},
+        "lost": sum(row["lost"] for row in rounds),
+        "memory_bytes": {"first": memory[0]["first"], "highest": max(row["highest"] for row in memory)},
     }
 
 
@@ -197,14 +197,14 @@ def main() -> None:
         loops.append(bare(path, part / 2, others))
     model_ms = in_the_model_ms(port)
     server.send_signal(signal.SIGTERM)
-    told = json.loads(server.communicate(timeout=60)[0])
+    report = json.loads(server.communicate(timeout=60)[0])
     summary = {
         "clients": options.clients,
         "confined": others is not None,
         **summed(loops, rounds),
         "model_ms": model_ms,
         "exit_code": server.returncode,
-        "server_told": {key: told[key] for key in ("vanished", "rejected")},
+        "server_told": {key: report[key] for key in ("vanished", "rejected")},
         "load_average": os.getloadavg()[0],
         "rounds": rounds,
     }

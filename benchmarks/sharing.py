@@ -39,7 +39,7 @@ EMPTY = Graph((), (), (), (), 1, None)
 def row(name: str, utilization: float, *, reloads: bool) -> dict[str, Any]:
     """Return predicted and simulated waiting times of one mix."""
     weights, times, again = MIXES[name]
-    reload_ms = [float(each) if reloads else 0.0 for each in again]
+    reload_ms = [float(reload_time) if reloads else 0.0 for reload_time in again]
     services = [Service(float(time), 0.0, 0, 0, 0) for time in times]
     models = tuple(range(len(times)))
 
@@ -73,7 +73,7 @@ def main() -> None:
     ]
     summary: dict[str, Any] = {"rows": len(rows)}
     for figure in ("mean_error", "p95_error", "independent_mean_error"):
-        errors = np.abs([each[figure] for each in rows])
+        errors = np.abs([mix_row[figure] for mix_row in rows])
         summary[figure] = {"median": float(np.median(errors)), "largest": float(errors.max())}
     print(json.dumps(summary, indent=1))
     RESULTS.write_text(json.dumps({"summary": summary, "rows": rows}, indent=1) + "\n")

@@ -58,16 +58,16 @@ def exhaustive(model: segments.SplitGraph, count: int) -> tuple[int, float] | No
 def figures(model: segments.SplitGraph, count: int) -> dict[str, Any] | None:
     """Return the figures of a model in a number of segments; None if it cannot be cut into that number."""
     begin = time.perf_counter()
-    found = cuts.best(model.network, count)
+    best_cuts = cuts.best(model.network, count)
     seconds = time.perf_counter() - begin
-    if found is None:
+    if best_cuts is None:
         return None
-    parts = model.segments(found)
+    parts = model.segments(best_cuts)
     equal = cuts.equal_bytes(model.network, count, model.parameter_bytes)
     others = model.segments(equal) if equal else []
     row: dict[str, Any] = {
         "segments": count,
-        "cuts": list(found[1:-1]),
+        "cuts": list(best_cuts[1:-1]),
         "slowest_ms": max(part.latency_ms for part in parts),
         "streamed_bytes": sum(part.estimate.streamed_bytes for part in parts),
         "search_s": seconds,
@@ -82,10 +82,10 @@ def measured(path: Path, name: str, run: tuple[int, ...]) -> list[dict[str, Any]
     """Return the rows of one model."""
     try:
         model = segments.prepare(graph.read(path), TARGET, HOST, "max")
-        whole = model.segment(0, model.network.operators)
+        full_segment = model.segment(0, model.network.operators)
     except ModelError as error:
         return [{"model": name, "refused": str(error)}]
-    if whole is None:
+    if full_segment is None:
         return [{"model": name, "refused": "the compiler refuses it"}]
     rows = []
     for count in (2, 3, 4):
@@ -93,8 +93,8 @@ def measured(path: Path, name: str, run: tuple[int, ...]) -> list[dict[str, Any]
         if row is None:
             rows.append({"model": name, "segments": count, "refused": "too few operators for the Edge TPU"})
             continue
-        row = {"model": name, "operators": model.network.operators, "whole_ms": whole.latency_ms, **row}
-        row["times_of_one"] = whole.latency_ms / row["slowest_ms"]
+        row = {"model": name, "operators": model.network.operators, "whole_ms": full_segment.latency_ms, **row}
+        row["times_of_one"] = full_segment.latency_ms / row["slowest_ms"]
         if count in run:
             verify(model.graph, [model.file(part) for part in model.segments((0, *row["cuts"], row["operators"]))])
             row["bit_equal"] = True

@@ -90,23 +90,23 @@ def accuracy(model: Any, data: Any) -> float:
 def proxies(data: subjects.Arrays, seed: int) -> dict[str, Any]:
     """Return features and errors of proxies with default settings, and the seconds of the proxies by method."""
     part, inputs, labels = Subset(by="hardness", share=0.5), data.inputs("train"), data.labels("train")
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     errors, times = [], []
     for number in range(part.seeds):
         model, took = trained(data, seed + 1 + number, part.epochs)
         began = time.monotonic()
         if not number:
-            found["features"] = subset_selection.features(model, inputs)
-            found["coverage"] = took + time.monotonic() - began
+            results["features"] = subset_selection.features(model, inputs)
+            results["coverage"] = took + time.monotonic() - began
             began = time.monotonic()
         errors.append(subset_selection.errors(model, loop.head_of(model, data), inputs, labels))
         times.append(took + time.monotonic() - began)
-    return {**found, "errors": np.mean(errors, axis=0), "hardness": sum(times)}
+    return {**results, "errors": np.mean(errors, axis=0), "hardness": sum(times)}
 
 
 def choices(data: subjects.Arrays, seed: int, share: float, said: Mapping[str, Any]) -> dict[str, tuple[Any, float]]:
     """Return the indices that each method selects, and the seconds of the selection with its proxies."""
-    labels, made = data.labels("train"), {}
+    labels, selections = data.labels("train"), {}
     count = round(share * len(labels))
     ways: dict[str, Callable[[], Any]] = {
         "random": lambda: subset.at_random(count, labels, seed),
@@ -118,14 +118,14 @@ def choices(data: subjects.Arrays, seed: int, share: float, said: Mapping[str, A
     for way in WAYS:
         began = time.monotonic()
         indices = ways[way]()
-        made[way] = indices, time.monotonic() - began + said.get(way.partition(",")[0], 0.0)
-    return made
+        selections[way] = indices, time.monotonic() - began + said.get(way.partition(",")[0], 0.0)
+    return selections
 
 
 def calibrated(model: Any, data: subjects.Arrays, seed: int) -> dict[str, float]:
     """Return the agreement of int8 files with the float model, by selection method and number of samples."""
-    wanted = model.predict(data.inputs("test"), verbose=0).argmax(axis=1)
-    canonical, found = fold.canonical(keras_graph.read(model)), {}
+    expected = model.predict(data.inputs("test"), verbose=0).argmax(axis=1)
+    canonical, agreement = fold.canonical(keras_graph.read(model)), {}
     for select in SELECTS:
         for count in SAMPLES:
             chosen, _ = calibration.divided(select, count, model, data, seed)
@@ -134,25 +134,25 @@ def calibrated(model: Any, data: subjects.Arrays, seed: int) -> dict[str, float]
                 path = Path(folder) / "model.tflite"
                 path.write_bytes(export.convert(canonical, plan, "int8"))
                 answers = LoadedModel(path, reproducible=True).scores(data.inputs("test")).argmax(axis=1)
-            found[f"{select}, {count}"] = float((answers == wanted).mean())
-    return found
+            agreement[f"{select}, {count}"] = float((answers == expected).mean())
+    return agreement
 
 
 def one_seed(name: str, seed: int) -> dict[str, Any]:
     """Return the results of one data set and seed, by method and share."""
     data = DATA[name]()
     model, took = trained(data, seed, EPOCHS)
-    whole = {"accuracy": accuracy(model, data), "samples": len(data.labels("train")), "training_s": took}
-    found: dict[str, Any] = {ALL: {**whole, "choosing_s": 0.0, "agreement": calibrated(model, data, seed)}}
+    full_row = {"accuracy": accuracy(model, data), "samples": len(data.labels("train")), "training_s": took}
+    results: dict[str, Any] = {ALL: {**full_row, "choosing_s": 0.0, "agreement": calibrated(model, data, seed)}}
     said = proxies(data, seed)
     for share in SHARES:
         for way, (indices, choosing_s) in choices(data, seed, share, said).items():
             part = Part(data, indices)
             model, took = trained(part, seed, EPOCHS)
             row = {"accuracy": accuracy(model, part), "samples": len(indices)}
-            found[f"{way}, {share:.0%}"] = {**row, "training_s": took, "choosing_s": choosing_s}
+            results[f"{way}, {share:.0%}"] = {**row, "training_s": took, "choosing_s": choosing_s}
             print(f"{name} {seed} {way} {share}: {row['accuracy']:.3f}", file=sys.stderr, flush=True)
-    return found
+    return results
 
 
 def runs(names: Sequence[str], seeds: int, cache: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -164,45 +164,49 @@ def runs(names: Sequence[str], seeds: int, cache: Path) -> Iterator[tuple[str, s
                 yield name, way, row
 
 
-def summary(found: list[tuple[str, str, dict[str, Any]]]) -> dict[str, Any]:
+def summary(results: list[tuple[str, str, dict[str, Any]]]) -> dict[str, Any]:
     """Return the means and ranges over seeds as plain values."""
-    made: dict[str, Any] = {}
-    for name in dict.fromkeys(data for data, _, _ in found):
+    summaries: dict[str, Any] = {}
+    for name in dict.fromkeys(data for data, _, _ in results):
         training, agreement = {}, {}
-        for way in dict.fromkeys(way for data, way, _ in found if data == name):
-            rows = [row for data, each, row in found if (data, each) == (name, way)]
+        for way in dict.fromkeys(way for data, way, _ in results if data == name):
+            rows = [row for data, method, row in results if (data, method) == (name, way)]
             values = [row["accuracy"] for row in rows]
             spans = {"accuracy": statistics.mean(values), "lowest": min(values), "highest": max(values)}
             keys = ("samples", "choosing_s", "training_s")
             training[way] = spans | {key: round(statistics.mean(row[key] for row in rows), 2) for key in keys}
             for key in rows[0].get("agreement", {}):
-                each = [row["agreement"][key] for row in rows]
-                agreement[key] = {"agreement": statistics.mean(each), "lowest": min(each), "highest": max(each)}
-        seeds = sum((data, way) == (name, ALL) for data, way, _ in found)
-        made[name] = {"training": training, "calibration": agreement, "seeds": seeds}
-    return made
+                agreements = [row["agreement"][key] for row in rows]
+                agreement[key] = {
+                    "agreement": statistics.mean(agreements),
+                    "lowest": min(agreements),
+                    "highest": max(agreements),
+                }
+        seeds = sum((data, way) == (name, ALL) for data, way, _ in results)
+        summaries[name] = {"training": training, "calibration": agreement, "seeds": seeds}
+    return summaries
 
 
-def tables(made: Mapping[str, Any]) -> str:
+def tables(summaries: Mapping[str, Any]) -> str:
     """Return the results as Markdown tables."""
     lines = []
-    for name, found in made.items():
-        lines += [f"{name}: accuracy (lowest to highest of {found['seeds']} seeds); seconds to choose + to train", ""]
+    for name, results in summaries.items():
+        lines += [f"{name}: accuracy (lowest to highest of {results['seeds']} seeds); seconds to choose + to train", ""]
         lines += ["| chosen by | 10% | 30% | 50% |", "|---|---|---|---|"]
         for way in WAYS:
-            cells = [_told(found["training"][f"{way}, {share:.0%}"]) for share in SHARES]
+            cells = [_figures(results["training"][f"{way}, {share:.0%}"]) for share in SHARES]
             lines.append(f"| {way} | {' | '.join(cells)} |")
-        lines += ["", f"All of them: {_told(found['training'][ALL])}", ""]
+        lines += ["", f"All of them: {_figures(results['training'][ALL])}", ""]
         lines += ["| calibrated with, agreement | 16 samples | 64 samples |", "|---|---|---|"]
         for select in SELECTS:
-            rows = [found["calibration"][f"{select}, {count}"] for count in SAMPLES]
-            told = [f"{row['agreement']:.4f} ({row['lowest']:.4f} to {row['highest']:.4f})" for row in rows]
-            lines.append(f"| {select} | {' | '.join(told)} |")
+            rows = [results["calibration"][f"{select}, {count}"] for count in SAMPLES]
+            agreement_cells = [f"{row['agreement']:.4f} ({row['lowest']:.4f} to {row['highest']:.4f})" for row in rows]
+            lines.append(f"| {select} | {' | '.join(agreement_cells)} |")
         lines.append("")
     return "\n".join(lines)
 
 
-def _told(row: Mapping[str, float]) -> str:
+def _figures(row: Mapping[str, float]) -> str:
     span = f"{row['lowest']:.3f} to {row['highest']:.3f}"
     return f"{row['accuracy']:.3f} ({span}); {row['choosing_s']:.0f} + {row['training_s']:.0f} s"
 
@@ -214,14 +218,14 @@ def main() -> None:
     options = subjects.asked(parser)
     if options is None:
         return
-    made = json.loads(RESULTS.read_text())["data"] if RESULTS.exists() else {}
+    summaries = json.loads(RESULTS.read_text())["data"] if RESULTS.exists() else {}
     if not options.show:
         options.cache.mkdir(parents=True, exist_ok=True)
         names = [options.data] if options.data else [*DATA]
-        made |= summary(list(runs(names, options.seeds, options.cache)))
-        told = {"commit": commit(), "epochs": EPOCHS, "batch_size": BATCH, "data": made}
-        RESULTS.write_text(json.dumps(told, indent=1) + "\n")
-    print(tables(made))
+        summaries |= summary(list(runs(names, options.seeds, options.cache)))
+        report = {"commit": commit(), "epochs": EPOCHS, "batch_size": BATCH, "data": summaries}
+        RESULTS.write_text(json.dumps(report, indent=1) + "\n")
+    print(tables(summaries))
 
 
 if __name__ == "__main__":

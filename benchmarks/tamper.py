@@ -105,10 +105,10 @@ def watch(event: str, arguments: tuple[object, ...]) -> None:
 def timed(verify: object, count: int = 50) -> float:
     """Return the median milliseconds of one verification."""
     assert callable(verify)
-    made, times = PRIVATE.sign(b"message"), []
+    message_signature, times = PRIVATE.sign(b"message"), []
     for _ in range(count):
         start = time.perf_counter()
-        assert verify(KEY, made, b"message")
+        assert verify(KEY, message_signature, b"message")
         times.append(1000 * (time.perf_counter() - start))
     return statistics.median(times)
 

@@ -210,8 +210,8 @@ def time_text(rows: dict[str, list[tuple[str, str]]]) -> dict[str, float]:
     marks = [time.process_time()]
     numbers = [tokens(sample_of(text, BYTES)) for text in texts]
     marks.append(time.process_time())
-    for each in numbers:
-        lookup(each)
+    for sample_tokens in numbers:
+        lookup(sample_tokens)
     marks.append(time.process_time())
     to_tokens, looked_up = (1000 * float(seconds) / len(texts) for seconds in np.diff(marks))
     return {"tokens_ms": round(to_tokens, 4), "lookup_ms": round(looked_up, 4)}

@@ -32,7 +32,7 @@ GRIDS = (Tiles(1, 1), Tiles(2, 2), Tiles(3, 3), Tiles(3, 3, whole=False))
 
 def photos(archive: Path) -> list[tuple[Image.Image, Array]]:
     """Return the photos of COCO128, with rows of class, x, y, width, height; x and y are those of the middle."""
-    found = []
+    pairs = []
     with tarfile.open(archive) as tar:
         members = {Path(member.name): member for member in tar if member.isfile()}
         labels = {path.stem: member for path, member in members.items() if path.suffix == ".txt"}
@@ -40,8 +40,8 @@ def photos(archive: Path) -> list[tuple[Image.Image, Array]]:
             if path.suffix == ".jpg" and "train2017" in path.parts:
                 photo = Image.open(io.BytesIO(_content(tar, member))).convert("RGB")
                 text = _content(tar, labels[path.stem]).decode() if path.stem in labels else ""
-                found.append((photo, np.array(text.split(), np.float64).reshape(-1, 5)))
-    return found
+                pairs.append((photo, np.array(text.split(), np.float64).reshape(-1, 5)))
+    return pairs
 
 
 def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
@@ -91,8 +91,8 @@ def counts(answer: Detections, truth: Truth) -> tuple[int, int]:
 
 def _row(name: str, answers: list[Detections], truth: list[Truth]) -> str:
     precision = average_precision(answers, truth, CLASSES)
-    found = [counts(answer, objects) for answer, objects in zip(answers, truth, strict=True)]
-    sums = np.sum(found, axis=0)
+    object_counts = [counts(answer, objects) for answer, objects in zip(answers, truth, strict=True)]
+    sums = np.sum(object_counts, axis=0)
     return f"| {name} | {precision['ap']:.3f} | {precision['ap50']:.3f} | {sums[0]} | {sums[1]} |"
 
 

@@ -88,7 +88,7 @@ print(min(times))
 
 def operators() -> dict[str, Any]:
     """Return the largest and the mean difference of each file's operators, or why the file is refused."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for path in sorted(PAIRS.glob("*/model.tflite")):
         original = graph.read(path)
         try:
@@ -96,21 +96,21 @@ def operators() -> dict[str, Any]:
             feed = comparison.random_feed(original, np.random.default_rng(0))
             differences = dequantization.operator_differences(both, [feed])
         except ModelError as error:
-            found[path.parent.name] = {"refused": error.what}
+            results[path.parent.name] = {"refused": error.what}
             continue
-        found[path.parent.name] = {
+        results[path.parent.name] = {
             "operators": len(differences),
-            "largest_steps": round(max(each.largest for each in differences), 3),
-            "mean_steps": round(float(np.mean([each.mean for each in differences])), 3),
+            "largest_steps": round(max(difference.largest for difference in differences), 3),
+            "mean_steps": round(float(np.mean([difference.mean for difference in differences])), 3),
             "without_layers": len(tflite_file.in_float(tflite_file.read(path)).problems),
         }
-    largest = max(each["largest_steps"] for each in found.values() if "operators" in each)
-    return {"files": found, "compared": sum("operators" in each for each in found.values()), "largest_steps": largest}
+    largest = max(row["largest_steps"] for row in results.values() if "operators" in row)
+    return {"files": results, "compared": sum("operators" in row for row in results.values()), "largest_steps": largest}
 
 
 def norms() -> dict[str, Any]:
     """Return the test accuracy of float and int8 for each seed, with and without restored batch norms."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for restored in (False, True):
         rows = []
         for seed in SEEDS:
@@ -119,19 +119,19 @@ def norms() -> dict[str, Any]:
                 path.write_text(DIGITS.format(seed=seed, file=NARROW, norms=str(restored).lower()))
                 result = compress.run(path, out=Path(folder) / "runs")
                 rows.append([result.original["accuracy"].value, result.result["accuracy"].value])
-        found["restored" if restored else "without"] = {
+        results["restored" if restored else "without"] = {
             "float": [row[0] for row in rows],
             "int8": [row[1] for row in rows],
             "float_mean": float(np.mean([row[0] for row in rows])),
         }
-    return found
+    return results
 
 
 def sizes() -> dict[str, Any]:
     """Return the test accuracy of a linear classifier on frozen features, by the size of the images."""
     model = model_file.load(model_file.read(WIDE)).model
     features = cut_head.without_head(keras_graph.read(model))
-    found = {}
+    accuracies = {}
     for side in SIZES:
         backbone = keras_graph.build(keras_graph.with_input_size(features, (side, side, 3)))
         vectors: dict[str, Any] = {}
@@ -145,21 +145,21 @@ def sizes() -> dict[str, Any]:
             fitted = LogisticRegression(C=0.03, max_iter=300).fit(
                 scaler.transform(vectors["train"][0]), vectors["train"][1]
             )
-        found[str(side)] = float(fitted.score(scaler.transform(vectors["test"][0]), vectors["test"][1]))
-    return found
+        accuracies[str(side)] = float(fitted.score(scaler.transform(vectors["test"][0]), vectors["test"][1]))
+    return accuracies
 
 
 def kernels() -> dict[str, Any]:
     """Return the shortest step of each process in seconds, with and without oneDNN, and the ratios."""
-    found: dict[str, list[float]] = {"0": [], "1": []}
+    durations: dict[str, list[float]] = {"0": [], "1": []}
     for _ in range(REPEATS):
-        for setting, times in found.items():
+        for setting, times in durations.items():
             environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": setting, "PYTHONPATH": str(ROOT)}
             command = [sys.executable, "-c", STEP, str(ROOT / "models" / "mobilenet_v1.py")]
             done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
             times.append(float(done.stdout.split()[-1]))
-    ratios = [slow / fast for slow, fast in zip(found["0"], found["1"], strict=True)]
-    return {"without_s": found["0"], "with_s": found["1"], "ratios": [round(ratio, 2) for ratio in ratios]}
+    ratios = [slow / fast for slow, fast in zip(durations["0"], durations["1"], strict=True)]
+    return {"without_s": durations["0"], "with_s": durations["1"], "ratios": [round(ratio, 2) for ratio in ratios]}
 
 
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {

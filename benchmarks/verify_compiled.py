@@ -54,21 +54,21 @@ def one_change(content: bytes, file: CompiledFile, kind: str, draw: np.random.Ge
         number in its tensor, None for scales and zero points.
     """
     parsed = graph.parse(content)
-    cpu = compare_cpu_part(file.graph, parsed, {each.operator.index for each in file.operators})
-    operators = [each for each in parsed.operators if each.index not in cpu.operators]
-    weighted = [each for each in operators if each.name in WEIGHTED and parsed.tensors[each.inputs[1]].is_constant]
+    cpu = compare_cpu_part(file.graph, parsed, {custom_operator.operator.index for custom_operator in file.operators})
+    operators = [op for op in parsed.operators if op.index not in cpu.operators]
+    weighted = [op for op in operators if op.name in WEIGHTED and parsed.tensors[op.inputs[1]].is_constant]
     if kind in ("scale", "zero point"):
         candidates = [
-            (each.index, index) for each in operators for index in each.outputs if is_activation(parsed.tensors[index])
+            (op.index, index) for op in operators for index in op.outputs if is_activation(parsed.tensors[index])
         ]
     elif kind == "bias":
         candidates = [
-            (each.index, each.inputs[2])
-            for each in weighted
-            if each.inputs[2:3] and each.inputs[2] >= 0 and not parsed.tensors[each.inputs[2]].is_zero
+            (op.index, op.inputs[2])
+            for op in weighted
+            if op.inputs[2:3] and op.inputs[2] >= 0 and not parsed.tensors[op.inputs[2]].is_zero
         ]
     else:
-        candidates = [(each.index, each.inputs[1]) for each in weighted]
+        candidates = [(op.index, op.inputs[1]) for op in weighted]
     if not candidates:
         return content, -1, None
     operator, tensor_index = candidates[draw.integers(len(candidates))]
@@ -89,7 +89,7 @@ def one_change(content: bytes, file: CompiledFile, kind: str, draw: np.random.Ge
             at = int(draw.integers(len(stored.quantization.scale)))
             stored.quantization.scale[at] *= np.float32(1.01)
 
-    index = tuple(int(each) for each in np.unravel_index(place, tensor.shape or (1,)))
+    index = tuple(int(coordinate) for coordinate in np.unravel_index(place, tensor.shape or (1,)))
     return changed(content, change), operator, index if kind in ("weight", "bias") else None
 
 
@@ -101,7 +101,7 @@ def outcome(result: Verification, operator: int, index: Any) -> str:
     if result.holds is not False:
         return "undecided" if result.holds is None else "missed"
     for difference in result.differences:
-        if difference.operator == operator and (index is None or index in [each[0] for each in difference.numbers]):
+        if difference.operator == operator and (index is None or index in [number[0] for number in difference.numbers]):
             return "named"
     return "found"
 
@@ -112,7 +112,7 @@ def main() -> None:
     options = parser.parse_args()
     if not EDGETPU.exists():
         sys.exit(f"{EDGETPU} does not exist; set CORALLINE_SHARED to the folder of shared files")
-    folders = sorted(each for each in (EDGETPU / "pairs").iterdir() if each.is_dir())
+    folders = sorted(path for path in (EDGETPU / "pairs").iterdir() if path.is_dir())
     models = {folder.name: (folder / "model.tflite").read_bytes() for folder in folders}
     files = {folder.name: compiled_file.read(folder / "compiled.tflite") for folder in folders}
     began = time.monotonic()
@@ -133,13 +133,13 @@ def main() -> None:
                 model, operator, index = one_change(content, files[name], kind, draw)
                 if operator < 0:
                     break
-                found = outcome(verify(files[name], graph.parse(model)), operator, index)
-                changes[kind][found] += 1
-                if found != "named":
-                    missed.append({"model": name, "kind": kind, "operator": operator, "outcome": found})
+                verdict = outcome(verify(files[name], graph.parse(model)), operator, index)
+                changes[kind][verdict] += 1
+                if verdict != "named":
+                    missed.append({"model": name, "kind": kind, "operator": operator, "outcome": verdict})
     print("| changed | named | found | undecided | missed |\n|---|---|---|---|---|")
     for kind, counter in changes.items():
-        print(f"| {kind} | {' | '.join(str(counter[each]) for each in ('named', 'found', 'undecided', 'missed'))} |")
+        print(f"| {kind} | {' | '.join(str(counter[key]) for key in ('named', 'found', 'undecided', 'missed'))} |")
     print(Counter((row["model"], row["kind"], row["outcome"]) for row in missed))
     result = {
         "pairs": len(rows),

@@ -164,9 +164,9 @@ def healed(folder: Path) -> Path:
 
 def without_decoding(file: Path, size: int) -> Any:
     """Return a network as a Keras model with boxes, objectness and class logits of each stride as outputs."""
-    found = detector_model(compress.load_model(str(file)), "yolox", size=(size, size))
-    assert found is not None
-    return found.model
+    detector = detector_model(compress.load_model(str(file)), "yolox", size=(size, size))
+    assert detector is not None
+    return detector.model
 
 
 def ours(folder: Path, name: str, file: Path, size: int, gates: str) -> tuple[bytes, dict[str, Any]]:
@@ -247,7 +247,7 @@ def decoded(outputs: dict[tuple[int, ...], Floats], photo: int, size: int) -> tu
 
 def detections(outputs: dict[tuple[int, ...], Floats], split: Photos) -> list[dict[str, Any]]:
     """Return the detected objects of all photos in COCO's format."""
-    found = []
+    objects = []
     for photo, scale in enumerate(split.scales):
         boxes, scores = decoded(outputs, photo, split.inputs.shape[1])
         anchors, labels = np.nonzero(scores > LEAST_SCORE)
@@ -256,8 +256,8 @@ def detections(outputs: dict[tuple[int, ...], Floats], split: Photos) -> list[di
         for kept in _without_duplicates(boxes, values, labels):
             box = _coco_box(boxes[kept])
             entry = {"image_id": photo, "category_id": int(labels[kept]), "bbox": box, "score": float(values[kept])}
-            found.append(entry)
-    return found
+            objects.append(entry)
+    return objects
 
 
 def _coco_box(box: Boxes) -> list[float]:
@@ -284,7 +284,7 @@ def _without_duplicates(boxes: Boxes, scores: Boxes, labels: NDArray[np.int64]) 
 class Evaluation:
     """COCO's average precision of one tool, of all photos or of resampled ones."""
 
-    def __init__(self, found: list[dict[str, Any]], split: Photos) -> None:
+    def __init__(self, predictions: list[dict[str, Any]], split: Photos) -> None:
         annotations: list[dict[str, Any]] = []
         for photo, (boxes, labels) in enumerate(zip(split.boxes, split.classes, strict=True)):
             for box, label in zip(boxes, labels, strict=True):
@@ -299,7 +299,7 @@ class Evaluation:
                 "annotations": annotations,
             }
             truth.createIndex()
-            self._judge = COCOeval(truth, truth.loadRes(found), "bbox")
+            self._judge = COCOeval(truth, truth.loadRes(predictions), "bbox")
             parameters = self._judge.params
             parameters.areaRng, parameters.areaRngLbl, parameters.maxDets = [[0.0, 1e10]], ["all"], [MOST]
             self._judge.evaluate()
@@ -354,7 +354,7 @@ def timed(make: Callable[[], tuple[bytes, dict[str, Any]]]) -> tuple[bytes, dict
         "seconds": seconds,
         "size_bytes": len(content),
         "macs": macs.total_macs(graph.parse(content)),
-        "mapped": sum(each["placement"] == "tpu" for each in placed),
+        "mapped": sum(op["placement"] == "tpu" for op in placed),
         "operators": len(placed),
         "float_operators": sorted(set(export.float_operators(content).values())),
     }
@@ -363,35 +363,37 @@ def timed(make: Callable[[], tuple[bytes, dict[str, Any]]]) -> tuple[bytes, dict
 def files(folder: Path, name: str, file: Path, size: int, samples: Floats) -> dict[str, tuple[bytes, dict[str, Any]]]:
     """Return the int8 file of each tool, and facts about how it was made."""
     model = without_decoding(file, size)
-    found = {CORALLINE: timed(lambda: ours(folder, f"{name}-{size}", file, size, "auto"))}
+    quantized_files = {CORALLINE: timed(lambda: ours(folder, f"{name}-{size}", file, size, "auto"))}
     if name == SILU and size == SIZES[0]:
-        found[WITHOUT_GATES] = timed(lambda: ours(folder, f"{name}-{size}-joint", file, size, '"off"'))
-    found[CONVERTER] = timed(lambda: (converted(model, samples, dense_per_tensor=True), {}))
+        quantized_files[WITHOUT_GATES] = timed(lambda: ours(folder, f"{name}-{size}-joint", file, size, '"off"'))
+    quantized_files[CONVERTER] = timed(lambda: (converted(model, samples, dense_per_tensor=True), {}))
     try:
-        found[EDGE_QUANTIZER] = timed(lambda: (edge_quantizer(model, samples), {}))
+        quantized_files[EDGE_QUANTIZER] = timed(lambda: (edge_quantizer(model, samples), {}))
     except ImportError:
         _note("ai-edge-quantizer is not installed: left out")
-    return found
+    return quantized_files
 
 
 def compared(folder: Path, name: str, file: Path, size: int, options: argparse.Namespace) -> dict[str, Any]:
     """Return the average precision of a network in float and as each tool's int8 file, and facts about the files."""
     training, validation = (photos(folder, split, size) for split in ("train2017", "val2017"))
-    made = files(folder, name, file, size, training.inputs[:CALIBRATION])
+    quantized_files = files(folder, name, file, size, training.inputs[:CALIBRATION])
     if options.keep:
         options.keep.mkdir(parents=True, exist_ok=True)
-        for tool, (content, _) in made.items():
+        for tool, (content, _) in quantized_files.items():
             label = tool.split(":")[0].replace(", ", "_")
             (options.keep / f"{name}_{size}_{label}.tflite").write_bytes(content)
     floats = without_decoding(file, size).predict(validation.inputs, batch_size=8, verbose=0)
     outputs = {FLOAT: {values.shape[1:]: values for values in floats}}
-    outputs |= {tool: file_outputs(content, validation.inputs) for tool, (content, _) in made.items()}
-    evaluations = {tool: Evaluation(detections(each, validation), validation) for tool, each in outputs.items()}
+    outputs |= {tool: file_outputs(content, validation.inputs) for tool, (content, _) in quantized_files.items()}
+    evaluations = {
+        tool: Evaluation(detections(tool_outputs, validation), validation) for tool, tool_outputs in outputs.items()
+    }
     summary = measured(evaluations, len(validation.inputs), options.resamples)
     for tool, values in summary.items():
         cells = [f"{metric} {value['value']:.3f} {value['interval']}" for metric, value in values.items()]
         print(f"{name} {size} {tool:32} {'  '.join(cells)}", flush=True)
-    return {"ap": summary, "made": {tool: facts for tool, (_, facts) in made.items()}}
+    return {"ap": summary, "made": {tool: facts for tool, (_, facts) in quantized_files.items()}}
 
 
 def main() -> int:

@@ -57,15 +57,17 @@ def _refused(facts: Facts, what: str) -> Finding:
 
 def _has_interrupts(root: str) -> bool:
     """Return whether config.txt gives the card enough interrupts: one of two overlays of Raspberry Pi OS."""
-    own = raspberry_pi.has_setting(root, "dtoverlay=pciex1-compat-pi5", "no-mip")
-    return own or raspberry_pi.has_setting(root, "dtoverlay=pineboards-hat-ai")
+    has_compat = raspberry_pi.has_setting(root, "dtoverlay=pciex1-compat-pi5", "no-mip")
+    return has_compat or raspberry_pi.has_setting(root, "dtoverlay=pineboards-hat-ai")
 
 
 def _not_loaded(facts: Facts, what: str) -> Finding:
     """Return why the driver is not loaded: not installed, not built for this kernel, refused, or only not loaded."""
     kernel = text_of(facts.root, "proc/sys/kernel/osrelease") or ""
     folder = os.path.join(facts.root, "lib/modules", kernel)
-    if kernel and any(glob.glob(os.path.join(glob.escape(folder), each, "apex.ko*")) for each in MODULES):
+    if kernel and any(
+        glob.glob(os.path.join(glob.escape(folder), module_folder, "apex.ko*")) for module_folder in MODULES
+    ):
         if _secure_boot(facts.root):
             return PROBLEMS["secure_boot"].finding("error", what + "; Secure Boot is on")
         return PROBLEMS["not_loaded"].finding("error", what)
@@ -105,7 +107,7 @@ def _secure_boot(root: str) -> bool:
 def turned_off(facts: Facts) -> List[Finding]:
     """Return a note if the PCIe connector of a Raspberry Pi 5 is off, and no Edge TPU was found."""
     on = ("dtparam=pciex1", "dtparam=nvme", "dtoverlay=pineboards-hat-ai")
-    if not raspberry_pi.is_model_5(facts.root) or any(raspberry_pi.has_setting(facts.root, each) for each in on):
+    if not raspberry_pi.is_model_5(facts.root) or any(raspberry_pi.has_setting(facts.root, setting) for setting in on):
         return []
     path = raspberry_pi.config(facts.root)
     what = "%s does not turn the PCIe connector on" % path

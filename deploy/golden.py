@@ -151,18 +151,18 @@ def _verdict(actual: Array, expected: Array, role: str, model: Model) -> Verdict
     }
     if _has_classes(model):
         result["same_class"] = _same_class(rows, golden_rows, model)
-    steps = [each.steps for each in differences if each.steps is not None]
-    others = [each.difference for each in differences if each.steps is None]
+    steps = [difference.steps for difference in differences if difference.steps is not None]
+    others = [difference.difference for difference in differences if difference.steps is None]
     if steps:
         result["largest_steps"] = max(steps)
     if others:
         result["largest_difference"] = finite(float(np.max(others)))
     if len(differences) > 1:
-        result["outputs"] = [each.to_json() for each in differences]
+        result["outputs"] = [difference.to_json() for difference in differences]
     if equal == len(rows):
         return dict(result, verdict="equal", note="")
     if role == "int8" and _same_kernels(model):
-        if all(each.is_close(0, ROUNDING_SHARE) for each in differences):
+        if all(difference.is_close(0, ROUNDING_SHARE) for difference in differences):
             return dict(result, verdict="close", note="the runtimes round float outputs in another way")
         return dict(result, verdict="different", note="the kernels are the same, so the outputs must be equal")
     if _are_close(differences, CLOSE_STEPS, role):
@@ -189,9 +189,9 @@ def _differences(rows: Array, golden_rows: Array, tensors: Sequence[TensorDescri
 def _are_close(differences: Sequence[GoldenDifference], steps: int, role: str) -> bool:
     """Return whether all differences are within the limits of other kernels."""
     share = CLOSE_SHARE if role == "original" else steps / 255  # float outputs of a quantized model
-    for each in differences:
-        many_are_close = role != "original" and each.size >= MANY and each.sqnr_db >= MANY_CLOSE_DB
-        if not each.is_close(steps, share) and not many_are_close:
+    for difference in differences:
+        many_are_close = role != "original" and difference.size >= MANY and difference.sqnr_db >= MANY_CLOSE_DB
+        if not difference.is_close(steps, share) and not many_are_close:
             return False
     return True
 
@@ -253,7 +253,7 @@ def _with_default_kernels(result: Verdict, model: Model, samples: Sequence[Tenso
     golden_rows = expected.reshape(len(expected), -1)
     rows = _run(session, samples).reshape(len(expected), -1)
     differences = _differences(rows, golden_rows, session.outputs)
-    steps = max((each.steps for each in differences if each.steps is not None), default=None)
+    steps = max((difference.steps for difference in differences if difference.steps is not None), default=None)
     result = dict(result, default_steps=steps)
     close = _are_close(differences, CLOSE_STEPS_OPTIMIZED, model.role)
     if _has_classes(model):
@@ -262,7 +262,7 @@ def _with_default_kernels(result: Verdict, model: Model, samples: Sequence[Tenso
         close = close or same == len(rows)
         effect = "give another class for %d of %d" % (len(rows) - same, len(rows))
     else:
-        least = min(each.sqnr_db for each in differences)
+        least = min(difference.sqnr_db for difference in differences)
         close = close or least >= CLOSE_DB
         effect = "have a ratio of signal to error of %.1f dB" % least
     if close:

@@ -90,7 +90,7 @@ def _list(recognizer: Recognizer, arguments: argparse.Namespace) -> Tuple[Result
     if recognizer.history:
         lines.append("changes:")
     row = "  %s %s %s (%d photos)"
-    lines += [row % (each["time"], each["action"], _names(each), each["photos"]) for each in recognizer.history]
+    lines += [row % (event["time"], event["action"], _names(event), event["photos"]) for event in recognizer.history]
     return {"classes": _rows(recognizer), "history": recognizer.history, "file": recognizer.path}, "\n".join(lines)
 
 
@@ -106,7 +106,7 @@ def _import(recognizer: Recognizer, arguments: argparse.Namespace) -> Tuple[Resu
     with open(arguments.import_file, "rb") as stream:
         content = stream.read(learnt_file.MAX_BYTES + 1)
     change = recognizer.imported(content, arguments.import_file)
-    names = ", ".join(each.name for each in change.classes)
+    names = ", ".join(learnt_class.name for learnt_class in change.classes)
     return {"classes": _rows(recognizer), "file": recognizer.path}, "added %d photos of %s" % (change.photos, names)
 
 

@@ -95,16 +95,16 @@ def new_head(
         settings: the settings. Without references, new classes are imprinted, whatever the method.
     """
     everything = np.concatenate(list(photos))
-    labels = np.repeat(np.arange(len(photos)), [len(each) for each in photos])
+    labels = np.repeat(np.arange(len(photos)), [len(embeddings) for embeddings in photos])
     known = references.get("training") or references.get("validation")
     centre = np.zeros(everything.shape[1], np.float32) if known is None else known.embeddings.mean(axis=0)
     if settings.method == "imprint" or known is None:
         weights = imprinted(everything, labels, len(photos), centre).directions
         biases = np.zeros(len(photos), np.float32)
     else:
-        some = known.embeddings[:: -(-len(known.labels) // MAX_REFERENCES)]
-        directions = unit(np.concatenate([some, everything]) - centre)
-        classes = np.concatenate([np.zeros(len(some), np.int64), labels + 1])
+        sampled = known.embeddings[:: -(-len(known.labels) // MAX_REFERENCES)]
+        directions = unit(np.concatenate([sampled, everything]) - centre)
+        classes = np.concatenate([np.zeros(len(sampled), np.int64), labels + 1])
         weights, biases = _softmax_regression(directions, classes)
     head = LearntHead(centre.astype(np.float32), weights, biases)
     held_out = references.get("validation") or known

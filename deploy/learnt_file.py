@@ -74,11 +74,11 @@ class Change(NamedTuple):
     @property
     def photos(self) -> int:
         """The number of photos."""
-        return sum(len(each.embeddings) for each in self.classes)
+        return sum(len(learnt_class.embeddings) for learnt_class in self.classes)
 
     def event(self, action: str, when: str) -> Dict[str, Any]:
         """Return an event of the history."""
-        names = [each.name for each in self.classes]
+        names = [learnt_class.name for learnt_class in self.classes]
         return {"time": when, "action": action, "names": names, "photos": self.photos}
 
 
@@ -97,8 +97,8 @@ class LearntState(NamedTuple):
         """Return the learnt classes in the order of their first photo, each with all its photos."""
         parts: Dict[str, List[Array]] = {}
         for change in self.changes:
-            for each in change.classes:
-                parts.setdefault(each.name, []).append(each.embeddings)
+            for learnt_class in change.classes:
+                parts.setdefault(learnt_class.name, []).append(learnt_class.embeddings)
         return [LearntClass(name, np.concatenate(arrays)) for name, arrays in parts.items()]
 
     def with_change(self, change: Change) -> LearntState:
@@ -142,7 +142,7 @@ def checked_name(name: str, known: Sequence[str]) -> str:
     if not text or len(text) > MAX_NAME or not text.isprintable():
         what = "%.100r is not the name of a class" % name
         raise ArgumentError(what, "use 1 to %d printable characters" % MAX_NAME)
-    if text.casefold() in {each.casefold() for each in known}:
+    if text.casefold() in {known_name.casefold() for known_name in known}:
         raise ArgumentError("%r is a class of the bundle already" % text, "use another name, such as '%s (new)'" % text)
     return text
 
@@ -203,9 +203,9 @@ def _changes(entries: List[Any], embeddings: Array, values: int) -> Tuple[Change
     start = 0
     for entry in entries:
         classes = []
-        for each in entry["classes"]:
-            count = each["photos"]
-            name = checked_name(each["name"], ())
+        for row in entry["classes"]:
+            count = row["photos"]
+            name = checked_name(row["name"], ())
             if type(count) is not int or not 0 < count <= len(embeddings) - start:
                 raise ValueError("a class has %r photos" % (count,))
             classes.append(LearntClass(name, embeddings[start : start + count]))
@@ -240,7 +240,7 @@ def content_of(state: LearntState, digest: str, values: int) -> bytes:
     Raises:
         ArgumentError: there are too many classes or photos.
     """
-    arrays = [each.embeddings for change in state.changes for each in change.classes]
+    arrays = [learnt_class.embeddings for change in state.changes for learnt_class in change.classes]
     embeddings = np.concatenate([np.zeros((0, values), np.float32)] + arrays)
     classes = state.classes()
     if len(classes) > MAX_CLASSES or len(embeddings) > MAX_PHOTOS:
@@ -248,7 +248,7 @@ def content_of(state: LearntState, digest: str, values: int) -> bytes:
         raise ArgumentError(what, "at most %d classes and %d photos: train a network" % (MAX_CLASSES, MAX_PHOTOS))
     changes = []
     for change in state.changes:
-        rows = [{"name": each.name, "photos": len(each.embeddings)} for each in change.classes]
+        rows = [{"name": learnt_class.name, "photos": len(learnt_class.embeddings)} for learnt_class in change.classes]
         changes.append({"time": change.time, "action": change.action, "classes": rows})
     manifest = {"schema_version": 1, "bundle": digest, "changes": changes, "history": list(state.history)}
     text = json.dumps(manifest, indent=1, sort_keys=True).encode()

@@ -149,7 +149,7 @@ def _prediction(model: Model, settings: RunSettings, sample: Tuple[str, Any], pa
             row["drawn"] = path
     except ImageError as error:
         raise ImageError("%s: %s" % (name, error.what), error.hint)
-    parts = [_row_text(each, settings.top) for each in next(iter(entry.values()))]
+    parts = [_row_text(prediction, settings.top) for prediction in next(iter(entry.values()))]
     unknown = "unknown; the best guesses: " if entry.get("unknown") else ""
     return Prediction(row, "%s: %s%s" % (name, unknown, ", ".join(parts) or "nothing"))
 

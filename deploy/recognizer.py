@@ -125,12 +125,12 @@ class Recognizer:
     @property
     def labels(self) -> List[str]:
         """The names of all classes: those of the bundle, then the learnt ones."""
-        return self._parts.labels + [each.name for each in self._state.classes()]
+        return self._parts.labels + [learnt_class.name for learnt_class in self._state.classes()]
 
     @property
     def learnt(self) -> List[Tuple[str, int]]:
         """The names of the learnt classes, and the number of their photos."""
-        return [(each.name, len(each.embeddings)) for each in self._state.classes()]
+        return [(learnt_class.name, len(learnt_class.embeddings)) for learnt_class in self._state.classes()]
 
     @property
     def history(self) -> List[Dict[str, Any]]:
@@ -179,7 +179,7 @@ class Recognizer:
         before = self._counts(embeddings)
 
         def added(state: LearntState) -> LearntState:
-            names = {each.name.casefold(): each.name for each in state.classes()}
+            names = {learnt_class.name.casefold(): learnt_class.name for learnt_class in state.classes()}
             learnt = LearntClass(names.get(name.casefold(), name), embeddings)
             return state.with_change(Change(learnt_file.now(), "learn", (learnt,)))
 
@@ -224,8 +224,8 @@ class Recognizer:
         classes = learnt_file.parsed(content, name, self._digest, self._parts.values).classes()
         if not classes:
             raise ArgumentError("%s has no learnt classes" % name, "export them after learning")
-        for each in classes:
-            learnt_file.checked_name(each.name, self._parts.labels)
+        for learnt_class in classes:
+            learnt_file.checked_name(learnt_class.name, self._parts.labels)
         self._check_references()
         change = Change(learnt_file.now(), "import", tuple(classes))
         self._update(lambda state: state.with_change(change))
@@ -274,7 +274,7 @@ class Recognizer:
         """Return the function from outputs to the answer."""
         parts = self._parts
         head = _new_head(parts, state, self._settings)
-        labels = parts.labels + [each.name for each in state.classes()]
+        labels = parts.labels + [learnt_class.name for learnt_class in state.classes()]
         return lambda outputs: parts.recognition(outputs, head, labels)
 
     def _counts(self, embeddings: Array) -> List[Tuple[str, int]]:
@@ -284,7 +284,7 @@ class Recognizer:
         if not labels:
             return []
         answers = [self._parts.of_embedding(row[np.newaxis], head, labels) for row in embeddings]
-        names = ["unknown" if each.is_unknown else each.label for each in answers]
+        names = ["unknown" if answer.is_unknown else answer.label for answer in answers]
         return sorted(((name, names.count(name)) for name in set(names)), key=lambda pair: (-pair[1], pair[0]))
 
     def _report(self, name: str, embeddings: Array, before: List[Tuple[str, int]]) -> LearnReport:
@@ -394,4 +394,6 @@ def _new_head(parts: _Parts, state: LearntState, settings: LearnSettings) -> Opt
     classes = state.classes()
     if not classes:
         return None
-    return learning.new_head([each.embeddings for each in classes], parts.old, parts.references, settings)
+    return learning.new_head(
+        [learnt_class.embeddings for learnt_class in classes], parts.old, parts.references, settings
+    )

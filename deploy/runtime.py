@@ -251,13 +251,13 @@ def matching_order(actual: Sequence[TensorDescription], expected: Sequence[Tenso
 
     Where neither is clear, the order of the model is kept.
     """
-    keys: Tuple[Callable[[TensorDescription], Any], ...] = (lambda each: each.tensor, lambda each: each.values)
+    keys: Tuple[Callable[[TensorDescription], Any], ...] = (lambda tensor: tensor.tensor, lambda tensor: tensor.values)
     for key in keys:
         actual_keys = [key(tensor) for tensor in actual]
         expected_keys = [key(tensor) for tensor in expected]
         unique = len(set(expected_keys)) == len(expected_keys) == len(actual_keys)
         if unique and set(actual_keys) == set(expected_keys):
-            return [actual_keys.index(each) for each in expected_keys]
+            return [actual_keys.index(expected_key) for expected_key in expected_keys]
     return range(len(actual))
 
 

@@ -351,11 +351,11 @@ class Server:
         self._held += len(client.body) - client.held
         client.held = len(client.body)
         while self._held > self.settings.held_bytes:
-            receiving = [each for each in self._clients if each.phase == connection.BODY]
+            receiving = [candidate for candidate in self._clients if candidate.phase == connection.BODY]
             self.metrics.rejected("memory")
             what = "the bodies of all requests together have more than %d bytes" % self.settings.held_bytes
             refusal = RequestError(503, what, "try again later", close=True, headers={"Retry-After": "1"})
-            self._refuse(max(receiving, key=lambda each: each.held), refusal)
+            self._refuse(max(receiving, key=lambda candidate: candidate.held), refusal)
 
     def _respond(self, client: Connection, now: float) -> None:
         """Answer a complete request, or put its image into the queue."""

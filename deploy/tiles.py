@@ -172,21 +172,21 @@ def detect(
                   specification["class_agnostic"])  # fmt: skip
 
 
-def merged(found: Detections, cut: Array, overlap: float, most: int, class_agnostic: bool = False) -> Detections:
+def merged(detections: Detections, cut: Array, overlap: float, most: int, class_agnostic: bool = False) -> Detections:
     """Return detections of one photo without those that show the same object again.
 
     Args:
-        found: the detections of all tiles, in any order, in fractions of the photo.
+        detections: the detections of all tiles, in any order, in fractions of the photo.
         cut: bool [k]: the box ends at the inner edge of its tile.
         overlap: the intersection over union above which two boxes are the same object.
         most: the largest number of detections.
         class_agnostic: whether boxes of different classes are compared too.
     """
-    order = np.argsort(-found.scores, kind="mergesort")[:CANDIDATES]
-    found = found.taken(order)
-    groups = np.zeros_like(found.classes) if class_agnostic else found.classes
-    kept = np.flatnonzero(~_fragments(found.boxes, groups, found.scores, cut[order]))
-    return found.taken(kept[suppressed(found.boxes[kept], groups[kept], overlap, most)])
+    order = np.argsort(-detections.scores, kind="mergesort")[:CANDIDATES]
+    detections = detections.taken(order)
+    groups = np.zeros_like(detections.classes) if class_agnostic else detections.classes
+    kept = np.flatnonzero(~_fragments(detections.boxes, groups, detections.scores, cut[order]))
+    return detections.taken(kept[suppressed(detections.boxes[kept], groups[kept], overlap, most)])
 
 
 def _fragments(boxes: Array, groups: Array, scores: Array, cut: Array) -> Array:

@@ -52,14 +52,14 @@ def graph() -> Graph:
 
 def reachable(edges: Graph, start: str) -> set[str]:
     """Return all nodes that a node imports, directly or through others."""
-    found: set[str] = set()
+    nodes: set[str] = set()
     waiting = list(edges[start])
     while waiting:
         node = waiting.pop()
-        if node not in found:
-            found.add(node)
+        if node not in nodes:
+            nodes.add(node)
             waiting += edges[node]
-    return found
+    return nodes
 
 
 def reduced(edges: Graph) -> Graph:

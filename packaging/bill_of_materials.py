@@ -84,18 +84,18 @@ def pins(text: str) -> dict[str, tuple[str, tuple[str, ...]]]:
 
 def dependencies(name: str, extras: tuple[str, ...]) -> dict[str, Package]:
     """Return a package and all packages that it needs in this environment, by normalized name."""
-    found: dict[str, Package] = {}
+    packages: dict[str, Package] = {}
     waiting = [(name, extras)]
     while waiting:
         name, extras = waiting.pop()
         key = canonicalize_name(name)
         needed = list(_needed(name, extras))
-        if key not in found or extras:
-            known = found[key].needs if key in found else ()
-            needs = {*known, *(canonicalize_name(each.name) for each in needed)}
-            found[key] = Package(key, metadata.version(name), licence(name), tuple(sorted(needs)))
-            waiting += [(each.name, tuple(each.extras)) for each in needed]
-    return dict(sorted(found.items()))
+        if key not in packages or extras:
+            known = packages[key].needs if key in packages else ()
+            needs = {*known, *(canonicalize_name(requirement.name) for requirement in needed)}
+            packages[key] = Package(key, metadata.version(name), licence(name), tuple(sorted(needs)))
+            waiting += [(requirement.name, tuple(requirement.extras)) for requirement in needed]
+    return dict(sorted(packages.items()))
 
 
 def _needed(name: str, extras: tuple[str, ...]) -> Iterator[Requirement]:
@@ -116,11 +116,11 @@ def licence(name: str) -> str:
     declared = about.get("License-Expression") or ""
     classifiers = [row.split(" :: ")[-1] for row in about.get_all("Classifier") or () if row.startswith("License ::")]
     text = (about.get("License") or "").strip()
-    found = declared or (text if text and "\n" not in text else ", ".join(classifiers))
-    found = found or NOT_DECLARED.get(canonicalize_name(name), "")
-    if not found:
+    licence_text = declared or (text if text and "\n" not in text else ", ".join(classifiers))
+    licence_text = licence_text or NOT_DECLARED.get(canonicalize_name(name), "")
+    if not licence_text:
         raise ValueError(f"{name} declares no licence: look it up, and add it to NOT_DECLARED")
-    return found
+    return licence_text
 
 
 def bill(packages: dict[str, Package], pinned: dict[str, tuple[str, tuple[str, ...]]]) -> str:

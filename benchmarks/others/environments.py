@@ -48,8 +48,8 @@ class Environment:
 
 
 ENVIRONMENTS = {
-    each.name: each
-    for each in (
+    environment.name: environment
+    for environment in (
         Environment("tensorflow", "3.11"),
         Environment("tfmot", "3.11"),
         Environment("ai_edge_quantizer", "3.11"),
@@ -67,8 +67,8 @@ def interpreter(version: str) -> str:
     """
     if sys.version_info[:2] == tuple(map(int, version.split("."))):
         return sys.executable
-    found = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python"))
-    name = str(found[-1]) if found else shutil.which(f"python{version}")
+    interpreters = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python"))
+    name = str(interpreters[-1]) if interpreters else shutil.which(f"python{version}")
     if name is None:
         raise UnavailableError(f"needs Python {version}, which is not on this machine")
     return name

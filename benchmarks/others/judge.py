@@ -33,7 +33,7 @@ def joined_levels(outputs: list[Floats]) -> list[Floats]:
 
     Coralline cuts the decoding off, so its file has boxes, objectness and class logits of each stride.
     """
-    by_shape = {each.shape[1:]: each for each in outputs}
+    by_shape = {output.shape[1:]: output for output in outputs}
     levels = [(SIDE // stride, SIDE // stride) for stride in STRIDES]
     if not all((*level, width) in by_shape for level in levels for width in (4, 1, CLASSES)):
         return outputs
@@ -46,20 +46,20 @@ def joined_levels(outputs: list[Floats]) -> list[Floats]:
 
 def separate_levels(output: Floats) -> dict[tuple[int, ...], Floats]:
     """Return [n, 3549, 85] as boxes, objectness and class logits by shape, as benchmarks/yolox.py decodes them."""
-    found: dict[tuple[int, ...], Floats] = {}
+    by_shape: dict[tuple[int, ...], Floats] = {}
     start = 0
     for stride in STRIDES:
         side = SIDE // stride
         level = output[:, start : start + side * side].reshape(len(output), side, side, -1)
         probabilities = np.clip(level[..., 4:], 1e-9, 1 - 1e-7).astype(np.float64)
         logits = np.log(probabilities / (1 - probabilities)).astype(np.float32)
-        found |= {
+        by_shape |= {
             (side, side, 4): level[..., :4],
             (side, side, 1): logits[..., :1],
             (side, side, CLASSES): logits[..., 1:],
         }
         start += side * side
-    return found
+    return by_shape
 
 
 def average_precision(output: Floats, folder: Path) -> dict[str, float]:
@@ -70,10 +70,10 @@ def average_precision(output: Floats, folder: Path) -> dict[str, float]:
         with tarfile.open(SHARED / "data" / "coco128.tar") as archive:
             archive.extractall(folder, filter="data")
     split = yolox.photos(folder, "val2017", SIDE)
-    found = yolox.detections(separate_levels(output), split)
-    if not found:
+    detections = yolox.detections(separate_levels(output), split)
+    if not detections:
         return {"ap": 0.0, "ap50": 0.0}
-    return yolox.Evaluation(found, split).precision(np.arange(len(split.inputs)))
+    return yolox.Evaluation(detections, split).precision(np.arange(len(split.inputs)))
 
 
 def judge(subject: Path, file: Path, photos: Path | None) -> dict[str, Any]:
@@ -86,16 +86,16 @@ def judge(subject: Path, file: Path, photos: Path | None) -> dict[str, Any]:
         expected = [arrays[f"arr_{number}"] for number in range(len(arrays.files))]
     if not about["detector"]:
         return file_judgement.judged(file, samples, expected, labels)
-    found = {"size_bytes": file.stat().st_size, **file_judgement.types(file), **file_judgement.placement(file)}
+    judgement = {"size_bytes": file.stat().st_size, **file_judgement.types(file), **file_judgement.placement(file)}
     try:
         outputs = file_judgement.matched(expected, joined_levels(file_judgement.outputs_of(file, samples)))
     except file_judgement.NotComparableError as error:
-        return {**found, "error": str(error)}
-    found |= file_judgement.quality(expected, outputs, None)
+        return {**judgement, "error": str(error)}
+    judgement |= file_judgement.quality(expected, outputs, None)
     if photos is not None:
-        found |= average_precision(outputs[0], photos)
-        found["float_ap50"] = average_precision(expected[0], photos)["ap50"]
-    return found
+        judgement |= average_precision(outputs[0], photos)
+        judgement["float_ap50"] = average_precision(expected[0], photos)["ap50"]
+    return judgement
 
 
 def main() -> None:
@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--photos", type=Path)
     options = parser.parse_args()
     if options.latency is not None:
-        files = {name: Path(file) for name, _, file in (each.partition("=") for each in options.files)}
+        files = {name: Path(file) for name, _, file in (argument.partition("=") for argument in options.files)}
         with np.load(options.subject / "samples.npz") as arrays:
             sample = arrays["test"][0]
         options.latency.write_text(json.dumps(file_judgement.cpu_milliseconds(files, sample)))

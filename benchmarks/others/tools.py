@@ -39,8 +39,8 @@ class Tool:
 
 CONVERTER, ONNX2TF = "TFLiteConverter", "onnx2tf"
 TOOLS = {
-    each.name: each
-    for each in (
+    tool.name: tool
+    for tool in (
         Tool(OURS, "with_coralline"),
         Tool(CONVERTER, "with_tflite_converter", "tensorflow", "tensorflow"),
         Tool(

@@ -79,7 +79,7 @@ def work(job: Job) -> dict[str, Any]:
         raise RuntimeError(f"exit code {done.returncode}")
     report = json.loads(done.stdout)
     shutil.copyfile(job.folder / "runs" / job.about["name"] / MODEL, job.folder / MODEL)
-    stage = next(each for each in report["stages"] if each["stage"] == "quantize")
+    stage = next(entry for entry in report["stages"] if entry["stage"] == "quantize")
     kept = ("method", "kept", "ranges", "tried", "separated_gates", "rewritten")
     return {"facts": {name: stage["facts"][name] for name in kept if name in stage["facts"]}}
 

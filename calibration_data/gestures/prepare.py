@@ -30,13 +30,13 @@ def strokes(source):
     files = sorted(source.glob("*_[0-9].json"))
     if not files:
         raise SystemExit(f"{source}: no files *_0.json to *_9.json; allowed: a clone of magic_wand_digit_data")
-    found, digits = [], []
+    arrays, digits = [], []
     for file in files:
         for stroke in json.loads(file.read_text())["strokes"]:
             points = [(point["x"], point["y"]) for point in stroke["strokePoints"]]
-            found.append(np.array(points, np.float32))
+            arrays.append(np.array(points, np.float32))
             digits.append(int(stroke["label"]))
-    return found, np.array(digits)
+    return arrays, np.array(digits)
 
 
 def splits(digits, order):

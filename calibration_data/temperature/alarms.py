@@ -67,14 +67,14 @@ def main():
     options = parser.parse_args()
     with np.load(options.data) as file:
         arrays = {name: file[name] for name in file.files}
-    found = {}
+    results = {}
     for role in ("original", "int8"):
         with Model(options.bundle, role=role, device="cpu") as model:
-            found[role] = count(errors(model, arrays["x"]), arrays, options.margin)
+            results[role] = count(errors(model, arrays["x"]), arrays, options.margin)
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps(results))
         return
-    for role, counts in found.items():
+    for role, counts in results.items():
         named = ", ".join(
             f"{number + 1}: {'found' if is_found else 'missed'}" for number, is_found in enumerate(counts["found"])
         )

@@ -52,7 +52,7 @@ def get_classes_from_scores(
     # The order of equal scores is that of pycoral: argpartition, then a stable sort. A count of 0 gives all classes.
     best = np.argpartition(scores, -count)[-count:]  # type: ignore[arg-type]
     classes = [Class(index, scores[index]) for index in best if scores[index] >= score_threshold]
-    return sorted(classes, key=lambda each: each.score, reverse=True)
+    return sorted(classes, key=lambda prediction: prediction.score, reverse=True)
 
 
 def get_classes(interpreter: Any, top_k: float = float("inf"), score_threshold: float = -float("inf")) -> List[Class]:

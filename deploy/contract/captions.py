@@ -99,7 +99,9 @@ def opencv() -> Any:
 
 
 def _without_accents(text: str) -> str:
-    return "".join(each for each in unicodedata.normalize("NFKD", text) if not unicodedata.combining(each))
+    return "".join(
+        character for character in unicodedata.normalize("NFKD", text) if not unicodedata.combining(character)
+    )
 
 
 def _stamp(canvas: Array, letters: Array, caption: Caption) -> None:

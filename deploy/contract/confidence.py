@@ -116,7 +116,9 @@ def fitted_temperature(logits: Array, labels: Array) -> float:
     targets[np.arange(count), labels] = (count + 1) / (count + 2)
     for _ in range(4):  # the cross entropy has one minimum: it is convex in 1 / temperature
         candidates = np.linspace(low, high, 41)
-        costs = [-(targets * log_softmax(logits, float(np.exp(each)))).sum(axis=1).mean() for each in candidates]
+        costs = [
+            -(targets * log_softmax(logits, float(np.exp(candidate)))).sum(axis=1).mean() for candidate in candidates
+        ]
         best = int(np.argmin(costs))
         low = candidates[max(best - 1, 0)]
         high = candidates[min(best + 1, len(candidates) - 1)]

@@ -98,7 +98,7 @@ class Detections:
 
         Numbers that are NaN or infinite are None.
         """
-        return [self._row(each) for each in self.top(count)]
+        return [self._row(detected) for detected in self.top(count)]
 
     def _row(self, detection: Detected) -> Dict[str, Any]:
         row: Dict[str, Any] = {"label": detection.label, "score": detection.score}

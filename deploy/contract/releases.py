@@ -371,7 +371,7 @@ class DeviceFolder:
         if not self.whole(release):
             raise ReleaseError("damaged", "the release %s is damaged" % release, "deploy it again")
         self.allow(release)
-        digests = [self._about(each)[BUNDLE]["sha256"] for each in (release, self.current() or "") if self._about(each)]
+        digests = [self._about(name)[BUNDLE]["sha256"] for name in (release, self.current() or "") if self._about(name)]
         trusted = trust.find(self._trust_folder)
         if trusted is not None:  # before the switch both: whichever is current after a power failure may run
             trusted.record(self.path, digests)

@@ -56,23 +56,23 @@ def title(label: str, number: int, score: float, x: int = 0, y: int = 0) -> Capt
     return Caption(x, y, "%s %.2f" % (label, score), colour_of(number), "class %d %.2f" % (number, score))
 
 
-def draw_objects(canvas: Array, found: Detections) -> List[Caption]:
+def draw_objects(canvas: Array, detections: Detections) -> List[Caption]:
     """Draw the boxes and keypoints of objects, the best on top, and return their captions in this order.
 
     Args:
         canvas: uint8 [height, width, 3], which is changed.
-        found: the objects, the best first; boxes that are not finite are left out.
+        detections: the objects, the best first; boxes that are not finite are left out.
     """
     texts = []
-    for index in np.flatnonzero(np.isfinite(found.boxes).all(axis=1))[::-1]:
-        number = int(found.classes[index])
-        top, left, bottom, right = _pixels(found.boxes[index], canvas)
+    for index in np.flatnonzero(np.isfinite(detections.boxes).all(axis=1))[::-1]:
+        number = int(detections.classes[index])
+        top, left, bottom, right = _pixels(detections.boxes[index], canvas)
         line = min(line_width(canvas), max(int(min(bottom - top, right - left) * LINE_OF_BOX), 1))
         _rectangle(canvas, (top, left, bottom, right), colour_of(number), line)
-        if found.keypoints is not None:
-            draw_points(canvas, found.keypoints[index], colour_of(number), line)
+        if detections.keypoints is not None:
+            draw_points(canvas, detections.keypoints[index], colour_of(number), line)
         lower = _caption_end(top, bottom, captions.line_height(canvas))
-        texts.append(title(found.label(number), number, float(found.scores[index]), left, lower))
+        texts.append(title(detections.label(number), number, float(detections.scores[index]), left, lower))
     return texts
 
 

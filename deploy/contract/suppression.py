@@ -59,7 +59,9 @@ def _conflicts(rows: Array, others: Array, overlap: float) -> Array:
     """
     shared = intersections(rows[:, :4], others[:, :4])
     columns, across = rows.T[:, :, np.newaxis], others.T[:, np.newaxis, :]
-    areas, other_areas = ((each[2] - each[0]) * (each[3] - each[1]) for each in (columns, across))
+    areas, other_areas = (
+        (coordinates[2] - coordinates[0]) * (coordinates[3] - coordinates[1]) for coordinates in (columns, across)
+    )
     return (shared > overlap * (areas + other_areas - shared)) & (columns[4] == across[4])
 
 

@@ -192,9 +192,9 @@ class TrustFolder:
         """Return the versions and expiries of the trusted metadata, and the listed files, as a plain map."""
         roles = {role: self.root.metadata if role == "root" else self.trusted(role) for role in update_metadata.ROLES}
         rows = {
-            role: {"version": each.version, "expires": update_metadata.time_text(each.expires)}
-            for role, each in roles.items()
-            if each is not None
+            role: {"version": metadata.version, "expires": update_metadata.time_text(metadata.expires)}
+            for role, metadata in roles.items()
+            if metadata is not None
         }
         return {"folder": self.path, "roles": rows, "targets": sorted(self.listed())}
 

@@ -79,8 +79,8 @@ class Page(http.server.ThreadingHTTPServer):
         if host == "::1":
             self.address_family = socket.AF_INET6
         super().__init__((host, port), Handler)
-        own = ["%s:%d" % (name, self.server_port) for name in ("127.0.0.1", "localhost", "[::1]")]
-        self.hosts = frozenset(own + list(names))
+        local_hosts = ["%s:%d" % (name, self.server_port) for name in ("127.0.0.1", "localhost", "[::1]")]
+        self.hosts = frozenset(local_hosts + list(names))
         self._connections = threading.BoundedSemaphore(MAX_CONNECTIONS)
 
     @property

@@ -67,8 +67,8 @@ def opened(source: str, decoding: Decoding, repeat: bool, interval_s: Optional[f
     return _paced(_photos(samples.listed([source]), decoding, repeat), 1.0 if interval_s is None else interval_s)
 
 
-def _paced(found: Iterator[Picture], interval_s: float) -> Iterator[Picture]:
-    for picture in found:
+def _paced(source_pictures: Iterator[Picture], interval_s: float) -> Iterator[Picture]:
+    for picture in source_pictures:
         yield picture
         time.sleep(interval_s)
 
@@ -94,9 +94,9 @@ def _photo(path: str, decoding: Decoding) -> Picture:
         raise ImageError("%s is not an image" % path, "name photos")
     with open(path, "rb") as stream:
         content = stream.read(MAX_FILE_BYTES)
-    found = next((TYPES[start] for start in TYPES if content.startswith(start)), None)
-    if found is not None:
-        return Picture(os.path.basename(path), image, content, found)
+    content_type = next((TYPES[start] for start in TYPES if content.startswith(start)), None)
+    if content_type is not None:
+        return Picture(os.path.basename(path), image, content, content_type)
     return Picture(os.path.basename(path), image, *shown(image))
 
 

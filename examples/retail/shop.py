@@ -66,9 +66,9 @@ def shelf_of(text: str) -> Tuple[int, int]:
         ArgumentError: the text is something else, or there are too many parts.
     """
     numbers = text.split("x")
-    if len(numbers) != 2 or not all(each.isdigit() and len(each) < 4 for each in numbers):
+    if len(numbers) != 2 or not all(number.isdigit() and len(number) < 4 for number in numbers):
         raise ArgumentError("--shelf %s is not rows and columns" % text[:40], "write --shelf 2x3")
-    rows, columns = (int(each) for each in numbers)
+    rows, columns = (int(number) for number in numbers)
     if not 1 <= rows * columns <= MAX_PARTS:
         raise ArgumentError("--shelf %s has %d parts" % (text, rows * columns), "use 1 to %d" % MAX_PARTS)
     return rows, columns
@@ -88,8 +88,8 @@ def run(arguments: argparse.Namespace) -> None:
         print("shop: %s" % model.remark, file=sys.stderr)
     if content.confidence is None:
         print("shop: the bundle has no calibration: the scores are not confidences", file=sys.stderr)
-    found = opened(arguments.source, content.decoding, not arguments.no_page, arguments.interval)
-    till = Till(recognizer, found, rows, columns, _print)
+    pictures = opened(arguments.source, content.decoding, not arguments.no_page, arguments.interval)
+    till = Till(recognizer, pictures, rows, columns, _print)
     if arguments.no_page:
         till.run()
         if till.problem:

@@ -48,14 +48,14 @@ class Till:
     def __init__(
         self,
         recognizer: Recognizer,
-        found: Iterator[Picture],
+        pictures: Iterator[Picture],
         rows: int = 1,
         columns: int = 1,
         show: Callable[[Seen], None] = lambda seen: None,
     ) -> None:
         self.recognizer = recognizer
         self.problem = ""
-        self._found = found
+        self._pictures = pictures
         self._rows = rows
         self._columns = columns
         self._show = show
@@ -66,7 +66,7 @@ class Till:
     def run(self) -> None:
         """Look at all pictures; an error is kept in `problem` and ends it."""
         try:
-            for number, picture in enumerate(self._found):
+            for number, picture in enumerate(self._pictures):
                 if self._stopped.is_set():
                     return
                 seen = self._look(number + 1, picture)
