@@ -67,8 +67,8 @@ def memory(root: Path = ROOT) -> Memory | None:
         if limit < total:
             total, limited = limit, True
         available = min(available, max(limit - used, 0))
-    own = _fields(root / "proc/self/status").get("VmRSS", 0) * 1024
-    return Memory(total, available, own, limited)
+    resident = _fields(root / "proc/self/status").get("VmRSS", 0) * 1024
+    return Memory(total, available, resident, limited)
 
 
 def size(count: float) -> str:

@@ -16,5 +16,5 @@ def command(host: str, there: str, options: Sequence[str] = ()) -> list[str]:
         there: a line for the login shell there: everything in it must be quoted.
         options: more options of ssh.
     """
-    settings = (part for each in _SETTINGS for part in ("-o", each))
+    settings = (part for setting in _SETTINGS for part in ("-o", setting))
     return ["ssh", "-T", *settings, *options, "--", host, there]

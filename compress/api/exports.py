@@ -261,7 +261,7 @@ def _as_yaml(content: Mapping[str, Any], model: Path, calibrate: FilePath | None
     for key, value in content.items():
         if key in ("data", "stages"):
             lines.append(f"{key}:")
-            rows = value.items() if isinstance(value, Mapping) else (next(iter(each.items())) for each in value)
+            rows = value.items() if isinstance(value, Mapping) else (next(iter(stage.items())) for stage in value)
             lead = "  " if key == "data" else "  - "
             lines += [f"{lead}{name}: {json.dumps(settings)}" for name, settings in rows]
         else:
@@ -311,5 +311,6 @@ def _latencies(record: RunRecord) -> dict[str, Any]:
     """Return the predicted latency on each host of the target in ms, with its interval."""
     expected = {} if record.placement is None else record.placement.expected_latency
     return {
-        host: {"value": each.latency_ms, "low": each.low_ms, "high": each.high_ms} for host, each in expected.items()
+        host: {"value": latency.latency_ms, "low": latency.low_ms, "high": latency.high_ms}
+        for host, latency in expected.items()
     }

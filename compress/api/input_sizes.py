@@ -47,8 +47,8 @@ class InputSize:
     def to_json(self) -> dict[str, Any]:
         """Return the size as plain values."""
         latency = {
-            host: {"value": each.latency_ms, "low": each.low_ms, "high": each.high_ms}
-            for host, each in self.latency.items()
+            host: {"value": prediction.latency_ms, "low": prediction.low_ms, "high": prediction.high_ms}
+            for host, prediction in self.latency.items()
         }
         return {
             "size": self.size,
@@ -61,7 +61,7 @@ class InputSize:
 
 def describe(result: InputSize) -> str:
     """Return a result as one line."""
-    hosts = ", ".join(f"{host} {each.latency_ms:.1f} ms" for host, each in result.latency.items())
+    hosts = ", ".join(f"{host} {prediction.latency_ms:.1f} ms" for host, prediction in result.latency.items())
     return f"{result.size}: {result.summary}" + (f"; predicted: {hosts}" if hosts else "")
 
 

@@ -111,7 +111,7 @@ class Evolution:
     def grown(self, sub_network: SubNetwork) -> SubNetwork:
         """Return a sub-network in which no choice can be one value larger within the limits."""
         while True:
-            larger = [each for each in self._changed(sub_network, -1) if self._fits(each)]
+            larger = [candidate for candidate in self._changed(sub_network, -1) if self._fits(candidate)]
             if not larger:
                 return sub_network
             sub_network = larger[self._random.integers(len(larger))]

@@ -134,7 +134,9 @@ class SharedNetwork:
                 for norm in self._norms:
                     measured.enter_context(measuring(norm))
                 run(self.model, inputs)
-                variables = [each for norm in self._norms for each in (norm.moving_mean, norm.moving_variance)]
+                variables = [
+                    statistic for norm in self._norms for statistic in (norm.moving_mean, norm.moving_variance)
+                ]
                 return [scope.get_current_value(variable) for variable in variables]
 
         return statistics
@@ -148,7 +150,9 @@ class SharedNetwork:
         @tensorflow.function(input_signature=(*self._signature, vectors))  # type: ignore[untyped-decorator]
         def outputs(inputs: Any, choice: ChoiceTensors, statistics: Any) -> Any:
             with self._scope(choice) as scope:
-                variables = [each for norm in self._norms for each in (norm.moving_mean, norm.moving_variance)]
+                variables = [
+                    statistic for norm in self._norms for statistic in (norm.moving_mean, norm.moving_variance)
+                ]
                 for variable, value in zip(variables, statistics, strict=True):
                     scope.add_update((variable, value))
                 return run(self.model, inputs)

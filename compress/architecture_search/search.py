@@ -133,7 +133,7 @@ def search(
     values = _Values(shared, options.samples, context)
     with context.progress.phase(choice):
         ends = {"largest": elastic.largest, "smallest": elastic.smallest}
-        qualities = {name: values.quality(each).to_json() for name, each in ends.items()}
+        qualities = {name: values.quality(sub_network).to_json() for name, sub_network in ends.items()}
         candidates = _evolved(elastic, costs, values, options, context)
     elastic = shared.trained()
     metric = values.quality(elastic.largest).metric
@@ -187,7 +187,7 @@ def _front(
 
     best = -math.inf
     result = []
-    for candidate in sorted(candidates, key=lambda each: (cost(each), -each.value)):
+    for candidate in sorted(candidates, key=lambda evaluated: (cost(evaluated), -evaluated.value)):
         if candidate.value > best:
             best = candidate.value
             result.append(_point(candidate, costs, metric))
@@ -365,16 +365,16 @@ def _chosen(
         return costs.figures(candidate.sub_network).macs
 
     for _ in range(MAX_CONVERSIONS):
-        fitting = [each for each in left if not limits.exceeded(costs.figures(each.sub_network))]
+        fitting = [candidate for candidate in left if not limits.exceeded(costs.figures(candidate.sub_network))]
         if not fitting:
             break
-        best = max(fitting, key=lambda each: (each.value, -macs(each)))
+        best = max(fitting, key=lambda candidate: (candidate.value, -macs(candidate)))
         equal: dict[str, float] = {}
         if samples is not None and math.isfinite(best.value):
             error = math.sqrt(best.value * (1 - best.value) / samples)
-            close = [each for each in fitting if each.value >= best.value - error]
+            close = [candidate for candidate in fitting if candidate.value >= best.value - error]
             equal = {"samples": samples, "best": best.value, "error": round(error, 6), "sub_networks": len(close)}
-            best = max(close, key=lambda each: (macs(each), each.value))
+            best = max(close, key=lambda candidate: (macs(candidate), candidate.value))
         conversion = _verify(elastic, best.sub_network, costs, convert)
         exceeded = limits.exceeded(costs.figures(best.sub_network))
         if not exceeded:

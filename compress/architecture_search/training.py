@@ -101,7 +101,7 @@ class DrawnChoices:
 
     def _draw(self, epoch: int, batch: int) -> list[ChoiceTensors]:
         networks = step_networks(self._shared.elastic, self._random, self._seed, epoch, batch)
-        return [self._shared.choice(each) for each in networks]
+        return [self._shared.choice(network) for network in networks]
 
 
 def sandwich_loss(shared: SharedNetwork, drawn: DrawnChoices, head: Head) -> Loss:

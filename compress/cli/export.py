@@ -74,7 +74,7 @@ def export(options: argparse.Namespace) -> int:
 def _print(facts: Any, folder: Path) -> None:
     """Print the summary."""
     if facts["preprocess"]:
-        steps = ", ".join(f"{name} {json.dumps(each[name])}" for each in facts["preprocess"] for name in each)
+        steps = ", ".join(f"{name} {json.dumps(step[name])}" for step in facts["preprocess"] for name in step)
         write(f"preprocessing: {steps} (guessed; data.preprocess in the pipeline file changes it)")
     for output in facts["outputs"]:
         same = "" if output["agreement"] is None else f", equal decisions {output['agreement']:.3f}"

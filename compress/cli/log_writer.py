@@ -73,14 +73,14 @@ class LogLines:
             self.write(f"{stamp()} | {counts}{more}".encode())
 
     def _line(self, line: bytes) -> None:
-        before, mark, own = line.partition(OWN)
+        before, mark, message = line.partition(OWN)
         if before.strip():
             self._library(before)
-        if mark and own == END:
+        if mark and message == END:
             self.ended = True
         elif mark:
-            self.last.append(own)
-            self.write(own)
+            self.last.append(message)
+            self.write(message)
 
     def _library(self, line: bytes) -> None:
         text = UNPRINTABLE.sub(b" ", line.rpartition(b"\r")[2] or line).strip()[:MAX_LINE_BYTES]

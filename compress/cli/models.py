@@ -211,9 +211,9 @@ def _check_sizes(options: argparse.Namespace) -> int:
             results.append(next(checks))
         if not options.json:
             write(input_sizes.describe(results[-1]))
-    largest = max((each.size for each in results if each.is_whole), default=None)
+    largest = max((result.size for result in results if result.is_whole), default=None)
     if options.json:
-        write_json({"schema_version": 1, "sizes": [each.to_json() for each in results], "largest": largest})
+        write_json({"schema_version": 1, "sizes": [result.to_json() for result in results], "largest": largest})
     else:
         write(f"largest size that is mapped as a whole: {largest or 'none of these'}")
     return 0 if largest is not None else EXIT_PARTLY

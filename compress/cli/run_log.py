@@ -66,7 +66,7 @@ class RunLog:
         first, *others = text.rstrip().split("\n")
         stage = f"{self.stage}: " if self.stage and not first.startswith(f"{self.stage}:") else ""
         stamped = f"{log_writer.stamp()} {self.elapsed:8.1f} s  {stage}{first}"
-        self._send([printable.line(each) for each in (stamped, *(f"    {line}" for line in others))])
+        self._send([printable.line(log_line) for log_line in (stamped, *(f"    {line}" for line in others))])
 
     def _send(self, lines: list[str]) -> None:
         mark = b"" if self._writer is None else log_writer.OWN

@@ -540,7 +540,7 @@ def _check(samples: Samples, name: str) -> None:
         _check_objects(samples, where)
         return
     arrays = (samples.targets, samples.points, samples.read_mask)
-    if any(each is not None for each in arrays) or not samples.has_labels:
+    if any(array is not None for array in arrays) or not samples.has_labels:
         return
     outside = (labels < 0) | (labels >= len(classes))
     if outside.any():

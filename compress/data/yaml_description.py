@@ -90,7 +90,9 @@ class Description:
         wrong = next((index for index in value if not str(index).isdecimal() or len(str(index)) > MAX_DIGITS), None)
         if wrong is not None:
             self.refuse(key, f"{str(wrong)[:60]!r} is not an index", allowed="whole numbers from 0")
-        other = next((each for each in value.values() if not isinstance(each, (str, int, float))), None)
+        other = next(
+            (class_name for class_name in value.values() if not isinstance(class_name, (str, int, float))), None
+        )
         if other is not None:
             self.refuse(key, f"{str(other)[:60]!r} is not a name", allowed="texts")
         names = {int(index): str(name).strip() for index, name in value.items()}

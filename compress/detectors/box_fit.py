@@ -148,14 +148,14 @@ def _best(solve: _Solve, hypotheses: Sequence[_Hypothesis], samples: _ByAnchor, 
 def _attempt(
     solve: _Solve, settings: dict[str, Any], form: str, unit: Doubles, samples: _ByAnchor, cells: _Grids
 ) -> BoxFit | None:
-    boxes = [[_corners(each.boxes, form, unit) for each in anchors] for anchors in samples]
+    boxes = [[_corners(anchor.boxes, form, unit) for anchor in anchors] for anchors in samples]
     return solve(settings, samples, boxes, cells)
 
 
 def _samples(roles: MapRoles, anchor: int) -> _Samples:
-    each = roles.anchors[anchor]
-    raw = roles.probe.raw[..., list(each.boxes)].astype(np.float64)
-    boxes = roles.probe.answers[..., list(each.box_values)].astype(np.float64)
+    anchor_roles = roles.anchors[anchor]
+    raw = roles.probe.raw[..., list(anchor_roles.boxes)].astype(np.float64)
+    boxes = roles.probe.answers[..., list(anchor_roles.box_values)].astype(np.float64)
     for column in np.moveaxis(boxes, -1, 0):  # views
         for border in (column.min(), column.max()):
             at_border = column == border
@@ -195,7 +195,8 @@ def _solved(settings: dict[str, Any], samples: _ByAnchor, boxes: _Boxes, cells: 
     maps: list[dict[str, Any]] = []
     for anchors, expected, sides in zip(samples, boxes, cells, strict=True):
         sizes = [
-            _anchor_size(code, settings["order"], each.raw, box) for each, box in zip(anchors, expected, strict=True)
+            _anchor_size(code, settings["order"], anchor.raw, box)
+            for anchor, box in zip(anchors, expected, strict=True)
         ]
         if any(size is None for size in sizes):
             return None
@@ -238,16 +239,16 @@ def _solved_with_lines(settings: dict[str, Any], samples: _ByAnchor, boxes: _Box
     scaled: _ByAnchor = []
     for anchors, expected, sides in zip(samples, boxes, cells, strict=True):
         of_map = []
-        for each, box in zip(anchors, expected, strict=True):
-            line = _line(each.raw, _code_values(settings, box, sides))
+        for anchor, box in zip(anchors, expected, strict=True):
+            line = _line(anchor.raw, _code_values(settings, box, sides))
             if line is None:
                 return None
             of_map.append(line)
         lines.append(of_map)
         scaled.append(
             [
-                replace(each, raw=each.raw * line.slopes + line.starts)
-                for each, line in zip(anchors, of_map, strict=True)
+                replace(anchor, raw=anchor.raw * line.slopes + line.starts)
+                for anchor, line in zip(anchors, of_map, strict=True)
             ]
         )
     judged = _judged(settings, _plain_maps(samples, cells), scaled, boxes)
@@ -299,8 +300,8 @@ def _ssd(settings: dict[str, Any], samples: _ByAnchor, boxes: _Boxes, cells: _Gr
     """Return the fit of anchors and variances: lines through the values of each location."""
     fits = []
     for anchors, expected in zip(samples, boxes, strict=True):
-        for each, box in zip(anchors, expected, strict=True):
-            fitted = _lines(_rows_first(each.raw, settings["order"]), box)
+        for anchor, box in zip(anchors, expected, strict=True):
+            fitted = _lines(_rows_first(anchor.raw, settings["order"]), box)
             if fitted is None:
                 return None
             fits.append(fitted)
@@ -396,7 +397,7 @@ def _judged(
 ) -> BoxFit | None:
     """Return the fit with its largest error; None if it is far off."""
     detector = Detector({**settings, "maps": maps})
-    raw = np.concatenate([_by_location([each.raw for each in anchors]) for anchors in samples], axis=1)
+    raw = np.concatenate([_by_location([anchor.raw for anchor in anchors]) for anchors in samples], axis=1)
     expected = np.concatenate([_by_location(anchors) for anchors in boxes], axis=1)
     actual = np.asarray(detector.corners(raw), np.float64)
     size = np.fmax(np.abs(expected[..., 2:] - expected[..., :2]).max(axis=-1, keepdims=True), 1.0)

@@ -73,10 +73,10 @@ def _selected(network: Network, roles: MapRoles, channels: Sequence[int], name: 
             runs.append((tensor, []))
         runs[-1][1].append(channel - int(starts[tensor]))
     parts = []
-    for index, (tensor, own) in enumerate(runs):
+    for index, (tensor, tensor_channels) in enumerate(runs):
         free = name if len(runs) == 1 else f"{name}_{index}"
-        network, part = _of_convolution(network, head.tensors[tensor], own, free)
-        lines = [roles.lines.get(channel + int(starts[tensor]), UNCHANGED) for channel in own]
+        network, part = _of_convolution(network, head.tensors[tensor], tensor_channels, free)
+        lines = [roles.lines.get(channel + int(starts[tensor]), UNCHANGED) for channel in tensor_channels]
         network = _with_lines(network, part, np.asarray(lines, np.float32))
         parts.append(part)
     if len(parts) == 1:
@@ -127,7 +127,7 @@ def _with_lines(network: Network, tensor: LayerOutput, lines: NDArray[np.float32
     slopes, starts = lines.T
     *others, kernel = layer.weights[: len(spec.kernels)]
     axis = spec.kernels[-1].out % kernel.ndim
-    scaled = kernel * slopes.reshape([-1 if each == axis else 1 for each in range(kernel.ndim)])
+    scaled = kernel * slopes.reshape([-1 if dimension == axis else 1 for dimension in range(kernel.ndim)])
     biases = layer.weights[len(spec.kernels) :]
     bias = starts + (biases[0] * slopes if biases else 0)
     changed = replace(layer, weights=(*others, scaled, bias)).configured(use_bias=True)

@@ -84,19 +84,19 @@ def _numbers(kept: Sequence[int | str], classes: int, names: Sequence[str] | Non
     if names is None and classes == len(COCO_CLASSES):
         names = COCO_CLASSES
     numbers: list[int] = []
-    for each in kept:
-        if isinstance(each, str) and names is None:
-            what = f"keep_classes: {each!r} is a name, and the names of the model's {classes} classes are not known"
+    for label in kept:
+        if isinstance(label, str) and names is None:
+            what = f"keep_classes: {label!r} is a name, and the names of the model's {classes} classes are not known"
             raise ModelError(what, hint="set model.classes, or use numbers")
-        if isinstance(each, str) and each not in (names or ()):
-            what = f"keep_classes: {each!r} is not a class of the model"
+        if isinstance(label, str) and label not in (names or ()):
+            what = f"keep_classes: {label!r} is not a class of the model"
             raise ModelError(what, allowed=", ".join(names or ()), hint="set model.classes")
-        number = each if isinstance(each, int) else list(names or ()).index(each)
+        number = label if isinstance(label, int) else list(names or ()).index(label)
         if not 0 <= number < classes:
             what = f"keep_classes: the model has no class {number}: it has {classes} classes"
             raise ModelError(what, allowed=f"0 to {classes - 1}")
         if number in numbers:
-            raise ModelError(f"keep_classes: the class {each!r} is there twice", hint="remove one of the two")
+            raise ModelError(f"keep_classes: the class {label!r} is there twice", hint="remove one of the two")
         numbers.append(number)
     return numbers
 

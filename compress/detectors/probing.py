@@ -109,7 +109,7 @@ class Tail:
             inputs += [part.reshape(len(part), *head.cells, -1) for part in parts]
         outputs = self.model(inputs, training=False)
         flat = outputs if isinstance(outputs, list | tuple) else [outputs]
-        return np.concatenate([np.asarray(each).reshape(len(raw[0]), -1) for each in flat], axis=1)
+        return np.concatenate([np.asarray(output).reshape(len(raw[0]), -1) for output in flat], axis=1)
 
 
 def tail_of(network: Network) -> Tail | None:
@@ -132,7 +132,7 @@ def tail_of(network: Network) -> Tail | None:
         widths = tuple(int(network.shapes[tensor][2] or 0) for tensor in on_grid)
         maps.append(HeadMap(cells, tuple(on_grid), widths))
     fixed = tuple(tuple(int(side or 0) for side in shape) for shape in outputs)
-    return Tail(tuple(maps), fixed, build(_from_tensors(network, [each for head in maps for each in head.tensors])))
+    return Tail(tuple(maps), fixed, build(_from_tensors(network, [tensor for head in maps for tensor in head.tensors])))
 
 
 def head_tensors(network: Network) -> list[LayerOutput]:

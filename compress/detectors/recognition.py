@@ -64,9 +64,9 @@ def recognize(network: Network, family: str = "auto") -> RecognizedDetector | No
         return None
     all_maps = [roles_of(tail, probe, preset) for probe in map_probes]
     maps = [roles for roles in all_maps if roles is not None]
-    if not maps or len({(len(each.anchors[0].scores), len(each.anchors[0].boxes)) for each in maps}) != 1:
+    if not maps or len({(len(roles.anchors[0].scores), len(roles.anchors[0].boxes)) for roles in maps}) != 1:
         return None
-    left_out = len(all_maps) - len(maps) + sum(each.unused > 0 for each in maps)
+    left_out = len(all_maps) - len(maps) + sum(roles.unused > 0 for roles in maps)
     height, width = int(size[0] or 0), int(size[1] or 0)
     return _described(maps, preset, (height, width), left_out)
 
@@ -136,7 +136,7 @@ def _assumed(
     """Return settings and maps of a detector whose file ends at its convolutions."""
     width, anchors = len(maps[0].anchors[0].boxes), len(maps[0].anchors)
     if preset.code is None and anchors > 1:
-        counts = tuple(len(each.anchors) for each in maps)
+        counts = tuple(len(roles.anchors) for roles in maps)
         preset = PRESETS[BY_ANCHORS.get((counts, bool(maps[0].anchors[0].keypoints)), "auto")]
     code, offset = preset.code, preset.offset
     if code is None:
@@ -154,14 +154,14 @@ def _assumed(
         settings["bins"] = width // 4
     if preset.sizes is None:
         plain = anchors == 1 and code not in WITH_ANCHORS
-        return (settings, [{"cells": list(each.probe.head.cells)} for each in maps]) if plain else None
+        return (settings, [{"cells": list(roles.probe.head.cells)} for roles in maps]) if plain else None
     grids = []
-    for each in maps:
-        stride = min(preset.sizes, key=lambda side: abs(input_size[0] / side - each.probe.head.cells[0]))
+    for roles in maps:
+        stride = min(preset.sizes, key=lambda side: abs(input_size[0] / side - roles.probe.head.cells[0]))
         sizes = preset.sizes[stride]
-        if len(sizes) != len(each.anchors):
+        if len(sizes) != len(roles.anchors):
             return None
-        grids.append(_grid(each.probe.head.cells, stride, sizes, input_size))
+        grids.append(_grid(roles.probe.head.cells, stride, sizes, input_size))
     return settings, grids
 
 

@@ -222,10 +222,10 @@ def _weighted_softmaxes(
         if len(members) != len(channels) - 1:
             continue
         total = probe.answers[..., members].sum(axis=-1)
-        objectness = next((each for each in channels if _equal(total, likely[..., each])), None)
+        objectness = next((channel for channel in channels if _equal(total, likely[..., channel])), None)
         if objectness is None:
             continue
-        classes = np.array([each for each in channels if each != objectness])
+        classes = np.array([channel for channel in channels if channel != objectness])
         for index in members:
             shares = (probe.answers[..., index] / likely[..., objectness]).astype(np.float32)
             class_index = _softmax_index(probe.raw[..., classes], shares)
@@ -248,7 +248,7 @@ def _with_class_first(
 ) -> list[tuple[ValueKind, tuple[int, ...], tuple[float, float]]]:
     """Return products with the channel of the class first: the one that fewer values depend on."""
     products = [channels for kind, channels, _ in kinds if kind in (ValueKind.PRODUCT, ValueKind.ROOT)]
-    uses = {channel: sum(channel in each for each in products) for each in products for channel in each}
+    uses = {channel: sum(channel in factors for factors in products) for product in products for channel in product}
     return [
         (kind, tuple(sorted(channels, key=lambda channel: (uses[channel], channel))), line)
         if kind in (ValueKind.PRODUCT, ValueKind.ROOT)
@@ -328,7 +328,7 @@ def _split_by_anchor(values: list[Value], anchors: int) -> list[Value]:
     }
     ranks: dict[int, int] = {}
     split = []
-    for value in sorted(values, key=lambda each: (each.output, each.column)):
+    for value in sorted(values, key=lambda output_value: (output_value.output, output_value.column)):
         rank = ranks.get(value.output, 0)
         ranks[value.output] = rank + 1
         anchor, column = divmod(rank, widths[value.output])

@@ -59,7 +59,7 @@ def examples(illustrator: Illustrator | None, data: Data, split: Split, folder: 
         label = illustrator.label(canvas.copy(), sample)
         drawn = dict(zip(("original", "result"), illustrator.answers(canvas, sample), strict=True))
         pictures = {"label": label} | drawn if label is not None else drawn
-        written = [_written(folder / f"{number}-{shows}.jpg", shows, each) for shows, each in pictures.items()]
+        written = [_written(folder / f"{number}-{shows}.jpg", shows, picture) for shows, picture in pictures.items()]
         name = _without_folder(data.describe(split, sample))
         records.append(ExampleRecord(sample, name, kind, differences[sample].text, tuple(written)))
     return asdict(ExamplesRecord(illustrator.note, len(differences), tuple(records)))

@@ -45,8 +45,10 @@ def page(explanation: Explanation) -> str:
 
 def headlines(explanation: Explanation) -> list[str]:
     """Return the summary: what was recovered, and how the prediction differs."""
-    operators = [each for program in explanation.programs for each in program.operators if each.name != _MOVE]
-    certain = Counter(each.certainty for each in operators)
+    operators = [
+        operator for program in explanation.programs for operator in program.operators if operator.name != _MOVE
+    ]
+    certain = Counter(operator.certainty for operator in operators)
     counts = ", ".join(f"{count} {certainty}" for certainty, count in certain.items())
     understood = sum(program.understood_bundles for program in explanation.programs)
     bundles = sum(program.bundles for program in explanation.programs)
@@ -90,9 +92,11 @@ def _pictures(programs: Sequence[ExplainedProgram]) -> Iterator[Block]:
 def _bands(program: ExplainedProgram) -> list[Band]:
     steps = len(program.step_cycles)
     to_chip = [
-        each for each in program.transfers if not each.to_host and each.kind not in ("instructions", "parameters")
+        transfer
+        for transfer in program.transfers
+        if not transfer.to_host and transfer.kind not in ("instructions", "parameters")
     ]
-    to_host = [each for each in program.transfers if each.to_host and each.kind != "interrupt"]
+    to_host = [transfer for transfer in program.transfers if transfer.to_host and transfer.kind != "interrupt"]
     return [
         Band("input", _transfer_marks(to_chip, "in", steps)),
         Band("output", _transfer_marks(to_host, "out", steps)),
@@ -107,20 +111,20 @@ def _bands(program: ExplainedProgram) -> list[Band]:
 
 def _transfer_marks(transfers: Sequence[ExplainedTransfer], style: str, steps: int) -> list[Mark]:
     marks = []
-    for each in transfers:
-        step = steps if each.step is None else each.step
-        marks.append(Mark(step, step, style, f"{each.kind} {each.name}: {each.size_bytes:,} bytes"))
+    for transfer in transfers:
+        step = steps if transfer.step is None else transfer.step
+        marks.append(Mark(step, step, style, f"{transfer.kind} {transfer.name}: {transfer.size_bytes:,} bytes"))
     return marks
 
 
 def _parameter_marks(program: ExplainedProgram, *, is_cached: bool) -> Iterator[Mark]:
-    largest = max((each.parameter_bytes for each in program.operators), default=0) or 1
-    for each in program.operators:
-        if each.parameter_bytes and each.is_cached is is_cached:
-            kind = "cached" if each.is_cached else "streamed"
-            tip = f"{each.index} {each.name}: {each.parameter_bytes:,} bytes of parameters, {kind}"
-            for first, stop in _runs(program, each):
-                yield Mark(first, stop, kind, tip, (each.parameter_bytes / largest) ** 0.5)
+    largest = max((operator.parameter_bytes for operator in program.operators), default=0) or 1
+    for operator in program.operators:
+        if operator.parameter_bytes and operator.is_cached is is_cached:
+            kind = "cached" if operator.is_cached else "streamed"
+            tip = f"{operator.index} {operator.name}: {operator.parameter_bytes:,} bytes of parameters, {kind}"
+            for first, stop in _runs(program, operator):
+                yield Mark(first, stop, kind, tip, (operator.parameter_bytes / largest) ** 0.5)
 
 
 def style_of(operator: ExplainedOperator) -> str:
@@ -134,10 +138,10 @@ def style_of(operator: ExplainedOperator) -> str:
 
 def _operator_marks(program: ExplainedProgram, style: str) -> list[Mark]:
     return [
-        Mark(first, stop, style, _tip(each))
-        for each in program.operators
-        if style_of(each) == style
-        for first, stop in _runs(program, each)
+        Mark(first, stop, style, _tip(operator))
+        for operator in program.operators
+        if style_of(operator) == style
+        for first, stop in _runs(program, operator)
     ]
 
 
@@ -163,11 +167,11 @@ def _tip(operator: ExplainedOperator) -> str:
 
 def _occupied(program: ExplainedProgram) -> list[Occupied]:
     occupied = []
-    for each in program.buffers:
-        writer = "an input" if each.operator < 0 else f"{each.operator} {program.operators[each.operator].name}"
-        style = "fed" if each.operator < 0 else ("even", "odd")[each.operator % 2]
-        tip = f"{writer}: bytes {each.start:,} to {each.stop:,}, steps {each.steps[0]} to {each.steps[1] - 1}"
-        occupied.append(Occupied(max(each.start, 0), each.stop, *each.steps, style, tip))
+    for buffer in program.buffers:
+        writer = "an input" if buffer.operator < 0 else f"{buffer.operator} {program.operators[buffer.operator].name}"
+        style = "fed" if buffer.operator < 0 else ("even", "odd")[buffer.operator % 2]
+        tip = f"{writer}: bytes {buffer.start:,} to {buffer.stop:,}, steps {buffer.steps[0]} to {buffer.steps[1] - 1}"
+        occupied.append(Occupied(max(buffer.start, 0), buffer.stop, *buffer.steps, style, tip))
     return occupied
 
 
@@ -198,9 +202,9 @@ def _operators(programs: Sequence[ExplainedProgram]) -> Iterator[Block]:
     for program in programs:
         if program.type == "PARAMETER_CACHING":
             continue
-        rows = [_operator_row(each) for each in program.operators if each.name != _MOVE][:_MAX_ROWS]
+        rows = [_operator_row(operator) for operator in program.operators if operator.name != _MOVE][:_MAX_ROWS]
         yield from table(head, rows, f"Part {program.part}. Channels are rounded up to a multiple of 4.")
-        moves = [_operator_row(each) for each in program.operators if each.name == _MOVE][:_MAX_ROWS]
+        moves = [_operator_row(operator) for operator in program.operators if operator.name == _MOVE][:_MAX_ROWS]
         if moves:
             yield Details(f"{len(moves)} copies", table(head, moves))
         if not rows:
@@ -211,7 +215,7 @@ def _operator_row(operator: ExplainedOperator) -> Row:
     original = f"original: {operator.original[0]} {operator.original[1]}" if operator.original else ""
     kind = "" if operator.is_cached is None else "cached" if operator.is_cached else "streamed"
     passes = f"{operator.passes} passes" if operator.passes > 1 else ""
-    reads = ", ".join("input or unknown" if each < 0 else str(each) for each in operator.reads)
+    reads = ", ".join("input or unknown" if index < 0 else str(index) for index in operator.reads)
     return (
         Cell(f"{operator.index} {operator.name}", original),
         Cell(operator.shape, f"{operator.tiles} tiles"),
@@ -226,18 +230,18 @@ def _operator_row(operator: ExplainedOperator) -> Row:
 def _transfers(programs: Sequence[ExplainedProgram]) -> Iterator[Block]:
     for program in programs:
         rows: list[Row] = []
-        for each in program.transfers[:_MAX_ROWS]:
-            when = "before the program" if each.kind == "instructions" else "not in the program"
-            if each.step is not None:
-                when = f"after step {each.step}" if each.step else "before the first step"
-            source = "program and DMA hints" if each.is_announced and each.step is not None else "program only"
-            if each.step is None:
+        for transfer in program.transfers[:_MAX_ROWS]:
+            when = "before the program" if transfer.kind == "instructions" else "not in the program"
+            if transfer.step is not None:
+                when = f"after step {transfer.step}" if transfer.step else "before the first step"
+            source = "program and DMA hints" if transfer.is_announced and transfer.step is not None else "program only"
+            if transfer.step is None:
                 source = "DMA hints"
             rows.append(
                 (
-                    Cell(each.kind, shorten(each.name, 100)),
-                    f"{each.size_bytes:,}",
-                    "to the host" if each.to_host else "to the chip",
+                    Cell(transfer.kind, shorten(transfer.name, 100)),
+                    f"{transfer.size_bytes:,}",
+                    "to the host" if transfer.to_host else "to the chip",
                     when,
                     source,
                 )
@@ -262,11 +266,13 @@ def _coverage(program: ExplainedProgram) -> Iterator[Block]:
 def _parameters(programs: Sequence[ExplainedProgram]) -> Iterator[Block]:
     for program in programs:
         rows: list[Row] = []
-        for each in program.parameters[:_MAX_ROWS]:
-            tiles = "; ".join(",".join(map(str, part)) for part in each.tiles[:32])
-            owner = "not known" if each.operator is None else f"{each.operator} {_name(program, each.operator)}"
-            kind = "cached" if each.is_cached else "streamed"
-            rows.append((f"{each.offset:,}", f"{each.size_bytes:,}", kind, tiles or "—", Cell(owner, each.layout)))
+        for region in program.parameters[:_MAX_ROWS]:
+            tiles = "; ".join(",".join(map(str, part)) for part in region.tiles[:32])
+            owner = "not known" if region.operator is None else f"{region.operator} {_name(program, region.operator)}"
+            kind = "cached" if region.is_cached else "streamed"
+            rows.append(
+                (f"{region.offset:,}", f"{region.size_bytes:,}", kind, tiles or "—", Cell(owner, region.layout))
+            )
         if rows and program.operators:
             head = ("Offset", "Bytes", "Kind", "Tiles of the parts", "Operator")
             yield Details(f"Part {program.part}: {len(rows)} regions", [Table(head, rows)], is_open=len(rows) <= 12)
@@ -286,11 +292,12 @@ def _comparison(comparison: ScheduleComparison | None) -> Iterator[Block]:
     yield Text(
         f"The prediction uses the rules of compiler {comparison.rules}, which fit the parameters of the file best."
     )
-    different = Counter(each.what for each in comparison.differences)
+    different = Counter(difference.what for difference in comparison.differences)
     counts: list[Row] = [(what, f"{number:,}", f"{different[what]:,}") for what, number in comparison.compared.items()]
     yield from table(("Figure", "Compared", "Different"), counts)
     rows: list[Row] = [
-        (each.what, each.where, each.predicted, each.actual) for each in comparison.differences[:_MAX_ROWS]
+        (difference.what, difference.where, difference.predicted, difference.actual)
+        for difference in comparison.differences[:_MAX_ROWS]
     ]
     yield from table(("Figure", "Where", "Predicted", "In the file"), rows)
     if not rows:

@@ -30,7 +30,7 @@ def input_range(tensor: TensorDescription, samples: NDArray[np.float32]) -> Fact
     integers = np.iinfo(tensor.dtype)
     low, high = ((limit - tensor.zero_point) * tensor.scale for limit in (integers.min, integers.max))
     looked = np.asarray(samples[:LOOKED_AT])
-    fitting = [each for each in alternatives(looked) if _fits(each(looked), low, high)]
+    fitting = [alternative for alternative in alternatives(looked) if _fits(alternative(looked), low, high)]
     return {
         "low": low,
         "high": high,

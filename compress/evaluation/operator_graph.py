@@ -50,7 +50,7 @@ class OperatorGraph(Probe):
         (model,) = subjects.values()
         graph = read(model.file(MODEL_TFLITE))
         placement = placement_of(model.facts) if "placement" in model.facts else None
-        if placement is None or [each.op for each in placement.ops] != [each.name for each in graph.operators]:
+        if placement is None or [op.op for op in placement.ops] != [op.name for op in graph.operators]:
             placement = placement_of(context.target.check(graph).to_json())
         page = graph_page(graph, placement, context.name, context.target.name)
         (context.folder / GRAPH_FILE).write_text(page, encoding="utf-8")

@@ -306,7 +306,7 @@ def _common(tensors: Sequence[Tensor], least_zero_point: int, where: str) -> Qua
         zero_point, scale = tensor.quantization.zero_point[0], tensor.quantization.scale[0]
         ends += [(end - zero_point) * scale for end in limits]
     first = tensors[0]
-    alike = all((each.dtype, each.quantization) == ("INT8", first.quantization) for each in tensors)
+    alike = all((tensor.dtype, tensor.quantization) == ("INT8", first.quantization) for tensor in tensors)
     if alike and first.quantization is not None and first.quantization.zero_point[0] >= least_zero_point:
         return first.quantization
     low, high = min(0.0, *ends), max(0.0, *ends)

@@ -239,8 +239,8 @@ def _with_pixels(model: Graph, dtype: str, slope: float, offset: float, where: s
     if tensor.dtype == dtype and np.array_equal(codes.clip(start, start + 255) - start, pixels):
         return model
     edit = Edit(model)
-    own = Quantization((float(np.float32(slope)),), (zero_point,), 0)
-    pixel_input = edit.tensor(f"{tensor.name}/pixels", tensor.shape, dtype, own)
+    pixel_quantization = Quantization((float(np.float32(slope)),), (zero_point,), 0)
+    pixel_input = edit.tensor(f"{tensor.name}/pixels", tensor.shape, dtype, pixel_quantization)
     edit.add("QUANTIZE", [pixel_input], [tensor.index], edit.options("QuantizeOptions"))
     edit.inputs = [pixel_input]
     return edit.graph()

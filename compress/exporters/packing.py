@@ -79,8 +79,8 @@ class Packing:
 
     def _ordered(self, outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the outputs in the order of the task, with an embedding after them."""
-        own = self.task.output_order(outputs, self.specification)
-        return own + [detail for detail in outputs if is_embedding(detail) and detail not in own]
+        task_outputs = self.task.output_order(outputs, self.specification)
+        return task_outputs + [detail for detail in outputs if is_embedding(detail) and detail not in task_outputs]
 
     @property
     def output_bytes(self) -> int:

@@ -70,7 +70,9 @@ def check_arguments(path: Path, function: str, arguments: Mapping[str, Any]) -> 
         raise ModelError(f"cannot be read: {reason_of(error)}", where=str(path)) from error
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == function and node.args.kwarg is None:
-            known = [each.arg for each in (*node.args.args[2:], *node.args.kwonlyargs) if each.arg != "trained"]
+            known = [
+                argument.arg for argument in (*node.args.args[2:], *node.args.kwonlyargs) if argument.arg != "trained"
+            ]
             for name in arguments:
                 if name not in known:
                     raise ModelError(

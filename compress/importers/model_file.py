@@ -267,7 +267,7 @@ def _read_saved_model(path: Path, signature: str | None) -> ModelFile:
     from compress.importers.saved_model import saved_model_folder
 
     content = saved_model_folder.read(path)
-    lacks_code = any(each.lacks_code for each in content.judged.untrusted)
+    lacks_code = any(refusal.lacks_code for refusal in content.judged.untrusted)
     cannot_rebuild = bool(content.judged.unsupported) or lacks_code
     if content.config is None or signature is not None or (cannot_rebuild and not content.refused):
         return _graph_of(content, signature)
@@ -296,7 +296,7 @@ def _graph_of(content: Content, signature: str | None) -> ModelFile:
         ".tflite file, which is quantized without training"
     ]
     chosen = None if content.refused else conversion.choose_signature(content, signature).name
-    others = sorted({each.name for each in content.signatures} - {chosen, signature})
+    others = sorted({candidate.name for candidate in content.signatures} - {chosen, signature})
     if others and not signature:
         notes.append(f"its signature {chosen} is taken, and not {', '.join(others)}")
     return ModelFile(

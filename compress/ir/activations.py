@@ -40,7 +40,7 @@ def _softplus(x: Values) -> Values:
 FUNCTIONS: Mapping[Activation, Callable[[Values], Values]] = {
     "silu": lambda x: x * _sigmoid(x),
     "hard_silu": lambda x: x * np.clip(x + 3, 0, 6) / 6,
-    "gelu": lambda x: x * np.array([0.5 * (1 + erf(each / sqrt(2))) for each in x]),
+    "gelu": lambda x: x * np.array([0.5 * (1 + erf(element / sqrt(2))) for element in x]),
     "mish": lambda x: x * np.tanh(_softplus(x)),
     "elu": _elu,
     "selu": lambda x: SELU_SCALE * np.where(x > 0, x, SELU_ALPHA * _elu(np.minimum(x, 0))),

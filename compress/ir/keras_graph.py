@@ -174,7 +174,7 @@ def without_unused_calls(network: Network) -> Network:
         for name, layer in network.layers.items()
         if name in numbers
     }
-    shapes = {moved(each): shape for each, shape in network.shapes.items() if (each.layer, each.call) in kept}
+    shapes = {moved(tensor): shape for tensor, shape in network.shapes.items() if (tensor.layer, tensor.call) in kept}
     return replace(network, layers=layers, shapes=shapes, outputs=map_tensors(network.outputs, moved))
 
 

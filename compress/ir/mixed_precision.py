@@ -105,6 +105,7 @@ def _copy(
     )
     copied_model = library.models.clone_model(model, entrances, clone_function=copied, recursive=True)
     set_weights(
-        copied_model, [each.astype(np.float32) if each.dtype.itemsize == 2 else each for each in model.get_weights()]
+        copied_model,
+        [weight.astype(np.float32) if weight.dtype.itemsize == 2 else weight for weight in model.get_weights()],
     )
     return copied_model

@@ -71,8 +71,8 @@ def inputs_of(file: ModelFile, *, trust: bool) -> ModelInputs:
     if file.becomes == "keras":
         model = model_file.load(file, trust=trust).model
         names = tuple(tensor.name for tensor in model.inputs)
-        shapes = tuple(_with_sides(tuple(each.shape[1:])) for each in model.inputs)
-        sizes = tuple(_size(each.shape) for each in model.outputs)
+        shapes = tuple(_with_sides(tuple(tensor.shape[1:])) for tensor in model.inputs)
+        sizes = tuple(_size(tensor.shape) for tensor in model.outputs)
         inputs = ModelInputs(names, shapes, sizes, "keras", model, limits=_dequantized_limits(file))
     else:
         inputs = _file_inputs(file)

@@ -77,10 +77,10 @@ class _Level:
 
     def fraction_with(self, inside: _Level, fraction: float | None) -> float | None:
         """Return the part that is done, with an open phase inside of which a fraction is done."""
-        own = self.own_fraction()
-        if own is None or not self._counts(inside):
-            return own
-        return own + self._planned(inside).weight / self._weight() * (fraction or 0.0)
+        level_fraction = self.own_fraction()
+        if level_fraction is None or not self._counts(inside):
+            return level_fraction
+        return level_fraction + self._planned(inside).weight / self._weight() * (fraction or 0.0)
 
     def left_with(self, inside: _Level | None, left: float | None, now: float) -> float | None:
         """Return the seconds that are left, with an open phase inside that takes `left` seconds more.

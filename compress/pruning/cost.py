@@ -358,11 +358,11 @@ def _forms(factorization: Factorization) -> Iterator[_Form]:
     candidates = dict.fromkeys(rank.layer for rank in factorization.ranks)
     for layer in candidates:
         ranks = factorization.of_layer(layer)
-        own = frozenset(indices[rank] for rank in ranks)
+        rank_indices = frozenset(indices[rank] for rank in ranks)
         for chosen in chain.from_iterable(combinations(ranks, count) for count in range(len(ranks) + 1)):
             form = factorization.form(chosen)
             reduced = frozenset(indices[rank] for rank in chosen)
-            yield _Form(form, frozenset({layer, *(rank.factor for rank in chosen)}), reduced, own - reduced)
+            yield _Form(form, frozenset({layer, *(rank.factor for rank in chosen)}), reduced, rank_indices - reduced)
     yield _Form(network, frozenset(network.layers) - frozenset(candidates))
 
 

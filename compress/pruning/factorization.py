@@ -91,8 +91,8 @@ class Factorization:
         names = {(rank.layer, rank.side): rank.factor for rank in self.ranks}
         for layer in dict.fromkeys(rank.layer for rank in ranks):
             projections = {rank.side: rank.projection for rank in ranks if rank.layer == layer}
-            own: dict[Side, str] = {side: names[layer, side] for side in projections}
-            network = factorize.factorized(network, layer, projections, own)
+            side_names: dict[Side, str] = {side: names[layer, side] for side in projections}
+            network = factorize.factorized(network, layer, projections, side_names)
         return network
 
     def of_layer(self, layer: str) -> tuple[Rank, ...]:
@@ -240,17 +240,17 @@ def _second_moments(
             tensorflow.reshape(value - bias, (-1, value.shape[-1])) for value, bias in zip(values, biases, strict=True)
         ]
         samples = tensorflow.cast(tensorflow.shape(batch)[0], "float32")
-        counts = [tensorflow.cast(tensorflow.shape(each)[0], "float32") for each in rows]
+        counts = [tensorflow.cast(tensorflow.shape(matrix)[0], "float32") for matrix in rows]
         return [
-            tensorflow.matmul(each, each, transpose_a=True) * samples / count
-            for each, count in zip(rows, counts, strict=True)
+            tensorflow.matmul(matrix, matrix, transpose_a=True) * samples / count
+            for matrix, count in zip(rows, counts, strict=True)
         ]
 
     totals: list[Any] = [0.0] * len(keys)
     size = _batch_size(network)
     for start in range(0, len(inputs), size):
         moments = products(tensorflow.constant(inputs[start : start + size]))
-        totals = [total + each.numpy().astype(np.float64) for total, each in zip(totals, moments, strict=True)]
+        totals = [total + moment.numpy().astype(np.float64) for total, moment in zip(totals, moments, strict=True)]
         progress.update(min(start + size, len(inputs)), len(inputs))
     return {key: total / max(len(inputs), 1) for key, total in zip(keys, totals, strict=True)}
 

@@ -191,13 +191,13 @@ def _retrain(model: Any, state: PruningState, retraining: Retraining | None, con
     if retraining is None or not epochs or not (step.layers or step.factorized):
         return step
     folder = f"step-{len(state.steps) + 1}"
-    own = replace(
+    step_context = replace(
         context,
         unfinished=context.unfinished / folder if context.unfinished else None,
         logs=context.logs / folder if context.logs else None,
     )
     settings = retraining.settings.model_copy(update={"epochs": epochs})
-    return replace(step, training=healing.heal(model, retraining.loss, settings, own))
+    return replace(step, training=healing.heal(model, retraining.loss, settings, step_context))
 
 
 def _ranks(prunable: PrunableNetwork, widths: Widths) -> dict[str, dict[Side, LayerWidths]]:
@@ -405,8 +405,8 @@ class _Step:
         changes = {"epochs": 1, "ema": None, "subset": None, "early_stopping": None, "warmup": 0.0}
         changes["gradient_accumulation"] = min(settings.gradient_accumulation, batches)
         weights = model.get_weights()
-        own = replace(self.context, unfinished=None, logs=None)
-        loop.fit(model, self.retraining.loss, settings.model_copy(update=changes), own)
+        trial_context = replace(self.context, unfinished=None, logs=None)
+        loop.fit(model, self.retraining.loss, settings.model_copy(update=changes), trial_context)
         quality = validation_quality(model, self.context)
         set_weights(model, weights)
         return quality

@@ -166,6 +166,6 @@ def _with_energies(scores: Scores, channels: ChannelGroups, factorization: Facto
     return scores
 
 
-def substitution(asked: ImportanceMethod, used: ImportanceMethod) -> str:
+def substitution(requested: ImportanceMethod, used: ImportanceMethod) -> str:
     """Return the warning that another importance method is used."""
-    return f"{asked} finds no channel that matters to the loss: {used} is used instead"
+    return f"{requested} finds no channel that matters to the loss: {used} is used instead"

@@ -264,7 +264,9 @@ def collect(
     batches: list[list[NDArray[np.float32]]] = []
 
     def observe(values: list[Any]) -> dict[str, Any]:
-        results: dict[str, Any] = {"extremes": [_extremes(*each) for each in zip(values, per_channel, strict=True)]}
+        results: dict[str, Any] = {
+            "extremes": [_extremes(*arguments) for arguments in zip(values, per_channel, strict=True)]
+        }
         return results | (_counts(values[: len(rounded)], results["extremes"]) if histograms else {})
 
     with progress.phase(CALIBRATION):

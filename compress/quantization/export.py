@@ -292,7 +292,7 @@ def _unconverted(model: Any, signature: list[Any], said: str) -> ModelError:
             graph = tensorflow.compat.v1.get_default_graph()
             before = len(graph.get_operations())
             output = layer(*values, **named)
-            if any(each.type in operators for each in graph.get_operations()[before:]):
+            if any(operation.type in operators for operation in graph.get_operations()[before:]):
                 layers[f"{type(layer).__name__} {layer.name!r}"] = None
             return output
 

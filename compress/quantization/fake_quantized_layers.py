@@ -27,8 +27,8 @@ EPSILON = 1e-6
 def quantized(library: Any, kind: str, axes: Kernel) -> Any:
     """Return the class of the Keras layer `kind` with a rounded kernel; `axes` are those of the kernel."""
     plain = getattr(library.layers, kind)
-    own = {"plain": plain, "rounded": staticmethod(_rounded(library, axes)), "library": library, "axes": axes}
-    return type(f"Quantized{kind}", (RoundedKernel, plain), own)
+    attributes = {"plain": plain, "rounded": staticmethod(_rounded(library, axes)), "library": library, "axes": axes}
+    return type(f"Quantized{kind}", (RoundedKernel, plain), attributes)
 
 
 class RoundedKernel:

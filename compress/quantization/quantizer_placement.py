@@ -82,7 +82,7 @@ def saturating(network: Network, points: Collection[LayerOutput]) -> dict[LayerO
         reader_limits = [
             SATURATION.get(_activation(network.layers[name]) or "") for name, _ in consumers.get(tensor, [])
         ]
-        known = [each for each in reader_limits if each is not None]
+        known = [interval for interval in reader_limits if interval is not None]
         if known and len(known) == len(reader_limits) and tensor not in model_outputs:
             limits[tensor] = min(low for low, _ in known), max(high for _, high in known)
     return limits

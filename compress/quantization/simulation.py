@@ -97,7 +97,7 @@ class Simulation:
 
     def outputs(self, samples: Samples) -> NDArray[np.float32]:
         """Compute the outputs of the network: [n, outputs]."""
-        parts = [flattened([np.asarray(each) for each in self._outputs(part)]) for part in self._batches(samples)]
+        parts = [flattened([np.asarray(output) for output in self._outputs(part)]) for part in self._batches(samples)]
         return np.concatenate(parts)
 
     def values(self, samples: Samples) -> dict[str, NDArray[np.float32]]:

@@ -132,7 +132,9 @@ def _joined(network: Network, layer: Layer, by: str, outputs: Sequence[LayerOutp
     both = network.free_name(f"{name}_joined")
     calls = tuple({"args": [[output, LayerOutput(name, call)]], "kwargs": {}} for call, output in enumerate(outputs))
     moved = {output: LayerOutput(both, call) for call, output in enumerate(outputs)}
-    shapes = {LayerOutput(new, call): network.shapes[each] for call, each in enumerate(outputs) for new in (name, both)}
+    shapes = {
+        LayerOutput(new, call): network.shapes[output] for call, output in enumerate(outputs) for new in (name, both)
+    }
     layer = replace(layer.configured(name=name), name=name)
     edited = network.edited({}, moved).edited({name: layer, both: replace(join(both), calls=calls)}, {})
     return replace(edited, shapes={**edited.shapes, **shapes})

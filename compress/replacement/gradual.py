@@ -97,7 +97,7 @@ def train(
     matched = [name for name in joined.layers if _matches(joined.layers[name], joined, teacher)]
     joint = _joint(joined, teacher, matched)
     model = build(joint)
-    counts = [len(list(tensors_in(each.outputs))) for each in (joined, teacher)]
+    counts = [len(list(tensors_in(branch.outputs))) for branch in (joined, teacher)]
     compared = [name for name in matched if not _kernel(joined.layers[name]).depthwise]
     variances, steps = _measured(teacher, joined, matched, compared, context)
 
@@ -187,7 +187,7 @@ def _joint(network: Network, teacher: Network, matched: Sequence[str]) -> Networ
             *(moved[LayerOutput(name)] for name in compared),
             *(LayerOutput(f"{ORIGINAL}{name}") for name in compared),
         ],
-        shapes={**teacher.shapes, **edited.shapes, **{moved[each]: network.shapes[each] for each in moved}},
+        shapes={**teacher.shapes, **edited.shapes, **{moved[tensor]: network.shapes[tensor] for tensor in moved}},
     )
 
 
@@ -264,7 +264,9 @@ def layers() -> dict[str, Any]:
             statistics = self.statistics
             if training or self.measuring:
                 axes = list(range(len(tensors[0].shape) - 1))
-                moments = [moment for each in tensors for moment in ops.moments(ops.cast(each, "float32"), axes=axes)]
+                moments = [
+                    moment for tensor in tensors for moment in ops.moments(ops.cast(tensor, "float32"), axes=axes)
+                ]
                 momentum = self.batches / (self.batches + 1) if self.measuring else MOMENTUM
                 self.batches += self.measuring
                 for kept, moment in zip(statistics, moments, strict=True):
@@ -275,7 +277,7 @@ def layers() -> dict[str, Any]:
 
         def scale_and_shift(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
             """Return the layer as a factor and an offset for each channel, by the statistics that it holds."""
-            values = [np.asarray(each, np.float64) for each in (*self.statistics, self.gain, self.offset)]
+            values = [np.asarray(variable, np.float64) for variable in (*self.statistics, self.gain, self.offset)]
             return _scale_and_shift(np, values[:4], *values[4:])
 
     register = library.saving.register_keras_serializable(PACKAGE)
@@ -322,7 +324,7 @@ def _measured(
     observed = build(subnetwork(teacher, [*starts, *ends]))
     inputs = context.data.inputs("train")
     order = np.sort(np.random.default_rng(context.seed).permutation(len(inputs))[:SAMPLES])
-    sums = [np.zeros((2, teacher.shapes[each][-1] or 0)) for each in (*starts, *ends)]
+    sums = [np.zeros((2, teacher.shapes[tensor][-1] or 0)) for tensor in (*starts, *ends)]
     for index in order:
         for total, values in zip(sums, run(observed, rows_of(inputs, np.array([index]))), strict=True):
             flat = np.asarray(values, np.float64).reshape(-1, values.shape[-1])

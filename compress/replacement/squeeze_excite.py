@@ -253,7 +253,7 @@ def _scaled_outputs(layer: Layer, mean: Factors) -> Layer:
         return replace(layer, weights=(_times(gamma, mean), _times(beta, mean), *rest))
     kernel, *bias = layer.weights
     scaled = spec.kernels[0].times_outputs(kernel, mean).astype(kernel.dtype)
-    return replace(layer, weights=(scaled, *(_times(each, mean) for each in bias)))
+    return replace(layer, weights=(scaled, *(_times(bias_vector, mean) for bias_vector in bias)))
 
 
 def _times(weights: NDArray[Any], mean: Factors) -> NDArray[Any]:

@@ -40,7 +40,7 @@ class PackageFacts:
 def sections(record: RunRecord) -> Iterator[Section]:
     """Yield the section on the last `package` that calibrated a classifier."""
     facts = [decode(PackageFacts, stage.facts) for stage in record.stages if stage.stage == "package"]
-    confidences = [each.confidence for each in facts if each.confidence is not None]
+    confidences = [package_facts.confidence for package_facts in facts if package_facts.confidence is not None]
     if confidences:
         yield Section("Confidence", list(_blocks(confidences[-1])))
 
@@ -57,5 +57,5 @@ def _blocks(facts: CalibrationFacts) -> Iterator[Block]:
             accepted = unknown.get(key, missing("fraction", "not measured"))
             rows.append((title, show(missing("fraction", "it needs images without the classes")), show(accepted)))
         else:
-            rows.append((title, *(show(each or missing("fraction", "the split is empty")) for each in columns)))
+            rows.append((title, *(show(figure or missing("fraction", "the split is empty")) for figure in columns)))
     yield Table(("Measurement", "Validation", "Test"), rows)

@@ -42,7 +42,9 @@ def sections(record: RunRecord, contents: Mapping[str, bytes]) -> Iterator[Secti
     if record.examples is None or not record.examples.examples:
         return
     shown = record.examples.examples[:MAX_EXAMPLES]
-    yield Section("Examples", [Text(_introduction(record.examples)), *(_example(each, contents) for each in shown)])
+    yield Section(
+        "Examples", [Text(_introduction(record.examples)), *(_example(example, contents) for example in shown)]
+    )
 
 
 def _introduction(examples: ExamplesRecord) -> str:

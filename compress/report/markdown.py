@@ -101,7 +101,9 @@ def _rendered(block: Block) -> list[str]:
     if isinstance(block, FileLink):
         return [f"- {quote(block.file)}: {quote(block.text)}"]
     if isinstance(block, Pictures):
-        lines = [f"- {quote(each.title)}, {quote(each.file)}: {quote(each.text)}" for each in block.pictures]
+        lines = [
+            f"- {quote(picture.title)}, {quote(picture.file)}: {quote(picture.text)}" for picture in block.pictures
+        ]
         return [quote(block.caption), "\n".join(lines)]
     if isinstance(block, Columns):
         return [text for column in block.columns for inner in column for text in _rendered(inner)]

@@ -80,7 +80,7 @@ def program_chart(
     for band in bands:
         parts += _band(band, edges, top)
         top += _LANE + _GAP
-    height = max([memory_bytes, *(each.stop for each in occupied)], default=1) or 1
+    height = max([memory_bytes, *(region.stop for region in occupied)], default=1) or 1
     axis = svg.Axis(0, height, top + _MEMORY, top + 8)
     parts += _memory(occupied, edges, axis, memory_bytes)
     parts.append(svg.text(LEFT, top + _MEMORY + 18, f"{len(weights)} steps, as wide as their cycles", "tick"))
@@ -128,12 +128,12 @@ def _memory(occupied: Sequence[Occupied], edges: Sequence[float], axis: svg.Axis
     yield svg.text(LEFT - 8, axis.end + 12, "memory of a tile", "name", "end", LEFT - 12)
     for tick in axis.ticks(4, 1024):
         yield svg.level(axis.at(tick), LEFT, RIGHT, f"{tick / 1024:g} KiB")
-    for each in occupied:
+    for region in occupied:
         corners = (
-            edges[min(each.first, len(edges) - 1)],
-            axis.at(each.stop),
-            edges[min(each.last, len(edges) - 1)],
-            axis.at(each.start),
+            edges[min(region.first, len(edges) - 1)],
+            axis.at(region.stop),
+            edges[min(region.last, len(edges) - 1)],
+            axis.at(region.start),
         )
-        yield _rectangle(corners, each.style, each.tip)
+        yield _rectangle(corners, region.style, region.tip)
     yield svg.line(LEFT, axis.at(memory_bytes), RIGHT, axis.at(memory_bytes), "limit")

@@ -408,7 +408,7 @@ def _stages(records: Sequence[RunRecord]) -> Iterator[ComparedStage]:
     """Yield the stages of all runs by id, in the order of the first run that has them."""
     maps = [{stage.id: stage for stage in record.stages} for record in records]
     same_task = all(_quality_names(record) == _quality_names(records[0]) for record in records)
-    metrics = [*records[0].metrics[: 1 if same_task else 0], *(each for each in SIZES if each.name in _HEADLINE)]
+    metrics = [*records[0].metrics[: 1 if same_task else 0], *(metric for metric in SIZES if metric.name in _HEADLINE)]
     for ident in dict.fromkeys(ident for stages in maps for ident in stages):
         run_stages = [stages.get(ident) for stages in maps]
         rows = []

@@ -82,10 +82,10 @@ def sections(record: RunRecord) -> Sequence[Section]:
 def _phase_rows(stage: StageRecord, profile: StageProfile, total: float) -> Iterator[tuple[str, ...]]:
     name = shorten(stage.id)
     yield name, "all", seconds(stage.seconds), f"{(stage.seconds or 0.0) / total:.0%}"
-    phases = sorted(profile.phases, key=lambda each: -each.seconds)
-    for each in phases[:MAX_PHASES]:
-        if each.seconds >= LEAST_SHARE * total:
-            yield name, shorten(each.phase), seconds(each.seconds), f"{each.seconds / total:.0%}"
+    phases = sorted(profile.phases, key=lambda phase: -phase.seconds)
+    for phase in phases[:MAX_PHASES]:
+        if phase.seconds >= LEAST_SHARE * total:
+            yield name, shorten(phase.phase), seconds(phase.seconds), f"{phase.seconds / total:.0%}"
 
 
 def _step_rows(stage: StageRecord, profile: StageProfile) -> Iterator[tuple[str, ...]]:

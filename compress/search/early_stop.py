@@ -63,7 +63,11 @@ def expected(trial: TrialRecord, goals: Goals, trials: Sequence[TrialRecord]) ->
     if trial.stages:
         stage, quality = list(trial.stages.items())[-1]
         begun = _order(trial)
-        alike = [each for each in trials if each.status == "complete" and _order(each)[: len(begun)] == begun]
+        alike = [
+            candidate
+            for candidate in trials
+            if candidate.status == "complete" and _order(candidate)[: len(begun)] == begun
+        ]
         gains = _gains(goals.quality.name, stage, alike)
         result[goals.quality.name] = quality + (statistics.mean(gains) if gains else 0.0)
     return result

@@ -193,7 +193,7 @@ def choose(document: Document, pipeline: Pipeline, out: Path, worker: WorkerProc
         if failed is not None:
             raise StageError(f"no recipe can be run: {failed}", where="recipe")
         raise PipelineError(f"no recipe can be used: {results[0].reason}", where=document.where(("recipe",)))
-    nearest = min(tried, key=lambda each: max(each.cost, each.quality)).recipe
+    nearest = min(tried, key=lambda attempt: max(attempt.cost, attempt.quality)).recipe
     return RecipeChoice(tuple(results), nearest.name, False, with_recipe(document, nearest))
 
 
@@ -212,10 +212,10 @@ def budget_of(document: Document, pipeline: Pipeline) -> dict[str, float]:
 
 def _why_not(recipe: Recipe, tried: Sequence[_Tried]) -> str:
     """Return why a recipe cannot help, from those that were tried; "" if it may."""
-    for each in tried:
-        if each.recipe.keep == recipe.keep and each.cost > 0:
-            return f"it has the costs of “{each.recipe.name}”"
-        if each.recipe.keep > recipe.keep and each.cost <= 0:
+    for attempt in tried:
+        if attempt.recipe.keep == recipe.keep and attempt.cost > 0:
+            return f"it has the costs of “{attempt.recipe.name}”"
+        if attempt.recipe.keep > recipe.keep and attempt.cost <= 0:
             return "less pruning meets the limits of the costs, and more of it loses more"
     return ""
 

@@ -140,7 +140,7 @@ def _balanced(trials: Sequence[TrialRecord], objectives: Sequence[Metric]) -> Tr
     lowest = [min(column) for column in zip(*points, strict=True)]
     ranges = [max(column) - low for column, low in zip(zip(*points, strict=True), lowest, strict=True)]
     least = [low if is_cost(metric) else 0.0 for metric, low in zip(objectives, lowest, strict=True)]
-    spans = [max(each, at_least) or 1.0 for each, at_least in zip(ranges, least, strict=True)]
+    spans = [max(value_range, at_least) or 1.0 for value_range, at_least in zip(ranges, least, strict=True)]
 
     def distance(index: int) -> float:
         scaled = [(value - low) / span for value, low, span in zip(points[index], lowest, spans, strict=True)]

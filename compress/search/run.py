@@ -232,7 +232,7 @@ class SettingsSearch:
         if self._ending or len(counted) >= self._plan.trials:
             return self._waits_for([record for record in counted if record.status == "running"])
         trial, values = self._study.ask()
-        same = next((each for each in records if each.settings == values and each.status in TRIED), None)
+        same = next((record for record in records if record.settings == values and record.status in TRIED), None)
         if same is not None:
             again = replace(same, number=trial.number, status="repeated", seconds=0, reason=f"as trial {same.number}")
             self._study.tell(trial, again)

@@ -133,10 +133,10 @@ class FrontSampler(BaseSampler):
         fitted = self._fitted(losses)
         points = np.array([self._encoded(done[index].params) for index in fitted])
         candidates = self._candidates(study)
-        known = {_key(each.params) for each in done}
-        new = [each for each in candidates if _key(each) not in known] or candidates
+        known = {_key(finished_trial.params) for finished_trial in done}
+        new = [candidate for candidate in candidates if _key(candidate) not in known] or candidates
         processes = [_Process(points, values, self._seed) for values in losses[fitted].T]
-        gain = _expected_gain(processes, np.array([self._encoded(each) for each in new]), self._random)
+        gain = _expected_gain(processes, np.array([self._encoded(candidate) for candidate in new]), self._random)
         return dict(new[int(np.argmax(gain))])
 
     def sample_independent(
@@ -156,10 +156,10 @@ class FrontSampler(BaseSampler):
     def _candidates(self, study: Study) -> list[Parameters]:
         """Return random parameters, and members of the front with random changes; none of stages that are left out."""
         candidates: list[Parameters] = [self._random_parameters() for _ in range(CANDIDATES)]
-        best = [each.params for each in study.best_trials] if len(study.directions) > 1 else _best(study)
+        best = [trial.params for trial in study.best_trials] if len(study.directions) > 1 else _best(study)
         if best:
             candidates += [self._changed(best[self._random.integers(len(best))]) for _ in range(CANDIDATES)]
-        return [self._without_unused(each) for each in candidates]
+        return [self._without_unused(candidate) for candidate in candidates]
 
     def _without_unused(self, parameters: Parameters) -> Parameters:
         trial = FixedTrial(dict(parameters))
@@ -201,11 +201,11 @@ class FrontSampler(BaseSampler):
 def _distinct(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     """Return one finished trial for each choice of parameters; those that were interrupted have none."""
     distinct: dict[str, FrozenTrial] = {}
-    for each in trials:
-        if not each.state.is_finished():
+    for trial in trials:
+        if not trial.state.is_finished():
             continue
-        if (stored_record(each) or {}).get("status") != "interrupted":
-            distinct.setdefault(_key(each.params), each)
+        if (stored_record(trial) or {}).get("status") != "interrupted":
+            distinct.setdefault(_key(trial.params), trial)
     return list(distinct.values())
 
 
@@ -229,9 +229,9 @@ def _best(study: Study) -> list[Parameters]:
     """Return the parameters of the best trial that meets all constraints, of a study with one objective."""
     sign = 1 if study.directions[0].name == "MINIMIZE" else -1
     complete = [
-        each for each in study.get_trials(deepcopy=False, states=[TrialState.COMPLETE]) if _violation(each) == 0
+        trial for trial in study.get_trials(deepcopy=False, states=[TrialState.COMPLETE]) if _violation(trial) == 0
     ]
-    return [min(complete, key=lambda each: sign * each.values[0]).params] if complete else []
+    return [min(complete, key=lambda trial: sign * trial.values[0]).params] if complete else []
 
 
 def _to_unit(kind: Any, value: float) -> float:
@@ -263,12 +263,14 @@ def _losses(trials: Sequence[FrozenTrial], study: Study) -> NDArray[np.float64]:
     from scipy.stats import rankdata
 
     signs = [1 if direction.name == "MINIMIZE" else -1 for direction in study.directions]
-    violations = np.array([_violation(each) for each in trials])
-    objectives = [_objectives(each) for each in trials]
-    is_good = (violations == 0) & [each is not None for each in objectives]
+    violations = np.array([_violation(trial) for trial in trials])
+    objectives = [_objectives(trial) for trial in trials]
+    is_good = (violations == 0) & [trial_objectives is not None for trial_objectives in objectives]
     if not is_good.any():
         return violations[:, None]
-    losses = np.array([each for each, good in zip(objectives, is_good, strict=True) if good]) * signs
+    losses = (
+        np.array([trial_objectives for trial_objectives, good in zip(objectives, is_good, strict=True) if good]) * signs
+    )
     best = losses.min(axis=0)
     in_range = (losses - best) / np.maximum(losses.max(axis=0) - best, np.finfo(np.float64).tiny)
     ranks = (rankdata(losses, axis=0) - 1) / max(1, len(losses) - 1)
@@ -330,7 +332,7 @@ def _expected_gain(
 
     front = distances(np.column_stack([process.at_points for process in processes])).max(axis=0)
     predicted = [process.predicted(candidates) for process in processes]
-    mean, deviation = (np.column_stack(each) for each in zip(*predicted, strict=True))
+    mean, deviation = (np.column_stack(columns) for columns in zip(*predicted, strict=True))
     gain = np.zeros(len(candidates))
     for _ in range(DRAWS):
         drawn = mean + deviation * random.normal(size=len(processes))

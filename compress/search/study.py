@@ -121,7 +121,7 @@ class SearchStudy:
         """
         trials = self._trials()
         abandoned = self._abandoned(trials)
-        count = sum(self._taken_over(each) for each in abandoned)
+        count = sum(self._taken_over(trial) for trial in abandoned)
         return self._records(self._trials() if abandoned else trials), count
 
     def records(self) -> list[TrialRecord]:
@@ -133,11 +133,11 @@ class SearchStudy:
 
     def _records(self, trials: Sequence[FrozenTrial]) -> list[TrialRecord]:
         states = self._optuna.trial.TrialState
-        begun = [each for each in trials if each.state != states.WAITING]
-        for each in begun:
-            if each.state.is_finished() and each.number not in self._finished_records:
-                self._finished_records[each.number] = self._record(each)
-        return [self._finished_records.get(each.number) or self._record(each) for each in begun]
+        begun = [trial for trial in trials if trial.state != states.WAITING]
+        for trial in begun:
+            if trial.state.is_finished() and trial.number not in self._finished_records:
+                self._finished_records[trial.number] = self._record(trial)
+        return [self._finished_records.get(trial.number) or self._record(trial) for trial in begun]
 
     def _record(self, trial: FrozenTrial) -> TrialRecord:
         """Return the record of a trial.
@@ -165,22 +165,24 @@ class SearchStudy:
 
     def _abandoned(self, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
         """Return the running trials whose owners are dead."""
-        abandoned = [each for each in self._others(trials) if self._watch.is_expired(each.number, each.user_attrs)]
-        leases = {each.number: each.user_attrs.get(LEASE) for each in abandoned if is_elsewhere(each.user_attrs)}
+        abandoned = [trial for trial in self._others(trials) if self._watch.is_expired(trial.number, trial.user_attrs)]
+        leases = {trial.number: trial.user_attrs.get(LEASE) for trial in abandoned if is_elsewhere(trial.user_attrs)}
         if leases:
             time.sleep(SECOND_LOOK_S)
             renewed_since = {
-                each.number
-                for each in self._others(self._trials())
-                if each.user_attrs.get(LEASE) != leases.get(each.number)
+                trial.number
+                for trial in self._others(self._trials())
+                if trial.user_attrs.get(LEASE) != leases.get(trial.number)
             }
-            abandoned = [each for each in abandoned if each.number not in leases or each.number not in renewed_since]
+            abandoned = [
+                trial for trial in abandoned if trial.number not in leases or trial.number not in renewed_since
+            ]
         return abandoned
 
     def _others(self, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
         """Return the running trials of other processes."""
         running = self._optuna.trial.TrialState.RUNNING
-        return [each for each in trials if each.state == running and each._trial_id != self._running]
+        return [trial for trial in trials if trial.state == running and trial._trial_id != self._running]
 
     def _mark_failed(self, trial: FrozenTrial, record: TrialRecord) -> bool:
         """Mark a trial of another process failed; return False if a third process did."""
@@ -248,7 +250,7 @@ class SearchStudy:
                 else:
                     self._study.tell(trial, state=states.FAIL)
         except (ValueError, RuntimeError):  # Optuna's errors for a trial that is finished
-            stored = next(each for each in self._trials() if each.number == trial.number)
+            stored = next(frozen_trial for frozen_trial in self._trials() if frozen_trial.number == trial.number)
             if not stored.state.is_finished():
                 raise
             if _record(stored).to_json() != record.to_json():

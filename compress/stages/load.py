@@ -330,7 +330,7 @@ class _Import(_Load):
             error.where = error.where or str(self.path)
             raise
         if detector is None:
-            shapes = ", ".join(str(list(each.shape[1:])) for each in model.outputs)
+            shapes = ", ".join(str(list(output.shape[1:])) for output in model.outputs)
             raise ModelError(
                 f"its outputs {shapes} are not recognized as boxes and scores",
                 where=str(self.path),

@@ -248,8 +248,10 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
             facts |= {
                 "scales_from": self._cost_of_scales(result.own_scales, files[0], answers.agreement, samples, judge)
             }
-            own = facts["scales_from"]["agreement_own_scales"]
-            context.progress.note(f"quantize: agreement {answers.agreement} with the old scales, {own} with its own")
+            own_agreement = facts["scales_from"]["agreement_own_scales"]
+            context.progress.note(
+                f"quantize: agreement {answers.agreement} with the old scales, {own_agreement} with its own"
+            )
         return facts | {"warnings": [*result.warnings, *warnings]}
 
     def _cut_lookup(self, model: Any, context: Context) -> CutLookup | None:
@@ -283,14 +285,14 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
         file.write_bytes(graph.serialize(lookup_tables.with_table(graph.read(file), table)))
 
     def _cost_of_scales(
-        self, own: bytes, float_file: Path, agreement: float, samples: CalibrationSplit, judge: Judge
+        self, own_scales_model: bytes, float_file: Path, agreement: float, samples: CalibrationSplit, judge: Judge
     ) -> Facts:
         """Return the agreement with the float model with the old scales, and with the scales that it would have."""
         from compress.quantization import fidelity
 
         with tempfile.TemporaryDirectory(prefix="coralline-") as folder:
             file = Path(folder) / MODEL_TFLITE
-            file.write_bytes(own)
+            file.write_bytes(own_scales_model)
             own_agreement = fidelity.compared(float_file, file, samples.held_out, judge).agreement
         return {"file": str(self.scales_from), "agreement": agreement, "agreement_own_scales": own_agreement}
 
@@ -386,15 +388,15 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
         )
 
     def _under_old_scales(
-        self, own: QuantizationResult, model: Any, samples: CalibrationSplit, context: Context
+        self, own_result: QuantizationResult, model: Any, samples: CalibrationSplit, context: Context
     ) -> QuantizationResult:
         """Return the result with the scales of `scales_from`."""
         from compress.quantization import old_scales
         from compress.tflite import graph
 
         assert self.scales_from is not None
-        if own.plan is None:
-            raise StageError(f"scales_from: the ranges were {own.ranges}, so that they cannot be replaced")
+        if own_result.plan is None:
+            raise StageError(f"scales_from: the ranges were {own_result.ranges}, so that they cannot be replaced")
 
         def rewrite(content: bytes) -> bytes:
             parsed = graph.parse(content)
@@ -402,9 +404,9 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
             return graph.serialize(context.target.legalize(parsed, feeds, io=self.io.upper()).graph)
 
         old = old_scales.read(self.scales_from)
-        plan = old_scales.plan_for(*own.calibrated(), old, self.io, rewrite)
+        plan = old_scales.plan_for(*own_result.calibrated(), old, self.io, rewrite)
         result = self._calibrated(model, samples, context, plan)
-        return replace(result, own_scales=own.content)
+        return replace(result, own_scales=own_result.content)
 
     def _better_of(
         self, ptq: QuantizationResult, model: Any, samples: CalibrationSplit, context: Context

@@ -276,19 +276,19 @@ def describe_program(program: ExplainedProgram) -> list[str]:
     """Return a summary of an executable, line by line."""
     read = f"{program.understood_bundles:,} of {program.bundles:,} bundles understood"
     lines = [f"{program.type:<18} {read}, {program.instructions:,} instructions for tiles"]
-    moved = [each for each in program.transfers if each.kind not in ("instructions", "interrupt")]
-    lines += [f"  transfer         {_describe_transfer(each)}" for each in moved[:MAX_LINES]]
+    moved = [transfer for transfer in program.transfers if transfer.kind not in ("instructions", "interrupt")]
+    lines += [f"  transfer         {_describe_transfer(transfer)}" for transfer in moved[:MAX_LINES]]
     if len(moved) > MAX_LINES:
         lines.append(f"  … and {len(moved) - MAX_LINES:,} more (--json and the page list all)")
     if program.operators:
-        names = Counter(each.certainty for each in program.operators if each.name != "move")
+        names = Counter(operator.certainty for operator in program.operators if operator.name != "move")
         counts = ", ".join(f"{count} {certainty}" for certainty, count in names.items())
-        moves = sum(each.name == "move" for each in program.operators)
+        moves = sum(operator.name == "move" for operator in program.operators)
         lines.append(f"  operators        {counts}; {moves} that only copy")
-        own = [each for each in program.operators if each.name != "move"]
-        lines += [f"  {_describe_operator(each)}" for each in own[:MAX_LINES]]
-        if len(own) > MAX_LINES:
-            lines.append(f"  … and {len(own) - MAX_LINES:,} more (--json and the page list all)")
+        operators = [operator for operator in program.operators if operator.name != "move"]
+        lines += [f"  {_describe_operator(operator)}" for operator in operators[:MAX_LINES]]
+        if len(operators) > MAX_LINES:
+            lines.append(f"  … and {len(operators) - MAX_LINES:,} more (--json and the page list all)")
         lines.append(
             f"  memory           at most {max(program.live_bytes, default=0):,} bytes of results in a tile, "
             f"in {program.memory_bytes:,} that it takes"
@@ -322,7 +322,7 @@ def _describe_comparison(comparison: ScheduleComparison | None) -> list[str]:
     total = sum(comparison.compared.values())
     rules = f"with the rules of compiler {comparison.rules}"
     lines = [f"prediction         {len(comparison.differences)} differences in {total:,} comparisons, {rules}"]
-    lines += [describe_difference(each) for each in comparison.differences[:MAX_LINES]]
+    lines += [describe_difference(difference) for difference in comparison.differences[:MAX_LINES]]
     more = len(comparison.differences) - MAX_LINES
     if more > 0:
         lines.append(f"  … and {more:,} more (--json and the page list all)")
@@ -336,4 +336,4 @@ def describe_difference(difference: ScheduleDifference) -> str:
 
 def difference_counts(differences: Sequence[ScheduleDifference]) -> dict[str, int]:
     """Return the number of differences by figure."""
-    return dict(Counter(each.what for each in differences))
+    return dict(Counter(difference.what for difference in differences))

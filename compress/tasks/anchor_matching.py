@@ -54,9 +54,9 @@ def match(detector: Detector, objects: Any) -> AnchorTargets:
     owner = ops.where(forced, ops.argmax(favourite, axis=1), best)
     positive = ops.cast(ops.logical_or(forced, most >= MATCHED), "float32")
     counted = ops.maximum(positive, ops.cast(most < UNMATCHED, "float32"))
-    own = ops.take_along_axis(objects, ops.repeat(ops.expand_dims(owner, -1), 5, axis=-1), axis=1)
-    matched_classes = ops.where(positive > 0, own[..., 0], -1.0)
-    return AnchorTargets(positive, counted, matched_classes, _raw(own[..., 1:], detector))
+    matched_objects = ops.take_along_axis(objects, ops.repeat(ops.expand_dims(owner, -1), 5, axis=-1), axis=1)
+    matched_classes = ops.where(positive > 0, matched_objects[..., 0], -1.0)
+    return AnchorTargets(positive, counted, matched_classes, _raw(matched_objects[..., 1:], detector))
 
 
 def _overlaps(boxes: Any, detector: Detector) -> Any:

@@ -186,7 +186,10 @@ class Head(ABC):
         del temperature
         ops = keras().ops
         shares = np.array(weights, np.float32) / np.float32(sum(weights))
-        parts = [ops.convert_to_tensor(each, "float32") * share for each, share in zip(logits, shares, strict=True)]
+        parts = [
+            ops.convert_to_tensor(teacher_logits, "float32") * share
+            for teacher_logits, share in zip(logits, shares, strict=True)
+        ]
         return sum(parts[1:], parts[0])
 
     def divergence(self, expected: Any, actual: Any) -> Any:

@@ -370,8 +370,8 @@ class Classification(Task):
         """Return the labels, the accuracy of each model, the drop and the agreement."""
         labels = data.labels("test")[list(indices)]
         right, predicted = {}, []
-        for role, each in rows.items():
-            scores = class_scores(each, specification)
+        for role, outputs in rows.items():
+            scores = class_scores(outputs, specification)
             _refuse_other_width(scores, data)
             predicted.append(scores.argmax(axis=1))
             right[role] = predicted[-1] == labels

@@ -57,8 +57,14 @@ class ByObjects(Judge):
         before, after = (self.detector.parts(self.detector.split(rows)) for rows in (expected, actual))
         best = self.detector.probabilities(before).max(axis=2)
         likely = np.argsort(-best, axis=1, kind="stable")[:, :LIKELY, np.newaxis]
-        near = [np.take_along_axis(each.boxes, likely, axis=1).reshape(len(best), -1) for each in (before, after)]
-        scores = [np.concatenate(_score_parts(each), axis=2).reshape(len(best), -1) for each in (before, after)]
+        near = [
+            np.take_along_axis(output_parts.boxes, likely, axis=1).reshape(len(best), -1)
+            for output_parts in (before, after)
+        ]
+        scores = [
+            np.concatenate(_score_parts(output_parts), axis=2).reshape(len(best), -1)
+            for output_parts in (before, after)
+        ]
         return np.asarray((snr_db(near[0], near[1]) + snr_db(scores[0], scores[1])) / 2)
 
     def same(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
@@ -181,10 +187,10 @@ class Detection(Task):
         """Return the objects, the average precision of each model, its drop and the agreement."""
         detector, names = detector_of(specification), data.class_names
         expected = [data.objects("test")[index] for index in indices]
-        answers = {role: _detections(detector, each) for role, each in rows.items()}
+        answers = {role: _detections(detector, outputs) for role, outputs in rows.items()}
         facts: Facts = {
-            role: average_precision.evaluate(each, expected, len(names), f"COCO, {note}")
-            for role, each in answers.items()
+            role: average_precision.evaluate(detections, expected, len(names), f"COCO, {note}")
+            for role, detections in answers.items()
         }
         facts["agreement"] = agreement(answers["original"], answers["int8"], average_precision.SURE)
         compared = average_precision.compare(facts, names, "original", "int8")["measurements"]
@@ -232,7 +238,7 @@ def refuse_other_outputs(model: Any, detector: Detector, columns: int) -> None:
     """
     entries = detector.specification["tensors"]
     sizes = detector.output_sizes(columns)
-    shapes = [tuple(int(side) for side in each.shape[1:]) for each in model.outputs]
+    shapes = [tuple(int(side) for side in output.shape[1:]) for output in model.outputs]
     if [int(np.prod(shape)) for shape in shapes] != [count * width for count, width in sizes]:
         expected = [f"{entry['part']} {list(size)}" for entry, size in zip(entries, sizes, strict=True)]
         raise ModelError(
@@ -288,7 +294,7 @@ def detector_of(specification: Any) -> Detector:
 
 def padded(objects: Sequence[Objects]) -> NDArray[np.float32]:
     """Return the objects of images as one array [n, max, 5]: class and box; padding has the class -1."""
-    most = max([len(each.classes) for each in objects] or [0]) or 1
+    most = max([len(image_objects.classes) for image_objects in objects] or [0]) or 1
     rows = np.full((len(objects), most, 5), -1, np.float32)
     for row, (boxes, classes) in zip(rows, objects, strict=True):
         row[: len(classes), 0], row[: len(classes), 1:] = classes, boxes

@@ -178,12 +178,14 @@ def _cross_entropy(expected: Any, actual: Any, temperature: float) -> Any:
     """Return the divergence of sigmoids, from their logits: 0 where both are equal."""
     ops = keras().ops
     share = ops.sigmoid(expected / temperature)
-    own, cross = (ops.softplus(each / temperature) - share * each / temperature for each in (expected, actual))
-    return (cross - own) * temperature**2
+    entropy, cross = (
+        ops.softplus(logits / temperature) - share * logits / temperature for logits in (expected, actual)
+    )
+    return (cross - entropy) * temperature**2
 
 
 def _softmax_divergence(expected: Any, actual: Any, temperature: float) -> Any:
     """Return the divergence of softmaxes over the last axis, from their logits."""
     ops = keras().ops
-    before, after = (ops.log_softmax(each / temperature) for each in (expected, actual))
+    before, after = (ops.log_softmax(logits / temperature) for logits in (expected, actual))
     return ops.sum(ops.exp(before) * (before - after), axis=-1) * temperature**2

@@ -87,7 +87,9 @@ class ObjectsIllustrator(Illustrator):
         """Return for each class the number of the original's objects, and how many of them the result finds."""
         counts = [
             [0, 0]
-            for _ in range(1 + max((int(each.classes.max(initial=0)) for each, _ in self._detections), default=0))
+            for _ in range(
+                1 + max((int(original.classes.max(initial=0)) for original, _ in self._detections), default=0)
+            )
         ]
         for original, result in self._detections:
             sure = original.above(self._least)
@@ -100,7 +102,7 @@ class ObjectsIllustrator(Illustrator):
     def is_empty(self, sample: int) -> bool:
         """Whether no model finds an object, and none is labelled."""
         labelled = self._labels is not None and len(self._labels[sample].classes)
-        return not labelled and not any(len(each) for each in self._shown(*self._detections[sample]))
+        return not labelled and not any(len(detections) for detections in self._shown(*self._detections[sample]))
 
     def label(self, image: Image, sample: int) -> Drawn | None:
         """Return the image with the labelled objects."""
@@ -151,7 +153,7 @@ def _detected(detector: Detector, rows: Rows, names: tuple[str, ...]) -> Iterato
 
 def _smallest_score(detections: Sequence[Detections]) -> float:
     for score in SCORES[:-1]:
-        if sum(bool(len(each.above(score))) for each in detections) >= ENOUGH * len(detections):
+        if sum(bool(len(image_detections.above(score))) for image_detections in detections) >= ENOUGH * len(detections):
             return score
     return SCORES[-1]
 
@@ -270,8 +272,10 @@ class PointsIllustrator(Illustrator):
             return None
         limit = 2.0  # points far outside of the image, and NaN
         positions = [
-            np.clip(np.nan_to_num(np.asarray(each, np.float64).reshape(len(each), -1, 2) / unit, nan=limit), -1, limit)
-            for each in rows
+            np.clip(
+                np.nan_to_num(np.asarray(outputs, np.float64).reshape(len(outputs), -1, 2) / unit, nan=limit), -1, limit
+            )
+            for outputs in rows
         ]
         truth = np.concatenate([labels[..., 1::-1] / unit[::-1], labels[..., 2:]], axis=2)
         return cls((positions[0][..., ::-1], positions[1][..., ::-1]), truth)
@@ -314,7 +318,7 @@ def _draw_points(image: Image, points: NDArray[np.float64], drawn: NDArray[np.bo
 
 
 def _without_score(caption: Caption) -> Caption:
-    text, ascii_text = (each.rpartition(" ")[0] for each in (caption.text, caption.ascii_text))
+    text, ascii_text = (caption_text.rpartition(" ")[0] for caption_text in (caption.text, caption.ascii_text))
     return caption._replace(text=text, ascii_text=ascii_text)
 
 

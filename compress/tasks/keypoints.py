@@ -110,9 +110,9 @@ class Keypoints(MeasuredTask):
             raise ModelError(what, allowed="x and y of each point", hint="check data.source and the model's last layer")
         visible = targets[..., 2] > 0
         expected = np.where(visible[..., np.newaxis], targets[..., :2], np.nan).astype(np.float64)
-        some = visible.any(axis=1)
+        marked = visible.any(axis=1)
         extent = np.full(len(rows), np.nan)
-        extent[some] = (np.nanmax(expected[some], axis=1) - np.nanmin(expected[some], axis=1)).max(axis=1)
+        extent[marked] = (np.nanmax(expected[marked], axis=1) - np.nanmin(expected[marked], axis=1)).max(axis=1)
         extent = np.where(extent > 0, extent, np.nan)
         distance = np.sqrt(((np.asarray(rows, np.float64).reshape(-1, count, 2) - expected) ** 2).sum(axis=2))
         return np.asarray(distance / extent[:, np.newaxis])

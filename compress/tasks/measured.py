@@ -218,7 +218,7 @@ class MeasuredTask(Task):
     ) -> EvaluationMembers:
         """Return the metrics of each model with their changes. The device needs no targets."""
         targets = self.targets(data, "test")[list(indices)]
-        models = {role: self._metrics(each, targets, specification, note) for role, each in rows.items()}
+        models = {role: self._metrics(outputs, targets, specification, note) for role, outputs in rows.items()}
         metrics = {f"{name}_{role}": value for role, values in models.items() for name, value in values.items()}
         for metric in self.metrics:
             metrics[metric.change] = changed(metric, *(models[role][metric.name] for role in ("original", "int8")))

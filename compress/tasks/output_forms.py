@@ -85,8 +85,8 @@ class OutputForm:
             return _mean(ops.sum(ops.softmax(expected) * gap, axis=-1, keepdims=True)) * temperature**2
         share = ops.sigmoid(expected)
         cross = ops.softplus(actual) - share * actual
-        own = ops.softplus(expected) - share * expected
-        return _mean(cross - own) * temperature**2
+        entropy = ops.softplus(expected) - share * expected
+        return _mean(cross - entropy) * temperature**2
 
     def agreement(self, expected: NDArray[Any], actual: NDArray[Any], *, logits: bool = False) -> NDArray[np.float64]:
         """Return the share of equal decisions of two models for each sample: [n], from 0 to 1.
@@ -153,7 +153,9 @@ def forms_by_values(layout: TensorLayout, rows: NDArray[Any]) -> tuple[OutputFor
 
 def from_json(entries: Sequence[Mapping[str, Any]]) -> tuple[OutputForm, ...]:
     """Return outputs from plain values."""
-    return tuple(OutputForm(each["name"], tuple(each["shape"]), each["form"], each["deviation"]) for each in entries)
+    return tuple(
+        OutputForm(entry["name"], tuple(entry["shape"]), entry["form"], entry["deviation"]) for entry in entries
+    )
 
 
 def deviation_of(values: NDArray[Any]) -> float:

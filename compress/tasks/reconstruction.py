@@ -36,7 +36,7 @@ class ReconstructionHead(ValuesHead):
     def training_values(self, targets: Any, outputs: Any) -> Mapping[str, Any]:
         """Return the mean absolute error in the unit of the samples; 0 for anomalies, as in the loss."""
         values = super().training_values(targets[:, :-1], self.logits(outputs))
-        return {name: keras().ops.where(targets[:, -1] > 0, 0.0, each) for name, each in values.items()}
+        return {name: keras().ops.where(targets[:, -1] > 0, 0.0, value) for name, value in values.items()}
 
     def loss(self, targets: Any, outputs: Any) -> Any:
         """Return the mean squared error in units of the variance [n]; 0 for anomalies, which are not learnt.

@@ -171,6 +171,6 @@ def _areas(boxes: Any, others: Any) -> tuple[Any, Any]:
     low = ops.maximum(boxes[..., :2], others[..., :2])
     high = ops.minimum(boxes[..., 2:], others[..., 2:])
     intersection = ops.prod(ops.maximum(high - low, 0.0), axis=-1)
-    sizes = [ops.prod(ops.maximum(each[..., 2:] - each[..., :2], 0.0), axis=-1) for each in (boxes, others)]
+    sizes = [ops.prod(ops.maximum(corners[..., 2:] - corners[..., :2], 0.0), axis=-1) for corners in (boxes, others)]
     union = sizes[0] + sizes[1] - intersection
     return intersection / ops.maximum(union, SMALL), union

@@ -75,8 +75,8 @@ class UnlabelledDetection(OutputsTask):
         known = dict(specification or {})
         detector = detector_of(known.pop(DETECTOR, None) or known or None)
         outputs = {"outputs": specification["outputs"]} if specification and DETECTOR in specification else None
-        own = model.outputs[: len(detector.specification["tensors"])]  # features for distillation may follow
-        problem = detector.misfit([(1, *each.shape[1:]) for each in own])
+        raw_outputs = model.outputs[: len(detector.specification["tensors"])]  # features for distillation may follow
+        problem = detector.misfit([(1, *output.shape[1:]) for output in raw_outputs])
         if problem is not None:
             raise ModelError(
                 f"the model's outputs are not those of its detector: {problem}",
@@ -139,7 +139,7 @@ class UnlabelledDetection(OutputsTask):
             StageError: the number of names does not fit the scores.
         """
         detector = _detector(specification)
-        sizes = sum(prod(each["shape"]) for each in (specification or {})["outputs"])
+        sizes = sum(prod(output["shape"]) for output in (specification or {})["outputs"])
         classes = detector.classes_of(sizes) - (detector.specification["background"] is not None)
         if labels and len(labels) != classes:
             raise StageError(f"package.labels has {len(labels)} names, and the detector {classes} classes")

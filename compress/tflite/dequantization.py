@@ -266,7 +266,7 @@ def _casts_of_inputs(graph: Graph) -> dict[int, int]:
         operator.index: index
         for index, operators in readers.items()
         if graph.tensors[index].dtype in INTEGERS and not is_quantized(graph.tensors[index])
-        if all(each.name == "CAST" and graph.tensors[each.outputs[0]].dtype == "FLOAT32" for each in operators)
+        if all(reader.name == "CAST" and graph.tensors[reader.outputs[0]].dtype == "FLOAT32" for reader in operators)
         for operator in operators
     }
 
@@ -309,7 +309,9 @@ def operator_differences(dequantized: Dequantized, feeds: Sequence[Feed]) -> lis
         for index, actual in zip(results, floats.run(inputs), strict=True):
             differences[index].append(_steps(stored[index], actual, graph.tensors[index]))
     return [
-        OperatorDifference(producers[index], max(map(np.max, steps)), float(np.mean([np.mean(each) for each in steps])))
+        OperatorDifference(
+            producers[index], max(map(np.max, steps)), float(np.mean([np.mean(feed_steps) for feed_steps in steps]))
+        )
         for index, steps in differences.items()
     ]
 

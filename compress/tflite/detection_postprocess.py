@@ -117,7 +117,7 @@ def read(graph: Graph, where: str = "") -> PostProcess | None:
     count, classes = values.shape[0] if values.ndim else 0, int(options.get("num_classes", 0))
     fits = boxes.shape == (1, count, 4) and scores.shape[:2] == (1, count) and len(scores.shape) == 3
     if values.shape != (count, 4) or not fits or scores.shape[2] not in (classes, classes + 1):
-        shapes = ", ".join(str(list(each.shape)) for each in tensors)
+        shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors)
         raise ModelError(f"its {NAME} has inputs of the shapes {shapes} for {classes} classes", where=where)
     scales = tuple(float(options.get(name, 0)) for name in SCALES)
     if not all(0 < scale < np.inf for scale in scales) or not np.isfinite(values).all() or (values[:, 2:] <= 0).any():

@@ -82,8 +82,8 @@ def check_options(name: str, options: Any, subgraphs: int) -> None:
         if option in SUBGRAPHS:
             _check(what, value, (-1, subgraphs - 1))
         elif option in RANGES and not stablehlo:
-            for each in _integers(value):
-                _check(what, each, RANGES[option])
+            for integer in _integers(value):
+                _check(what, integer, RANGES[option])
 
 
 def check_shape(index: int, shape: Sequence[int]) -> None:

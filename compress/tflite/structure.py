@@ -37,7 +37,9 @@ def differences(old: Graph, new: Graph) -> list[str]:
         elif first != NONE and tensors.setdefault(first, second) != second:
             messages.append(f"{where}: it is connected differently")
         elif first != NONE:
-            messages += [f"{where}: {each}" for each in _tensor_differences(old.tensors[first], new.tensors[second])]
+            messages += [
+                f"{where}: {message}" for message in _tensor_differences(old.tensors[first], new.tensors[second])
+            ]
     if len(set(tensors.values())) != len(tensors):
         messages.append("the operators of the new model share tensors that those of the old one do not share")
     return list(dict.fromkeys(messages))

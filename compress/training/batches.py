@@ -72,17 +72,17 @@ class Shares(NamedTuple):
 
     Attributes:
         first: the number of its first share.
-        own: the number of its shares: its devices.
+        local: the number of its shares: its devices.
         total: the number of all shares.
     """
 
     first: int
-    own: int
+    local: int
     total: int
 
     def parts(self, size: int) -> list[slice]:
         """Return the rows of its shares in a batch of some samples."""
-        numbers = range(self.first, self.first + self.own)
+        numbers = range(self.first, self.first + self.local)
         return [slice(size * number // self.total, size * (number + 1) // self.total) for number in numbers]
 
 
@@ -161,10 +161,10 @@ def batches(
 
     def own_part(number: Any) -> Any:
         def part(number: Any) -> tuple[Any, ...]:
-            step, share = divmod(int(number), divided.own)
+            step, share = divmod(int(number), divided.local)
             indices, seeds = epoch(step // per_epoch)[step % per_epoch]
-            own = divided.parts(len(indices))[share]
-            positions = np.arange(own.start - 1 if augment.mixup else own.start, own.stop) % len(indices)
+            span = divided.parts(len(indices))[share]
+            positions = np.arange(span.start - 1 if augment.mixup else span.start, span.stop) % len(indices)
             return indices[positions], seeds, np.int32(len(indices)), positions
 
         kinds = [tf.int64, tf.int32, tf.int32, tf.int64]
@@ -177,7 +177,7 @@ def batches(
         )
 
     # A range, not a generator: with a generator the training waited 30 ms for finished batches (2 busy cores).
-    start = first * per_epoch * divided.own
+    start = first * per_epoch * divided.local
     if shares is None:
         numbers = tf.data.Dataset.range(start, settings.epochs * per_epoch)
     else:  # of an endless data set, workers need not ask each other at every step whether there is a next batch

@@ -89,7 +89,9 @@ def _distance(old: Sequence[Any], norm: Any) -> float:
     """Return the difference of the means in standard deviations, plus that of the logarithms of the deviations; the
     median over channels."""
     (old_mean, old_variance), (mean, variance) = old, norm.get_weights()[-2:]
-    old_deviation, deviation = (np.sqrt(each + norm.epsilon) for each in (old_variance, variance))
+    old_deviation, deviation = (
+        np.sqrt(channel_variances + norm.epsilon) for channel_variances in (old_variance, variance)
+    )
     return float(np.median(abs(mean - old_mean) / old_deviation + abs(np.log(deviation / old_deviation))))
 
 

@@ -50,14 +50,14 @@ def _summing(strategy: Any, dtype: str, timeout_s: float) -> Callable[[NDArray[A
     options = tensorflow.distribute.experimental.CommunicationOptions(timeout_seconds=timeout_s or None)
     replicas = len(strategy.extended.worker_devices)
 
-    def summed(own: Any) -> Any:
+    def summed(local_values: Any) -> Any:
         context = tensorflow.distribute.get_replica_context()
-        is_first = tensorflow.cast(context.replica_id_in_sync_group % replicas == 0, own.dtype)
-        return context.all_reduce("SUM", own * is_first, options)
+        is_first = tensorflow.cast(context.replica_id_in_sync_group % replicas == 0, local_values.dtype)
+        return context.all_reduce("SUM", local_values * is_first, options)
 
     signature = [tensorflow.TensorSpec([None], dtype)]
     run: Callable[[NDArray[Any]], Any] = tensorflow.function(
-        lambda own: strategy.run(summed, (own,)), signature, autograph=False
+        lambda local_values: strategy.run(summed, (local_values,)), signature, autograph=False
     )
     return run
 
@@ -83,8 +83,8 @@ class Peers:
         count = self.strategy.num_replicas_in_sync
         if self.cluster is None:
             return None if count == 1 else Shares(0, count, count)
-        own = len(self.strategy.extended.worker_devices)
-        return Shares(self.cluster.index * own, own, count)
+        local_device_count = len(self.strategy.extended.worker_devices)
+        return Shares(self.cluster.index * local_device_count, local_device_count, count)
 
     def distributed(self, dataset: Any) -> Any:
         """Return a data set of the shares of this process for `fit`."""
@@ -110,8 +110,8 @@ class Peers:
         table[cluster.index] = mine
         table = total(self.strategy, table, MEETING_S)
         for index, row in enumerate(table):
-            for name, own, chiefs in zip(facts, row, table[0], strict=True):
-                if own != chiefs:
+            for name, worker_digest, chiefs in zip(facts, row, table[0], strict=True):
+                if worker_digest != chiefs:
                     raise StageError(
                         f"{name} of {cluster.named(index)} differ from those of the chief",
                         hint="use the same files, versions and command on all machines",
@@ -121,9 +121,9 @@ class Peers:
         """Return the chief's bytes on every worker."""
         if self.cluster is None:
             return content
-        own = content if self.cluster.is_chief else b""
-        size = int(total(self.strategy, np.array([len(own)], np.int64))[0])
-        padded = own.ljust(-(-size // 4) * 4, b"\0")
+        local_content = content if self.cluster.is_chief else b""
+        size = int(total(self.strategy, np.array([len(local_content)], np.int64))[0])
+        padded = local_content.ljust(-(-size // 4) * 4, b"\0")
         return total(self.strategy, np.frombuffer(padded, np.int32)).tobytes()[:size] if size else b""
 
     def share_weights(self, model: Any) -> None:
@@ -170,7 +170,9 @@ class Peers:
     def _local_mean(self, variable: Any) -> NDArray[np.float64]:
         """Return the mean of a variable over the devices of this process."""
         devices = self.strategy.experimental_local_results(variable.value)
-        mean: NDArray[np.float64] = np.mean([each.numpy().astype(np.float64) for each in devices], axis=0)
+        mean: NDArray[np.float64] = np.mean(
+            [device_value.numpy().astype(np.float64) for device_value in devices], axis=0
+        )
         return mean
 
     @contextmanager
@@ -225,9 +227,11 @@ class Peers:
                     return
                 self.has_shapes = True
                 batch = data_batch if iterator is None else next(next(iter(iterator))[2])
-                own = keras().tree.map_structure(lambda value: strategy.experimental_local_results(value)[0], batch)
+                local_batch = keras().tree.map_structure(
+                    lambda value: strategy.experimental_local_results(value)[0], batch
+                )
                 with strategy.scope():
-                    self._symbolic_build(data_batch=own)
+                    self._symbolic_build(data_batch=local_batch)
 
             def train_step(self, data: Any) -> Any:
                 return {name: value[None] for name, value in super().train_step(data).items()}

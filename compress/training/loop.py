@@ -303,7 +303,7 @@ def fit(
             callbacks=[callback for callback in optional_callbacks if callback is not None],
         ).history
     if times is not None:
-        times.record(dataset, peers.shares.own if peers.shares else 1)
+        times.record(dataset, peers.shares.local if peers.shares else 1)
     if worker is not model:
         model.set_weights(worker.get_weights())
     with context.progress.phase(recalibration):
@@ -332,7 +332,7 @@ def _what_is_trained(
         "the settings": [identity, context.seed, loss.name],
         "the layers": [[*weight.shape, str(weight.dtype), bool(weight.trainable)] for weight in model.weights],
         "the training samples": [*inputs.shape, hashlib.sha256(rows_of(inputs, looked_at).tobytes()).hexdigest()],
-        "the labels": [[*each.shape, hashlib.sha256(each.tobytes()).hexdigest()] for each in labels],
+        "the labels": [[*array.shape, hashlib.sha256(array.tobytes()).hexdigest()] for array in labels],
     }
 
 
@@ -357,14 +357,14 @@ def loss_scale(
     labels = targets["labels"]
     order = np.sort(np.random.default_rng(seed).permutation(len(labels))[:GUESSED])
     constant = head.constant_outputs(labels if labels.nbytes < LARGE_TARGETS else labels[order], shapes)
-    if constant is None or [each.shape[1:] for each in constant] != shapes:
+    if constant is None or [output.shape[1:] for output in constant] != shapes:
         return LossScale(loss.name)
     totals: dict[str, float] = {}
     for start in range(0, len(order), GUESS_BATCH):
         chosen = order[start : start + GUESS_BATCH]
         fields: dict[str, Any] = {name: rows_of(rows, chosen) for name, rows in targets.items()}
         batch = Batch(rows_of(inputs, chosen), **fields)
-        outputs = [keras().ops.repeat(each, len(chosen), axis=0) for each in constant]
+        outputs = [keras().ops.repeat(output, len(chosen), axis=0) for output in constant]
         values = {**head.training_values(batch.labels, outputs), "loss": loss.of(batch, outputs)}
         for name, value in values.items():
             totals[name] = totals.get(name, 0.0) + float(np.sum(np.asarray(value, np.float64)))

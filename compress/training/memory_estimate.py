@@ -43,18 +43,18 @@ class TrainingMemory:
         """Return the memory with a batch size."""
         return batch_size * self.activations + self.weights + self.samples
 
-    def note(self, batch_size: int, found: Memory | None) -> str | None:
+    def note(self, batch_size: int, system_memory: Memory | None) -> str | None:
         """Return what is missing, and the batch size that fits; None if the training fits, or nothing is known."""
-        if found is None or self.total(batch_size) <= found.available:
+        if system_memory is None or self.total(batch_size) <= system_memory.available:
             return None
-        fitting = (found.available - self.weights - self.samples) // max(self.activations, 1)
+        fitting = (system_memory.available - self.weights - self.samples) // max(self.activations, 1)
         advice = memory.advice(("batch_size",))
         if fitting >= 1:
             advice = f"set batch_size: {min(1 << (int(fitting).bit_length() - 1), batch_size // 2 or 1)}"
         return (
             f"training takes about {size(self.total(batch_size))} of memory (activations of a batch of {batch_size}: "
             f"{size(batch_size * self.activations)}, weights with optimizer: {size(self.weights)}, samples: "
-            f"{size(self.samples)}), but {found}; {advice}"
+            f"{size(self.samples)}), but {system_memory}; {advice}"
         )
 
 

@@ -34,7 +34,7 @@ def change(concentration: float) -> Change:
         share = tf.maximum(share, 1 - share)
         weights = tf.reshape(share, (-1, *[1] * (len(samples.shape) - 1)))
         mixed = weights * samples[1:] + (1 - weights) * samples[:-1]
-        own = {name: array[1:] for name, array in targets.items()}
-        return mixed, {**own, PARTNER: targets["labels"][:-1], SHARE: share}
+        sample_targets = {name: array[1:] for name, array in targets.items()}
+        return mixed, {**sample_targets, PARTNER: targets["labels"][:-1], SHARE: share}
 
     return changed

@@ -74,7 +74,7 @@ class TrainingTimer:
         """
         if not self._seconds:
             return
-        first, *later = (1000 * each for each in self._seconds)
+        first, *later = (1000 * seconds for seconds in self._seconds)
         step = median(later or [first]) / self._steps
         first_step = first - (self._steps - 1) * step  # tracing belongs to the first step of the call
         steps = self._steps * len(self._seconds) - 1

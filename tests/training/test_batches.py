@@ -110,7 +110,7 @@ def test_the_shares_of_all_workers_are_the_batches(keras: Any, tmp_path: Path, a
     for parts in ([Shares(0, 1, 3), Shares(1, 2, 3)], [Shares(number, 1, 4) for number in range(4)]):
         shared = [batches.batches(inputs, targets, settings, 5, 1, None, part).as_numpy_iterator() for part in parts]
         for samples, fields in all_batches:
-            worker_batches = [next(one) for one, part in zip(shared, parts, strict=True) for _ in range(part.own)]
+            worker_batches = [next(one) for one, part in zip(shared, parts, strict=True) for _ in range(part.local)]
             # The operator of the motions rounds differently for batches of other sizes.
             np.testing.assert_allclose(np.concatenate([part for part, _ in worker_batches]), samples, atol=1e-5)
             for name, values in fields.items():
@@ -125,7 +125,7 @@ def test_the_shares_of_all_workers_are_the_validation_samples(keras: Any, tmp_pa
     shared = [batches.held_out(inputs, np.arange(50), 12, part).as_numpy_iterator() for part in parts]
     for _ in range(2):  # the samples repeat without end
         worker_batches = [
-            next(one) for _ in range(5) for one, part in zip(shared, parts, strict=True) for _ in range(part.own)
+            next(one) for _ in range(5) for one, part in zip(shared, parts, strict=True) for _ in range(part.local)
         ]
         np.testing.assert_array_equal(np.concatenate([part for part, _ in worker_batches]), inputs)
 

@@ -240,7 +240,7 @@ def _points(value: Any, count: int, where: str) -> tuple[Point, ...]:
     if not isinstance(value, list) or len(value) != 3 * count:
         allowed = f"{3 * count} numbers: x, y and visibility of {count} points"
         raise DataError(f"keypoints is {str(value)[:60]!r}", where=where, allowed=allowed)
-    numbers = [number(each, f"{where}.keypoints") for each in value]
+    numbers = [number(element, f"{where}.keypoints") for element in value]
     return tuple((x, y, seen) for x, y, seen in zip(numbers[0::3], numbers[1::3], numbers[2::3], strict=True))
 
 

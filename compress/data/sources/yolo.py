@@ -239,7 +239,7 @@ class YoloFolder:
                 continue
             where = f"{self.tree.describe(name)}, line {line}"
             image = inside(entry, where)
-            path = next((each for each in (str(folder / image), image) if each in self.names), None)
+            path = next((candidate for candidate in (str(folder / image), image) if candidate in self.names), None)
             if path is None:
                 raise DataError(f"the image {entry!r} does not exist", where=where, hint="correct or remove the line")
             yield path
@@ -307,7 +307,7 @@ class YoloFolder:
         shape = self.description.content.get("kpt_shape") if self.description else None
         if shape is None or self.description is None:
             return 0, 0
-        is_pair = isinstance(shape, list) and len(shape) == 2 and all(type(each) is int for each in shape)
+        is_pair = isinstance(shape, list) and len(shape) == 2 and all(type(count) is int for count in shape)
         if not is_pair or not 1 <= shape[0] <= MAX_KEYPOINTS or shape[1] not in (2, 3):
             allowed = f"[points, 2] or [points, 3], up to {MAX_KEYPOINTS} points"
             self.description.refuse("kpt_shape", f"{str(shape)[:60]!r} is not a shape", allowed=allowed)

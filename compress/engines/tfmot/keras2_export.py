@@ -42,7 +42,7 @@ class Legacy:
 
     def weights(self) -> dict[str, tuple[NDArray[np.float32], ...]]:
         """Return the current weights of every layer with a counterpart."""
-        return {name: tuple(each.numpy() for each in variables) for name, variables in self.variables.items()}
+        return {name: tuple(variable.numpy() for variable in variables) for name, variables in self.variables.items()}
 
 
 def library(seed: int | None = None) -> Any:

@@ -95,7 +95,7 @@ def prepare(network: Network, plan: QuantizationPlan, seed: int) -> Prepared:
     behind = _behind_norms(network, canonical, points)
     names = {layer: name for name, layer in fake_quantization.layer_names(network, behind).items()}
     redundancies = weight_sparsity.by_layer(network)
-    preserved = {name: _preserved(network.layers[name], each) for name, each in redundancies.items()}
+    preserved = {name: _preserved(network.layers[name], redundancy) for name, redundancy in redundancies.items()}
     rounded: dict[str, Any] = {}
     refused: list[Layer] = []
 
@@ -180,7 +180,7 @@ def _channelwise() -> Any:
             height, width, before, last = tensor_shape
             del height, width
             count = before if self.kind == "Conv2DTranspose" else before * last
-            kernel = next(each for each in layer.layer.weights if tuple(each.shape) == tuple(tensor_shape))
+            kernel = next(weight for weight in layer.layer.weights if tuple(weight.shape) == tuple(tensor_shape))
             redundancy = weight_sparsity.of(kernel.numpy())
             self.mask = (kernel.numpy() != 0).astype("float32") if redundancy.sparse else 1.0
             ends = {"min_var": f"{name}_min", "max_var": f"{name}_max"}

@@ -200,7 +200,7 @@ def _reasons(network: Network, *, clusters: int = 0) -> dict[str, str]:
     for layer in network.layers.values():
         kernel = weight_sparsity.kernel(layer) if _is_known(layer) else None
         if kernel is None:
-            if any(each.ndim > 1 for each in layer.weights):
+            if any(weight.ndim > 1 for weight in layer.weights):
                 reasons[layer.name] = f"tfmot does not support the kernel of a {layer.kind}"
         elif layer.kind == "DepthwiseConv2D":
             reasons[layer.name] = DEPTHWISE

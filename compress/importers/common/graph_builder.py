@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.importers.common.layer_calls import LAYERS, entry, made
+from compress.importers.common.layer_calls import LAYERS, entry, layer_called_once
 from compress.ir.keras_graph import Layer, LayerOutput, Network, tensors_in
 
 UNKNOWN = LayerOutput("?")
@@ -164,14 +164,14 @@ class NetworkCall(LayerFactory[ValueT]):
     ) -> ValueT:
         """Add a Keras layer, and return its output with the layout of `like`."""
         settings = {"name": self.layer_name(), **config}
-        return self.network_builder.add(made(LAYERS, kind, settings, arguments, weights), like)
+        return self.network_builder.add(layer_called_once(LAYERS, kind, settings, arguments, weights), like)
 
     def operation(
         self, module: str, kind: str, config: Mapping[str, Any], arguments: Sequence[Any], like: ValueT
     ) -> ValueT:
         """Add a Keras operation, where no layer computes the same."""
         settings = {"name": self.layer_name(), **config}
-        return self.network_builder.add(made(module, kind, settings, arguments), like)
+        return self.network_builder.add(layer_called_once(module, kind, settings, arguments), like)
 
 
 CallT = TypeVar("CallT")

@@ -100,9 +100,9 @@ def _shape(value: Any, scratch: Any) -> Any:
         return tf.TensorShape(getattr(value, "shape", ()))
     kind = tensorflow.keras().Variable
     known = [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
-    for each in known:
-        if isinstance(each, kind):
-            return tf.TensorShape(each.shape)
+    for cell_value in known:
+        if isinstance(cell_value, kind):
+            return tf.TensorShape(cell_value.shape)
     with scratch.as_default():
         return tf.TensorShape(value().shape)
 

@@ -44,11 +44,11 @@ def entry(module: str, kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
     return {"module": module, "class_name": kind, "config": dict(config), "registered_name": registered}
 
 
-def made(
+def layer_called_once(
     module: str, kind: str, config: Mapping[str, Any], arguments: Sequence[Any], weights: Sequence[NDArray[Any]] = ()
 ) -> Layer:
     """Return a layer that is called once, with these arguments; `config` has its name."""
-    call = {"args": [argument(each) for each in arguments], "kwargs": {}}
+    call = {"args": [argument(value) for value in arguments], "kwargs": {}}
     return Layer(config["name"], kind, entry(module, kind, config), (call,), tuple(weights))
 
 
@@ -57,7 +57,7 @@ def argument(value: Any) -> Any:
     if isinstance(value, Computed):
         return value.tensor
     if isinstance(value, list):
-        return [argument(each) for each in value]
+        return [argument(element) for element in value]
     if isinstance(value, slice):
         parts = {"start": value.start, "stop": value.stop, "step": value.step}
         return {"class_name": "__slice__", "config": parts}

@@ -61,7 +61,7 @@ def concat(call: LayerFactory[ValueT], values: Sequence[ValueT], axis: int) -> V
     placed = call.aligned(values, axis)
     sizes = [value.shape[axis] for value in values]
     shape = replaced(values[0].shape, axis, None if None in sizes else sum(sizes))
-    tensors = [each.value for each in placed]
+    tensors = [operand.value for operand in placed]
     return call.layer("Concatenate", {"axis": placed[0].axis(axis)}, [tensors], placed[0].like(shape))
 
 
@@ -321,7 +321,7 @@ def resize(
     Raises:
         NotImportedError: it samples other points than Keras, which samples at the centres of pixels.
     """
-    if len(size) != 2 or not all(0 < each <= LARGEST_SIZE for each in size):
+    if len(size) != 2 or not all(0 < side <= LARGEST_SIZE for side in size):
         raise NotImportedError(f"its size is {list(size[:4])}")
     _, height, width, _ = value.shape
     like = call.template((value.shape[0], *size, value.shape[3]))

@@ -40,15 +40,17 @@ class Refused:
 
 def carrying(error: Error, refused: Sequence[Refused]) -> Error:
     """Return the error with the refused operators as facts for programs."""
-    error.facts["refused"] = [{"node": each.node, "operator": each.operator, "reason": each.reason} for each in refused]
+    error.facts["refused"] = [
+        {"node": refusal.node, "operator": refusal.operator, "reason": refusal.reason} for refusal in refused
+    ]
     return error
 
 
 def listed(refused: Sequence[Refused]) -> str:
     """Return the refused operators as one line of limited length; those of one kind and reason together."""
     names: dict[tuple[str, str], list[str]] = {}
-    for each in refused:
-        names.setdefault((each.operator, each.reason), []).append(each.node)
+    for refusal in refused:
+        names.setdefault((refusal.operator, refusal.reason), []).append(refusal.node)
     lines = [_line(operator, reason, nodes) for (operator, reason), nodes in list(names.items())[:MOST_LISTED]]
     more = len(refused) - sum(len(nodes) for nodes in list(names.values())[:MOST_LISTED])
     return "; ".join([*lines, f"and {more} more"] if more else lines)

@@ -102,14 +102,14 @@ def compare_runs(expected: Runs, actual: Runs) -> list[OutputDifference]:
 
 def largest_relative(differences: Iterable[OutputDifference]) -> float:
     """Return the largest relative difference; 0 if there is no output."""
-    return max((each.relative for each in differences), default=0.0)
+    return max((difference.relative for difference in differences), default=0.0)
 
 
 def summarize(
     differences: Sequence[OutputDifference], against: str, samples: int, sensitivity: float | None = None
 ) -> Parity:
     """Return the parity over all outputs."""
-    largest = max((each.absolute for each in differences), default=0.0)
+    largest = max((difference.absolute for difference in differences), default=0.0)
     return Parity(largest, largest_relative(differences), against, samples, sensitivity)
 
 
@@ -227,8 +227,8 @@ def run_model(model: Any, inputs: Arrays) -> list[NDArray[Any]]:
 
 def compare_keras_models(model: keras.Model, other: keras.Model) -> Parity:
     """Compare two Keras 3 models on random inputs."""
-    shapes = [(1, *(OPEN_DIMENSION if size is None else size for size in each.shape[1:])) for each in model.inputs]
-    runs = random_inputs(shapes, [each.dtype for each in model.inputs])
+    shapes = [(1, *(OPEN_DIMENSION if size is None else size for size in tensor.shape[1:])) for tensor in model.inputs]
+    runs = random_inputs(shapes, [tensor.dtype for tensor in model.inputs])
     expected = [run_model(model, inputs) for inputs in runs]
     actual = [run_model(other, inputs) for inputs in runs]
     return summarize(compare_runs(expected, actual), runtime_version("keras"), len(runs))

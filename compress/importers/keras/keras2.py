@@ -328,9 +328,9 @@ class _Rebuilding:
         import tensorflow as tf
 
         placeholders = [
-            self.keras.KerasTensor(tuple(each.shape), each.dtype.name) for each in tf.nest.flatten(node.outputs)
+            self.keras.KerasTensor(tuple(output.shape), output.dtype.name) for output in tf.nest.flatten(node.outputs)
         ]
-        self._unknown.update({id(each): each for each in placeholders})
+        self._unknown.update({id(placeholder): placeholder for placeholder in placeholders})
         return placeholders if len(placeholders) > 1 else placeholders[0]
 
     def copy_weights(self) -> None:

@@ -66,7 +66,7 @@ class FunctionCall(LayerFactory[Any]):
         config = {**config, "name": self.fresh()}
         entry = {"module": module, "class_name": kind, "config": config, "registered_name": kind}
         operation = self.library.saving.deserialize_keras_object(entry)
-        return operation(*(tuple(each) if isinstance(each, list) else each for each in arguments))
+        return operation(*(tuple(argument) if isinstance(argument, list) else argument for argument in arguments))
 
     def computed(self, value: Any) -> bool:
         """Return True if a value comes from the model's inputs."""
@@ -122,16 +122,16 @@ def integers(value: Any) -> list[int]:
         raise NotImportedError("its sizes or axes are computed") from error
     if array.dtype.kind not in "iu" and array.size:
         raise NotImportedError("its sizes or axes are not integers")
-    return [int(each) for each in array.reshape(-1)]
+    return [int(element) for element in array.reshape(-1)]
 
 
 def axes_of(tensor: Any, axis: Any) -> list[int]:
     """Return axes counted from the front; None means all axes."""
     rank = len(tensor.shape)
     axes = list(range(rank)) if axis is None else integers(axis)
-    if any(not -rank <= each < rank for each in axes):
+    if any(not -rank <= dimension < rank for dimension in axes):
         raise NotImportedError(f"{axes} are not axes of {list(tensor.shape)}")
-    return sorted({each % rank for each in axes})
+    return sorted({dimension % rank for dimension in axes})
 
 
 def _operand(value: Any, other: Any) -> Any:
@@ -148,14 +148,14 @@ def arithmetic(kind: str, layer: bool = False) -> Rule:
     """Elementwise arithmetic: a layer for two tensors of the same rank, otherwise an operation."""
 
     def rule(step: FunctionCall, x: Any, y: Any) -> Any:
-        tensors = [each for each in (x, y) if step.computed(each)]
+        tensors = [operand for operand in (x, y) if step.computed(operand)]
         if not tensors:
             return _known(kind, x, y)
         if len(tensors) == 2:
             if layer and len(x.shape) == len(y.shape):
                 return step.layer(kind, {}, [[x, y]])
             return step.operation(NUMPY, kind, {}, [x, y])
-        operands = [each if step.computed(each) else _operand(each, tensors[0]) for each in (x, y)]
+        operands = [operand if step.computed(operand) else _operand(operand, tensors[0]) for operand in (x, y)]
         return step.operation(NUMPY, kind, {}, operands)
 
     return rule
@@ -268,7 +268,7 @@ def l2_normalize(step: FunctionCall, x: Any, axis: Any = None, epsilon: Any = 1e
     """tf.math.l2_normalize, with Keras' epsilon."""
     if axis is None or float(plain(epsilon)) > 1e-9 or 0 in axes_of(x, axis):
         raise NotImportedError("it normalizes over the batch, or with a large epsilon")
-    return step.layer("UnitNormalization", {"axis": [each - len(x.shape) for each in axes_of(x, axis)]}, [x])
+    return step.layer("UnitNormalization", {"axis": [dimension - len(x.shape) for dimension in axes_of(x, axis)]}, [x])
 
 
 @dataclass(frozen=True)
@@ -290,7 +290,7 @@ class TfFunction:
         Raises:
             NotImportedError: the rule has no counterpart for these.
         """
-        names = [each.split("|") for each in self.parameters.split()]
+        names = [parameter.split("|") for parameter in self.parameters.split()]
         canonical_names = {alias: aliases[0] for aliases in names for alias in aliases}
         if len(args) > len(names):
             raise NotImportedError(f"it is called with {len(args)} arguments")

@@ -31,7 +31,7 @@ def output_pairs(old: tf_keras.Model, new: keras.Model, samples: Any) -> tuple[l
     if samples is not None and len(old.inputs) == 1 and old.inputs[0].shape.is_compatible_with(samples.shape):
         real = tf.nest.pack_sequence_as(old._nested_inputs, [tf.cast(samples, old.inputs[0].dtype)])
         both = (tf.nest.flatten(old(real, training=False)), flatten(new(real, training=False)))
-        pairs += zip(*(map(np.asarray, each) for each in both), strict=True)
+        pairs += zip(*(map(np.asarray, outputs) for outputs in both), strict=True)
         count += len(samples)
     return pairs, count
 
@@ -47,7 +47,7 @@ def _random_inputs(old: tf_keras.Model, size: int) -> Any:
     value: Any
     for tensor in old.inputs:
         batch, *dimensions = tensor.shape
-        shape = [2 if batch is None else batch, *(size if each is None else each for each in dimensions)]
+        shape = [2 if batch is None else batch, *(size if dimension is None else dimension for dimension in dimensions)]
         if bound or not tensor.dtype.is_floating:
             value = random.integers(0, bound or 2, shape)
         else:

@@ -31,19 +31,19 @@ def _sizes(shape: Any) -> list[int | None]:
     flat: list[Any] = []
     for item in shape:
         flat += item if isinstance(item, list | tuple) else [item]
-    return [None if each is None else integers(each)[0] for each in flat]
+    return [None if dimension is None else integers(dimension)[0] for dimension in flat]
 
 
 def reshape(step: FunctionCall, x: Any, shape: Any) -> Any:
     """Reshape each sample."""
     sizes = _sizes(shape)
     if not step.computed(x):
-        return plain(x).reshape([-1 if each is None else each for each in sizes])
+        return plain(x).reshape([-1 if dimension is None else dimension for dimension in sizes])
     if not sizes:
         raise NotImportedError("it makes a single number")
     batch, inner = x.shape[0], sizes[1:]
     is_known = None not in x.shape[1:] and None not in inner and -1 not in inner
-    keeps_batch = is_known and prod(each or 0 for each in inner) == prod(x.shape[1:])
+    keeps_batch = is_known and prod(dimension or 0 for dimension in inner) == prod(x.shape[1:])
     if not (sizes[0] is None or sizes[0] == batch or (sizes[0] == -1 and keeps_batch)):
         raise NotImportedError(f"it mixes the samples of a batch: {list(x.shape)} becomes {sizes}")
     return step.in_shape(x, (batch, *inner))
@@ -71,15 +71,15 @@ def expand_dims(step: FunctionCall, x: Any, axis: Any) -> Any:
 def squeeze(step: FunctionCall, x: Any, axis: Any = None) -> Any:
     """Remove axes of size 1."""
     named = [] if axis is None else axes_of(x, axis)
-    axes = named or [index for index, each in enumerate(x.shape) if each == 1]
+    axes = named or [index for index, dimension in enumerate(x.shape) if dimension == 1]
     if 0 in axes or any(x.shape[index] != 1 for index in axes):
         raise NotImportedError(f"axes {axes} of {list(x.shape)} cannot be removed")
-    return step.in_shape(x, [each for index, each in enumerate(x.shape) if index not in axes])
+    return step.in_shape(x, [dimension for index, dimension in enumerate(x.shape) if index not in axes])
 
 
 def concat(step: FunctionCall, values: Any, axis: Any) -> Any:
     """Join tensors along an axis, or sizes into a shape."""
-    (axis,), tensors = integers(axis), [each for each in values if step.computed(each)]
+    (axis,), tensors = integers(axis), [value for value in values if step.computed(value)]
     if not tensors:
         return tuple(_sizes(values))
     if len(tensors) != len(values) or axis % len(tensors[0].shape) == 0:
@@ -89,10 +89,10 @@ def concat(step: FunctionCall, values: Any, axis: Any) -> Any:
 
 def stack(step: FunctionCall, values: Any, axis: Any = 0) -> Any:
     """Join tensors along a new axis, or sizes into a shape."""
-    if not any(step.computed(each) for each in values):
+    if not any(step.computed(value) for value in values):
         return tuple(values)
     (axis,) = integers(axis)
-    return concat(step, [expand_dims(step, each, axis) for each in values], axis)
+    return concat(step, [expand_dims(step, value, axis) for value in values], axis)
 
 
 def _key(key: Any) -> Any:
@@ -100,7 +100,7 @@ def _key(key: Any) -> Any:
     if isinstance(key, dict) and set(key) == {"start", "stop", "step"}:
         key = slice(key["start"], key["stop"], key["step"])
     if isinstance(key, slice):
-        return slice(*(None if each is None else integers(each)[0] for each in (key.start, key.stop, key.step)))
+        return slice(*(None if bound is None else integers(bound)[0] for bound in (key.start, key.stop, key.step)))
     if isinstance(key, dict) and "ellipsis" in str(key).lower():
         return Ellipsis
     return key if key is None or key is Ellipsis else integers(key)[0]
@@ -224,7 +224,7 @@ def _pair(value: Any) -> tuple[int, int]:
     """[height, width] of one, two or four values."""
     values = integers(value)
     values = values * 2 if len(values) == 1 else values[1:3] if len(values) == 4 else values
-    if len(values) != 2 or not all(0 < each <= 2**16 for each in values):
+    if len(values) != 2 or not all(0 < side <= 2**16 for side in values):
         raise NotImportedError(f"its window {values[:4]} is invalid")
     return values[0], values[1]
 

@@ -189,7 +189,7 @@ def untrusted(path: Path, refused: Sequence[Refused]) -> UntrustedError:
     """Return the error that lists the code that loading would run."""
     what = f"loading would run or import code that the file names: {listed(refused)}"
     hint = "if you know where the file comes from, set `trust: true` under `model:`, or give --trust to `import`"
-    if any(each.lacks_code for each in refused):
+    if any(refusal.lacks_code for refusal in refused):
         hint = "replace these layers by layers of Keras, or export the model to ONNX or as a SavedModel, with its graph"
     return carrying(UntrustedError(what, where=str(path), hint=hint), refused)
 

@@ -67,7 +67,7 @@ def _best_boxes(model: Any) -> Any:
         if node.op_type != TOP_K:
             continue
         after = _after(model, set(node.output))
-        kinds = {each.op_type for each in model.graph.node if any(name in after for name in each.output)}
+        kinds = {consumer.op_type for consumer in model.graph.node if any(name in after for name in consumer.output)}
         if kinds & GATHERING and not kinds & (WEIGHTED | CONVOLUTIONS):
             return node
     return None
@@ -75,7 +75,7 @@ def _best_boxes(model: Any) -> Any:
 
 def _inputs(model: Any) -> set[str]:
     """Return the names of the inputs, without constants, which old files list as inputs too."""
-    return {each.name for each in model.graph.input} - {tensor.name for tensor in model.graph.initializer}
+    return {tensor.name for tensor in model.graph.input} - {tensor.name for tensor in model.graph.initializer}
 
 
 def _before_convolutions(model: Any) -> set[str]:

@@ -55,7 +55,7 @@ def choose_signature(content: Content, name: str | None) -> Signature:
     Raises:
         ModelError: there is no signature, the choice is ambiguous, or an input has an unsupported type or shape.
     """
-    names = [each.name for each in content.signatures]
+    names = [signature.name for signature in content.signatures]
     where = str(content.path)
     if not names:
         raise ModelError("has no signature", where=where, hint="save it with model.export(), or signatures=…")
@@ -149,12 +149,12 @@ def _convert(path: str, name: str, folder: Path) -> dict[str, Any]:
     signature = loaded.signatures[name]
     specs = signature.structured_input_signature[1]
     names = sorted(specs)
-    fixed = [_with_batch_1(specs[each]) for each in names]
+    fixed = [_with_batch_1(specs[input_name]) for input_name in names]
 
     @tf.function(input_signature=fixed)  # type: ignore[untyped-decorator]
     def run(*tensors: Any) -> Any:
         outputs = signature(**dict(zip(names, tensors, strict=True)))
-        return [outputs[each] for each in sorted(outputs)]
+        return [outputs[output_name] for output_name in sorted(outputs)]
 
     concrete = run.get_concrete_function()
     np.savez(folder / TENSORS, **_run_samples(concrete, fixed))

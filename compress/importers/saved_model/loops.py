@@ -60,7 +60,7 @@ class _Evaluation:
         for operation in graph.get_operations():
             if operation.type in ("Placeholder", "NoOp"):
                 continue
-            results = self._operation(operation, [values[each.name] for each in operation.inputs])
+            results = self._operation(operation, [values[tensor.name] for tensor in operation.inputs])
             values |= {tensor.name: result for tensor, result in zip(operation.outputs, results, strict=True)}
         return [values[tensor.name] for tensor in outputs]
 
@@ -157,11 +157,11 @@ def unrolled(function: Any) -> Any:
         return function
     with frozen.graph.as_default():
         functions = {
-            each.signature.name: function_def_to_graph.function_def_to_graph(each)
-            for each in definition.library.function
+            function_def.signature.name: function_def_to_graph.function_def_to_graph(function_def)
+            for function_def in definition.library.function
         }
 
-    specs = [tensorflow.TensorSpec(each.shape, each.dtype) for each in frozen.inputs]
+    specs = [tensorflow.TensorSpec(tensor.shape, tensor.dtype) for tensor in frozen.inputs]
 
     @tensorflow.function(input_signature=specs, autograph=False)
     def run(*tensors):  # type: ignore[no-untyped-def]

@@ -79,11 +79,11 @@ def files(path: Path) -> dict[str, Path]:
         ModelError: it contains links or too many files.
     """
     paths: dict[str, Path] = {}
-    for each in sorted(path.rglob("*")):
-        if each.is_symlink() or not (each.is_file() or each.is_dir()):
-            raise refusal(path, f"has a link or a device in it: {shown(each.name)}")
-        if each.is_file():
-            paths[str(each.relative_to(path))] = each
+    for entry in sorted(path.rglob("*")):
+        if entry.is_symlink() or not (entry.is_file() or entry.is_dir()):
+            raise refusal(path, f"has a link or a device in it: {shown(entry.name)}")
+        if entry.is_file():
+            paths[str(entry.relative_to(path))] = entry
         if len(paths) > MOST_FILES:
             raise refusal(path, f"has more than {MOST_FILES:,} files")
     return paths
@@ -119,7 +119,7 @@ def read(path: Path) -> Content:
         root = _described(path, known, graphs[0])
         version, config, checks = _configuration(path, root)
         info = next(protobuf_wire.messages(graphs[0], 1), memoryview(b""))
-        signatures = tuple(each for each in _signatures(graphs[0]) if each.name not in IGNORED)
+        signatures = tuple(signature for signature in _signatures(graphs[0]) if signature.name not in IGNORED)
         return Content(path, protobuf_wire.text(info, 5), version, config, checks, signatures, _refused(graphs[0]))
     except (ValueError, RecursionError) as error:
         raise refusal(path, f"cannot be read: {str(error)[:200]}") from error
@@ -239,6 +239,8 @@ def _attributes(node: memoryview, bodies: dict[str, list[memoryview]]) -> set[st
     names = {protobuf_wire.text(node, 2)}
     for entry in protobuf_wire.messages(node, 5):
         for value in protobuf_wire.messages(entry, 2):
-            listed = [each for group in protobuf_wire.messages(value, 1) for each in protobuf_wire.messages(group, 9)]
-            names |= {protobuf_wire.text(each, 1) for each in [*protobuf_wire.messages(value, 10), *listed]}
+            listed = [
+                function for group in protobuf_wire.messages(value, 1) for function in protobuf_wire.messages(group, 9)
+            ]
+            names |= {protobuf_wire.text(function, 1) for function in [*protobuf_wire.messages(value, 10), *listed]}
     return names & bodies.keys()

@@ -216,7 +216,7 @@ def rounding(file: TfliteFile, samples: NDArray[np.float32] | None = None) -> Ro
     shapes = [both.original.tensors[index].shape for index in both.original.inputs]
     feeds += [[_codes(batch, both.original)] for (batch,) in _batches(shapes, samples)]
     differences = dequantization.operator_differences(both, feeds)
-    worst = max(differences, key=lambda each: each.largest, default=None)
+    worst = max(differences, key=lambda difference: difference.largest, default=None)
     if worst is not None and not worst.largest <= LARGEST_STEPS:
         raise ModelError(
             f"in float, {float_graph.operator_title(worst.operator, worst.operator.index, both.original)} differs by "
@@ -226,7 +226,9 @@ def rounding(file: TfliteFile, samples: NDArray[np.float32] | None = None) -> Ro
             hint="please report it, with the file",
         )
     largest, mean = (
-        (0.0, 0.0) if worst is None else (worst.largest, float(np.mean([each.mean for each in differences])))
+        (0.0, 0.0)
+        if worst is None
+        else (worst.largest, float(np.mean([difference.mean for difference in differences])))
     )
     return Rounding(len(differences), largest, mean, both.activations, both.ranges)
 

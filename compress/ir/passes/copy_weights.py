@@ -54,7 +54,7 @@ def copy_weights(target: Network, trained: Network) -> CopiedWeights:
         changed = _with_weights(layer, norm, source)
         if changed is None:
             break
-        layers.update({each.name: each for each in changed})
+        layers.update({changed_layer.name: changed_layer for changed_layer in changed})
         copied.append(layer.name)
         norms += [] if norm is None else [norm.name]
     if not copied:
@@ -64,7 +64,7 @@ def copy_weights(target: Network, trained: Network) -> CopiedWeights:
             allowed="a trained model of the same structure and width",
         )
     network = replace(target, layers={**target.layers, **layers})
-    return CopiedWeights(network, tuple(copied), tuple(each.name for each in ours[len(copied) :]), tuple(norms))
+    return CopiedWeights(network, tuple(copied), tuple(layer.name for layer in ours[len(copied) :]), tuple(norms))
 
 
 def _with_kernels(network: Network) -> list[Layer]:

@@ -238,8 +238,10 @@ def _flip(layer: Layer, inputs: list[Any]) -> Any:
     """Replace a reversal by slices, which have known forms; one of the batch stays."""
     (x,), axis = inputs, layer.config.get("axis")
     rank = len(x.shape)
-    axes = {each % rank for each in ([axis] if isinstance(axis, int) else axis or range(rank))}
-    return None if 0 in axes else x[tuple(slice(None, None, -1 if each in axes else 1) for each in range(rank))]
+    axes = {dimension % rank for dimension in ([axis] if isinstance(axis, int) else axis or range(rank))}
+    return (
+        None if 0 in axes else x[tuple(slice(None, None, -1 if dimension in axes else 1) for dimension in range(rank))]
+    )
 
 
 def _layer_norm(layer: Layer, inputs: list[Any]) -> Any:

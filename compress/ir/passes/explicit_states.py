@@ -115,11 +115,11 @@ def _state_shapes(layer: Layer, output: Shape) -> list[list[Shape]]:
     cells: list[tuple[LayerSpec, Mapping[str, Any]]] = [(spec, config)]
     if spec == RNN:
         cells = [(LAYER_OF_CELL.get(cell["class_name"], spec), cell["config"]) for cell in cells_of(config)]
-    if any(each not in CELLS for each, _ in cells):
+    if any(cell_spec not in CELLS for cell_spec, _ in cells):
         raise _refusal(layer, f"and the states of its kind, {layer.kind}, are not known")
     if spec == CONV_LSTM_2D:
         return [[output[-3:]] * CELLS[spec][1]]
-    return [[(inner["units"],)] * CELLS[each][1] for each, inner in cells]
+    return [[(inner["units"],)] * CELLS[cell_spec][1] for cell_spec, inner in cells]
 
 
 def _stateless(layer: Layer, return_state: Any) -> Layer:

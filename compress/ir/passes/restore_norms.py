@@ -62,4 +62,4 @@ def with_statistics(norm: Layer, mean: NDArray[Any], variance: NDArray[Any]) -> 
     factor, offset = scale_and_shift(norm)
     gamma = factor * np.sqrt(variance + norm.config["epsilon"])
     weights = (gamma, offset + factor * mean, mean, variance)
-    return replace(norm, weights=tuple(np.asarray(each, np.float32) for each in weights))
+    return replace(norm, weights=tuple(np.asarray(weight, np.float32) for weight in weights))

@@ -66,7 +66,7 @@ class UnrolledGate:
         self.recurrent_bias = gate.recurrent_bias
         self.dense = layers.Dense(units, use_bias=gate.recurrent_bias is not None)
         self.dense.build((None, units))
-        self.dense.set_weights([each for each in (gate.recurrent, gate.recurrent_bias) if each is not None])
+        self.dense.set_weights([weight for weight in (gate.recurrent, gate.recurrent_bias) if weight is not None])
 
     def input(self, step: int) -> Any:
         """Return the product of the input at a time step."""
@@ -86,7 +86,7 @@ class ConvolvedGate(UnrolledGate):
         *size, _, filters = gate.kernel.shape
         settings = {name: config[name] for name in ("strides", "padding", "dilation_rate")}
         convolution = layers.Conv2D(filters, size, **settings)
-        self.maps = [convolution(each) for each in time_steps(sequence)]
+        self.maps = [convolution(time_step) for time_step in time_steps(sequence)]
         convolution.set_weights([gate.kernel, gate.bias])
         self.dense = layers.Conv2D(filters, size, padding="same", use_bias=False)
         self.dense.build(self.maps[0].shape)
@@ -107,7 +107,7 @@ def _lstm(layer: Layer, sequence: Any) -> Step:
     kernel, recurrent, *bias = layer.weights
     biases = bias[0] if bias else np.zeros(kernel.shape[-1], np.float32)
     parts = zip(*(np.split(weights, 4, axis=-1) for weights in (kernel, recurrent, biases)), strict=True)
-    weights_by_gate = [GateWeights(*each) for each in parts]
+    weights_by_gate = [GateWeights(*gate_arrays) for gate_arrays in parts]
     gates: list[UnrolledGate]
     if specs.spec_of(layer) == specs.CONV_LSTM_2D:
         gates = [ConvolvedGate(weights, sequence, layer.config) for weights in weights_by_gate]
@@ -135,7 +135,7 @@ def _gru(layer: Layer, sequence: Any) -> Step:
     total = biases.sum(0)
     total[2 * units :] = biases[0, 2 * units :]
     parts = zip(*(np.split(weights, 3, axis=-1) for weights in (kernel, recurrent, total)), strict=True)
-    update, reset, candidate = (GateWeights(*each) for each in parts)
+    update, reset, candidate = (GateWeights(*gate_arrays) for gate_arrays in parts)
     if reset_after:
         recurrent_bias = biases[-1, 2 * units :] if len(biases) > 1 else np.zeros(units, np.float32)
         candidate = GateWeights(candidate.kernel, candidate.recurrent, candidate.bias, recurrent_bias)
@@ -295,7 +295,7 @@ def time_distributed(layer: Layer, inputs: Sequence[Any]) -> Any:
         output = inner(sequence)
     else:
         _check_steps(sequence)
-        output = _stacked([inner(each) for each in time_steps(sequence)])
+        output = _stacked([inner(time_step) for time_step in time_steps(sequence)])
     inner.set_weights(layer.weights)
     return output
 

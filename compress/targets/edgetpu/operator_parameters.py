@@ -205,7 +205,9 @@ def _reshape(operator: Operator, graph: Graph, target: Target) -> Parameters:
     if not is_flatten or _on_input(source, graph):
         return parameter_memory.NONE
     packed = _packed(height * width, channels)
-    return min(packed, SINGLE_CHANNEL_FLATTEN, key=lambda each: each.size_bytes) if channels == 1 else packed
+    return (
+        min(packed, SINGLE_CHANNEL_FLATTEN, key=lambda parameters: parameters.size_bytes) if channels == 1 else packed
+    )
 
 
 def _packed(blocks: int, channels: int) -> Parameters:

@@ -106,7 +106,7 @@ def gelu(call: OnnxCall) -> OnnxValue:
 def multiplication(call: OnnxCall) -> OnnxValue:
     """Mul; x * sigmoid(x) becomes SiLU, x * hard_sigmoid(x) hard SiLU, and x / 2 * (1 + erf(x / sqrt 2)) GELU."""
     source = operands(call)
-    if len(source) == 2 and all(isinstance(each, OnnxValue) for each in source):
+    if len(source) == 2 and all(isinstance(operand, OnnxValue) for operand in source):
         for one, other in (source, source[::-1]):
             if (gated := _gated(call, one, other)) is not None:
                 return gated
@@ -144,7 +144,7 @@ def _plus(call: OnnxCall, tensor: LayerOutput, number: float) -> LayerOutput | N
     layer = call.builder.layers.get(tensor.layer)
     if layer is None or layer.kind != "Add" or not layer.calls:
         return None
-    numbers = [each for each in layer.calls[0]["args"] if isinstance(each, float)]
+    numbers = [argument for argument in layer.calls[0]["args"] if isinstance(argument, float)]
     return layer.inputs()[0] if numbers == [number] else None
 
 
@@ -180,15 +180,15 @@ def _factors(call: OnnxCall, tensor: LayerOutput) -> tuple[float, list[LayerOutp
     if layer is None or layer.kind not in ("Multiply", "Divide") or not layer.calls:
         return 1.0, [tensor]
     arguments = [*tensors_in(layer.calls[0]["args"])]
-    numbers = [each for each in layer.calls[0]["args"] if isinstance(each, float)]
+    numbers = [argument for argument in layer.calls[0]["args"] if isinstance(argument, float)]
     if layer.kind == "Divide" and (len(numbers) != 1 or layer.calls[0]["args"][1:] != numbers):
         return 1.0, [tensor]
     if len(numbers) + len(arguments) != 2:
         return 1.0, [tensor]
     number = prod(numbers) if layer.kind == "Multiply" else 1 / (numbers[0] or 1.0)
     tensors: list[LayerOutput] = []
-    for each in arguments:
-        more, inner = _factors(call, each)
+    for argument in arguments:
+        more, inner = _factors(call, argument)
         number, tensors = number * more, tensors + inner
     return number, tensors
 

@@ -67,20 +67,20 @@ def _unlike_bias(placed: NDArray[Any], network_shape: Sequence[int]) -> NDArray[
 
 def together(call: OnnxCall, operands: Sequence[Any], shape: tuple[int, ...]) -> tuple[list[Any], OnnxValue]:
     """Return operands that can be broadcast in the network (values, or arrays for constants), and a template."""
-    values = [each for each in operands if isinstance(each, OnnxValue)]
+    values = [operand for operand in operands if isinstance(operand, OnnxValue)]
     if not values:
         raise NotImportedError("all of its inputs are constants")
     leader = max(values, key=lambda value: (value.shape == shape, prod(value.shape)))
-    alike = all(replace(each, tensor=leader.tensor) == leader for each in values)
+    alike = all(replace(value, tensor=leader.tensor) == leader for value in values)
     if alike and leader.shape == shape:
-        return [each if isinstance(each, OnnxValue) else small(each, leader) for each in operands], leader
+        return [operand if isinstance(operand, OnnxValue) else small(operand, leader) for operand in operands], leader
     rank = len(shape)
-    grown = [in_shape(each, (*(1,) * (rank - len(each.shape)), *each.shape)) for each in values]
+    grown = [in_shape(value, (*(1,) * (rank - len(value.shape)), *value.shape)) for value in values]
     order = natural(grown[values.index(leader)]) or tuple(range(rank))
     extra_batch = bool(order) and shape[order[0]] != 1
-    arranged = iter([call.arranged(each, order, extra_batch=extra_batch) for each in grown])
+    arranged = iter([call.arranged(value, order, extra_batch=extra_batch) for value in grown])
     like = laid(UNKNOWN, shape, order, network_shape_of(shape, order, extra_batch=extra_batch) or (1,))
-    return [next(arranged) if isinstance(each, OnnxValue) else small(each, like) for each in operands], like
+    return [next(arranged) if isinstance(operand, OnnxValue) else small(operand, like) for operand in operands], like
 
 
 def operands(call: OnnxCall, *types: str) -> list[Any]:
@@ -163,7 +163,7 @@ def _scaled(layer: Layer, constants: NDArray[np.float32], kind: str) -> Layer:
             kernel = kernel * scale.reshape(kernel.shape[-2:])
         else:
             kernel = kernel * scale.reshape((-1, *(1,) * (-axis - 1)))
-        return replace(layer, weights=(kernel, *(each * scale for each in bias)))
+        return replace(layer, weights=(kernel, *(bias_vector * scale for bias_vector in bias)))
 
 
 def _shifted(layer: Layer, constants: NDArray[np.float32], kind: str) -> Layer:

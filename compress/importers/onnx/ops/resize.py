@@ -180,8 +180,8 @@ def _along(call: OnnxCall, source: OnnxValue, axis: int, matrix: Matrix) -> Onnx
     if matrix.size > MOST_IN_MATRIX:
         raise NotImportedError(f"it resizes a dimension of {size} to {out}: the matrix is too large")
     # To the left of a matrix product: [out, size] x [..., size, what follows].
-    before = [source.shape[each] for each in range(2, axis)]
-    rest = [source.shape[each] for each in range(axis + 1, len(shape))]
+    before = [source.shape[dimension] for dimension in range(2, axis)]
+    rest = [source.shape[dimension] for dimension in range(axis + 1, len(shape))]
     after = int(np.prod([*rest, source.shape[1]]))
     flat = laid(UNKNOWN, (1, *before, size, after), tuple(range(len(before) + 3)))
     seen = (

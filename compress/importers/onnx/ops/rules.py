@@ -34,7 +34,7 @@ def dense(call: OnnxCall, source: OnnxValue, kernel: Floats, bias: list[Floats],
         line = source if source.network_shape[-1] == taken else call.in_line(source)
         like = OnnxValue(UNKNOWN, shape, (*line.network_shape[:-1], out), *((out,), (0,)) if out > 1 else ((), ()))
         return call.layer("Dense", config, [line], like, [kernel[line.positions], *bias])
-    order = (*(each for each in order_of(source) if each != axis), axis)
+    order = (*(dimension for dimension in order_of(source) if dimension != axis), axis)
     return call.layer("Dense", config, [call.arranged(source, order)], laid(UNKNOWN, shape, order), [kernel, *bias])
 
 
@@ -127,7 +127,7 @@ def group_normalization(call: OnnxCall) -> OnnxValue:
     gamma, beta = (call.weights(index).reshape(-1) for index in (1, 2))
     if seen % groups or not gamma.size == beta.size == seen:
         raise NotImportedError(f"its weights in {groups} groups do not fit {list(source.shape)}")
-    gamma, beta = (np.repeat(each, channels // seen) for each in (gamma, beta))
+    gamma, beta = (np.repeat(parameter, channels // seen) for parameter in (gamma, beta))
     config = {"groups": groups, "axis": -1, "epsilon": call.number("epsilon", None, 1e-5)}
     return call.layer("GroupNormalization", config, [source], source, [gamma, beta])
 
@@ -149,7 +149,9 @@ def layer_normalization(call: OnnxCall) -> OnnxValue:
     shape = source.shape[first:]
     gamma = call.weights(1)
     beta = call.weights(2) if call.has(2) else np.zeros((), np.float32)
-    weights = [np.broadcast_to(each, shape).transpose([axis - first for axis in axes]) for each in (gamma, beta)]
+    weights = [
+        np.broadcast_to(parameter, shape).transpose([axis - first for axis in axes]) for parameter in (gamma, beta)
+    ]
     network_axes = [placed.axis(axis) for axis in axes]
     if len(network_axes) > 1:  # for several axes, Keras expects the weights in the order of these axes
         network_axes = [axis % (len(placed.value.network_shape) + 1) for axis in network_axes]

@@ -56,11 +56,11 @@ def _with_constants(call: OnnxCall, axis: int) -> list[OnnxValue]:
     values = []
     for at, index in enumerate(computed):
         value, end = call.value(index), ([*computed, indices[-1] + 1])[at + 1]
-        before = [call.weights(each) for each in indices if each < index and not at]
-        after = [call.weights(each) for each in indices if index < each < end]
+        before = [call.weights(input_index) for input_index in indices if input_index < index and not at]
+        after = [call.weights(input_index) for input_index in indices if index < input_index < end]
         if before or after:
             around = [*before, np.zeros(value.shape, np.float32), *after]
-            sizes = [sum(each.shape[axis] for each in side) for side in (before, after)]
+            sizes = [sum(constant.shape[axis] for constant in side) for side in (before, after)]
             pads = [(0, 0)] * len(value.shape)
             pads[axis] = (sizes[0], sizes[1])
             padded = shape_rules.pad_by_operation(call, value, pads)
@@ -135,7 +135,7 @@ def largest(call: OnnxCall) -> OnnxValue:
     if call.setting("select_last_index", 0):
         raise NotImportedError("select_last_index is not supported")
     placed = call.placed(value, axis)
-    like = placed.like([1 if each == axis else size for each, size in enumerate(value.shape)])
+    like = placed.like([1 if dimension == axis else size for dimension, size in enumerate(value.shape)])
     config = {"axis": placed.axis(axis), "keepdims": True}
     return in_shape(call.operation(NUMPY, "Argmax", config, [placed.value], like), call.output_shape())
 

@@ -24,7 +24,7 @@ LARGEST_STRIDE = 1024
 def _pair(call: TfliteCall, height: str, width: str) -> list[int]:
     """[height, width] of two options."""
     pair = [int(call.option(name, 1)) for name in (height, width)]
-    if not all(0 < each <= LARGEST_STRIDE for each in pair):
+    if not all(0 < option <= LARGEST_STRIDE for option in pair):
         raise NotImportedError(f"its {height} and {width} are {pair}")
     return pair
 
@@ -130,7 +130,7 @@ def transpose_conv(call: TfliteCall) -> TfliteValue:
         least = (size - 1) * stride + (reach % 2 if padding == "same" else reach)
         usual = usual and out == (size * stride if padding == "same" else least + max(stride - reach, 0))
         extra.append(out - least)
-    if not usual and not all(0 <= each < stride for each, stride in zip(extra, strides, strict=True)):
+    if not usual and not all(0 <= excess < stride for excess, stride in zip(extra, strides, strict=True)):
         raise NotImportedError(f"Keras cannot compute its output {output_shape} from {list(source.shape)}")
     weights = [kernel.transpose(1, 2, 0, 3), *_bias(call, 3, kernel.shape[0])]
     config = {"filters": kernel.shape[0], "kernel_size": list(kernel.shape[1:3]), "strides": strides}
@@ -177,21 +177,21 @@ def pool(kind: str) -> Callable[[TfliteCall], TfliteValue]:
 def _broadcast(call: TfliteCall, indices: tuple[int, ...]) -> tuple[list[Any], TfliteValue]:
     """Return the operands with the same rank, and a template with the broadcast shape."""
     operands: list[Any] = [call.weights(index) if call.is_constant(index) else call.value(index) for index in indices]
-    computed = [each for each in operands if isinstance(each, TfliteValue)]
+    computed = [operand for operand in operands if isinstance(operand, TfliteValue)]
     if not computed:
         raise NotImportedError("all of its inputs are constants")
-    shapes = [tuple(each.shape) for each in operands]
+    shapes = [tuple(operand.shape) for operand in operands]
     try:
         shape = np.broadcast_shapes(*shapes)
     except ValueError as error:
-        listed = " and ".join(str(list(each)) for each in shapes)
+        listed = " and ".join(str(list(operand_shape)) for operand_shape in shapes)
         raise NotImportedError(f"{listed} do not fit each other") from error
-    extra_batch = any(each.extra_batch for each in computed) or shape[:1] != (call.builder.batch,)
-    for position, each in enumerate(operands):
-        if isinstance(each, TfliteValue):
-            dims = (*(1,) * (len(shape) - len(each.shape)), *each.shape)
-            operands[position] = reshaped(call, each, dims, extra_batch=extra_batch)
-        elif not extra_batch and each.ndim == len(shape) and each.shape[0] not in (1,):
+    extra_batch = any(operand.extra_batch for operand in computed) or shape[:1] != (call.builder.batch,)
+    for position, operand in enumerate(operands):
+        if isinstance(operand, TfliteValue):
+            dims = (*(1,) * (len(shape) - len(operand.shape)), *operand.shape)
+            operands[position] = reshaped(call, operand, dims, extra_batch=extra_batch)
+        elif not extra_batch and operand.ndim == len(shape) and operand.shape[0] not in (1,):
             raise NotImportedError("its constant differs from sample to sample")
     return operands, TfliteValue(computed[0].tensor, shape, extra_batch)
 
@@ -201,7 +201,7 @@ def arithmetic(kind: str, layer: bool) -> Callable[[TfliteCall], TfliteValue]:
 
     def rule(call: TfliteCall) -> TfliteValue:
         operands, like = _broadcast(call, (0, 1))
-        if layer and all(isinstance(each, TfliteValue) for each in operands):
+        if layer and all(isinstance(operand, TfliteValue) for operand in operands):
             result = call.layer(kind, {}, [operands], like)
         else:
             result = call.operation(NUMPY, kind, {}, operands, like)
@@ -317,7 +317,9 @@ def batch_matmul(call: TfliteCall) -> TfliteValue:
         result = call.layer("Dense", {"units": right.shape[1], "use_bias": False}, [source], like, [right])
         return reshaped(call, result, call.output.shape)
     operands = [call.value(index) for index in (0, 1)]
-    operands = [last_two_swapped(call, each) if flip else each for each, flip in zip(operands, flips, strict=True)]
+    operands = [
+        last_two_swapped(call, operand) if flip else operand for operand, flip in zip(operands, flips, strict=True)
+    ]
     first, second = operands
     fits = len(first.shape) == len(second.shape) > 1 and first.extra_batch == second.extra_batch
     if not fits or first.shape[-1] != second.shape[-2] or first.shape[:-2] != second.shape[:-2]:

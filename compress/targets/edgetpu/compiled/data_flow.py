@@ -23,11 +23,11 @@ def step_reads(steps: Sequence[ProgramStep]) -> list[list[list[int]]]:
         sources = []
         for extent in step.sources:
             earlier = range(index - 1, max(index - 1 - _MAX_DISTANCE, -1), -1)
-            last = next((each for each in earlier if _overlap(targets[each], extent)), None)
+            last = next((step_index for step_index in earlier if _overlap(targets[step_index], extent)), None)
             parts = [] if last is None else [*_other_parts(signatures, targets, last, last_reader), last]
-            sources.append([each for each in parts if _overlap(targets[each], extent)])
+            sources.append([part for part in parts if _overlap(targets[part], extent)])
         reads.append(sources)
-        for writer in (each for source in sources for each in source):
+        for writer in (step_index for source in sources for step_index in source):
             last_reader[writer] = index
     return reads
 
@@ -43,14 +43,14 @@ def _other_parts(
 ) -> list[int]:
     """Return the steps before `last` that wrote other parts of the same result: not read or written over before it."""
     parts = []
-    for each in range(max(last - _MAX_PARTS, 0), last):
-        if signatures[each] != signatures[last] or each < last_reader[each] < last:
+    for step in range(max(last - _MAX_PARTS, 0), last):
+        if signatures[step] != signatures[last] or step < last_reader[step] < last:
             continue
-        own, later = targets[each], range(each + 1, last + 1)
-        is_covered = any(_covers(targets[other], own) for other in later)
-        is_reused = any(_overlap(targets[other], own) for other in later if signatures[other] != signatures[last])
+        target, later = targets[step], range(step + 1, last + 1)
+        is_covered = any(_covers(targets[other], target) for other in later)
+        is_reused = any(_overlap(targets[other], target) for other in later if signatures[other] != signatures[last])
         if not is_covered and not is_reused:
-            parts.append(each)
+            parts.append(step)
     return parts
 
 

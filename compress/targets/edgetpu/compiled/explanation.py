@@ -91,12 +91,12 @@ def explain(file: CompiledFile, name: str, original: Graph | None, target: Targe
         ModelError: the DMA hints are damaged, or a program is too large.
     """
     parts = [_read_part(file, compiled, first) for compiled, first in _parts(file)]
-    programs = [_explained(number, each) for number, part in enumerate(parts, 1) for each in part]
+    programs = [_explained(number, program) for number, part in enumerate(parts, 1) for program in part]
     explanation = Explanation(name, _order(file), tuple(programs), None, _limits(parts))
     if original is None:
         return explanation
     operators, comparison = compare(file, original, target, explanation.programs)
-    programs = [replace(each, operators=named) for each, named in zip(programs, operators, strict=True)]
+    programs = [replace(program, operators=named) for program, named in zip(programs, operators, strict=True)]
     return replace(explanation, programs=tuple(programs), comparison=comparison)
 
 
@@ -117,26 +117,28 @@ def _read_part(file: CompiledFile, compiled: CompiledOperator, first: int) -> li
         (index, executable, hint, read_program(_bundles(file, executable)))
         for index, executable, hint in zip(indices, compiled.package.executables, hints, strict=True)
     ]
-    read.sort(key=lambda each: each[1].type != _CACHING)
+    read.sort(key=lambda entry: entry[1].type != _CACHING)
     cached = [
-        each
+        region
         for index, executable, _, program in read
         if executable.type == _CACHING
-        for each in cached_parameters(program, index, executable.parameter_bytes)
+        for region in cached_parameters(program, index, executable.parameter_bytes)
     ]
     programs = []
     for index, executable, hint, program in read:
         if executable.type == _CACHING:
-            own = tuple(each for each in cached if each.executable == index)
-            programs.append(_ReadProgram(index, executable, hint, program, (), (), own, _transfers(program, hint, ())))
+            regions = tuple(region for region in cached if region.executable == index)
+            programs.append(
+                _ReadProgram(index, executable, hint, program, (), (), regions, _transfers(program, hint, ()))
+            )
             continue
         steps = tensor_steps(program)
         transfers = _transfers(program, hint, steps)
-        arriving = [(each.offset, each.size_bytes) for each in transfers if each.kind == "parameters"]
+        arriving = [(transfer.offset, transfer.size_bytes) for transfer in transfers if transfer.kind == "parameters"]
         streamed = streamed_parameters(arriving, index, executable.parameter_bytes)
         parameters = [*cached, *streamed]
         blobs = {number: parameter_bytes(file, file.executables[number]) for number in indices}
-        contents = [blobs[each.executable][each.extent.start : each.extent.stop] for each in parameters]
+        contents = [blobs[region.executable][region.extent.start : region.extent.stop] for region in parameters]
         operators = recover(steps, parameters, contents)
         if steps and any(bundle > steps[-1].bundle for bundle in program.exponentials):
             # Compilers before 16 compute a softmax at the end of a network on the scalar core.
@@ -155,19 +157,21 @@ def _bundles(file: CompiledFile, executable: Executable) -> list[int]:
 def _order(file: CompiledFile) -> tuple[str, ...]:
     part_numbers = {compiled.operator.index: number for number, compiled in enumerate(file.operators, 1)}
     return tuple(
-        f"Edge TPU part {part_numbers[each.index]}" if each.index in part_numbers else f"{each.name}{CPU_MARK}"
-        for each in file.graph.operators
+        f"Edge TPU part {part_numbers[operator.index]}"
+        if operator.index in part_numbers
+        else f"{operator.name}{CPU_MARK}"
+        for operator in file.graph.operators
     )
 
 
 def _limits(parts: Sequence[Sequence[_ReadProgram]]) -> tuple[str, ...]:
-    programs = [each for part in parts for each in part]
+    programs = [program for part in parts for program in part]
     limits = list(_LIMITS)
-    if any(not each.program.is_complete for each in programs):
+    if any(not program.program.is_complete for program in programs):
         limits.append(_NO_PICTURE)
-    if any(each.program.scalar_loops for each in programs):
+    if any(program.program.scalar_loops for program in programs):
         limits.append(_SCALAR)
-    if any(each.executable.parameter_bytes and not each.parameters for each in programs):
+    if any(program.executable.parameter_bytes and not program.parameters for program in programs):
         limits.append(_NO_REGIONS)
     return tuple(limits)
 
@@ -202,14 +206,14 @@ def _explained(part: int, read: _ReadProgram) -> ExplainedProgram:
         coverage=tuple(_coverage(executable, read.hints)),
         hints_are_complete=read.hints.is_complete,
         parameters=tuple(_parameters(read)),
-        operators=tuple(_operator(index, each, read) for index, each in enumerate(read.operators)),
+        operators=tuple(_operator(index, operator, read) for index, operator in enumerate(read.operators)),
         buffers=tuple(buffers),
     )
 
 
 def _operations(program: Program) -> dict[str, int]:
     """Return the number of instructions for tiles, by what they do."""
-    counts = Counter(OPERATION_NAMES[each.operation] for each in program.instructions)
+    counts = Counter(OPERATION_NAMES[instruction.operation] for instruction in program.instructions)
     return dict(counts.most_common())
 
 
@@ -231,7 +235,7 @@ def _operator(index: int, operator: RecoveredOperator, read: _ReadProgram) -> Ex
     tiles = 0
     for step in operator.steps:
         tiles |= read.steps[step].tiles
-    sizes = [each.size_bytes for each in operator.parameters]
+    sizes = [region.size_bytes for region in operator.parameters]
     inputs = geometry.input_blocks if geometry else None
     return ExplainedOperator(
         index=index,
@@ -255,18 +259,18 @@ def _operator(index: int, operator: RecoveredOperator, read: _ReadProgram) -> Ex
 
 
 def _parameters(read: _ReadProgram) -> list[ExplainedParameters]:
-    owners = {each: index for index, operator in enumerate(read.operators) for each in operator.parameters}
-    own = list(dict.fromkeys([*read.parameters, *owners])) if read.operators else list(read.parameters)
+    owners = {region: index for index, operator in enumerate(read.operators) for region in operator.parameters}
+    regions = list(dict.fromkeys([*read.parameters, *owners])) if read.operators else list(read.parameters)
     return [
         ExplainedParameters(
-            each.offset,
-            each.size_bytes,
-            each.is_cached,
-            tuple(map(_tile_indices, each.tiles)),
-            owners.get(each),
-            layout_text(read.operators[owners[each]]) if each in owners else "",
+            region.offset,
+            region.size_bytes,
+            region.is_cached,
+            tuple(map(_tile_indices, region.tiles)),
+            owners.get(region),
+            layout_text(read.operators[owners[region]]) if region in owners else "",
         )
-        for each in own
+        for region in regions
     ]
 
 
@@ -340,9 +344,9 @@ def _coverage(executable: Executable, hints: DmaHints) -> list[tuple[str, int, i
     expected.append(("parameters", "", executable.parameter_bytes))
     rows = []
     for kind, name, size in expected:
-        own = extents.get((kind, name), [])
-        if size or own:
-            rows.append((f"{kind} {name}".rstrip("\0 "), size, _covered(own, size)))
+        transferred_extents = extents.get((kind, name), [])
+        if size or transferred_extents:
+            rows.append((f"{kind} {name}".rstrip("\0 "), size, _covered(transferred_extents, size)))
     return rows
 
 
@@ -373,7 +377,9 @@ def _buffers(read: _ReadProgram, owners: Sequence[int], reads: Sequence[Sequence
                 extent = steps[index].sources[number]
                 inputs[extent.start, extent.stop] = index + 1
     starts = [step.bundle for step in steps]
-    outputs = [bisect_right(starts, each.bundle) for each in read.program.transfers if each.kind == "output"]
+    outputs = [
+        bisect_right(starts, transfer.bundle) for transfer in read.program.transfers if transfer.kind == "output"
+    ]
     buffers = [MemoryBuffer(-1, start, stop, (0, until)) for (start, stop), until in inputs.items()]
     targets = [step.target for step in steps]
     for index, target in enumerate(targets):
@@ -402,6 +408,8 @@ def _live_bytes(buffers: Sequence[MemoryBuffer], steps: int) -> list[int]:
     live: list[MemoryBuffer] = []
     sizes = []
     for step in range(steps):
-        live = [each for each in live if each.steps[1] > step] + starting[step]
-        sizes.append(_covered([(each.start, each.stop) for each in live], max((each.stop for each in live), default=0)))
+        live = [buffer for buffer in live if buffer.steps[1] > step] + starting[step]
+        sizes.append(
+            _covered([(buffer.start, buffer.stop) for buffer in live], max((buffer.stop for buffer in live), default=0))
+        )
     return sizes

@@ -69,13 +69,13 @@ class ProgramPlan:
         constants: new constants, by instruction.
         factors: new factors of additions, by bundle that loads one.
         problems: the reasons why the program cannot be changed; empty if it can.
-        found: the operators of which at least one instruction was found.
+        located: the operators of which at least one instruction was found.
     """
 
     constants: list[tuple[VectorInstruction, Constants]] = field(default_factory=list)
     factors: list[tuple[Factor, int]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    found: set[int] = field(default_factory=set)
+    located: set[int] = field(default_factory=set)
 
     def apply(self, program: bytes) -> bytes:
         """Return the program with the new constants and factors."""
@@ -99,16 +99,16 @@ class ModelChange:
     def __init__(self, old: Graph, new: Graph, operators: Collection[int]) -> None:
         self.old, self.new = old, new
         self.operators = [operator for operator in old.operators if operator.index in operators]
-        self.old_forms = {each.index: operator_constants.forms(old, each) for each in self.operators}
+        self.old_forms = {operator.index: operator_constants.forms(old, operator) for operator in self.operators}
         self.new_forms = {
-            each.index: {form.name: form for form in operator_constants.forms(new, new.operators[each.index])}
-            for each in self.operators
+            operator.index: {form.name: form for form in operator_constants.forms(new, new.operators[operator.index])}
+            for operator in self.operators
         }
 
     @cached_property
     def changed(self) -> set[int]:
         """The operators of which a scale or zero point that instructions can hold is different."""
-        return {each.index for each in self.operators if self._is_changed(each)}
+        return {operator.index for operator in self.operators if self._is_changed(operator)}
 
     def _is_changed(self, operator: Operator) -> bool:
         return _quantizations(self.old, operator) != _quantizations(self.new, self.new.operators[operator.index])
@@ -172,14 +172,19 @@ def _quantizations(graph: Graph, operator: Operator) -> list[tuple[float, int] |
     """Return scale and zero point of each tensor of an operator; None for those that no instruction holds."""
     quantizations: list[tuple[float, int] | None] = []
     for position, tensor in enumerate((*operator.inputs, *operator.outputs)):
-        each = graph.tensors[tensor] if tensor != NONE else None
-        quantization = each.quantization if each is not None else None
+        operand = graph.tensors[tensor] if tensor != NONE else None
+        quantization = operand.quantization if operand is not None else None
         is_weight = operator.name in _WEIGHTED and 0 < position < len(operator.inputs)
         # The scales of channels are in the parameters. That of a bias follows from those of input and weights.
-        if each is None or quantization is None or each.dtype == "INT32" or (is_weight and not quantization.one_scale):
+        if (
+            operand is None
+            or quantization is None
+            or operand.dtype == "INT32"
+            or (is_weight and not quantization.one_scale)
+        ):
             quantizations.append(None)
         else:
-            quantizations.append((quantization.scale[0], operator_constants.unsigned_zero_point(each)))
+            quantizations.append((quantization.scale[0], operator_constants.unsigned_zero_point(operand)))
     return quantizations
 
 
@@ -226,7 +231,7 @@ def _plan_instruction(
     if not outcomes:
         plan.problems.append(f"{where} has constants that no operator of the old model explains")
         return
-    plan.found.update(candidate.operator for candidate in candidates)
+    plan.located.update(candidate.operator for candidate in candidates)
     if len(outcomes) > 1:
         names = ", ".join(sorted({change.describe(candidate.operator) for candidate in candidates}))
         plan.problems.append(f"{where} is ambiguous: it can belong to {names}")
@@ -242,14 +247,14 @@ def _plan_instruction(
 def _by_order(possible: list[list[Candidate]], change: ModelChange) -> list[list[Candidate]]:
     """Drop the candidates that the order of the program excludes."""
     original = possible
-    needed = {each for each in _positions(possible) if not _is_optional(each, change)}
+    needed = {operator for operator in _positions(possible) if not _is_optional(operator, change)}
     while True:
         first, last = _earliest(possible, change), _latest(possible, change)
         narrowed = [
-            [each for each in candidates if first[each.operator] <= position <= last[each.operator]]
+            [candidate for candidate in candidates if first[candidate.operator] <= position <= last[candidate.operator]]
             for position, candidates in enumerate(possible)
         ]
-        if [len(each) for each in narrowed] == [len(each) for each in possible]:
+        if [len(candidates) for candidates in narrowed] == [len(candidates) for candidates in possible]:
             return possible
         lost = any(before and not after for before, after in zip(possible, narrowed, strict=True))
         if lost or not needed <= _positions(narrowed).keys():
@@ -260,7 +265,7 @@ def _by_order(possible: list[list[Candidate]], change: ModelChange) -> list[list
 def _positions(possible: Sequence[Sequence[Candidate]]) -> dict[int, list[int]]:
     positions: dict[int, list[int]] = {}
     for position, candidates in enumerate(possible):
-        for operator in dict.fromkeys(each.operator for each in candidates):
+        for operator in dict.fromkeys(candidate.operator for candidate in candidates):
             positions.setdefault(operator, []).append(position)
     return positions
 
@@ -271,8 +276,10 @@ def _earliest(possible: Sequence[Sequence[Candidate]], change: ModelChange) -> d
     earliest: dict[int, int] = {}
     reached: dict[int, int] = {}
     for operator, needs in change.needs.items():
-        after = max((reached[each] for each in needs), default=-1)
-        earliest[operator] = next((each for each in positions.get(operator, ()) if each > after), len(possible))
+        after = max((reached[producer] for producer in needs), default=-1)
+        earliest[operator] = next(
+            (position for position in positions.get(operator, ()) if position > after), len(possible)
+        )
         can_be_missing = operator not in positions or _is_optional(operator, change)
         reached[operator] = after if can_be_missing else max(after, earliest[operator])
     return earliest
@@ -283,13 +290,15 @@ def _latest(possible: Sequence[Sequence[Candidate]], change: ModelChange) -> dic
     positions = _positions(possible)
     consumers: dict[int, set[int]] = {operator: set() for operator in change.needs}
     for operator, needs in change.needs.items():
-        for each in needs:
-            consumers[each].add(operator)
+        for producer in needs:
+            consumers[producer].add(operator)
     latest: dict[int, int] = {}
     reached: dict[int, int] = {}
     for operator in reversed(list(change.needs)):
-        before = max((reached[each] for each in consumers[operator]), default=len(possible))
-        latest[operator] = next((each for each in reversed(positions.get(operator, ())) if each < before), -1)
+        before = max((reached[consumer] for consumer in consumers[operator]), default=len(possible))
+        latest[operator] = next(
+            (position for position in reversed(positions.get(operator, ())) if position < before), -1
+        )
         can_be_missing = operator not in positions or _is_optional(operator, change)
         reached[operator] = before if can_be_missing else min(before, latest[operator])
     return latest
@@ -312,16 +321,16 @@ def _plan_factors(
     previous: set[int] = set()
     for instruction, candidates in zip(instructions, possible, strict=True):
         sums = {
-            each.operator: each
-            for each in candidates
-            if each.form.factors is not None and each.operator in change.changed
+            candidate.operator: candidate
+            for candidate in candidates
+            if candidate.form.factors is not None and candidate.operator in change.changed
         }
         starts = set(sums) != previous
         previous = set(sums)
         if not sums or not starts or instruction.kind != ADD:
             continue
         own_loads = [by_bundle.get(instruction.bundle - distance) for distance in _FACTOR_DISTANCES]
-        outcome = {_new_factors(each, own_loads) for each in sums.values()}
+        outcome = {_new_factors(candidate, own_loads) for candidate in sums.values()}
         (values,) = outcome if len(outcome) == 1 else (None,)
         if values is None:
             plan.problems.append(
@@ -335,7 +344,7 @@ def _plan_factors(
     left = {load.value for load in loads if load.bundle not in used}
     for index in sorted(change.changed):
         for form in change.old_forms[index]:
-            if form.factors is not None and left & {each for each in form.factors if each > _LIKELY_FACTOR}:
+            if form.factors is not None and left & {factor for factor in form.factors if factor > _LIKELY_FACTOR}:
                 plan.problems.append(f"a factor of {change.describe(index)} is at another position in the program, too")
 
 

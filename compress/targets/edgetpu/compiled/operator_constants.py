@@ -118,7 +118,7 @@ def forms(graph: Graph, operator: Operator) -> tuple[Form, ...]:
 def is_independent(instruction: VectorInstruction) -> bool:
     """Return whether an instruction is one of those that depend on no scale or zero point of a model."""
     kind, constants = instruction.kind, instruction.constants
-    return any(kind in kinds and constants == each for kinds, each in _INDEPENDENT)
+    return any(kind in kinds and constants == fixed_constants for kinds, fixed_constants in _INDEPENDENT)
 
 
 def _scale(tensor: Tensor) -> _TensorScale:
@@ -284,9 +284,9 @@ def _copy(graph: Graph, operator: Operator) -> list[Form]:
     inputs, outputs = _activations(graph, operator)
     rescaled = operator.name in ("CONCATENATION", "QUANTIZE")
     copies = []
-    for index, each in enumerate(inputs):
+    for index, input_tensor in enumerate(inputs):
         for number, output in enumerate(outputs):
-            copies += _copies(f"copy {index} to {number}", each, output, exact=not rescaled)
+            copies += _copies(f"copy {index} to {number}", input_tensor, output, exact=not rescaled)
     return copies
 
 

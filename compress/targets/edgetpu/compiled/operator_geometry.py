@@ -51,7 +51,9 @@ class Geometry:
 
 def geometry_of(step: ProgramStep) -> Geometry:
     """Return the dimensions of a weighted sum, from the instruction with the most repetitions."""
-    instruction = max(step.instructions, key=lambda each: (len(each.source.loops), each.target.repetitions))
+    instruction = max(
+        step.instructions, key=lambda candidate: (len(candidate.source.loops), candidate.target.repetitions)
+    )
     source, target = list(instruction.source.loops), list(instruction.target.loops)
     if _is_depthwise(instruction):
         return _depthwise(source, target)
@@ -126,7 +128,7 @@ def _split(source: list[Loop], spatial: int, words: int) -> tuple[int, list[Loop
                 continue
             if all(loop.stride % blocks == 0 for loop in middle):
                 splits.append((blocks, window, rest))
-    return max(splits, key=lambda each: each[0]) if splits else None
+    return max(splits, key=lambda split: split[0]) if splits else None
 
 
 def _window(loops: Sequence[Loop], taps: int) -> tuple[list[Loop], list[Loop]]:
@@ -164,7 +166,7 @@ def _stride(window: Sequence[Loop], rest: Sequence[Loop], blocks: int, taps: int
 
 def divided(step: ProgramStep, geometry: Geometry) -> Geometry:
     """Return the dimensions if each tile computes other output channels, as for a vector."""
-    rows = sum(each.vector.rows * each.tile.tiles.bit_count() for each in step.instructions)
+    rows = sum(instruction.vector.rows * instruction.tile.tiles.bit_count() for instruction in step.instructions)
     return replace(geometry, rows=rows, output_blocks=-(-rows // INPUT_BLOCK), is_divided=True)
 
 
@@ -213,11 +215,11 @@ class TileGrid:
     def __init__(self, step: ProgramStep, geometry: Geometry | None) -> None:
         self.counts: dict[int, int] = {}
         self.sizes: dict[int, tuple[int, int]] = {}
-        for each in step.instructions:
-            loops = _spatial_loops(each, geometry)
+        for instruction in step.instructions:
+            loops = _spatial_loops(instruction, geometry)
             count = prod(loop.count for loop in loops)
             for tile in range(TILE_COUNT):
-                if each.tile.tiles >> tile & 1:
+                if instruction.tile.tiles >> tile & 1:
                     self.counts[tile] = count
                     if len(loops) == 2:
                         self.sizes[tile] = (loops[1].count, loops[0].count)

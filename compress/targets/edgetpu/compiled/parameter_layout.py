@@ -84,7 +84,7 @@ class Values:
 
     def without(self, kind: NumberKind) -> Values:
         """Return the same values without one kind."""
-        return Values({each: array for each, array in self.arrays.items() if each is not kind})
+        return Values({array_kind: array for array_kind, array in self.arrays.items() if array_kind is not kind})
 
 
 @dataclass(frozen=True)
@@ -95,13 +95,13 @@ class NumberDifference:
         kind: its kind.
         index: its position among the values of its kind.
         expected: the value that the operator has.
-        found: the value in the region.
+        actual: the value in the region.
     """
 
     kind: NumberKind
     index: int
     expected: int | float
-    found: int | float
+    actual: int | float
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,14 +242,14 @@ class Matrix:
         present = self._present[first : first + len(group)]
         pads = np.ones(rows, bool)
         pads[: len(group)] = present < 0
-        own = np.flatnonzero(~pads)
+        output_rows = np.flatnonzero(~pads)
         for kind in self.header:
             start = self.values.starts[kind]
             fixed = _ONE if ones and kind is NumberKind.MULTIPLIER else _ZERO
             offsets = np.full(rows, self.values.starts[NumberKind.FIXED] + 4 * fixed, np.int32)
             if kind is not NumberKind.BIAS:
                 offsets[: round_up(len(group), INPUT_BLOCK)] = start + 4 * present[0]
-            offsets[own] = start + 4 * present[own]
+            offsets[output_rows] = start + 4 * present[output_rows]
             sources = offsets[:, None] + np.arange(4, dtype=np.int32)
             yield sources.ravel().astype(np.int32), np.repeat(pads, 4)
 
@@ -265,9 +265,9 @@ class Matrix:
         present = self._present[first : first + count]
         sources[:filled] = self.zero_point_sources(present[:1])[:, None, None]
         sources[:count] = self.zero_point_sources(np.where(present < 0, present[0], present))[:, None, None]
-        own = np.flatnonzero(present >= 0)
-        sources[own, :, :channels] = self.values.starts[NumberKind.WEIGHT] + group[own]
-        pads[own, :, :channels] = False
+        output_rows = np.flatnonzero(present >= 0)
+        sources[output_rows, :, :channels] = self.values.starts[NumberKind.WEIGHT] + group[output_rows]
+        pads[output_rows, :, :channels] = False
         for start in range(0, blocks, inner):
             width = min(inner, blocks - start)
             columns = slice(start * INPUT_BLOCK, (start + width) * INPUT_BLOCK)
@@ -299,10 +299,10 @@ def depthwise(matrix: Matrix) -> ParameterLayout:
 
 def _diagonals(matrix: Matrix, first: int, group: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
     count, taps, _ = group.shape
-    own = np.full(INPUT_BLOCK, first, np.int32)
-    own[:count] += np.arange(count, dtype=np.int32)
+    output_indices = np.full(INPUT_BLOCK, first, np.int32)
+    output_indices[:count] += np.arange(count, dtype=np.int32)
     blocks = np.empty((taps, INPUT_BLOCK, INPUT_BLOCK), np.int32)
-    blocks[:] = matrix.zero_point_sources(own)[:, None]
+    blocks[:] = matrix.zero_point_sources(output_indices)[:, None]
     pads = np.ones(blocks.shape, bool)
     diagonal = np.arange(count)
     blocks[:, diagonal, diagonal] = matrix.values.starts[NumberKind.WEIGHT] + group[:, :, 0].T

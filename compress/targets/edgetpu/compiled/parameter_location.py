@@ -108,7 +108,7 @@ class ParameterLocation:
     @property
     def is_complete(self) -> bool:
         """Whether all parameters were found exactly as predicted, and every byte is accounted for."""
-        unknown = any(each.kind is LeftoverKind.UNKNOWN for each in self.leftovers)
+        unknown = any(leftover.kind is LeftoverKind.UNKNOWN for leftover in self.leftovers)
         return not unknown and not self.missing and all(region.is_equal for region in self.regions)
 
 
@@ -125,14 +125,14 @@ def locate(file: CompiledFile, graph: Graph, operators: Iterable[Operator]) -> P
         graph: the model.
         operators: its operators that run on the Edge TPU, in their order.
     """
-    blobs = [_Blob(index, parameter_bytes(file, each)) for index, each in enumerate(file.executables)]
+    blobs = [_Blob(index, parameter_bytes(file, executable)) for index, executable in enumerate(file.executables)]
     search = _Search([blob for blob in blobs if len(blob.content)])
     parts = [part for operator in operators for part in stored_parameters(operator, graph)]
-    own = [part for part in parts if not part.is_table]
-    search.find_equal(own)
+    required_parts = [part for part in parts if not part.is_table]
+    search.find_equal(required_parts)
     search.find_equal([part for part in parts if part.is_table])
-    search.find_different(own)
-    search.find_equal(search.missing(own), zeros=True)
+    search.find_different(required_parts)
+    search.find_equal(search.missing(required_parts), zeros=True)
     order = {part: position for position, part in enumerate(parts)}
     regions = sorted(search.regions, key=lambda region: (order[region.parameters], region.executable, region.offset))
     located = {region.parameters for region in regions}
@@ -310,7 +310,7 @@ def _classified(blob: _Blob, gap: range) -> Iterator[Leftover]:
 def _equal(part: StoredParameters, blob: _Blob) -> Iterator[ParameterRegion]:
     """Yield the regions in a blob that are exactly as predicted; of overlapping ones, the largest."""
     taken: list[range] = []
-    for choice in sorted(part.choices, key=lambda each: -each.size_bytes):
+    for choice in sorted(part.choices, key=lambda candidate: -candidate.size_bytes):
         if choice.size_bytes > len(blob.content) or not choice.size_bytes:
             continue
         for region in _equal_to(part, choice, blob):

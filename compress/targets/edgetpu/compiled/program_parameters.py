@@ -54,7 +54,7 @@ def cached_parameters(program: Program, executable: int, size_bytes: int) -> lis
         executable: the index of its executable.
         size_bytes: the size of all its parameters.
     """
-    announced = [each.bundle for each in program.instructions if each.operation == PARAMETER_WRITE]
+    announced = [instruction.bundle for instruction in program.instructions if instruction.operation == PARAMETER_WRITE]
     groups: list[tuple[int, list[int]]] = []
     base, last, previous = 0, -1, -1
     for part in program.parts:

@@ -128,8 +128,8 @@ def recover(
         _measure(operator, [steps[index] for index in operator.steps])
         if operator.geometry is not None and operator.positions == 1:
             # Vectors are sent between tiles by instructions that are not recovered: older results are still there.
-            operator.reads = tuple(each if each == index - 1 else -1 for each in operator.reads)
-        _complete(operator, [recovery.operators[each] for each in operator.reads if each >= 0])
+            operator.reads = tuple(source if source == index - 1 else -1 for source in operator.reads)
+        _complete(operator, [recovery.operators[source] for source in operator.reads if source >= 0])
     return recovery.operators
 
 
@@ -150,7 +150,9 @@ class _Recovery:
         self.steps = steps
         self.reads = step_reads(steps)
         self.content = dict(zip(parameters, contents, strict=True))
-        self.queues = {cached: [each for each in parameters if each.is_cached is cached] for cached in (True, False)}
+        self.queues = {
+            cached: [region for region in parameters if region.is_cached is cached] for cached in (True, False)
+        }
         self.operators: list[RecoveredOperator] = []
         self.owner: list[int] = []
         self.pass_of = -1
@@ -168,12 +170,12 @@ class _Recovery:
             last.cycles += step.cycles
             return
         operator.cycles = step.cycles
-        operator.reads = tuple(dict.fromkeys(each for source in reads for each in self._owners(source)))
+        operator.reads = tuple(dict.fromkeys(owner for source in reads for owner in self._owners(source)))
         self.owner.append(len(self.operators))
         self.operators.append(operator)
 
     def _owners(self, source: Sequence[int]) -> list[int]:
-        return [self.owner[each] for each in source] or [-1]
+        return [self.owner[step_index] for step_index in source] or [-1]
 
     def _operator(self, index: int) -> RecoveredOperator | None:
         """Return the operator that a step begins; None if it belongs to the last one."""
@@ -207,7 +209,7 @@ class _Recovery:
             return False
         if step.kind is StepKind.MOVE:
             return step.constants == before.constants
-        return not any(step.tiles & self.steps[each].tiles for each in self.operators[-1].steps)
+        return not any(step.tiles & self.steps[step_index].tiles for step_index in self.operators[-1].steps)
 
     def _is_inside_softmax(self, index: int) -> bool:
         """Return whether a step between two parts of a softmax only copies."""
@@ -215,7 +217,7 @@ class _Recovery:
             return False
         copies = self.steps[index].kind in (StepKind.MOVE, StepKind.RESCALE, StepKind.SUM)
         return copies and any(
-            each.kind is StepKind.SOFTMAX for each in self.steps[index + 1 : index + 1 + _SOFTMAX_GAP]
+            step.kind is StepKind.SOFTMAX for step in self.steps[index + 1 : index + 1 + _SOFTMAX_GAP]
         )
 
     def _softmax(self, index: int) -> RecoveredOperator | None:
@@ -226,7 +228,7 @@ class _Recovery:
     def _rescale(self, index: int) -> RecoveredOperator:
         """Return a copy with another scale, or a product or sum with a constant vector in the parameters."""
         step = self.steps[index]
-        blocks = max(_innermost_blocks(each) for each in step.instructions)
+        blocks = max(_innermost_blocks(instruction) for instruction in step.instructions)
         parameters = self._take_in_order(index, {VECTOR_BLOCK, VECTOR_BLOCK * blocks})
         if parameters is None:
             return RecoveredOperator(("QUANTIZE", "CONCATENATION", "RESHAPE"), Certainty.INFERRED, [index])
@@ -240,13 +242,13 @@ class _Recovery:
     def _take_in_order(self, index: int, sizes: set[int]) -> ProgramParameters | None:
         """Take the next parameters for a step that can do without: if the next weighted sum fits those after them."""
         near = self.steps[index + 1 : index + 1 + _MAX_PASS_DISTANCE]
-        following = next((each for each in near if each.kind is StepKind.WEIGHTS), None)
+        following = next((step for step in near if step.kind is StepKind.WEIGHTS), None)
         for queue in self.queues.values():
             if not queue or queue[0].size_bytes not in sizes:
                 continue
             fits = None if following is None else _both_fit(following)
             others = [other[0] for other in self.queues.values() if other is not queue and other]
-            if fits is None or any(fits(each.size_bytes) for each in (*queue[1 : 1 + _MOST_SKIPPED], *others)):
+            if fits is None or any(fits(region.size_bytes) for region in (*queue[1 : 1 + _MOST_SKIPPED], *others)):
                 return queue.pop(0)
         return None
 
@@ -255,9 +257,9 @@ class _Recovery:
         step = self.steps[index]
         geometry = geometry_of(step)
         by_tile = divided(step, geometry)
-        parameters = self._take(lambda each: fits(geometry, each.size_bytes) and _is_read_by(step, each))
+        parameters = self._take(lambda region: fits(geometry, region.size_bytes) and _is_read_by(step, region))
         if parameters is None:
-            parameters = self._take(lambda each: fits(by_tile, each.size_bytes) and _is_read_by(step, each))
+            parameters = self._take(lambda region: fits(by_tile, region.size_bytes) and _is_read_by(step, region))
             geometry = geometry if parameters is None else by_tile
         certainty = Certainty.CONFIRMED
         if parameters is None:
@@ -266,8 +268,8 @@ class _Recovery:
                 self.operators[earlier].passes += 1
                 self.pass_of = earlier
                 return None
-            parameters = self._take(lambda each: fits(geometry, each.size_bytes)) or self._take_later(
-                lambda each: fits(geometry, each.size_bytes)
+            parameters = self._take(lambda region: fits(geometry, region.size_bytes)) or self._take_later(
+                lambda region: fits(geometry, region.size_bytes)
             )
             certainty = Certainty.CONFIRMED if parameters and _is_read_by(step, parameters) else Certainty.INFERRED
         names: tuple[str, ...] = ("DEPTHWISE_CONV_2D",) if geometry.depthwise else ("CONV_2D",)
@@ -300,9 +302,9 @@ class _Recovery:
 
     def _take_together(self, suits: Callable[[ProgramParameters], bool]) -> ProgramParameters | None:
         queue, size = self.queues[False], 0
-        for count, each in enumerate(queue[:_MOST_TRANSFERS], 1):
-            size += each.size_bytes
-            if each.offset != queue[0].offset + size - each.size_bytes:
+        for count, region in enumerate(queue[:_MOST_TRANSFERS], 1):
+            size += region.size_bytes
+            if region.offset != queue[0].offset + size - region.size_bytes:
                 return None
             joined = replace(queue[0], size_bytes=size)
             if count > 1 and suits(joined):
@@ -323,7 +325,7 @@ class _Recovery:
         return None
 
     def _assign_tables(self, tables: Sequence[ProgramParameters]) -> None:
-        softmax = [each for each in self.operators if each.names == ("SOFTMAX",)]
+        softmax = [operator for operator in self.operators if operator.names == ("SOFTMAX",)]
         if softmax:
             softmax[-1].parameters += tables
 
@@ -404,7 +406,7 @@ def _measure(operator: RecoveredOperator, steps: Sequence[ProgramStep]) -> None:
 def _complete(operator: RecoveredOperator, sources: Sequence[RecoveredOperator]) -> None:
     """Add what follows from the operators that it reads: the shape of element-wise results, and of 1x1 convolutions."""
     geometry = operator.geometry
-    source = next((each for each in sources if each.positions), None)
+    source = next((candidate for candidate in sources if candidate.positions), None)
     if geometry is None and operator.names[0] in _SAME_SHAPE:
         if source is None:
             operator.positions = 0 if operator.names == ("move",) else operator.positions
@@ -415,6 +417,6 @@ def _complete(operator: RecoveredOperator, sources: Sequence[RecoveredOperator])
     elif geometry is None and operator.names[0] in _POOLS:
         operator.blocks = source.output_blocks if source else None
     elif geometry is not None and geometry.kernel == (1, 1) and operator.height is None:
-        same = next((each for each in sources if each.positions == operator.positions), None)
+        same = next((candidate for candidate in sources if candidate.positions == operator.positions), None)
         if same is not None and operator.passes == 1:
             operator.height, operator.width = same.height, same.width

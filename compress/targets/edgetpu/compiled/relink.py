@@ -126,7 +126,7 @@ def relink(
         attempt.write(random)
     if not attempt.problems:
         written = compiled_file.parse(bytes(attempt.replacement.content), "the new file")
-        attempt.problems += [f"the new file is wrong: {each}" for each in not_verified(written, models[1])]
+        attempt.problems += [f"the new file is wrong: {reason}" for reason in not_verified(written, models[1])]
     content = None if attempt.problems else bytes(attempt.replacement.content)
     return Relinked(content, tuple(dict.fromkeys(attempt.problems)), attempt.changes)
 
@@ -143,12 +143,12 @@ class _Attempt:
 
     def structure(self) -> list[str]:
         """Return the reasons why the template does not hold the old model, or the new one has another structure."""
-        problems = [f"the template: {each}" for each in not_verified(self.template, self.old)]
+        problems = [f"the template: {reason}" for reason in not_verified(self.template, self.old)]
         return problems + structure.differences(self.old, self.new)
 
     def write(self, random: Callable[[int], int]) -> None:
         """Replace everything, and add the reasons against it to the problems."""
-        custom_operators = {each.operator.index for each in self.template.operators}
+        custom_operators = {compiled_operator.operator.index for compiled_operator in self.template.operators}
         cpu = compare_cpu_part(self.template.graph, self.old, custom_operators)
         self.mapped = {operator.index for operator in self.old.operators} - cpu.operators
         self.problems += same_program.compiler_choices(self.old, self.new, self.mapped)
@@ -236,7 +236,7 @@ class _Attempt:
         for position, content in programs:
             plan = plan_program(content, change, is_only=len(programs) == 1)
             self.problems += plan.problems
-            explained |= plan.found
+            explained |= plan.located
             replaced += len(plan.constants) + len(plan.factors)
             self.replacement.write(position, plan.apply(content), "the instructions")
         self.problems += missing_instructions(change, explained)
@@ -250,7 +250,9 @@ def _are_equal(parts: Sequence[StoredParameters]) -> bool:
 
 def _programs(file: CompiledFile) -> list[tuple[int, bytes]]:
     """Return position and content of each sequence of instructions."""
-    return [(extent.start, file.bytes_at(extent)) for each in file.executables for extent in each.instructions]
+    return [
+        (extent.start, file.bytes_at(extent)) for executable in file.executables for extent in executable.instructions
+    ]
 
 
 def _fresh_tokens(file: CompiledFile, random: Callable[[int], int]) -> dict[int, int]:
@@ -268,6 +270,6 @@ def _fresh_tokens(file: CompiledFile, random: Callable[[int], int]) -> dict[int,
 def not_verified(file: CompiledFile, model: Graph) -> list[str]:
     """Return the reasons why a compiled file does not hold a model, or why that cannot be decided."""
     verification = verify(file, model)
-    reasons = [each.message for each in verification.differences]
-    reasons += [each.reason for each in verification.undecided if each.blocks]
+    reasons = [difference.message for difference in verification.differences]
+    reasons += [undecided.reason for undecided in verification.undecided if undecided.blocks]
     return reasons

@@ -28,7 +28,7 @@ def compiler_choices(old: Graph, new: Graph, operators: set[int]) -> list[str]:
     for before in old.operators:
         after = new.operators[before.index]
         if before.index in operators:
-            differences += [f"{describe(before)}: {each}" for each in _choices(old, before, new, after)]
+            differences += [f"{describe(before)}: {choice}" for choice in _choices(old, before, new, after)]
     return differences
 
 
@@ -66,9 +66,9 @@ def _equal_scales(graph: Graph, operator: Operator) -> list[tuple[bool, bool]]:
     """Return which pairs of activations of an operator have equal scales, and which equal scales and zero points."""
     tensors = [graph.tensors[index] for index in (*operator.inputs, *operator.outputs) if index != NONE]
     quantizations = [
-        (each.quantization.scale[0], unsigned_zero_point(each))
-        for each in tensors
-        if is_activation(each) and each.quantization is not None
+        (tensor.quantization.scale[0], unsigned_zero_point(tensor))
+        for tensor in tensors
+        if is_activation(tensor) and tensor.quantization is not None
     ]
     return [
         (first[0] == second[0], first == second)

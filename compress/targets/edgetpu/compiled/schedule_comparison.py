@@ -57,8 +57,10 @@ def compare(
     comparison = _ComparedSchedule(file, original, target, programs)
     named = comparison.named()
     differences = list(comparison.differences(named))
-    matched = {each.original[0] for operators in named for each in operators if each.original}
-    unmatched = tuple(f"{each.index} {each.name}" for each in comparison.on_tpu if each.index not in matched)
+    matched = {operator.original[0] for operators in named for operator in operators if operator.original}
+    unmatched = tuple(
+        f"{operator.index} {operator.name}" for operator in comparison.on_tpu if operator.index not in matched
+    )
     version = str(comparison.target.tables["compiler"]["version"])
     return named, ScheduleComparison(version, tuple(differences), dict(comparison.counts), unmatched)
 
@@ -77,7 +79,7 @@ class _ComparedSchedule:
         self.file, self.original, self.programs = file, original, programs
         custom = {compiled.operator.index for compiled in file.operators}
         self.on_cpu = set(compare_cpu_part(file.graph, original, custom).operators)
-        self.on_tpu = [each for each in original.operators if each.index not in self.on_cpu]
+        self.on_tpu = [operator for operator in original.operators if operator.index not in self.on_cpu]
         self.target, self.predicted = _most_similar(original, target, self._parameter_bytes())
         self.layers = estimate.array_layers(original, self.target) if self.predicted.failure is None else []
         self.streamed = dict(
@@ -86,35 +88,37 @@ class _ComparedSchedule:
         self.counts: Counter[str] = Counter()
 
     def _parameter_bytes(self) -> int:
-        return sum(each.parameter_bytes for each in self.file.executables)
+        return sum(executable.parameter_bytes for executable in self.file.executables)
 
     def named(self) -> list[tuple[ExplainedOperator, ...]]:
         """Return the operators of each program with their originals: by their parameters, others by their order."""
         by_location = self._operators_by_parameters()
         taken = set(by_location.values())
-        left = [each for each in self.on_tpu if each.index not in taken]
+        left = [original for original in self.on_tpu if original.index not in taken]
         named_operators = []
         for program in self.programs:
             locations = {
-                (each.operator, each.is_cached, each.offset): each
-                for each in program.parameters
-                if each.operator is not None
+                (region.operator, region.is_cached, region.offset): region
+                for region in program.parameters
+                if region.operator is not None
             }
-            own: dict[int, Operator] = {}
+            originals: dict[int, Operator] = {}
             for operator, is_cached, offset in locations:
                 index = by_location.get((program.part, is_cached, offset))
                 if index is not None and operator is not None:
-                    own.setdefault(operator, self.original.operators[index])
-            followed = self._following(program.operators, own, left)
-            own.update(followed)
-            left = [each for each in left if each not in followed.values()]
-            aligned = align(program.operators, own, left)
-            left = [each for each in left if each not in aligned.values()]
-            own.update(aligned)
+                    originals.setdefault(operator, self.original.operators[index])
+            followed = self._following(program.operators, originals, left)
+            originals.update(followed)
+            left = [original for original in left if original not in followed.values()]
+            aligned = align(program.operators, originals, left)
+            left = [original for original in left if original not in aligned.values()]
+            originals.update(aligned)
             named_operators.append(
                 tuple(
-                    replace(each, original=(own[each.index].index, own[each.index].name)) if each.index in own else each
-                    for each in program.operators
+                    replace(explained, original=(originals[explained.index].index, originals[explained.index].name))
+                    if explained.index in originals
+                    else explained
+                    for explained in program.operators
                 )
             )
         return named_operators
@@ -124,9 +128,9 @@ class _ComparedSchedule:
     ) -> dict[int, Operator]:
         """Return the originals of operators that read a known one, if it has one consumer of their name."""
         followed: dict[int, Operator] = {}
-        open_originals = {each.index for each in left}
+        open_originals = {original.index for original in left}
         for operator in operators:
-            sources = [followed.get(each) or known.get(each) for each in operator.reads]
+            sources = [followed.get(source) or known.get(source) for source in operator.reads]
             if operator.index in known or operator.name == "move" or len(sources) != 1 or sources[0] is None:
                 continue
             consumers = [
@@ -148,17 +152,17 @@ class _ComparedSchedule:
             for executable in compiled.package.executables
         ]
         location = locate(self.file, self.original, self.on_tpu)
-        return {(*parts[each.executable], each.offset): each.operator.index for each in location.regions}
+        return {(*parts[region.executable], region.offset): region.operator.index for region in location.regions}
 
     def differences(self, named: Sequence[Sequence[ExplainedOperator]]) -> Iterator[ScheduleDifference]:
         """Yield what the prediction and the file do not have in common."""
         yield from self._placement()
         recovered: dict[int, ExplainedOperator] = {}
         for operators in named:
-            for each in operators:
-                if each.original is not None:
-                    index = each.original[0]
-                    recovered[index] = _together(recovered[index], each) if index in recovered else each
+            for operator in operators:
+                if operator.original is not None:
+                    index = operator.original[0]
+                    recovered[index] = _together(recovered[index], operator) if index in recovered else operator
         yield from self._operators(recovered)
         yield from self._order(named)
         yield from self._transfers()
@@ -170,9 +174,9 @@ class _ComparedSchedule:
             yield ScheduleDifference(what, where, _text(predicted), _text(actual))
 
     def _placement(self) -> Iterator[ScheduleDifference]:
-        for each in self.predicted.ops:
-            actual = "cpu" if each.index in self.on_cpu else "tpu"
-            yield from self._differs("placement", f"{each.index} {each.op}", each.placement, actual)
+        for operator in self.predicted.ops:
+            actual = "cpu" if operator.index in self.on_cpu else "tpu"
+            yield from self._differs("placement", f"{operator.index} {operator.op}", operator.placement, actual)
         yield from self._differs("partitions", "the file", self.predicted.subgraphs, len(self.file.operators))
 
     def _operators(self, recovered: dict[int, ExplainedOperator]) -> Iterator[ScheduleDifference]:
@@ -197,10 +201,10 @@ class _ComparedSchedule:
         """Yield the operators that run before one that is before them in the model."""
         for operators in named:
             latest = -1
-            for each in operators:
-                if each.original is None:
+            for operator in operators:
+                if operator.original is None:
                     continue
-                index, name = each.original
+                index, name = operator.original
                 self.counts["order"] += 1
                 if index < latest:
                     yield ScheduleDifference("order", f"{index} {name}", f"before {latest}", "after it")
@@ -208,7 +212,7 @@ class _ComparedSchedule:
 
     def _transfers(self) -> Iterator[ScheduleDifference]:
         """Yield differences of the bytes on the bus: inputs, outputs and parameters."""
-        inputs, outputs = estimate.transfer_sizes(self.original, {each.index for each in self.on_tpu})
+        inputs, outputs = estimate.transfer_sizes(self.original, {operator.index for operator in self.on_tpu})
         actual = {"input": 0, "output": 0, "parameters": 0}
         for program in self.programs:
             if program.type != "PARAMETER_CACHING":
@@ -240,7 +244,7 @@ def _most_similar(original: Graph, target: Target, parameter_bytes: int) -> tupl
         total = sizes.cached_bytes + sizes.streamed_bytes if sizes else 0
         is_own = version == target.tables["compiler"]["version"]
         candidates.append((abs(total - parameter_bytes), not is_own, len(candidates), candidate, predicted))
-    _, _, _, candidate, predicted = min(candidates, key=lambda each: each[:3])
+    _, _, _, candidate, predicted = min(candidates, key=lambda option: option[:3])
     return candidate, predicted
 
 
@@ -275,7 +279,7 @@ def align(
     Names must fit, and an original must be between those of the known operators around it in the program, unless the
     program is in another order than the model.
     """
-    open_operators = [each for each in operators if each.index not in known and each.name != "move"]
+    open_operators = [operator for operator in operators if operator.index not in known and operator.name != "move"]
     if not open_operators or len(open_operators) * len(left) > MAX_ALIGNED:
         return {}
     rows, columns = len(open_operators), len(left)

@@ -126,11 +126,11 @@ def _weighted(
     if values is None:
         return []
     choices: list[Choice] = []
-    for each in positions:
-        outputs = len(each)
+    for order in positions:
+        outputs = len(order)
         for variant in _with_and_without_bias(values):
             rows = {FEW_ROWS if few and outputs <= FEW_ROWS else padded_rows(outputs): None, padded_rows(outputs): None}
-            choices += [Matrix(variant, each, count, _header(variant, graph, operator)) for count in rows]
+            choices += [Matrix(variant, order, count, _header(variant, graph, operator)) for count in rows]
     return [StoredParameters(operator, "weights", _tensors(operator), tuple(choices))]
 
 

@@ -183,7 +183,11 @@ def _strings(file: CompiledFile, text: bytes) -> list[int]:
     positions = []
     position = file.content.find(stored)
     while position >= 0:
-        if not any(position in extent for each in file.executables for extent in (each.parameters, *each.instructions)):
+        if not any(
+            position in extent
+            for executable in file.executables
+            for extent in (executable.parameters, *executable.instructions)
+        ):
             positions.append(position)
         position = file.content.find(stored, position + 1)
     return positions

@@ -98,8 +98,8 @@ class ProgramStep:
     def tiles(self) -> int:
         """One bit for each tile that takes part."""
         tiles = 0
-        for each in self.instructions:
-            tiles |= each.tile.tiles
+        for instruction in self.instructions:
+            tiles |= instruction.tile.tiles
         return tiles
 
     @property
@@ -110,23 +110,27 @@ class ProgramStep:
     @property
     def cycles(self) -> int:
         """The repetitions of its slowest tile: cycles of the array, as far as it does not wait."""
-        return max(each.source.repetitions for each in self.instructions)
+        return max(instruction.source.repetitions for instruction in self.instructions)
 
     @property
     def target(self) -> range:
         """The addresses of a tile that it writes, over all tiles."""
-        return _union([each.written for each in self.instructions])
+        return _union([instruction.written for instruction in self.instructions])
 
     @property
     def sources(self) -> list[range]:
         """The addresses of a tile that it reads, as far as known, over all tiles."""
         extents = []
-        plain = [each.source.extent for each in self.instructions if each.source.mode == 0]
+        plain = [instruction.source.extent for instruction in self.instructions if instruction.source.mode == 0]
         if self.kind is not StepKind.AVERAGE and plain and self.instructions[0].tile.operation == _PRODUCTS:
             extents.append(_union(plain))
-        pairs = [each for each in self.instructions if each.source.mode == 2 and self.kind is StepKind.SUM]
+        pairs = [
+            instruction
+            for instruction in self.instructions
+            if instruction.source.mode == 2 and self.kind is StepKind.SUM
+        ]
         if pairs:
-            size = max(each.target.repetitions for each in pairs) * WORD_BYTES
+            size = max(instruction.target.repetitions for instruction in pairs) * WORD_BYTES
             first = pairs[0].source
             extents += [
                 range(start, start + size) for start in (first.start, first.start + first.second_operand) if start >= 0
@@ -141,11 +145,11 @@ class ProgramStep:
     @property
     def rows(self) -> int:
         """The number of output channels that it computes at once."""
-        return max(each.vector.rows for each in self.instructions)
+        return max(instruction.vector.rows for instruction in self.instructions)
 
 
 def _union(extents: Sequence[range]) -> range:
-    return range(min(each.start for each in extents), max(each.stop for each in extents))
+    return range(min(extent.start for extent in extents), max(extent.stop for extent in extents))
 
 
 def tensor_steps(program: Program) -> list[ProgramStep]:
@@ -154,7 +158,7 @@ def tensor_steps(program: Program) -> list[ProgramStep]:
     Raises:
         ModelError: there are too many.
     """
-    vectors = {each.bundle - _VECTOR_BUNDLE: each for each in vector_instructions(program.bundles)}
+    vectors = {vector.bundle - _VECTOR_BUNDLE: vector for vector in vector_instructions(program.bundles)}
     steps: list[ProgramStep] = []
     for tile in program.instructions:
         if tile.operation == PARAMETER_READ and steps:

@@ -124,15 +124,15 @@ class Verification:
         """Whether the file holds the model; None if that cannot be decided."""
         if self.differences:
             return False
-        return None if any(each.blocks for each in self.undecided) else True
+        return None if any(undecided.blocks for undecided in self.undecided) else True
 
     def to_json(self) -> dict[str, Any]:
         """Return the answer as a plain map."""
         return {
             "schema_version": SCHEMA_VERSION,
             "answer": {True: "yes", False: "no", None: "undecided"}[self.holds],
-            "differences": [each.to_json() for each in self.differences],
-            "undecided": [each.to_json() for each in self.undecided],
+            "differences": [difference.to_json() for difference in self.differences],
+            "undecided": [undecided.to_json() for undecided in self.undecided],
             "compared": self.compared,
         }
 
@@ -144,8 +144,8 @@ class Verification:
             None: "cannot be decided: what was compared agrees, but not all could be compared",
         }
         lines = [sentences[self.holds]]
-        lines += _limited([f"  different: {each.message}" for each in self.differences])
-        lines += _limited([f"  not compared: {each.reason}" for each in self.undecided])
+        lines += _limited([f"  different: {difference.message}" for difference in self.differences])
+        lines += _limited([f"  not compared: {undecided.reason}" for undecided in self.undecided])
         counts = ", ".join(f"{count:,} {kind}" for kind, count in self.compared.items() if count)
         return "\n".join([*lines, f"compared: {counts or 'inputs and outputs'}"]) + "\n"
 
@@ -175,8 +175,8 @@ def verify(file: CompiledFile, model: Graph) -> Verification:
     differences += comparison.number_differences(location)
     undecided = comparison.missing(location)
     outcomes = list(comparison.instruction_differences())
-    differences += [each for each in outcomes if isinstance(each, VerificationDifference)]
-    undecided += [each for each in outcomes if isinstance(each, Undecided)]
+    differences += [outcome for outcome in outcomes if isinstance(outcome, VerificationDifference)]
+    undecided += [outcome for outcome in outcomes if isinstance(outcome, Undecided)]
     if comparison.is_another_model(location):
         message = "most parameters of the model are not in the compiled file"
         differences.append(VerificationDifference(message, kind="missing", count=len(location.missing)))
@@ -233,7 +233,7 @@ class _Comparison:
         for difference in region.layout.differences(content, region.values):
             index, tensor = self._tensor(region, difference)
             by_tensor.setdefault((difference.kind, tensor.index), []).append(
-                NumberDifference(difference.kind, index, difference.expected, difference.found)
+                NumberDifference(difference.kind, index, difference.expected, difference.actual)
             )
         for (kind, tensor_index), differing in by_tensor.items():
             yield self._difference(region, kind, self.model.tensors[tensor_index], differing)
@@ -244,7 +244,7 @@ class _Comparison:
     def _tensor(self, region: ParameterRegion, difference: NumberDifference) -> tuple[int, Tensor]:
         """Return the index of a number in its tensor, and the tensor."""
         index = difference.index
-        candidates = [self.model.tensors[each] for each in region.parameters.tensors[difference.kind]]
+        candidates = [self.model.tensors[tensor_index] for tensor_index in region.parameters.tensors[difference.kind]]
         for tensor in candidates[:-1]:
             if index < tensor.elements:
                 return index, tensor
@@ -259,7 +259,7 @@ class _Comparison:
         for difference in differing[:MAX_LISTED]:
             by_output = kind in (NumberKind.MULTIPLIER, NumberKind.ZERO_POINT)
             index = (difference.index,) if by_output else _unraveled(difference.index, tensor)
-            listed.append((index, difference.expected - offset, difference.found - offset))
+            listed.append((index, difference.expected - offset, difference.actual - offset))
         total = region.values.arrays[kind].size
         what = {NumberKind.MULTIPLIER: "scale", NumberKind.CONSTANT: "constant"}.get(kind, kind.value)
         shown = ", ".join(f"{list(index)}: {_number(mine)} -> {_number(theirs)}" for index, mine, theirs in listed[:3])
@@ -283,12 +283,12 @@ class _Comparison:
             )
             for part in location.missing
         ]
-        unknown = [each for each in location.leftovers if each.kind is LeftoverKind.UNKNOWN]
+        unknown = [leftover for leftover in location.leftovers if leftover.kind is LeftoverKind.UNKNOWN]
         if unknown:
-            size = sum(len(each.extent) for each in unknown)
+            size = sum(len(leftover.extent) for leftover in unknown)
             reason = f"{size:,} bytes of parameters in the compiled file belong to no operator of the model"
             reasons.append(Undecided(None, reason, blocks=True))
-        filled = sum(len(each.extent) for each in location.leftovers if each.kind is LeftoverKind.FILL)
+        filled = sum(len(leftover.extent) for leftover in location.leftovers if leftover.kind is LeftoverKind.FILL)
         if filled:
             reason = f"{filled:,} bytes of parameters are zeros and one other value, as in matrices that move data"
             reasons.append(Undecided(None, reason, blocks=False))
@@ -304,8 +304,8 @@ class _Comparison:
         """Yield the operators whose scales and zero points are not in the instructions."""
         by_operator = {operator.index: forms(self.model, operator) for operator in self.operators}
         owners: dict[tuple[int, bool, Constants], set[int]] = {}
-        for index, each in by_operator.items():
-            for form in each:
+        for index, operator_forms in by_operator.items():
+            for form in operator_forms:
                 for kind in form.kinds:
                     owners.setdefault((kind, form.weights_per_channel, form.constants), set()).add(index)
         explained: set[int] = set()
@@ -343,7 +343,7 @@ class _Comparison:
             for instruction in unexplained[:MAX_CANDIDATES]
             if instruction.kind in form.kinds and instruction.per_channel == form.weights_per_channel
         ]
-        equal, form, instruction = max(candidates, key=lambda each: each[0], default=(0, None, None))
+        equal, form, instruction = max(candidates, key=lambda candidate: candidate[0], default=(0, None, None))
         if form is None or instruction is None:
             reason = f"{_name(operator)}: no instruction with its scales and zero points was found"
             return Undecided(operator.index, reason, blocks=operator.name not in _EXCEPTIONS)
@@ -379,18 +379,18 @@ _PLURALS = {
 
 
 def _equal_fields(first: Constants, second: Constants) -> int:
-    return sum(getattr(first, each.name) == getattr(second, each.name) for each in fields(Constants))
+    return sum(getattr(first, field.name) == getattr(second, field.name) for field in fields(Constants))
 
 
 def _different_fields(model: Constants, compiled: Constants) -> str:
     """Return the constants that differ, as text: those of the model, then those of the compiled file."""
     parts = []
-    for each in fields(Constants):
-        mine, theirs = getattr(model, each.name), getattr(compiled, each.name)
+    for field in fields(Constants):
+        mine, theirs = getattr(model, field.name), getattr(compiled, field.name)
         if mine != theirs:
-            if each.name in ("multiplier", "upper", "lower"):
+            if field.name in ("multiplier", "upper", "lower"):
                 mine, theirs = (float(np.uint32(bits).view(np.float32)) for bits in (mine, theirs))
-            parts.append(f"{each.name.replace('_', ' ')} {_number(mine)} -> {_number(theirs)}")
+            parts.append(f"{field.name.replace('_', ' ')} {_number(mine)} -> {_number(theirs)}")
     return ", ".join(parts)
 
 
@@ -400,7 +400,7 @@ def _quantization(tensor: Tensor) -> tuple[float, int]:
 
 
 def _unraveled(index: int, tensor: Tensor) -> tuple[int, ...]:
-    return tuple(int(each) for each in np.unravel_index(index, tensor.shape or (1,)))
+    return tuple(int(coordinate) for coordinate in np.unravel_index(index, tensor.shape or (1,)))
 
 
 def _number(value: float) -> str:

@@ -134,7 +134,7 @@ class SplitGraph:
         positions = [0, count]
         for position in range(1, count):
             crosses = [tensors[index] for index in self._crossing[position]]
-            if position not in inside and all(each.dtype in DTYPES and not each.dynamic for each in crosses):
+            if position not in inside and all(tensor.dtype in DTYPES and not tensor.dynamic for tensor in crosses):
                 positions.append(position)
         return sorted(positions)
 
@@ -148,7 +148,9 @@ class SplitGraph:
     def _layers(self) -> list[ArrayLayer]:
         """The layers of these operators."""
         able = {operator.index for operator in self._able}
-        computed_on_cpu = [index for each in self.graph.operators if each.index not in able for index in each.outputs]
+        computed_on_cpu = [
+            index for operator in self.graph.operators if operator.index not in able for index in operator.outputs
+        ]
         inputs = (*self.graph.inputs, *computed_on_cpu)
         return estimate.array_layers(replace(self.graph, operators=tuple(self._able), inputs=inputs), self.target)
 
@@ -251,7 +253,7 @@ class SplitGraph:
 
     def _signatures(self, segment: Segment) -> list[Any] | None:
         """Return the model's signature for a segment: its names for inputs and outputs, tensor names for the rest."""
-        signatures = [each for each in self.graph.source.signatureDefs or [] if each.subgraphIndex == 0]
+        signatures = [signature for signature in self.graph.source.signatureDefs or [] if signature.subgraphIndex == 0]
         if len(signatures) != 1:
             return None
         result = copy.copy(signatures[0])

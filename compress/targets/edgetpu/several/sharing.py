@@ -106,9 +106,9 @@ def shared(
     times: list[float] = []
     shares: list[float] = []
     for rate, service, reload_ms in zip(rates, services, reloads, strict=True):
-        own = rate / total
+        share = rate / total
         times += [service.array_ms, service.array_ms + reload_ms]
-        shares += [own * own, own * (1 - own)]  # the request before is of the same model, or of another one
+        shares += [share * share, share * (1 - share)]  # the request before is of the same model, or of another one
     own_shares = [rate / total for rate in rates]
     covariance = wait_covariance(total, own_shares, [service.array_ms for service in services], reloads)
     queue = Queue(total, tuple(times), tuple(shares), covariance)
@@ -220,7 +220,7 @@ class TpuAssignment:
         """Return the commands that compile the models of one Edge TPU."""
         names = [self.loads[index].name for index in group.models]
         joined = [" ".join(names)] if group.together else names
-        return [f"{self.compiler} -s {each}" for each in joined]
+        return [f"{self.compiler} -s {argument}" for argument in joined]
 
     def describe(self) -> str:
         """Return the assignment as text for a person."""
@@ -322,7 +322,7 @@ def assign(loads: Sequence[Load], target: Target, tpus: int, host: str, clock: s
         except ModelError as error:
             raise ModelError(error.what, where=load.name, allowed=error.allowed, hint=error.hint) from error
     if len(loads) <= MOST_TRIED:
-        groups = min(_partitions(range(len(loads)), tpus), key=lambda each: _value(each, predictions))
+        groups = min(_partitions(range(len(loads)), tpus), key=lambda candidate: _value(candidate, predictions))
         method = "trying every assignment"
     else:
         groups = _improved(_greedy(predictions, tpus), predictions)
@@ -363,13 +363,13 @@ def _greedy(predictions: Predictions, tpus: int) -> Groups:
     groups: Groups = ((),) * tpus
     for model in busiest:
         choices = [_moved(groups, model, target) for target in range(tpus)]
-        groups = min(choices, key=lambda each: _value(each, predictions))
+        groups = min(choices, key=lambda candidate: _value(candidate, predictions))
     return groups
 
 
 def _moved(groups: Groups, model: int, target: int) -> Groups:
     """Return groups with a model in another group."""
-    kept = [tuple(each for each in group if each != model) for group in groups]
+    kept = [tuple(member for member in group if member != model) for group in groups]
     kept[target] = (*kept[target], model)
     return tuple(kept)
 
@@ -378,7 +378,7 @@ def _improved(groups: Groups, predictions: Predictions) -> Groups:
     """Return groups that no move of one model, and no exchange of two, improves."""
     value = _value(groups, predictions)
     while True:
-        best = min(_neighbours(groups), key=lambda each: _value(each, predictions), default=groups)
+        best = min(_neighbours(groups), key=lambda candidate: _value(candidate, predictions), default=groups)
         best_value = _value(best, predictions)
         if best_value >= value:
             return groups

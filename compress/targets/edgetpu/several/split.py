@@ -202,7 +202,7 @@ class Split:
 
     def _tensors(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         tensors = [self.model.graph.tensors[index] for index in indices]
-        return [{"name": each.name, "dtype": each.dtype, "shape": list(each.shape)} for each in tensors]
+        return [{"name": tensor.name, "dtype": tensor.dtype, "shape": list(tensor.shape)} for tensor in tensors]
 
 
 def _lines(segment: Segment, file: str) -> list[str]:

@@ -84,7 +84,7 @@ def test_a_vector_and_other_numbers() -> None:
     assert (len(region), region[:16].view(np.int32).tolist(), region[16:64].any()) == (128, [3, 5, 7, 9], False)
     region[64] = 12
     (difference,) = layout.differences(region, numbers)
-    assert (difference.index, difference.expected, difference.found) == (4, 11, 12)
+    assert (difference.index, difference.expected, difference.actual) == (4, 11, 12)
     with pytest.raises(ModelError, match="its parameters are 4 x constant; the layout is for 5 x constant"):
         layout.encode(Values({NumberKind.CONSTANT: np.zeros(4, np.int32)}))
 
