@@ -88,8 +88,8 @@ def test_bad_arguments(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     code = main(arguments)
-    told = capsys.readouterr()
-    assert (code, told.out, told.err) == (2, "", f"coralline: {message}\n")
+    captured = capsys.readouterr()
+    assert (code, captured.out, captured.err) == (2, "", f"coralline: {message}\n")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -197,11 +197,11 @@ def test_a_dry_run_as_json(coralline: Coralline, tmp_path: Path) -> None:
     def rows(*arguments: str) -> list[tuple[str, str]]:
         done = coralline(path, "--dry-run", "--json", *arguments)
         assert (done.returncode, done.stderr) == (0, "")
-        found = json.loads(done.stdout)
-        assert (found["schema_version"], found["name"]) == (1, "tiny")
-        assert found["steps"][1]["reason"].startswith("the model came trained, from a file")
-        assert [row["stage"] for row in found["steps"]] == ["load", "train", "compile", "package"]
-        return [(row["id"], row["status"]) for row in found["steps"]]
+        report = json.loads(done.stdout)
+        assert (report["schema_version"], report["name"]) == (1, "tiny")
+        assert report["steps"][1]["reason"].startswith("the model came trained, from a file")
+        assert [row["stage"] for row in report["steps"]] == ["load", "train", "compile", "package"]
+        return [(row["id"], row["status"]) for row in report["steps"]]
 
     assert rows() == [("model", "to do"), ("train", "skipped"), ("c", "to do"), ("package", "to do")]
     assert coralline(path).returncode == 0
@@ -231,10 +231,10 @@ def test_a_run(coralline: Coralline, tmp_path: Path, path: Path) -> None:
     assert "all 2 operators would run on the Edge TPU" in results
     assert any(line.startswith("next, in runs/tiny: edgetpu_compiler -s model.tflite") for line in results)
     assert results[-1] == "report: runs/tiny/report.html"
-    told = lasting(done.stderr)
-    assert told[0] == f"coralline: {path} -> runs/tiny"
-    assert [line.split()[:2] for line in told[1:]] == [["model", "done"], ["compile", "done"], ["package", "done"]]
-    assert all(re.search(r"\d+\.\d s$", line) for line in told[1:])
+    lines = lasting(done.stderr)
+    assert lines[0] == f"coralline: {path} -> runs/tiny"
+    assert [line.split()[:2] for line in lines[1:]] == [["model", "done"], ["compile", "done"], ["package", "done"]]
+    assert all(re.search(r"\d+\.\d s$", line) for line in lines[1:])
     assert {file.name for file in (tmp_path / "runs" / "tiny").iterdir()} == {
         *("model.tflite", "tiny.coralline", "runner.pyz", "report.html", "report.json", "report.md", "run.log"),
         *("graph.html", "model_explorer.json"),

@@ -35,15 +35,15 @@ def real(name: str) -> Path:
 def test_a_model_is_imported_and_imported_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.keras"
     np.save(tmp_path / "samples.npy", np.random.default_rng(0).random((3, 96, 96, 3)))
-    code, found = ran(capsys, real("vww_96.h5"), "-o", out, "--inputs", tmp_path / "samples.npy")
-    assert (code, found["status"]) == (0, "imported")
-    assert found.keys() >= FACTS
-    assert (found["producer"], found["parameters"], found["refused"]) == ("Keras 2.4.0", 221_794, [])
-    assert found["inputs"] == [{"name": "input_1", "dtype": "float32", "shape": [None, 96, 96, 3]}]
-    assert found["parity_max_abs"] < 1e-5
-    assert found["parity_against"].startswith("tf-keras ")
-    assert found["parity_samples"] == 5
-    assert (found["out"], found["replaced"]) == (str(out), False)
+    code, report = ran(capsys, real("vww_96.h5"), "-o", out, "--inputs", tmp_path / "samples.npy")
+    assert (code, report["status"]) == (0, "imported")
+    assert report.keys() >= FACTS
+    assert (report["producer"], report["parameters"], report["refused"]) == ("Keras 2.4.0", 221_794, [])
+    assert report["inputs"] == [{"name": "input_1", "dtype": "float32", "shape": [None, 96, 96, 3]}]
+    assert report["parity_max_abs"] < 1e-5
+    assert report["parity_against"].startswith("tf-keras ")
+    assert report["parity_samples"] == 5
+    assert (report["out"], report["replaced"]) == (str(out), False)
     content = out.read_bytes()
     code, again = ran(capsys, out, "-o", tmp_path / "again.keras")
     assert (code, again["format"], again["parameters"]) == (0, "Keras archive", 221_794)
@@ -59,20 +59,20 @@ def test_a_model_that_remembers_earlier_samples(tmp_path: Path, capsys: pytest.C
     import tf_keras
 
     layers = tf_keras.layers
-    given = tf_keras.Input(batch_shape=(1, 5, 3))
-    model = tf_keras.Model(given, layers.Dense(2)(layers.LSTM(4, stateful=True)(given)))
+    inputs = tf_keras.Input(batch_shape=(1, 5, 3))
+    model = tf_keras.Model(inputs, layers.Dense(2)(layers.LSTM(4, stateful=True)(inputs)))
     with pytest.warns(UserWarning, match="HDF5"):
         model.save(tmp_path / "lstm.h5")
-    code, found = ran(capsys, tmp_path / "lstm.h5", "-o", tmp_path / "out.keras")
-    assert (code, found["parity_max_abs"] < 1e-6) == (0, True)
+    code, report = ran(capsys, tmp_path / "lstm.h5", "-o", tmp_path / "out.keras")
+    assert (code, report["parity_max_abs"] < 1e-6) == (0, True)
 
 
 def test_a_quantized_file_says_what_it_can_be_used_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "m.tflite"
     path.write_bytes(tiny.classifier(int8=True))
-    code, found = ran(capsys, path)
-    assert (code, found["status"], found["format"]) == (0, "read", "TFLite file, quantized")
-    assert set(found["uses"]) >= {"check", "legalize", "compile", "package", "measure"}
+    code, report = ran(capsys, path)
+    assert (code, report["status"], report["format"]) == (0, "read", "TFLite file, quantized")
+    assert set(report["uses"]) >= {"check", "legalize", "compile", "package", "measure"}
     assert main(["import", str(path)]) == 0
     assert "quantized already" in capsys.readouterr().out
 
@@ -82,12 +82,12 @@ def test_a_quantized_file_says_what_it_can_be_used_for(tmp_path: Path, capsys: p
 def test_a_quantized_file_becomes_a_float_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "m.tflite"
     path.write_bytes(tiny.classifier(int8=True))
-    code, found = ran(capsys, path, "-o", tmp_path / "out.keras", "--layers")
-    assert (code, found["status"], (tmp_path / "out.keras").is_file()) == (0, "imported", True)
-    assert found["rounding"]["largest_steps"] < 1
-    assert (found["rounding"]["operators"], len(found["rounding"]["inputs"])) == (2, 1)
-    assert any("has values from 0 to 1 in steps of 0.003922" in note for note in found["notes"])
-    kinds = [layer["kind"] for layer in found["layer_list"]]
+    code, report = ran(capsys, path, "-o", tmp_path / "out.keras", "--layers")
+    assert (code, report["status"], (tmp_path / "out.keras").is_file()) == (0, "imported", True)
+    assert report["rounding"]["largest_steps"] < 1
+    assert (report["rounding"]["operators"], len(report["rounding"]["inputs"])) == (2, 1)
+    assert any("has values from 0 to 1 in steps of 0.003922" in note for note in report["notes"])
+    kinds = [layer["kind"] for layer in report["layer_list"]]
     assert [kind for kind in kinds if kind in ("InputLayer", "Conv2D", "Dense")] == ["InputLayer", "Conv2D", "Dense"]
     assert main(["import", str(path), "-o", str(tmp_path / "out.keras"), "--layers"]) == 0
     text = capsys.readouterr().out
@@ -100,10 +100,10 @@ def test_a_quantized_file_becomes_a_float_model(tmp_path: Path, capsys: pytest.C
 def test_a_float_tflite_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "m.tflite"
     path.write_bytes(tiny.classifier(int8=False))
-    code, found = ran(capsys, path)
-    assert (code, found["status"], found["out"]) == (0, "imported", None)
-    assert found["parity_against"].startswith("ai-edge-litert ")
-    assert found["parity_max_rel"] < 1e-5
+    code, report = ran(capsys, path)
+    assert (code, report["status"], report["out"]) == (0, "imported", None)
+    assert report["parity_against"].startswith("ai-edge-litert ")
+    assert report["parity_max_rel"] < 1e-5
 
 
 def refusing(path: Path, *layers: Any) -> Path:
@@ -118,14 +118,14 @@ def refusing(path: Path, *layers: Any) -> Path:
 def test_everything_refused_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code_layer = {"class_name": "Lambda", "config": {"name": "code", "function": ["4wEA", None, None]}}
     path = refusing(tmp_path / "m.h5", code_layer, {"class_name": "Mine", "config": {"name": "own"}})
-    code, found = ran(capsys, path)
-    assert (code, found["status"], found["producer"]) == (4, "failed", "Keras 2.4.0")
-    assert [(each["node"], each["operator"]) for each in found["refused"]] == [("code", "Lambda"), ("own", "Mine")]
-    assert "bytes of bytecode, whose source is not in the file" in found["refused"][0]["reason"]
+    code, report = ran(capsys, path)
+    assert (code, report["status"], report["producer"]) == (4, "failed", "Keras 2.4.0")
+    assert [(row["node"], row["operator"]) for row in report["refused"]] == [("code", "Lambda"), ("own", "Mine")]
+    assert "bytes of bytecode, whose source is not in the file" in report["refused"][0]["reason"]
     path = refusing(tmp_path / "n.h5", {"class_name": "LocallyConnected2D", "config": {"name": "local"}})
-    code, found = ran(capsys, path, "--trust")
+    code, report = ran(capsys, path, "--trust")
     expected = {"node": "local", "operator": "LocallyConnected2D", "reason": "Keras 3 has no such layer"}
-    assert (code, found["refused"]) == (4, [expected])
+    assert (code, report["refused"]) == (4, [expected])
 
 
 @pytest.mark.parametrize(

@@ -33,17 +33,17 @@ def test_curves_of_the_model_before_anything_is_removed(tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text(PIPELINE)
     done = sensitivity(tmp_path, "--samples", "64", "--json")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["schema_version"] == 1
-    assert found["samples"] == 64
-    assert len(found["curves"]) >= 3
-    for curve in found["curves"]:
+    report = json.loads(done.stdout)
+    assert report["schema_version"] == 1
+    assert report["samples"] == 64
+    assert len(report["curves"]) >= 3
+    for curve in report["curves"]:
         assert len(curve["kept"]) == len(curve["accuracy"]) == len(curve["divergence"])
         assert curve["divergence"][0] == 0
         assert curve["kept"] == sorted(curve["kept"], reverse=True)
     record = json.loads((tmp_path / "runs" / "curves-sensitivity" / "report.json").read_bytes())
     assert [stage["stage"] for stage in record["stages"]] == ["load", "train"]
-    assert record["sensitivity"]["curves"] == found["curves"]
+    assert record["sensitivity"]["curves"] == report["curves"]
     assert 'aria-labelledby="sensitivity-title' in (tmp_path / "runs" / "curves-sensitivity" / "report.html").read_text(
         encoding="utf-8"
     )
@@ -51,7 +51,7 @@ def test_curves_of_the_model_before_anything_is_removed(tmp_path: Path) -> None:
     assert again.returncode == 0
     assert "cached" in again.stderr
     lines = again.stdout.splitlines()
-    assert len(lines) == len(found["curves"]) + 2
+    assert len(lines) == len(report["curves"]) + 2
     assert lines[-1] == "report: runs/curves-sensitivity/report.html"
 
 
@@ -81,8 +81,8 @@ def test_a_model_without_channels_to_remove(tmp_path: Path) -> None:
         "    image = Input(shape)\n"
         "    return Model(image, layers.Softmax()(layers.Dense(classes)(layers.Flatten()(image))))\n"
     )
-    own = PIPELINE.replace("{builder: digits_cnn}", '{builder: "own.py:net", trust: true}')
-    (tmp_path / "p.yaml").write_text(own.replace("epochs: 2", "epochs: 1"))
+    custom_pipeline = PIPELINE.replace("{builder: digits_cnn}", '{builder: "own.py:net", trust: true}')
+    (tmp_path / "p.yaml").write_text(custom_pipeline.replace("epochs: 2", "epochs: 1"))
     done = sensitivity(tmp_path)
     assert done.returncode == 5, done.stderr
     assert "no channel" in done.stderr

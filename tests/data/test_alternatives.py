@@ -24,9 +24,9 @@ RANDOM = np.random.default_rng(0)
 )
 def test_other_ranges(low: float, high: float, expected: set[str]) -> None:
     samples = np.linspace(low, high, 40, dtype=np.float32).reshape(2, 20)
-    found = alternatives(samples)
-    assert {each.description.split("from ")[1].split(" instead")[0] for each in found} == expected
-    for alternative in found:
+    candidates = alternatives(samples)
+    assert {candidate.description.split("from ")[1].split(" instead")[0] for candidate in candidates} == expected
+    for alternative in candidates:
         changed = alternative(samples)
         assert changed.shape == samples.shape
         shown = f"{changed.min():g} to {changed.max():g}"
@@ -36,14 +36,14 @@ def test_other_ranges(low: float, high: float, expected: set[str]) -> None:
 def test_other_channels() -> None:
     samples = RANDOM.random((4, 6, 6, 3), np.float32)
     samples[0, 0, 0, 0], samples[0, 0, 0, 1] = 0, 1
-    found = {each.description.split(" ")[1]: each for each in alternatives(samples)}
-    np.testing.assert_array_equal(found["channels"](samples), samples[..., ::-1])
+    by_topic = {alternative.description.split(" ")[1]: alternative for alternative in alternatives(samples)}
+    np.testing.assert_array_equal(by_topic["channels"](samples), samples[..., ::-1])
     torch = (samples - np.array([0.485, 0.456, 0.406])) / np.array([0.229, 0.224, 0.225])
-    np.testing.assert_allclose(found["mean"](samples), torch, atol=1e-5)
+    np.testing.assert_allclose(by_topic["mean"](samples), torch, atol=1e-5)
     caffe = samples[..., ::-1] * 255 - np.array([103.939, 116.779, 123.68])
-    np.testing.assert_allclose(found["order"](samples), caffe, atol=1e-3)
-    assert found["channels"].advice == "`colour: {to: bgr}`"
-    assert not [each for each in alternatives(samples[..., :1]) if "BGR" in each.description]
+    np.testing.assert_allclose(by_topic["order"](samples), caffe, atol=1e-3)
+    assert by_topic["channels"].advice == "`colour: {to: bgr}`"
+    assert not [alternative for alternative in alternatives(samples[..., :1]) if "BGR" in alternative.description]
 
 
 def test_samples_in_two_splits() -> None:

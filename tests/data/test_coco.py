@@ -34,18 +34,18 @@ def test_a_file_for_each_split(tmp_path: Path) -> None:
     folder = scenes.as_coco(tmp_path)
     source = Coco(train="train.json", test="test.json").with_paths_from(folder)
     data = Dataset(source, Preprocessing([]), None)
-    made = scenes.scenes(12)
+    samples = scenes.scenes(12)
     assert data.class_names == ("block", "ring")  # in the order of the ids 3 and 17
     assert [len(data.objects(split)) for split in ("train", "validation", "test")] == [
         6,
         2,
         4,
     ]  # one of each class for validation
-    for (boxes, classes), (_, objects) in zip(data.objects("test"), made[8:], strict=True):
-        wanted = [np.array([box[1], box[0], box[3], box[2]]) / 64 for _, box in objects]
-        np.testing.assert_allclose(boxes, wanted, atol=1e-6)
+    for (boxes, classes), (_, objects) in zip(data.objects("test"), samples[8:], strict=True):
+        expected = [np.array([box[1], box[0], box[3], box[2]]) / 64 for _, box in objects]
+        np.testing.assert_allclose(boxes, expected, atol=1e-6)
         assert [data.class_names[label] for label in classes] == [name for name, _ in objects]
-    np.testing.assert_array_equal(data.raw("test", np.array([1]))[0], made[9][0])
+    np.testing.assert_array_equal(data.raw("test", np.array([1]))[0], samples[9][0])
 
 
 def test_images_may_be_in_a_folder_of_their_own(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def edit(key: str, **changes: Any) -> Callable[[Any], Any]:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (drop("annotations"), "all.json: has no list 'annotations'"),
         (lambda content: content["images"].append(3), r"images\[1\]: is not an object"),
@@ -173,13 +173,13 @@ def edit(key: str, **changes: Any) -> Callable[[Any], Any]:
     ],
 )
 def test_what_is_not_what_it_should_be_is_refused_with_its_place(
-    tmp_path: Path, change: Callable[[Any], Any], told: str | None
+    tmp_path: Path, change: Callable[[Any], Any], message: str | None
 ) -> None:
     source = one(tmp_path, change)
-    if told is None:  # a number in quotes is accepted
+    if message is None:  # a number in quotes is accepted
         assert source.load().objects is not None
         return
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         source.load()
 
 
@@ -211,11 +211,11 @@ def test_an_image_that_is_there_twice_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"), [("[1", "is not JSON"), ("[1]", "is not an object"), ("[" * 100_000, "is not JSON")]
+    ("text", "message"), [("[1", "is not JSON"), ("[1]", "is not an object"), ("[" * 100_000, "is not JSON")]
 )
-def test_other_files_are_refused(tmp_path: Path, text: str, told: str) -> None:
+def test_other_files_are_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "all.json").write_text(text)
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         Coco(file=str(tmp_path / "all.json")).load()
     with pytest.raises(DataError, match="cannot be read: No such file"):
         Coco(file=str(tmp_path / "none.json")).fingerprint()

@@ -31,24 +31,24 @@ def pipeline(folder: Path, **settings: Any) -> Path:
 
 def test_sound_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", str(pipeline(tmp_path)), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["source"] == "folder"
-    assert found["classes"] == ["cat", "dog"]
-    assert found["samples"] == {"train": 18, "validation": 2, "test": 4}
-    assert found["counts"] == {"train": [9, 9], "validation": [1, 1], "test": [2, 2]}
-    assert (found["imbalance"], found["missing"]) == (1.0, [])
-    assert (found["shapes"], found["dtypes"]) == ([[4, 6, 3], [4, 6, 3]], ["uint8"])
-    assert (found["range"], found["looked_at"]) == ([0, 111], 24)
-    assert found["corrupt"] == {"count": 0, "first": []}
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["source"] == "folder"
+    assert summary["classes"] == ["cat", "dog"]
+    assert summary["samples"] == {"train": 18, "validation": 2, "test": 4}
+    assert summary["counts"] == {"train": [9, 9], "validation": [1, 1], "test": [2, 2]}
+    assert (summary["imbalance"], summary["missing"]) == (1.0, [])
+    assert (summary["shapes"], summary["dtypes"]) == ([[4, 6, 3], [4, 6, 3]], ["uint8"])
+    assert (summary["range"], summary["looked_at"]) == ([0, 111], 24)
+    assert summary["corrupt"] == {"count": 0, "first": []}
 
 
 def test_corrupt_files_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = pipeline(tmp_path)
     (tmp_path / "images" / "cat" / "5.png").write_bytes(b"no image")
     assert main(["data", str(path)]) == 3  # a run would refuse this data
-    told = capsys.readouterr().out
-    assert "1 samples cannot be read, and are not counted" in told
-    assert "cat/5.png: is not a readable image" in told
+    output = capsys.readouterr().out
+    assert "1 samples cannot be read, and are not counted" in output
+    assert "cat/5.png: is not a readable image" in output
     assert main(["data", str(pipeline(tmp_path / "again", corrupt="skip"))]) == 0
 
 
@@ -66,10 +66,10 @@ def test_every_sample_of_every_source_is_read(tmp_path: Path, capsys: pytest.Cap
     bad = np.arange(12) * 250
     x[bad] = np.nan
     assert main(["data", str(arrays(tmp_path, x)), "--json"]) == 3
-    found = json.loads(capsys.readouterr().out)
+    summary = json.loads(capsys.readouterr().out)
     file, reason = tmp_path / "d.npz", "has values that are NaN or infinite; remove or repair it"
-    told = [f"data.source.npz: {file}, sample {index}: {reason}" for index in bad]
-    assert (found["corrupt"], found["refused"]) == ({"count": 12, "first": told}, [])
+    messages = [f"data.source.npz: {file}, sample {index}: {reason}" for index in bad]
+    assert (summary["corrupt"], summary["refused"]) == ({"count": 12, "first": messages}, [])
     with pytest.raises(DataError, match=r"samples cannot be used: .*; remove or repair them$"):  # npz cannot skip any
         Dataset(Npz(file=str(tmp_path / "d.npz")), Preprocessing([]), None).inputs("train")
 
@@ -89,8 +89,10 @@ def test_images_of_different_sizes(tmp_path: Path, capsys: pytest.CaptureFixture
     path = pipeline(tmp_path)
     image(tmp_path / "images" / "cat" / "5.png", (5, 4))
     assert main(["data", str(path)]) == 3
-    told = r"a run would refuse this: .*: has shape \[4, \d, 3\] after preprocessing, others have .*; put a resize step"
-    assert re.search(told, capsys.readouterr().out)
+    pattern = (
+        r"a run would refuse this: .*: has shape \[4, \d, 3\] after preprocessing, others have .*; put a resize step"
+    )
+    assert re.search(pattern, capsys.readouterr().out)
     path.write_text(path.read_text() + "\n  preprocess: [{resize: {size: [4, 4]}}]")
     assert main(["data", str(path)]) == 0
 
@@ -101,12 +103,12 @@ def test_splits_of_different_sizes(tmp_path: Path, capsys: pytest.CaptureFixture
     for kind in ("cat", "dog"):
         shutil.rmtree(tmp_path / "images" / kind)
         image(tmp_path / "images" / "test" / kind / "1.png", (5, 4))
-    told = "the test split has shape [4, 5, 3] after preprocessing, train [4, 6, 3]; put a resize step"
+    message = "the test split has shape [4, 5, 3] after preprocessing, train [4, 6, 3]; put a resize step"
     assert main(["data", str(path)]) == 3
-    assert told in capsys.readouterr().out
+    assert message in capsys.readouterr().out
     data = Dataset(ImageFolder(path=str(tmp_path / "images")), Preprocessing([]), None)
     data.inputs("train")
-    with pytest.raises(DataError, match=re.escape(told)):
+    with pytest.raises(DataError, match=re.escape(message)):
         data.inputs("test")
 
 
@@ -130,10 +132,10 @@ def test_imbalance_and_classes_without_samples(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", x=x, y=np.where(np.arange(40) % 8 == 1, 0, 1), split=split)
     source = Npz(file=str(tmp_path / "d.npz"), split="split", classes=("rare", "common"))
     data = Dataset(source, Preprocessing([]), None)
-    found = data.summary()
-    assert found["imbalance"] == 4.4
-    assert found["range"] == [-2.0, 3.0]
-    text = describe({"classes": list(data.class_names), **found})
+    summary = data.summary()
+    assert summary["imbalance"] == 4.4
+    assert summary["range"] == [-2.0, 3.0]
+    text = describe({"classes": list(data.class_names), **summary})
     assert "the most frequent class has 4.4 training samples for one of the rarest" in text
     more = Npz(file=str(tmp_path / "d.npz"), split="split", classes=("rare", "common", "absent"))
     missing = Dataset(more, Preprocessing([]), None).summary()

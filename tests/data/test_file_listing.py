@@ -93,10 +93,10 @@ def test_names_give_the_order(tmp_path: Path) -> None:
         flat.load()
 
 
-@pytest.mark.parametrize(("column", "given"), [("split", None), ("Split", None), ("part", "part")])
-def test_splits_in_a_table(tmp_path: Path, column: str, given: str | None) -> None:
+@pytest.mark.parametrize(("column", "setting"), [("split", None), ("Split", None), ("part", "part")])
+def test_splits_in_a_table(tmp_path: Path, column: str, setting: str | None) -> None:
     shop(tmp_path, **{column: ["train", "Train", "val", "test", " validation"]})
-    samples = folder(tmp_path, split=given).load()
+    samples = folder(tmp_path, split=setting).load()
     assert {split: len(of) for split, of in samples.splits.items()} == {"train": 12, "validation": 12, "test": 6}
     assert samples.splits["test"].tolist() == [3, 8, 13, 18, 23, 28]
 
@@ -126,8 +126,8 @@ def test_splits_that_share_a_group_are_refused(tmp_path: Path) -> None:
         speaker=["ada", "bob", "cy", ""],
         split=["train", "test", "val", "train", "train", "test", "val", "val"],
     )
-    apart = Dataset(folder(tmp_path, group="speaker"), Preprocessing([]), None)
-    assert [len(apart.labels(split)) for split in ("train", "validation", "test")] == [12, 10, 8]
+    disjoint_data = Dataset(folder(tmp_path, group="speaker"), Preprocessing([]), None)
+    assert [len(disjoint_data.labels(split)) for split in ("train", "validation", "test")] == [12, 10, 8]
 
 
 def test_what_changes_the_digest(tmp_path: Path) -> None:

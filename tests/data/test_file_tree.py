@@ -61,7 +61,9 @@ def test_an_archive_is_as_its_folder(tmp_path: Path, suffix: str, form: int) -> 
     (root / "cat" / "1.png").rename(deep / "1.png")
     path = tmp_path / f"images{suffix}"
     path.write_bytes(PACKERS[suffix](packed(root, format=form)))
-    folder, archive = (Dataset(ImageFolder(path=str(each)), Preprocessing([]), None) for each in (root, path))
+    folder, archive = (
+        Dataset(ImageFolder(path=str(source_path)), Preprocessing([]), None) for source_path in (root, path)
+    )
     assert archive.class_names == ("cat", "dog")
     for split in ("train", "validation", "test"):
         np.testing.assert_array_equal(archive.inputs(split), folder.inputs(split))

@@ -124,9 +124,11 @@ def test_a_class_whose_files_are_all_of_another_kind_is_refused(tmp_path: Path, 
     for index in range(3):
         (tmp_path / where / "cow" / f"{index}.gif").write_bytes(b"GIF89a")
     (tmp_path / where / "cow" / "notes.txt").write_text("moo")
-    told = r"'[a-z/]*cow' is that of a class and contains no samples \(4 files were ignored: 3 .gif, 1 .txt\); allowed"
+    pattern = (
+        r"'[a-z/]*cow' is that of a class and contains no samples \(4 files were ignored: 3 .gif, 1 .txt\); allowed"
+    )
     for ask in (ImageFolder(path=str(tmp_path)).load, ImageFolder(path=str(tmp_path)).fingerprint):
-        with pytest.raises(DataError, match=told):
+        with pytest.raises(DataError, match=pattern):
             ask()
     image(tmp_path / where / "cow" / "3.png")
     assert ImageFolder(path=str(tmp_path)).load().class_names == ("cat", "cow", "dog")
@@ -137,8 +139,8 @@ def test_files_that_are_no_samples_are_counted(tmp_path: Path) -> None:
     for place in ("cat/1.tif", "cat/2.TIF", "dog/x.ppm", "loose.png", "README"):
         (tmp_path / "train" / place).write_bytes(b"")
     data = dataset(ImageFolder(path=str(tmp_path)))
-    told = "5 files were ignored: 2 .tif, 1 without a suffix, 1 .ppm, 1 .png in no folder of a class"
-    assert data.notes == data.summary()["notes"] == [told]
+    note = "5 files were ignored: 2 .tif, 1 without a suffix, 1 .ppm, 1 .png in no folder of a class"
+    assert data.notes == data.summary()["notes"] == [note]
     convert = "2 .tif files cannot be decoded and are left out: convert them, for example with `mogrify -format png`"
     assert data.warnings[0].startswith(convert)
     assert data.summary()["warnings"] == data.warnings
@@ -306,9 +308,9 @@ def test_grocery_photos(tmp_path: Path) -> None:
     counts = {split: len(indices) for split, indices in samples.splits.items()}
     assert counts == {"train": 2640, "validation": 296, "test": 2485}
     assert samples.class_names == tuple(f"{index:02d}" for index in range(43))
-    wanted = {row["file"].replace("/", f"/{int(row['coarse_id']):02d}/", 1): int(row["coarse_id"]) for row in rows}
-    found = {str(Path(samples.describe(i)).relative_to(tmp_path)): label for i, label in enumerate(samples.labels)}
-    assert found == wanted
+    expected = {row["file"].replace("/", f"/{int(row['coarse_id']):02d}/", 1): int(row["coarse_id"]) for row in rows}
+    actual = {str(Path(samples.describe(i)).relative_to(tmp_path)): label for i, label in enumerate(samples.labels)}
+    assert actual == expected
     inputs = dataset(ImageFolder(path=str(tmp_path)), {"resize": {"size": [32, 32]}}).inputs("validation")
     assert inputs.shape == (296, 32, 32, 3)
     assert inputs.std() > 30

@@ -120,7 +120,7 @@ def test_objects_without_keypoints_and_crowds_are_left_out(tmp_path: Path) -> No
         (lambda c: c["annotations"][0].update(keypoints=POINTS[:8]), r"annotations\[0\]: keypoints is .*9 numbers"),
         (lambda c: c["annotations"][0].update(keypoints=[*POINTS[:8], "x"]), "'x' is not a number"),
         (lambda c: c["annotations"][0].update(keypoints={}), "keypoints is '{}'"),
-        (lambda c: [each.pop("keypoints") for each in c["annotations"]], "no object has keypoints"),
+        (lambda c: [annotation.pop("keypoints") for annotation in c["annotations"]], "no object has keypoints"),
         (lambda c: c["annotations"][0].update(bbox=[32, 16, 320, 32]), "is outside of the image"),
     ],
 )

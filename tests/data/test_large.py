@@ -26,9 +26,9 @@ from deploy.contract.preprocessing import Preprocessing
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setattr(dataset, "LARGE_BYTES", 1000)
-    made = Store(tmp_path / "store")
-    made.prepare()
-    return made
+    new_store = Store(tmp_path / "store")
+    new_store.prepare()
+    return new_store
 
 
 def opened(source: Source, store: Store | None, *steps: Any) -> Dataset:

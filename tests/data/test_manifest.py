@@ -17,9 +17,9 @@ from deploy.contract.preprocessing import Preprocessing
 
 
 def written(path: Path, source: ImageFolder | Npy | Npz) -> Path:
-    found = source.files()
-    digests = files.digests(found)
-    manifest.write(path, {found[name]: digest for name, digest in digests.items()})
+    paths = source.files()
+    digests = files.digests(paths)
+    manifest.write(path, {paths[name]: digest for name, digest in digests.items()})
     return path
 
 

@@ -39,11 +39,11 @@ def test_samples_stay_in_their_file(tmp_path: Path, x: np.ndarray) -> None:
 
 def test_names_splits_and_classes(tmp_path: Path) -> None:
     np.save(tmp_path / "split.npy", np.array(["train", "val", "test"] * 10))
-    found = source(tmp_path, y=np.array(["b", "a"])[Y % 2], split="split.npy", classes=("b", "a"))
-    data = Dataset(found, Preprocessing([]), None)
+    npy_source = source(tmp_path, y=np.array(["b", "a"])[Y % 2], split="split.npy", classes=("b", "a"))
+    data = Dataset(npy_source, Preprocessing([]), None)
     assert data.class_names == ("b", "a")
     assert len(data.labels("validation")) == 10
-    assert set(found.files()) == {"x", "y", "split"}
+    assert set(npy_source.files()) == {"x", "y", "split"}
 
 
 def header(descr: str = "|u1", shape: str = "(30, 4, 5)", version: bytes = b"\x01\x00") -> bytes:
@@ -94,13 +94,13 @@ def test_bad_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str], x: Any,
 
 @pytest.mark.parametrize("name", ["x", "y"])
 def test_files_that_are_none(tmp_path: Path, name: str) -> None:
-    found = source(tmp_path)
+    npy_source = source(tmp_path)
     (tmp_path / f"{name}.npy").unlink()
     with pytest.raises(DataError, match=f"{name}.npy: cannot be read"):
-        found.load()
+        npy_source.load()
     (tmp_path / f"{name}.npy").mkdir()
     with pytest.raises(DataError, match="it is a folder"):
-        found.load()
+        npy_source.load()
 
 
 def test_damaged_files(tmp_path: Path) -> None:

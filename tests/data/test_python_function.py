@@ -63,8 +63,8 @@ def test_another_name(tmp_path: Path) -> None:
 def test_nothing_is_run_without_trust(tmp_path: Path) -> None:
     text = f"open({str(tmp_path / 'ran')!r}, 'w')\ndef load(): return X, Y"
     for settings in ({}, {"name": "data.py:load"}):
-        found = source(tmp_path, text, trust=False, **settings)
-        for ask in (found.fingerprint, found.load):
+        function_source = source(tmp_path, text, trust=False, **settings)
+        for ask in (function_source.fingerprint, function_source.load):
             with pytest.raises(DataError, match=r"loading would run the function 'load' of the program .*data\.py; if"):
                 ask()
     assert not (tmp_path / "ran").exists()
@@ -73,10 +73,10 @@ def test_nothing_is_run_without_trust(tmp_path: Path) -> None:
 def test_what_changes_the_digest(tmp_path: Path) -> None:
     (tmp_path / "values.bin").write_bytes(b"1")
     text = "def load(): return X, Y\ndef other(): return X, Y"
-    found = source(tmp_path, text, reads=("values.bin",))
-    seen = [found.fingerprint()]
+    function_source = source(tmp_path, text, reads=("values.bin",))
+    seen = [function_source.fingerprint()]
     (tmp_path / "values.bin").write_bytes(b"2")
-    seen.append(found.fingerprint())
+    seen.append(function_source.fingerprint())
     seen.append(source(tmp_path, text + "\n", reads=("values.bin",)).fingerprint())
     seen.append(source(tmp_path, text + "\n", "data.py:other", reads=("values.bin",)).fingerprint())
     assert all(one != other for place, one in enumerate(seen) for other in seen[:place])
@@ -137,7 +137,7 @@ def test_an_error_in_one_sample_names_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sample", "told"),
+    ("sample", "message"),
     [
         ("'a.png'", r"sample \d+: is <U5, allowed: integers, floats or bools"),
         ("[[None]]", r"sample \d+: is object, allowed"),
@@ -145,10 +145,10 @@ def test_an_error_in_one_sample_names_it(tmp_path: Path) -> None:
         ("[[1], [1, 2]]", r"sample \d+.*x\[\d+\] failed: ValueError"),
     ],
 )
-def test_samples_that_are_no_numbers(tmp_path: Path, sample: str, told: str) -> None:
+def test_samples_that_are_no_numbers(tmp_path: Path, sample: str, message: str) -> None:
     data = Dataset(source(tmp_path, f"def load(): return [{sample}] * 30, Y"), Preprocessing([]), None)
     for ask in (data.summary, lambda: data.inputs("train")):
-        with pytest.raises(DataError, match=told):
+        with pytest.raises(DataError, match=message):
             ask()
 
 
@@ -166,9 +166,9 @@ def test_what_a_function_prints_is_no_result(tmp_path: Path, capsys: pytest.Capt
         "def load(): print('called'); return Lazy(), Y"
     )
     Dataset(source(tmp_path, text), Preprocessing([]), None).summary()
-    out, told = capsys.readouterr()
+    out, err = capsys.readouterr()
     assert out == ""
-    assert {"imported", "called", "read"} <= set(told.splitlines())
+    assert {"imported", "called", "read"} <= set(err.splitlines())
 
 
 def test_no_such_file(tmp_path: Path) -> None:

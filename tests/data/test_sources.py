@@ -52,10 +52,10 @@ def sha(values: np.ndarray) -> str:
 
 def test_digits_split_is_fixed_disjoint_and_stratified() -> None:
     samples = Digits().load()
-    found = {
+    splits = {
         split: (len(indices), sha(indices), sha(samples.labels[indices])) for split, indices in samples.splits.items()
     }
-    assert found == DIGITS
+    assert splits == DIGITS
     together = np.concatenate(list(samples.splits.values()))
     np.testing.assert_array_equal(np.sort(together), np.arange(1797))
     for indices in samples.splits.values():
@@ -93,7 +93,7 @@ def test_digits_of_another_library_version(monkeypatch: pytest.MonkeyPatch) -> N
         (Wav(path="x", rate=8000, seconds=1, channels="first"), {"sound_channels": "first", "sound_rate": 8000}),
         (Npz(file="x"), {}),
     ],
-    ids=lambda each: getattr(each, "name", None),
+    ids=lambda parameter: getattr(parameter, "name", None),
 )
 def test_what_a_device_must_know_to_decode_files(source: Source, decoding: dict[str, Any]) -> None:
     assert source.decoding == decoding

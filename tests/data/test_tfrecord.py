@@ -89,10 +89,12 @@ def test_images(tmp_path: Path) -> None:
 def test_tensors(tmp_path: Path, value: Any, dtype: str) -> None:
     path = tmp_path / "data.tfrecord"
     path.write_bytes(record(example(x=value, kind=b"walk")) + record(example(x=value, kind=b"run")))
-    found = source(path, image=None, tensor=TensorFeature(feature="x", shape=(3, 2), dtype=dtype), label="kind").load()
-    assert found.class_names == ("run", "walk")
+    samples = source(
+        path, image=None, tensor=TensorFeature(feature="x", shape=(3, 2), dtype=dtype), label="kind"
+    ).load()
+    assert samples.class_names == ("run", "walk")
     expected = np.frombuffer(value, np.dtype(dtype).newbyteorder("<")) if isinstance(value, bytes) else value
-    np.testing.assert_array_equal(found.read(0), np.reshape(expected, (3, 2)))
+    np.testing.assert_array_equal(samples.read(0), np.reshape(expected, (3, 2)))
 
 
 def test_numbers_that_are_not_packed() -> None:
@@ -136,19 +138,21 @@ def test_as_tensorflow_writes_them(tmp_path: Path) -> None:
     train = tensorflow.train
     with tensorflow.io.TFRecordWriter(str(tmp_path / "t.tfrecord")) as writer:
         for index in range(6):
-            made = {
+            feature_map = {
                 "image": train.Feature(bytes_list=train.BytesList(value=[png(index, 40)])),
                 "x": train.Feature(float_list=train.FloatList(value=[index, 0.5])),
                 "n": train.Feature(int64_list=train.Int64List(value=[-index, 1 << 40])),
                 "label": train.Feature(bytes_list=train.BytesList(value=[b"even" if index % 2 == 0 else b"odd"])),
             }
-            writer.write(train.Example(features=train.Features(feature=made)).SerializeToString())
+            writer.write(train.Example(features=train.Features(feature=feature_map)).SerializeToString())
     samples = source(tmp_path / "t.tfrecord").load()
     assert samples.class_names == ("even", "odd")
     assert [samples.read(index)[0, 0, 0] for index in range(6)] == list(range(6))
     for name, last in (("x", [5, 0.5]), ("n", [-5, 1 << 40])):
-        found = source(tmp_path / "t.tfrecord", image=None, tensor=TensorFeature(feature=name, shape=(2,))).load()
-        np.testing.assert_array_equal(found.read(5), last)
+        tensor_samples = source(
+            tmp_path / "t.tfrecord", image=None, tensor=TensorFeature(feature=name, shape=(2,))
+        ).load()
+        np.testing.assert_array_equal(tensor_samples.read(5), last)
 
 
 def test_either_image_or_tensor() -> None:
@@ -159,8 +163,8 @@ def test_either_image_or_tensor() -> None:
 
 def two(**values: list[bytes]) -> bytes:
     """Return a serialized tf.train.Example with any number of byte strings in each feature."""
-    made = {name: field(1, b"".join(field(1, each) for each in several)) for name, several in values.items()}
-    return field(1, b"".join(field(1, field(1, name.encode()) + field(2, value)) for name, value in made.items()))
+    encoded = {name: field(1, b"".join(field(1, content) for content in several)) for name, several in values.items()}
+    return field(1, b"".join(field(1, field(1, name.encode()) + field(2, value)) for name, value in encoded.items()))
 
 
 GOOD = record(example(image=png(0), label=0))

@@ -53,11 +53,11 @@ def test_windows_of_a_file(tmp_path: Path) -> None:
 def test_no_window_goes_across_a_change_of_the_label(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", 16, labels=["walk"] * 7 + ["run"] * 5 + ["walk"] * 4)
     samples = source(path, label_column="activity", stride=1).load()
-    found = [(int(samples.read(i)[0, 0]), samples.class_names[label]) for i, label in enumerate(samples.labels)]
-    assert found == [(0, "walk"), (1, "walk"), (2, "walk"), (3, "walk"), (7, "run"), (8, "run"), (12, "walk")]
+    windows = [(int(samples.read(i)[0, 0]), samples.class_names[label]) for i, label in enumerate(samples.labels)]
+    assert windows == [(0, "walk"), (1, "walk"), (2, "walk"), (3, "walk"), (7, "run"), (8, "run"), (12, "walk")]
     across = source(path, label_column="activity", stride=3, label_changes="majority").load()
-    found = [(int(across.read(i)[0, 0]), across.class_names[label]) for i, label in enumerate(across.labels)]
-    assert found == [(0, "walk"), (3, "walk"), (6, "run"), (9, "run"), (12, "walk")]
+    windows = [(int(across.read(i)[0, 0]), across.class_names[label]) for i, label in enumerate(across.labels)]
+    assert windows == [(0, "walk"), (3, "walk"), (6, "run"), (9, "run"), (12, "walk")]
 
 
 def test_short_stretches(tmp_path: Path) -> None:
@@ -91,8 +91,8 @@ def test_files_that_are_no_series_are_counted(tmp_path: Path) -> None:
     write(tmp_path / "walk" / "b.txt", 8)
     write(tmp_path / "c.csv", 8, labels=["walk"] * 8)
     assert source(tmp_path, label_column="activity").load().notes == ("1 files were ignored: 1 .txt",)
-    told = "2 files were ignored: 1 .csv in no folder of a class, 1 .txt"
-    assert source(tmp_path).load().notes == (told,)
+    note = "2 files were ignored: 1 .csv in no folder of a class, 1 .txt"
+    assert source(tmp_path).load().notes == (note,)
 
 
 def test_a_table_of_files(tmp_path: Path) -> None:
@@ -100,8 +100,8 @@ def test_a_table_of_files(tmp_path: Path) -> None:
         write(tmp_path / "runs" / f"{index}.csv", 8, 100 * index)
     (tmp_path / "labels.csv").write_text("file,label,split\nruns/0.csv,1,train\nruns/1.csv,0,val\nruns/2.csv,1,test\n")
     (tmp_path / "names.txt").write_text("still\nmoving\n")
-    found = source(tmp_path, labels=Labels(table="labels.csv"), classes=Classes(file="names.txt"))
-    data = Dataset(found, Preprocessing([]), None)
+    series_source = source(tmp_path, labels=Labels(table="labels.csv"), classes=Classes(file="names.txt"))
+    data = Dataset(series_source, Preprocessing([]), None)
     assert starts(data, "test") == [200, 204]
     assert data.labels("validation").tolist() == [0, 0]
     assert data.class_names == ("still", "moving")
@@ -112,8 +112,8 @@ def test_a_label_column_in_folders_of_splits(tmp_path: Path) -> None:
     for number, place in enumerate(places):
         write(tmp_path / f"{place}.csv", 8, 100 * number, labels=["walk"] * 4 + ["run"] * 4)
     data = Dataset(source(tmp_path, label_column="activity"), Preprocessing([]), None)
-    found = {split: starts(data, split) for split in ("train", "validation", "test")}
-    assert found == {"train": [0, 4, 100, 104], "validation": [200, 204, 300, 304], "test": [400, 404, 500, 504]}
+    split_starts = {split: starts(data, split) for split in ("train", "validation", "test")}
+    assert split_starts == {"train": [0, 4, 100, 104], "validation": [200, 204, 300, 304], "test": [400, 404, 500, 504]}
     write(tmp_path / "extra" / "6.csv", 8, labels=["walk"] * 8)
     with pytest.raises(DataError, match=r"'extra/6\.csv' is of no split, other files are \(1 of 7\); allowed: train, "):
         source(tmp_path, label_column="activity").load()
@@ -142,8 +142,8 @@ def test_files_of_a_group_in_two_splits(tmp_path: Path) -> None:
 
 def test_divided_by_time(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", 200, labels=["walk"] * 100 + ["run"] * 100)
-    found = source(path, window=10, stride=2, label_column="activity", divide="time")
-    data = Dataset(found, Preprocessing([]), Splitting(validation=0.2, test=0.2))
+    series_source = source(path, window=10, stride=2, label_column="activity", divide="time")
+    data = Dataset(series_source, Preprocessing([]), Splitting(validation=0.2, test=0.2))
     rows = {
         split: {row for start in starts(data, split) for row in range(start, start + 10)}
         for split in ("train", "validation", "test")
@@ -154,9 +154,11 @@ def test_divided_by_time(tmp_path: Path) -> None:
     windows = sum(map(len, (starts(data, split) for split in ("train", "validation", "test"))))
     assert data.notes == [f"{92 - windows} of 92 samples are in no split, and are not used"]  # they overlap two splits
     for begin in (0, 100):  # the last rows of each class are in the test split
-        own = {split: [row for row in found if begin <= row < begin + 100] for split, found in rows.items()}
-        assert max(own["train"]) < min(own["validation"])
-        assert max(own["validation"]) < min(own["test"])
+        class_rows = {
+            split: [row for row in split_rows if begin <= row < begin + 100] for split, split_rows in rows.items()
+        }
+        assert max(class_rows["train"]) < min(class_rows["validation"])
+        assert max(class_rows["validation"]) < min(class_rows["test"])
 
 
 @given(
@@ -256,10 +258,10 @@ def test_temperatures(tmp_path: Path) -> None:
     with np.load(path) as arrays:
         rows = zip(arrays["machine_value"], arrays["machine_anomaly_window"], strict=True)
         (tmp_path / "t.csv").write_text("value,anomaly\n" + "".join(f"{value},{label}\n" for value, label in rows))
-    found = Csv(
+    series_source = Csv(
         path=str(tmp_path / "t.csv"), columns=("value",), window=48, stride=12, label_column="anomaly", divide="time"
     )
-    data = Dataset(found, Preprocessing([]), None)
+    data = Dataset(series_source, Preprocessing([]), None)
     counts = [np.bincount(data.labels(split), minlength=2).tolist() for split in ("train", "validation", "test")]
     assert min(map(min, counts)) >= 5
     assert 1700 < sum(map(sum, counts)) < 1900

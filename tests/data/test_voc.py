@@ -30,15 +30,15 @@ def one(folder: Path, text: str | None = None, objects: list[tuple[str, scenes.B
 def test_the_standard_folders_with_their_lists_of_splits(tmp_path: Path) -> None:
     folder = scenes.as_voc(tmp_path / "voc")
     data = Dataset(Voc(path=str(folder)), Preprocessing([{"resize": {"size": [32, 32]}}]), None)
-    made = scenes.scenes(12)
+    samples = scenes.scenes(12)
     assert data.task == "detection"
     assert data.class_names == ("block", "ring")
     assert data.inputs("test").shape == (3, 32, 32, 3)
     assert [len(data.objects(split)) for split in ("train", "validation", "test")] == [7, 2, 3]
     for index, (boxes, classes) in zip((0, 4, 8), data.objects("test"), strict=True):
-        wanted = [np.array([box[1], box[0], box[3], box[2]]) / 64 for _, box in made[index][1]]
-        np.testing.assert_allclose(boxes, wanted, atol=1e-6)
-        assert [data.class_names[label] for label in classes] == [name for name, _ in made[index][1]]
+        expected = [np.array([box[1], box[0], box[3], box[2]]) / 64 for _, box in samples[index][1]]
+        np.testing.assert_allclose(boxes, expected, atol=1e-6)
+        assert [data.class_names[label] for label in classes] == [name for name, _ in samples[index][1]]
         assert boxes.dtype == np.float32
         assert classes.dtype == np.int64
 
@@ -142,7 +142,7 @@ def test_boxes_up_to_a_pixel_outside_are_cut_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("box", "told"),
+    ("box", "message"),
     [
         ((30, 5, 10, 20), "empty or inverted"),
         ((10, 5, 10, 20), "empty or inverted"),
@@ -151,13 +151,13 @@ def test_boxes_up_to_a_pixel_outside_are_cut_off(tmp_path: Path) -> None:
         ((41, 5, 41.5, 20), "outside of the image"),
     ],
 )
-def test_boxes_that_cannot_be_are_refused_with_their_line(tmp_path: Path, box: scenes.Box, told: str) -> None:
-    with pytest.raises(DataError, match=rf"a.xml, line 4: .*{told}"):
+def test_boxes_that_cannot_be_are_refused_with_their_line(tmp_path: Path, box: scenes.Box, message: str) -> None:
+    with pytest.raises(DataError, match=rf"a.xml, line 4: .*{message}"):
         one(tmp_path, objects=[("cat", box)]).load()
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("<annotation><object></annotation>", "a.xml: is not XML: mismatched tag: line 1"),
         ("", "a.xml: is not XML: no element found"),
@@ -171,13 +171,13 @@ def test_boxes_that_cannot_be_are_refused_with_their_line(tmp_path: Path, box: s
         (scenes.annotation("b.jpg", [("cat", (1, 1, 2, 2))]).replace("b.jpg", "../../b.jpg"), None),
     ],
 )
-def test_annotations_that_cannot_be_read_are_refused(tmp_path: Path, text: str, told: str | None) -> None:
+def test_annotations_that_cannot_be_read_are_refused(tmp_path: Path, text: str, message: str | None) -> None:
     source = one(tmp_path, text or " ")
-    if told is None:  # the path is of another machine: the image with the name of the annotation file is used
+    if message is None:  # the path is of another machine: the image with the name of the annotation file is used
         with pytest.raises(DataError, match=r"a.png is 40x20"):
             source.load()
         return
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         source.load()
 
 
@@ -209,9 +209,9 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
 
 def test_a_missing_image_a_missing_annotation_and_an_unknown_class(tmp_path: Path) -> None:
     folder = scenes.as_voc(tmp_path / "voc")
-    with pytest.raises(DataError, match="xml, line 4: unknown class 'ring'; allowed: block") as told:
+    with pytest.raises(DataError, match="xml, line 4: unknown class 'ring'; allowed: block") as caught:
         Voc(path=str(folder), classes=("block",)).load()
-    assert "Annotations" in str(told.value)
+    assert "Annotations" in str(caught.value)
     (folder / "JPEGImages" / "0003.png").unlink()
     for work in (Voc(path=str(folder)).load, Voc(path=str(folder)).fingerprint):
         with pytest.raises(DataError, match=r"0003.xml: the image .*0003.png does not exist"):
@@ -254,10 +254,10 @@ def test_a_manifest_holds_annotations_images_and_lists(tmp_path: Path) -> None:
     from compress.data import manifest
 
     source = Voc(path=str(scenes.as_voc(tmp_path / "voc")))
-    found = source.files()
-    assert {name.partition("/")[0] for name in found} == {"Annotations", "JPEGImages", "ImageSets"}
-    assert len(found) == 12 + 12 + 3
-    manifest.write(tmp_path / "sums.toml", {path: file_digest(path) for path in found.values()})
+    paths = source.files()
+    assert {name.partition("/")[0] for name in paths} == {"Annotations", "JPEGImages", "ImageSets"}
+    assert len(paths) == 12 + 12 + 3
+    manifest.write(tmp_path / "sums.toml", {path: file_digest(path) for path in paths.values()})
     checked = Voc(path=source.path, manifest=str(tmp_path / "sums.toml"))
     assert checked.fingerprint() == source.fingerprint()
     Image.new("RGB", (64, 64)).save(tmp_path / "voc" / "JPEGImages" / "0001.png")
@@ -268,12 +268,12 @@ def test_a_manifest_holds_annotations_images_and_lists(tmp_path: Path) -> None:
 def test_the_summary_counts_objects(tmp_path: Path) -> None:
     folder = scenes.as_voc(tmp_path / "voc")
     (folder / "Annotations" / "0000.xml").write_text(scenes.annotation("0000.png", []))
-    found = Dataset(Voc(path=str(folder)), Preprocessing([]), None).summary()
+    summary = Dataset(Voc(path=str(folder)), Preprocessing([]), None).summary()
     objects = [name for _, rows in scenes.scenes(12)[1:] for name, _ in rows]
-    assert found["samples"] == {"train": 7, "validation": 2, "test": 3}
-    counted = np.sum([found["counts"][split] for split in found["samples"]], axis=0)
+    assert summary["samples"] == {"train": 7, "validation": 2, "test": 3}
+    counted = np.sum([summary["counts"][split] for split in summary["samples"]], axis=0)
     assert counted.tolist() == [objects.count("block"), objects.count("ring")]
-    assert found["notes"] == ["classes are counted by objects; 1 of 12 images have none"]
+    assert summary["notes"] == ["classes are counted by objects; 1 of 12 images have none"]
 
 
 def test_images_are_divided_so_that_rare_classes_are_in_every_split(tmp_path: Path) -> None:
@@ -284,4 +284,4 @@ def test_images_are_divided_so_that_rare_classes_are_in_every_split(tmp_path: Pa
         (tmp_path / f"{name}.xml").write_text(scenes.annotation(f"{name}.png", objects, (40, 20)))
     data = Dataset(Voc(path=str(tmp_path)), Preprocessing([]), None)
     for split in ("train", "validation", "test"):
-        assert any(1 in each.classes for each in data.objects(split))  # type: ignore[arg-type]
+        assert any(1 in image_objects.classes for image_objects in data.objects(split))  # type: ignore[arg-type]

@@ -26,8 +26,8 @@ def pcm(values: np.ndarray, bits: int) -> bytes:
     """Return values from -1 to 1 as PCM with `bits` bits for each sample."""
     if bits == 8:
         return np.round(values * 127 + 128).astype(np.uint8).tobytes()
-    whole = np.round(values * (2 ** (bits - 1) - 1)).astype("<i4")
-    return whole.view(np.uint8).reshape(-1, 4)[:, : bits // 8].tobytes()
+    integers = np.round(values * (2 ** (bits - 1) - 1)).astype("<i4")
+    return integers.view(np.uint8).reshape(-1, 4)[:, : bits // 8].tobytes()
 
 
 def source(folder: Path, content: bytes, **settings: Any) -> Wav:
@@ -48,10 +48,10 @@ def test_pcm(tmp_path: Path, bits: int, extensible: bool) -> None:
         guid = struct.pack("<H", 1) + bytes.fromhex("000000001000800000aa00389b71")
         more = struct.pack("<HHI", 22, bits, 0) + guid
         head = chunk(b"fmt ", struct.pack("<HHIIHH", 0xFFFE, 1, 8000, 1000 * bits, bits // 8, bits) + more)
-    found = read(tmp_path, riff(head, chunk(b"data", pcm(WAVEFORM, bits))))
-    assert found.dtype == np.float32
-    assert found.shape == (800,)
-    np.testing.assert_allclose(found, WAVEFORM, atol=1.3 / 2 ** (bits - 1) + 1e-7)
+    samples = read(tmp_path, riff(head, chunk(b"data", pcm(WAVEFORM, bits))))
+    assert samples.dtype == np.float32
+    assert samples.shape == (800,)
+    np.testing.assert_allclose(samples, WAVEFORM, atol=1.3 / 2 ** (bits - 1) + 1e-7)
 
 
 @pytest.mark.parametrize("dtype", ["<f4", "<f8"])
@@ -62,8 +62,8 @@ def test_float(tmp_path: Path, dtype: str) -> None:
 
 def test_full_scale(tmp_path: Path) -> None:
     values = np.array([-32768, 0, 32767], "<i2")
-    found = read(tmp_path, riff(form(), chunk(b"data", values.tobytes())), seconds=3 / 8000)
-    np.testing.assert_array_equal(found, np.float32([-1, 0, 32767 / 32768]))
+    samples = read(tmp_path, riff(form(), chunk(b"data", values.tobytes())), seconds=3 / 8000)
+    np.testing.assert_array_equal(samples, np.float32([-1, 0, 32767 / 32768]))
 
 
 def test_channels(tmp_path: Path) -> None:
@@ -75,10 +75,10 @@ def test_channels(tmp_path: Path) -> None:
 
 def test_cut_and_filled_up(tmp_path: Path) -> None:
     content = riff(form(), chunk(b"data", pcm(WAVEFORM, 16)))
-    whole = read(tmp_path, content)
-    np.testing.assert_array_equal(read(tmp_path, content, seconds=0.05), whole[:400])
+    complete = read(tmp_path, content)
+    np.testing.assert_array_equal(read(tmp_path, content, seconds=0.05), complete[:400])
     longer = read(tmp_path, content, seconds=0.2)
-    np.testing.assert_array_equal(longer[:800], whole)
+    np.testing.assert_array_equal(longer[:800], complete)
     np.testing.assert_array_equal(longer[800:], np.zeros(800))
 
 
@@ -104,17 +104,17 @@ def test_the_end_of_what_is_resampled_and_cut(tmp_path: Path, rate: int) -> None
     values = np.random.default_rng(0).integers(-9000, 9000, 2 * rate, dtype=np.int16)
     content = riff(form(rate=rate), chunk(b"data", values.tobytes()))
     common = math.gcd(rate, 16_000)
-    whole = resample_poly(values.astype(np.float32) / 32768, 16_000 // common, rate // common)
-    found = read(tmp_path, content, rate=16_000, seconds=1.0, resample=True)
-    np.testing.assert_allclose(found, whole[:16_000], atol=1e-6)
+    resampled = resample_poly(values.astype(np.float32) / 32768, 16_000 // common, rate // common)
+    samples = read(tmp_path, content, rate=16_000, seconds=1.0, resample=True)
+    np.testing.assert_allclose(samples, resampled[:16_000], atol=1e-6)
 
 
 def test_rates_that_have_no_small_ratio(tmp_path: Path) -> None:
     content = riff(form(rate=767_999), chunk(b"data", bytes(32_000)))
-    told = (
+    message = (
         "has 767999 samples per second, which are to 16000 as 767999 to 16000; allowed: a ratio of numbers up to 50000"
     )
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         read(tmp_path, content, rate=16_000, seconds=1.0, resample=True)
 
 
@@ -129,9 +129,9 @@ def test_other_rates(tmp_path: Path) -> None:
     content = riff(form(rate=44_100), chunk(b"data", pcm(tone, 16)))
     with pytest.raises(DataError, match=r"a\.wav: has 44100 samples per second; allowed: 8000; set resample: true"):
         read(tmp_path, content)
-    found = read(tmp_path, content, resample=True)
+    samples = read(tmp_path, content, resample=True)
     expected = np.sin(np.arange(800) / 8000 * 2 * np.pi * 500) * 0.5
-    np.testing.assert_allclose(found[50:-50], expected[50:-50], atol=0.01)
+    np.testing.assert_allclose(samples[50:-50], expected[50:-50], atol=0.01)
 
 
 DATA = chunk(b"data", pcm(WAVEFORM, 16))
@@ -179,10 +179,10 @@ def test_damaged_files(tmp_path: Path) -> None:
 
 def test_labels_in_folders_and_in_a_table(tmp_path: Path) -> None:
     content = riff(form(), DATA)
-    found = source(tmp_path, content)
+    wav_source = source(tmp_path, content)
     (tmp_path / "two").mkdir()
     (tmp_path / "two" / "b.WAV").write_bytes(content)
-    assert found.load().class_names == ("one", "two")
+    assert wav_source.load().class_names == ("one", "two")
     (tmp_path / "labels.csv").write_text("file,label\none/a.wav,x\ntwo/b.WAV,y\n")
     tabled = Wav(path=str(tmp_path), rate=8000, seconds=0.1, labels=Labels(table="labels.csv")).load()
     assert tabled.class_names == ("x", "y")

@@ -41,7 +41,11 @@ def one(folder: Path, rows: str = ROW, described: str = "train: images/train\n" 
 def objects(source: Yolo) -> list[tuple[list[float], int]]:
     samples = source.load()
     assert samples.objects is not None
-    return [(box.tolist(), int(label)) for each in samples.objects for box, label in zip(*each, strict=True)]
+    return [
+        (box.tolist(), int(label))
+        for image_objects in samples.objects
+        for box, label in zip(*image_objects, strict=True)
+    ]
 
 
 def as_yolo(folder: Path, splits: dict[str, int]) -> Path:
@@ -49,14 +53,14 @@ def as_yolo(folder: Path, splits: dict[str, int]) -> Path:
     pictures = iter(scenes.scenes(sum(splits.values())))
     for split, count in splits.items():
         for index in range(count):
-            picture, found = next(pictures)
+            picture, scene_objects = next(pictures)
             path = image(folder / "images" / split / f"{index}.png")
             Image.fromarray(picture).save(path)
             text = folder / "labels" / split / f"{index}.txt"
             text.parent.mkdir(parents=True, exist_ok=True)
             rows = [
                 f"{scenes.CLASSES.index(name)} {(a + c) / 128} {(b + d) / 128} {(c - a) / 64} {(d - b) / 64}\n"
-                for name, (a, b, c, d) in found
+                for name, (a, b, c, d) in scene_objects
             ]
             text.write_text("".join(rows))
     return folder
@@ -75,9 +79,9 @@ def test_the_splits_of_data_yaml_and_of_folders(tmp_path: Path, described: bool)
     assert data.class_names == scenes.CLASSES
     assert [len(data.objects(split)) for split in ("train", "validation", "test")] == [7, 3, 2]
     expected = scenes.scenes(12)[7:10]
-    for (boxes, classes), (_, found) in zip(data.objects("validation"), expected, strict=True):
-        np.testing.assert_allclose(boxes * 64, [[b, a, d, c] for _, (a, b, c, d) in found], atol=1e-4)
-        assert [data.class_names[label] for label in classes] == [name for name, _ in found]
+    for (boxes, classes), (_, scene_objects) in zip(data.objects("validation"), expected, strict=True):
+        np.testing.assert_allclose(boxes * 64, [[b, a, d, c] for _, (a, b, c, d) in scene_objects], atol=1e-4)
+        assert [data.class_names[label] for label in classes] == [name for name, _ in scene_objects]
     np.testing.assert_array_equal(data.raw("validation", np.array([1]))[0], expected[1][0])
 
 
@@ -109,7 +113,7 @@ def test_images_without_a_file_and_with_an_empty_one_have_no_objects(tmp_path: P
     (tmp_path / "labels" / "train" / "c.txt").write_text("\n  \n")
     samples = source.load()
     assert samples.objects is not None
-    assert [len(each.classes) for each in samples.objects] == [1, 0, 0]
+    assert [len(image_objects.classes) for image_objects in samples.objects] == [1, 0, 0]
     assert set(source.files()) == {
         "data.yaml",
         *(f"images/train/{name}" for name in ("a.png", "b.jpg", "c.png")),
@@ -353,14 +357,14 @@ def test_a_keypoint_far_outside_is_not_marked(tmp_path: Path) -> None:
 def test_the_fingerprint_changes_with_class_names_and_lists(tmp_path: Path) -> None:
     source = one(tmp_path, described="train: train.txt\nval: val.txt\n")
     (tmp_path / "classes.txt").write_text("block\nring\n")
-    found = []
+    fingerprints = []
     for train, validation, names in (("a.png", "b.jpg", "block"), ("b.jpg", "a.png", "block"), ("a.png", "b.jpg", "c")):
         (tmp_path / "train.txt").write_text(f"images/train/{train}\n")
         (tmp_path / "val.txt").write_text(f"images/train/{validation}\n")
         (tmp_path / "classes.txt").write_text(f"{names}\nring\n")
         assert source.load().class_names == (names, "ring")
-        found.append(source.fingerprint()["sha256"])
-    assert len(set(found)) == 3
+        fingerprints.append(source.fingerprint()["sha256"])
+    assert len(set(fingerprints)) == 3
 
 
 def test_the_data_command_reads_them(tmp_path: Path) -> None:

@@ -207,11 +207,11 @@ def test_forms_of_the_standard_library() -> None:
     message = email.message.EmailMessage()
     message.add_header("Content-Disposition", "form-data", name="file", filename="ä b.npy")
     message.set_payload("abc")
-    whole = email.message.EmailMessage()
-    whole.set_type("multipart/form-data")
-    whole.attach(message)
-    text = whole.as_bytes(policy=whole.policy.clone(linesep="\r\n"))
-    kind = str(whole["Content-Type"]).replace("\n", "")
+    multipart_message = email.message.EmailMessage()
+    multipart_message.set_type("multipart/form-data")
+    multipart_message.attach(message)
+    text = multipart_message.as_bytes(policy=multipart_message.policy.clone(linesep="\r\n"))
+    kind = str(multipart_message["Content-Type"]).replace("\n", "")
     body = text.partition(b"\r\n\r\n")[2]
     assert multipart.file_of(body, kind) == b"abc"
 

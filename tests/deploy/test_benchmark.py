@@ -36,38 +36,38 @@ def test_times_are_in_order_and_cover_the_run(model: Model) -> None:
 
 def test_the_protocol(model: Model) -> None:
     said: list[str] = []
-    found = benchmark.bench(model, BenchmarkSettings(runs=25, warmup=3), said.append)
+    report = benchmark.bench(model, BenchmarkSettings(runs=25, warmup=3), said.append)
     assert said == ["cold start", "first inference and warm-up", "steady state", "preprocessing"]
-    assert json.loads(json.dumps(found)) == found
-    steady = {name: each["value"] for name, each in found["steady"].items()}
+    assert json.loads(json.dumps(report)) == report
+    steady = {name: metric["value"] for name, metric in report["steady"].items()}
     assert 0 < steady["median"] <= steady["p90"] <= steady["p99"] <= steady["slowest"]
     assert steady["input"] + steady["inference"] + steady["output"] <= steady["slowest"]
     assert steady["throughput"] == pytest.approx(1000 / steady["mean"])
-    assert found["steady"]["median"]["note"].startswith("25 runs")
-    cold = {name: each["value"] for name, each in found["cold_start"].items() if name != "libedgetpu"}
-    assert sum(each for name, each in cold.items() if name != "total") == pytest.approx(cold["total"])
+    assert report["steady"]["median"]["note"].startswith("25 runs")
+    cold = {name: metric["value"] for name, metric in report["cold_start"].items() if name != "libedgetpu"}
+    assert sum(duration for name, duration in cold.items() if name != "total") == pytest.approx(cold["total"])
     assert set(cold) == {"python", "runtime", "interpreter", "inference", "total"}
-    assert found["memory"]["value"] > 1 << 20
-    assert (found["model"]["role"], found["host"]["python"]) == ("int8", found["host"]["python"])
-    assert found["trace"][-1]["at_s"] >= found["trace"][0]["at_s"]
-    text = benchmark.text(found)
+    assert report["memory"]["value"] > 1 << 20
+    assert (report["model"]["role"], report["host"]["python"]) == ("int8", report["host"]["python"])
+    assert report["trace"][-1]["at_s"] >= report["trace"][0]["at_s"]
+    text = benchmark.text(report)
     assert "int8 on cpu" in text
     assert "p99" in text
 
 
 def test_seconds_instead_of_runs(model: Model) -> None:
-    found = benchmark.bench(model, BenchmarkSettings(seconds=0.3, cold=False))
-    assert found["trace"][-1]["at_s"] >= 0.3
-    assert int(found["steady"]["mean"]["note"] == "") == 0
-    assert found["cold_start"] == {"note": "disabled by --no-cold"}
+    report = benchmark.bench(model, BenchmarkSettings(seconds=0.3, cold=False))
+    assert report["trace"][-1]["at_s"] >= 0.3
+    assert int(report["steady"]["mean"]["note"] == "") == 0
+    assert report["cold_start"] == {"note": "disabled by --no-cold"}
 
 
 def test_soak(model: Model) -> None:
     tensor = model.prepare(devices.images(1)[0])
-    found = benchmark.soak(model.session, tensor, 2.0)
-    assert [window["at_s"] for window in found["windows"]] == sorted(window["at_s"] for window in found["windows"])
-    assert found["runs"] == sum(window["runs"] for window in found["windows"])
-    assert found["drift"]["value"] > 0
+    report = benchmark.soak(model.session, tensor, 2.0)
+    assert [window["at_s"] for window in report["windows"]] == sorted(window["at_s"] for window in report["windows"])
+    assert report["runs"] == sum(window["runs"] for window in report["windows"])
+    assert report["drift"]["value"] > 0
 
 
 @pytest.mark.parametrize("settings", [{"runs": 0}, {"warmup": -1}, {"seconds": 0.0}, {"runs": 10**9}, {"soak_s": -1.0}])
@@ -78,16 +78,16 @@ def test_settings_that_do_not_make_sense(settings: dict[str, Any]) -> None:
 
 def steady(runs: int = 60, slower: float = 1.0) -> Any:
     """Return the times of runs of one millisecond, with the second half slower by a factor."""
-    whole = np.full(runs, 1e6) * np.where(np.arange(runs) < runs / 2, 1, slower)
-    ends = np.cumsum(whole)
-    return np.stack([ends - whole, ends - whole, ends, ends], axis=1).astype(np.int64)
+    durations = np.full(runs, 1e6) * np.where(np.arange(runs) < runs / 2, 1, slower)
+    ends = np.cumsum(durations)
+    return np.stack([ends - durations, ends - durations, ends, ends], axis=1).astype(np.int64)
 
 
 def kinds(host: dict[str, Any], times: Any, device: str = "edge tpu usb", trace: Any = ()) -> list[str]:
     result = {"host": host, "model": {"device": device}, "trace": list(trace)}
-    found = doubts(result, {**host, **machine_seen()}, times)
-    assert all(each["what"] and each["why"] and each["hint"] for each in found)
-    return [each["kind"] for each in found]
+    findings = doubts(result, {**host, **machine_seen()}, times)
+    assert all(finding["what"] and finding["why"] and finding["hint"] for finding in findings)
+    return [finding["kind"] for finding in findings]
 
 
 def machine_seen(**changes: Any) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def test_doubts_have_names(host: dict[str, Any], times: Any, trace: Any, kind: s
 
 
 def test_every_doubt_has_a_test() -> None:
-    (mark,) = [each for each in test_doubts_have_names.pytestmark if each.name == "parametrize"]  # type: ignore[attr-defined]
+    (mark,) = [mark for mark in test_doubts_have_names.pytestmark if mark.name == "parametrize"]  # type: ignore[attr-defined]
     assert {row[-1] for row in mark.args[1]} == set(MEANING)
 
 
@@ -140,11 +140,11 @@ def test_energy_from_a_meter(tmp_path: Path) -> None:
     meter = energy.EnergyMeter(str(path))
     meter._start = now - 0.5
     time.sleep(0.5)
-    found = meter.end(100)
+    consumption = meter.end(100)
     seconds = time.time() - now
-    wanted = 3.0 * 0.45 + 4.0 * seconds + 0.05 * 3.5 - 4.0 * 0.05 + 4.0 * 0.05  # the step from 3 to 4 W takes 0.1 s
-    assert (found["how"], found["unit"]) == ("measured", "mJ")
-    assert found["value"] == pytest.approx(wanted * 1000 / 100, rel=0.05)
+    joules = 3.0 * 0.45 + 4.0 * seconds + 0.05 * 3.5 - 4.0 * 0.05 + 4.0 * 0.05  # the step from 3 to 4 W takes 0.1 s
+    assert (consumption["how"], consumption["unit"]) == ("measured", "mJ")
+    assert consumption["value"] == pytest.approx(joules * 1000 / 100, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -156,8 +156,8 @@ def test_energy_from_a_meter(tmp_path: Path) -> None:
     ],
 )
 def test_a_meter_that_was_not_there(rows: list[tuple[float, float]], says: str) -> None:
-    found = energy._from_meter([(1000.0 + at, watts) for at, watts in rows], 1000.0, 1003.0, 1)
-    assert (found["how"], says in found["note"]) == ("missing", True), found
+    consumption = energy._from_meter([(1000.0 + at, watts) for at, watts in rows], 1000.0, 1003.0, 1)
+    assert (consumption["how"], says in consumption["note"]) == ("missing", True), consumption
 
 
 def test_a_meter_file_of_something_else(tmp_path: Path) -> None:
@@ -175,12 +175,12 @@ def test_energy_of_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         [{"package-0": {"uj": 900.0, "range_uj": 1000.0}}, {"package-0": {"uj": 400.0, "range_uj": 1000.0}}]
     )
     monkeypatch.setattr(machine, "energy_counters", lambda: next(counters))
-    found = energy.EnergyMeter(None).end(10)
-    assert found["value"] == pytest.approx(0.05)  # 500 uJ, with a wrap-around of the counter
-    assert "without the Edge TPU" in found["note"]
+    consumption = energy.EnergyMeter(None).end(10)
+    assert consumption["value"] == pytest.approx(0.05)  # 500 uJ, with a wrap-around of the counter
+    assert "without the Edge TPU" in consumption["note"]
 
 
 def test_energy_without_a_meter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CORALLINE_ROOT", str(tmp_path))
-    found = energy.EnergyMeter(None).end(10)
-    assert (found["how"], found["note"], found["value"]) == ("missing", "no meter", None)
+    consumption = energy.EnergyMeter(None).end(10)
+    assert (consumption["how"], consumption["note"], consumption["value"]) == ("missing", "no meter", None)

@@ -44,17 +44,17 @@ def changed(content: bytes, steps: int, machine: str | None = None) -> bundle.Bu
 
 
 def test_golden_outputs_are_equal_here(content: bytes) -> None:
-    found = golden.verify(bundle.Bundle(content), RuntimeOptions(""))
-    assert found["ok"] is True
-    assert {role: each["verdict"] for role, each in found["golden"].items()} == {
+    report = golden.verify(bundle.Bundle(content), RuntimeOptions(""))
+    assert report["ok"] is True
+    assert {role: comparison["verdict"] for role, comparison in report["golden"].items()} == {
         "original": "equal",
         "int8": "equal",
         "compiled": "not run",
     }
-    assert found["golden"]["int8"]["largest_steps"] == 0
-    assert found["golden"]["compiled"]["error"]["kind"] == "library_missing"
-    assert "int8      golden outputs: equal, 3 of 3 equal" in golden.text(found)
-    assert json.loads(json.dumps(found)) == found
+    assert report["golden"]["int8"]["largest_steps"] == 0
+    assert report["golden"]["compiled"]["error"]["kind"] == "library_missing"
+    assert "int8      golden outputs: equal, 3 of 3 equal" in golden.text(report)
+    assert json.loads(json.dumps(report)) == report
 
 
 @pytest.mark.parametrize(
@@ -70,34 +70,36 @@ def test_equal_is_asked_where_the_kernels_are_the_same(
     content: bytes, steps: int, machine: str | None, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    found = golden.verify(changed(content, steps, machine), RuntimeOptions(""))
-    int8 = found["golden"]["int8"]
+    report = golden.verify(changed(content, steps, machine), RuntimeOptions(""))
+    int8 = report["golden"]["int8"]
     assert (int8["verdict"], int8["largest_steps"], int8["equal"]) == (verdict, steps, 2)
-    assert found["ok"] is (verdict != "different")
+    assert report["ok"] is (verdict != "different")
     layer = int8["first_layer"]
     assert (layer["layer"], layer["note"].startswith("optimized and plain kernels agree in every layer")) == (
         None,
         True,
     )
-    assert f"by up to {steps} steps" in golden.text(found)
+    assert f"by up to {steps} steps" in golden.text(report)
 
 
 def optimized(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     """Install a runtime whose optimized kernels, but not its plain ones, give outputs that are some steps higher."""
-    found = runtime.find()
+    real_runtime = runtime.find()
 
-    class Interpreter(found.module.Interpreter):  # type: ignore[misc, name-defined]
-        def __init__(self, **given: Any) -> None:
-            super().__init__(**given)
-            self.plain = given.get("experimental_op_resolver_type") == found.module.OpResolverType.BUILTIN_REF
+    class Interpreter(real_runtime.module.Interpreter):  # type: ignore[misc, name-defined]
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.plain = options.get("experimental_op_resolver_type") == real_runtime.module.OpResolverType.BUILTIN_REF
 
         def get_tensor(self, index: int) -> Any:
             value = super().get_tensor(index)
             result = index == self.get_output_details()[0]["index"]
             return value if self.plain or not result else value + np.int8(steps)
 
-    module = SimpleNamespace(Interpreter=Interpreter, OpResolverType=found.module.OpResolverType)
-    monkeypatch.setattr(runtime, "find", lambda: Runtime(found.name, found.version, module, found.arguments))
+    module = SimpleNamespace(Interpreter=Interpreter, OpResolverType=real_runtime.module.OpResolverType)
+    monkeypatch.setattr(
+        runtime, "find", lambda: Runtime(real_runtime.name, real_runtime.version, module, real_runtime.arguments)
+    )
 
 
 @pytest.mark.parametrize(
@@ -116,10 +118,10 @@ def test_optimized_kernels_that_round_in_another_way(
     opened.manifest["golden"]["machine"] = machine
     monkeypatch.setattr(platform, "machine", lambda: machine)
     optimized(monkeypatch, steps)
-    found = golden.golden(opened, "int8", RuntimeOptions("cpu"))
-    assert (found["verdict"], found["largest_steps"], found["equal"]) == (verdict, steps, 0)
-    assert says in found["note"]
-    assert found["first_layer"]["layer"] == "scores"
+    comparison = golden.golden(opened, "int8", RuntimeOptions("cpu"))
+    assert (comparison["verdict"], comparison["largest_steps"], comparison["equal"]) == (verdict, steps, 0)
+    assert says in comparison["note"]
+    assert comparison["first_layer"]["layer"] == "scores"
 
 
 @pytest.mark.parametrize(("broken", "verdict"), [(False, "equal"), (True, "different")])
@@ -127,31 +129,33 @@ def test_default_kernels_that_answer_otherwise(
     content: bytes, broken: bool, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As seen in an emulator: the reproducible kernels were right, but the kernels that applications run were wrong."""
-    found = runtime.find()
+    real_runtime = runtime.find()
 
-    class Interpreter(found.module.Interpreter):  # type: ignore[misc, name-defined]
-        def __init__(self, **given: Any) -> None:
-            super().__init__(**given)
-            self.default = given.get("experimental_op_resolver_type") is None
+    class Interpreter(real_runtime.module.Interpreter):  # type: ignore[misc, name-defined]
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.default = options.get("experimental_op_resolver_type") is None
 
         def get_tensor(self, index: int) -> Any:
             value = super().get_tensor(index)
             spoiled = broken and self.default and index == self.get_output_details()[0]["index"]
             return -value if spoiled else value
 
-    module = SimpleNamespace(Interpreter=Interpreter, OpResolverType=found.module.OpResolverType)
-    monkeypatch.setattr(runtime, "find", lambda: Runtime(found.name, found.version, module, found.arguments))
-    told = golden.golden(bundle.Bundle(content), "int8", RuntimeOptions("cpu"))
-    assert told["verdict"] == verdict
-    assert (told["default_same_class"] < told["samples"]) is broken
-    assert ("the default kernels, which applications run, differ" in told["note"]) is broken
+    module = SimpleNamespace(Interpreter=Interpreter, OpResolverType=real_runtime.module.OpResolverType)
+    monkeypatch.setattr(
+        runtime, "find", lambda: Runtime(real_runtime.name, real_runtime.version, module, real_runtime.arguments)
+    )
+    comparison = golden.golden(bundle.Bundle(content), "int8", RuntimeOptions("cpu"))
+    assert comparison["verdict"] == verdict
+    assert (comparison["default_same_class"] < comparison["samples"]) is broken
+    assert ("the default kernels, which applications run, differ" in comparison["note"]) is broken
 
 
 def test_golden_outputs_of_another_shape(content: bytes) -> None:
     opened = bundle.Bundle(content)
     opened.members["golden-output-int8.npy"] = bundle.array_bytes(np.zeros((3, 4), np.int8))
-    found = golden.golden(opened, "int8", RuntimeOptions("cpu"))
-    assert found["verdict"] == "different"
+    comparison = golden.golden(opened, "int8", RuntimeOptions("cpu"))
+    assert comparison["verdict"] == "different"
 
 
 def test_nothing_that_could_be_run_is_not_fine(content: bytes) -> None:
@@ -167,14 +171,14 @@ def test_the_layer_of_the_first_difference() -> None:
     parsed.source.subgraphs[0].operators[0].builtinOptions.fusedActivationFunction = 0
     parsed.source.subgraphs[0].tensors[1].quantization.zeroPoint = [0]
     other = graph.serialize(parsed)
-    found = runtime.find()
+    real_runtime = runtime.find()
 
     def interpreter(model_content: bytes, **more: Any) -> Any:
-        plain = more["experimental_op_resolver_type"] == found.module.OpResolverType.BUILTIN_REF
-        return found.module.Interpreter(model_content=other if plain else model_content, **more)
+        plain = more["experimental_op_resolver_type"] == real_runtime.module.OpResolverType.BUILTIN_REF
+        return real_runtime.module.Interpreter(model_content=other if plain else model_content, **more)
 
-    module = SimpleNamespace(Interpreter=interpreter, OpResolverType=found.module.OpResolverType)
-    fake = Runtime("fake", "1", module, found.arguments)
+    module = SimpleNamespace(Interpreter=interpreter, OpResolverType=real_runtime.module.OpResolverType)
+    fake = Runtime("fake", "1", module, real_runtime.arguments)
     layer = golden.first_layer(fake, sound, [np.full((1, 4, 4, 1), 50, np.int8)])
     assert (layer["layer"], layer["operator"]) == ("hidden", "CONV_2D")
     assert layer["note"].startswith("the optimized kernel and the plain one differ by up to")
@@ -187,26 +191,26 @@ def test_runtimes_that_keep_no_tensors_are_told() -> None:
 
 def test_three_ways(content: bytes) -> None:
     opened = bundle.Bundle(content)
-    found = accuracy.compare(opened, RuntimeOptions(""))
+    report = accuracy.compare(opened, RuntimeOptions(""))
     samples, labels = opened.evaluation()
-    assert (len(samples), found["samples"], found["preprocessing"]) == (30, 30, opened.preprocessing.digest)
+    assert (len(samples), report["samples"], report["preprocessing"]) == (30, 30, opened.preprocessing.digest)
     predictions = {}
     for role in ("original", "int8"):
         model = Model(opened, role, kernels="reproducible")
         predictions[role] = [model(sample).index for sample in samples]
-        assert found["models"][role]["predictions"] == predictions[role]
+        assert report["models"][role]["predictions"] == predictions[role]
         right = sum(a == b for a, b in zip(predictions[role], labels, strict=True))
-        assert found["models"][role]["accuracy"]["value"] == right / 30
-    assert found["models"]["compiled"]["accuracy"]["how"] == "missing"
-    (pair,) = found["pairs"]
+        assert report["models"][role]["accuracy"]["value"] == right / 30
+    assert report["models"]["compiled"]["accuracy"]["how"] == "missing"
+    (pair,) = report["pairs"]
     assert (pair["from"], pair["to"]) == ("original", "int8")
     same = sum(a == b for a, b in zip(predictions["original"], predictions["int8"], strict=True))
     assert pair["agreement"]["value"] == same / 30
-    assert sum(each["samples"] for each in pair["per_class"]) == 30
-    lost = sum(each["change"] for each in pair["per_class"])
+    assert sum(row["samples"] for row in pair["per_class"]) == 30
+    lost = sum(row["change"] for row in pair["per_class"])
     assert pair["accuracy_drop"]["value"] == pytest.approx(-lost / 30)
-    assert "int8" in accuracy.text(found)
-    assert json.loads(json.dumps(found)) == found
+    assert "int8" in accuracy.text(report)
+    assert json.loads(json.dumps(report)) == report
 
 
 def test_three_ways_with_the_stand_in(content: bytes, tmp_path: Path) -> None:
@@ -214,28 +218,28 @@ def test_three_ways_with_the_stand_in(content: bytes, tmp_path: Path) -> None:
     path.write_bytes(content)
     root = devices.host(tmp_path / "root")
     done = devices.runner("bench", path, "--json", "--runs", 5, LD_LIBRARY_PATH=devices.stand_in(), CORALLINE_ROOT=root)
-    found = json.loads(done.stdout)
+    report = json.loads(done.stdout)
     assert done.returncode == 0, done.stderr
-    assert [(pair["from"], pair["to"]) for pair in found["accuracy"]["pairs"]] == [
+    assert [(pair["from"], pair["to"]) for pair in report["accuracy"]["pairs"]] == [
         ("original", "int8"),
         ("original", "compiled"),
         ("int8", "compiled"),
     ]
-    assert found["accuracy"]["pairs"][2]["agreement"]["value"] == 1
-    assert found["golden"]["compiled"]["verdict"] == "equal"
-    assert set(found["benchmark"]["cold_start"]) >= {"library", "delegate", "libedgetpu"}
+    assert report["accuracy"]["pairs"][2]["agreement"]["value"] == 1
+    assert report["golden"]["compiled"]["verdict"] == "equal"
+    assert set(report["benchmark"]["cold_start"]) >= {"library", "delegate", "libedgetpu"}
 
 
 def test_a_limit_takes_the_first_samples(content: bytes) -> None:
     opened = bundle.Bundle(content)
-    whole, some = (accuracy.compare(opened, RuntimeOptions("cpu"), limit) for limit in (None, 7))
-    assert some["models"]["int8"]["predictions"] == whole["models"]["int8"]["predictions"][:7]
+    full, limited = (accuracy.compare(opened, RuntimeOptions("cpu"), limit) for limit in (None, 7))
+    assert limited["models"]["int8"]["predictions"] == full["models"]["int8"]["predictions"][:7]
 
 
 def test_a_bundle_without_an_evaluation_sample() -> None:
-    found = accuracy.compare(bundle.Bundle(devices.packed(samples=0)), RuntimeOptions("cpu"))
-    assert found == {"accuracy": measurement.missing("fraction", "the bundle has no evaluation sample")}
-    assert accuracy.text(found) == "accuracy: not measured: the bundle has no evaluation sample"
+    report = accuracy.compare(bundle.Bundle(devices.packed(samples=0)), RuntimeOptions("cpu"))
+    assert report == {"accuracy": measurement.missing("fraction", "the bundle has no evaluation sample")}
+    assert accuracy.text(report) == "accuracy: not measured: the bundle has no evaluation sample"
 
 
 @pytest.mark.parametrize(("successes", "trials"), [(0, 5), (5, 5), (3, 7), (98, 100)])

@@ -36,7 +36,7 @@ def none(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Remove all runtimes."""
     monkeypatch.delenv("CORALLINE_RUNTIME", raising=False)
     for name in ("ai_edge_litert", "tflite_runtime", "tensorflow"):
-        for loaded in [each for each in sys.modules if each.partition(".")[0] == name]:
+        for loaded in [module_name for module_name in sys.modules if module_name.partition(".")[0] == name]:
             monkeypatch.delitem(sys.modules, loaded)
         monkeypatch.setattr(sys, "path", [])
         monkeypatch.setattr(sys, "meta_path", [Nothing(name), *sys.meta_path])
@@ -88,10 +88,14 @@ def test_a_runtime_that_cannot_be_imported_is_told(none: pytest.MonkeyPatch, tmp
 
 def test_old_runtimes_have_fewer_kernels(none: pytest.MonkeyPatch) -> None:
     package(none, "ai_edge_litert", "0.0")
-    found = runtime.find()
-    assert (found.kernels(), found.keeps_tensors, runtime.reproducible(found)) == (("default",), False, "default")
+    old_runtime = runtime.find()
+    assert (old_runtime.kernels(), old_runtime.keeps_tensors, runtime.reproducible(old_runtime)) == (
+        ("default",),
+        False,
+        "default",
+    )
     with pytest.raises(RuntimeLibraryError, match="has no reproducible kernels"):
-        runtime.allocated_interpreter(found, b"", RuntimeOptions(kernels="reproducible"), None)
+        runtime.allocated_interpreter(old_runtime, b"", RuntimeOptions(kernels="reproducible"), None)
 
 
 @pytest.mark.skipif(np.__version__ < "2", reason="numpy 1 is here")

@@ -44,15 +44,15 @@ def pci(tmp_path: Path) -> Path:
     return root
 
 
-def found(root: Path, told: dict[str, Any] | None = None, **more: Any) -> dict[str, Finding]:
+def findings(root: Path, report: dict[str, Any] | None = None, **more: Any) -> dict[str, Finding]:
     """Return the findings by kind, without those that a healthy host has, too."""
     ours = {"user": "me", "groups": ("plugdev", "apex"), "folder": str(root), "package": "/somewhere"}
-    rows = doctor.findings(Facts(str(root), reported=GOOD if told is None else told, **{**ours, **more}))
+    rows = doctor.findings(Facts(str(root), reported=GOOD if report is None else report, **{**ours, **more}))
     return {row.kind: row for row in rows if row.kind not in ("runtime", "device")}
 
 
 def only(root: Path, **more: Any) -> Finding:
-    (row,) = found(root, **more).values()
+    (row,) = findings(root, **more).values()
     return row
 
 
@@ -173,9 +173,9 @@ def test_a_card_that_was_not_passed_to_the_container(sign: dict[str, str | bytes
 def test_a_container_without_the_file_of_the_stick(usb: Path) -> None:
     (usb / "dev/bus/usb/002/007").unlink()
     write(usb, {"run/systemd/container": "lxc\n"})
-    assert "lxc.cgroup2.devices.allow: c 189:* rwm" in found(usb)["no_node"].hint
+    assert "lxc.cgroup2.devices.allow: c 189:* rwm" in findings(usb)["no_node"].hint
     write(usb, {"run/systemd/container": "docker"})
-    assert "--device-cgroup-rule 'c 189:* rmw' -v /dev/bus/usb:/dev/bus/usb" in found(usb)["no_node"].hint
+    assert "--device-cgroup-rule 'c 189:* rmw' -v /dev/bus/usb:/dev/bus/usb" in findings(usb)["no_node"].hint
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_a_container_without_the_file_of_the_stick(usb: Path) -> None:
 )
 def test_a_stick_without_firmware_where_it_gets_lost(sign: dict[str, str | bytes], hint: str, usb: Path) -> None:
     write(usb, sign)
-    assert found(usb) == {}
+    assert findings(usb) == {}
     write(usb, {"sys/bus/usb/devices/1-2/idVendor": "1a6e", "sys/bus/usb/devices/1-2/idProduct": "089a"})
     row = only(usb)
     assert (row.kind, row.severity) == ("firmware", "warning")
@@ -197,14 +197,14 @@ def test_a_stick_without_firmware_where_it_gets_lost(sign: dict[str, str | bytes
 
 def test_a_stick_without_firmware_is_normal_on_real_hardware(usb: Path) -> None:
     write(usb, {"sys/bus/usb/devices/1-2/idVendor": "1a6e", "sys/bus/usb/devices/1-2/idProduct": "089a"})
-    assert found(usb) == {}
+    assert findings(usb) == {}
 
 
 def test_udev_rules_are_the_hosts_in_a_container(usb: Path) -> None:
     (usb / "etc/udev/rules.d/99-coral.rules").unlink()
-    assert list(found(usb)) == ["udev"]
+    assert list(findings(usb)) == ["udev"]
     write(usb, {".dockerenv": ""})
-    assert found(usb) == {}
+    assert findings(usb) == {}
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_the_current_of_the_usb_ports(board: str, limit: bytes | None, kinds: li
     write(usb, {"proc/device-tree/model": board, "boot/firmware/config.txt": ""})
     if limit is not None:
         write(usb, {"proc/device-tree/chosen/power/usb_max_current_enable": limit})
-    rows = found(usb)
+    rows = findings(usb)
     assert list(rows) == kinds
     if kinds:
         assert "usb_max_current_enable=1 | sudo tee -a /boot/firmware/config.txt" in rows["usb_current"].hint
@@ -265,7 +265,7 @@ def test_no_device(sign: dict[str, str | bytes], hint: str, page: str, tmp_path:
 )
 def test_the_pcie_connector_of_a_raspberry_pi_5(board: str, config: str, noted: bool, tmp_path: Path) -> None:
     write(tmp_path, {"proc/device-tree/model": board, "boot/firmware/config.txt": config})
-    assert ("pcie_off" in found(tmp_path)) == noted
+    assert ("pcie_off" in findings(tmp_path)) == noted
 
 
 # --- software -------------------------------------------------------------------------
@@ -275,7 +275,7 @@ def test_alpine(usb: Path) -> None:
     write(usb, {"lib/ld-musl-aarch64.so.1": ""})
     assert only(usb).kind == "musl"
     write(usb, {"lib/ld-linux-aarch64.so.1": ""})  # Debian with the package musl
-    assert found(usb) == {}
+    assert findings(usb) == {}
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_a_rebuilt_libedgetpu_of_another_version(
     packaged: str, runtime: dict[str, Any], noted: bool, usb: Path
 ) -> None:
     write(usb, {"var/lib/dpkg/status": INSTALLED % packaged})
-    rows = found(usb, {**GOOD, "runtime": runtime})
+    rows = findings(usb, {**GOOD, "runtime": runtime})
     assert ("library_version" in rows) == noted
     if noted:
         assert "was built with TFLite 2.17.1; tflite_runtime 2.14.0 is used" in rows["library_version"].what
@@ -300,12 +300,12 @@ def test_a_rebuilt_libedgetpu_of_another_version(
 def test_the_libedgetpu_to_install(usb: Path) -> None:
     missing = {key: value for key, value in GOOD.items() if key != "libedgetpu"}
     missing["unloadable"] = "libedgetpu.so.1: cannot open shared object file"
-    hint = found(usb, missing)["library_missing"].hint
+    hint = findings(usb, missing)["library_missing"].hint
     assert hint == "sudo apt-get install libedgetpu1-std  # after adding Google's archive to apt"
     source = "deb [signed-by=x] https://packages.cloud.google.com/apt coral-edgetpu-stable main"
     write(usb, {"etc/apt/sources.list.d/coral-edgetpu.list": source})
-    assert found(usb, missing)["library_missing"].hint == "sudo apt-get install libedgetpu1-std"
-    hint = found(usb, {**missing, "runtime": LITERT})["library_missing"].hint
+    assert findings(usb, missing)["library_missing"].hint == "sudo apt-get install libedgetpu1-std"
+    hint = findings(usb, {**missing, "runtime": LITERT})["library_missing"].hint
     assert problems.LIBRARY_RELEASES in hint
 
 
@@ -317,8 +317,8 @@ def test_container_and_machine_are_facts_of_a_benchmark(tmp_path: Path) -> None:
     write(tmp_path, {"sys/class/dmi/id/sys_vendor": "Microsoft Corporation\n", ".dockerenv": ""})
     assert host.machine(str(tmp_path)) is None  # a laptop
     write(tmp_path, {"sys/class/dmi/id/product_name": "Virtual Machine\n"})
-    found = host.facts(str(tmp_path))
-    assert (found["container"], found["machine"]) == ("docker", "hyperv")
+    facts = host.facts(str(tmp_path))
+    assert (facts["container"], facts["machine"]) == ("docker", "hyperv")
 
 
 def test_config_txt_of_older_systems(tmp_path: Path) -> None:

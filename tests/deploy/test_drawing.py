@@ -43,12 +43,12 @@ def stand_in(task: str) -> Any:
 
 def test_a_box_is_drawn_where_it_is_and_nothing_else_changes() -> None:
     image = np.full((100, 200, 3), 128, np.uint8)
-    found = Detections(
+    objects = Detections(
         np.array([[0.5, 0.25, 0.9, 0.75], [0.0, 0.0, 1.0, 1.0]], np.float32),
         np.array([1, 0]),
         np.array([0.9, 0.3], np.float32),
     )
-    result = drawing.drawn(image, found, stand_in("detection"))
+    result = drawing.drawn(image, objects, stand_in("detection"))
     assert (image == 128).all()
     changed = np.argwhere((result != 128).any(axis=2))
     assert changed[:, 1].min() == 50  # the one with the low score is left out
@@ -56,17 +56,17 @@ def test_a_box_is_drawn_where_it_is_and_nothing_else_changes() -> None:
     assert changed[:, 0].max() == 89
     assert tuple(result[70, 50]) == shapes.COLOURS[1]
     assert (result[60:80, 60:140] == 128).all()
-    both = drawing.drawn(image, found, stand_in("detection"), 0.2)
+    both = drawing.drawn(image, objects, stand_in("detection"), 0.2)
     assert tuple(both[99, 100]) == shapes.COLOURS[0]
 
 
 def test_keypoints_that_are_visible_are_drawn() -> None:
     image = np.zeros((100, 100, 3), np.uint8)
     points = np.array([[[0.2, 0.3, 0.9], [0.8, 0.8, 0.1]]], np.float32)
-    found = Detections(
+    objects = Detections(
         np.array([[0.4, 0.4, 0.5, 0.5]], np.float32), np.array([0]), np.ones(1, np.float32), ["x"], points
     )
-    result = drawing.drawn(image, found, stand_in("detection"))
+    result = drawing.drawn(image, objects, stand_in("detection"))
     assert result[20, 30].any()
     assert not result[80, 80].any()
 
@@ -131,8 +131,8 @@ def test_names_in_other_scripts() -> None:
 @pytest.mark.parametrize("shape", [(), (1,), (3,)])
 def test_images_of_a_few_pixels(size: tuple[int, int], shape: tuple[int, ...]) -> None:
     for box in ([0, 0, 1, 1], [0.5, 0.5, 0.5, 0.5], [1, 1, 1, 1]):
-        found = detections([0.9], [box], [0], ["a"])
-        assert drawing.drawn(np.zeros(size + shape, np.uint8), found, stand_in("detection")).shape == (*size, 3)
+        objects = detections([0.9], [box], [0], ["a"])
+        assert drawing.drawn(np.zeros(size + shape, np.uint8), objects, stand_in("detection")).shape == (*size, 3)
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.bool_, np.uint16, np.float32, np.float64])
@@ -153,8 +153,8 @@ def test_what_is_no_image(wrong: Any) -> None:
 
 def test_a_thin_line_for_a_small_box() -> None:
     image = np.full((2000, 3000, 3), 90, np.uint8)
-    found = detections([0.9, 0.9], [[0.5, 0.5, 0.51, 0.51], [0.6, 0.1, 0.9, 0.9]], [0, 1], ["", ""])
-    result = drawing.drawn(image, found, stand_in("detection"))
+    objects = detections([0.9, 0.9], [[0.5, 0.5, 0.51, 0.51], [0.6, 0.1, 0.9, 0.9]], [0, 1], ["", ""])
+    result = drawing.drawn(image, objects, stand_in("detection"))
     middle = result[1010, 1500:1530, 0]
     assert (middle != 90).sum() == 4  # two lines of 2 pixels, and the object between them
     assert (result[1500, 300:310] != 90).any(axis=1).sum() == 8
@@ -239,7 +239,7 @@ def test_one_photo_and_a_folder_of_photos(path: Path, tmp_path: Path, capsys: py
     assert [line.partition(": ")[0] for line in capsys.readouterr().out.splitlines()] == [
         str(tmp_path / "photos" / name) for name in ("0.png", "1.png")
     ]
-    assert sorted(each.name for each in drawn.iterdir()) == ["0.png", "1.png"]
+    assert sorted(file.name for file in drawn.iterdir()) == ["0.png", "1.png"]
     assert (pixels(drawn / "0.png") != photo(0)).any()
 
 
@@ -305,7 +305,7 @@ def test_one_photo_into_a_folder_and_golden_inputs(tmp_path: Path) -> None:
     bundle_path = tmp_path / "tiny.coralline"
     bundle_path.write_bytes(devices.packed(samples=0))
     assert command.main(["run", str(bundle_path), "--role", "int8", "--draw", str(tmp_path / "golden")]) == 0
-    assert sorted(each.name for each in (tmp_path / "golden").iterdir()) == [f"golden-input-{n}.jpg" for n in range(3)]
+    assert sorted(file.name for file in (tmp_path / "golden").iterdir()) == [f"golden-input-{n}.jpg" for n in range(3)]
     np.save(tmp_path / "grey.npy", devices.images(1)[0][..., 0])
     one = ["run", str(bundle_path), "--role", "int8", str(tmp_path / "grey.npy"), "--draw"]
     for folder in ("golden", "other/"):

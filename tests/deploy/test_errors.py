@@ -20,9 +20,9 @@ from deploy.system_errors import address_error, file_error
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("bundle") / "tiny.coralline"
-    made.write_bytes(devices.packed(samples=0))
-    return made
+    bundle_path = tmp_path_factory.mktemp("bundle") / "tiny.coralline"
+    bundle_path.write_bytes(devices.packed(samples=0))
+    return bundle_path
 
 
 @pytest.mark.parametrize("number", sorted(system_errors._CAUSES))

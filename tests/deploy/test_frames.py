@@ -36,7 +36,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def jpegs(count: int) -> list[bytes]:
-    found = []
+    jpeg_files = []
     for number in range(count):
         content = io.BytesIO()
         preview = io.BytesIO()
@@ -44,8 +44,8 @@ def jpegs(count: int) -> list[bytes]:
         Image.fromarray(photo(number)).save(
             content, "JPEG", progressive=number % 2, exif=b"Exif\0\0" + preview.getvalue()[:9000]
         )
-        found.append(content.getvalue())
-    return found
+        jpeg_files.append(content.getvalue())
+    return jpeg_files
 
 
 class Slow(io.BytesIO):
@@ -104,7 +104,7 @@ def test_a_video_from_stdin(
     *rows, last = map(json.loads, capsys.readouterr().out.splitlines())
     assert [row["image"] for row in rows] == ["frame-000001", "frame-000002", "frame-000003"]
     assert last["frames"] == 3
-    drawn = sorted(each.name for each in (tmp_path / "drawn").iterdir())
+    drawn = sorted(file.name for file in (tmp_path / "drawn").iterdir())
     assert drawn == [f"frame-00000{number}.jpg" for number in (1, 2, 3)]
     feed(monkeypatch, photo(0).tobytes())
     assert command.main(["run", str(path), "-", "--frame-size", "160x120"]) == 0
@@ -178,10 +178,10 @@ class Slow4096(io.BytesIO):
 def running(path: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
     """The runner, with an endless stream of frames as its stdin."""
     source = [sys.executable, "-c", "import sys\nwhile True: sys.stdout.buffer.write(bytes(160 * 120 * 3))"]
-    given = [sys.executable, "-W", "error", "-m", "deploy", "run", str(path), "-", "--frame-size", "160x120", *options]
+    argv = [sys.executable, "-W", "error", "-m", "deploy", "run", str(path), "-", "--frame-size", "160x120", *options]
     with subprocess.Popen(source, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as writer:
         with subprocess.Popen(
-            given, stdin=writer.stdout, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=devices.environment()
+            argv, stdin=writer.stdout, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=devices.environment()
         ) as runner:
             assert writer.stdout is not None
             writer.stdout.close()

@@ -20,8 +20,8 @@ def write(root: Path, **files: str) -> None:
 
 def test_a_usb_accelerator(tmp_path: Path) -> None:
     root = str(devices.host(tmp_path, speed="480"))
-    (found,) = host.edge_tpus(root)
-    assert found == {
+    (edge_tpu,) = host.edge_tpus(root)
+    assert edge_tpu == {
         "device": "usb:0",
         "id": "18d1:9302",
         "node": f"{root}/dev/bus/usb/002/007",
@@ -34,9 +34,9 @@ def test_a_usb_accelerator(tmp_path: Path) -> None:
 
 def test_a_pcie_module(tmp_path: Path) -> None:
     root = str(devices.host(tmp_path, usb=False))
-    (found,) = host.edge_tpus(root)
-    assert (found["device"], found["node"], found["accessible"]) == ("pci:0", f"{root}/dev/apex_0", True)
-    assert (found["link"], found["temperature_c"]) == ("5.0 GT/s PCIe", 45.5)
+    (edge_tpu,) = host.edge_tpus(root)
+    assert (edge_tpu["device"], edge_tpu["node"], edge_tpu["accessible"]) == ("pci:0", f"{root}/dev/apex_0", True)
+    assert (edge_tpu["link"], edge_tpu["temperature_c"]) == ("5.0 GT/s PCIe", 45.5)
     assert host.temperatures(root) == {"apex_0": 45.5}
 
 
@@ -44,8 +44,8 @@ def test_a_dead_sensor_and_other_devices(tmp_path: Path) -> None:
     root = devices.host(tmp_path, usb=False)
     (root / "sys/class/apex/apex_0/temp").write_text("-89700\n")
     write(root, sys__bus__usb__devices__usb1__idVendor="1d6b", sys__bus__usb__devices__usb1__idProduct="0002")
-    (found,) = host.edge_tpus(str(root))
-    assert found["temperature_c"] == -89.7
+    (edge_tpu,) = host.edge_tpus(str(root))
+    assert edge_tpu["temperature_c"] == -89.7
 
 
 def test_a_board(tmp_path: Path) -> None:
@@ -60,11 +60,11 @@ def test_a_board(tmp_path: Path) -> None:
     files["proc__meminfo"] = "MemTotal:        4096 kB\nMemFree: 1 kB"
     files[f"{cpu}0__cpufreq__cpuinfo_max_freq"] = "2400000"
     write(tmp_path, **files)
-    found = host.facts(str(tmp_path))
-    assert found["board"] == "Raspberry Pi 5 Model B Rev 1.0"
-    assert (found["governor"], found["clock_mhz"], found["clock_max_mhz"]) == ("ondemand", 1050.0, 2400.0)
-    assert (found["memory_bytes"], found["throttled"], found["edge_tpu_clock"]) == (4096 * 1024, 0x50005, "max")
-    assert found["temperatures_c"] == {"cpu-thermal (thermal_zone0)": 61.2}
+    facts = host.facts(str(tmp_path))
+    assert facts["board"] == "Raspberry Pi 5 Model B Rev 1.0"
+    assert (facts["governor"], facts["clock_mhz"], facts["clock_max_mhz"]) == ("ondemand", 1050.0, 2400.0)
+    assert (facts["memory_bytes"], facts["throttled"], facts["edge_tpu_clock"]) == (4096 * 1024, 0x50005, "max")
+    assert facts["temperatures_c"] == {"cpu-thermal (thermal_zone0)": 61.2}
 
 
 @pytest.mark.parametrize(
@@ -85,23 +85,23 @@ def test_the_name_of_the_processor(cpuinfo: str, name: str | None, tmp_path: Pat
 
 
 def test_nothing_is_guessed(tmp_path: Path) -> None:
-    found = host.facts(str(tmp_path))
+    facts = host.facts(str(tmp_path))
     for key in ("board", "governor", "clock_mhz", "memory_bytes", "load", "throttled", "edge_tpu_clock", "processor"):
-        assert found[key] is None, key
-    assert (found["edge_tpus"], found["temperatures_c"]) == ([], {})
+        assert facts[key] is None, key
+    assert (facts["edge_tpus"], facts["temperatures_c"]) == ([], {})
 
 
 def test_nonsense_in_the_files(tmp_path: Path) -> None:
     write(tmp_path, proc__loadavg="", sys__class__thermal__thermal_zone0__temp="hot", proc__meminfo="MemFree: 1 kB")
     write(tmp_path, **{"sys__devices__platform__soc__soc:firmware__get_throttled": "zzz"})
-    found = host.facts(str(tmp_path))
-    assert (found["load"], found["temperatures_c"], found["memory_bytes"], found["throttled"]) == (None, {}, None, None)
+    facts = host.facts(str(tmp_path))
+    assert (facts["load"], facts["temperatures_c"], facts["memory_bytes"], facts["throttled"]) == (None, {}, None, None)
 
 
 def test_this_host() -> None:
-    found = host.facts("/")
-    assert found["memory_bytes"] > 1 << 20
-    assert json.loads(json.dumps(found)) == found
+    facts = host.facts("/")
+    assert facts["memory_bytes"] > 1 << 20
+    assert json.loads(json.dumps(facts)) == facts
 
 
 def test_who_has_a_file_open(tmp_path: Path) -> None:
@@ -109,8 +109,8 @@ def test_who_has_a_file_open(tmp_path: Path) -> None:
         (tmp_path / "proc" / pid / "fd").mkdir(parents=True)
         (tmp_path / "proc" / pid / "fd" / "0").symlink_to(tmp_path / target)
     write(tmp_path, proc__7__comm="python3")
-    found = host.holders(str(tmp_path / "dev/x"), str(tmp_path))
-    assert found == [{"pid": 7, "name": "python3"}, {"pid": 12, "name": "?"}]
+    processes = host.holders(str(tmp_path / "dev/x"), str(tmp_path))
+    assert processes == [{"pid": 7, "name": "python3"}, {"pid": 12, "name": "?"}]
 
 
 def test_energy_counters_are_of_whole_packages(tmp_path: Path) -> None:

@@ -40,7 +40,9 @@ def test_every_form_has_an_allowed_outcome(family: str, service: Service) -> Non
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         outcomes = list(pool.map(lambda form: sent(address, form), forms))
     complaints = {
-        form.name: found for form, outcome in zip(forms, outcomes, strict=True) if (found := complaint(form, outcome))
+        form.name: problem
+        for form, outcome in zip(forms, outcomes, strict=True)
+        if (problem := complaint(form, outcome))
     }
     assert not complaints
     assert service.ask("POST", "/v1/predict", GOOD)[2]["top"] == before

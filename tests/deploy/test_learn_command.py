@@ -114,8 +114,8 @@ def test_serve_answers_with_learnt_classes(path: Path, tmp_path: Path, capsys: p
 
 
 def test_the_unit_has_the_options(path: Path) -> None:
-    given = ["serve", str(path), "--learnt", "a b", "--confidence", "--print-unit"]
-    assert f'"{Path("a b").absolute()}" --confidence' in unit(command._arguments(given))
+    arguments = ["serve", str(path), "--learnt", "a b", "--confidence", "--print-unit"]
+    assert f'"{Path("a b").absolute()}" --confidence' in unit(command._arguments(arguments))
 
 
 def test_mistakes_are_named(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

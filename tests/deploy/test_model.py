@@ -34,8 +34,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def model(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setenv("CORALLINE_ROOT", str(tmp_path / "nothing"))
-    with Model(str(path), kernels="reproducible") as made:
-        yield made
+    with Model(str(path), kernels="reproducible") as loaded_model:
+        yield loaded_model
 
 
 @pytest.mark.parametrize("role", ["int8", "original"])
@@ -43,10 +43,10 @@ def test_answers_are_those_of_the_host(path: Path, tmp_path: Path, role: str) ->
     (tmp_path / "m.tflite").write_bytes(devices.models()[role])
     images = devices.images(20)
     inputs = np.stack([Preprocessing(devices.STEPS)(image) for image in images])
-    wanted = host.LoadedModel(tmp_path / "m.tflite", reproducible=True).scores(inputs)
+    expected = host.LoadedModel(tmp_path / "m.tflite", reproducible=True).scores(inputs)
     answers = Model(path, role, kernels="reproducible").batch(images)
-    np.testing.assert_array_equal(np.stack([answer.scores for answer in answers]), wanted)
-    assert [answer.index for answer in answers] == wanted.argmax(axis=1).tolist()
+    np.testing.assert_array_equal(np.stack([answer.scores for answer in answers]), expected)
+    assert [answer.index for answer in answers] == expected.argmax(axis=1).tolist()
     assert len({answer.label for answer in answers}) > 1
 
 
@@ -63,31 +63,31 @@ def test_scores_of_every_type(dtype: Any, shape: tuple[int, ...]) -> None:
     stored = np.arange(-128, 128).astype(dtype).reshape(shape)
     integers = np.issubdtype(dtype, np.integer)
     tensor = TensorDescription("x", "x", shape, np.dtype(dtype).name, 0.1 if integers else None, 3 if integers else 0)
-    wanted = dequantize(stored.ravel(), 0.1, 3) if integers else stored.ravel()
-    np.testing.assert_array_equal(_to_values(tensor)(stored), wanted)
+    expected = dequantize(stored.ravel(), 0.1, 3) if integers else stored.ravel()
+    np.testing.assert_array_equal(_to_values(tensor)(stored), expected)
 
 
 def test_a_stream_is_answered_image_by_image(model: Model) -> None:
-    given = []
+    captured_images = []
 
     def camera() -> Any:
         for image in devices.images(3):
-            given.append(image)
+            captured_images.append(image)
             yield image
 
     stream = model.stream(camera())
     assert isinstance(next(stream), Answer)
-    assert len(given) == 1
+    assert len(captured_images) == 1
     assert [answer.label for answer in stream] == [answer.label for answer in model.batch(devices.images(3)[1:])]
 
 
 def test_answers_of_eight_threads_are_not_mixed(model: Model) -> None:
     images = devices.images(40, 5) * 20
-    wanted = [answer.scores.tolist() for answer in model.batch(images[:40])] * 20
-    assert len({str(scores) for scores in wanted}) > 10
+    expected = [answer.scores.tolist() for answer in model.batch(images[:40])] * 20
+    assert len({str(scores) for scores in expected}) > 10
     with ThreadPoolExecutor(8) as pool:
-        found = [answer.scores.tolist() for answer in pool.map(model, images, chunksize=1)]
-    assert found == wanted
+        actual = [answer.scores.tolist() for answer in pool.map(model, images, chunksize=1)]
+    assert actual == expected
 
 
 def test_input_can_be_written_where_the_runtime_reads_it(model: Model) -> None:

@@ -51,11 +51,11 @@ class Session:
 
 
 def pipeline(copies: int = 1, seconds: float = 0.0) -> SegmentPipeline:
-    made = []
+    replicas = []
     for _ in range(copies):
         sessions: list[Any] = [Session("a", "b", 1), Session("b", "c", 10, seconds), Session("c", "d", 100)]
-        made.append([LoadedSegment(f"part {index}", session) for index, session in enumerate(sessions)])
-    return SegmentPipeline(made)
+        replicas.append([LoadedSegment(f"part {index}", session) for index, session in enumerate(sessions)])
+    return SegmentPipeline(replicas)
 
 
 def samples(count: int) -> Iterator[dict[str, Any]]:
@@ -65,8 +65,8 @@ def samples(count: int) -> Iterator[dict[str, Any]]:
 @pytest.mark.parametrize("copies", [1, 2, 3])
 def test_answers_come_in_order(copies: int) -> None:
     used = pipeline(copies, 0.001)
-    found = [int(row["d"][0]) for row in used.stream(samples(50))]
-    assert found == [index + 111 for index in range(50)]
+    outputs = [int(row["d"][0]) for row in used.stream(samples(50))]
+    assert outputs == [index + 111 for index in range(50)]
     statistics = used.statistics()
     assert statistics["samples"] == 50
     assert statistics["bottleneck"] == "part 1"
@@ -91,11 +91,11 @@ def test_a_slow_reader_holds_the_source_back() -> None:
 
 def test_an_error_comes_after_the_answers_before_it() -> None:
     used = pipeline()
-    given = [{"a": np.array([value], np.int32)} for value in (1, 2, -500, 4)]
-    found = []
+    inputs = [{"a": np.array([value], np.int32)} for value in (1, 2, -500, 4)]
+    outputs = []
     with pytest.raises(EdgeTpuError, match="part 0 did not run: negative"):
-        found.extend(used.stream(given))
-    assert [int(row["d"][0]) for row in used.stream(given[:2])] == [112, 113]  # it can be used again
+        outputs.extend(used.stream(inputs))
+    assert [int(row["d"][0]) for row in used.stream(inputs[:2])] == [112, 113]  # it can be used again
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("part ")]
 
 
@@ -151,15 +151,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_segments_give_the_outputs_of_the_model(folder: Path, tmp_path: Path) -> None:
-    whole = tmp_path / "whole.tflite"
-    whole.write_bytes(network())
+    model_path = tmp_path / "whole.tflite"
+    model_path.write_bytes(network())
     random = np.random.default_rng(2)
-    given = [{"image": random.integers(-128, 128, (1, 8, 8, 4)).astype(np.int8)} for _ in range(5)]
+    inputs = [{"image": random.integers(-128, 128, (1, 8, 8, 4)).astype(np.int8)} for _ in range(5)]
     with segment_files.load([str(folder)], ["cpu"] * 6, kernels="reproducible") as segments:
-        found = [row["total"] for row in segments.stream(given)]
-    with segment_files.load([str(whole)], kernels="reproducible") as one:
-        expected = [row["total"] for row in one.stream(given)]
-    assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
+        actual = [row["total"] for row in segments.stream(inputs)]
+    with segment_files.load([str(model_path)], kernels="reproducible") as one:
+        expected = [row["total"] for row in one.stream(inputs)]
+    assert all(np.array_equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
 @pytest.mark.parametrize("python", devices.pythons())
@@ -168,8 +168,8 @@ def test_the_command_on_every_interpreter(folder: Path, python: str, tmp_path: P
     more = ["--inputs", tmp_path / "given.npy", "--save", tmp_path / "out.npz", "--runs", "6", "--warmup", "2"]
     done = devices.runner("pipeline", folder, "--json", *more, python=python)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert (found["verb"], found["samples"], len(found["segments"])) == ("pipeline", 6, 3)
+    report = json.loads(done.stdout)
+    assert (report["verb"], report["samples"], len(report["segments"])) == ("pipeline", 6, 3)
     assert np.load(tmp_path / "out.npz")["total"].shape == (3, 1, 8, 8, 4)
 
 
@@ -183,14 +183,14 @@ def test_compiled_segments_run_through_the_delegate(folder: Path, tmp_path: Path
     more = ["--inputs", tmp_path / "given.npy", "--runs", "6", "--warmup", "2"]
     results = []
     for name, chosen in (("tpu.npz", ["usb:0", "usb:1", "usb:2"]), ("cpu.npz", ["cpu"])):
-        given = [word for device in chosen for word in ("--device", device)]
+        device_options = [word for device in chosen for word in ("--device", device)]
         environment = {"LD_LIBRARY_PATH": devices.stand_in(), "CORALLINE_ROOT": devices.host(tmp_path / name[:3])}
         done = devices.runner(
             "pipeline",
             tmp_path,
             "--json",
             *more,
-            *given,
+            *device_options,
             "--save",
             tmp_path / name,
             python=sys.executable,
@@ -204,8 +204,8 @@ def test_compiled_segments_run_through_the_delegate(folder: Path, tmp_path: Path
 
 
 def test_ctrl_c_ends_the_command(folder: Path) -> None:
-    given = [sys.executable, "-m", "deploy", "pipeline", str(folder), "--runs", "1000000"]
-    process = subprocess.Popen(given, env=devices.environment(), stderr=subprocess.PIPE, text=True)
+    arguments = [sys.executable, "-m", "deploy", "pipeline", str(folder), "--runs", "1000000"]
+    process = subprocess.Popen(arguments, env=devices.environment(), stderr=subprocess.PIPE, text=True)
     try:
         time.sleep(4)
         process.send_signal(signal.SIGINT)

@@ -53,27 +53,27 @@ def asked(path: Path, root: Path, *arguments: object, library: Path | None = Non
 @pytest.mark.parametrize("python", devices.pythons())
 def test_a_compiled_model_answers_with_the_stand_in(path: Path, tmp_path: Path, python: str) -> None:
     root = devices.host(tmp_path)
-    code, found, noise = asked(path, root, "--device", "usb:0", python=python)
+    code, report, noise = asked(path, root, "--device", "usb:0", python=python)
     assert code == 0, noise
     done = devices.runner("run", path, "--role", "int8", "--json", python=python)
-    assert found["answers"] == json.loads(done.stdout)["answers"]
-    assert (found["model"]["role"], found["model"]["device"]) == ("compiled", "edge tpu usb:0")
+    assert report["answers"] == json.loads(done.stdout)["answers"]
+    assert (report["model"]["role"], report["model"]["device"]) == ("compiled", "edge tpu usb:0")
 
 
 @pytest.mark.parametrize("python", devices.pythons())
 @pytest.mark.parametrize(("how", "kind", "says"), FAILURES, ids=[row[0] for row in FAILURES])
 def test_failures_have_names(path: Path, tmp_path: Path, python: str, how: str, kind: str, says: str) -> None:
-    code, found, noise = asked(path, devices.host(tmp_path), python=python, EDGETPU_STAND_IN=how)
-    assert (code, found["error"]["kind"], found["error"]["exit_code"]) == (12, kind, 12), noise
+    code, report, noise = asked(path, devices.host(tmp_path), python=python, EDGETPU_STAND_IN=how)
+    assert (code, report["error"]["kind"], report["error"]["exit_code"]) == (12, kind, 12), noise
     assert says in noise
-    assert found["error"]["hint"]
+    assert report["error"]["hint"]
     assert "Traceback" not in noise
 
 
 def test_a_crash_with_a_runtime_that_is_too_new_says_so(path: Path, tmp_path: Path) -> None:
-    _, found, noise = asked(path, devices.host(tmp_path), EDGETPU_STAND_IN="crash-run")
+    _, report, noise = asked(path, devices.host(tmp_path), EDGETPU_STAND_IN="crash-run")
     assert LATER in noise
-    assert "libedgetpu" in found["error"]["hint"]
+    assert "libedgetpu" in report["error"]["hint"]
 
 
 @pytest.mark.parametrize(("how", "before"), [("hang", "libedgetpu was loaded"), ("hang-run", "the model was loaded")])
@@ -102,28 +102,28 @@ def test_libraries_that_do_not_load(path: Path, tmp_path: Path, folder: str, kin
         library = tmp_path / "text"
         library.mkdir()
         (library / "libedgetpu.so.1").write_text("not a library")
-    code, found, noise = asked(path, devices.host(tmp_path / "root"), library=library)
-    assert (code, found["error"]["kind"]) == (12, kind), noise
+    code, report, noise = asked(path, devices.host(tmp_path / "root"), library=library)
+    assert (code, report["error"]["kind"]) == (12, kind), noise
     assert says in noise
 
 
 def test_no_device(path: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    _, found, noise = asked(path, tmp_path / "empty", EDGETPU_STAND_IN="null")
-    assert found["error"]["kind"] == "no_device"
+    _, report, noise = asked(path, tmp_path / "empty", EDGETPU_STAND_IN="null")
+    assert report["error"]["kind"] == "no_device"
     assert "libedgetpu.so.1 is installed, but no Edge TPU is on USB or PCIe; to do: plug it in" in noise
 
 
 def test_another_device(path: Path, tmp_path: Path) -> None:
-    _, found, noise = asked(path, devices.host(tmp_path), "--device", "pci:0", EDGETPU_STAND_IN="null")
-    assert found["error"]["kind"] == "no_device"
+    _, report, noise = asked(path, devices.host(tmp_path), "--device", "pci:0", EDGETPU_STAND_IN="null")
+    assert report["error"]["kind"] == "no_device"
     assert "no Edge TPU pci:0 is connected; connected: usb:0; to do: use --device usb:0" in noise
 
 
 def test_no_driver(path: Path, tmp_path: Path) -> None:
     root = devices.host(tmp_path, usb=False, node=False)
-    _, found, noise = asked(path, root, EDGETPU_STAND_IN="null")
-    assert found["error"]["kind"] == "no_driver"
+    _, report, noise = asked(path, root, EDGETPU_STAND_IN="null")
+    assert report["error"]["kind"] == "no_driver"
     assert "pci:0 is on the bus, but has no device file; to do: sudo apt-get install gasket" in noise
 
 
@@ -133,8 +133,8 @@ def test_in_use(path: Path, tmp_path: Path) -> None:
     (root / "proc/4711/comm").write_text("frigate\n")
     (root / "proc/4711/fd/3").symlink_to(root / "dev/apex_0")
     for how in ("null", "busy"):
-        _, found, noise = asked(path, root, EDGETPU_STAND_IN=how)
-        assert found["error"]["kind"] == "busy"
+        _, report, noise = asked(path, root, EDGETPU_STAND_IN=how)
+        assert report["error"]["kind"] == "busy"
         assert "the Edge TPU is in use by frigate (process 4711); to do: kill 4711" in noise
 
 

@@ -60,7 +60,7 @@ def test_equal_sources_are_equal_bytes(tmp_path: Path) -> None:
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     (copy / "deploy" / "__pycache__").mkdir()
     (copy / "deploy" / "notes.txt").write_text("not a part of it")
-    found = {
+    digests = {
         subprocess.run(
             [sys.executable, "-c", script],
             cwd=place,
@@ -71,7 +71,7 @@ def test_equal_sources_are_equal_bytes(tmp_path: Path) -> None:
         ).stdout.strip()
         for place, zone in ((ROOT, "UTC"), (copy, "Asia/Tokyo"))
     }
-    assert found == {runner_pyz.digest()} == {hashlib.sha256(runner_pyz.content()).hexdigest()}
+    assert digests == {runner_pyz.digest()} == {hashlib.sha256(runner_pyz.content()).hexdigest()}
 
 
 @pytest.mark.parametrize("interpreter", [*interpreters(), sys.executable])

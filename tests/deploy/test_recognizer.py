@@ -152,7 +152,11 @@ def test_the_file_is_used_again_and_undone(path: str) -> None:
         with pytest.raises(ArgumentError, match="no change to undo"):
             recognizer.undo()
         assert [event["action"] for event in recognizer.history] == ["learn", "learn", "undo", "undo"]
-    assert sorted(each.name for each in file.parent.iterdir()) == ["shop.coralline", "shop.learnt", "shop.learnt.lock"]
+    assert sorted(entry.name for entry in file.parent.iterdir()) == [
+        "shop.coralline",
+        "shop.learnt",
+        "shop.learnt.lock",
+    ]
 
 
 def test_export_and_import_are_one_change(path: str, tmp_path: Path) -> None:

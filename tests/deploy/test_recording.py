@@ -33,9 +33,9 @@ def wav(values: np.ndarray, width: int = 2, rate: int = 8000) -> bytes:
 def test_all_widths(width: int) -> None:
     full = 1 << (8 * width - 1)
     values = np.array([[-full], [-full // 2], [-1], [0], [1], [full // 2], [full - 1]], np.int64)
-    found = decode_wav(wav(values, width), 8000)
-    assert found.dtype == np.float32
-    np.testing.assert_array_equal(found, (values[:, 0] / full).astype(np.float32))
+    samples = decode_wav(wav(values, width), 8000)
+    assert samples.dtype == np.float32
+    np.testing.assert_array_equal(samples, (values[:, 0] / full).astype(np.float32))
 
 
 def test_channels_are_averaged() -> None:
@@ -76,11 +76,11 @@ def test_the_same_numbers_as_in_training(tag: int, bits: int, extensible: bool, 
     content = riff(tag, bits, channels, values, extensible, more=b"LIST\x03\0\0\0abc\0")
     frames = opened(io.BytesIO(content), "x.wav").read(1000)
     assert frames.shape == (50, channels)
-    wanted = frames[:, 0] if kept == "first" else frames.mean(axis=1, dtype=np.float32)
+    expected = frames[:, 0] if kept == "first" else frames.mean(axis=1, dtype=np.float32)
     decoding = Decoding(sound_channels=kept, sound_rate=8000)
-    for found in (decode_body(content, decoding=decoding), decode_file(content, decoding)):
-        assert found.dtype == np.float32
-        np.testing.assert_array_equal(found, wanted)
+    for decoded in (decode_body(content, decoding=decoding), decode_file(content, decoding)):
+        assert decoded.dtype == np.float32
+        np.testing.assert_array_equal(decoded, expected)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])
@@ -94,11 +94,11 @@ def test_what_training_refuses_is_refused(place: int) -> None:
     for value in (0, 1, 2, 3, 0x7F, 0xFF):
         content = GOOD[:place] + bytes([value]) + GOOD[place + 1 :]
         try:
-            wanted = opened(io.BytesIO(content), "x.wav").read(1000)
+            expected = opened(io.BytesIO(content), "x.wav").read(1000)
         except DataError:
-            wanted = np.zeros((0, 1), np.float32)
-        if len(wanted):
-            np.testing.assert_array_equal(decode_wav(content), wanted.mean(axis=1, dtype=np.float32))
+            expected = np.zeros((0, 1), np.float32)
+        if len(expected):
+            np.testing.assert_array_equal(decode_wav(content), expected.mean(axis=1, dtype=np.float32))
         else:
             with pytest.raises(ImageError):
                 decode_wav(content)
@@ -135,8 +135,8 @@ def test_damaged_ones_are_refused(content: bytes) -> None:
 def test_any_changed_byte_is_refused_or_read(place: int) -> None:
     for value in (0, 1, 0x7F, 0xFF):
         try:
-            found = decode_wav(GOOD[:place] + bytes([value]) + GOOD[place + 1 :])
+            samples = decode_wav(GOOD[:place] + bytes([value]) + GOOD[place + 1 :])
         except ImageError:
             continue
-        assert found.ndim == 1
-        assert np.isfinite(found).all()
+        assert samples.ndim == 1
+        assert np.isfinite(samples).all()

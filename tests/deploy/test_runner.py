@@ -40,17 +40,20 @@ def test_every_verb_on_every_interpreter(path: Path, python: str, tmp_path: Path
     environment = {**devices.environment(), "PYTHONPATH": ""}
     for verb in ("run", "bench", "verify"):
         more = ["--runs", "5"] if verb == "bench" else []
-        given = [python, "-W", "error", str(pyz), verb, str(path), "--json", *more]
-        done = subprocess.run(given, env=environment, capture_output=True, text=True, cwd=tmp_path)
+        arguments = [python, "-W", "error", str(pyz), verb, str(path), "--json", *more]
+        done = subprocess.run(arguments, env=environment, capture_output=True, text=True, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-        found = json.loads(done.stdout)
-        assert (found["schema_version"], found["verb"], found["bundle"]["name"]) == (1, verb, "tiny")
+        report = json.loads(done.stdout)
+        assert (report["schema_version"], report["verb"], report["bundle"]["name"]) == (1, verb, "tiny")
 
 
 @pytest.mark.parametrize("python", devices.pythons())
 def test_the_same_answers_everywhere(path: Path, python: str) -> None:
-    found = [json.loads(devices.runner("run", path, "--json", python=each).stdout) for each in (python, sys.executable)]
-    labels = [[[top["label"] for top in row["top"]] for row in each["answers"]] for each in found]
+    reports = [
+        json.loads(devices.runner("run", path, "--json", python=interpreter).stdout)
+        for interpreter in (python, sys.executable)
+    ]
+    labels = [[[top["label"] for top in row["top"]] for row in report["answers"]] for report in reports]
     assert labels[0] == labels[1]
 
 
@@ -127,20 +130,20 @@ def test_errors_have_exit_codes(
     write(tmp_path, "text.png", b"text")
     write(tmp_path, "broken.coralline", path.read_bytes()[:-5])
     np.save(tmp_path / "color.npy", np.zeros((4, 4, 3), np.uint8))
-    arguments = [str(path) if each == "BUNDLE" else each for each in arguments]
+    arguments = [str(path) if argument == "BUNDLE" else argument for argument in arguments]
     assert command.main([*arguments, "--json"]) == code
-    told = capsys.readouterr()
-    error = json.loads(told.out)["error"]
+    captured = capsys.readouterr()
+    error = json.loads(captured.out)["error"]
     assert (error["kind"], error["exit_code"]) == (kind, code)
-    assert says in told.err
-    assert "Traceback" not in told.err
+    assert says in captured.err
+    assert "Traceback" not in captured.err
 
 
 def test_the_table_of_exit_codes_is_complete() -> None:
     table = {int(code) for code in re.findall(r"^    (\d+) ", str(errors.__doc__), re.MULTILINE)}
-    types = [each for each in vars(errors).values() if isinstance(each, type)]
-    classes = [each for each in types if issubclass(each, errors.DeviceError)]
-    codes = {each.exit_code for each in classes} | {bundle.BundleError.exit_code, errors.EXIT_FILES}
+    types = [member for member in vars(errors).values() if isinstance(member, type)]
+    classes = [error_type for error_type in types if issubclass(error_type, errors.DeviceError)]
+    codes = {error_type.exit_code for error_type in classes} | {bundle.BundleError.exit_code, errors.EXIT_FILES}
     assert table == {0, *codes, errors.EXIT_UNSOUND, errors.EXIT_INTERRUPTED, errors.EXIT_PIPE}
 
 
@@ -152,18 +155,18 @@ def test_models_that_answer_otherwise_are_13(tmp_path: Path, capsys: pytest.Capt
     manifest = {key: value for key, value in opened.manifest.items() if key not in ("members", "schema_version")}
     path = write(tmp_path, "wrong.coralline", bundle.pack(manifest, members))
     assert command.main(["verify", str(path), "--json"]) == 13
-    told = capsys.readouterr()
-    found = json.loads(told.out)
-    assert (found["ok"], found["golden"]["int8"]["verdict"]) == (False, "different")
-    assert "the outputs of the models differ from the golden outputs" in told.err
+    captured = capsys.readouterr()
+    report = json.loads(captured.out)
+    assert (report["ok"], report["golden"]["int8"]["verdict"]) == (False, "different")
+    assert "the outputs of the models differ from the golden outputs" in captured.err
 
 
 @pytest.mark.parametrize("verb", ["run", "bench", "verify", "serve"])
 def test_a_crash_on_the_cpu_is_a_finding(verb: str, path: Path, tmp_path: Path) -> None:
     folder = devices.crashing_runtime(tmp_path / "packages")
     environment = {**devices.environment(), "PYTHONPATH": f"{devices.ROOT}:{folder}"}
-    given = [sys.executable, "-m", "deploy", verb, str(path), "--json", *(["--port", "0"] * (verb == "serve"))]
-    done = subprocess.run(given, env=environment, capture_output=True, text=True)
+    arguments = [sys.executable, "-m", "deploy", verb, str(path), "--json", *(["--port", "0"] * (verb == "serve"))]
+    done = subprocess.run(arguments, env=environment, capture_output=True, text=True)
     error = json.loads(done.stdout)["error"]
     assert (done.returncode, error["kind"]) == (11, "crash")
     assert "ended by SIGILL after the TFLite runtime was imported; on the CPU, with ai_edge_litert 9.9" in done.stderr
@@ -172,8 +175,8 @@ def test_a_crash_on_the_cpu_is_a_finding(verb: str, path: Path, tmp_path: Path) 
 def test_an_edge_tpu_that_cannot_be_used_is_12(path: Path, tmp_path: Path) -> None:
     more = {"LD_LIBRARY_PATH": devices.stand_in(), "CORALLINE_ROOT": devices.host(tmp_path)}
     done = devices.runner("verify", path, "--json", **more, EDGETPU_STAND_IN="crash-run")
-    found = json.loads(done.stdout)
-    assert (done.returncode, found["ok"], found["blocked"]["kind"]) == (12, True, "crash")
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["ok"], report["blocked"]["kind"]) == (12, True, "crash")
     done = devices.runner("verify", path, "--json", **more)
     assert (done.returncode, json.loads(done.stdout)["golden"]["compiled"]["verdict"]) == (0, "equal")
     done = devices.runner(
@@ -205,17 +208,17 @@ def test_out_is_written_whole_or_not_at_all(
     monkeypatch.setattr(os, "fsync", lambda number: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     assert command.main(["run", str(path), "--out", str(out)]) == 6
     assert "the disk is full" in capsys.readouterr().err
-    assert ([each.name for each in out.parent.iterdir()], out.read_text()) == (["results.json"], "before")
+    assert ([file.name for file in out.parent.iterdir()], out.read_text()) == (["results.json"], "before")
     monkeypatch.undo()
     assert command.main(["run", str(path), "--out", str(out), "--role", "int8", "--json"]) == 0
     assert out.read_text() == capsys.readouterr().out
-    assert [each.name for each in out.parent.iterdir()] == ["results.json"]
+    assert [file.name for file in out.parent.iterdir()] == ["results.json"]
 
 
 def test_ctrl_c_is_130(path: Path) -> None:
-    given = [sys.executable, "-W", "error", "-m", "deploy", "bench", str(path), "--no-cold", "--seconds", "60"]
+    arguments = [sys.executable, "-W", "error", "-m", "deploy", "bench", str(path), "--no-cold", "--seconds", "60"]
     process = subprocess.Popen(
-        given, env=devices.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        arguments, env=devices.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stderr is not None
     for line in process.stderr:

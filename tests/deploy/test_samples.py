@@ -15,8 +15,8 @@ def test_a_folder_stands_for_the_samples_in_it_and_in_its_subfolders(tmp_path: P
     for name in (*names, "notes.txt", ".hidden.jpg", ".cache/4.jpg", "apple/.5.jpg"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    found = samples.listed(["first.jpg", str(tmp_path)])
-    assert found == [
+    paths = samples.listed(["first.jpg", str(tmp_path)])
+    assert paths == [
         "first.jpg",
         *(str(tmp_path / name) for name in ("a.png", "b.JPG", "apple/1.jpg", "apple/more/3.npy", "pear/2.jpg")),
     ]

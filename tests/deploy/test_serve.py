@@ -45,16 +45,16 @@ def test_answers_are_those_of_the_model() -> None:
     opened = bundle.Bundle(devices.packed(samples=0))
     with Model(opened, "int8") as model, serving(model) as service:
         for image in devices.images(5, seed=3):
-            status, headers, found = service.ask("POST", "/v1/predict?top=2", bundle.array_bytes(image))
+            status, headers, answer = service.ask("POST", "/v1/predict?top=2", bundle.array_bytes(image))
             assert status == 200
-            assert [(row["label"], row["score"]) for row in found["top"]] == model(image).top(2)
-            assert found["request_id"] == headers["X-Request-Id"]
+            assert [(row["label"], row["score"]) for row in answer["top"]] == model(image).top(2)
+            assert answer["request_id"] == headers["X-Request-Id"]
             raw_body = service.ask("POST", "/v1/predict", image.tobytes(), X_Shape="6,5,1", X_Dtype="uint8")
             assert raw_body[2]["top"] == [{"label": name, "score": score} for name, score in model(image).top(3)]
         assert service.ask("GET", "/v1/model")[2] == FACTS
-        status, _, found = service.ask("POST", "/v1/predict", bundle.array_bytes(np.zeros((2, 3, 4, 5, 6), np.uint8)))
+        status, _, answer = service.ask("POST", "/v1/predict", bundle.array_bytes(np.zeros((2, 3, 4, 5, 6), np.uint8)))
         assert status == 400
-        assert "preprocess" in found["error"]["what"]
+        assert "preprocess" in answer["error"]["what"]
 
 
 def test_pictures_are_decoded() -> None:
@@ -352,9 +352,9 @@ HOST = b"Host: localhost\r\n"
 def test_bad_heads_are_refused_and_end_the_connection(
     request_head: bytes, status: int, slow: tuple[Service, Slow]
 ) -> None:
-    found = raw(slow[0], request_head)
-    assert found.startswith(b"HTTP/1.1 %d " % status)
-    assert b"Connection: close" in found
+    response = raw(slow[0], request_head)
+    assert response.startswith(b"HTTP/1.1 %d " % status)
+    assert b"Connection: close" in response
     assert slow[0].ask("GET", "/healthz")[2] == "ok\n"
 
 
@@ -362,17 +362,17 @@ def test_requests_one_after_another_without_waiting(slow: tuple[Service, Slow]) 
     bodies = [bundle.array_bytes(np.full((2, 2), value, np.uint8)) for value in range(5)]
     heads = [b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n" % len(body) for body in bodies]
     heads[-1] += b"Connection: close\r\n"
-    found = raw(slow[0], b"".join(head + b"\r\n" + body for head, body in zip(heads, bodies, strict=True)))
-    answers = [json.loads(part.partition(b"\r\n\r\n")[2]) for part in found.split(b"HTTP/1.1 200 OK")[1:]]
+    response = raw(slow[0], b"".join(head + b"\r\n" + body for head, body in zip(heads, bodies, strict=True)))
+    answers = [json.loads(part.partition(b"\r\n\r\n")[2]) for part in response.split(b"HTTP/1.1 200 OK")[1:]]
     assert [row["top"][0]["label"] for row in answers] == ["0", "1", "2", "3", "4"]
 
 
 def test_in_pieces_of_one_byte(slow: tuple[Service, Slow]) -> None:
     body = bundle.array_bytes(np.full((2, 2), 7, np.uint8))
-    whole = b"POST /v1/predict HTTP/1.0\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-    found = raw(slow[0], *(whole[place : place + 1] for place in range(len(whole))))
-    assert found.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK")
-    assert b'"label": "7"' in found
+    request = b"POST /v1/predict HTTP/1.0\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    response = raw(slow[0], *(request[place : place + 1] for place in range(len(request))))
+    assert response.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK")
+    assert b'"label": "7"' in response
 
 
 def test_a_full_queue_sends_away_and_keeps_the_connection(slow: tuple[Service, Slow]) -> None:
@@ -387,9 +387,9 @@ def test_a_full_queue_sends_away_and_keeps_the_connection(slow: tuple[Service, S
         client = http.client.HTTPConnection("127.0.0.1", service.port, timeout=10)
         body = bundle.array_bytes(np.full((2, 2), 42, np.uint8))
         client.request("POST", "/v1/predict", body)
-        status, headers, found = read(client.getresponse())
+        status, headers, answer = read(client.getresponse())
         assert (status, headers["Retry-After"]) == (503, "1")
-        assert "queue is full" in found["error"]["what"]
+        assert "queue is full" in answer["error"]["what"]
         assert service.ask("GET", "/readyz")[0] == 200
         model.gate.set()
         assert sorted(future.result()[2]["top"][0]["label"] for future in waiting) == ["0", "1", "2", "3", "4"]
@@ -423,8 +423,8 @@ def test_a_client_that_vanishes_is_not_answered(slow: tuple[Service, Slow]) -> N
 def test_slow_clients_are_cut_off() -> None:
     with serving(Slow(), timeout_s=0.3) as service:
         assert raw(service, b"GET /healthz HT").startswith(b"HTTP/1.1 408")
-        found = raw(service, b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nabc")
-        assert found.startswith(b"HTTP/1.1 408")
+        response = raw(service, b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nabc")
+        assert response.startswith(b"HTTP/1.1 408")
 
 
 def test_an_answer_that_takes_too_long_is_told() -> None:
@@ -451,15 +451,15 @@ def test_connections_and_bytes_are_bounded() -> None:
                 other.sendall(bytes(450))
                 assert other.recv(65536).startswith(b"HTTP/1.1 400")
         assert service.metric('coralline_rejected_total{cause="memory"}') == 1
-        for each in idle:
-            each.close()
+        for connection in idle:
+            connection.close()
 
 
 def test_the_token() -> None:
     with serving(Slow(), token="t" * 20) as service:
         body = bundle.array_bytes(np.zeros((2, 2), np.uint8))
-        for given in ("", "Bearer wrong", f"Basic {'t' * 20}", "Bearer " + "t" * 21, "Bearer \xe9"):
-            status, headers, _ = service.ask("POST", "/v1/predict", body, Authorization=given)
+        for authorization in ("", "Bearer wrong", f"Basic {'t' * 20}", "Bearer " + "t" * 21, "Bearer \xe9"):
+            status, headers, _ = service.ask("POST", "/v1/predict", body, Authorization=authorization)
             assert (status, headers["WWW-Authenticate"]) == (401, "Bearer")
         assert service.ask("GET", "/metrics")[0] == 401
         assert service.ask("GET", "/healthz")[0] == 200
@@ -468,8 +468,8 @@ def test_the_token() -> None:
 
 def test_a_device_that_fails_is_not_ready(slow: tuple[Service, Slow]) -> None:
     service, _ = slow
-    status, _, found = service.predict(255)
-    assert (status, found["error"]["hint"]) == (500, "plug it in")
+    status, _, answer = service.predict(255)
+    assert (status, answer["error"]["hint"]) == (500, "plug it in")
     assert service.ask("GET", "/readyz")[0] == 503
     assert service.ask("GET", "/healthz")[0] == 200
     assert service.predict(1)[0] == 200
@@ -491,8 +491,8 @@ def test_what_waits_is_finished_and_what_is_new_refused() -> None:
         with pytest.raises(OSError, match="refused"):
             service.connect().close()
         model.gate.set()
-        found = sorted(future.result()[2]["top"][0]["label"] for future in waiting)
-        assert found == ["0", "1", "2", "3", "4", "5"]
+        labels = sorted(future.result()[2]["top"][0]["label"] for future in waiting)
+        assert labels == ["0", "1", "2", "3", "4", "5"]
         service.thread.join(5)
         assert not service.thread.is_alive()
 
@@ -513,11 +513,11 @@ def test_no_answer_is_lost_or_mixed_up() -> None:
                     continue
                 sent = b"garbage" if turn % 10 == 5 else body[value]
                 connection.request("POST", "/v1/predict", sent, {"X-Request-Id": f"{number}-{turn}"})
-                status, headers, found = read(connection.getresponse())
+                status, headers, answer = read(connection.getresponse())
                 assert headers["X-Request-Id"] == f"{number}-{turn}"
                 assert status == (400 if turn % 10 == 5 else 200)
                 if status == 200:
-                    assert found["top"][0]["label"] == str(value)
+                    assert answer["top"][0]["label"] == str(value)
                     answered += 1
             connection.close()
             return answered
@@ -553,9 +553,9 @@ def test_no_bytes_bring_it_down() -> None:
 
 def test_head_and_the_next_request(slow: tuple[Service, Slow]) -> None:
     rest = b" /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    found = raw(slow[0], b"HEAD" + rest + b"GET" + rest)
-    assert found.count(b"HTTP/1.1 ") == 1
-    assert found.startswith(b"HTTP/1.1 405")
+    response = raw(slow[0], b"HEAD" + rest + b"GET" + rest)
+    assert response.count(b"HTTP/1.1 ") == 1
+    assert response.startswith(b"HTTP/1.1 405")
 
 
 def test_prometheus_reads_the_metrics(slow: tuple[Service, Slow]) -> None:
@@ -563,13 +563,15 @@ def test_prometheus_reads_the_metrics(slow: tuple[Service, Slow]) -> None:
     service, _ = slow
     service.predict(1)
     service.ask("POST", "/v1/predict", b"garbage")
-    found = {family.name: family for family in parser.text_string_to_metric_families(service.ask("GET", "/metrics")[2])}
-    assert {"coralline_requests", "coralline_model_seconds", "coralline_queue_length"} <= set(found)
-    assert found["coralline_requests"].type == "counter"
-    assert {row.labels["code"]: row.value for row in found["coralline_requests"].samples} == {"200": 1, "400": 1}
-    histogram = found["coralline_model_seconds"]
+    families = {
+        family.name: family for family in parser.text_string_to_metric_families(service.ask("GET", "/metrics")[2])
+    }
+    assert {"coralline_requests", "coralline_model_seconds", "coralline_queue_length"} <= set(families)
+    assert families["coralline_requests"].type == "counter"
+    assert {row.labels["code"]: row.value for row in families["coralline_requests"].samples} == {"200": 1, "400": 1}
+    histogram = families["coralline_model_seconds"]
     assert histogram.type == "histogram"
     counts = [row.value for row in histogram.samples if row.name.endswith("_bucket")]
     assert counts == sorted(counts)
     assert counts[-1] == 1
-    assert found["coralline_model_info"].samples[0].labels["name"] == "tiny"
+    assert families["coralline_model_info"].samples[0].labels["name"] == "tiny"

@@ -33,9 +33,9 @@ HEAD = b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("bundle") / "tiny.coralline"
-    made.write_bytes(devices.packed(samples=0))
-    return made
+    bundle_path = tmp_path_factory.mktemp("bundle") / "tiny.coralline"
+    bundle_path.write_bytes(devices.packed(samples=0))
+    return bundle_path
 
 
 @contextlib.contextmanager
@@ -80,12 +80,12 @@ def ended(process: Any, number: int = signal.SIGTERM) -> Any:
 @pytest.mark.parametrize("python", devices.pythons())
 def test_on_every_interpreter(python: str, path: Path) -> None:
     with Model(str(path), "int8") as model:
-        wanted = model.bundle.array("golden-input-0.npy")
-        label = model(wanted).label
+        image = model.bundle.array("golden-input-0.npy")
+        label = model(image).label
     with served(path, "--port", 0, "--role", "int8", python=python) as (process, place):
         for _ in range(3):
-            status, found = ask(place, body=bundle.array_bytes(wanted))
-            assert (status, found["top"][0]["label"]) == (200, label)
+            status, answer = ask(place, body=bundle.array_bytes(image))
+            assert (status, answer["top"][0]["label"]) == (200, label)
         assert ask(place, body=b"garbage")[0] == 400
         facts = ask(place, "/v1/model", b"")[1]
         assert (facts["name"], facts["role"], facts["labels"]) == ("tiny", "int8", devices.LABELS)
@@ -97,8 +97,8 @@ def test_on_every_interpreter(python: str, path: Path) -> None:
             "text_bytes": None,
         }
         assert ask(place, "/readyz", b"") == (200, b"ok\n")
-        told = ended(process)
-    counts = {(row["path"], row["code"]): row["count"] for row in told["requests"]}
+        summary = ended(process)
+    counts = {(row["path"], row["code"]): row["count"] for row in summary["requests"]}
     assert counts[("/v1/predict", "200")] == 3
     assert counts[("/v1/predict", "400")] == 1
 
@@ -119,10 +119,10 @@ def test_a_unix_socket(path: Path, tmp_path: Path) -> None:
         with socket.socket(socket.AF_UNIX) as sock:
             sock.connect(str(place))
             sock.sendall(b"POST /v1/predict HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(BODY) + BODY)
-            found = b""
+            response = b""
             while came := sock.recv(65536):
-                found += came
-        assert b'"top": [{"label"' in found
+                response += came
+        assert b'"top": [{"label"' in response
         second = devices.runner("serve", path, "--unix", place)
         assert (second.returncode, "another process listens" in second.stderr) == (2, True)
         ended(process)
@@ -154,7 +154,7 @@ def test_other_hosts_need_a_token(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "mode", "told"),
+    ("text", "mode", "message"),
     [
         ("s" * 32, 0o644, "; to do: chmod 600"),
         ("short", 0o600, "must contain a token"),
@@ -162,9 +162,9 @@ def test_other_hosts_need_a_token(path: Path, tmp_path: Path) -> None:
         ("", 0o600, "must contain a token"),
     ],
 )
-def test_tokens_that_are_none(text: str, mode: int, told: str, path: Path, tmp_path: Path) -> None:
+def test_tokens_that_are_none(text: str, mode: int, message: str, path: Path, tmp_path: Path) -> None:
     done = devices.runner("serve", path, "--token-file", token(tmp_path, text, mode))
-    assert (done.returncode, told in done.stderr) == (2, True), done.stderr
+    assert (done.returncode, message in done.stderr) == (2, True), done.stderr
 
 
 @pytest.mark.parametrize(
@@ -230,9 +230,9 @@ def test_an_inference_that_never_comes_back(path: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", program, "serve", str(path), "--port", "0", "--role", "int8"]
     process = subprocess.Popen(command, env=devices.environment(), stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
-    while not (found := re.match(r"runner: listening on http://(\S+):(\d+)", process.stderr.readline())):
+    while not (match := re.match(r"runner: listening on http://(\S+):(\d+)", process.stderr.readline())):
         pass
-    with socket.create_connection((found[1], int(found[2])), timeout=20) as sock:
+    with socket.create_connection((match[1], int(match[2])), timeout=20) as sock:
         sock.sendall(HEAD % len(BODY) + BODY)
         time.sleep(0.3)
         process.send_signal(signal.SIGTERM)
@@ -249,10 +249,10 @@ def test_an_answer_that_is_under_way_is_sent_before_the_end(path: Path) -> None:
             )
             time.sleep(0.3)
             process.send_signal(signal.SIGTERM)
-            found = b""
+            response = b""
             while came := sock.recv(65536):
-                found += came
-        assert found.startswith(b"HTTP/1.1 200 OK")
+                response += came
+        assert response.startswith(b"HTTP/1.1 200 OK")
         process.communicate(timeout=20)
         assert process.returncode == 0
 

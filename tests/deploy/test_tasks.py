@@ -118,14 +118,14 @@ def test_several_inputs_and_outputs_are_described(two_inputs: bundle.Bundle) -> 
 
 
 def test_several_inputs_by_name_and_in_order(two_inputs: bundle.Bundle, tmp_path: Path) -> None:
-    wanted = host_rows(two_inputs, "int8", tmp_path, ROWS[:3])
+    expected = host_rows(two_inputs, "int8", tmp_path, ROWS[:3])
     with Model(two_inputs, "int8", kernels="reproducible") as model:
         for index in range(3):
             named = model({"state": STATES[index], "image": IMAGES[index]})
             assert isinstance(named, NamedOutputs)
             assert {name: named[name].shape for name in named} == {"scores": (3,), "next": (2, 3), "mask": (4, 4, 2)}
             flat = np.concatenate([named[name].ravel() for name in named])
-            np.testing.assert_array_equal(flat, wanted[index])
+            np.testing.assert_array_equal(flat, expected[index])
             for other in ([IMAGES[index], STATES[index]], ROWS[index]):
                 again = model(other)
                 assert all(np.array_equal(again[name], named[name]) for name in named)
@@ -161,17 +161,20 @@ def test_inputs_are_written_where_the_runtime_reads_them(two_inputs: bundle.Bund
 
 
 def test_verify_compares_each_output(two_inputs: bundle.Bundle) -> None:
-    found = golden.verify(two_inputs, CPU)
-    assert found["ok"] is True
-    assert {role: each["verdict"] for role, each in found["golden"].items()} == {"original": "equal", "int8": "equal"}
-    int8 = found["golden"]["int8"]
+    report = golden.verify(two_inputs, CPU)
+    assert report["ok"] is True
+    assert {role: comparison["verdict"] for role, comparison in report["golden"].items()} == {
+        "original": "equal",
+        "int8": "equal",
+    }
+    int8 = report["golden"]["int8"]
     assert int8["outputs"] == [
         {"name": "scores", "largest_steps": 0},
         {"name": "next", "largest_steps": 0},
         {"name": "mask", "largest_difference": 0.0},
     ]
     assert "same_class" not in int8
-    assert "of the same class" not in golden.text(found)
+    assert "of the same class" not in golden.text(report)
 
 
 @pytest.mark.parametrize(
@@ -187,11 +190,11 @@ def test_each_output_has_its_own_steps(
     stored[1, place] += change if stored[1, place] < 0 else -change
     two_inputs.members["golden-output-int8.npy"] = bundle.array_bytes(stored)
     two_inputs.manifest["golden"]["machine"] = "another"
-    found = golden.golden(two_inputs, "int8", CPU)
-    assert (found["verdict"], found["equal"], found["samples"]) == (verdict, 2, 3)
+    comparison = golden.golden(two_inputs, "int8", CPU)
+    assert (comparison["verdict"], comparison["equal"], comparison["samples"]) == (verdict, 2, 3)
     key = "largest_difference" if name == "mask" else "largest_steps"
-    assert {each["name"]: bool(each.get(key)) for each in found["outputs"]}[name] is True
-    assert found[key] == pytest.approx(change)
+    assert {output["name"]: bool(output.get(key)) for output in comparison["outputs"]}[name] is True
+    assert comparison[key] == pytest.approx(change)
 
 
 @pytest.mark.parametrize(("every", "verdict"), [(100, "close"), (2, "different")])
@@ -202,8 +205,8 @@ def test_a_few_of_many_values_may_differ_by_more_steps(every: int, verdict: str)
     flat = stored.reshape(-1)
     flat[::every] += np.where(flat[::every] < 0, 9, -9).astype(np.int8)
     opened.members["golden-output-int8.npy"] = bundle.array_bytes(stored)
-    found = golden.golden(opened, "int8", CPU)
-    assert (found["verdict"], found["largest_steps"]) == (verdict, 9)
+    comparison = golden.golden(opened, "int8", CPU)
+    assert (comparison["verdict"], comparison["largest_steps"]) == (verdict, 9)
 
 
 @pytest.mark.parametrize(("change", "verdict"), [(1e-7, "close"), (1e-4, "different")])
@@ -213,28 +216,28 @@ def test_float_outputs_may_be_rounded_in_another_way(two_inputs: bundle.Bundle, 
     place = int(stored[1, 9:].argmax()) + 9
     stored[1, place] *= 1 + change
     two_inputs.members["golden-output-int8.npy"] = bundle.array_bytes(stored)
-    found = golden.golden(two_inputs, "int8", CPU)
+    comparison = golden.golden(two_inputs, "int8", CPU)
     same = golden._same_kernels(Model(two_inputs, "int8", kernels="reproducible"))
-    assert (found["verdict"], found["equal"]) == (verdict if same else "close", 2)
+    assert (comparison["verdict"], comparison["equal"]) == (verdict if same else "close", 2)
 
 
 def test_outputs_are_compared_with_those_of_the_original(two_inputs: bundle.Bundle, tmp_path: Path) -> None:
-    found = accuracy.compare(two_inputs, CPU)
-    assert (found["samples"], found["reference"], found["pairs"]) == (8, "original", [])
+    report = accuracy.compare(two_inputs, CPU)
+    assert (report["samples"], report["reference"], report["pairs"]) == (8, "original", [])
     samples = np.stack(two_inputs.samples(two_inputs.manifest["evaluation"]))
     rows = {role: host_rows(two_inputs, role, tmp_path, samples) for role in ("original", "int8")}
     for place, (name, first, last) in enumerate((("scores", 0, 3), ("next", 3, 9), ("mask", 9, 41))):
         before, after = (rows[role][:, first:last].astype(np.float64) for role in ("original", "int8"))
-        ours = found["models"]["int8"]["outputs"][place]
+        ours = report["models"]["int8"]["outputs"][place]
         assert ours["name"] == name
-        wanted = 10 * np.log10((before**2).sum() / ((after - before) ** 2).sum())
-        assert ours["sqnr_db"]["value"] == pytest.approx(wanted, abs=1e-3)
+        expected = 10 * np.log10((before**2).sum() / ((after - before) ** 2).sum())
+        assert ours["sqnr_db"]["value"] == pytest.approx(expected, abs=1e-3)
         assert ours["largest_difference"]["value"] == pytest.approx(np.abs(after - before).max(), rel=1e-6)
-        assert found["models"]["original"]["outputs"][place]["sqnr_db"]["value"] == measurement.BEST_DB
-    text = accuracy.text(found)
+        assert report["models"]["original"]["outputs"][place]["sqnr_db"]["value"] == measurement.BEST_DB
+    text = accuracy.text(report)
     assert "outputs on 8 samples, compared with those of the original model on the host" in text
     assert "  int8      scores: SQNR " in text
-    assert json.loads(json.dumps(found)) == found
+    assert json.loads(json.dumps(report)) == report
     assert accuracy.compare(two_inputs, CPU, 3)["samples"] == 3
 
 
@@ -246,9 +249,9 @@ def test_outputs_of_the_host_that_do_not_fit(two_inputs: bundle.Bundle) -> None:
 
 def test_bench_of_several_inputs(two_inputs: bundle.Bundle) -> None:
     with Model(two_inputs, "int8") as model:
-        found = benchmark.bench(model, benchmark.BenchmarkSettings(runs=5, cold=False))
-    assert found["steady"]["median"]["value"] > 0
-    assert found["preprocessing"]["how"] == "measured"
+        report = benchmark.bench(model, benchmark.BenchmarkSettings(runs=5, cold=False))
+    assert report["steady"]["median"]["value"] > 0
+    assert report["preprocessing"]["how"] == "measured"
 
 
 @pytest.mark.parametrize("python", devices.pythons())
@@ -257,15 +260,15 @@ def test_the_commands_for_several_inputs(two_inputs: bundle.Bundle, python: str,
     np.savez(tmp_path / "sample.npz", state=STATES[0], image=IMAGES[0])
     verbs = (["run", path, tmp_path / "sample.npz"], ["verify", path], ["bench", path, "--runs", 3, "--no-cold"])
     done = [devices.runner(*verb, "--json", python=python) for verb in verbs]
-    assert [each.returncode for each in done] == [0, 0, 0], [each.stderr for each in done]
-    ran, verified, measured = (json.loads(each.stdout) for each in done)
+    assert [process.returncode for process in done] == [0, 0, 0], [process.stderr for process in done]
+    ran, verified, measured = (json.loads(process.stdout) for process in done)
     (answer,) = ran["answers"]
     assert [(row["name"], row["shape"]) for row in answer["outputs"]] == [
         ("scores", [3]),
         ("next", [2, 3]),
         ("mask", [4, 4, 2]),
     ]
-    assert {each["verdict"] for each in verified["golden"].values()} <= {"equal", "close"}
+    assert {comparison["verdict"] for comparison in verified["golden"].values()} <= {"equal", "close"}
     assert len(measured["accuracy"]["models"]["int8"]["outputs"]) == 3
     shown = devices.runner("run", path, tmp_path / "sample.npz", "--top", 2, python=python).stdout
     assert "scores [3] [" in shown
@@ -311,32 +314,32 @@ def overlapping() -> bytes:
 
 def test_the_service_takes_several_inputs(two_inputs: bundle.Bundle) -> None:
     with Model(two_inputs, "int8") as model, serving(model) as service:
-        wanted = model([IMAGES[1], STATES[1]])
+        expected = model([IMAGES[1], STATES[1]])
         for body in (npz(image=IMAGES[1], state=STATES[1]), bundle.array_bytes(ROWS[1])):
-            status, _, found = service.ask("POST", "/v1/predict", body)
-            assert status == 200, found
-            assert found["outputs"] == wanted.rows()
-            assert [row["values"] for row in found["outputs"]] == [wanted[name].tolist() for name in wanted]
+            status, _, answer = service.ask("POST", "/v1/predict", body)
+            assert status == 200, answer
+            assert answer["outputs"] == expected.rows()
+            assert [row["values"] for row in answer["outputs"]] == [expected[name].tolist() for name in expected]
 
 
 def test_all_values_of_large_outputs(two_inputs: bundle.Bundle) -> None:
     body = bundle.array_bytes(ROWS[1])
     with Model(two_inputs, "int8") as model, serving(model) as service:
-        wanted = model(ROWS[1])
+        expected = model(ROWS[1])
         status, _, content = service.ask("POST", "/v1/predict?format=npz", body)
         assert status == 200
         with np.load(io.BytesIO(content)) as file:
-            assert sorted(file.files) == sorted(wanted)
-            assert all(np.array_equal(file[name], wanted[name]) for name in wanted)
+            assert sorted(file.files) == sorted(expected)
+            assert all(np.array_equal(file[name], expected[name]) for name in expected)
         assert service.ask("POST", "/v1/predict?format=xml", body)[0] == 400
     opened = bundle.Bundle(devices.packed(samples=0))
     with (
         Model(opened, "int8") as model,
         serving(model, {"name": "x", "role": "int8", "answers": opened.answers}) as service,
     ):
-        status, _, found = service.ask("POST", "/v1/predict?format=npz", bundle.array_bytes(devices.images(1)[0]))
+        status, _, answer = service.ask("POST", "/v1/predict?format=npz", bundle.array_bytes(devices.images(1)[0]))
         assert status == 400
-        assert "for models whose answer is arrays" in found["error"]["what"]
+        assert "for models whose answer is arrays" in answer["error"]["what"]
 
 
 @pytest.mark.parametrize(
@@ -356,9 +359,9 @@ def test_all_values_of_large_outputs(two_inputs: bundle.Bundle) -> None:
 )
 def test_several_inputs_that_are_refused(two_inputs: bundle.Bundle, body: bytes, says: str) -> None:
     with Model(two_inputs, "int8") as model, serving(model) as service:
-        status, _, found = service.ask("POST", "/v1/predict", body)
+        status, _, answer = service.ask("POST", "/v1/predict", body)
         assert status == 400
-        assert says in found["error"]["what"] + "; to do: " + found["error"]["hint"]
+        assert says in answer["error"]["what"] + "; to do: " + answer["error"]["hint"]
         assert service.server.failures.count == 0
 
 
@@ -393,9 +396,9 @@ def test_a_binary_classifier(packed: Pack, sigmoid: bool, tmp_path: Path) -> Non
             np.testing.assert_allclose(answer.scores, [1 - probability, probability], atol=1e-6)
             assert answer.label == ("dog" if probability > 0.5 else "cat")
     assert 0 < (likely > 0.5).mean() < 1
-    found = accuracy.compare(opened, CPU)
+    report = accuracy.compare(opened, CPU)
     assert (
-        found["models"]["int8"]["accuracy"]["value"]
+        report["models"]["int8"]["accuracy"]["value"]
         == opened.manifest["evaluation"]["metrics"]["accuracy_int8"]["value"]
     )
     int8 = golden.verify(opened, CPU)["golden"]["int8"]
@@ -486,10 +489,10 @@ def without_data(folder: Path, roles: tuple[str, ...]) -> bundle.Bundle:
 def test_a_bundle_without_data(roles: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     opened = without_data(tmp_path, roles)
     assert (opened.manifest["golden"]["inputs"], opened.manifest["evaluation"]) == ([], None)
-    found = golden.verify(opened, CPU)
-    assert found["ok"] is True
-    assert {each["verdict"] for each in found["golden"].values()} == {"not run"}
-    assert found["golden"]["int8"]["note"] == "the bundle has no golden inputs; the model loads and runs"
+    report = golden.verify(opened, CPU)
+    assert report["ok"] is True
+    assert {comparison["verdict"] for comparison in report["golden"].values()} == {"not run"}
+    assert report["golden"]["int8"]["note"] == "the bundle has no golden inputs; the model loads and runs"
     with Model(opened, "int8") as model:
         assert model(IMAGES[0])["scores"].shape == (3,)
     path = str(tmp_path / "bare.coralline")
@@ -505,14 +508,14 @@ def test_a_bundle_without_data(roles: tuple[str, ...], tmp_path: Path, capsys: p
 def test_a_bundle_without_an_original(two_inputs: bundle.Bundle) -> None:
     """Its int8 outputs on the host are the reference."""
     entries = {"int8": two_inputs.manifest["models"]["int8"]}
-    manifest = {name: each for name, each in two_inputs.manifest.items() if name not in ("members", "schema_version")}
+    manifest = {name: value for name, value in two_inputs.manifest.items() if name not in ("members", "schema_version")}
     manifest["models"] = entries
     for part in ("golden", "evaluation"):
         manifest[part]["outputs"].pop("original")
     opened = bundle.Bundle(bundle.pack(manifest, two_inputs.members))
-    found = accuracy.compare(opened, CPU)
-    assert found["reference"] == "int8"
-    assert {row["sqnr_db"]["value"] for row in found["models"]["int8"]["outputs"]} == {measurement.BEST_DB}
+    report = accuracy.compare(opened, CPU)
+    assert report["reference"] == "int8"
+    assert {row["sqnr_db"]["value"] for row in report["models"]["int8"]["outputs"]} == {measurement.BEST_DB}
     with Model(opened) as model:
         assert model.role == "int8"
 
@@ -550,12 +553,12 @@ def test_outputs_are_put_into_the_order_of_the_manifest(two_inputs: bundle.Bundl
     """Outputs are matched by name, or by all other properties if a compiler renamed them."""
     with Model(two_inputs, "int8", kernels="reproducible") as model:
         session, expected = model.session, model.bundle.models["int8"].outputs
-        wanted = model(ROWS[0])
+        reference = model(ROWS[0])
         for names in (("scores", "next", "mask"), ("a", "b", "c")):
             renamed = [tensor._replace(tensor=name) for tensor, name in zip(expected, names, strict=True)]
             session.outputs = [renamed[place] for place in (2, 0, 1)]
             session.output_indices = [session.output_indices[place] for place in (2, 0, 1)]
             session.arrange(session.inputs, expected)
             assert [tensor.values for tensor in session.outputs] == [tensor.values for tensor in expected]
-            found = model(ROWS[0])
-            assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
+            outputs = model(ROWS[0])
+            assert all(np.array_equal(outputs[name], reference[name]) for name in reference)

@@ -144,8 +144,8 @@ def test_a_folder_has_texts(content: bytes, tmp_path: Path) -> None:
     for name in ("a.txt", "b/c.TXT", "photo.jpg", "d.npy"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    found = samples.listed([str(tmp_path)], decoding)
-    assert found == [str(tmp_path / name) for name in ("a.txt", "d.npy", "b/c.TXT")]
+    paths = samples.listed([str(tmp_path)], decoding)
+    assert paths == [str(tmp_path / name) for name in ("a.txt", "d.npy", "b/c.TXT")]
     (tmp_path / "empty").mkdir()
     with pytest.raises(ArgumentError, match=r"needs files of \.txt, \.npy"):
         samples.listed([str(tmp_path / "empty")], decoding)
@@ -155,9 +155,9 @@ def test_lines_of_stdin_are_texts(content: bytes, monkeypatch: pytest.MonkeyPatc
     opened = bundle.Bundle(content)
     lines = b"dogs bark\n\n  \n a cat\r\n" + b"x" * 200_000 + b"\n\xff\nlast"
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(lines)))
-    found = [(name, bytes(sample).rstrip(b"\0")) for name, sample in samples.named(["-"], opened)]
+    named_texts = [(name, bytes(sample).rstrip(b"\0")) for name, sample in samples.named(["-"], opened)]
     texts = [b"dogs bark", b" a cat", b"x" * 512, b"\xff", b"last"]
-    assert found == [(f"line-{number:06}", each) for number, each in zip((1, 4, 5, 6, 7), texts, strict=True)]
+    assert named_texts == [(f"line-{number:06}", text) for number, text in zip((1, 4, 5, 6, 7), texts, strict=True)]
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"\n\n")))
     with pytest.raises(ImageError, match="stdin has no text"):
         list(samples.named(["-"], opened))

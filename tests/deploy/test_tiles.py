@@ -32,8 +32,8 @@ Detect = Callable[[np.ndarray], Detections]
 def bundled(steps: list[Any], **changes: Any) -> bytes:
     """Return a bundle of a detector of three classes whose answer depends on the colours of each cell."""
     described = detector_files.specification("ltrb", SIDE, **changes)
-    given = Tensor((1, SIDE, SIDE, 3), "INT8", scales=(1 / 255,), zero_point=-128)
-    content = graph.serialize(detector_files.from_image(described, 3, given))
+    image = Tensor((1, SIDE, SIDE, 3), "INT8", scales=(1 / 255,), zero_point=-128)
+    content = graph.serialize(detector_files.from_image(described, 3, image))
     return detector_files.bundle_of(content, described, steps, ["a", "b", "c"])
 
 
@@ -245,10 +245,10 @@ def test_a_bundle_answers_as_its_tiles_do(steps: list[Any], grid: Tiles) -> None
         separate = [model(image[top : top + height, left : left + width]) for top, left, height, width in areas]
         assert 10 < len(answer) <= sum(map(len, separate))
         assert len(answer) < sum(map(len, separate)) or len(areas) == 1
-        rows = np.concatenate([each.scores for each in separate])
+        rows = np.concatenate([tile_answer.scores for tile_answer in separate])
         corners = [
-            each.boxes.reshape(-1, 2, 2) * [area.height, area.width] + [area.top, area.left]
-            for area, each in zip(areas, separate, strict=True)
+            tile_answer.boxes.reshape(-1, 2, 2) * [area.height, area.width] + [area.top, area.left]
+            for area, tile_answer in zip(areas, separate, strict=True)
         ]
         expected = (np.concatenate(corners) / [131, 97]).reshape(-1, 4)
         for score, box in zip(answer.scores, answer.boxes, strict=True):
@@ -269,8 +269,8 @@ def test_the_runner_on_every_interpreter(python: str, tmp_path: Path) -> None:
         expected = model.tiled(image, Tiles(2, 3, 0.3)).rows()
     assert len(expected) > 20
     # Kernels of other runtimes round differently: objects near the threshold of suppression may change.
-    actual = {(each["label"], *each["box"]) for each in row["top"]}
-    assert sum((each["label"], *each["box"]) in actual for each in expected) >= 0.8 * len(expected)
+    actual = {(detection["label"], *detection["box"]) for detection in row["top"]}
+    assert sum((detection["label"], *detection["box"]) in actual for detection in expected) >= 0.8 * len(expected)
 
 
 def test_a_grey_detector_takes_photos_without_channels() -> None:

@@ -35,9 +35,9 @@ pytestmark = [
 def configuration(folder: Path, port: int, service_port: int) -> Path:
     """Write the configuration of the manual with the paths and ports of this test."""
     page = (ROOT / "docs" / "device.md").read_text()
-    found = re.search(r"```nginx\n(.*?)```", page, re.DOTALL)
-    assert found is not None
-    server = found.group(1)
+    match = re.search(r"```nginx\n(.*?)```", page, re.DOTALL)
+    assert match is not None
+    server = match.group(1)
     for old, new in (
         ("listen 443 ssl;", f"listen 127.0.0.1:{port} ssl;"),
         ("http://127.0.0.1:8080", f"http://127.0.0.1:{service_port}"),

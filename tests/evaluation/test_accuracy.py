@@ -27,13 +27,13 @@ def predictions(artifact: Artifact, context: Context) -> np.ndarray:
 def test_accuracy_of_two_models(artifact: Make, context: Make) -> None:
     first, second = artifact(), artifact(int8=False, seed=5)
     plain = context()
-    given = predictions(first, plain)
-    labels = np.where(np.arange(12) < 9, given, (given + 1) % 3)  # the first model is right on 9 of 12 samples
+    predicted = predictions(first, plain)
+    labels = np.where(np.arange(12) < 9, predicted, (predicted + 1) % 3)  # the first model is right on 9 of 12 samples
     around = context(labels=labels)
     facts = Evaluation(split="test").run({"first": first, "second": second}, around)
     assert facts["labels"] == labels.tolist()
-    assert facts["first"]["predictions"] == given.tolist()
-    assert facts["second"]["predictions"] == predictions(second, plain).tolist() != given.tolist()
+    assert facts["first"]["predictions"] == predicted.tolist()
+    assert facts["second"]["predictions"] == predictions(second, plain).tolist() != predicted.tolist()
     measured = facts["first"]["accuracy"]
     assert (measured["value"], measured["unit"], measured["how"]) == (0.75, "fraction", "measured")
     assert measured["low"] < 0.75 < measured["high"]
@@ -71,8 +71,8 @@ NAMES = ("apple", "bread", "cheese", "dates")
 
 
 def test_compare() -> None:
-    found = Classification().compare(FACTS, NAMES, "before", "after")
-    drop, agreement = found["measurements"]["accuracy_drop"], found["measurements"]["agreement"]
+    comparison = Classification().compare(FACTS, NAMES, "before", "after")
+    drop, agreement = comparison["measurements"]["accuracy_drop"], comparison["measurements"]["agreement"]
     assert drop["value"] == pytest.approx(0.1)
     assert drop["note"] == "paired on 10 samples: 2 lost, 1 gained"
     assert drop["low"] < 0.1 < drop["high"]
@@ -85,8 +85,8 @@ def test_compare() -> None:
 
 def test_per_class() -> None:
     rows = Classification().compare(FACTS, NAMES, "before", "after")["per_class"]
-    found = [(row["name"], row["samples"], row["original"]["value"], row["result"]["value"]) for row in rows]
-    assert found == [
+    class_accuracies = [(row["name"], row["samples"], row["original"]["value"], row["result"]["value"]) for row in rows]
+    assert class_accuracies == [
         ("apple", 4, 0.75, 0.5),
         ("bread", 3, 1.0, pytest.approx(2 / 3)),
         ("dates", 3, pytest.approx(2 / 3), 1.0),  # no sample is cheese

@@ -65,16 +65,18 @@ def test_balanced_accuracy_above_chance() -> None:
 
 def classes(labels: list[int], before: list[int], after: list[int]) -> dict[str, Judgement]:
     facts: dict[str, Any] = {"labels": labels, "split": "test"}
-    facts |= {name: {"predictions": each, "constant": False} for name, each in (("a", before), ("b", after))}
+    facts |= {
+        name: {"predictions": predictions, "constant": False} for name, predictions in (("a", before), ("b", after))
+    }
     return Classification().judge_outputs(facts, NAMES, "a", "b")
 
 
 def test_classifiers() -> None:
     labels = [0, 1, 2, 0, 1, 2]
-    found = classes(labels, labels, [1] * 6)
-    assert (found["a"].verdict, found["b"].verdict) == ("varied", "degenerate")
-    assert found["b"].text == "answers 'bread' to 6 of 6 test samples"
-    assert found["b"].to_json() == {
+    judgements = classes(labels, labels, [1] * 6)
+    assert (judgements["a"].verdict, judgements["b"].verdict) == ("varied", "degenerate")
+    assert judgements["b"].text == "answers 'bread' to 6 of 6 test samples"
+    assert judgements["b"].to_json() == {
         "verdict": "degenerate",
         "text": "answers 'bread' to 6 of 6 test samples",
         "counts": {"samples": 6, "same": 6, "others": 4, "told_apart": 0, "constant": False},
@@ -86,9 +88,9 @@ def test_constant_outputs_of_float_models(artifact: Callable[..., Any], context:
     one_class = context(labels=np.zeros(12, np.int64))
     facts = Evaluation(split="test").run({"model": flat, "other": artifact(int8=False)}, one_class)
     assert (facts["model"]["constant"], facts["other"]["constant"]) == (True, False)
-    found = Classification().judge_outputs(facts, NAMES, "other", "model")
-    assert found["model"].verdict == "degenerate"
-    assert found["model"].text == "gives the same output for all 12 test samples"
+    judgements = Classification().judge_outputs(facts, NAMES, "other", "model")
+    assert judgements["model"].verdict == "degenerate"
+    assert judgements["model"].text == "gives the same output for all 12 test samples"
     alike = context(samples=np.ones((12, 4, 4, 1), np.float32))
     assert not Evaluation(split="test").run({"model": flat}, alike)["model"]["constant"]  # all samples are equal
 
@@ -96,10 +98,10 @@ def test_constant_outputs_of_float_models(artifact: Callable[..., Any], context:
 BOX, FAR = [0.1, 0.1, 0.4, 0.4], [0.6, 0.6, 0.9, 0.9]
 
 
-def detections(*found: tuple[list[float], int]) -> Detections:
-    boxes = np.array([box for box, _ in found], np.float32).reshape(-1, 4)
-    labels = np.array([label for _, label in found], np.int64)
-    return Detections(boxes, labels, np.linspace(0.9, 0.8, len(found), dtype=np.float32))
+def detections(*labelled_boxes: tuple[list[float], int]) -> Detections:
+    boxes = np.array([box for box, _ in labelled_boxes], np.float32).reshape(-1, 4)
+    labels = np.array([label for _, label in labelled_boxes], np.int64)
+    return Detections(boxes, labels, np.linspace(0.9, 0.8, len(labelled_boxes), dtype=np.float32))
 
 
 def truth(box: list[float], label: int) -> tuple[np.ndarray, np.ndarray]:
@@ -110,9 +112,9 @@ EMPTY = (np.zeros((0, 4), np.float32), np.zeros(0, np.int64))
 WANTED = [truth(BOX, 0), truth(FAR, 1)] * 5
 
 
-def objects(answers: list[Detections], wanted: list[Any]) -> Judgement:
-    facts = average_precision.evaluate(answers, wanted, 2, "")
-    facts["spread"] = vars(average_precision.spread(answers, wanted, ("ace", "king"), "test"))
+def objects(answers: list[Detections], ground_truth: list[Any]) -> Judgement:
+    facts = average_precision.evaluate(answers, ground_truth, 2, "")
+    facts["spread"] = vars(average_precision.spread(answers, ground_truth, ("ace", "king"), "test"))
     return average_precision.judge_outputs({"model": facts}, ("ace", "king"), "model", "model")["model"]
 
 
@@ -121,8 +123,8 @@ def test_a_detector_that_finds_objects() -> None:
 
 
 def test_a_detector_that_finds_nothing() -> None:
-    found = objects([detections()] * 10, WANTED)
-    assert (found.verdict, found.text) == ("degenerate", "finds nothing in 10 of 10 test images")
+    judgement = objects([detections()] * 10, WANTED)
+    assert (judgement.verdict, judgement.text) == ("degenerate", "finds nothing in 10 of 10 test images")
 
 
 def test_a_detector_that_finds_nothing_where_nothing_is() -> None:
@@ -130,9 +132,9 @@ def test_a_detector_that_finds_nothing_where_nothing_is() -> None:
 
 
 def test_a_detector_that_finds_the_same_everywhere() -> None:
-    found = objects([detections((BOX, 0), (FAR, 1))] * 10, WANTED)
-    assert found.verdict == "degenerate"
-    assert found.text == "finds 'ace' first, in the same place, in 10 of 10 test images"
+    judgement = objects([detections((BOX, 0), (FAR, 1))] * 10, WANTED)
+    assert judgement.verdict == "degenerate"
+    assert judgement.text == "finds 'ace' first, in the same place, in 10 of 10 test images"
 
 
 def test_an_object_that_is_always_in_the_same_place() -> None:
@@ -141,12 +143,12 @@ def test_an_object_that_is_always_in_the_same_place() -> None:
 
 def test_a_detector_that_finds_no_object_where_it_is() -> None:
     wrong = [detections((FAR, 0)), detections((BOX, 1))] * 5
-    found = objects(wrong, WANTED)
-    assert found.verdict == "degenerate"
-    assert found.text == "finds none of 10 objects where they are (average precision at half overlap 0.0000)"
+    judgement = objects(wrong, WANTED)
+    assert judgement.verdict == "degenerate"
+    assert judgement.text == "finds none of 10 objects where they are (average precision at half overlap 0.0000)"
     assert objects(wrong[:3], WANTED[:3]).verdict == "varied"  # three objects are too few
 
 
 def test_a_class_without_a_name() -> None:
-    found = average_precision.spread([detections((BOX, 7))] * 2, WANTED[:2], ("ace", "king"), "test")
-    assert found.text == "finds 'class 7' first, in the same place, in 2 of 2 test images"
+    spread = average_precision.spread([detections((BOX, 7))] * 2, WANTED[:2], ("ace", "king"), "test")
+    assert spread.text == "finds 'class 7' first, in the same place, in 2 of 2 test images"

@@ -77,12 +77,12 @@ def test_pictures_are_files_that_the_record_names(shape: Any, shown: Any, tmp_pa
     facts = examples(Stripes(9), data(samples), "test", tmp_path)
     assert facts is not None
     assert facts["samples"] == 9
-    assert [each["sample"] for each in facts["examples"]] == [8, 7, 6, 5, 4, 3]
-    assert [each["kind"] for each in facts["examples"]] == ["different"] * 4 + ["typical"] * 2
+    assert [example["sample"] for example in facts["examples"]] == [8, 7, 6, 5, 4, 3]
+    assert [example["kind"] for example in facts["examples"]] == ["different"] * 4 + ["typical"] * 2
     first = facts["examples"][0]
     assert (first["name"], first["difference"]) == ("test/8.png", "it is 8")
-    assert [each["text"] for each in first["pictures"]] == ["label 8", "before 8", "after 8"]
-    named = [picture for each in facts["examples"] for picture in each["pictures"]]
+    assert [picture["text"] for picture in first["pictures"]] == ["label 8", "before 8", "after 8"]
+    named = [picture for example in facts["examples"] for picture in example["pictures"]]
     assert sorted(picture["file"] for picture in named) == sorted(path.name for path in tmp_path.iterdir())
     for picture in named:
         content = (tmp_path / picture["file"]).read_bytes()
@@ -101,7 +101,7 @@ def test_the_picture_is_the_sample(tmp_path: Path) -> None:
     samples[0, 16:, :, 0] = 1
     facts = examples(Stripes(1, labelled=False), data(samples), "test", tmp_path)
     assert facts is not None
-    assert [each["shows"] for each in facts["examples"][0]["pictures"]] == ["original", "result"]
+    assert [picture["shows"] for picture in facts["examples"][0]["pictures"]] == ["original", "result"]
     with Image.open(tmp_path / "1-result.jpg") as image:
         pixels = np.asarray(image).astype(int)
     assert np.abs(pixels[300, 100] - [255, 0, 0]).max() < 8

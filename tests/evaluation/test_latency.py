@@ -51,13 +51,13 @@ def test_models_take_turns_after_the_warm_up(artifact: Make, context: Make, monk
 
 
 def test_threads_are_passed_on(artifact: Make, context: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
     start = LoadedModel.__init__
     monkeypatch.setattr(
-        LoadedModel, "__init__", lambda self, path, **more: asked.append(more) or start(self, path, **more)
+        LoadedModel, "__init__", lambda self, path, **more: calls.append(more) or start(self, path, **more)
     )
     facts = Latency(runs=1, threads=2).run({"a": artifact()}, context())
-    assert asked == [{"reproducible": False, "threads": 2}]
+    assert calls == [{"reproducible": False, "threads": 2}]
     assert facts["a"]["latency_ms"]["note"].startswith("2 threads, 1 runs")
 
 

@@ -56,17 +56,19 @@ int main() {{
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     model = tiny.classifier((4, 4, 3))
-    told = {"version": VERSION, "digest": Preprocessing(STEPS).digest, "steps": STEPS}
-    content = packed({"int8": model}, size=(4, 4, 3), samples=0, preprocessing=told, labels=NAMES)
+    preprocessing = {"version": VERSION, "digest": Preprocessing(STEPS).digest, "steps": STEPS}
+    content = packed({"int8": model}, size=(4, 4, 3), samples=0, preprocessing=preprocessing, labels=NAMES)
     (tmp_path / "b.coralline").write_bytes(content)
     return tmp_path / "b.coralline"
 
 
 def compiler() -> str:
-    found = shutil.which("g++", path="/usr/bin:/usr/local/bin") or shutil.which("c++", path="/usr/bin:/usr/local/bin")
-    if found is None:
+    executable = shutil.which("g++", path="/usr/bin:/usr/local/bin") or shutil.which(
+        "c++", path="/usr/bin:/usr/local/bin"
+    )
+    if executable is None:
         pytest.skip("there is no C++ compiler")
-    return found
+    return executable
 
 
 def test_a_compiler_takes_it(path: Path) -> None:
@@ -86,19 +88,19 @@ def test_its_numbers_are_those_of_the_bundle(path: Path, tmp_path: Path) -> None
     inputs, scores, digest, aligned, labels, size, zero_point = json.loads(done.stdout)
     opened = bundle.read(str(path))
     model = opened.models["int8"]
-    (given,), (made,) = model.inputs, model.outputs
+    (input_tensor,), (output_tensor,) = model.inputs, model.outputs
     pixels = np.repeat(np.arange(256, dtype=np.uint8)[:, None, None], 3, axis=2)
     real = Preprocessing(STEPS[1:])(pixels).ravel()
-    wanted = given.stored(real)
-    off = np.abs(np.array(inputs) - wanted)
+    expected = input_tensor.stored(real)
+    off = np.abs(np.array(inputs) - expected)
     assert off.max() <= 1  # the combined steps round once where those of the bundle round twice
     assert (off == 0).mean() > 0.98
     stored = np.arange(-128, 128)
-    assert np.array_equal(np.array(scores, np.float32), made.real(stored))
+    assert np.array_equal(np.array(scores, np.float32), output_tensor.real(stored))
     total = 0
     for byte in opened.content("int8"):
         total = total * 31 % 1000003 + byte
-    assert (digest, aligned, size, zero_point) == (total, 0, [4, 4, 3], given.zero_point)
+    assert (digest, aligned, size, zero_point) == (total, 0, [4, 4, 3], input_tensor.zero_point)
     assert [bytes(label).decode() for label in labels] == NAMES
 
 

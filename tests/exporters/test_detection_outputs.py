@@ -27,7 +27,7 @@ CASES = [
 ]
 
 
-def given(model: graph.Graph, seed: int = 0) -> list[np.ndarray]:
+def random_inputs(model: graph.Graph, seed: int = 0) -> list[np.ndarray]:
     """Return random input values: most scores are low, and no box is inverted."""
     random, values = np.random.default_rng(seed), []
     for index in model.inputs:
@@ -56,15 +56,15 @@ def compared(described: dict[str, Any], dtype: str, seed: int) -> int:
     model = detector_files.from_inputs(described, 3, dtype)
     finished = detection_outputs.with_postprocess(model, detector)
     assert [finished.tensors[index].shape for index in finished.outputs] == [(1, 20, 4), (1, 20), (1, 20), (1,)]
-    values = given(model, seed)
+    values = random_inputs(model, seed)
     boxes, classes, scores, count = detector_files.answers(graph.serialize(finished), values)
     expected = detector(detector_files.answers(graph.serialize(model), values))
     number = int(count[0])
     assert number == len(expected)
     np.testing.assert_allclose(scores[0][:number], expected.scores, atol=1e-4)
-    found = rows(*(each[0][:number] for each in (scores, classes, boxes)))
-    wanted = rows(expected.scores, expected.classes, expected.boxes)
-    distances = np.abs(found[:, np.newaxis] - wanted).max(axis=2)
+    actual_rows = rows(*(output[0][:number] for output in (scores, classes, boxes)))
+    expected_rows = rows(expected.scores, expected.classes, expected.boxes)
+    distances = np.abs(actual_rows[:, np.newaxis] - expected_rows).max(axis=2)
     assert distances.min(axis=0).max() < 3e-4
     assert distances.min(axis=1).max() < 3e-4
     return number
@@ -106,17 +106,17 @@ def test_two_tensors_hold_the_numbers_of_all_maps(dtype: str, classes: int) -> N
     assert scores.quantization is not None
     assert boxes.quantization is not None
     assert scores.quantization.zero_point[0] >= 0  # Frigate subtracts the zero point in int8
-    values = given(model)
-    found = detector_files.answers(graph.serialize(joined), values)
+    values = random_inputs(model)
+    outputs = detector_files.answers(graph.serialize(joined), values)
     before = detector_files.answers(graph.serialize(model), values)
-    for tensor, now, parts in ((boxes, found[0], before[::2]), (scores, found[1][..., :classes], before[1::2])):
+    for tensor, now, parts in ((boxes, outputs[0], before[::2]), (scores, outputs[1][..., :classes], before[1::2])):
         rows = np.concatenate([part.reshape(-1, now.shape[-1]) for part in parts])
         assert tensor.quantization is not None
         assert (
             np.abs(now[0] - rows).max() <= tensor.quantization.scale[0] * 1.01
         )  # a step at the ends, half a step elsewhere
     if columns > classes:
-        assert (found[1][..., classes] == found[1].min()).all()
+        assert (outputs[1][..., classes] == outputs[1].min()).all()
 
 
 @pytest.mark.parametrize(

@@ -37,14 +37,14 @@ OUTPUTS = {
 
 
 def detector(
-    given: Tensor | None = None,
+    image: Tensor | None = None,
     outputs: Any = tuple(OUTPUTS),
     name: str = frigate.POSTPROCESS,
     options: Mapping[str, Any] | None = None,
 ) -> bytes:
     """Return a model that ends as SSD models do."""
     tensors = {
-        "image": given or Tensor((1, 300, 320, 3), "UINT8", scales=(1 / 128,), zero_point=128),
+        "image": image or Tensor((1, 300, 320, 3), "UINT8", scales=(1 / 128,), zero_point=128),
         "encodings": Tensor((1, 8, 4), "UINT8", scales=(0.1,)),
         "predictions": Tensor((1, 8, 3), "UINT8", scales=(0.1,)),
         "anchors": Tensor((8, 4), "UINT8", 1, scales=(0.1,)),
@@ -52,13 +52,13 @@ def detector(
     }
     heads = [Op("Heads", ["image"], ["encodings", "predictions"], custom=True)]
     last = Op(name, ["encodings", "predictions", "anchors"], list(OUTPUTS), custom=True)
-    made = one_op.model(tensors, [*heads, last], ["image"], outputs)
+    schema_model = one_op.model(tensors, [*heads, last], ["image"], outputs)
     builder = flexbuffers.Builder()
     with builder.Map():
         for key, value in {"max_detections": 10, "num_classes": 3, **(options or {})}.items():
             builder.Int(key, value)
-    made.subgraphs[0].operators[-1].customOptions = np.frombuffer(bytes(builder.Finish()), np.uint8)
-    return graph.serialize(SimpleNamespace(source=made))
+    schema_model.subgraphs[0].operators[-1].customOptions = np.frombuffer(bytes(builder.Finish()), np.uint8)
+    return graph.serialize(SimpleNamespace(source=schema_model))
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def as_frigate_reads(path: Path) -> dict[int, str]:
 
 def test_the_three_files(labels: Path, tmp_path: Path) -> None:
     content = detector()
-    found = exported(content, labels, tmp_path)
+    export = exported(content, labels, tmp_path)
     folder = tmp_path / "out" / "here"
     assert sorted(path.name for path in folder.iterdir()) == ["frigate.yml", "labelmap.txt", "shop-cam.tflite"]
     assert (folder / "shop-cam.tflite").read_bytes() == content
@@ -99,13 +99,13 @@ def test_the_three_files(labels: Path, tmp_path: Path) -> None:
             "model_type": "ssd",
         },
     }
-    assert (found.classes, found.compiled) == (3, False)
+    assert (export.classes, export.compiled) == (3, False)
     assert "NOT COMPILED" in (folder / "frigate.yml").read_text()
 
 
 def test_a_compiled_model(labels: Path, tmp_path: Path) -> None:
-    found = exported(packages.compiled(detector(), on_cpu=1), labels, tmp_path)
-    assert found.compiled
+    export = exported(packages.compiled(detector(), on_cpu=1), labels, tmp_path)
+    assert export.compiled
     assert "NOT COMPILED" not in (tmp_path / "out" / "here" / "frigate.yml").read_text()
 
 
@@ -126,7 +126,7 @@ def two_inputs() -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (float_input, "has a float32 input; Frigate needs uint8"),
         (lambda: detector(Tensor((1, 300, 300, 3))), "has an input of int8; Frigate needs uint8.*legalize"),
@@ -141,8 +141,10 @@ def two_inputs() -> bytes:
         (lambda: b"nonsense", "neither a .tflite file nor a bundle"),
     ],
 )
-def test_others_are_refused_with_the_reason(make: Callable[[], bytes], told: str, labels: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=told):
+def test_others_are_refused_with_the_reason(
+    make: Callable[[], bytes], message: str, labels: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match=message):
         exported(make(), labels, tmp_path)
     assert not (tmp_path / "out").exists()
 
@@ -203,9 +205,9 @@ INPUTS = {
 NAMES = ("person", "car", "cat")
 
 
-def bundled(tmp_path: Path, code: str, steps: Any = TO_1, given: Tensor = INPUTS["int8, 0 to 1"][1]) -> Bundle:
+def bundled(tmp_path: Path, code: str, steps: Any = TO_1, image: Tensor = INPUTS["int8, 0 to 1"][1]) -> Bundle:
     described = detector_files.specification(code, SIDE, overlap=1.0)  # boxes leave the image: test_detection_outputs
-    content = graph.serialize(detector_files.from_image(described, len(NAMES), given))
+    content = graph.serialize(detector_files.from_image(described, len(NAMES), image))
     (tmp_path / "d.coralline").write_bytes(detector_files.bundle_of(content, described, steps, NAMES))
     return Bundle((tmp_path / "d.coralline").read_bytes())
 
@@ -230,10 +232,10 @@ def our_answer(opened: Bundle, image: np.ndarray) -> Any:
 @pytest.mark.parametrize("form", list(INPUTS))
 def test_a_detector_gets_an_input_of_pixels_and_the_outputs_of_ssd(form: str, tmp_path: Path) -> None:
     opened = bundled(tmp_path, "ltrb", *INPUTS[form])
-    found = frigate.export(tmp_path / "d.coralline", tmp_path / "out")
+    export = frigate.export(tmp_path / "d.coralline", tmp_path / "out")
     bgr = form == "int8, -1 to 1"
-    assert (found.model_type, found.pixel_format) == ("ssd", "bgr" if bgr else "rgb")
-    assert found.labels == dict(enumerate(NAMES))
+    assert (export.model_type, export.pixel_format) == ("ssd", "bgr" if bgr else "rgb")
+    assert export.labels == dict(enumerate(NAMES))
     model = read(tmp_path / "out" / "frigate.yml").value["model"]
     assert (model["model_type"], model["input_pixel_format"]) == ("ssd", "bgr" if bgr else "rgb")
     content = (tmp_path / "out" / "d.tflite").read_bytes()
@@ -270,17 +272,17 @@ def test_frigates_own_program_finds_what_the_bundle_finds(
     form: str, code: str, model_type: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = bundled(tmp_path, code, *INPUTS[form])
-    found = frigate.export(tmp_path / "d.coralline", tmp_path / "out", model_type=model_type)
-    assert found.model_type == ("yolo-generic" if (code, model_type) == ("dfl", None) else "ssd")
+    export = frigate.export(tmp_path / "d.coralline", tmp_path / "out", model_type=model_type)
+    assert export.model_type == ("yolo-generic" if (code, model_type) == ("dfl", None) else "ssd")
     plugin = frigate_stand_ins.plugin(monkeypatch)
-    detect = frigate_stand_ins.detector(plugin, tmp_path / "out" / "d.tflite", found)
+    detect = frigate_stand_ins.detector(plugin, tmp_path / "out" / "d.tflite", export)
     for seed in range(5):
         image = photo(seed)
         expected = our_answer(opened, image)
         rows = detect(image[np.newaxis])
         rows = rows[rows[:, 1] > 0]
         assert len(rows) > 3
-        if found.model_type == "ssd":
+        if export.model_type == "ssd":
             agree(rows, expected, 1e-4)
         else:  # one class for each location, boxes of all classes are suppressed together, one scale for all logits
             assert_found(rows[:3], expected, 0.05)

@@ -52,8 +52,8 @@ def test_calibration(settings: dict[str, Any], form: str) -> None:
 
 def test_head_and_softmax_agree_on_the_temperature() -> None:
     """The steps of 1/256 of an int8 softmax hardly change the fitted temperature on this easy data."""
-    found = [small_shop.opened(**each).manifest["confidence"] for each in ({}, {"expose": False})]
-    assert found[0]["temperature"] == pytest.approx(found[1]["temperature"], rel=0.1)
+    calibrations = [small_shop.opened(**settings).manifest["confidence"] for settings in ({}, {"expose": False})]
+    assert calibrations[0]["temperature"] == pytest.approx(calibrations[1]["temperature"], rel=0.1)
 
 
 def test_false_accepts_are_measured_with_images(tmp_path: Path) -> None:
@@ -127,14 +127,14 @@ def test_a_binary_classifier_has_two_classes(tmp_path: Path) -> None:
 
 
 def _one_logit(*, int8: bool) -> bytes:
-    made = tiny.TfliteBuilder(int8=int8)
+    builder = tiny.TfliteBuilder(int8=int8)
     random = np.random.default_rng(0)
-    x = made.activation("image", [1, 4, 4, 1], (0.0, 1.0))
-    hidden = made.activation("hidden", [1, 4, 4, 4], (0.0, 5.0))
-    logit = made.activation("logit", [1, 1], (-9.0, 9.0))
-    made.convolution(x, random.uniform(-1, 1, (4, 3, 3, 1)), np.zeros(4), hidden)
-    made.dense(hidden, random.uniform(-1, 1, (1, 64)), np.zeros(1), logit)
-    return made.finish([x], [logit])
+    x = builder.activation("image", [1, 4, 4, 1], (0.0, 1.0))
+    hidden = builder.activation("hidden", [1, 4, 4, 4], (0.0, 5.0))
+    logit = builder.activation("logit", [1, 1], (-9.0, 9.0))
+    builder.convolution(x, random.uniform(-1, 1, (4, 3, 3, 1)), np.zeros(4), hidden)
+    builder.dense(hidden, random.uniform(-1, 1, (1, 64)), np.zeros(1), logit)
+    return builder.finish([x], [logit])
 
 
 def test_embeddings_are_imprinted() -> None:

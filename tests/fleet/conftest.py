@@ -16,8 +16,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     """Run a real sshd; skip the test if there is none."""
     if reason := remote_host.missing():
         pytest.skip(reason)
-    with remote_host.running(tmp_path_factory.mktemp("sshd") / "host") as made:
-        yield made
+    with remote_host.running(tmp_path_factory.mktemp("sshd") / "host") as sshd_host:
+        yield sshd_host
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from compress.fleet.address import DeviceAddress, distinct, parse, read_addresse
     ],
 )
 def test_addresses(text: str, expected: DeviceAddress, name: str) -> None:
-    found = parse(text)
-    assert (found, found.name) == (expected, name)
-    assert parse(str(found)) == found
+    address = parse(text)
+    assert (address, address.name) == (expected, name)
+    assert parse(str(address)) == address
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_folder_beside_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_list_of_hosts(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
     path.write_text("# the shop\nssh://a/x  # at the door\n\nssh://b/x#1\n".replace("#1", ""))
-    assert [each.host for each in read_addresses(path)] == ["a", "b"]
+    assert [address.host for address in read_addresses(path)] == ["a", "b"]
     assert len(distinct([*read_addresses(path), *read_addresses(path)])) == 2
     path.write_text("ssh://a/x\nssh://b\n")
     with pytest.raises(PipelineError, match="hosts:2"):

@@ -64,12 +64,12 @@ def test_only_pieces_that_changed_are_sent(
 
 
 def rows_of_both(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
-    text, found = capsys.readouterr().out, []
+    text, device_rows = capsys.readouterr().out, []
     while text.strip():
         value, end = json.JSONDecoder().raw_decode(text.lstrip())
-        found += value["devices"]
+        device_rows += value["devices"]
         text = text.lstrip()[end:]
-    return found
+    return device_rows
 
 
 def test_the_last_versions_stay(host: Host, bundle_file: Write, tmp_path: Path) -> None:
@@ -204,9 +204,9 @@ def test_a_login_shell_that_gets_in_the_way(
 ) -> None:
     monkeypatch.setattr(remote, "GREETING_TIMEOUT_S", 5.0 - ssh.CONNECT_TIMEOUT_S)
     host.python(before=does)
-    told = failed(capsys, ["deploy", str(bundle_file(1)), *host.options(tmp_path / "there")])
-    assert said in told
-    assert "profile" in told
+    message = failed(capsys, ["deploy", str(bundle_file(1)), *host.options(tmp_path / "there")])
+    assert said in message
+    assert "profile" in message
     assert not (tmp_path / "there").exists()
 
 
@@ -305,8 +305,8 @@ def test_what_was_damaged_is_mended_by_the_same_deployment(host: Host, bundle_fi
 def test_measured_there(host: Host, bundle_file: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = bundle_file(1)
     assert main(["deploy", str(path), *host.options(tmp_path / "there"), "--bench"]) == 0
-    found = json.loads((path.parent / "devices" / f"127.0.0.1-{host.port}.json").read_text())
-    assert found["benchmark"]["steady"]["median"]["how"] == "measured"
+    report = json.loads((path.parent / "devices" / f"127.0.0.1-{host.port}.json").read_text())
+    assert report["benchmark"]["steady"]["median"]["how"] == "measured"
 
 
 def test_the_unit_for_systemd(host: Host, bundle_file: Write, tmp_path: Path) -> None:
@@ -329,7 +329,7 @@ def test_the_log(host: Host, bundle_file: Write, tmp_path: Path) -> None:
     assert main(["rollback", *options]) == 15
     lines = log.read_text().splitlines()
     entries = [json.loads(line) for line in lines if line != '{"cut']
-    assert [(each["action"], each["event"]) for each in entries] == [
+    assert [(entry["action"], entry["event"]) for entry in entries] == [
         ("deploy", "begun"),
         ("deploy", "done"),
         ("rollback", "begun"),

@@ -32,8 +32,8 @@ cd "{folder}" && exec sh -c "$1"
 def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The home folder of the other host."""
     folder, bin_ = tmp_path / "home", tmp_path / "bin"
-    for each in (folder / "app" / "deploy", bin_, tmp_path / "tmp"):
-        each.mkdir(parents=True)
+    for directory in (folder / "app" / "deploy", bin_, tmp_path / "tmp"):
+        directory.mkdir(parents=True)
     (folder / "app" / "deploy" / "__init__.py").write_text("")
     (bin_ / "ssh").write_text(SSH.format(folder=folder))
     (bin_ / "ssh").chmod(0o755)
@@ -48,12 +48,12 @@ def kinds(text: str) -> set[str]:
 
 def test_another_host(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["doctor", "--to", f"ssh://me@board:2222{there}/app", "--python", sys.executable, "--json"])
-    told = json.loads(capsys.readouterr().out)
-    assert code == (0 if told["sound"] else 14)
-    assert "shadow" in {row["kind"] for row in told["findings"]}  # only a doctor in that folder finds it
-    asked = (there / "asked").read_text()
-    assert "BatchMode=yes" in asked
-    assert "-p 2222 -- me@board sh -c" in asked
+    report = json.loads(capsys.readouterr().out)
+    assert code == (0 if report["sound"] else 14)
+    assert "shadow" in {row["kind"] for row in report["findings"]}  # only a doctor in that folder finds it
+    ssh_command = (there / "asked").read_text()
+    assert "BatchMode=yes" in ssh_command
+    assert "-p 2222 -- me@board sh -c" in ssh_command
     assert list((there.parent / "tmp").iterdir()) == []
 
 

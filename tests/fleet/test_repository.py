@@ -51,9 +51,9 @@ class Shop:
 
 @pytest.fixture
 def shop(tmp_path: Path) -> Shop:
-    made = Shop(tmp_path)
-    made.editor().add({"shop.coralline": ONE})
-    return made
+    new_shop = Shop(tmp_path)
+    new_shop.editor().add({"shop.coralline": ONE})
+    return new_shop
 
 
 def device(shop: Shop, folder: Path) -> trust.TrustFolder:

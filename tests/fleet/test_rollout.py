@@ -36,15 +36,15 @@ def test_a_fleet(host: Host, bundle_file: Write, tmp_path: Path, capsys: pytest.
     )
     assert "unchanged" in capsys.readouterr().out
     events = [json.loads(line) for line in (host.folder / "log.jsonl").read_text().splitlines()]
-    assert {each["event"] for each in events if each["address"] == "ssh://127.0.0.1:1/x"} >= {"begun", "failed"}
+    assert {event["event"] for event in events if event["address"] == "ssh://127.0.0.1:1/x"} >= {"begun", "failed"}
 
 
 def test_a_fleet_as_json(host: Host, bundle_file: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = [*host.options(tmp_path / "a"), "--to", "ssh://127.0.0.1:1/x", "--json"]
     assert main(["deploy", str(bundle_file(1)), *options]) == 15
-    found = json.loads(capsys.readouterr().out)
-    assert [row["result"] for row in found["devices"]] == ["deployed", "failed"]
-    assert found["failed"] == 1
+    report = json.loads(capsys.readouterr().out)
+    assert [row["result"] for row in report["devices"]] == ["deployed", "failed"]
+    assert report["failed"] == 1
 
 
 def test_a_card(bundle_file: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,13 +90,13 @@ def install(folder: object, content: bytes) -> str:
 
     assert isinstance(folder, releases.DeviceFolder)
     files = {}
-    for name, whole in ((releases.BUNDLE, content), (releases.RUNNER, b"runner")):
-        digest = hashlib.sha256(whole).hexdigest()
-        files[name] = {"sha256": digest, "pieces": [[digest, len(whole)]]}
-        assert folder.put(digest, 0, len(whole), iter([whole]))
-    made = releases.release_name(files[releases.BUNDLE]["sha256"], files[releases.RUNNER]["sha256"])
-    folder.install(made, files)
-    return made
+    for name, file_bytes in ((releases.BUNDLE, content), (releases.RUNNER, b"runner")):
+        digest = hashlib.sha256(file_bytes).hexdigest()
+        files[name] = {"sha256": digest, "pieces": [[digest, len(file_bytes)]]}
+        assert folder.put(digest, 0, len(file_bytes), iter([file_bytes]))
+    release = releases.release_name(files[releases.BUNDLE]["sha256"], files[releases.RUNNER]["sha256"])
+    folder.install(release, files)
+    return release
 
 
 @pytest.mark.parametrize(
@@ -135,9 +135,9 @@ def test_no_deployment_without_a_log(
 def test_status_of_a_fleet(host: Host, bundle_file: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = host.options(tmp_path / "a")
     assert main(["deploy", str(bundle_file(1)), *options]) == 0
-    asked = ["status", *options[: options.index("--log")], "--to", host.address(tmp_path / "b"), "--jobs", "2"]
+    arguments = ["status", *options[: options.index("--log")], "--to", host.address(tmp_path / "b"), "--jobs", "2"]
     capsys.readouterr()
-    assert main([*asked, "--json"]) == 0
+    assert main([*arguments, "--json"]) == 0
     sound, nothing = json.loads(capsys.readouterr().out)["devices"]
     assert (sound["result"], sound["name"], nothing["result"], nothing["current"]) == (
         "sound",
@@ -150,7 +150,7 @@ def test_status_of_a_fleet(host: Host, bundle_file: Write, tmp_path: Path, capsy
     assert not (tmp_path / "b").exists()
 
     (tmp_path / "a" / current / "runner.pyz").write_bytes(b"damaged")
-    assert main([*asked, "--to", "ssh://127.0.0.1:1/x"]) == 15
+    assert main([*arguments, "--to", "ssh://127.0.0.1:1/x"]) == 15
     table = capsys.readouterr().out
     assert "damaged" in table.splitlines()[1]
     assert "unknown" in table.splitlines()[3]

@@ -55,16 +55,16 @@ class Board:
         return ["deploy", str(path), *self.host.options(self.there), "--repository", str(self.repository), *arguments]
 
     def trusted(self) -> trust.TrustFolder:
-        found = trust.find(str(self.trust))
-        assert found is not None
-        return found
+        trust_folder = trust.find(str(self.trust))
+        assert trust_folder is not None
+        return trust_folder
 
 
 @pytest.fixture
 def board(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Board:
-    made = Board(host, tmp_path)
-    monkeypatch.setenv("CORALLINE_ROOT", str(made.root))  # for `answers`, which runs the runner here
-    return made
+    new_board = Board(host, tmp_path)
+    monkeypatch.setenv("CORALLINE_ROOT", str(new_board.root))  # for `answers`, which runs the runner here
+    return new_board
 
 
 def test_first_contact_is_explicit(board: Board, bundle_file: Write, capsys: pytest.CaptureFixture[str]) -> None:

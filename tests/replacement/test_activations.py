@@ -218,7 +218,10 @@ def test_shared_layers_nested_models_and_several_outputs(keras: Any) -> None:
         return keras.Model([image, other], {"sum": layers.Flatten()(x + y), "other": layers.Flatten()(z)})
 
     new_model, replacements = replaced(net(hard, "silu"))
-    assert {what: len(names) for what, names in replacements.replaced.items()} == {"hard_silu": 1, "silu": 1}  # both shared
+    assert {what: len(names) for what, names in replacements.replaced.items()} == {
+        "hard_silu": 1,
+        "silu": 1,
+    }  # both shared
     inputs = [images(), images() + 1]
     expected = net(keras.layers.ReLU(), "relu")(inputs)
     actual = new_model(inputs)

@@ -43,8 +43,8 @@ def texts(root: ElementTree.Element) -> list[str]:
 
 
 def circles(root: ElementTree.Element, kind: str) -> list[tuple[float, float]]:
-    found = [c for c in root.iter(f"{SVG}circle") if kind in c.attrib["class"].split()]
-    return [(float(c.attrib["cx"]), float(c.attrib["cy"])) for c in found]
+    elements = [c for c in root.iter(f"{SVG}circle") if kind in c.attrib["class"].split()]
+    return [(float(c.attrib["cx"]), float(c.attrib["cy"])) for c in elements]
 
 
 def test_trade_off_places_points_by_their_values() -> None:
@@ -439,11 +439,11 @@ def test_outline_of_lists_and_empty_values() -> None:
 
 def test_the_title_of_a_small_confusion_matrix_is_not_cut_off() -> None:
     svg = charts.confusion_matrix(["a", "b"], [[3, 1], [0, 2]])
-    found = re.search(r'viewBox="0 0 ([\d.]+) ', svg)
+    view_box = re.search(r'viewBox="0 0 ([\d.]+) ', svg)
     start = re.search(r'<text x="([\d.]+)"[^>]*>predicted class', svg)
-    assert found is not None
+    assert view_box is not None
     assert start is not None
-    assert float(start[1]) + draw.wide("predicted class →") <= float(found[1])
+    assert float(start[1]) + draw.wide("predicted class →") <= float(view_box[1])
 
 
 def test_long_words_of_a_label_are_broken_after_an_underscore() -> None:

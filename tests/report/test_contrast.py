@@ -21,8 +21,8 @@ def variables(scheme: str) -> dict[str, Colour]:
     """The colours of a scheme by name."""
     blocks = re.findall(r":root \{(.*?)\}", STYLE, re.DOTALL)
     assert len(blocks) == len(SCHEMES)
-    found = re.findall(r"--([\w-]+): (#[0-9a-f]{6})", blocks[SCHEMES[scheme]])
-    return {name: (int(code[1:3], 16), int(code[3:5], 16), int(code[5:7], 16)) for name, code in found}
+    declarations = re.findall(r"--([\w-]+): (#[0-9a-f]{6})", blocks[SCHEMES[scheme]])
+    return {name: (int(code[1:3], 16), int(code[3:5], 16), int(code[5:7], 16)) for name, code in declarations}
 
 
 def luminance(colour: Colour) -> float:

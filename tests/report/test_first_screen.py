@@ -20,8 +20,8 @@ def record(**changes: Any) -> RunRecord:
 
 
 def placement(**changes: Any) -> Record:
-    found: Record = full()["placement"] | changes
-    return found
+    placement_record: Record = full()["placement"] | changes
+    return placement_record
 
 
 def on_tpu(count: int) -> list[Record]:
@@ -71,8 +71,8 @@ def on_tpu(count: int) -> list[Record]:
 )
 def test_headline(changes: Record, text: str) -> None:
     assert headline(record(**changes)) == text
-    found = record(**changes)
-    assert text in markdown_of(found.to_json())
+    run_record = record(**changes)
+    assert text in markdown_of(run_record.to_json())
 
 
 def test_devices_are_in_the_headline() -> None:
@@ -108,9 +108,9 @@ def test_key_figures_have_the_change() -> None:
 )
 def test_next_steps(changes: Record, commands: list[str]) -> None:
     steps = next_steps.steps(record(**changes))
-    found = [step.command for step in steps if step.command]
-    assert len(found) == len(commands)
-    assert all(command.startswith(expected) for command, expected in zip(found, commands, strict=True))
+    actual_commands = [step.command for step in steps if step.command]
+    assert len(actual_commands) == len(commands)
+    assert all(command.startswith(expected) for command, expected in zip(actual_commands, commands, strict=True))
     assert all(step.text.endswith(".") for step in steps)
     page = html_of(full() | changes)
     assert page.index("Next steps</h2>") < page.index("Contents</h2>") < page.index("<section")
@@ -160,16 +160,16 @@ def test_the_contents_are_the_sections(name: str) -> None:
 
 
 def figures(blocks: Any) -> list[Figure]:
-    found: list[Figure] = []
+    figure_list: list[Figure] = []
     block: Block
     for block in blocks:
         if isinstance(block, Figure):
-            found.append(block)
+            figure_list.append(block)
         elif isinstance(block, Details):
-            found += figures(block.blocks)
+            figure_list += figures(block.blocks)
         elif isinstance(block, Columns):
-            found += [figure for column in block.columns for figure in figures(column)]
-    return found
+            figure_list += [figure for column in block.columns for figure in figures(column)]
+    return figure_list
 
 
 @pytest.mark.parametrize("name", RECORDS)

@@ -24,9 +24,9 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def drawing(page: str) -> ElementTree.Element:
-    found = re.search(r"<svg.*?</svg>", page, re.DOTALL)
-    assert found is not None
-    return ElementTree.fromstring(found[0])
+    match = re.search(r"<svg.*?</svg>", page, re.DOTALL)
+    assert match is not None
+    return ElementTree.fromstring(match[0])
 
 
 def test_every_operator_has_a_box_with_its_placement_and_reason() -> None:
@@ -108,10 +108,10 @@ def test_a_tensor_that_is_read_before_it_is_written_draws_no_edge() -> None:
 def test_node_data_finds_nodes_by_tensor_or_by_index() -> None:
     model = classifier()
     operators = placed(model, "tpu", "cpu", status="Not supported", reason="3 dimensions")
-    found = json.loads(graph_node_data(model, PlacementRecord("", tuple(operators))))
-    assert found["name"] == "Placement (predicted)"
-    assert found["results"]["hidden"] == {"value": "Edge TPU", "bgColor": "#9fd8de"}
-    assert found["results"]["scores"] == {"value": "CPU: Not supported 3 dimensions", "bgColor": "#f2b766"}
+    node_data = json.loads(graph_node_data(model, PlacementRecord("", tuple(operators))))
+    assert node_data["name"] == "Placement (predicted)"
+    assert node_data["results"]["hidden"] == {"value": "Edge TPU", "bgColor": "#9fd8de"}
+    assert node_data["results"]["scores"] == {"value": "CPU: Not supported 3 dimensions", "bgColor": "#f2b766"}
     for tensor in model.source.subgraphs[0].tensors:
         tensor.name = b"same"
     same = graph.from_source(model.source)

@@ -24,7 +24,9 @@ def picture(shows: str, text: str, file: str) -> Record:
 def with_examples(text: str = "cup 0.90", name: str = "photos/7.jpg") -> Record:
     rows = []
     for number, kind in enumerate(("different", "typical"), 1):
-        shown = [picture(each, f"{text} {each}", f"{number}-{each}.jpg") for each in ("label", "original", "result")]
+        shown = [
+            picture(shows, f"{text} {shows}", f"{number}-{shows}.jpg") for shows in ("label", "original", "result")
+        ]
         rows.append(
             {"sample": 7 * number, "name": name, "kind": kind, "difference": "1 of 3 objects", "pictures": shown}
         )

@@ -202,7 +202,7 @@ def test_three_runs_are_compared_with_the_first() -> None:
     second["models"]["result"]["measurements"]["size_bytes"] = m(100_000, "bytes")
     third["models"]["result"]["measurements"]["size_bytes"] = m(200_000, "bytes")
     comparison = compared(full(), second, third)
-    assert [each.value for each in quantity(comparison, "size_bytes").differences] == [-6824, 93_176]
+    assert [difference.value for difference in quantity(comparison, "size_bytes").differences] == [-6824, 93_176]
     assert [line[:14] for line in run_comparison.summary(comparison)] == ["B against A: a", "C against A: a"]
 
 
@@ -237,8 +237,8 @@ def test_the_command(coralline: tiny.Coralline, runs: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "comparison: c.html\n")
     assert done.stdout.startswith("B against A: accuracy ")
     assert "two/report.json" in (runs / "c.html").read_text()
-    found = json.loads(coralline("compare", "one", "two", "--json").stdout)
-    assert (found["schema_version"], [run["letter"] for run in found["runs"]]) == (1, ["A", "B"])
+    report = json.loads(coralline("compare", "one", "two", "--json").stdout)
+    assert (report["schema_version"], [run["letter"] for run in report["runs"]]) == (1, ["A", "B"])
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_one_objective_is_drawn_in_the_order_of_the_trials() -> None:
     assert "of each complete trial, in their order" in page
 
 
-UNMEASURED = tuple(replace(each, values={}, excess={"accuracy": 1.0}) for each in TRIALS[:4])
+UNMEASURED = tuple(replace(trial_record, values={}, excess={"accuracy": 1.0}) for trial_record in TRIALS[:4])
 
 
 @pytest.mark.parametrize("trials", [(), TRIALS[4:], UNMEASURED])
@@ -116,6 +116,6 @@ def test_equal_values_and_hostile_names_are_drawn() -> None:
 
 
 def test_the_record_survives_json() -> None:
-    for each in TRIALS:
-        assert TrialRecord.from_json(each.to_json()) == each
+    for trial_record in TRIALS:
+        assert TrialRecord.from_json(trial_record.to_json()) == trial_record
     assert RECORD.to_json()["schema_version"] == 1

@@ -21,14 +21,14 @@ Branch = tuple[CodeType, int]
 def reached(work: Callable[[], Any], modules: Iterable[ModuleType]) -> frozenset[Branch]:
     """Return the branches of the modules that a call of `work` reaches."""
     files = {module.__file__ for module in modules}
-    found: set[Branch] = set()
+    branches: set[Branch] = set()
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
         if frame.f_code.co_filename not in files:
             return None
         frame.f_trace_opcodes = True
         if event == "opcode":
-            found.add((frame.f_code, frame.f_lasti))
+            branches.add((frame.f_code, frame.f_lasti))
         return trace
 
     before = sys.gettrace()
@@ -37,16 +37,16 @@ def reached(work: Callable[[], Any], modules: Iterable[ModuleType]) -> frozenset
         work()
     finally:
         sys.settrace(before)
-    return frozenset(found)
+    return frozenset(branches)
 
 
 def alone(supports: Mapping[str, frozenset[Branch]], family: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return for each model the source lines with branches that no model of another family reaches."""
-    found: dict[str, list[str]] = {}
+    lines: dict[str, list[str]] = {}
     for name, branches in supports.items():
-        others = [each for other, each in supports.items() if family[other] != family[name]]
-        found[name] = _lines(branches.difference(*others))
-    return found
+        others = [other_branches for other, other_branches in supports.items() if family[other] != family[name]]
+        lines[name] = _lines(branches.difference(*others))
+    return lines
 
 
 def _lines(branches: Iterable[Branch]) -> list[str]:

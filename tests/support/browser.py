@@ -99,15 +99,15 @@ class Browser:
 
     def choose(self, element: str, files: list[Path]) -> None:
         """Choose files in a file input."""
-        found = self.call("Runtime.evaluate", expression=f"document.getElementById({element!r})")
+        response = self.call("Runtime.evaluate", expression=f"document.getElementById({element!r})")
         names = [str(path) for path in files]
-        self.call("DOM.setFileInputFiles", files=names, objectId=found["result"]["objectId"])
+        self.call("DOM.setFileInputFiles", files=names, objectId=response["result"]["objectId"])
 
 
 @contextmanager
 def browser(folder: Path) -> Iterator[Browser]:
     """Start a browser with its profile in a folder. Skip the test if no browser is installed."""
-    program = next((found for name in NAMES if (found := shutil.which(name))), None)
+    program = next((path for name in NAMES if (path := shutil.which(name))), None)
     if program is None:
         pytest.skip(f"no browser: none of {', '.join(NAMES)} is installed")
     to_browser, from_browser = os.pipe(), os.pipe()

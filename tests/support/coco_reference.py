@@ -16,10 +16,10 @@ from deploy.contract.average_precision import MAX_DETECTIONS, Truth
 from deploy.contract.detection import Detections
 
 
-def by_coco(found: Sequence[Detections], wanted: Sequence[Truth], classes: int) -> dict[str, Any]:
+def by_coco(predictions: Sequence[Detections], ground_truth: Sequence[Truth], classes: int) -> dict[str, Any]:
     """Return the average precision by pycocotools, in the form of `average_precision`."""
     sets: list[list[dict[str, Any]]] = [[], []]
-    for image, (detections, (boxes, labels)) in enumerate(zip(found, wanted, strict=True), 1):
+    for image, (detections, (boxes, labels)) in enumerate(zip(predictions, ground_truth, strict=True), 1):
         sets[0] += _annotations(boxes, labels, image)
         scored = _annotations(detections.boxes, detections.classes, image)
         sets[1] += [row | {"score": float(score)} for row, score in zip(scored, detections.scores, strict=True)]
@@ -27,7 +27,7 @@ def by_coco(found: Sequence[Detections], wanted: Sequence[Truth], classes: int) 
         truth, answers = COCO(), COCO()
         for index, rows in zip((truth, answers), sets, strict=True):
             index.dataset = {
-                "images": [{"id": image} for image in range(1, len(wanted) + 1)],
+                "images": [{"id": image} for image in range(1, len(ground_truth) + 1)],
                 "categories": [{"id": label} for label in range(classes)],
                 "annotations": [row | {"id": number} for number, row in enumerate(rows, 1)],
             }
@@ -37,14 +37,14 @@ def by_coco(found: Sequence[Detections], wanted: Sequence[Truth], classes: int) 
         judge.evaluate()
         judge.accumulate()
     precision: NDArray[np.float64] = judge.eval["precision"][..., 0, 0]  # [overlaps, recalls, classes]; -1: no objects
-    rows = [_row(precision[..., label], [labels for _, labels in wanted], label) for label in range(classes)]
+    rows = [_row(precision[..., label], [labels for _, labels in ground_truth], label) for label in range(classes)]
     kept = [row for row in rows if row["objects"]]
     means = {name: float(np.mean([row[name] for row in kept])) if kept else None for name in ("ap", "ap50")}
     return {**means, "per_class": rows}
 
 
-def _row(precision: NDArray[np.float64], wanted: Sequence[NDArray[Any]], label: int) -> dict[str, Any]:
-    objects = sum(int((labels == label).sum()) for labels in wanted)
+def _row(precision: NDArray[np.float64], true_labels: Sequence[NDArray[Any]], label: int) -> dict[str, Any]:
+    objects = sum(int((labels == label).sum()) for labels in true_labels)
     if not objects:
         return {"ap": None, "ap50": None, "objects": 0}
     return {"ap": float(precision.mean()), "ap50": float(precision[0].mean()), "objects": objects}

@@ -78,7 +78,7 @@ def real_models() -> list[CompiledModel]:
                 runtime=real.min_runtime,
                 placement=tuple(row["placement"]),
                 parameter_bytes=real.cached_bytes + real.streamed_bytes,
-                narrow_bytes_per_tile=max(each.narrow_bytes_per_tile for each in real.executables),
+                narrow_bytes_per_tile=max(executable.narrow_bytes_per_tile for executable in real.executables),
             )
         )
     return models
@@ -120,20 +120,25 @@ def record() -> None:
 
 def stack(row: dict[str, Any]) -> list[parameter_memory.Parameters]:
     """Return the layers of one row of the compiler's memory sweep."""
-    given, layers, conv = row["input"][-1], [], row["network"] == "conv"
+    channels, layers, conv = row["input"][-1], [], row["network"] == "conv"
     for outputs in [row["width"]] * row["layers"] + ([] if conv else [row["classes"]]):
-        each = parameter_memory.round_up(given, 4) * (row["kernel"] ** 2 if conv else 1)
+        per_output = parameter_memory.round_up(channels, 4) * (row["kernel"] ** 2 if conv else 1)
         places = row["input"][0] * row["input"][1] if conv else 1
-        found = parameter_memory.convolution(outputs, each, 8 if conv else 0, places, one_position_in=not conv)
-        layers.append(parameter_memory.mark_uncacheable(found, each, TARGET))
-        given = outputs
+        parameters = parameter_memory.convolution(
+            outputs, per_output, 8 if conv else 0, places, one_position_in=not conv
+        )
+        layers.append(parameter_memory.mark_uncacheable(parameters, per_output, TARGET))
+        channels = outputs
     return layers
 
 
 def reported(row: dict[str, Any]) -> bool:
     """Return whether both predicted sizes equal those in the compiler's report, to the digits that it prints."""
-    found = parameter_memory.allocate_cache(stack(row), TARGET)
-    numbers = ((found.report_on_chip_bytes, "report_on_chip_MiB"), (found.report_off_chip_bytes, "report_off_chip_MiB"))
+    allocation = parameter_memory.allocate_cache(stack(row), TARGET)
+    numbers = (
+        (allocation.report_on_chip_bytes, "report_on_chip_MiB"),
+        (allocation.report_off_chip_bytes, "report_off_chip_MiB"),
+    )
     return all(abs(size / MIB - row[name]) <= (0.00501 if row[name] >= 1 else 0.00001) for size, name in numbers)
 
 

@@ -11,11 +11,11 @@ from compress.data.crc32c import crc32c, masked
 
 
 def varint(value: int) -> bytes:
-    found = b""
+    encoded = b""
     while value > 0x7F:
-        found += bytes([value & 0x7F | 0x80])
+        encoded += bytes([value & 0x7F | 0x80])
         value >>= 7
-    return found + bytes([value])
+    return encoded + bytes([value])
 
 
 def field(number: int, content: bytes) -> bytes:
@@ -27,12 +27,12 @@ def example(**values: Any) -> bytes:
     entries = b""
     for name, value in values.items():
         if isinstance(value, bytes):
-            made = field(1, field(1, value))
+            feature = field(1, field(1, value))
         elif np.asarray(value).dtype.kind == "f":
-            made = field(2, field(1, np.asarray(value, "<f4").tobytes()))
+            feature = field(2, field(1, np.asarray(value, "<f4").tobytes()))
         else:
-            made = field(3, field(1, b"".join(varint(int(each) & (1 << 64) - 1) for each in np.ravel(value))))
-        entries += field(1, field(1, name.encode()) + field(2, made))
+            feature = field(3, field(1, b"".join(varint(int(number) & (1 << 64) - 1) for number in np.ravel(value))))
+        entries += field(1, field(1, name.encode()) + field(2, feature))
     return field(1, entries)
 
 

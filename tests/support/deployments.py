@@ -34,8 +34,8 @@ def left(folder: Path) -> set[str]:
 
 
 def rows(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["devices"]
-    return found
+    device_rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["devices"]
+    return device_rows
 
 
 def failed(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:

@@ -40,7 +40,7 @@ def outputs(described: Mapping[str, Any], classes: int, dtype: str = "INT8") -> 
     """Return the output tensors of a detector by name, [1, height, width, values]."""
     detector = Detector(described)
     columns = classes + (detector.specification["background"] is not None)
-    made = {}
+    tensors = {}
     for number, entry in enumerate(detector.specification["tensors"]):
         grid = detector.specification["maps"][entry["map"]]
         anchors = len(grid.get("boxes", ())) or 1
@@ -53,8 +53,8 @@ def outputs(described: Mapping[str, Any], classes: int, dtype: str = "INT8") -> 
             quantization = {"scales": (1 / 256,), "zero_point": -128 if dtype == "INT8" else 0}
         elif dtype == "UINT8":
             quantization["zero_point"] = 148
-        made[f"{entry['part']}{entry['map']}-{number}"] = Tensor((1, *grid["cells"], width), dtype, **quantization)
-    return made
+        tensors[f"{entry['part']}{entry['map']}-{number}"] = Tensor((1, *grid["cells"], width), dtype, **quantization)
+    return tensors
 
 
 def flat_outputs(described: Mapping[str, Any], classes: int, dtype: str = "INT8") -> dict[str, Tensor]:
@@ -81,20 +81,20 @@ def from_inputs(described: Mapping[str, Any], classes: int, dtype: str = "INT8",
     return one_op.read(tensors, operators, [f"given-{name}" for name in results], list(results))
 
 
-def from_image(described: Mapping[str, Any], classes: int, given: Tensor, seed: int = 0) -> Graph:
+def from_image(described: Mapping[str, Any], classes: int, image: Tensor, seed: int = 0) -> Graph:
     """Return a model that computes its outputs from an image: the mean of each cell, then a 1x1 convolution."""
     random = np.random.default_rng(seed)
     results = outputs(described, classes, "INT8")
-    tensors, operators = {"image": given, **results}, []
+    tensors, operators = {"image": image, **results}, []
     start = "image"
-    if given.dtype == "UINT8":
+    if image.dtype == "UINT8":
         start = "signed"
-        tensors[start] = Tensor(given.shape, "INT8", None, given.scales, given.zero_point - 128)
+        tensors[start] = Tensor(image.shape, "INT8", None, image.scales, image.zero_point - 128)
         operators.append(Op("QUANTIZE", ["image"], [start]))
     signed = tensors[start]
-    middle = 0 if given.zero_point in (-1, 0) and given.dtype == "INT8" else 1  # inputs from -1 to 1, or from 0 to 1
+    middle = 0 if image.zero_point in (-1, 0) and image.dtype == "INT8" else 1  # inputs from -1 to 1, or from 0 to 1
     for name, tensor in results.items():
-        step = given.shape[1] // tensor.shape[1]
+        step = image.shape[1] // tensor.shape[1]
         pooled = f"pooled-{name}"
         tensors[pooled] = Tensor((1, *tensor.shape[1:3], 3), "INT8", None, signed.scales, signed.zero_point)
         pool = {"filterHeight": step, "filterWidth": step, "strideH": step, "strideW": step, "padding": VALID}
@@ -106,28 +106,28 @@ def from_image(described: Mapping[str, Any], classes: int, given: Tensor, seed: 
         ]
         value = deviation / 40  # value of one step of the kernel: inputs have a standard deviation of about 0.3
         tensors[f"kernel-{name}"] = Tensor(kernel.shape, "INT8", kernel, (value,) * width)
-        biases = np.round((centre / value - kernel.sum(axis=(1, 2, 3)) * 0.5 * middle) / given.scales[0])
-        tensors[f"bias-{name}"] = Tensor((width,), "INT32", biases, (value * given.scales[0],) * width)
+        biases = np.round((centre / value - kernel.sum(axis=(1, 2, 3)) * 0.5 * middle) / image.scales[0])
+        tensors[f"bias-{name}"] = Tensor((width,), "INT32", biases, (value * image.scales[0],) * width)
         convolution = {"strideH": 1, "strideW": 1, "padding": VALID}
         operators.append(Op("CONV_2D", [pooled, f"kernel-{name}", f"bias-{name}"], [name], 3, convolution))
     return one_op.read(tensors, operators, ["image"], list(results))
 
 
-def answers(content: bytes, given: Sequence[Any]) -> list[np.ndarray]:
+def answers(content: bytes, inputs: Sequence[Any]) -> list[np.ndarray]:
     """Return the dequantized outputs of a model, in the order of the file."""
     from ai_edge_litert.interpreter import Interpreter
 
     interpreter = Interpreter(model_content=content)
     interpreter.allocate_tensors()
-    for detail, values in zip(interpreter.get_input_details(), given, strict=True):
+    for detail, values in zip(interpreter.get_input_details(), inputs, strict=True):
         interpreter.set_tensor(detail["index"], values)
     interpreter.invoke()
-    found = []
+    dequantized = []
     for detail in interpreter.get_output_details():
         values = interpreter.get_tensor(detail["index"])
         scale, zero_point = detail["quantization"]
-        found.append((values.astype(np.float32) - zero_point) * scale if scale else values)
-    return found
+        dequantized.append((values.astype(np.float32) - zero_point) * scale if scale else values)
+    return dequantized
 
 
 def bundle_of(content: bytes, described: Mapping[str, Any], steps: Sequence[Any], labels: Sequence[str]) -> bytes:

@@ -40,16 +40,20 @@ def compiled(content: bytes) -> bytes:
 
     parsed = graph.parse(content)
     main, source = parsed.source.subgraphs[0], parsed.source
-    made = main.operators[-1].outputs[0]
+    output = main.operators[-1].outputs[0]
     raw = schema.TensorT()
-    raw.__dict__.update(main.tensors[made].__dict__)
+    raw.__dict__.update(main.tensors[output].__dict__)
     raw.name = b"on the Edge TPU"
     main.tensors.append(raw)
     main.operators[-1].outputs = [len(main.tensors) - 1]
     code, operator = schema.OperatorCodeT(), schema.OperatorT()
     code.builtinCode = code.deprecatedBuiltinCode = schema.BuiltinOperator.CUSTOM
     code.customCode, code.version = b"edgetpu-custom-op", 1
-    operator.opcodeIndex, operator.inputs, operator.outputs = len(source.operatorCodes), [len(main.tensors) - 1], [made]
+    operator.opcodeIndex, operator.inputs, operator.outputs = (
+        len(source.operatorCodes),
+        [len(main.tensors) - 1],
+        [output],
+    )
     operator.customOptions = np.frombuffer(b"stand-in", np.uint8)
     source.operatorCodes.append(code)
     main.operators.append(operator)
@@ -99,8 +103,8 @@ def packed(
         (folder / "m.tflite").write_bytes(content)
         model = LoadedModel(folder / "m.tflite", reproducible=True)
         entries[role] = described(model, f"{role}.tflite")
-        found = np.concatenate([model.raw(model.feed(preprocessing(image))) for image in inputs])
-        members[f"golden-output-{role}.npy"] = bundle.array_bytes(found)
+        golden_output = np.concatenate([model.raw(model.feed(preprocessing(image))) for image in inputs])
+        members[f"golden-output-{role}.npy"] = bundle.array_bytes(golden_output)
         outputs[role] = f"golden-output-{role}.npy"
     shutil.rmtree(folder)
     if "compiled" in contents:
@@ -108,7 +112,7 @@ def packed(
     golden: dict[str, Any] = {"inputs": [f"golden-input-{index}.npy" for index in range(3)], "outputs": outputs}
     if machine is not None:
         golden["machine"] = machine
-    members.update({f"golden-input-{index}.npy": bundle.array_bytes(each) for index, each in enumerate(inputs)})
+    members.update({f"golden-input-{index}.npy": bundle.array_bytes(array) for index, array in enumerate(inputs)})
     manifest: dict[str, Any] = {
         "name": "tiny",
         "coralline": "0.0",
@@ -216,7 +220,7 @@ def pyz(path: Path) -> Path:
 def pythons() -> list[str]:
     """Interpreters that have numpy and a TFLite runtime: this one, and those that CORALLINE_PYTHONS names."""
     named = os.environ.get("CORALLINE_PYTHONS", "").split(":")
-    return [sys.executable, *(each for each in named if each and _has_runtime(each))]
+    return [sys.executable, *(interpreter for interpreter in named if interpreter and _has_runtime(interpreter))]
 
 
 @functools.cache

@@ -51,13 +51,13 @@ COUNTED = "counted"
 
 def read(trace: Path) -> list[Operation]:
     """Read a record."""
-    content, position, found = trace.read_bytes(), 0, []
+    content, position, operations = trace.read_bytes(), 0, []
     while position < len(content):
         end = content.index(b"\n", position)
         name, path, other, offset, size = content[position:end].decode().split("\t")
         position = end + 1 + int(size)
-        found.append(Operation(name, path, other, int(offset), content[end + 1 : position]))
-    return found
+        operations.append(Operation(name, path, other, int(offset), content[end + 1 : position]))
+    return operations
 
 
 class Disk:
@@ -99,13 +99,13 @@ class Disk:
         """Apply an operation in memory."""
         path, node = operation.path, self._find(operation.path)
         if operation.name in ("create", "mkdir", "symlink"):
-            made = Node(0o644)
+            new_node = Node(0o644)
             if operation.name == "mkdir":
-                made = Node(0o755, names={})
-                self._on_disk[made] = {}
+                new_node = Node(0o755, names={})
+                self._on_disk[new_node] = {}
             elif operation.name == "symlink":
-                made = Node(0o777, operation.other)
-            self._change(*self._place(path), made)
+                new_node = Node(0o777, operation.other)
+            self._change(*self._place(path), new_node)
         elif operation.name in ("unlink", "rmdir"):
             self._change(*self._place(path), None)
         elif operation.name == "rename":
@@ -139,7 +139,7 @@ class Disk:
         """Flush a folder: its pending changes are on the disk now."""
         rest = []
         for change in self._pending:
-            if any(folder is each for each, _, _ in change.entries):
+            if any(folder is entry_folder for entry_folder, _, _ in change.entries):
                 _apply(change, self._on_disk)
             else:
                 rest.append(change)

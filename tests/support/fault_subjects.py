@@ -271,10 +271,10 @@ class Deploy(Subject):
         """Return files that no deployment may leave, and an error if the log does not end with the deployment's end."""
         there = folder / "there"
         names = [str(path.relative_to(there)) for path in there.rglob("*")]
-        found = [name for name in names if re.match(r"incoming/.|releases/\.|\.new", name) or "/.nfs" in name]
+        leftovers = [name for name in names if re.match(r"incoming/.|releases/\.|\.new", name) or "/.nfs" in name]
         if json.loads((folder / "log.jsonl").read_text().splitlines()[-1])["event"] != "done":
-            found.append("log.jsonl does not end with the end of the deployment")
-        return found
+            leftovers.append("log.jsonl does not end with the end of the deployment")
+        return leftovers
 
 
 class FirstDeploy(Deploy):
@@ -326,14 +326,14 @@ class Trust(Subject):
 
 def _compared(names: Sequence[str], folder: Path, before: Path, after: Path, *, removable: bool = False) -> str:
     """Compare files with those before and after the command. Files that the command did not change do not count."""
-    found = set()
+    states = set()
     for name in names:
         content, old, new = (_content(place / name) for place in (folder, before, after))
         if content not in (old, new) and not (content is None and removable):
             return f"{name} is neither old nor new"
         if old != new:
-            found.add(NEW if content == new else OLD if content == old else REMOVED)
-    return found.pop() if len(found) == 1 else PARTLY
+            states.add(NEW if content == new else OLD if content == old else REMOVED)
+    return states.pop() if len(states) == 1 else PARTLY
 
 
 def _content(path: Path) -> bytes | None:

@@ -45,16 +45,18 @@ def sqnr_db(expected: NDArray[Any], actual: NDArray[Any]) -> float:
 
 def fed(model: LoadedModel, samples: Floats) -> Floats:
     """Return samples in the layout of a file's input: channels first or last, and some tools add a dimension of 1."""
-    shape, own = tuple(model.input_layout.shapes[0]), samples.shape[1:]
-    if shape == own:
+    shape, sample_shape = tuple(model.input_layout.shapes[0]), samples.shape[1:]
+    if shape == sample_shape:
         return samples
-    if len(own) == 3 and shape == (own[1], own[2], own[0]):
+    if len(sample_shape) == 3 and shape == (sample_shape[1], sample_shape[2], sample_shape[0]):
         return np.ascontiguousarray(samples.transpose(0, 2, 3, 1))
-    if len(own) == 3 and shape == (own[2], own[0], own[1]):
+    if len(sample_shape) == 3 and shape == (sample_shape[2], sample_shape[0], sample_shape[1]):
         return np.ascontiguousarray(samples.transpose(0, 3, 1, 2))
-    if [side for side in shape if side != 1] == [side for side in own if side != 1]:
+    if [side for side in shape if side != 1] == [side for side in sample_shape if side != 1]:
         return samples.reshape(len(samples), *shape)
-    raise NotComparableError(f"the input of the file has the shape {list(shape)}, the samples have {list(own)}")
+    raise NotComparableError(
+        f"the input of the file has the shape {list(shape)}, the samples have {list(sample_shape)}"
+    )
 
 
 def outputs_of(file: Path, samples: Floats) -> list[Floats]:
@@ -73,14 +75,14 @@ def matched(expected: Sequence[Floats], actual: Sequence[Floats]) -> list[Floats
     Raises:
         NotComparableError: an output has no counterpart.
     """
-    choices = [[_aligned(each, one) for one in actual] for each in expected]
+    choices = [[_aligned(output, one) for one in actual] for output in expected]
     ratios = np.array([[NOT_COMPARABLE if one is None else one[0] for one in row] for row in choices])
     rows, columns = linear_sum_assignment(-ratios)
-    found = [choices[row][column] for row, column in zip(rows, columns, strict=True)]
-    if len(rows) < len(expected) or any(one is None for one in found):
-        shapes = [", ".join(str(list(each.shape[1:])) for each in part) for part in (actual, expected)]
+    matches = [choices[row][column] for row, column in zip(rows, columns, strict=True)]
+    if len(rows) < len(expected) or any(one is None for one in matches):
+        shapes = [", ".join(str(list(output.shape[1:])) for output in part) for part in (actual, expected)]
         raise NotComparableError(f"the outputs of the file have the shapes {shapes[0]}, those of the model {shapes[1]}")
-    return [one[1] for one in found if one is not None]
+    return [one[1] for one in matches if one is not None]
 
 
 def _aligned(expected: Floats, actual: Floats) -> tuple[float, Floats] | None:
@@ -91,21 +93,21 @@ def _aligned(expected: Floats, actual: Floats) -> tuple[float, Floats] | None:
     small = actual.reshape(len(actual), *(side for side in actual.shape[1:] if side != 1))
     orders = [order for order in permutations(range(1, small.ndim)) if [small.shape[axis] for axis in order] == target]
     values = [small.transpose(0, *order).reshape(expected.shape) for order in orders]
-    rated = [(sqnr_db(expected, each), each) for each in values]
+    rated = [(sqnr_db(expected, candidate), candidate) for candidate in values]
     return max(rated, key=lambda pair: pair[0], default=None)
 
 
 def quality(expected: Sequence[Floats], actual: Sequence[Floats], labels: NDArray[np.int64] | None) -> dict[str, Any]:
     """Return the ratio of each output in dB; of classifiers also the agreement with float, and the accuracy."""
     ratios = [round(sqnr_db(before, after), 2) for before, after in zip(expected, actual, strict=True)]
-    found: dict[str, Any] = {"sqnr_db": ratios, "mean_sqnr_db": round(statistics.fmean(ratios), 2)}
+    metrics: dict[str, Any] = {"sqnr_db": ratios, "mean_sqnr_db": round(statistics.fmean(ratios), 2)}
     if len(expected) == 1 and expected[0].ndim == 2:
-        before, after = (each[0].argmax(axis=1) for each in (expected, actual))
-        found["agreement"] = float((before == after).mean())
+        before, after = (outputs[0].argmax(axis=1) for outputs in (expected, actual))
+        metrics["agreement"] = float((before == after).mean())
         if labels is not None:
-            found["accuracy"] = float((after == labels).mean())
-            found["float_accuracy"] = float((before == labels).mean())
-    return found
+            metrics["accuracy"] = float((after == labels).mean())
+            metrics["float_accuracy"] = float((before == labels).mean())
+    return metrics
 
 
 def types(file: Path) -> dict[str, Any]:
@@ -127,18 +129,20 @@ def types(file: Path) -> dict[str, Any]:
 def placement(file: Path) -> dict[str, Any]:
     """Return our check's predictions: operators on the Edge TPU, reasons why the compiler rejects the file, latency."""
     result = compress.check(file)
-    mapped = sum(each.placement == "tpu" for each in result.ops)
-    operators = [each for each in result.to_json()["ops"] if each["placement"] == "tpu"]
-    found: dict[str, Any] = {
+    mapped = sum(op.placement == "tpu" for op in result.ops)
+    operators = [row for row in result.to_json()["ops"] if row["placement"] == "tpu"]
+    prediction: dict[str, Any] = {
         "mapped": mapped,
         "operators": len(result.ops),
         "rejected": result.failure,
-        "remarks": sorted({f"{each['op']}: {each['reason']}" for each in operators if each["reason"]}),
+        "remarks": sorted({f"{row['op']}: {row['reason']}" for row in operators if row["reason"]}),
     }
     if result.failure is None and mapped:
         expected = compress.estimate(file, HOST)
-        found["latency_ms"] = [round(each, 2) for each in (expected.latency_ms, expected.low_ms, expected.high_ms)]
-    return found
+        prediction["latency_ms"] = [
+            round(latency_ms, 2) for latency_ms in (expected.latency_ms, expected.low_ms, expected.high_ms)
+        ]
+    return prediction
 
 
 def cpu_milliseconds(files: Mapping[str, Path], sample: Floats, runs: int = 30) -> dict[str, float]:
@@ -159,9 +163,9 @@ def cpu_milliseconds(files: Mapping[str, Path], sample: Floats, runs: int = 30) 
 
 def judged(file: Path, samples: Floats, expected: Sequence[Floats], labels: NDArray[np.int64] | None) -> dict[str, Any]:
     """Return everything about one file; the quality is an `error` if its outputs cannot be compared."""
-    found = {"size_bytes": file.stat().st_size, **types(file), **placement(file)}
+    judgement = {"size_bytes": file.stat().st_size, **types(file), **placement(file)}
     try:
-        found |= quality(expected, matched(expected, outputs_of(file, samples)), labels)
+        judgement |= quality(expected, matched(expected, outputs_of(file, samples)), labels)
     except NotComparableError as error:
-        found["error"] = str(error)
-    return found
+        judgement["error"] = str(error)
+    return judgement

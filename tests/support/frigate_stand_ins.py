@@ -61,8 +61,8 @@ def detector(names: dict[str, Any], path: Path, exported: Any) -> Callable[[np.n
         height=exported.height,
         model_type=names["model_types"](exported.model_type),
     )
-    made = names["EdgeTpuTfl"](SimpleNamespace(device="usb", model=model))
-    return lambda image: np.asarray(made.detect_raw(image))
+    edgetpu_detector = names["EdgeTpuTfl"](SimpleNamespace(device="usb", model=model))
+    return lambda image: np.asarray(edgetpu_detector.detect_raw(image))
 
 
 def _suppressed(bboxes: Any, scores: Any, score_threshold: float, nms_threshold: float) -> np.ndarray:

@@ -59,15 +59,15 @@ def text_changes(content: bytes, dice: random.Random) -> bytes:
     """Change a text: numbers, tokens and lines become extreme, hostile, repeated, or swapped."""
     for _ in range(dice.choice((1, 1, 2, 4))):
         way = dice.randrange(6)
-        if way == 0 and (found := list(NUMBER.finditer(content))):
-            each = dice.choice(found)
+        if way == 0 and (matches := list(NUMBER.finditer(content))):
+            match = dice.choice(matches)
             new = dice.choice((*map(str, INTEGERS), "1e999", "nan", "0x10", "1_000", "²", "٣", "-0", "")).encode()
-            content = content[: each.start()] + new + content[each.end() :]
-        elif way in (1, 2) and (found := list(TOKEN.finditer(content))):
-            each, other = dice.choice(found), dice.choice(found)
+            content = content[: match.start()] + new + content[match.end() :]
+        elif way in (1, 2) and (matches := list(TOKEN.finditer(content))):
+            match, other = dice.choice(matches), dice.choice(matches)
             hostile = dice.choice(HOSTILE_TEXT).encode("utf-8", "replace")
-            new = dice.choice((hostile, other[0], each[0][:1000] * 2, each[0][:100] * 2000, b""))
-            content = content[: each.start()] + new + content[each.end() :]
+            new = dice.choice((hostile, other[0], match[0][:1000] * 2, match[0][:100] * 2000, b""))
+            content = content[: match.start()] + new + content[match.end() :]
         elif way in (3, 4):
             lines = content.splitlines(keepends=True) or [b""]
             place = dice.randrange(len(lines))
@@ -98,16 +98,16 @@ def json_changes(content: bytes, dice: random.Random) -> bytes:
 
 def _places(root: list[Any]) -> list[tuple[Any, Any]]:
     """Return every value in lists and maps, as its container and its key."""
-    found: list[tuple[Any, Any]] = []
+    places: list[tuple[Any, Any]] = []
     waiting: list[Any] = [root]
-    while waiting and len(found) < 20_000:
+    while waiting and len(places) < 20_000:
         holder = waiting.pop()
         keys = range(len(holder)) if isinstance(holder, list) else list(holder)
         for key in keys:
-            found.append((holder, key))
+            places.append((holder, key))
             if isinstance(holder[key], (list, dict)):
                 waiting.append(holder[key])
-    return found
+    return places
 
 
 def _other_value(value: Any, dice: random.Random) -> Any:
@@ -121,7 +121,7 @@ def _other_value(value: Any, dice: random.Random) -> Any:
     if way == 1 and isinstance(value, dict) and value:
         key = dice.choice(list(value))
         return dice.choice(
-            ({name: each for name, each in value.items() if name != key}, {**value, dice.choice(HOSTILE_TEXT): 1})
+            ({name: element for name, element in value.items() if name != key}, {**value, dice.choice(HOSTILE_TEXT): 1})
         )
     if way == 2:
         return dice.choice(([value], {"a": value}, [value] * 20))
@@ -144,8 +144,8 @@ def zip_changes(content: bytes, dice: random.Random) -> bytes:
         members[name] = nested_changes(members[name], dice)
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", dice.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))) as packed:
-        for each, value in members.items():
-            packed.writestr(zipfile.ZipInfo(each.replace("\0", "0")), value)
+        for member_name, value in members.items():
+            packed.writestr(zipfile.ZipInfo(member_name.replace("\0", "0")), value)
     return stream.getvalue()
 
 
@@ -221,7 +221,7 @@ def _message_changes(content: bytes, dice: random.Random, depth: int) -> bytes:
         fields[place] = (number, kind, dice.choice((*INTEGERS, value + 1, value - 1)) & 2**64 - 1)
     else:
         fields[place] = (number, kind, byte_changes(value, dice)[: len(value)].ljust(len(value), b"\0"))
-    return b"".join(_field(*each) for each in fields)
+    return b"".join(_field(*field) for field in fields)
 
 
 def byte_changes_of_depth(content: bytes, dice: random.Random, depth: int) -> bytes:

@@ -125,8 +125,8 @@ def tflite_seeds() -> Sequence[Seed]:
 
 def small_real_models() -> list[Path]:
     """Return the paths of the small real models in the shared folder, if there are any."""
-    found = sorted(SHARED.glob("**/*.tflite"), key=lambda path: path.stat().st_size)
-    return [path for path in found if path.stat().st_size < 300_000]
+    paths = sorted(SHARED.glob("**/*.tflite"), key=lambda path: path.stat().st_size)
+    return [path for path in paths if path.stat().st_size < 300_000]
 
 
 @cache
@@ -192,7 +192,7 @@ def onnx_seeds() -> Sequence[Seed]:
     from one_node import Model, constant, floats, node, number, whole
 
     image = {"x": [1, 3, 8, 8]}
-    made = [
+    models = [
         Model(
             [
                 node("Conv", ["x", floats(4, 3, 3, 3), floats(4)], ["c"], strides=[2, 2], pads=[1, 1, 1, 1]),
@@ -228,7 +228,7 @@ def onnx_seeds() -> Sequence[Seed]:
             ["y"],
         ),
     ]
-    return [Seed("m.onnx", model.proto().SerializeToString()) for model in made] + corpus("onnx", "m.onnx")
+    return [Seed("m.onnx", model.proto().SerializeToString()) for model in models] + corpus("onnx", "m.onnx")
 
 
 def read_onnx(folder: Path, seed: Seed) -> None:
@@ -251,11 +251,11 @@ def keras_seeds() -> Sequence[Seed]:
         layer("Dense", "d", units=3, activation="softmax"),
         shape=(8, 8, 3),
     )
-    found = []
+    seeds = []
     for name, case in (("m.keras", malicious_models.archive), ("m.h5", malicious_models.hdf5)):
         with tempfile.TemporaryDirectory() as folder:
-            found.append(Seed(name, case(config, **weights_of(name))(Path(folder)).read_bytes()))
-    return found + corpus("keras", "m.keras") + corpus("h5", "m.h5")
+            seeds.append(Seed(name, case(config, **weights_of(name))(Path(folder)).read_bytes()))
+    return seeds + corpus("keras", "m.keras") + corpus("h5", "m.h5")
 
 
 def weights_of(name: str) -> dict[str, Any]:
@@ -291,13 +291,13 @@ def import_seeds() -> Sequence[Seed]:
     keras.utils.set_random_seed(0)
     layers = [keras.layers.Conv2D(2, 3), keras.layers.Flatten(), keras.layers.Dense(2, activation="softmax")]
     model = keras.Sequential([keras.Input((8, 8, 3)), *layers])
-    made = []
+    seeds = []
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings of Keras about numpy 2 and about the old format .h5
         for name in ("m.keras", "m.h5"):
             model.save(Path(folder) / name)
-            made.append(Seed(name, (Path(folder) / name).read_bytes()))
-    return [*made, *onnx_seeds(), Seed("m.tflite", tiny.classifier(int8=False))]
+            seeds.append(Seed(name, (Path(folder) / name).read_bytes()))
+    return [*seeds, *onnx_seeds(), Seed("m.tflite", tiny.classifier(int8=False))]
 
 
 def import_mutation(seed: Seed, dice: random.Random) -> bytes:
@@ -327,14 +327,14 @@ def saved_model_seeds() -> Sequence[Seed]:
 
     with tempfile.TemporaryDirectory() as folder:
         path = described(sequential(malicious_models.layer("Dense", "d", units=2)))(Path(folder))
-        made = [Seed(f"saved/{name}", (path / name).read_bytes()) for name in ("saved_model.pb", "keras_metadata.pb")]
-    return made + corpus("saved_model", "saved/saved_model.pb")
+        seeds = [Seed(f"saved/{name}", (path / name).read_bytes()) for name in ("saved_model.pb", "keras_metadata.pb")]
+    return seeds + corpus("saved_model", "saved/saved_model.pb")
 
 
 def prepare_saved_model(folder: Path, seed: Seed) -> None:
-    for each in saved_model_seeds()[:2]:
-        (folder / each.name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / each.name).write_bytes(each.content)
+    for model_file in saved_model_seeds()[:2]:
+        (folder / model_file.name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / model_file.name).write_bytes(model_file.content)
 
 
 def read_saved_model(folder: Path, seed: Seed) -> None:
@@ -390,8 +390,8 @@ def bundle_refusals() -> tuple[type[Exception], ...]:
 
 
 def yaml_seeds() -> Sequence[Seed]:
-    found = [ROOT / "pipeline.yaml", *sorted((ROOT / "models").glob("*.yaml"))[:3]]
-    return [Seed("p.yaml", path.read_bytes()) for path in found] + corpus("yaml", "p.yaml")
+    paths = [ROOT / "pipeline.yaml", *sorted((ROOT / "models").glob("*.yaml"))[:3]]
+    return [Seed("p.yaml", path.read_bytes()) for path in paths] + corpus("yaml", "p.yaml")
 
 
 def read_yaml(folder: Path, seed: Seed) -> None:
@@ -470,8 +470,11 @@ TABLE = "\n".join(["t,v,w,kind", *(f"{row},{row / 3:.3f},{-row},{'ab'[row // 8 %
 
 
 def data_seeds(kind: str) -> Sequence[Seed]:
-    made: dict[str, Callable[[], list[Seed]]] = {
-        "image": lambda: [Seed(f"a/0.{each.lower()}", picture(each), kind) for each in ("PNG", "JPEG", "BMP", "WEBP")],
+    builders: dict[str, Callable[[], list[Seed]]] = {
+        "image": lambda: [
+            Seed(f"a/0.{image_format.lower()}", picture(image_format), kind)
+            for image_format in ("PNG", "JPEG", "BMP", "WEBP")
+        ],
         "wav": lambda: [Seed("a/0.wav", SOUND, kind)],
         "csv": lambda: [Seed("t.csv", TABLE, kind)],
         "table": lambda: [
@@ -503,7 +506,7 @@ def data_seeds(kind: str) -> Sequence[Seed]:
             Seed(
                 "train.json",
                 json.dumps(
-                    scenes.coco([(f"{at:04}.png", each) for at, (_, each) in enumerate(scenes.scenes(6))])
+                    scenes.coco([(f"{at:04}.png", objects) for at, (_, objects) in enumerate(scenes.scenes(6))])
                 ).encode(),
                 kind,
             )
@@ -517,8 +520,8 @@ def data_seeds(kind: str) -> Sequence[Seed]:
             Seed("labels/train/0.txt", b"0 0.5 0.5 0.2 0.3\n1 0.2 0.2 0.1 0.1\n", kind),
         ],
     }
-    found = made[kind]()
-    return found + [Seed(found[0].name, each.content, kind) for each in corpus(kind, found[0].name)]
+    seeds = builders[kind]()
+    return seeds + [Seed(seeds[0].name, seed.content, kind) for seed in corpus(kind, seeds[0].name)]
 
 
 def prepare_data(folder: Path, seed: Seed) -> None:
@@ -539,7 +542,7 @@ def prepare_data(folder: Path, seed: Seed) -> None:
     elif kind == "coco":
         scenes.as_coco(folder, (6, 4))
     elif kind == "yolo":
-        files = {each.name: each.content for each in data_seeds("yolo")[:2]}
+        files = {yolo_seed.name: yolo_seed.content for yolo_seed in data_seeds("yolo")[:2]}
         files |= {f"images/{split}/0.png": image for split in ("train", "val", "test")}
         files |= {f"labels/{split}/0.txt": b"0 0.5 0.5 0.2 0.3\n" for split in ("val", "test")}
     for name, content in files.items():
@@ -552,7 +555,7 @@ def source_of(folder: Path, seed: Seed) -> Any:
     from compress.data.label_tables import Labels
 
     path = str(folder)
-    made: dict[str, Callable[[], Any]] = {
+    factories: dict[str, Callable[[], Any]] = {
         "npz": lambda: sources.Npz(file=f"{path}/d.npz"),
         "npy": lambda: sources.Npy(x=f"{path}/x.npy", y=f"{path}/y.npy"),
         "csv": lambda: sources.Csv(
@@ -567,7 +570,7 @@ def source_of(folder: Path, seed: Seed) -> Any:
         "coco": lambda: sources.Coco(file=f"{path}/train.json"),
         "yolo": lambda: sources.Yolo(file=f"{path}/data.yaml"),
     }
-    return made[seed.kind]()
+    return factories[seed.kind]()
 
 
 def read_data(folder: Path, seed: Seed) -> None:
@@ -605,7 +608,7 @@ def read_names(folder: Path, seed: Seed) -> None:
     with redirect_stderr(shown), redirect_stdout(shown):
         output.note(f"coralline: {CorallineError(text, where=text, hint=text)}")
         output.write(text)
-    if any(printable.UNPRINTABLE.search(each.replace("\t", "")) for each in shown.getvalue().split("\n")):
+    if any(printable.UNPRINTABLE.search(line.replace("\t", "")) for line in shown.getvalue().split("\n")):
         raise DifferentError(f"{shown.getvalue()!r:.300} reaches the terminal")
     if printable.UNPRINTABLE.search(printable.line(text)):
         raise DifferentError(f"{printable.line(text)!r:.300} reaches the log")
@@ -613,7 +616,7 @@ def read_names(folder: Path, seed: Seed) -> None:
 
 def targets() -> dict[str, Target]:
     """Return all targets by name."""
-    made = [
+    all_targets = [
         Target("http", http_seeds, by(change.http_changes), read_http, http_refusals(), share=34),
         Target("names", name_seeds, by(change.text_changes), read_names, share=8),
         Target("tflite", tflite_seeds, tflite_mutation, read_tflite, share=10),
@@ -643,7 +646,7 @@ def targets() -> dict[str, Target]:
         data_target("coco", change.json_changes, 1),
         data_target("yolo", change.text_changes, 1),
     ]
-    return {target.name: target for target in made}
+    return {target.name: target for target in all_targets}
 
 
 def damaged(target: Target, seed: int, number: int) -> tuple[Seed, bytes]:

@@ -76,15 +76,15 @@ def sound():
 
 def recordings():
     """Return the decoded sounds of WAV files of every type with three channels: their mean, and the first one."""
-    found = []
+    sounds = []
     for tag, bits in sorted(recording.TYPES):
         block = 3 * bits // 8
         values = bytes((place * 37 + place // 7) % 64 for place in range(block * 20))  # as floats, these are finite
         form = struct.pack("<HHIIHH", tag, 3, 8000, 8000 * block, block, bits)
         parts = b"WAVEfmt " + struct.pack("<I", 16) + form + b"data" + struct.pack("<I", len(values)) + values
         content = b"RIFF" + struct.pack("<I", len(parts)) + parts
-        found += [recording.decode_wav(content, 8000, channels) for channels in ("mix", "first")]
-    return np.concatenate(found)
+        sounds += [recording.decode_wav(content, 8000, channels) for channels in ("mix", "first")]
+    return np.concatenate(sounds)
 
 
 def texts():
@@ -102,8 +102,8 @@ def tensor(name, shape, dtype, scale, zero_point):
 
 def manifest(**changes):
     """Return the manifest of the bundle of `packed`."""
-    given, made = tensor("image", [1, 4, 3, 3], "int8", 0.05, -3), tensor("scores", [1, 2], "int8", 1 / 256, -128)
-    models = {"int8": {"file": "int8.tflite", "inputs": [given], "outputs": [made]}}
+    image, scores = tensor("image", [1, 4, 3, 3], "int8", 0.05, -3), tensor("scores", [1, 2], "int8", 1 / 256, -128)
+    models = {"int8": {"file": "int8.tflite", "inputs": [image], "outputs": [scores]}}
     preprocessing = {"version": VERSION, "digest": Preprocessing(STEPS).digest, "steps": STEPS}
     golden = {"inputs": ["golden-input-0.npy"], "outputs": {"int8": "golden-output-int8.npy"}}
     content = {

@@ -24,34 +24,34 @@ class DifferentError(Exception):
 def inspection_text(content: bytes) -> str:
     """Return results of check, estimate and inspection as JSON. Writing and reading the file must not change them."""
     parsed = graph.parse(content)
-    told = _told(parsed)
-    if _told(graph.parse(graph.serialize(parsed))) != told:
+    text = _reports(parsed)
+    if _reports(graph.parse(graph.serialize(parsed))) != text:
         raise DifferentError
-    return told
+    return text
 
 
-def _told(parsed: graph.Graph) -> str:
-    told: list[Any] = []
+def _reports(parsed: graph.Graph) -> str:
+    reports: list[Any] = []
     if any(operator.custom and operator.name == darwinn_package.OPERATOR for operator in parsed.operators):
         try:
-            found = inspection.inspect_graph(parsed)
-            told += [found.to_json(), found.describe()]
+            inspected = inspection.inspect_graph(parsed)
+            reports += [inspected.to_json(), inspected.describe()]
         except CorallineError as error:
-            told.append(str(error))
+            reports.append(str(error))
     try:
-        told.append(check(parsed, TARGET).to_json())
-        told.append(_expected(parsed))
+        reports.append(check(parsed, TARGET).to_json())
+        reports.append(_expected(parsed))
     except CorallineError as error:
-        if not told:
+        if not reports:
             raise
-        told.append(str(error))
-    return json.dumps(told, allow_nan=False)
+        reports.append(str(error))
+    return json.dumps(reports, allow_nan=False)
 
 
 def _expected(parsed: graph.Graph) -> Any:
     """Return the estimated latency, or the reason why there is none."""
     try:
-        found = estimate(parsed, TARGET, "usb3")
-        return [found.to_json(), found.describe()]
+        prediction = estimate(parsed, TARGET, "usb3")
+        return [prediction.to_json(), prediction.describe()]
     except CorallineError as error:
         return str(error)

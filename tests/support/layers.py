@@ -119,5 +119,5 @@ def model(keras: Any, place: Place) -> Any:
     image = keras.Input((12, 12, 3))
     x = place(keras, layers.Conv2D(8, 3, padding="same")(image))
     x = layers.Conv2D(8, 3, padding="same", activation="relu")(x)
-    made = keras.Model(image, layers.Dense(5)(layers.GlobalAveragePooling2D()(x)))
-    return networks.randomized(made)
+    network = keras.Model(image, layers.Dense(5)(layers.GlobalAveragePooling2D()(x)))
+    return networks.randomized(network)

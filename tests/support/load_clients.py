@@ -41,11 +41,11 @@ class Client:
             self.image = int(self.random.integers(len(self.bodies)))
             body = self.random.bytes(int(self.random.integers(1, 20000))) if self.garbage else self.bodies[self.image]
             head = "POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\nX-Request-Id: %d-%d\r\n\r\n"
-            whole = (head % (len(body), self.number, self.turn)).encode() + body
+            request = (head % (len(body), self.number, self.turn)).encode() + body
             vanishes = self.random.random() < VANISH
-            part = len(whole) if self.random.random() < 0.5 else int(self.random.integers(1, len(whole)))
+            part = len(request) if self.random.random() < 0.5 else int(self.random.integers(1, len(request)))
             try:
-                self.sock.sendall(whole[:part] if vanishes else whole)
+                self.sock.sendall(request[:part] if vanishes else request)
             except OSError:
                 self.counts["broken"] += 1
                 vanishes = True
@@ -81,7 +81,7 @@ class Client:
         self.counts[self.judged(int(head.split()[1]), head.decode(), json.loads(body))] += 1
         return True
 
-    def judged(self, status: int, head: str, found: Any) -> str:
+    def judged(self, status: int, head: str, answer: Any) -> str:
         """Return the category in which an answer is counted."""
         if f"X-Request-Id: {self.number}-{self.turn}\r\n" not in head + "\r\n":
             return "mixed"
@@ -89,7 +89,7 @@ class Client:
             return "garbage refused" if 400 <= status < 500 else "garbage wrong"
         if status != 200:
             return f"status {status}"
-        same = [[row["label"], row["score"]] for row in found["top"]] == self.expected[self.image]
+        same = [[row["label"], row["score"]] for row in answer["top"]] == self.expected[self.image]
         return "good" if same else "mixed"
 
 
@@ -118,8 +118,8 @@ def listening(server: subprocess.Popen[str]) -> int:
     """Return the port of a starting server, from its output."""
     assert server.stderr is not None
     for line in server.stderr:
-        if found := re.search(r"listening on http://127.0.0.1:(\d+)", line):
-            return int(found.group(1))
+        if match := re.search(r"listening on http://127.0.0.1:(\d+)", line):
+            return int(match.group(1))
     raise RuntimeError(f"the server ended with {server.wait()}")
 
 

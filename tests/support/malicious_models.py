@@ -87,11 +87,11 @@ def doubling(levels: int, calls: int = 10) -> dict[str, Any]:
     model: dict[str, Any] = layer("Dense", "leaf", units=4)
     for level in range(levels):
         nodes = [[["in", 0, 0, {}]]] + [[[f"n{level}", at, 0, {}]] for at in range(calls - 1)]
-        given = layer("InputLayer", "in", batch_input_shape=[None, 4])
+        input_layer = layer("InputLayer", "in", batch_input_shape=[None, 4])
         inside = {**model, "name": f"n{level}", "inbound_nodes": nodes}
         inside["config"] = {**model["config"], "name": f"n{level}"}
         ends = {"input_layers": [["in", 0, 0]], "output_layers": [[f"n{level}", calls - 1, 0]]}
-        layers = [{**given, "name": "in", "inbound_nodes": []}, inside]
+        layers = [{**input_layer, "name": "in", "inbound_nodes": []}, inside]
         model = {"class_name": "Functional", "config": {"name": f"m{level}", "layers": layers, **ends}}
     return model
 
@@ -155,9 +155,9 @@ def lambda_config() -> dict[str, Any]:
 
 
 def operations(function: str, **arguments: Any) -> dict[str, Any]:
-    given = {**layer("InputLayer", "in", batch_input_shape=[None, 4], dtype="float32"), "name": "in"}
+    input_layer = {**layer("InputLayer", "in", batch_input_shape=[None, 4], dtype="float32"), "name": "in"}
     op = layer("TFOpLambda", "op", function=function, dtype="float32", trainable=True)
-    layers = [{**given, "inbound_nodes": []}, {**op, "name": "op", "inbound_nodes": [["in", 0, 0, arguments]]}]
+    layers = [{**input_layer, "inbound_nodes": []}, {**op, "name": "op", "inbound_nodes": [["in", 0, 0, arguments]]}]
     ends = {"input_layers": [["in", 0, 0]], "output_layers": [["op", 0, 0]]}
     return {"class_name": "Functional", "config": {"name": "m", "layers": layers, **ends}}
 

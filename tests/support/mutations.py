@@ -34,20 +34,20 @@ class Model:
     def blobs(self) -> list[tuple[int, int]]:
         """Byte ranges (start, end) of the contents of buffers and custom operators. All other bytes are structure."""
         source, start = _source(self.content)
-        found = [each.data for each in source.buffers or []]
-        found += [operator.customOptions for part in source.subgraphs for operator in part.operators or []]
-        return sorted(_range(array, start) for array in found if array is not None and len(array) > 64)
+        arrays = [buffer.data for buffer in source.buffers or []]
+        arrays += [operator.customOptions for part in source.subgraphs for operator in part.operators or []]
+        return sorted(_range(array, start) for array in arrays if array is not None and len(array) > 64)
 
     @cached_property
     def weights(self) -> list[tuple[int, int]]:
         """The byte ranges (start, end) of 8-bit weights whose values do not affect the reports about the model."""
         parsed = graph.parse(self.content)
-        found = {operator.inputs[1] for operator in parsed.operators if operator.name in WEIGHTED}
+        weight_indices = {operator.inputs[1] for operator in parsed.operators if operator.name in WEIGHTED}
         used = [op.inputs[position] for op in parsed.operators for position in range(len(op.inputs)) if position != 1]
         source, start = _source(self.content)
-        tensors = [parsed.tensors[index] for index in found.difference(used)]
+        tensors = [parsed.tensors[index] for index in weight_indices.difference(used)]
         buffers = [
-            source.subgraphs[0].tensors[each.index].buffer for each in tensors if each.dtype in ("INT8", "UINT8")
+            source.subgraphs[0].tensors[tensor.index].buffer for tensor in tensors if tensor.dtype in ("INT8", "UINT8")
         ]
         return [_range(source.buffers[index].data, start) for index in buffers if index]
 

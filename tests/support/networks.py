@@ -89,12 +89,12 @@ def nested(keras: Any) -> Any:
 def nested_to_the_end(keras: Any) -> Any:
     """Functional models in functional models, also called again and at the output, where Keras restarts its count."""
     layers = keras.layers
-    given = keras.Input((12, 12, 3))
-    body = keras.Model(given, layers.ReLU()(layers.Conv2D(16, 3)(given)), name="body")
-    given = keras.Input((12, 12, 3))
-    middle = keras.Model(given, body(given), name="middle")
-    given = keras.Input((10, 10, 16))
-    head = keras.Model(given, layers.Dense(5)(layers.GlobalAveragePooling2D()(given)), name="head")
+    inputs = keras.Input((12, 12, 3))
+    body = keras.Model(inputs, layers.ReLU()(layers.Conv2D(16, 3)(inputs)), name="body")
+    inputs = keras.Input((12, 12, 3))
+    middle = keras.Model(inputs, body(inputs), name="middle")
+    inputs = keras.Input((10, 10, 16))
+    head = keras.Model(inputs, layers.Dense(5)(layers.GlobalAveragePooling2D()(inputs)), name="head")
     image = keras.Input((12, 12, 3))
     first = head(middle(image))
     return keras.Model(image, [first, head(layers.Conv2D(16, 3)(image))], name="nested_to_the_end")

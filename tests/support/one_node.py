@@ -44,12 +44,12 @@ def number(value: float) -> Constant:
 def node(kind: str, inputs: Sequence[Any], outputs: Sequence[str], **settings: Any) -> tuple[Any, list[Any]]:
     """Return an operator, and the stored tensors that it takes. Its default name is that of its first output."""
     stored, names = [], []
-    for place, given in enumerate(inputs):
-        if isinstance(given, Constant):
+    for place, operand in enumerate(inputs):
+        if isinstance(operand, Constant):
             names.append(f"{outputs[0]}_{place}")
-            stored.append(numpy_helper.from_array(given.numbers, names[-1]))
+            stored.append(numpy_helper.from_array(operand.numbers, names[-1]))
         else:
-            names.append(given)
+            names.append(operand)
     title, domain = settings.pop("name", outputs[0]), settings.pop("domain", "")
     return helper.make_node(kind, names, list(outputs), title, domain=domain, **settings), stored
 
@@ -74,13 +74,15 @@ class Model:
 
     def proto(self) -> Any:
         """Return the ONNX model. The shapes of its outputs are those that onnx infers."""
-        given = [
+        graph_inputs = [
             helper.make_tensor_value_info(name, self.types.get(name, TensorProto.FLOAT), list(shape))
             for name, shape in self.inputs.items()
         ]
         stored = {tensor.name: tensor for _, tensors in self.nodes for tensor in tensors}
         shown = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in self.outputs]
-        graph = helper.make_graph([made for made, _ in self.nodes], "graph", given, shown, list(stored.values()))
+        graph = helper.make_graph(
+            [operator for operator, _ in self.nodes], "graph", graph_inputs, shown, list(stored.values())
+        )
         opsets = [helper.make_opsetid("", self.opset)]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=8 if self.opset < 20 else 10)
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
@@ -97,4 +99,4 @@ def imported(path: Path) -> tuple[onnx_file.OnnxFile, Any, list[str]]:
     assert file.problems == ()
     model, parity = onnx_file.load(file)
     assert parity.max_rel < EXACT
-    return file, model, [type(each).__name__ for each in model.operations if type(each).__name__ != "InputLayer"]
+    return file, model, [type(layer).__name__ for layer in model.operations if type(layer).__name__ != "InputLayer"]

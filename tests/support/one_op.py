@@ -96,14 +96,14 @@ def model(tensors: Mapping[str, Tensor], operators: Sequence[Op], inputs: Sequen
     from ai_edge_litert import schema_py_generated as schema
 
     place = {name: index for index, name in enumerate(tensors)} | {"": graph.NONE}
-    made = schema.ModelT()
-    made.version, made.buffers, made.operatorCodes = 3, [schema.BufferT()], []
+    schema_model = schema.ModelT()
+    schema_model.version, schema_model.buffers, schema_model.operatorCodes = 3, [schema.BufferT()], []
     main = schema.SubGraphT()
-    main.name, made.subgraphs = b"main", [main]
+    main.name, schema_model.subgraphs = b"main", [main]
     main.inputs, main.outputs = ([place[name] for name in names] for names in (inputs, outputs))
-    main.tensors = [_tensor(schema, made, name, tensor) for name, tensor in tensors.items()]
-    main.operators = [_operator(schema, made, op, place) for op in operators]
-    return made
+    main.tensors = [_tensor(schema, schema_model, name, tensor) for name, tensor in tensors.items()]
+    main.operators = [_operator(schema, schema_model, op, place) for op in operators]
+    return schema_model
 
 
 def content(*arguments: Any) -> bytes:
@@ -128,11 +128,11 @@ def one(
     """Return a graph of one operator. The inputs of the operator that are not constants are the inputs of the graph."""
     tensors = {f"in{index}": tensor for index, tensor in enumerate(inputs) if tensor} | {"out": output}
     names = [f"in{index}" if tensor else "" for index, tensor in enumerate(inputs)]
-    given = [name for name in names if name and tensors[name].data is None and not tensors[name].variable]
-    return read(tensors, [Op(name, names, ["out"], version, options, custom)], given, ["out"])
+    graph_inputs = [name for name in names if name and tensors[name].data is None and not tensors[name].variable]
+    return read(tensors, [Op(name, names, ["out"], version, options, custom)], graph_inputs, ["out"])
 
 
-def _tensor(schema: Any, made: Any, name: str, tensor: Tensor) -> Any:
+def _tensor(schema: Any, schema_model: Any, name: str, tensor: Tensor) -> Any:
     result = schema.TensorT()
     result.name, result.shape, result.type = name.encode(), list(tensor.shape), getattr(schema.TensorType, tensor.dtype)
     result.shapeSignature = list(tensor.signature) if tensor.signature else None
@@ -142,8 +142,8 @@ def _tensor(schema: Any, made: Any, name: str, tensor: Tensor) -> Any:
         values = np.broadcast_to(np.asarray(tensor.data, NUMPY[tensor.dtype]), tensor.shape)
         buffer = schema.BufferT()
         buffer.data = np.frombuffer(values.tobytes(), np.uint8)
-        result.buffer = len(made.buffers)
-        made.buffers.append(buffer)
+        result.buffer = len(schema_model.buffers)
+        schema_model.buffers.append(buffer)
     if tensor.scales and tensor.dtype in ("INT8", "UINT8", "INT16"):
         result.quantization = schema.QuantizationParametersT()
         result.quantization.scale = list(tensor.scales)
@@ -151,14 +151,14 @@ def _tensor(schema: Any, made: Any, name: str, tensor: Tensor) -> Any:
     return result
 
 
-def _operator(schema: Any, made: Any, op: Op, place: Mapping[str, int]) -> Any:
+def _operator(schema: Any, schema_model: Any, op: Op, place: Mapping[str, int]) -> Any:
     code = schema.OperatorCodeT()
     code.builtinCode = schema.BuiltinOperator.CUSTOM if op.custom else getattr(schema.BuiltinOperator, op.name)
     code.deprecatedBuiltinCode = min(code.builtinCode, 127)
     code.customCode = op.name.encode() if op.custom else None
     code.version = op.version
     result = schema.OperatorT()
-    result.opcodeIndex = len(made.operatorCodes)
+    result.opcodeIndex = len(schema_model.operatorCodes)
     result.inputs, result.outputs = [place[name] for name in op.inputs], [place[name] for name in op.outputs]
     if op.name in OPTIONS and not op.custom:
         options = getattr(schema, f"{OPTIONS[op.name]}T")()
@@ -170,5 +170,5 @@ def _operator(schema: Any, made: Any, op: Op, place: Mapping[str, int]) -> Any:
             setattr(options, key, value)
         result.builtinOptionsType = getattr(schema.BuiltinOptions, OPTIONS[op.name])
         result.builtinOptions = options
-    made.operatorCodes.append(code)
+    schema_model.operatorCodes.append(code)
     return result

@@ -69,13 +69,13 @@ def one_many_times(item: Write, count: int) -> Write:
 def executable(kind: int, parameters: bytes, token: int = 99, scale: float = 0.25, inputs: int = 1) -> bytes:
     streams = many([table({0: raw(b"i" * 100)}), table({0: raw(b"j" * 11)})])
     numbers = {4: ("Int32", 64), 12: ("Int32", 1024), 13: ("Int16", kind), 14: ("Uint64", token)}
-    given = one_many_times(layer("in", scale), inputs)
-    return finished(table({**numbers, 5: streams, 6: raw(parameters), 8: given, 9: many([layer("out")])}))
+    input_layers = one_many_times(layer("in", scale), inputs)
+    return finished(table({**numbers, 5: streams, 6: raw(parameters), 8: input_layers, 9: many([layer("out")])}))
 
 
 def options(*executables: bytes, runtime: int = 14, identifier: bytes = b"DWN1") -> bytes:
     """Return the options of a custom operator as the compiler writes them."""
-    multi = finished(table({0: many([raw(each) for each in executables])}))
+    multi = finished(table({0: many([raw(executable_bytes) for executable_bytes in executables])}))
     content = finished(table({0: ("Int32", runtime), 1: raw(multi), 4: raw(b"cl/1")}), identifier)
     builder = flexbuffers.Builder()
     with builder.Map():

@@ -14,9 +14,9 @@ def image(path: Path, size: tuple[int, int] = (6, 4), value: int = 100, mode: st
     return path
 
 
-def flat(root: Path, each: int = 10) -> Path:
+def flat(root: Path, images_per_class: int = 10) -> Path:
     for number, kind in enumerate(("cat", "dog")):
-        for index in range(each):
+        for index in range(images_per_class):
             image(root / kind / f"{index}.png", value=100 * number + index)
     return root
 

@@ -74,7 +74,7 @@ class Row:
 def network(table: Mapping[str, Any]) -> tuple[tuple[ArrayLayer, ...], BusTraffic]:
     """Return layers and bus traffic of a table: rows of t, h, w, k, kw, ci, co, ih, iw; inb and outb in bytes."""
     layers = tuple(_layer(row) for row in table["ops"])
-    layers = tuple(replace(each, parameters=latency.layer_parameters(each, TARGET)) for each in layers)
+    layers = tuple(replace(layer, parameters=latency.layer_parameters(layer, TARGET)) for layer in layers)
     return layers, _traffic(layers, table["inb"], _outputs(layers, table["outb"]))
 
 
@@ -86,17 +86,20 @@ def _traffic(layers: Sequence[ArrayLayer], input_bytes: int, output_bytes: int) 
 def stack(kernel: int, count: int, side: int, filters: int) -> tuple[tuple[ArrayLayer, ...], BusTraffic]:
     """Return the layers and the bus traffic of a stack of convolutions on square maps."""
     channels = [3, *[filters] * count]
-    shapes = [ArrayLayer("conv", (side, side, filters), (side, side, each), (kernel, kernel)) for each in channels[:-1]]
-    layers = tuple(replace(each, parameters=latency.layer_parameters(each, TARGET)) for each in shapes)
+    shapes = [
+        ArrayLayer("conv", (side, side, filters), (side, side, input_channels), (kernel, kernel))
+        for input_channels in channels[:-1]
+    ]
+    layers = tuple(replace(layer, parameters=latency.layer_parameters(layer, TARGET)) for layer in shapes)
     return layers, _traffic(layers, side * side * 3, latency.padded_map_bytes((side, side, filters)))
 
 
 def _layer(row: Mapping[str, Any]) -> ArrayLayer:
     kind = row["t"] if row["t"] in latency.KINDS else "elt"
-    given = (row["ih"], row["iw"], row["ci"])
-    if kind == "tconv" and given[:2] == (row["h"], row["w"]):  # here the tables give the output size twice
-        given = (row["h"] // 2, row["w"] // 2, row["ci"])
-    return ArrayLayer(kind, (row["h"], row["w"], row["co"]), given, (row["k"], row["kw"]), name=row["t"])
+    input_shape = (row["ih"], row["iw"], row["ci"])
+    if kind == "tconv" and input_shape[:2] == (row["h"], row["w"]):  # here the tables give the output size twice
+        input_shape = (row["h"] // 2, row["w"] // 2, row["ci"])
+    return ArrayLayer(kind, (row["h"], row["w"], row["co"]), input_shape, (row["k"], row["kw"]), name=row["t"])
 
 
 def _outputs(layers: Sequence[ArrayLayer], stated: int) -> int:
@@ -120,74 +123,78 @@ def _outputs(layers: Sequence[ArrayLayer], stated: int) -> int:
 
 def rows(table: Path, tables: Path) -> list[Row]:
     """Return the rows that can be predicted: fully mapped on a known host with a table; and stacks of convolutions."""
-    networks = {name: network(each) for name, each in json.loads(tables.read_text()).items()}
-    found = []
+    networks = {name: network(network_table) for name, network_table in json.loads(tables.read_text()).items()}
+    predictable_rows = []
     for row in csv.DictReader(table.read_text().splitlines()):
         match = STACK.match(row["model"])
         if match:
             kernel, _, count, side, _, filters = map(int, match.groups())
             measured_ms = float(row["latency_ms"])
-            found.append(Row(f"stack of {filters}", "pcie", "max", measured_ms, *stack(kernel, count, side, filters)))
+            predictable_rows.append(
+                Row(f"stack of {filters}", "pcie", "max", measured_ms, *stack(kernel, count, side, filters))
+            )
         if row["table"] not in networks or row["fully_mapped"] != "yes" or row["host_kind"] not in HOSTS:
             continue
         if "unstated" in row["host"] and row["host_kind"] == "usb2":  # some of them are faster than USB 2 can be
             continue
         clock = "std" if "std" in row["runtime"] else "max"
-        found.append(Row(row["table"], row["host_kind"], clock, float(row["latency_ms"]), *networks[row["table"]]))
-    return found
+        predictable_rows.append(
+            Row(row["table"], row["host_kind"], clock, float(row["latency_ms"]), *networks[row["table"]])
+        )
+    return predictable_rows
 
 
 def flat(constants: Mapping[str, Any]) -> dict[str, float]:
     """Return the constants as a flat map, with names such as `fixed_ms usb3` for the constants of a host."""
-    found = {}
+    flat_constants = {}
     for name, value in constants.items():
-        for host, each in (value if isinstance(value, dict) else {"": value}).items():
-            found[f"{name} {host}".strip()] = float(each)
-    return found
+        for host, number in (value if isinstance(value, dict) else {"": value}).items():
+            flat_constants[f"{name} {host}".strip()] = float(number)
+    return flat_constants
 
 
 def nested(constants: Mapping[str, float]) -> dict[str, Any]:
     """Return flat constants in the form of the target's table."""
     hosts = {host: {"overlap": TARGET.tables["latency"]["hosts"][host]["overlap"], "spread": 0.0} for host in HOSTS}
-    found: dict[str, Any] = {"hosts": hosts}
+    table: dict[str, Any] = {"hosts": hosts}
     for name, value in constants.items():
         word, _, host = name.partition(" ")
-        (hosts[host] if host else found)[word] = value
-    return found
+        (hosts[host] if host else table)[word] = value
+    return table
 
 
 def predicted(row: Row, constants: Mapping[str, Any]) -> float:
     return latency.predict(row.layers, row.sent, constants, row.host, row.clock).total
 
 
-def _weights(given: Sequence[Row]) -> Any:
+def _weights(rows: Sequence[Row]) -> Any:
     """Return the weight of each row: a model on a host counts 1, and all stacks together count STACKS_COUNT_AS."""
-    often = Counter((row.model, row.host) for row in given)
-    stacks = sum(row.is_stack for row in given)
-    return np.array([STACKS_COUNT_AS / stacks if row.is_stack else 1 / often[row.model, row.host] for row in given])
+    often = Counter((row.model, row.host) for row in rows)
+    stacks = sum(row.is_stack for row in rows)
+    return np.array([STACKS_COUNT_AS / stacks if row.is_stack else 1 / often[row.model, row.host] for row in rows])
 
 
-def fitted(given: Sequence[Row]) -> dict[str, float]:
+def fitted(rows: Sequence[Row]) -> dict[str, float]:
     """Return the constants that fit the rows best."""
     start = flat(KNOWN)
     names, zero = list(start), np.log(list(start.values()))
-    importance = np.sqrt(_weights(given))
+    importance = np.sqrt(_weights(rows))
 
     def misses(point: Any) -> Any:
         constants = nested(dict(zip(names, np.exp(point), strict=True)))
-        predictions = [math.log(predicted(row, constants) / row.measured_ms) for row in given]
+        predictions = [math.log(predicted(row, constants) / row.measured_ms) for row in rows]
         return np.concatenate([np.multiply(predictions, importance), PRIOR_WEIGHT * (point - zero)])
 
-    found = least_squares(misses, zero, loss="soft_l1", f_scale=LOSS_SCALE)
-    return {name: float(value) for name, value in zip(names, np.exp(found.x), strict=True)}
+    solution = least_squares(misses, zero, loss="soft_l1", f_scale=LOSS_SCALE)
+    return {name: float(value) for name, value in zip(names, np.exp(solution.x), strict=True)}
 
 
-def left_out(given: Sequence[Row], group: Callable[[Row], str]) -> list[float]:
+def left_out(rows: Sequence[Row], group: Callable[[Row], str]) -> list[float]:
     """Predict each row with constants that were fitted without the rows of its group."""
     constants = {
-        name: nested(fitted([row for row in given if group(row) != name])) for name in {group(row) for row in given}
+        name: nested(fitted([row for row in rows if group(row) != name])) for name in {group(row) for row in rows}
     }
-    return [predicted(row, constants[group(row)]) for row in given]
+    return [predicted(row, constants[group(row)]) for row in rows]
 
 
 def spread(misses: Sequence[float]) -> float:
@@ -195,28 +202,28 @@ def spread(misses: Sequence[float]) -> float:
     return float(np.quantile(np.abs(misses), COVERED, method="higher")) if len(misses) else math.inf
 
 
-def judged(given: Sequence[Row], predictions: Sequence[float], group: Callable[[Row], str]) -> dict[str, Any]:
+def judged(rows: Sequence[Row], predictions: Sequence[float], group: Callable[[Row], str]) -> dict[str, Any]:
     """Return the error figures of the networks on the judged hosts, pooled and for each host, and of the stacks."""
-    misses = np.log(np.array(predictions) / [row.measured_ms for row in given])
-    chosen = [index for index, row in enumerate(given) if row.host in JUDGED and not row.is_stack]
+    misses = np.log(np.array(predictions) / [row.measured_ms for row in rows])
+    chosen = [index for index, row in enumerate(rows) if row.host in JUDGED and not row.is_stack]
     holds, widths = [], []
     for index in chosen:
-        others = [i for i in chosen if group(given[i]) != group(given[index])]
+        others = [i for i in chosen if group(rows[i]) != group(rows[index])]
         widths.append(spread(misses[others]))
         holds.append(abs(misses[index]) <= widths[-1])
-    errors = {index: abs(predictions[index] / given[index].measured_ms - 1) for index in range(len(given))}
-    measured = [given[index].measured_ms for index in chosen]
+    errors = {index: abs(predictions[index] / rows[index].measured_ms - 1) for index in range(len(rows))}
+    measured = [rows[index].measured_ms for index in chosen]
 
-    def figures(some: Sequence[int]) -> dict[str, float]:
-        values = [errors[index] for index in some]
+    def figures(indices: Sequence[int]) -> dict[str, float]:
+        values = [errors[index] for index in indices]
         return {
-            "rows": len(some),
+            "rows": len(indices),
             "median": float(np.median(values)),
             "90th percentile": float(np.percentile(values, 90)),
             "worst": max(values),
         }
 
-    stacks = [index for index, row in enumerate(given) if row.is_stack]
+    stacks = [index for index, row in enumerate(rows) if row.is_stack]
     return {
         "pooled": figures(chosen)
         | {
@@ -224,6 +231,6 @@ def judged(given: Sequence[Row], predictions: Sequence[float], group: Callable[[
             "intervals hold": float(np.mean(holds)),
             "mean half width of the intervals, as a logarithm": float(np.mean(widths)),
         },
-        **{host: figures([index for index in chosen if given[index].host == host]) for host in JUDGED},
+        **{host: figures([index for index in chosen if rows[index].host == host]) for host in JUDGED},
         "stacks of convolutions": figures(stacks),
     }

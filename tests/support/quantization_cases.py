@@ -51,11 +51,11 @@ def imbalanced(model: Any, times: int, seed: int, samples: Floats) -> tuple[Any,
         factors = float(times) ** random.uniform(-1, 1, maker.weights[0].shape[AXES[maker.kind][1]])
         changed = changed.edited({first: _made(maker, factors)}, {})
         changed = changed.edited({second: _taken(taker, factors)}, {})
-    made = keras_graph.build(changed)
-    wanted, found = (np.asarray(each.predict(samples, verbose=0)) for each in (model, made))
-    worst = np.abs(wanted - found).max() / max(1.0, np.abs(wanted).max())
+    changed_model = keras_graph.build(changed)
+    expected, actual = (np.asarray(keras_model.predict(samples, verbose=0)) for keras_model in (model, changed_model))
+    worst = np.abs(expected - actual).max() / max(1.0, np.abs(expected).max())
     assert worst <= TOLERANCE, f"the injected imbalance changed the function by {worst:.1e}"
-    return made, len(pairs)
+    return changed_model, len(pairs)
 
 
 def scalable(model: Any) -> bool:
@@ -67,7 +67,7 @@ def _pairs(canonical: Network) -> list[tuple[str, str]]:
     """Return pairs of layers with weights between which every channel can be scaled freely."""
     takers = canonical.consumers()
     shown = set(tensors_in(canonical.outputs))
-    found = []
+    pairs = []
     for layer in canonical.layers.values():
         if not _weighted(layer):
             continue
@@ -78,9 +78,9 @@ def _pairs(canonical: Network) -> list[tuple[str, str]]:
                 break
             after = canonical.layers[next_ones[0][0]]
             if _weighted(after):
-                found.append((layer.name, after.name))
+                pairs.append((layer.name, after.name))
             tensor = LayerOutput(after.name) if _homogeneous(after) else None
-    return found
+    return pairs
 
 
 def _weighted(layer: Layer) -> bool:

@@ -53,8 +53,8 @@ def fitted(rows: Sequence[Measurement]) -> Constants:
 
     def misses(point: Any) -> Any:
         host = {**_host(dict(zip(FITTED, np.exp(point), strict=True))), "spread": 0.0}
-        told = [math.log(predicted(row["table"], host, row["clock"]).total / float(row["ms"])) for row in rows]
-        return np.concatenate([told, PRIOR_WEIGHT * (point - zero)])
+        log_errors = [math.log(predicted(row["table"], host, row["clock"]).total / float(row["ms"])) for row in rows]
+        return np.concatenate([log_errors, PRIOR_WEIGHT * (point - zero)])
 
     return _host(dict(zip(FITTED, np.exp(least_squares(misses, zero).x).tolist(), strict=True)))
 
@@ -77,7 +77,7 @@ def transfer_ratios() -> list[float]:
 def scaled(host: Constants, ratios: Sequence[float]) -> Constants:
     """Return the constants of pi5-usb3, with the array of usb3. The interval includes the disagreement of `ratios`."""
     ratio = float(np.median(ratios))
-    disagreement = max(abs(math.log(each / ratio)) for each in ratios)
+    disagreement = max(abs(math.log(measured_ratio / ratio)) for measured_ratio in ratios)
     transfers = {name: host[name] * ratio for name in SCALED}
     array = {"compute_factor": float(SHIPPED["hosts"]["usb3"]["compute_factor"])}
     return {**host, **transfers, **array, "spread": math.hypot(LEAST_SPREAD, disagreement)}
@@ -90,8 +90,8 @@ def between() -> Constants:
     host.update(overlap=0, spread=LEAST_SPREAD)
     misses = [LEAST_SPREAD]
     for table in json.loads(TABLES.read_text()):
-        told = predicted(table, host).total
-        misses += [abs(math.log(told / predicted(table, other).total)) for other in (x86, board)]
+        total_ms = predicted(table, host).total
+        misses += [abs(math.log(total_ms / predicted(table, other).total)) for other in (x86, board)]
     for row in measurements("cm4-pcie"):
         misses.append(abs(math.log(predicted(row["table"], host).total / float(row["ms"]))))
     return {**host, "spread": max(misses)}

@@ -79,11 +79,11 @@ class Host:
 
     def agents(self) -> list[int]:
         """Return the ids of the Python processes that run for a connection."""
-        found, level = [], self.sessions()
+        pids, level = [], self.sessions()
         while level:
-            found += [pid for pid in level if b"-IS" in _arguments(pid) and b"-c" in _arguments(pid)]
+            pids += [pid for pid in level if b"-IS" in _arguments(pid) and b"-c" in _arguments(pid)]
             level = [child for pid in level for child in _children(pid)]
-        return [pid for pid in found if b"python" in _arguments(pid)[:1000].split(b"\0")[0]]
+        return [pid for pid in pids if b"python" in _arguments(pid)[:1000].split(b"\0")[0]]
 
 
 def _arguments(pid: int) -> bytes:
@@ -93,12 +93,12 @@ def _arguments(pid: int) -> bytes:
 
 
 def _children(pid: int) -> list[int]:
-    found = []
+    children = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, ValueError):
             if int(path.read_text().rpartition(")")[2].split()[1]) == pid:
-                found.append(int(path.parent.name))
-    return found
+                children.append(int(path.parent.name))
+    return children
 
 
 def missing() -> str:

@@ -81,9 +81,9 @@ def forms() -> list[Form]:
         *(request_lines, headers, framing, lengths, encodings, queries, hosts),
         *(shapes, multiparts, slow_clients, pipelines, pictures, npz_files, npy_files, sounds),
     )
-    found = [each for family in families for each in family()]
-    assert len({each.name for each in found}) == len(found)
-    return found
+    all_forms = [form for family in families for form in family()]
+    assert len({form.name for form in all_forms}) == len(all_forms)
+    return all_forms
 
 
 def request_lines() -> Iterator[Form]:
@@ -313,7 +313,7 @@ def shapes() -> Iterator[Form]:
 
 def multiparts() -> Iterator[Form]:
     head = b'Content-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
-    whole = b"--b\r\n" + head + GOOD + b"\r\n--b--\r\n"
+    valid_body = b"--b\r\n" + head + GOOD + b"\r\n--b--\r\n"
     bodies = {
         "empty": b"",
         "no part": b"--b--\r\n",
@@ -322,11 +322,11 @@ def multiparts() -> Iterator[Form]:
         "endless head": b"--b\r\n" + b"a: b\r\n" * 5000,
         "two parts": b"--b\r\n" + head + GOOD + b"\r\n--b\r\n" + head + GOOD + b"\r\n--b--\r\n",
         "1000 parts": (b"--b\r\n" + head + b"x\r\n") * 1000 + b"--b--\r\n",
-        "a preamble": b"x\r\n" + whole,
-        "an epilogue": whole + b"GET / HTTP/1.1\r\n\r\n",
+        "a preamble": b"x\r\n" + valid_body,
+        "an epilogue": valid_body + b"GET / HTTP/1.1\r\n\r\n",
         "a field": b'--b\r\nContent-Disposition: form-data; name="a"\r\n\r\n3\r\n--b--\r\n',
-        "another boundary": whole.replace(b"--b", b"--c"),
-        "line feeds": whole.replace(b"\r\n", b"\n"),
+        "another boundary": valid_body.replace(b"--b", b"--c"),
+        "line feeds": valid_body.replace(b"\r\n", b"\n"),
         "a transfer encoding": b"--b\r\nContent-Transfer-Encoding: base64\r\n" + b"\r\nAAAA\r\n--b--\r\n",
         "nested": b"--b\r\nContent-Type: multipart/mixed; boundary=c\r\n\r\n--c\r\n\r\nx\r\n--c--\r\n--b--\r\n",
         "dashes": b"-" * 100_000,
@@ -338,8 +338,10 @@ def multiparts() -> Iterator[Form]:
     for value in (b"multipart/form-data", b"multipart/form-data; boundary=", b"multipart/form-data; boundary=" + b"b" * 71,
                   b"multipart/form-data; boundary=\"b", b"multipart/mixed; boundary=b", b"multipart/form-data; boundary=b; boundary=c",
                   b"multipart/form-data; boundary=\xff"):  # fmt: skip
-        yield form(f"multipart type: {value[:50]!r}", post(whole, b"Content-Type: " + value + b"\r\n"), closes=False)
-    yield form("multipart: sound", post(whole, kind), statuses=[200], closes=False)
+        yield form(
+            f"multipart type: {value[:50]!r}", post(valid_body, b"Content-Type: " + value + b"\r\n"), closes=False
+        )
+    yield form("multipart: sound", post(valid_body, kind), statuses=[200], closes=False)
 
 
 def slow_clients() -> Iterator[Form]:
@@ -420,15 +422,15 @@ def pictures() -> Iterator[Form]:
     }.items():
         yield form(f"png: {name}", post(content), statuses=[200, 400], closes=False)
     for kind in ("PNG", "JPEG", "BMP", "WEBP"):
-        whole = picture(kind)
+        image = picture(kind)
         for share in (0.1, 0.5, 0.9):
-            cut = whole[: max(int(len(whole) * share), 3)]
+            cut = image[: max(int(len(image) * share), 3)]
             yield form(f"{kind}: cut at {share}", post(cut), statuses=[200, 400], closes=False)
-        noise = bytearray(whole)
+        noise = bytearray(image)
         for place in range(16, len(noise), 7):
             noise[place] ^= 0x55
         yield form(f"{kind}: noise", post(bytes(noise)), statuses=[200, 400], closes=False)
-        yield form(f"{kind}: twice", post(whole * 2), statuses=[200, 400], closes=False)
+        yield form(f"{kind}: twice", post(image * 2), statuses=[200, 400], closes=False)
     jpeg = picture("JPEG")
     frame = jpeg.index(b"\xff\xc0")
     for height, width in ((65535, 65535), (0, 5), (6, 0), (65535, 1)):

@@ -34,7 +34,9 @@ def other_weights(model: bytes, operators: Iterable[int], seed: int) -> bytes:
         for index in operators:
             operator = parsed.operators[index]
             if operator.name in WEIGHTED:
-                weights, *biases = (parsed.tensors[each] for each in operator.inputs[1:3] if each >= 0)
+                weights, *biases = (
+                    parsed.tensors[tensor_index] for tensor_index in operator.inputs[1:3] if tensor_index >= 0
+                )
                 if weights.is_constant:
                     _assign(parsed, weights, rng.integers(0, 256, weights.elements, np.uint8))
                 for bias in biases:
@@ -85,7 +87,10 @@ def _groups(parsed: Graph) -> dict[int, int]:
         for first, other in pairwise(tensors):
             if _numbers(parsed.tensors[other]) == _numbers(parsed.tensors[first]):
                 merged = group[other]
-                group = {index: group[first] if each == merged else each for index, each in group.items()}
+                group = {
+                    index: group[first] if representative == merged else representative
+                    for index, representative in group.items()
+                }
     return group
 
 
@@ -107,10 +112,10 @@ def differing_parts(first: CompiledFile, second: CompiledFile) -> set[str]:
     """Return the parts in which two compiled files of one size differ: "parameters", "instructions" or "other"."""
     contents = [np.frombuffer(without_tokens(file), np.uint8) for file in (first, second)]
     differs = contents[0] != contents[1]
-    found = set()
+    parts = set()
     for executable in first.executables:
         for name, extents in (("parameters", (executable.parameters,)), ("instructions", executable.instructions)):
             for extent in extents:
-                found |= {name} if differs[extent.start : extent.stop].any() else set()
+                parts |= {name} if differs[extent.start : extent.stop].any() else set()
                 differs[extent.start : extent.stop] = False
-    return found | ({"other"} if differs.any() else set())
+    return parts | ({"other"} if differs.any() else set())

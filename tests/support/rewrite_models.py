@@ -24,7 +24,7 @@ def codes(*shape: int, low: int = -127) -> NDArray[np.int8]:
 
 
 def weights(*shape: int, scales: int = 1) -> Tensor:
-    spread = tuple(float(each) for each in RANDOM.uniform(0.002, 0.01, scales))
+    spread = tuple(float(scale) for scale in RANDOM.uniform(0.002, 0.01, scales))
     return Tensor(shape, data=codes(*shape), scales=spread)
 
 
@@ -45,7 +45,7 @@ def positive(step: float = 0.03) -> Tensor:
 
 
 def dense(spread: float = 1.0) -> Graph:
-    scales = tuple(float(each) for each in np.geomspace(0.004, 0.004 * spread, 6))
+    scales = tuple(float(scale) for scale in np.geomspace(0.004, 0.004 * spread, 6))
     kernel = Tensor((6, 32), data=codes(6, 32), scales=scales)
     return one_op.one("FULLY_CONNECTED", [made(1, 32), kernel, bias(6)], made(1, 6, step=0.5), 4)
 
@@ -58,9 +58,9 @@ def grouped(groups: int, scales: int = 16) -> Graph:
 
 
 def transposed_convolution(out: Tensor, activation: int) -> Graph:
-    given = [integers(1, 16, 16, 8), weights(8, 3, 3, 8, scales=8), MAP, bias(8)]
+    inputs = [integers(1, 16, 16, 8), weights(8, 3, 3, 8, scales=8), MAP, bias(8)]
     options = {"strideH": 2, "strideW": 2, "fusedActivationFunction": activation}
-    return one_op.one("TRANSPOSE_CONV", given, out, 4, **options)
+    return one_op.one("TRANSPOSE_CONV", inputs, out, 4, **options)
 
 
 def pooling(activation: int) -> Graph:
@@ -98,8 +98,8 @@ def resize() -> Graph:
 
 
 def slices(begin: tuple[int, ...], end: tuple[int, ...], strides: tuple[int, ...], out: tuple[int, ...]) -> Graph:
-    given = [MAP, integers(*begin), integers(*end), integers(*strides)]
-    return one_op.one("STRIDED_SLICE", given, made(*out), 2, endMask=1)
+    inputs = [MAP, integers(*begin), integers(*end), integers(*strides)]
+    return one_op.one("STRIDED_SLICE", inputs, made(*out), 2, endMask=1)
 
 
 def parts(name: str, outs: list[tuple[int, ...]], more: dict[str, Tensor], **options: Any) -> Graph:
@@ -160,8 +160,8 @@ def mirrored(mode: int) -> Graph:
 
 
 def dense_on_rows(x: Tensor, out: Tensor, scales: int = 1) -> Graph:
-    given = [x, weights(12, 8, scales=scales), bias(12)]
-    return one_op.one("FULLY_CONNECTED", given, out, 4, keepNumDims=True, fusedActivationFunction=1)
+    inputs = [x, weights(12, 8, scales=scales), bias(12)]
+    return one_op.one("FULLY_CONNECTED", inputs, out, 4, keepNumDims=True, fusedActivationFunction=1)
 
 
 def dense_on_unsigned_rows() -> Graph:
@@ -349,13 +349,13 @@ def outputs(model: Graph, feeds: list[NDArray[Any]]) -> list[NDArray[Any]]:
     resolver = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES  # default delegates round differently in every version
     interpreter = Interpreter(model_content=graph.serialize(model), experimental_op_resolver_type=resolver)
     interpreter.allocate_tensors()
-    (given,), found = interpreter.get_input_details(), []
+    (input_detail,), arrays = interpreter.get_input_details(), []
     for feed in feeds:
-        interpreter.set_tensor(given["index"], feed)
+        interpreter.set_tensor(input_detail["index"], feed)
         interpreter.invoke()
-        made = [interpreter.get_tensor(each["index"]) for each in interpreter.get_output_details()]
-        found.append(np.concatenate([each.ravel() for each in made]))
-    return found
+        tensors = [interpreter.get_tensor(detail["index"]) for detail in interpreter.get_output_details()]
+        arrays.append(np.concatenate([tensor.ravel() for tensor in tensors]))
+    return arrays
 
 
 def apart(one: Graph, other: Graph) -> int:

@@ -38,7 +38,7 @@ def stage(identity: str, accuracy: float, macs: int, size: int, **more: Any) -> 
 def with_stages(*stages: Record) -> Record:
     """Return a complete run of these stages; missing keys of a stage get default values."""
     defaults = {"status": "done", "stage": "train", "settings": {}, "measurements": {}}
-    return full() | {"stages": [{"id": each.get("stage"), "facts": {}} | defaults | each for each in stages]}
+    return full() | {"stages": [{"id": stage.get("stage"), "facts": {}} | defaults | stage for stage in stages]}
 
 
 def model(made_by: str, accuracy: float, size: int, macs: int, ms: float) -> Record:
@@ -274,10 +274,10 @@ def markdown_of(record: Record) -> str:
 
 
 def every_measurement(record: Record) -> list[tuple[str, Record]]:
-    found: list[tuple[str, Record]] = [(e["name"], e["measured"]) for e in record["budget"] or []]
+    measurements: list[tuple[str, Record]] = [(e["name"], e["measured"]) for e in record["budget"] or []]
     groups = [stage["measurements"] for stage in record["stages"] or []]
-    groups += [each["measurements"] for each in (record["models"] or {}).values() if each]
+    groups += [model_record["measurements"] for model_record in (record["models"] or {}).values() if model_record]
     comparison = record["comparison"] or {"measurements": {}, "per_class": []}
     groups += [comparison["measurements"]]
     groups += [{"accuracy": row[which]} for row in comparison["per_class"] for which in ("original", "result")]
-    return found + [item for group in groups for item in group.items()]
+    return measurements + [item for group in groups for item in group.items()]

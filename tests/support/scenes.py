@@ -19,20 +19,20 @@ Box = tuple[int, int, int, int]
 def scene(random: np.random.Generator, side: int = 64) -> tuple[NDArray[np.uint8], list[tuple[str, Box]]]:
     """Return a noisy grey image as RGB, and its objects: one or two that do not overlap."""
     picture = random.integers(60, 100, (side, side, 3)).astype(np.uint8)
-    found: list[tuple[str, Box]] = []
+    objects: list[tuple[str, Box]] = []
     for _ in range(int(random.integers(1, 3))):
         size = int(random.integers(side // 4, side // 2))
         left, top = (int(random.integers(0, side - size)) for _ in range(2))
         box = (left, top, left + size, top + size)
-        if any(max(box[0], b[0]) < min(box[2], b[2]) and max(box[1], b[1]) < min(box[3], b[3]) for _, b in found):
+        if any(max(box[0], b[0]) < min(box[2], b[2]) and max(box[1], b[1]) < min(box[3], b[3]) for _, b in objects):
             continue
         name = CLASSES[int(random.integers(2))]
         part = picture[top : top + size, left : left + size]
         part[...] = 230
         if name == "ring":
             part[size // 4 : -(size // 4), size // 4 : -(size // 4)] = 20
-        found.append((name, box))
-    return picture, found
+        objects.append((name, box))
+    return picture, objects
 
 
 def scenes(count: int, seed: int = 0) -> list[tuple[NDArray[np.uint8], list[tuple[str, Box]]]]:
@@ -92,11 +92,11 @@ def coco(pictures: Sequence[tuple[str, Sequence[tuple[str, Box]]]]) -> dict[str,
 def as_coco(folder: Path, counts: Sequence[int] = (8, 4), seed: int = 0) -> Path:
     """Write images with COCO's files: train.json and test.json, with these numbers of images."""
     folder.mkdir(parents=True, exist_ok=True)
-    made = scenes(sum(counts), seed)
+    samples = scenes(sum(counts), seed)
     for split, start, count in (("train", 0, counts[0]), ("test", counts[0], counts[1])):
         named = []
         for index in range(start, start + count):
-            picture, objects = made[index]
+            picture, objects = samples[index]
             Image.fromarray(picture).save(folder / f"{index:04}.png")
             named.append((f"{index:04}.png", objects))
         (folder / f"{split}.json").write_text(json.dumps(coco(named)))

@@ -187,8 +187,8 @@ class Simulation:
         """Return a random number with mean 1: for a service, a trial, or the time until a death."""
         drawn = self._drawn[kind]
         if not drawn:
-            found = self._random.gamma(4, 0.25, BLOCK) if kind == "trial" else self._random.exponential(1, BLOCK)
-            drawn += found.tolist()
+            numbers = self._random.gamma(4, 0.25, BLOCK) if kind == "trial" else self._random.exponential(1, BLOCK)
+            drawn += numbers.tolist()
         return drawn.pop()
 
     def _begin(self, worker: int) -> Callable[[float], None]:
@@ -240,9 +240,9 @@ class Simulation:
 
     def _operate(self, name: str, worker: int, now: float, then: Callable[[float], None]) -> None:
         """Spend the worker's own time, then visit its proxy and the database."""
-        own = self._service(name, "worker")
-        self.spent["own work"] += own
-        self._at(now + own, lambda arrival: self._arrive(name, worker, arrival, then))
+        duration = self._service(name, "worker")
+        self.spent["own work"] += duration
+        self._at(now + duration, lambda arrival: self._arrive(name, worker, arrival, then))
 
     def _arrive(self, name: str, worker: int, arrival: float, then: Callable[[float], None]) -> None:
         if not self.proxies:
@@ -345,17 +345,17 @@ def simulate(plan: Plan) -> dict[str, Any]:
 def fitted(rows: Sequence[Mapping[str, Any]]) -> Costs:
     """Return costs from measured ones, by non-negative least squares of relative errors."""
     design = np.array([[1.0, row["finished"], row["running"]] for row in rows])
-    found: dict[str, dict[str, Cost]] = {}
+    costs: dict[str, dict[str, Cost]] = {}
     for name in OPERATIONS:
-        found[name] = {}
+        costs[name] = {}
         for place in PLACES:
             key = f"{place} CPU s"
             if key in rows[0][name]:
                 seconds = np.array([row[name][key] for row in rows])
                 known = seconds >= 0  # the CPU time of a process is lost when it ends
                 seconds = np.maximum(seconds[known], RESOLUTION_S)
-                found[name][place] = Cost(*_non_negative(design[known] / seconds[:, None], np.ones(len(seconds))))
-    return found
+                costs[name][place] = Cost(*_non_negative(design[known] / seconds[:, None], np.ones(len(seconds))))
+    return costs
 
 
 def _non_negative(design: Any, values: Any) -> list[float]:
@@ -363,11 +363,11 @@ def _non_negative(design: Any, values: Any) -> list[float]:
     best, error = [0.0] * design.shape[1], float("inf")
     for subset in range(1, 2 ** design.shape[1]):
         columns = [place for place in range(design.shape[1]) if subset >> place & 1]
-        found = np.linalg.lstsq(design[:, columns], values, rcond=None)[0]
-        squares = float(((design[:, columns] @ found - values) ** 2).sum())
-        if (found >= 0).all() and squares < error:
+        coefficients = np.linalg.lstsq(design[:, columns], values, rcond=None)[0]
+        squares = float(((design[:, columns] @ coefficients - values) ** 2).sum())
+        if (coefficients >= 0).all() and squares < error:
             error = squares
             best = [0.0] * design.shape[1]
-            for place, value in zip(columns, found, strict=True):
+            for place, value in zip(columns, coefficients, strict=True):
                 best[place] = float(value)
     return best

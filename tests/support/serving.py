@@ -99,7 +99,7 @@ def raw(service: Service, *pieces: bytes, pause: float = 0.0) -> bytes:
         for piece in pieces:
             sock.sendall(piece)
             time.sleep(pause)
-        found = b""
+        response = b""
         while came := sock.recv(65536):
-            found += came
-    return found
+            response += came
+    return response

@@ -67,25 +67,27 @@ def model(*, int8: bool = True, softmax: bool = True, head: bool = True) -> byte
     inputs = dataset().inputs("train").reshape(-1, 64)
     hidden_values = np.maximum(inputs @ first + bias, 0)
     logit_values = hidden_values @ second + biases
-    made = tiny.TfliteBuilder(int8=int8)
-    x = made.activation("image", [1, 8, 8, 1], (0.0, 1.0))
-    hidden = made.activation("hidden", [1, HIDDEN], (0.0, float(hidden_values.max())))
-    relu = made.schema.FullyConnectedOptionsT()
-    relu.fusedActivationFunction = made.schema.ActivationFunctionType.RELU
-    made.operator("FULLY_CONNECTED", [x, *made.weights("first", first.T, bias, x, per_channel=False)], hidden, relu)
+    builder = tiny.TfliteBuilder(int8=int8)
+    x = builder.activation("image", [1, 8, 8, 1], (0.0, 1.0))
+    hidden = builder.activation("hidden", [1, HIDDEN], (0.0, float(hidden_values.max())))
+    relu = builder.schema.FullyConnectedOptionsT()
+    relu.fusedActivationFunction = builder.schema.ActivationFunctionType.RELU
+    builder.operator(
+        "FULLY_CONNECTED", [x, *builder.weights("first", first.T, bias, x, per_channel=False)], hidden, relu
+    )
     if not head:
-        return made.finish([x], [hidden])
+        return builder.finish([x], [hidden])
     span = float(logit_values.min()), float(logit_values.max())
-    logits = made.activation("logits", [1, len(OLD)], span)
-    made.dense(hidden, second.T, biases, logits)
+    logits = builder.activation("logits", [1, len(OLD)], span)
+    builder.dense(hidden, second.T, biases, logits)
     if not softmax:
-        return made.finish([x], [logits])
-    scores = made.activation("scores", [1, len(OLD)], (0.0, 255 / 256))
-    options = made.schema.SoftmaxOptionsT()
+        return builder.finish([x], [logits])
+    scores = builder.activation("scores", [1, len(OLD)], (0.0, 255 / 256))
+    options = builder.schema.SoftmaxOptionsT()
     options.beta = 1.0
-    made.operator("SOFTMAX", [logits], scores, options)
-    made.codes[-1].version = 2 if int8 else 1
-    return made.finish([x], [scores])
+    builder.operator("SOFTMAX", [logits], scores, options)
+    builder.codes[-1].version = 2 if int8 else 1
+    return builder.finish([x], [scores])
 
 
 def exposed(content: bytes) -> bytes:

@@ -174,7 +174,7 @@ class Programs:
     def ended(self, *folders: Path) -> bool:
         """Return whether all compilers and their children end, and these folders are empty, within ten seconds."""
         children = self.folder / "children"
-        pids = [each["pid"] for each in self.asked()]
+        pids = [call["pid"] for call in self.asked()]
         pids += [int(line) for line in children.read_text().split()] if children.exists() else []
         for _ in range(100):
             if not any(map(_alive, pids)) and not any(path for folder in folders for path in folder.iterdir()):

@@ -28,12 +28,12 @@ def table() -> np.ndarray[Any, Any]:
 
 def model(*, with_table: bool = True) -> bytes:
     """Return a dense layer on the vectors of the words, int8."""
-    made = tiny.TfliteBuilder(int8=True)
-    x = made.activation("words", [1, WORDS, WIDTH], (-1.0, 1.0))
-    scores = made.activation("scores", [1, CLASSES], (-6.0, 6.0))
+    builder = tiny.TfliteBuilder(int8=True)
+    x = builder.activation("words", [1, WORDS, WIDTH], (-1.0, 1.0))
+    scores = builder.activation("scores", [1, CLASSES], (-6.0, 6.0))
     weights = np.random.default_rng(0).uniform(-1, 1, (CLASSES, WORDS * WIDTH))
-    made.dense(x, weights, np.zeros(CLASSES), scores)
-    content = made.finish([x], [scores])
+    builder.dense(x, weights, np.zeros(CLASSES), scores)
+    content = builder.finish([x], [scores])
     return graph.serialize(lookup.with_table(graph.parse(content), table())) if with_table else content
 
 

@@ -121,43 +121,43 @@ class TfliteBuilder:
         scale = (span[1] - span[0]) / 255
         return self.tensor(name, shape, "INT8", scale=scale, zero=round(-128 - span[0] / scale))
 
-    def weights(self, name: str, values: Any, bias: Any, given: int, *, per_channel: bool) -> tuple[int, int]:
+    def weights(self, name: str, values: Any, bias: Any, input_index: int, *, per_channel: bool) -> tuple[int, int]:
         if not self.int8:
             kernel = self.tensor(name, values.shape, "FLOAT32", values.astype(np.float32))
             return kernel, self.tensor(f"{name}_bias", bias.shape, "FLOAT32", bias.astype(np.float32))
         axes = tuple(range(1, values.ndim)) if per_channel else None
         scale = np.abs(values).max(axis=axes, keepdims=per_channel) / 127
         kernel = self.tensor(name, values.shape, "INT8", np.rint(values / scale).astype(np.int8), scale.reshape(-1))
-        step = scale.reshape(-1) * self.scales[given]
+        step = scale.reshape(-1) * self.scales[input_index]
         return kernel, self.tensor(f"{name}_bias", bias.shape, "INT32", np.rint(bias / step).astype(np.int32), step)
 
-    def convolution(self, given: int, values: Any, bias: Any, made: int) -> None:
+    def convolution(self, input_index: int, values: Any, bias: Any, output_index: int) -> None:
         options = self.schema.Conv2DOptionsT()
         options.padding, options.strideH, options.strideW = self.schema.Padding.SAME, 1, 1
         options.fusedActivationFunction = self.schema.ActivationFunctionType.RELU
-        inputs = [given, *self.weights("kernel", values, bias, given, per_channel=True)]
-        self.operator("CONV_2D", inputs, made, options)
+        inputs = [input_index, *self.weights("kernel", values, bias, input_index, per_channel=True)]
+        self.operator("CONV_2D", inputs, output_index, options)
 
-    def dense(self, given: int, values: Any, bias: Any, made: int) -> None:
-        inputs = [given, *self.weights("dense", values, bias, given, per_channel=False)]
-        self.operator("FULLY_CONNECTED", inputs, made, self.schema.FullyConnectedOptionsT())
+    def dense(self, input_index: int, values: Any, bias: Any, output_index: int) -> None:
+        inputs = [input_index, *self.weights("dense", values, bias, input_index, per_channel=False)]
+        self.operator("FULLY_CONNECTED", inputs, output_index, self.schema.FullyConnectedOptionsT())
 
-    def operator(self, name: str, inputs: list[int], made: int, options: Any = None) -> None:
+    def operator(self, name: str, inputs: list[int], output_index: int, options: Any = None) -> None:
         code = self.schema.OperatorCodeT()
         code.builtinCode = code.deprecatedBuiltinCode = getattr(self.schema.BuiltinOperator, name)
         code.version = 3 if self.int8 else 1
         operator = self.schema.OperatorT()
-        operator.opcodeIndex, operator.inputs, operator.outputs = len(self.codes), inputs, [made]
+        operator.opcodeIndex, operator.inputs, operator.outputs = len(self.codes), inputs, [output_index]
         if options is not None:
             kind = type(options).__name__.removesuffix("T")
             operator.builtinOptionsType, operator.builtinOptions = getattr(self.schema.BuiltinOptions, kind), options
         self.codes.append(code)
         self.operators.append(operator)
 
-    def finish(self, given: list[int], made: list[int]) -> bytes:
+    def finish(self, inputs: list[int], outputs: list[int]) -> bytes:
         main = self.schema.SubGraphT()
         main.name, main.tensors, main.operators = b"main", self.tensors, self.operators
-        main.inputs, main.outputs = given, made
+        main.inputs, main.outputs = inputs, outputs
         model = self.schema.ModelT()
         model.version, model.description = 3, b"tiny"
         model.operatorCodes, model.subgraphs, model.buffers = self.codes, [main], self.buffers
@@ -208,9 +208,9 @@ class _Light(Stage):
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.TFLITE})
     produces: ClassVar[Kind] = Kind.TFLITE
 
-    def pass_on(self, given: Artifact, context: Context) -> Facts:
-        (context.folder / MODEL_TFLITE).write_bytes(given.file(MODEL_TFLITE).read_bytes())
-        return {"bytes": given.file(MODEL_TFLITE).stat().st_size}
+    def pass_on(self, artifact: Artifact, context: Context) -> Facts:
+        (context.folder / MODEL_TFLITE).write_bytes(artifact.file(MODEL_TFLITE).read_bytes())
+        return {"bytes": artifact.file(MODEL_TFLITE).stat().st_size}
 
 
 class Stamp(_Light):
@@ -224,9 +224,9 @@ class Stamp(_Light):
     file: str = ""
     """A file to read the text from. Its content is not part of the key, so that runs with the same key can differ."""
 
-    def run(self, given: Artifact, context: Context) -> Facts:
+    def run(self, artifact: Artifact, context: Context) -> Facts:
         text = Path(self.file).read_text() if self.file else self.text
-        parsed = graph.read(given.file(MODEL_TFLITE))
+        parsed = graph.read(artifact.file(MODEL_TFLITE))
         parsed.source.description = text.encode()
         (context.folder / MODEL_TFLITE).write_bytes(graph.serialize(parsed))
         return {"text": text}
@@ -238,9 +238,9 @@ class Seeded(_Light):
     name: ClassVar[str] = "seeded"
     needs: ClassVar[frozenset[Need]] = frozenset({"seed", "data", "original"})
 
-    def run(self, given: Artifact, context: Context) -> Facts:
+    def run(self, artifact: Artifact, context: Context) -> Facts:
         return {
-            **self.pass_on(given, context),
+            **self.pass_on(artifact, context),
             "original": context.original.digest,
             "samples": len(context.data.labels("train")),
         }
@@ -257,7 +257,7 @@ class Pause(_Light):
     seconds: float = 60.0
     """The longest wait, in seconds."""
 
-    def run(self, given: Artifact, context: Context) -> Facts:
+    def run(self, artifact: Artifact, context: Context) -> Facts:
         (context.folder / "half.tmp").write_bytes(b"half")
         Path(self.started).touch()
         end = time.monotonic() + self.seconds
@@ -265,7 +265,7 @@ class Pause(_Light):
             context.progress.update(1, 2, loss=0.5)
             time.sleep(0.01)
         (context.folder / "half.tmp").unlink()
-        return self.pass_on(given, context)
+        return self.pass_on(artifact, context)
 
 
 class Fail(_Light):
@@ -277,7 +277,7 @@ class Fail(_Light):
     unless: str = "/nonexistent"
     """The file that lets the stage succeed."""
 
-    def run(self, given: Artifact, context: Context) -> Facts:
+    def run(self, artifact: Artifact, context: Context) -> Facts:
         (context.folder / "half.tflite").write_bytes(b"half")
         print("noise from Python")
         os.write(1, b"noise from C on 1\n")
@@ -293,7 +293,7 @@ class Fail(_Light):
                 "disk": OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/somewhere"),
             }[self.how]
         (context.folder / "half.tflite").unlink()
-        return self.pass_on(given, context)
+        return self.pass_on(artifact, context)
 
 
 def _swallow_interruption() -> None:
@@ -312,7 +312,7 @@ class Exchange(_Light):
     file: str
     """The .tflite file; its content is not part of the key."""
 
-    def run(self, given: Artifact, context: Context) -> Facts:
+    def run(self, artifact: Artifact, context: Context) -> Facts:
         (context.folder / MODEL_TFLITE).write_bytes(Path(self.file).read_bytes())
         return {}
 
@@ -333,7 +333,7 @@ class Remade(_Light):
     def identity(self) -> dict[str, Any]:
         return {name: value for name, value in super().identity().items() if name != "log"}
 
-    def run(self, given: Artifact, context: Context) -> Facts:
+    def run(self, artifact: Artifact, context: Context) -> Facts:
         if self.log:
             with Path(self.log).open("a") as stream:
                 stream.write(f"{self.filters} {self.gain} {self.weights}\n")
@@ -409,21 +409,21 @@ def statuses(record: Mapping[str, Any]) -> dict[str, str]:
 
 def unsound(store: Path) -> list[str]:
     """Return what a store must not contain: incomplete artifacts, invalid keys, and files of unfinished work."""
-    found = []
+    problems = []
     for folder in (store / "artifacts").iterdir():
         try:
             content = json.loads((folder / "artifact.json").read_bytes())
             sums = {path.name: _sha256(path.read_bytes()) for path in folder.iterdir() if path.name != "artifact.json"}
             named = {name: content[name] for name in ("kind", "files", "facts")}
             text = json.dumps(named, sort_keys=True, separators=(",", ":"))
-            whole = content["files"] == sums and _sha256(text.encode()) == folder.name
+            complete = content["files"] == sums and _sha256(text.encode()) == folder.name
         except (OSError, ValueError, KeyError):
-            whole = False
-        found += [] if whole else [str(folder)]
+            complete = False
+        problems += [] if complete else [str(folder)]
     for key in (store / "keys").iterdir():
         line = key.read_text()
-        found += [] if len(line) == 65 and (store / "artifacts" / line.strip()).is_dir() else [str(key)]
-    return found + [str(path) for path in (store / "scratch").iterdir()]
+        problems += [] if len(line) == 65 and (store / "artifacts" / line.strip()).is_dir() else [str(key)]
+    return problems + [str(path) for path in (store / "scratch").iterdir()]
 
 
 def fill(folder: Path) -> None:

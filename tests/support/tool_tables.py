@@ -57,7 +57,7 @@ def _quality_label(subject: str, about: Mapping[str, Any], pairs: Sequence[Mappi
     """Return the name of a model with the quality of the float model."""
     judgements = [pair["judgement"] for pair in pairs if pair is not None and pair["status"] == MADE]
     for name, metric in (("float_accuracy", "accuracy"), ("float_ap50", "AP50")):
-        value = next((each[name] for each in judgements if name in each), None)
+        value = next((judgement[name] for judgement in judgements if name in judgement), None)
         if value is not None:
             return f"{subject} (float {metric} {value:.3f})"
     return subject

@@ -54,49 +54,49 @@ def test_a_host_that_does_not_read(ends: Ends) -> None:
 
 
 def test_a_host_that_goes_ends_the_runner(ends: Ends, tmp_path: Path) -> None:
-    made, host_out, _ = ends
+    device_agent, host_out, _ = ends
     place = tmp_path / "there" / "releases" / ("0" * 64)
-    made.answer({"do": "open", "path": str(tmp_path / "there"), "by": "test", "create": True})
+    device_agent.answer({"do": "open", "path": str(tmp_path / "there"), "by": "test", "create": True})
     place.mkdir()
     (place / releases.RUNNER).write_text(
         f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)\n"
     )
     threading.Timer(1.0, os.close, [host_out]).start()
     with pytest.raises(agent.HostGoneError):
-        made.answer({"do": "run", "release": "0" * 64, "command": ["verify"], "timeout_s": 30})
+        device_agent.answer({"do": "run", "release": "0" * 64, "command": ["verify"], "timeout_s": 30})
     pid = (tmp_path / "pid").read_text()
     time.sleep(0.1)
     assert not Path(f"/proc/{pid}").exists()
 
 
-def error(made: agent.Agent, asked: dict[str, Any]) -> str:
-    return str(made.answer(asked)["error"]["kind"])
+def error(device_agent: agent.Agent, request: dict[str, Any]) -> str:
+    return str(device_agent.answer(request)["error"]["kind"])
 
 
 def test_what_cannot_be_done(ends: Ends, tmp_path: Path) -> None:
-    made, path = ends[0], str(tmp_path / "there")
-    assert error(made, {"do": "switch", "release": "0" * 64}) == "request"
-    assert error(made, {"do": "open", "path": path, "by": "test", "create": False}) == "absent"
-    assert "answer" in made.answer({"do": "open", "path": path, "by": "test", "create": True})
-    assert error(made, {"do": "switch", "release": "0" * 64}) == "damaged"
-    assert error(made, {"do": "switch", "release": "../../etc"}) == "request"
-    assert error(made, {"do": "write", "name": "../x", "text": ""}) == "request"
-    assert error(made, {"do": "want", "release": "0" * 64, "pieces": {}, "total": 1 << 60}) == "disk"
-    other = agent.Agent(made.link)
+    device_agent, path = ends[0], str(tmp_path / "there")
+    assert error(device_agent, {"do": "switch", "release": "0" * 64}) == "request"
+    assert error(device_agent, {"do": "open", "path": path, "by": "test", "create": False}) == "absent"
+    assert "answer" in device_agent.answer({"do": "open", "path": path, "by": "test", "create": True})
+    assert error(device_agent, {"do": "switch", "release": "0" * 64}) == "damaged"
+    assert error(device_agent, {"do": "switch", "release": "../../etc"}) == "request"
+    assert error(device_agent, {"do": "write", "name": "../x", "text": ""}) == "request"
+    assert error(device_agent, {"do": "want", "release": "0" * 64, "pieces": {}, "total": 1 << 60}) == "disk"
+    other = agent.Agent(device_agent.link)
     assert error(other, {"do": "open", "path": path, "by": "test", "create": True}) == "locked"
     assert error(other, {"do": "open", "path": "/proc/1/x", "by": "test", "create": True}) == "files"
     slow = tmp_path / "there" / "releases" / ("0" * 64)
     slow.mkdir()
     (slow / releases.RUNNER).write_text("import time\ntime.sleep(60)\n")
-    assert error(made, {"do": "run", "release": "0" * 64, "command": ["verify"], "timeout_s": 0.1}) == "timeout"
+    assert error(device_agent, {"do": "run", "release": "0" * 64, "command": ["verify"], "timeout_s": 0.1}) == "timeout"
 
 
 def test_a_piece_that_cannot_be_kept_is_read_all_the_same(ends: Ends, tmp_path: Path) -> None:
-    made, host_out, _ = ends
-    made.answer({"do": "open", "path": str(tmp_path / "there"), "by": "test", "create": True})
+    device_agent, host_out, _ = ends
+    device_agent.answer({"do": "open", "path": str(tmp_path / "there"), "by": "test", "create": True})
     os.write(host_out, json.dumps({"do": "put", "sha256": "0" * 64, "offset": 5, "size": 8}).encode() + b"\nabc{}\n")
-    assert "error" in made.answer(made.link.line())
-    assert made.link.line() == {}
+    assert "error" in device_agent.answer(device_agent.link.line())
+    assert device_agent.link.line() == {}
 
 
 def test_a_cut_line_of_the_history(tmp_path: Path) -> None:
@@ -114,11 +114,11 @@ def test_a_cut_line_of_the_history(tmp_path: Path) -> None:
 
 def test_a_folder_of_somebody_else(ends: Ends, tmp_path: Path) -> None:
     (tmp_path / "theirs").mkdir(mode=0o555)
-    asked = {"do": "open", "path": str(tmp_path / "theirs" / "shop"), "by": "", "create": True}
+    request = {"do": "open", "path": str(tmp_path / "theirs" / "shop"), "by": "", "create": True}
     if root := os.geteuid() == 0:
         os.seteuid(65534)  # root may write everywhere
     try:
-        error = ends[0].answer(asked)["error"]
+        error = ends[0].answer(request)["error"]
     finally:
         if root:
             os.seteuid(0)
@@ -135,7 +135,7 @@ def installed(folder: releases.DeviceFolder, text: bytes) -> tuple[str, dict[str
         digest = hashlib.sha256(content).hexdigest()
         folder.put(digest, 0, len(content), iter([content]))
         files[name], pieces[digest] = {"sha256": digest, "pieces": [[digest, len(content)]]}, len(content)
-    name = releases.release_name(*(files[each]["sha256"] for each in (releases.BUNDLE, releases.RUNNER)))
+    name = releases.release_name(*(files[file_name]["sha256"] for file_name in (releases.BUNDLE, releases.RUNNER)))
     folder.install(name, files)
     return name, pieces
 
@@ -153,13 +153,13 @@ def test_releases_that_never_ran_make_room_before_anything_is_sent(tmp_path: Pat
 
 
 def test_what_a_deployment_left_that_was_cut_when_its_release_was_whole(ends: Ends, tmp_path: Path) -> None:
-    made, there = ends[0], tmp_path / "there"
-    made.answer({"do": "open", "path": str(there), "by": "test", "create": True})
-    release, pieces = installed(made.folder, b"whole")
+    device_agent, there = ends[0], tmp_path / "there"
+    device_agent.answer({"do": "open", "path": str(there), "by": "test", "create": True})
+    release, pieces = installed(device_agent.folder, b"whole")
     for digest in pieces:
         (there / "incoming" / digest).write_bytes(b"arrived")
-    found = made.answer({"do": "want", "release": release, "pieces": pieces, "total": 100})
-    assert found == {"answer": {"whole": True, "missing": {}}}
+    response = device_agent.answer({"do": "want", "release": release, "pieces": pieces, "total": 100})
+    assert response == {"answer": {"whole": True, "missing": {}}}
     assert not list((there / "incoming").iterdir())
 
 
@@ -177,16 +177,16 @@ def test_a_damaged_piece_is_sent_again(tmp_path: Path) -> None:
 
 def test_a_disk_that_fails_is_an_answer(ends: Ends, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The host must not lose the connection, even if nothing can be removed."""
-    made, there = ends[0], tmp_path / "there"
-    made.answer({"do": "open", "path": str(there), "by": "test", "create": True})
-    release, _ = installed(made.folder, b"whole")
+    device_agent, there = ends[0], tmp_path / "there"
+    device_agent.answer({"do": "open", "path": str(there), "by": "test", "create": True})
+    release, _ = installed(device_agent.folder, b"whole")
 
     def fail(*names: object, **more: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     for name in ("symlink", "listdir"):
         monkeypatch.setattr(os, name, fail)
-    error = made.answer({"do": "switch", "release": release})["error"]
+    error = device_agent.answer({"do": "switch", "release": release})["error"]
     assert error == {"kind": "disk", "what": "No space left on device", "hint": "free some space", "current": None}
 
 
@@ -218,8 +218,8 @@ def test_a_look_changes_nothing(ends: Ends, tmp_path: Path) -> None:
     release, _ = installed(folder, b"whole")
     folder.switch(release)
     (there / "releases" / ".new").mkdir()
-    found = ends[0].answer({"do": "look", "path": str(there)})["answer"]
-    assert {name: found[name] for name in ("current", "name", "by", "whole")} == {
+    state = ends[0].answer({"do": "look", "path": str(there)})["answer"]
+    assert {name: state[name] for name in ("current", "name", "by", "whole")} == {
         "current": release,
         "name": None,  # it is not a bundle
         "by": "somebody",

@@ -59,17 +59,17 @@ def test_boxes_are_cut_off_at_the_border_and_huge_numbers_do_no_harm() -> None:
 def test_detections_are_sorted_and_suppressed_within_their_class() -> None:
     detector = Detector({"maps": [{"cells": [1, 1], "boxes": [[0.5, 0.5]] * 4}], "scores": "probabilities"})
     scores = np.array([[0.6, 0.0], [0.9, 0.0], [0.0, 0.7], [0.0, 0.005]], np.float32)
-    found = detector([np.zeros((4, 4), np.float32), scores], ["a", "b"])
-    assert [(each.label, round(each.score, 3)) for each in found.top()] == [("a", 0.9), ("b", 0.7)]
-    assert found.top(1)[0].box == (0.25, 0.25, 0.75, 0.75)
-    assert [row["label"] for row in found.above(0.8).rows()] == ["a"]
+    detections = detector([np.zeros((4, 4), np.float32), scores], ["a", "b"])
+    assert [(detection.label, round(detection.score, 3)) for detection in detections.top()] == [("a", 0.9), ("b", 0.7)]
+    assert detections.top(1)[0].box == (0.25, 0.25, 0.75, 0.75)
+    assert [row["label"] for row in detections.above(0.8).rows()] == ["a"]
 
 
 def test_logits_are_the_sigmoids_of_probabilities() -> None:
-    given = np.array([[-200.0, 0.0, 200.0]], np.float32)
+    logits = np.array([[-200.0, 0.0, 200.0]], np.float32)
     with np.errstate(all="raise", under="ignore"):
-        found = Detector(SMALL).probabilities(DetectorParts(np.zeros((1, 4)), given))
-        np.testing.assert_allclose(found, [[0, 0.5, 1]], atol=1e-6)
+        probabilities = Detector(SMALL).probabilities(DetectorParts(np.zeros((1, 4)), logits))
+        np.testing.assert_allclose(probabilities, [[0, 0.5, 1]], atol=1e-6)
 
 
 def test_nothing_is_found_where_scores_are_low_or_no_numbers() -> None:
@@ -85,13 +85,13 @@ def test_boxes_that_are_no_numbers_are_left_out(code: str, value: float) -> None
     detector = Detector({"maps": maps, "code": code, "bins": 4, "overlap": 1.0})
     boxes = np.zeros((13, 16 if code == "dfl" else 4), np.float32)
     boxes[3] = value
-    found = detector([boxes, np.full((13, 1), 2.0)])
-    assert np.isfinite(found.boxes).all()
-    assert 12 <= len(found) <= 13
+    detections = detector([boxes, np.full((13, 1), 2.0)])
+    assert np.isfinite(detections.boxes).all()
+    assert 12 <= len(detections) <= 13
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"maps": []}, "maps must be a list"),
         ({"maps": [{"cells": [2, 2]}]}, "must have the keys"),
@@ -106,8 +106,8 @@ def test_boxes_that_are_no_numbers_are_left_out(code: str, value: float) -> None
         ({"anchor": 1}, "unknown key 'anchor'"),
     ],
 )
-def test_specifications_that_cannot_be_used_are_refused(change: dict[str, Any], told: str) -> None:
-    with pytest.raises(DetectionError, match=told):
+def test_specifications_that_cannot_be_used_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(DetectionError, match=message):
         Detector({**SMALL, **change})
 
 
@@ -152,18 +152,18 @@ def scene(random: np.random.Generator, classes: int) -> tuple[Any, Detections]:
     labels = random.integers(0, classes - 1, count)  # the last class has no objects
     near = np.sort((boxes + random.normal(0, 0.02, boxes.shape)).reshape(-1, 2, 2), axis=1).reshape(-1, 4)
     stray = np.sort(random.uniform(0, 1, (3, 2, 2)), axis=1).reshape(3, 4)
-    found = np.concatenate([near, near, stray]).astype(np.float32)
+    predicted_boxes = np.concatenate([near, near, stray]).astype(np.float32)
     kinds = np.concatenate([labels, random.integers(0, classes, count + 3)])
-    scores = np.round(random.uniform(0.01, 1, len(found)), 1).astype(np.float32)  # many are equal
+    scores = np.round(random.uniform(0.01, 1, len(predicted_boxes)), 1).astype(np.float32)  # many are equal
     order = np.argsort(-scores, kind="mergesort")
-    return (boxes, labels), Detections(found[order], kinds[order], scores[order])
+    return (boxes, labels), Detections(predicted_boxes[order], kinds[order], scores[order])
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_average_precision_is_that_of_pycocotools(seed: int) -> None:
     random = np.random.default_rng(seed)
-    wanted, found = zip(*(scene(random, 4) for _ in range(30)), strict=True)
-    ours, theirs = average_precision(found, wanted, 4), by_coco(found, wanted, 4)
+    ground_truth, predictions = zip(*(scene(random, 4) for _ in range(30)), strict=True)
+    ours, theirs = average_precision(predictions, ground_truth, 4), by_coco(predictions, ground_truth, 4)
     assert ours["ap50"] > 0.2  # some objects are found, and some are not
     assert ours["ap"] < 0.9
     assert ours["ap"] == pytest.approx(theirs["ap"], abs=1e-9)

@@ -112,9 +112,9 @@ def test_a_bright_block_is_where_the_map_says(steps: list[dict[str, Any]], shape
     placed = input_map(preprocessing, height, width)
     moved, visible = placed.boxes_to_input(box)
     rows, columns = (np.flatnonzero((result > 127).any(axis=axis)) for axis in (1, 0))
-    found = np.array([rows[0], columns[0], rows[-1] + 1, columns[-1] + 1])
+    bounding_box = np.array([rows[0], columns[0], rows[-1] + 1, columns[-1] + 1])
     assert visible.tolist() == [True]
-    assert np.abs(moved[0] * [*result.shape, *result.shape] - found).max() <= 1.01  # one pixel of the result
+    assert np.abs(moved[0] * [*result.shape, *result.shape] - bounding_box).max() <= 1.01  # one pixel of the result
     np.testing.assert_allclose(placed.boxes_to_image(moved), box, atol=1e-6)
     assert moves_positions(preprocessing)
 

@@ -59,10 +59,10 @@ def test_the_values_do_not_depend_on_the_blocks(
 ) -> None:
     image = np.random.default_rng(3).integers(0, 256, (61, 47, 3), np.uint8)
     step = Preprocessing([{"resize": {"size": list(size), **settings}}])
-    whole = step(image)
-    np.testing.assert_array_equal(step(image.astype(np.float32)), whole)
+    expected = step(image)
+    np.testing.assert_array_equal(step(image.astype(np.float32)), expected)
     monkeypatch.setattr(resizing, "BLOCK_VALUES", 1)
-    np.testing.assert_array_equal(step(image), whole)
+    np.testing.assert_array_equal(step(image), expected)
 
 
 def test_equal_to_two_complete_passes() -> None:

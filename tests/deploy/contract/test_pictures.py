@@ -59,10 +59,10 @@ def test_an_orientation_is_applied_as_in_training(
     in_training = ImageFolder(path="x").decoded(content, "photo")
     np.testing.assert_array_equal(in_training, expected)
     device()
-    found = decode(content)
+    decoded = decode(content)
     if sys.modules["PIL"]:
-        np.testing.assert_array_equal(found, in_training)
-    np.testing.assert_allclose(found.astype(int), in_training, atol=2 if form == "JPEG" else 0)
+        np.testing.assert_array_equal(decoded, in_training)
+    np.testing.assert_allclose(decoded.astype(int), in_training, atol=2 if form == "JPEG" else 0)
     assert expected.shape == ((30, 50, 3) if orientation < 5 else (50, 30, 3))
 
 
@@ -82,20 +82,20 @@ DEEP = np.arange(64 * 64, dtype=np.uint16).reshape(64, 64) * 16
 @pytest.mark.parametrize("channels", [1, 3])
 def test_the_upper_8_of_16_bits(channels: int, device: Callable[[], None]) -> None:
     content = written(Image.fromarray(DEEP), "PNG")
-    wanted = np.repeat((DEEP >> 8)[..., np.newaxis], channels, axis=2)
+    expected = np.repeat((DEEP >> 8)[..., np.newaxis], channels, axis=2)
     device()
-    found = pictures.decode(content, channels)
-    assert found.dtype == np.uint8
-    np.testing.assert_array_equal(found, wanted)
+    decoded = pictures.decode(content, channels)
+    assert decoded.dtype == np.uint8
+    np.testing.assert_array_equal(decoded, expected)
     if sys.modules["PIL"]:
-        np.testing.assert_array_equal(training.decoded(content, channels, "x.png"), wanted)
+        np.testing.assert_array_equal(training.decoded(content, channels, "x.png"), expected)
 
 
 def test_the_upper_8_of_16_bits_where_nobody_asked_for_channels(device: Callable[[], None]) -> None:
     content = written(Image.fromarray(DEEP), "PNG")
     device()
-    for found in (images.decode_body(content), images.decode_file(content)):
-        assert (found == (DEEP >> 8)[..., np.newaxis]).all()
+    for decoded in (images.decode_body(content), images.decode_file(content)):
+        assert (decoded == (DEEP >> 8)[..., np.newaxis]).all()
 
 
 def test_16_bits_as_older_pillows_open_them() -> None:
@@ -118,10 +118,10 @@ def test_more_than_16_bits_are_refused(dtype: Any, device: Callable[[], None]) -
 def test_colours_and_grey_levels(mode: str, channels: int, device: Callable[[], None]) -> None:
     colours = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8)).convert(mode)
     content = written(colours, "PNG")
-    wanted = np.asarray(colours.convert("RGB").convert("L" if channels == 1 else "RGB")).reshape(40, 50, channels)
-    np.testing.assert_array_equal(training.decoded(content, channels, "x.png"), wanted)
+    expected = np.asarray(colours.convert("RGB").convert("L" if channels == 1 else "RGB")).reshape(40, 50, channels)
+    np.testing.assert_array_equal(training.decoded(content, channels, "x.png"), expected)
     device()
-    np.testing.assert_array_equal(pictures.decode(content, channels), wanted)
+    np.testing.assert_array_equal(pictures.decode(content, channels), expected)
 
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "BMP", "WEBP"])
@@ -132,14 +132,14 @@ def test_every_format_gets_the_channels_of_the_training(
 ) -> None:
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (5, 7, 3), np.uint8)).resize((70, 50))
     content = written(picture.convert(mode), form, **({"lossless": True} if form == "WEBP" else {}))
-    wanted = training.decoded(content, channels, f"x.{form}").astype(int)
+    expected = training.decoded(content, channels, f"x.{form}").astype(int)
     device()
     for decode in (lambda: images.decode_body(content, decoding=Decoding(channels)),
                    lambda: images.decode_body(bytearray(content), decoding=Decoding(channels)),
                    lambda: images.decode_file(content, Decoding(channels))):  # fmt: skip
-        found = decode()
-        assert found.shape == (50, 70, channels)
-        np.testing.assert_allclose(found, wanted, atol=2 if form == "JPEG" else 0)
+        decoded = decode()
+        assert decoded.shape == (50, 70, channels)
+        np.testing.assert_allclose(decoded, expected, atol=2 if form == "JPEG" else 0)
 
 
 def webp(kind: bytes, content: bytes) -> bytes:

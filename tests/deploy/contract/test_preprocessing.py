@@ -42,10 +42,10 @@ def test_no_steps_give_float32_with_a_channel() -> None:
 def test_any_integer_or_float(dtype: str, shape: tuple[int, ...]) -> None:
     sample = RANDOM.integers(0, 2, shape).astype(dtype)
     image = apply(sample, resize(8, 8, filter="nearest"), {"scale": {"from": [0, 1], "to": [0, 2]}})
-    wanted = np.repeat(sample.reshape(4, 6, -1), 2, axis=0).astype(np.float32) * 2
+    expected = np.repeat(sample.reshape(4, 6, -1), 2, axis=0).astype(np.float32) * 2
     assert image.dtype == np.float32
     assert image.shape == (8, 8, shape[2] if len(shape) == 3 else 1)
-    np.testing.assert_array_equal(image[:, ::7], wanted[:, ::5])  # the first and the last column stay
+    np.testing.assert_array_equal(image[:, ::7], expected[:, ::5])  # the first and the last column stay
 
 
 def test_the_sample_is_left_as_it_was() -> None:
@@ -110,10 +110,10 @@ def test_normalize_each_channel_and_all() -> None:
     sample = np.array([[[1.0, 2.0, 3.0]]])
     one = apply(sample, {"normalize": {"mean": [1], "std": [2]}})
     np.testing.assert_array_equal(one, np.array([[[0, 0.5, 1]]], np.float32))
-    each = apply(sample, {"normalize": {"mean": [1, 1, 1], "std": [1, 2, 4]}})
-    np.testing.assert_array_equal(each, np.array([[[0, 0.5, 0.5]]], np.float32))
+    per_channel = apply(sample, {"normalize": {"mean": [1, 1, 1], "std": [1, 2, 4]}})
+    np.testing.assert_array_equal(per_channel, np.array([[[0, 0.5, 0.5]]], np.float32))
     mixed = apply(sample, {"normalize": {"mean": [1], "std": [1, 2, 4]}})
-    np.testing.assert_array_equal(mixed, each)
+    np.testing.assert_array_equal(mixed, per_channel)
 
 
 def test_order_matters() -> None:
@@ -173,8 +173,8 @@ def test_specification_survives_json(steps: list[Any]) -> None:
 
 
 def test_fields_are_the_keys_of_a_specification() -> None:
-    found = {name: list(fields(STEPS[name])) for name in ("resize", "scale", "normalize", "colour")}
-    assert found == {
+    field_names = {name: list(fields(STEPS[name])) for name in ("resize", "scale", "normalize", "colour")}
+    assert field_names == {
         "resize": ["size", "filter", "antialias", "levels", "fit", "fill", "align"],
         "scale": ["from", "to"],
         "normalize": ["mean", "std"],
@@ -402,10 +402,10 @@ def test_any_value_is_a_specification_or_refused(specification: Any) -> None:
 
 def test_quantize_rounds_half_to_even_and_saturates() -> None:
     values = np.array([-1.25, -0.75, -0.25, 0.25, 0.75, 1.25, 0.3, 1e9, -1e9, np.inf, -np.inf], np.float32)
-    wanted = [-2, -2, 0, 0, 2, 2, 1, 127, -128, 127, -128]
+    expected = [-2, -2, 0, 0, 2, 2, 1, 127, -128, 127, -128]
     stored = quantize(values, 0.5, 0, np.int8)
     assert stored.dtype == np.int8
-    np.testing.assert_array_equal(stored, wanted)
+    np.testing.assert_array_equal(stored, expected)
     shifted = quantize(values, 0.5, 10, np.uint8)
     assert shifted.dtype == np.uint8
     np.testing.assert_array_equal(shifted, [8, 8, 10, 10, 12, 12, 11, 255, 0, 255, 0])

@@ -32,22 +32,22 @@ def photos() -> list[np.ndarray]:
     """Return real photos: uint8 [240, 320, 3] or [320, 240, 3], and [96, 96, 3]."""
     from PIL import Image
 
-    found = []
+    images = []
     for name in ("cards320.tar", "grocery96.tar"):
         if not (DATA / name).exists():
             pytest.skip(f"{DATA / name} is not there; CORALLINE_SHARED names the folder of shared files")
         with tarfile.open(DATA / name) as archive:
-            members = [each for each in archive if each.name.endswith(".jpg")]
+            members = [entry for entry in archive if entry.name.endswith(".jpg")]
             for member in members[:: len(members) // 4][:4]:
                 stream = archive.extractfile(member)
                 assert stream is not None
-                found.append(np.asarray(Image.open(io.BytesIO(stream.read())).convert("RGB")))
-    return found
+                images.append(np.asarray(Image.open(io.BytesIO(stream.read())).convert("RGB")))
+    return images
 
 
 def steps_apart(ours: np.ndarray, theirs: np.ndarray) -> int:
     """Return the largest difference in steps of two images of 0 to 255 as a model's int8 input."""
-    stored = [quantize(each.astype(np.float32), 1.0, -128, np.int8).astype(int) for each in (ours, theirs)]
+    stored = [quantize(image.astype(np.float32), 1.0, -128, np.int8).astype(int) for image in (ours, theirs)]
     return int(np.abs(stored[0] - stored[1]).max())
 
 
@@ -58,8 +58,8 @@ def steps_apart(ours: np.ndarray, theirs: np.ndarray) -> int:
 @pytest.mark.parametrize("size", [(1, 1), (3, 20), (20, 3), (64, 64), (7, 9)])
 def test_a_constant_stays_constant(method: str, antialias: bool, size: tuple[int, int]) -> None:
     sample = np.full((7, 9, 2), 0.3, np.float32)
-    found = apply(sample, resize(*size, filter=method, antialias=antialias))
-    np.testing.assert_allclose(found, np.full((*size, 2), 0.3), rtol=1e-6)
+    resized = apply(sample, resize(*size, filter=method, antialias=antialias))
+    np.testing.assert_allclose(resized, np.full((*size, 2), 0.3), rtol=1e-6)
 
 
 def test_by_hand() -> None:
@@ -77,7 +77,7 @@ def test_by_hand() -> None:
 
 def test_antialias_changes_nothing_that_becomes_larger() -> None:
     sample = RANDOM.random((5, 7, 2), np.float32)
-    plain, smooth = (apply(sample, resize(11, 30, antialias=each)) for each in (False, True))
+    plain, smooth = (apply(sample, resize(11, 30, antialias=antialias)) for antialias in (False, True))
     np.testing.assert_allclose(plain, smooth, atol=1e-6)
 
 
@@ -114,10 +114,10 @@ def test_filters_are_those_of_pillow(photos: list[np.ndarray]) -> None:
                 plain = apply(photo[..., :1], resize(*size, filter=method, antialias=True))
                 exact = Image.fromarray(photo[..., 0].astype(np.float32)).resize(size[::-1], kind)
                 np.testing.assert_allclose(plain[..., 0], np.asarray(exact), atol=1e-3)
-                whole = apply(photo, resize(*size, filter=method, antialias=True, levels=True))
+                resized = apply(photo, resize(*size, filter=method, antialias=True, levels=True))
                 theirs = np.asarray(Image.fromarray(photo).resize(size[::-1], kind))
-                assert steps_apart(whole, theirs) <= 1
-                assert (whole != theirs).mean() < 0.02  # halves that Pillow rounds the other way in fixed point
+                assert steps_apart(resized, theirs) <= 1
+                assert (resized != theirs).mean() < 0.02  # halves that Pillow rounds the other way in fixed point
 
 
 def test_pad_fills() -> None:

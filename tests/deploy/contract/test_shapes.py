@@ -11,8 +11,8 @@ from deploy.contract.detection import Detections
 def test_labels_name_classes_and_the_best_box_is_on_top() -> None:
     canvas = np.zeros((50, 100, 3), np.uint8)
     boxes = np.array([[0.2, 0.1, 0.8, 0.5], [0.2, 0.1, 0.8, 0.9]], np.float32)
-    found = Detections(boxes, np.array([0, 5]), np.array([0.9, 0.4], np.float32), ["cup"])
-    texts = shapes.draw_objects(canvas, found)
+    detections = Detections(boxes, np.array([0, 5]), np.array([0.9, 0.4], np.float32), ["cup"])
+    texts = shapes.draw_objects(canvas, detections)
     assert [text.text for text in texts] == ["5 0.40", "cup 0.90"]  # a class without a name is shown as a number
     assert [text.colour for text in texts] == [shapes.colour_of(5), shapes.colour_of(0)]
     assert tuple(canvas[20, 10]) == shapes.colour_of(0)  # the left side of both

@@ -67,11 +67,11 @@ def verify(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> V
 
 @pytest.mark.parametrize(("seed", "key", "message", "expected"), RFC)
 def test_rfc_8032(verify: Verify, seed: str, key: str, message: str, expected: str) -> None:
-    public, text, made = bytes.fromhex(key), bytes.fromhex(message), bytes.fromhex(expected)
-    assert verify(public, made, text)
-    assert not verify(public, made, text + b"\0")
+    public, text, signature_bytes = bytes.fromhex(key), bytes.fromhex(message), bytes.fromhex(expected)
+    assert verify(public, signature_bytes, text)
+    assert not verify(public, signature_bytes, text + b"\0")
     assert signer.public_key(bytes.fromhex(seed)) == public
-    assert signer.sign(text, bytes.fromhex(seed)) == made
+    assert signer.sign(text, bytes.fromhex(seed)) == signature_bytes
 
 
 def test_wycheproof(verify: Verify) -> None:
@@ -108,26 +108,26 @@ def test_why_small_order_matters() -> None:
 
 def test_every_bit_counts(verify: Verify) -> None:
     key, message = signer.public_key(), b"message"
-    made = signer.sign(message)
-    for place in range(0, 8 * len(made), 3):
-        changed = bytearray(made)
+    signature_bytes = signer.sign(message)
+    for place in range(0, 8 * len(signature_bytes), 3):
+        changed = bytearray(signature_bytes)
         changed[place // 8] ^= 1 << place % 8
         assert not verify(key, bytes(changed), message)
     for place in range(0, 8 * len(key), 5):
         changed = bytearray(key)
         changed[place // 8] ^= 1 << place % 8
-        assert not verify(bytes(changed), made, message)
+        assert not verify(bytes(changed), signature_bytes, message)
     for length in (0, 1, 31, 32, 63):
-        assert not verify(key, made[:length], message)
-        assert not verify(key[: length % 32], made, message)
-    assert not verify(key, made + b"\0", message)
+        assert not verify(key, signature_bytes[:length], message)
+        assert not verify(key[: length % 32], signature_bytes, message)
+    assert not verify(key, signature_bytes + b"\0", message)
 
 
 def test_s_must_be_reduced(verify: Verify) -> None:
-    made = signer.sign(b"message")
-    s = int.from_bytes(made[32:], "little")
+    signature_bytes = signer.sign(b"message")
+    s = int.from_bytes(signature_bytes[32:], "little")
     for more in range(1, 15):
-        larger = made[:32] + (s + more * signature.L).to_bytes(32, "little")
+        larger = signature_bytes[:32] + (s + more * signature.L).to_bytes(32, "little")
         assert not verify(signer.public_key(), larger, b"message")
 
 
@@ -137,10 +137,10 @@ def test_both_ways_agree_with_another_program(seed: bytes, message: bytes) -> No
     ed25519 = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.ed25519")
     key = ed25519.Ed25519PrivateKey.from_private_bytes(seed)
     assert signer.public_key(seed) == key.public_key().public_bytes_raw()
-    made = key.sign(message)
-    assert signer.sign(message, seed) == made
-    assert signature.verify_plainly(signer.public_key(seed), made, message)
-    assert not signature.verify_plainly(signer.public_key(seed), made, message + b"x")
+    signature_bytes = key.sign(message)
+    assert signer.sign(message, seed) == signature_bytes
+    assert signature.verify_plainly(signer.public_key(seed), signature_bytes, message)
+    assert not signature.verify_plainly(signer.public_key(seed), signature_bytes, message + b"x")
 
 
 @settings(max_examples=100)
@@ -157,9 +157,9 @@ def test_a_broken_cryptography(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     for name in [name for name in sys.modules if name.partition(".")[0] == "cryptography"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(str(tmp_path))
-    made = signer.sign(b"message")
-    assert signature.verify(signer.public_key(), made, b"message")
-    assert not signature.verify(signer.public_key(), made, b"messages")
+    signature_bytes = signer.sign(b"message")
+    assert signature.verify(signer.public_key(), signature_bytes, b"message")
+    assert not signature.verify(signer.public_key(), signature_bytes, b"messages")
 
 
 def test_an_interruption_is_no_broken_cryptography(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

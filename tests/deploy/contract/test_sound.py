@@ -91,7 +91,7 @@ def steps_apart(ours: np.ndarray, theirs: np.ndarray) -> int:
     low, high = min(ours.min(), theirs.min()), max(ours.max(), theirs.max())
     scale = float(high - low) / 255
     zero_point = round(-128 - low / scale)
-    stored = [quantize(each, scale, zero_point, np.int8).astype(int) for each in (ours, theirs)]
+    stored = [quantize(image, scale, zero_point, np.int8).astype(int) for image in (ours, theirs)]
     return int(np.abs(stored[0] - stored[1]).max())
 
 
@@ -106,17 +106,17 @@ def test_equals_tensorflow(tf: Any, recordings: list[np.ndarray], power: int) ->
     for recording in recordings:
         spectrum = tf.abs(tf.signal.stft(recording.astype(np.float32) / 32768, 256, 128)) ** power
         frame = {"frame": 256, "step": 128, "power": power}
-        found = apply(recording, {"spectrogram": frame})
-        assert found.shape == (*spectrum.shape, 1)
-        np.testing.assert_allclose(found[..., 0], spectrum, rtol=1e-4, atol=1e-4)
+        features = apply(recording, {"spectrogram": frame})
+        assert features.shape == (*spectrum.shape, 1)
+        np.testing.assert_allclose(features[..., 0], spectrum, rtol=1e-4, atol=1e-4)
         logs = tf.math.log(spectrum @ weights + 0.001)
-        found = apply(recording, {"log_mel": settings})[..., 0]
-        np.testing.assert_allclose(found, logs, atol=1e-3)
-        assert steps_apart(found, logs.numpy()) <= 1
+        features = apply(recording, {"log_mel": settings})[..., 0]
+        np.testing.assert_allclose(features, logs, atol=1e-3)
+        assert steps_apart(features, logs.numpy()) <= 1
         cepstra = tf.signal.mfccs_from_log_mel_spectrograms(logs)[..., :13].numpy()
-        found = apply(recording, {"mfcc": {**settings, "dct": "htk"}})[..., 0]
-        np.testing.assert_allclose(found, cepstra, atol=1e-3)
-        assert steps_apart(found, cepstra) <= 1
+        features = apply(recording, {"mfcc": {**settings, "dct": "htk"}})[..., 0]
+        np.testing.assert_allclose(features, cepstra, atol=1e-3)
+        assert steps_apart(features, cepstra) <= 1
 
 
 @pytest.mark.tensorflow
@@ -168,8 +168,8 @@ def test_windows_are_those_of_scipy() -> None:
             frame = {"frame": 401, "step": 200, "fft": 512, "window": window, "periodic": periodic, "power": 2}
             shape = get_window(window, 401, fftbins=periodic)
             frames = np.stack([chirp()[place : place + 401] * shape for place in range(0, 8000 - 400, 200)])
-            wanted = np.abs(np.fft.rfft(frames, 512)) ** 2
-            np.testing.assert_allclose(apply(chirp(), {"spectrogram": frame})[..., 0], wanted, rtol=1e-5, atol=1e-5)
+            expected = np.abs(np.fft.rfft(frames, 512)) ** 2
+            np.testing.assert_allclose(apply(chirp(), {"spectrogram": frame})[..., 0], expected, rtol=1e-5, atol=1e-5)
 
 
 # --- by hand ----------------------------------------------------------------------------
@@ -190,11 +190,11 @@ def test_length() -> None:
 
 
 def test_int16_is_what_a_wav_file_is_read_as() -> None:
-    whole = (chirp() * 32767).astype(np.int16)
-    read = whole / np.float32(32768)
-    np.testing.assert_array_equal(apply(whole, {"log_mel": YAMNET}), apply(read, {"log_mel": YAMNET}))
-    np.testing.assert_array_equal(apply(whole[:, None], {"log_mel": YAMNET}), apply(read, {"log_mel": YAMNET}))
-    np.testing.assert_array_equal(apply(whole, {"length": {"samples": 9}}), whole[:9])  # no spectrum: only values
+    pcm = (chirp() * 32767).astype(np.int16)
+    read = pcm / np.float32(32768)
+    np.testing.assert_array_equal(apply(pcm, {"log_mel": YAMNET}), apply(read, {"log_mel": YAMNET}))
+    np.testing.assert_array_equal(apply(pcm[:, None], {"log_mel": YAMNET}), apply(read, {"log_mel": YAMNET}))
+    np.testing.assert_array_equal(apply(pcm, {"length": {"samples": 9}}), pcm[:9])  # no spectrum: only values
 
 
 def test_a_tone_is_in_its_band() -> None:

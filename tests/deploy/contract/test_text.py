@@ -25,8 +25,8 @@ def numbers(content: str | bytes, step: Preprocessing = TOKENS, size: int = 64) 
 
 def test_tokens_are_numbered_by_a_fixed_hash() -> None:
     """The numbers are part of every trained model: they must never change."""
-    found = numbers("Let there be light!")
-    assert found == [1 + zlib.crc32(word) % 1000 for word in (b"let", b"there", b"be", b"light")] + [0, 0]
+    tokens = numbers("Let there be light!")
+    assert tokens == [1 + zlib.crc32(word) % 1000 for word in (b"let", b"there", b"be", b"light")] + [0, 0]
     assert text.number_of("123456789", 16384) == 1 + 0xCBF43926 % 16384  # the check value of CRC-32
     assert text.number_of("", 7) == 1
 
@@ -59,18 +59,18 @@ def test_a_long_text_is_cut_and_a_short_one_is_filled_up() -> None:
 
 @pytest.mark.parametrize("size", range(1, 9))
 def test_a_text_is_cut_after_a_whole_character(size: int) -> None:
-    found = text.text_of(text.sample_of("aä日𝄞", size))
-    assert "aä日𝄞".startswith(found)
-    assert len(found.encode()) > size - 4
+    decoded = text.text_of(text.sample_of("aä日𝄞", size))
+    assert "aä日𝄞".startswith(decoded)
+    assert len(decoded.encode()) > size - 4
 
 
 @given(st.binary(max_size=80), st.integers(1, 90))
 def test_any_bytes_are_a_text(content: bytes, size: int) -> None:
     sample = text.sample_of(content, size)
     assert (sample.shape, sample.dtype) == ((size,), np.uint8)
-    found = TOKENS(sample)
-    assert (found.shape, found.dtype) == ((6,), np.float32)
-    assert ((found >= 0) & (found <= 1000)).all()
+    tokens = TOKENS(sample)
+    assert (tokens.shape, tokens.dtype) == ((6,), np.float32)
+    assert ((tokens >= 0) & (tokens <= 1000)).all()
 
 
 @pytest.mark.parametrize("content", ["", "a cat", "日本語", "a lone surrogate: \ud800"])
@@ -95,9 +95,9 @@ def test_sizes_of_texts_have_limits(entry: dict[str, int]) -> None:
 def test_rows_are_looked_up() -> None:
     lookup = Lookup(TABLE, INPUT)
     assert lookup.shape == (4,)
-    found = lookup(np.array([0, 4.9, 1.0, 0]))
-    assert (found.shape, found.dtype) == ((1, 4, 3), np.int8)
-    np.testing.assert_array_equal(found[0, :, 0], [0, 12, 3, 0])
+    rows = lookup(np.array([0, 4.9, 1.0, 0]))
+    assert (rows.shape, rows.dtype) == ((1, 4, 3), np.int8)
+    np.testing.assert_array_equal(rows[0, :, 0], [0, 12, 3, 0])
 
 
 @pytest.mark.parametrize("number", [-1, 5, np.nan, np.inf, 1e30])

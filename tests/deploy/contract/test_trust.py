@@ -110,14 +110,14 @@ def test_where_a_device_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s
     digest = trust.fingerprint(source.files["1.root.json"])
     personal = tmp_path / "home/mendel/.config/coralline/trust"
     trust.first_contact(source.fetch, digest, str(personal))
-    found = trust.find()
-    assert found is not None
-    assert found.path == str(personal)
+    trust_folder = trust.find()
+    assert trust_folder is not None
+    assert trust_folder.path == str(personal)
     everybody = tmp_path / "etc/coralline/trust"
     trust.first_contact(source.fetch, digest, str(everybody))
-    found = trust.find()
-    assert found is not None
-    assert found.path == str(everybody)
+    trust_folder = trust.find()
+    assert trust_folder is not None
+    assert trust_folder.path == str(everybody)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert trust.default_folder() == str(personal)
 
