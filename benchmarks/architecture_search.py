@@ -134,8 +134,8 @@ def measured(work: Path, run: Mapping[str, Any]) -> dict[str, Any]:
     name = run["name"]
     path = work / f"{name}.json"
     if path.exists():
-        found: dict[str, Any] = json.loads(path.read_text())
-        return found
+        row: dict[str, Any] = json.loads(path.read_text())
+        return row
     _show(name)
     file, attempts = work / f"{name}.yaml", work / f"{name}.seconds"
     file.write_text(json.dumps(run, indent=1))  # JSON is YAML
@@ -149,21 +149,21 @@ def measured(work: Path, run: Mapping[str, Any]) -> dict[str, Any]:
     if code:
         raise SystemExit(f"{name}: exit code {code}; see {work / 'runs' / name / 'run.log'}")
     report = json.loads((work / "runs" / name / "report.json").read_text())
-    found = {
+    row = {
         "commit": commit(),
         **figures(report),
         "float_test": float_accuracy(file, work / "runs" / name / "model.keras"),
         "cpu_seconds": round(sum(map(float, attempts.read_text().split()))),
     }
-    path.write_text(json.dumps(found, indent=1))
-    return found
+    path.write_text(json.dumps(row, indent=1))
+    return row
 
 
 def figures(report: Mapping[str, Any]) -> dict[str, Any]:
     """Return the figures of a report: the last Keras model on validation, and the int8 file on test."""
     layered = [stage for stage in report["stages"] if stage["kind"] == "keras model" and stage["measurements"]]
     result = report["models"]["result"]["measurements"]
-    found = {
+    row = {
         "validation": layered[-1]["measurements"]["accuracy"]["value"],
         "test": result["accuracy"]["value"],
         "macs": result["macs"]["value"],
@@ -174,8 +174,8 @@ def figures(report: Mapping[str, Any]) -> dict[str, Any]:
     searched = [stage["facts"] for stage in report["stages"] if stage["stage"] == "search_architecture"]
     if searched:
         names = ("evaluated", "largest", "chosen", "layers", "blocks")
-        found["search"] = {name: searched[0][name] for name in names}
-    return found
+        row["search"] = {name: searched[0][name] for name in names}
+    return row
 
 
 def float_accuracy(pipeline_file: Path, model_file: Path) -> float:
@@ -216,10 +216,10 @@ def ours(work: Path, seed: int, training: str = "") -> dict[str, Any]:
         {"distill": {**FURTHER, "epochs": epochs(training)}},
         QUANTIZE,
     ]
-    found = measured(work, content(run_name("ours", training, seed), seed, *LARGEST, stages))
+    row = measured(work, content(run_name("ours", training, seed), seed, *LARGEST, stages))
     return {
-        **found,
-        "cpu_seconds": found["cpu_seconds"] + teacher["cpu_seconds"],
+        **row,
+        "cpu_seconds": row["cpu_seconds"] + teacher["cpu_seconds"],
         "largest_test": teacher["float_test"],
     }
 
@@ -236,8 +236,8 @@ def hand_made(work: Path, seed: int, name: str, training: str = "") -> dict[str,
     width = widest(name)
     assert width is not None
     run = run_name(name, training, seed)
-    found = measured(work, content(run, seed, builder, {**arguments, "width": width}, [*stages, QUANTIZE]))
-    return {**found, "width": width}
+    row = measured(work, content(run, seed, builder, {**arguments, "width": width}, [*stages, QUANTIZE]))
+    return {**row, "width": width}
 
 
 def compare(work: Path, seeds: int, results: dict[str, Any]) -> None:
@@ -268,7 +268,7 @@ def compare(work: Path, seeds: int, results: dict[str, Any]) -> None:
 
 def mean(row: Mapping[str, Mapping[str, Any]], figure: str) -> float:
     """Return the mean of a figure over the seeds."""
-    return statistics.mean(float(found[figure]) for found in row.values())
+    return statistics.mean(float(run[figure]) for run in row.values())
 
 
 def table(results: Mapping[str, Any]) -> str:
@@ -285,7 +285,7 @@ def table(results: Mapping[str, Any]) -> str:
     lines = [f"| {' | '.join([*header, 'CPU s'])} |", "|---" * (len(header) + 1) + "|"]
     for name, row in results["networks"].items():
         width = next(iter(row.values())).get("width", "")
-        latency = max(found["latency_ms"] for found in row.values())
+        latency = max(run["latency_ms"] for run in row.values())
         tests = [f"{row[seed]['test']:.4f}" if seed in row else "" for seed in seeds]
         means = [f"{mean(row, figure):.4f}" for figure in ("float_test", "test")]
         lines.append(

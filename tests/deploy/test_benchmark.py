@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import time
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ def test_the_protocol(model: Model) -> None:
     assert sum(duration for name, duration in cold.items() if name != "total") == pytest.approx(cold["total"])
     assert set(cold) == {"python", "runtime", "interpreter", "inference", "total"}
     assert report["memory"]["value"] > 1 << 20
-    assert (report["model"]["role"], report["host"]["python"]) == ("int8", report["host"]["python"])
+    assert (report["model"]["role"], report["host"]["python"]) == ("int8", platform.python_version())
     assert report["trace"][-1]["at_s"] >= report["trace"][0]["at_s"]
     text = benchmark.text(report)
     assert "int8 on cpu" in text
@@ -58,7 +59,7 @@ def test_the_protocol(model: Model) -> None:
 def test_seconds_instead_of_runs(model: Model) -> None:
     report = benchmark.bench(model, BenchmarkSettings(seconds=0.3, cold=False))
     assert report["trace"][-1]["at_s"] >= 0.3
-    assert int(report["steady"]["mean"]["note"] == "") == 0
+    assert report["steady"]["mean"]["note"]
     assert report["cold_start"] == {"note": "disabled by --no-cold"}
 
 

@@ -89,12 +89,15 @@ def test_a_slow_reader_holds_the_source_back() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("part ")]
 
 
-def test_an_error_comes_after_the_answers_before_it() -> None:
-    used = pipeline()
+@pytest.mark.parametrize("copies", [1, 2, 3])
+def test_an_error_comes_after_the_answers_before_it(copies: int) -> None:
+    used = pipeline(copies, 0.02)
     inputs = [{"a": np.array([value], np.int32)} for value in (1, 2, -500, 4)]
-    outputs = []
+    answers = (int(row["d"][0]) for row in used.stream(inputs))
+    outputs: list[int] = []
     with pytest.raises(EdgeTpuError, match="part 0 did not run: negative"):
-        outputs.extend(used.stream(inputs))
+        outputs.extend(answers)
+    assert outputs == [112, 113]
     assert [int(row["d"][0]) for row in used.stream(inputs[:2])] == [112, 113]  # it can be used again
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("part ")]
 

@@ -36,8 +36,8 @@ def made(*shape: int, step: float = STEP, zero_point: int = -3) -> Tensor:
     return Tensor(shape, scales=(step,), zero_point=zero_point)
 
 
-def function(name: str, out: Tensor, version: int = 1, given: Tensor = MAP, **options: Any) -> Graph:
-    return one_op.one(name, [given], out, version, **options)
+def function(name: str, out: Tensor, version: int = 1, source: Tensor = MAP, **options: Any) -> Graph:
+    return one_op.one(name, [source], out, version, **options)
 
 
 def positive(step: float = 0.03) -> Tensor:

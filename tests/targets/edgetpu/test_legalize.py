@@ -414,7 +414,7 @@ def test_the_command(tmp_path: Path) -> None:
 def test_the_command_on_what_stays_refused(tmp_path: Path) -> None:
     model_path, out = tmp_path / "in.tflite", tmp_path / "out.tflite"
     model_path.write_bytes(
-        graph.serialize(function("FLOOR", Tensor((1, 8), "FLOAT32", scales=()), given=Tensor((1, 8), "FLOAT32")))
+        graph.serialize(function("FLOOR", Tensor((1, 8), "FLOAT32", scales=()), source=Tensor((1, 8), "FLOAT32")))
     )
     assert command(model_path, out).returncode == 10
     assert "nothing to rewrite" in command(model_path, out).stdout
@@ -438,7 +438,7 @@ def test_inputs_that_do_not_fit(tmp_path: Path, damage: str) -> None:
 
 
 def test_all_codes_are_tried_on_small_tensors_too() -> None:
-    feeds = comparison.ramp_feeds(function("HARD_SWISH", made(1, 10), given=made(1, 10)))
+    feeds = comparison.ramp_feeds(function("HARD_SWISH", made(1, 10), source=made(1, 10)))
     assert sorted({int(code) for (value,) in feeds for code in value.ravel()}) == list(range(-128, 128))
 
 

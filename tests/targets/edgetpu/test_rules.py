@@ -238,8 +238,8 @@ def test_broken(rule: rules.Rule, what: str, graph: Graph, pattern: str) -> None
     assert re.search(pattern, rule(graph.operators[0], graph, TARGET) or "")
 
 
-@pytest.mark.parametrize(("rule", "what", "graph", "pattern"), BROKEN, ids=name)
-def test_what_is_told(rule: rules.Rule, what: str, graph: Graph, pattern: str) -> None:
+@pytest.mark.parametrize(("rule", "what", "graph"), [case[:3] for case in BROKEN], ids=name)
+def test_a_broken_rule_gives_reason_and_advice(rule: rules.Rule, what: str, graph: Graph) -> None:
     """Every broken rule keeps its operator on the CPU, and gives a reason, a requirement and advice."""
     (op,) = place(graph, TARGET).ops
     assert op.placement == "cpu"
