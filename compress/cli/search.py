@@ -59,7 +59,7 @@ def search(options: argparse.Namespace) -> int:
     """`python -m compress search`.
 
     Raises:
-        ResultError: no trial meets all constraints and the budget.
+        ResultError: no trial meets all constraints and the budget, or the one that does cannot be used.
     """
     from compress.pipeline.shared_store import connected
     from compress.report import search_page
@@ -88,7 +88,7 @@ def search(options: argparse.Namespace) -> int:
         write(search_page.text(record).rstrip("\n"))
         write(f"report: {running.folder / 'search.html'}")
     if record.recommended is None:
-        raise ResultError(record.reason, where="search", hint="allow more, or widen the ranges")
+        raise ResultError(record.reason, where="search", hint=record.hint)
     return 0
 
 
@@ -105,8 +105,7 @@ def proxy(options: argparse.Namespace) -> int:
 
     require_optuna()
     storage = opened(options.storage, note)
-    note(f"searches use --storage grpc://{options.host}:{options.port}; Ctrl-C ends it")
-    serve(storage, options.host, options.port)
+    serve(storage, options.host, options.port, note)
     return 0
 
 

@@ -267,4 +267,8 @@ def _code(error: BaseException | None) -> str:
 def _address(endpoint: str | None) -> str:
     """Return host and port of an endpoint, without a name and a password in it."""
     parts = urlsplit(endpoint or "")
-    return f"{parts.hostname}:{parts.port}" if parts.port else parts.hostname or "AWS_ENDPOINT_URL"
+    try:
+        port = f":{parts.port}" if parts.port else ""
+    except ValueError:  # no number from 0 to 65535
+        port = ""
+    return f"{parts.hostname}{port}" if parts.hostname else "AWS_ENDPOINT_URL"

@@ -353,6 +353,8 @@ def run(
     forced: frozenset[str] = frozenset(),
     store: Store | None = None,
     session_of: Callable[..., PipelineRun] | None = None,
+    *,
+    reports_interruption: bool = True,
 ) -> RunRecord:
     """Run a pipeline, and write report and outputs to `out/<name>`.
 
@@ -364,6 +366,8 @@ def run(
         store: where artifacts are found and published; by default a folder in `out`.
         session_of: makes the run from pipeline, store, folder, monitor and forced ids (`compress.pipeline.workers`); by
             default, this process runs alone.
+        reports_interruption: whether Ctrl-C writes a report, and removes the outputs of earlier runs; otherwise the
+            folder stays as it is.
 
     Returns:
         The record; its `status` is "ok", "over budget" or "not usable".
@@ -386,6 +390,8 @@ def run(
         run_stages(session)
         _probes(session)
     except (CorallineError, KeyboardInterrupt) as error:
+        if isinstance(error, KeyboardInterrupt) and not reports_interruption:
+            raise
         try:
             _publish(session, _failure(session, error), time.monotonic() - started)
         except StoreError as second:  # a full disk, most likely: what went wrong first matters more
@@ -557,7 +563,7 @@ def _publish(session: PipelineRun, error: ErrorRecord | None, seconds: float) ->
 def _remove_examples(folder: Path, *, keep: bool) -> None:
     """Remove the pictures of an earlier run; keep the folder, or create it, for those of this run."""
     for path in folder.glob("[0-9]*-*.jpg"):
-        path.unlink()
+        path.unlink(missing_ok=True)
     if keep:
         folder.mkdir(exist_ok=True)
     elif folder.is_dir() and not any(folder.iterdir()):

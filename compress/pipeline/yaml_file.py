@@ -30,7 +30,8 @@ class Document:
     Attributes:
         path: the file.
         value: maps, lists, strings, numbers, booleans and None.
-        lines: line (from 1) of each key and list item, by its location.
+        lines: line (from 1) of each key and list item, by its location; empty for content that was not read from a
+            file.
     """
 
     path: Path
@@ -43,12 +44,13 @@ class Document:
         return DocumentNode(self, (), self.value)
 
     def where(self, location: Location) -> str:
-        """Return `file:line: key` for a message; for a missing key the line of its parent."""
+        """Return `file:line: key` for a message: for a missing key the line of its parent; without lines no line."""
         known = location
         while known not in self.lines and known:
             known = known[:-1]
         dotted = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
-        return f"{self.path}:{self.lines.get(known, 1)}" + (f": {dotted}" if dotted else "")
+        line = f":{self.lines.get(known, 1)}" if self.lines else ""
+        return f"{self.path}{line}" + (f": {dotted}" if dotted else "")
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,8 @@ def _drawing(ident: str, record: SearchRecord, first: Metric, x: dict[int, float
     levels = [svg.level(y.at(tick), LEFT, RIGHT, number(tick, first.unit)) for tick in _ticks(y, first.unit)]
     on_front = {point.number for point in record.front}
     at = {trial.number: (x[trial.number], y.at(trial.values[first.name])) for trial in trials}
-    front = sorted(at[trial.number] for trial in trials if trial.number in on_front)
+    dominated = {point.number for point in record.front if point.is_dominated}
+    front = sorted(at[trial.number] for trial in trials if trial.number in on_front - dominated)
     way = " ".join(f"{svg.n(a)},{svg.n(b)}" for a, b in front)
     others = [_mark(trial, at[trial.number], record) for trial in trials if trial.number not in on_front]
     best = [_mark(trial, at[trial.number], record) for trial in trials if trial.number in on_front]

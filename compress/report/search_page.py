@@ -49,12 +49,15 @@ def sections(record: SearchRecord) -> list[Section]:
 
 def _front(record: SearchRecord) -> Section:
     if not record.front:
-        return Section("Front", [missing("no complete trial meets all constraints")])
+        return Section("Front", [missing(record.reason)])
     has_test = any(point.test is not None for point in record.front)
     header = ("Trial", *(_head(metric) for metric in record.objectives),
               *(["Test split"] if has_test else []), "Settings", "Result")  # fmt: skip
     rows = [_front_row(record, point, has_test=has_test) for point in record.front]
     caption = "Trials that no other one beats in everything. They were chosen by the validation split alone."
+    dominated = [str(point.number) for point in record.front if point.is_dominated]
+    if dominated:
+        caption += f" All of these are over the budget, except {', '.join(dominated)}: the best within it."
     if has_test:
         caption += " The test split is read once the search is over, and changes nothing."
     reported = [point for point in record.front if point.test is not None]

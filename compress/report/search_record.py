@@ -12,10 +12,9 @@ from compress.report.json_values import decode, encode
 SCHEMA_VERSION = 1
 TrialStatus = Literal["complete", "stopped", "failed", "repeated", "interrupted", "running"]
 SearchStatus = Literal["complete", "interrupted"]
-TRIED: tuple[TrialStatus, ...] = ("complete", "stopped", "failed")
-"""Trials whose settings need not be tried again."""
-COUNTED: tuple[TrialStatus, ...] = (*TRIED, "running")
-"""Trials that count for the number of trials. A repeated one has the settings of an earlier one, and costs nothing."""
+COUNTED: tuple[TrialStatus, ...] = ("complete", "stopped", "failed", "running")
+"""Trials that count for the number of trials, and whose settings need not be tried again. A repeated one has the
+settings of an earlier one, and costs nothing."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class TrialRecord:
         predicted: the costs that were predicted before the training; empty if they were not.
         expected: the quantities that a stopped trial would probably have had, as far as they are known.
         excess: how far each constraint is violated; at most 0 where it is met.
-        reason: why it was stopped, or failed.
+        reason: why it was stopped, or failed, or why its latency is unknown.
         seconds: the time that it took.
     """
 
@@ -70,7 +69,7 @@ class TrialRecord:
 
 @dataclass(frozen=True)
 class FrontPoint:
-    """A trial that no other one beats in everything, after a complete run.
+    """A trial that no other one beats in everything, or in everything within the budget, after a complete run.
 
     Attributes:
         number: the number of the trial.
@@ -79,6 +78,7 @@ class FrontPoint:
         model: its .tflite file there.
         test: its quality on the test split, which was not used for any choice.
         verdict: the verdict on its result.
+        is_dominated: whether another trial beats it in everything, which is over the budget.
     """
 
     number: int
@@ -87,6 +87,7 @@ class FrontPoint:
     model: str = ""
     test: Measurement | None = None
     verdict: str = ""
+    is_dominated: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,9 +102,11 @@ class SearchRecord:
         host: the host for which latency is predicted; empty without prediction.
         settings: what was varied: the choices or the range in words, by the name of the setting.
         trials: the trials in order.
-        front: the trials that no other one beats in everything, the best first objective first.
+        front: the trials that no other one beats in everything, the best first objective first; if all of them are
+            over the budget, also those that no other one within the budget beats.
         recommended: the number of the recommended trial; None if there is none.
         reason: the reason for the recommendation, or for the lack of one.
+        hint: what to do if there is none.
         notes: what the reader must know.
         seconds: the time of all trials.
         finished: the time at which the record was made, ISO 8601.
@@ -120,6 +123,7 @@ class SearchRecord:
     front: tuple[FrontPoint, ...]
     recommended: int | None
     reason: str
+    hint: str
     notes: tuple[str, ...]
     seconds: float
     finished: str

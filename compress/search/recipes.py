@@ -34,6 +34,8 @@ SAME_FAILURES = 3
 """No more recipes are tried if this number of them, and no other one, ended with the same error."""
 ENDING = ("compile", "package")
 """The stages after every recipe."""
+ADDED = ("quantize", *ENDING)
+"""The stages that every recipe adds to those of the file."""
 
 
 @dataclass(frozen=True)
@@ -201,8 +203,13 @@ def budget_of(document: Document, pipeline: Pipeline) -> dict[str, float]:
     """Return the limits of a budget that recipes can be judged by.
 
     Raises:
-        PipelineError: there is none, or one that is not known before the end.
+        PipelineError: there is none, or one that is not known before the end, or the file has a stage of the recipes.
     """
+    for index, entry in enumerate(document.value["stages"]):
+        name = entry if isinstance(entry, str) else next(iter(entry))
+        if name in ADDED:
+            what = f"`recipe: auto` adds {name} itself"
+            raise document.root.error(what, "stages", index, hint="remove this stage")
     budget = judged_budget(document, pipeline, "`recipe: auto`")
     if not budget:
         allowed = f"budget: {{{listing(limitable(pipeline))}}}"

@@ -1,59 +1,137 @@
-"""The trial of the front that is recommended for the budget, with the reason. Only the validation split decides."""
+"""The trials that get a complete run, and the one that is recommended for the budget, with the reason.
+
+Only the validation split decides.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from compress.measurement import SIZES, Metric
 from compress.pipeline.schema import Budget, Pipeline
 from compress.pipeline.yaml_file import Document
 from compress.report.search_record import TrialRecord
 from compress.report.wording import noun, number
-from compress.search.goals import LATENCY, Goals, Limit, is_cost, losses
+from compress.search.goals import LATENCY, Goals, Limit, front, is_cost, losses
 from compress.suggestions import listing
 from compress.tasks import task_of
 
 COSTS = {metric.name: metric for metric in (*SIZES, LATENCY)}
 
 
-def recommend(
-    front: Sequence[TrialRecord], trials: Sequence[TrialRecord], goals: Goals, budget: Mapping[str, float], task: Metric
-) -> tuple[int | None, str]:
-    """Return the number of the recommended trial, and the reason; None without one.
+@dataclass(frozen=True)
+class Recommendation:
+    """The trial to use.
+
+    Attributes:
+        number: its number; None if there is none.
+        reason: the reason for it, or for the lack of one.
+        hint: what to do if there is none.
+    """
+
+    number: int | None
+    reason: str
+    hint: str = ""
+
+
+def to_complete(
+    trials: Sequence[TrialRecord], goals: Goals, budget: Mapping[str, float], task: Metric
+) -> list[TrialRecord]:
+    """Return the trials that get a complete run: the front, and what can be recommended for the budget.
+
+    A budget may limit what is no objective. If the whole front is over it, the trials follow that no other one within
+    the budget beats in everything.
 
     Args:
-        front: the trials that no other one beats in everything, the best first objective first.
+        trials: all trials.
+        goals: the objectives and constraints of the search.
+        budget: the limits of the pipeline file by name.
+        task: the first metric of the task, which the budget can limit.
+    """
+    limits = budget_limits(trials, budget, task)
+    on_front = front(trials, goals.objectives)
+    if any(_meets(trial, limits) for trial in on_front):
+        return on_front
+    return [*on_front, *front([trial for trial in trials if _meets(trial, limits)], goals.objectives)]
+
+
+def recommend(
+    completed: Sequence[TrialRecord],
+    trials: Sequence[TrialRecord],
+    goals: Goals,
+    budget: Mapping[str, float],
+    task: Metric,
+) -> Recommendation:
+    """Return the recommended trial.
+
+    Args:
+        completed: the trials of `to_complete` whose complete run did not fail.
         trials: all trials: the best original among them is what a drop is measured from.
         goals: the objectives and constraints of the search.
         budget: the limits of the pipeline file by name.
         task: the first metric of the task, which the budget can limit.
     """
-    if not front:
-        return None, "no complete trial meets all constraints"
+    if not completed:
+        return _none_feasible(trials, goals)
     limits = budget_limits(trials, budget, task)
-    meeting = [trial for trial in front if all(limit.excess(trial.values) <= 0 for limit in limits)]
+    meeting = [trial for trial in completed if _meets(trial, limits)]
     words = " and ".join(_in_words(limit, budget) for limit in limits)
     if not meeting:
-        nearest = min(front, key=lambda trial: max(limit.excess(trial.values) for limit in limits))
-        return None, f"no trial meets the budget ({words}); trial {nearest.number} is the nearest"
+        feasible = [trial for trial in trials if trial.is_feasible]
+        nearest = min(feasible, key=lambda trial: max(limit.excess(trial.values) for limit in limits))
+        reason = f"no trial meets the budget ({words}); trial {nearest.number} is the nearest"
+        return Recommendation(None, reason, "allow more, or widen the ranges")
     first = goals.objectives[0]
     limits_cost = any(is_cost(limit.metric) and limit.bound > 0 for limit in (*limits, *goals.limits))
+    is_on_front = meeting[0] in front(trials, goals.objectives)
+    place = " on the front" if is_on_front else ""
+    verb = "meets" if len(meeting) == 1 else "meet"
+    within = f" that {verb} the budget ({words})" if words else ""
+    within += "" if is_on_front else "; all trials on the front are over it"
     if len(meeting) == 1:
-        return meeting[0].number, "it is the only trial on the front" + (
-            f" that meets the budget ({words})" if words else ""
-        )
-    which = f"of the {len(meeting)} trials on the front"
-    which += f" that meet the budget ({words})" if words else ""
+        return Recommendation(meeting[0].number, f"it is the only trial{place}{within}")
+    which = f"of the {len(meeting)} trials{place}{within}"
     if limits_cost or len(goals.objectives) == 1:
-        return meeting[0].number, f"it has the best {_named(first, meeting[0])} {which}"
+        return Recommendation(meeting[0].number, f"it has the best {_named(first, meeting[0])} {which}")
     cheapest = next((metric for metric in goals.costs), None)
     if limits and cheapest is not None:
         chosen = min(meeting, key=lambda trial: trial.values[cheapest.name])
-        return chosen.number, f"it has the best {_named(cheapest, chosen)} {which}"
+        return Recommendation(chosen.number, f"it has the best {_named(cheapest, chosen)} {which}")
     chosen = _balanced(meeting, goals.objectives)
     condition = "" if limits else "without a budget, "
-    return chosen.number, f"{condition}it is the one {which} that is nearest to the best value of every objective"
+    nearest_to = "that is nearest to the best value of every objective"
+    return Recommendation(chosen.number, f"{condition}it is the one {which} {nearest_to}")
+
+
+def _meets(trial: TrialRecord, limits: Sequence[Limit]) -> bool:
+    return all(limit.excess(trial.values) <= 0 for limit in limits)
+
+
+def _none_feasible(trials: Sequence[TrialRecord], goals: Goals) -> Recommendation:
+    """Return why no trial meets all constraints: all failed, or the nearest one with what it violates."""
+    complete = [trial for trial in trials if trial.status == "complete"]
+    failed = [trial for trial in trials if trial.status == "failed"]
+    if not complete and failed:
+        reason = f"no trial is complete, and {len(failed)} failed, the last one: {failed[-1].reason}"
+        return Recommendation(None, reason, "failed trials are not tried again: begin with another name or --out")
+    if not complete:
+        stopped = [trial for trial in trials if trial.status == "stopped"]
+        reason = (
+            f"no trial is complete; the last one was stopped: {stopped[-1].reason}" if stopped else "no trial ended"
+        )
+        return Recommendation(None, reason, "allow more, or widen the ranges")
+    nearest = min(complete, key=lambda trial: max(trial.excess.values(), default=0.0))
+    unknown = [metric.name for metric in goals.objectives if metric.name not in nearest.values]
+    violated = [name for name, excess in nearest.excess.items() if excess > 0 and name not in unknown]
+    parts = [f"violates {listing(violated)}"] if violated else []
+    parts += [f"has no {listing(unknown)}"] if unknown else []
+    reason = (
+        f"no complete trial meets all constraints; trial {nearest.number} is the nearest, and {' and '.join(parts)}"
+    )
+    reason += f": {nearest.reason}" if unknown and nearest.reason else ""
+    return Recommendation(None, reason, "allow more, or widen the ranges" if violated else "")
 
 
 def judged_budget(document: Document, pipeline: Pipeline, judge: str) -> dict[str, float]:

@@ -21,7 +21,6 @@ from compress.report import search_page
 from compress.report.json_values import decode
 from compress.report.search_record import (
     COUNTED,
-    TRIED,
     FrontPoint,
     SearchRecord,
     SearchStatus,
@@ -31,7 +30,7 @@ from compress.report.search_record import (
 from compress.report.wording import count, number, seconds
 from compress.search.early_stop import TrialProgress, expected, reason_to_stop
 from compress.search.goals import Goals, front, read_goals
-from compress.search.recommendation import judged_budget, recommend
+from compress.search.recommendation import Recommendation, judged_budget, recommend, to_complete
 from compress.search.space import Choices, Dimension, Space, read_space
 from compress.search.storage import Show
 from compress.search.study import SearchStudy
@@ -42,11 +41,14 @@ from compress.version import __version__
 
 FOLDER = "search"
 """The folder of a search, in that of the runs of its pipeline."""
+RECORD_FILE = "search.json"
 MAX_NAME = 64
 FIRST_FAILURES = 5
 """A search ends if so many trials of one command fail before another one works."""
 FAILED = "failed"
 """The verdict on a trial of the front whose complete run failed."""
+NOT_USABLE = "not usable"
+"""The verdict of a complete run on a result that answers hardly better than by chance, for example."""
 POLL_S = 2.0
 """Seconds between two looks at the trials of other processes, at the end."""
 MAX_REPEATED = 50
@@ -171,7 +173,8 @@ class SettingsSearch:
         self._joins, self._waiting, self._trials_run = joins, False, 0
         self.folder = plan.folder(out)
         self._notes: list[str] = []
-        self._ending = ""  # why there is nothing new to try
+        self._points: dict[int, FrontPoint] = {}  # complete runs of this command, by the number of the trial
+        self._ending = ""  # why there is nothing new to try now
         self._failures = 0
 
     def run(self) -> SearchRecord:
@@ -186,25 +189,56 @@ class SettingsSearch:
             while self._next():
                 pass
             return self._run_front()
-        except KeyboardInterrupt:
-            records = self._study.records()
-            known = [FrontPoint(trial.number, "") for trial in front(records, self._plan.goals.objectives)]
-            self._written(records, known, "interrupted")
+        except (KeyboardInterrupt, StageError) as error:
+            self._notes = [str(error)] if isinstance(error, StageError) else []
+            self._write_so_far()
             raise
         finally:
             self._worker.close()
             self._study.close()
 
+    def _to_complete(self, records: Sequence[TrialRecord]) -> list[TrialRecord]:
+        """Return the trials that get a complete run."""
+        return to_complete(records, self._plan.goals, self._budget(), task_of(self._plan.pipeline.data).metrics[0])
+
+    def _budget(self) -> dict[str, float]:
+        budget: dict[str, float] = self._plan.pipeline.head.budget.model_dump(exclude_none=True)
+        return budget
+
+    def _marked(self, points: Sequence[FrontPoint], records: Sequence[TrialRecord]) -> list[FrontPoint]:
+        """Return points of the front; those that are only on the front within the budget are marked."""
+        on_front = {trial.number for trial in front(records, self._plan.goals.objectives)}
+        return [replace(point, is_dominated=point.number not in on_front) for point in points]
+
+    def _write_so_far(self) -> None:
+        """Write what is known after an interruption or an error, complete runs of earlier commands included."""
+        records = self._study.records()
+        known = self._earlier_points(records) | self._points
+        points = [known.get(trial.number, FrontPoint(trial.number, "")) for trial in self._to_complete(records)]
+        self._written(records, self._marked(points, records), "interrupted")
+
+    def _earlier_points(self, records: Sequence[TrialRecord]) -> dict[int, FrontPoint]:
+        """Return the complete runs in search.json of trials that are the same now, by the number of the trial."""
+        try:
+            earlier = decode(SearchRecord, json.loads((self.folder / RECORD_FILE).read_text()))
+        except (OSError, ValueError, TypeError, RecursionError):
+            return {}
+        same = {trial.number for trial in earlier.trials if trial in records}
+        return {point.number: point for point in earlier.front if point.number in same and point.verdict}
+
     def _run_front(self) -> SearchRecord:
         """Run the front completely, again while another process completes trials, and write the result."""
         while True:
             records = self._study.records()
-            trials = front(records, self._plan.goals.objectives)
+            trials = self._to_complete(records)
             self._notes = [self._ending] if self._ending else []
             titles = [f"front {number} of {len(trials)}" for number in range(1, len(trials) + 1)]
-            points = [self._completed(trial, title) for trial, title in zip(trials, titles, strict=True)]
+            points = []
+            for trial, title in zip(trials, titles, strict=True):
+                points.append(self._completed(trial, title))
+                self._points[trial.number] = points[-1]
             if self._study.records() == records:
-                return self._written(records, points, "complete")
+                return self._written(records, self._marked(points, records), "complete")
 
     def join(self) -> int:
         """Run trials until no more are missing; return how many this process has run.
@@ -224,19 +258,18 @@ class SettingsSearch:
 
     def _next(self) -> bool:
         """Run the next trial; return False if the search is over."""
-        records, taken = self._study.look()
-        if taken:
-            self._show(f"{count(taken, 'trial')} of a search that ended will be tried again")
-            self._ending = ""
+        records, taken_over, has_waiting = self._study.look()
+        if taken_over:
+            self._show(f"{count(taken_over, 'trial')} of a search that ended will be tried again")
+        self._ending = "" if has_waiting else self._why_exhausted(records)
         counted = [record for record in records if record.status in COUNTED]
         if self._ending or len(counted) >= self._plan.trials:
             return self._waits_for([record for record in counted if record.status == "running"])
         trial, values = self._study.ask()
-        same = next((record for record in records if record.settings == values and record.status in TRIED), None)
+        same = next((record for record in counted if record.settings == values), None)
         if same is not None:
             again = replace(same, number=trial.number, status="repeated", seconds=0, reason=f"as trial {same.number}")
             self._study.tell(trial, again)
-            self._ending = self._why_exhausted([*records, again])
             return True
         title = f"trial {len(counted) + 1} of {self._plan.trials}"
         try:
@@ -302,7 +335,7 @@ class SettingsSearch:
             measured.get("stages", {}),
             measured.get("original"),
             measured.get("predicted", {}),
-            reason=result.get("failed") or result.get("stopped") or "",
+            reason=result.get("failed") or result.get("stopped") or measured.get("unknown", ""),
             seconds=round(time.monotonic() - started, 3),
         )
         if status == "complete":
@@ -361,11 +394,12 @@ class SettingsSearch:
         plan = self._plan
         by_number = {record.number: record for record in records}
         trials = [by_number[point.number] for point in points if point.verdict != FAILED]
-        budget = plan.pipeline.head.budget.model_dump(exclude_none=True)
-        task = task_of(plan.pipeline.data).metrics[0]
-        chosen, reason = recommend(trials, records, plan.goals, budget, task)
+        choice = recommend(trials, records, plan.goals, self._budget(), task_of(plan.pipeline.data).metrics[0])
         if points and not trials:
-            reason = "the complete runs of all trials on the front failed"
+            choice = Recommendation(None, "the complete runs of all trials on the front failed")
+        if any(point.number == choice.number and point.verdict == NOT_USABLE for point in points):
+            what = f"trial {choice.number} would be recommended ({choice.reason}), but its result is not usable"
+            choice = Recommendation(None, what, "see its report")
         search_record = SearchRecord(
             name=plan.pipeline.head.name,
             status=status,
@@ -375,15 +409,16 @@ class SettingsSearch:
             settings=varied(plan.space),
             trials=tuple(records),
             front=tuple(points),
-            recommended=chosen,
-            reason=reason,
+            recommended=choice.number,
+            reason=choice.reason,
+            hint=choice.hint,
             notes=tuple(self._notes),
             seconds=round(sum(record.seconds for record in records), 3),
             finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             coralline=__version__,
         )
         contents = {
-            "search.json": json.dumps(search_record.to_json(), indent=1, allow_nan=False) + "\n",
+            RECORD_FILE: json.dumps(search_record.to_json(), indent=1, allow_nan=False) + "\n",
             "search.html": search_page.page(search_record),
         }
         try:

@@ -66,9 +66,10 @@ def distribution(dimension: Dimension) -> BaseDistribution:
 
 
 class SeededByTrial(BaseSampler):
-    """Chooses each trial with a new sampler, whose seed follows from the number of the trial.
+    """Chooses each trial with a new sampler, whose seed follows from the number of trials before it.
 
-    So a search that was killed continues with the same choices, and processes that ask at the same time differ.
+    Interrupted trials do not count, so a search that was ended continues with the same choices. Processes that ask at
+    the same time differ.
 
     Args:
         make: makes a sampler from a seed.
@@ -80,27 +81,28 @@ class SeededByTrial(BaseSampler):
         self._number = -1
         self._sampler = make(seed)
 
-    def _of(self, trial: FrozenTrial) -> BaseSampler:
+    def _of(self, study: Study, trial: FrozenTrial) -> BaseSampler:
         if trial.number != self._number:
             self._number = trial.number
-            self._sampler = self._make((self._seed * 1_000_003 + trial.number) % 2**32)
+            interrupted = len(study.get_trials(deepcopy=False, states=(TrialState.FAIL,)))
+            self._sampler = self._make((self._seed * 1_000_003 + trial.number - interrupted) % 2**32)
         return self._sampler
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Return the settings that are chosen together."""
-        return self._of(trial).infer_relative_search_space(study, trial)
+        return self._of(study, trial).infer_relative_search_space(study, trial)
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """Return the values of these settings."""
-        return self._of(trial).sample_relative(study, trial, search_space)
+        return self._of(study, trial).sample_relative(study, trial, search_space)
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
         """Return the value of another setting."""
-        return self._of(trial).sample_independent(study, trial, param_name, param_distribution)
+        return self._of(study, trial).sample_independent(study, trial, param_name, param_distribution)
 
 
 class FrontSampler(BaseSampler):
@@ -126,14 +128,16 @@ class FrontSampler(BaseSampler):
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """Return the next parameters; none while there are too few trials."""
-        done = _distinct(study.get_trials(deepcopy=False))
+        trials = study.get_trials(deepcopy=False)
+        done = _distinct(trials)
         if len(done) < STARTUP:
             return {}
         losses = _losses(done, study)
         fitted = self._fitted(losses)
         points = np.array([self._encoded(done[index].params) for index in fitted])
         candidates = self._candidates(study)
-        known = {_key(finished_trial.params) for finished_trial in done}
+        running = [other for other in trials if other.state == TrialState.RUNNING]
+        known = {_key(other.params) for other in (*done, *running)}
         new = [candidate for candidate in candidates if _key(candidate) not in known] or candidates
         processes = [_Process(points, values, self._seed) for values in losses[fitted].T]
         gain = _expected_gain(processes, np.array([self._encoded(candidate) for candidate in new]), self._random)
@@ -199,12 +203,12 @@ class FrontSampler(BaseSampler):
 
 
 def _distinct(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """Return one finished trial for each choice of parameters; those that were interrupted have none."""
+    """Return one finished trial for each choice of parameters, without interrupted and repeated ones."""
     distinct: dict[str, FrozenTrial] = {}
     for trial in trials:
         if not trial.state.is_finished():
             continue
-        if (stored_record(trial) or {}).get("status") != "interrupted":
+        if (stored_record(trial) or {}).get("status") not in ("interrupted", "repeated"):
             distinct.setdefault(_key(trial.params), trial)
     return list(distinct.values())
 

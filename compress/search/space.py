@@ -149,8 +149,20 @@ class Space:
     @property
     def count(self) -> int | None:
         """The number of combinations; None if there is a range of real numbers."""
-        counts = [_count(dimension) for dimension in self.dimensions]
-        return None if None in counts else math.prod(count for count in counts if count is not None)
+        settings = [dimension for dimension in self.dimensions if dimension.location != (STAGES,)]
+        orders = [
+            {STAGES: order}
+            for dimension in self.dimensions
+            if isinstance(dimension, Choices) and dimension.location == (STAGES,)
+            for order in dimension.values
+        ]
+        total = 0
+        for order in orders or [{}]:
+            counts = [_count(dimension) for dimension in settings if self._is_active(dimension, order)]
+            if None in counts:
+                return None
+            total += math.prod(count for count in counts if count is not None)
+        return total
 
     def suggest(self, trial: Suggestions) -> dict[str, Any]:
         """Return the values that a trial chooses. Settings of stages that it leaves out are not chosen."""
@@ -357,7 +369,7 @@ def _range(entry: DocumentNode, key: str, location: Location) -> Range:
         if not _is_number(step) or step <= 0:
             raise entry.error(f"{shown(step)} is not a number above 0", "step")
         steps = (high - low) / step
-        if not 1 <= round(steps) <= LARGEST or abs(steps - round(steps)) > ROUNDING:
+        if not 0.5 < steps <= LARGEST or abs(steps - round(steps)) > ROUNDING:
             raise entry.error(f"the range is not a multiple of the step {shown(step)}", "step")
     return Range(key, location, low, high, step, log)
 

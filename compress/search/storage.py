@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import random
+import socket
 import time
 import warnings
 from collections.abc import Callable
@@ -58,12 +59,15 @@ def opened(location: str | Path, show: Show = lambda text: None) -> BaseStorage:
     """
     if isinstance(location, Path):
         return _journal_in(location)
+    if urlsplit(location).netloc.count("@") > 1:
+        hint = "write %40 for an @ in a user name or a password"
+        raise PipelineError("the URL has more than one @", where="--storage", allowed=ALLOWED, hint=hint)
     try:
         if location.startswith("grpc://"):
             return retrying(_proxy(location), show)
         return retrying(_database(location), show)
     except ImportError as error:
-        hint = "pip install 'coralline[postgresql]'"
+        hint = "pip install 'coralline[postgresql]'" if location.startswith("postgresql") else "install it with pip"
         raise PipelineError(f"the storage needs a driver: {error}", where="--storage", hint=hint) from error
     except Exception as error:
         is_known = isinstance(error, OSError | ValueError | RuntimeError)  # RuntimeError: tables of another version
@@ -73,20 +77,47 @@ def opened(location: str | Path, show: Show = lambda text: None) -> BaseStorage:
         raise PipelineError(f"the storage cannot be used: {first}", where="--storage", allowed=ALLOWED) from error
 
 
-def serve(storage: BaseStorage, host: str, port: int) -> None:
+def serve(storage: BaseStorage, host: str, port: int, show: Show) -> None:
     """Serve a database to many processes, until it is interrupted. The connections are not encrypted.
 
+    Args:
+        storage: the database.
+        host: the address to listen on.
+        port: the port.
+        show: shows one line, once the port is free.
+
     Raises:
-        PipelineError: the port is in use.
+        PipelineError: the port is in use, or the address is not one of this machine.
     """
     import optuna
 
+    try:
+        _require_free(host, port)
+    except OSError as error:
+        what = f"the port {port} of {host} cannot be used: {error.strerror}"
+        raise PipelineError(what, where="--port", hint="choose another --port, or correct --host") from error
+    show(f"searches use --storage grpc://{host}:{port}; Ctrl-C ends it")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the proxy is an experimental feature of Optuna
             optuna.storages.run_grpc_proxy_server(storage, host=host, port=port)
     except RuntimeError as error:
         raise PipelineError(f"the port {port} of {host} cannot be used: {error}", where="--port") from error
+
+
+def _require_free(host: str, port: int) -> None:
+    """Open the port for a moment. gRPC shares the port of another proxy without an error (SO_REUSEPORT).
+
+    Raises:
+        OSError: the port is in use, or the address is not one of this machine.
+    """
+    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an ended proxy do not matter
+            if family == socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            probe.bind(address)
+            probe.listen()
 
 
 def _database(url: str) -> BaseStorage:

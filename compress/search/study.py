@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from compress.errors import PipelineError, StoreError
 from compress.files import digest_of
@@ -61,6 +61,20 @@ def _without_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+class StudyState(NamedTuple):
+    """The present trials of a search.
+
+    Attributes:
+        records: those that have begun.
+        taken_over: the number of those whose process was found dead now, and that will be tried again.
+        has_waiting: whether settings are planned that no process has begun: of the file, or of an interrupted trial.
+    """
+
+    records: list[TrialRecord]
+    taken_over: int
+    has_waiting: bool
 
 
 class SearchStudy:
@@ -114,15 +128,17 @@ class SearchStudy:
         """The name of the search in the storage: that of the pipeline, with a digest of what its trials depend on."""
         return self._study.study_name
 
-    def look(self) -> tuple[list[TrialRecord], int]:
-        """Return the trials that have begun, and the number of those of dead processes that will be tried again.
+    def look(self) -> StudyState:
+        """Return the present trials. Those of dead processes will be tried again.
 
         It reads the trials once: their number decides what the storage of many processes has to do.
         """
         trials = self._trials()
         abandoned = self._abandoned(trials)
         count = sum(self._taken_over(trial) for trial in abandoned)
-        return self._records(self._trials() if abandoned else trials), count
+        current = self._trials() if abandoned else trials
+        waiting = self._optuna.trial.TrialState.WAITING
+        return StudyState(self._records(current), count, any(trial.state == waiting for trial in current))
 
     def records(self) -> list[TrialRecord]:
         """Return the trials that have begun."""

@@ -6,7 +6,7 @@ The test split is not read: it is for the runs of the front at the end. Stages t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +34,21 @@ class HopelessError(Exception):
 
 @dataclass
 class TrialMeasurements:
-    """The measurements of a trial so far: the attributes of `TrialRecord` of the same names."""
+    """The measurements of a trial so far: the attributes of `TrialRecord` of the same names.
+
+    Attributes:
+        unknown: why no latency could be predicted; "" if it was, or nothing predicts it.
+    """
 
     values: dict[str, float] = field(default_factory=dict)
     stages: dict[str, float] = field(default_factory=dict)
     original: float | None = None
     predicted: dict[str, float] = field(default_factory=dict)
+    unknown: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the measurements as plain values."""
-        return {"values": self.values, "stages": self.stages, "original": self.original, "predicted": self.predicted}
+        return asdict(self)
 
 
 def models_of(pipeline: Pipeline) -> Pipeline:
@@ -54,7 +59,8 @@ def models_of(pipeline: Pipeline) -> Pipeline:
     """
     indices = [index for index, step in enumerate(pipeline.steps) if step.makes in MEASURED]
     if not indices or pipeline.steps[indices[-1]].makes not in (Kind.TFLITE, Kind.COMPILED):
-        raise PipelineError("no stage makes a quantized model, whose costs a search could predict", hint="add quantize")
+        what = "no stage makes a quantized model, whose costs a search could predict"
+        raise PipelineError(what, where="stages", hint="add quantize")
     return replace(pipeline, steps=pipeline.steps[: indices[-1] + 1])
 
 
@@ -146,6 +152,7 @@ class PipelineTrial:
         for name in ("latency_ms", "streamed_bytes"):
             if name in predicted:
                 self.measured.values[name] = predicted[name]
+        self.measured.unknown = predicted.get("missing", "") if self._host() else ""
 
     def _placements(self, artifact: Artifact) -> tuple[OperatorPlacement, ...]:
         """Return where the operators run: as `compile` reported, or as predicted."""

@@ -78,6 +78,7 @@ class WorkerProcess:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
         self._command, self._environment = command, environment
         self._process: subprocess.Popen[str] | None = None
+        self._is_ready = False
         self._done = 0
 
     def run(self, request: WorkRequest, judge: Judge) -> dict[str, Any]:
@@ -127,7 +128,7 @@ class WorkerProcess:
         if self._process is not None and self._done >= TRIALS_PER_PROCESS:
             self.close()
         if self._process is None or self._process.poll() is not None:
-            self._done = 0
+            self._done, self._is_ready = 0, False
             # Ctrl-C in a terminal goes to its own session only: `interrupt` passes it on.
             self._process = subprocess.Popen(
                 self._command,
@@ -141,6 +142,7 @@ class WorkerProcess:
                 self._received(self._process)
             except _CrashError as error:
                 raise StageError(f"{error.what} before its first trial", where="search", hint=FIRST_HINT) from error
+            self._is_ready = True
         return self._process
 
     def _exchange(self, process: subprocess.Popen[str], message: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,7 +174,7 @@ class WorkerProcess:
     def interrupt(self) -> None:
         """Interrupt the work, as Ctrl-C does, and wait for its end."""
         try:
-            if self._process is not None and self._process.poll() is None:
+            if self._process is not None and self._is_ready and self._process.poll() is None:
                 self._process.send_signal(signal.SIGINT)
                 with suppress(subprocess.TimeoutExpired):
                     self._process.wait(PATIENCE_S)
@@ -243,7 +245,9 @@ def _result(request: WorkRequest, store: Store, display: Open, ask: Judge, data:
                 data.clear()  # the samples of one size, in case that varies
             pipeline = replace(pipeline, data=data.setdefault(pipeline.data.digest, pipeline.data))
             if request.kind == "front":
-                return {"done": _run_facts(runner.run(pipeline, folder.parent, monitor, store=store))}
+                # The results of an earlier command stay if this one is interrupted.
+                record = runner.run(pipeline, folder.parent, monitor, store=store, reports_interruption=False)
+                return {"done": _run_facts(record)}
             running = trials.prepare(pipeline, store, folder, monitor, ask)
             try:
                 running.run()

@@ -420,6 +420,8 @@ def test_a_bucket_that_cannot_be_used_is_an_error_at_the_start(server: s3.Server
     closed = refused(location, AWS_ENDPOINT_URL="http://someone:hidden@127.0.0.1:1")
     assert "the server at 127.0.0.1:1 cannot be reached" in closed
     assert "AWS_ENDPOINT_URL" in refused(location, AWS_ENDPOINT_URL="no address hidden")
+    for port in ("abc", "90000"):
+        assert "127.0.0.1" in refused(location, AWS_ENDPOINT_URL=f"http://127.0.0.1:{port}")
     assert "AWS_ACCESS_KEY_ID" in refused(location, AWS_SECRET_ACCESS_KEY="", AWS_ACCESS_KEY_ID="")
     server.kill()
     assert "cannot be reached" in refused(location)

@@ -46,6 +46,7 @@ RECORD = SearchRecord(
     front=FRONT,
     recommended=0,
     reason="it has the best accuracy",
+    hint="",
     notes=("The complete run of trial 1 failed: no space",),
     seconds=120.0,
     finished="2026-11-25T12:00:00+00:00",
@@ -73,6 +74,16 @@ def test_the_text_has_the_front_with_the_test_split() -> None:
     assert "0.880" in text
     assert "39.1 KiB" in text
     assert "The complete run of trial 1 failed: no space." in text
+
+
+def test_a_trial_within_the_budget_that_another_one_beats_is_not_on_the_line() -> None:
+    line = re.compile(r'<polyline points="([^"]*)" class="way"')
+    record = replace(RECORD, objectives=(ACCURACY, LATENCY))
+    last = replace(FRONT[-1], is_dominated=True)
+    marked = replace(record, front=(*FRONT[:-1], last))
+    points = [len(line.findall(search_page.page(shown))[0].split()) for shown in (record, marked)]
+    assert points == [len(FRONT), len(FRONT) - 1]
+    assert f"All of these are over the budget, except {last.number}: the best within it." in search_page.page(marked)
 
 
 def test_one_objective_is_drawn_in_the_order_of_the_trials() -> None:

@@ -12,7 +12,7 @@ from compress.measurement import SIZES, Metric
 from compress.report.search_record import TrialRecord
 from compress.search.early_stop import LEAST_SEEN, TrialProgress, expected, reason_to_stop
 from compress.search.goals import CACHED, LATENCY, ON_CPU, STREAMED, WHOLE, Goals, Limit, dominates, front, losses
-from compress.search.recommendation import recommend
+from compress.search.recommendation import Recommendation, recommend, to_complete
 
 ACCURACY = Metric("accuracy", "Accuracy", "fraction", "accuracy_drop", limited=True)
 SIZE = SIZES[2]
@@ -138,15 +138,30 @@ FRONT = [trial(3, 0.95, 9.0, original=0.96), trial(1, 0.93, 4.0, original=0.94),
     ],
 )
 def test_the_recommendation_for_a_budget(budget: dict[str, float], number: int | None, reason: str) -> None:
-    chosen, text = recommend(FRONT, FRONT, GOALS, budget, ACCURACY)
-    assert chosen == number
-    assert reason in text
+    recommendation = recommend(to_complete(FRONT, GOALS, budget, ACCURACY), FRONT, GOALS, budget, ACCURACY)
+    assert recommendation.number == number
+    assert reason in recommendation.reason
+    assert recommendation.hint == ("" if number is not None else "allow more, or widen the ranges")
+
+
+def test_a_budget_for_what_is_no_objective_extends_the_front() -> None:
+    large, small = trial(0, 0.98, 1.0, values={"size_bytes": 4e5}), trial(1, 0.97, 1.1, values={"size_bytes": 2.5e5})
+    smaller = trial(2, 0.90, 1.2, values={"size_bytes": 2e5})
+    trials, budget = [large, small, smaller], {"size_bytes": 3e5}
+    assert to_complete(trials, GOALS, {}, ACCURACY) == [large]
+    completed = to_complete(trials, GOALS, budget, ACCURACY)
+    assert completed == [large, small]
+    recommendation = recommend(completed, trials, GOALS, budget, ACCURACY)
+    expected = "it is the only trial that meets the budget (size_bytes of at most 300000)"
+    assert recommendation == Recommendation(1, f"{expected}; all trials on the front are over it")
+    assert to_complete(trials, GOALS, {"size_bytes": 1e5}, ACCURACY) == [large]
 
 
 def test_a_small_difference_of_a_cost_decides_nothing() -> None:
     trials = [trial(0, 0.52, 0.674), trial(1, 0.46, 0.665), trial(2, 0.31, 0.663)]
-    assert recommend(trials, trials, GOALS, {}, ACCURACY)[0] == 0
-    assert recommend([trial(0, 0.52, 2.674), *trials[1:]], trials, GOALS, {}, ACCURACY)[0] == 1
+    assert recommend(trials, trials, GOALS, {}, ACCURACY).number == 0
+    slow = [trial(0, 0.52, 2.674), *trials[1:]]
+    assert recommend(slow, slow, GOALS, {}, ACCURACY).number == 1
 
 
 def test_a_budget_without_an_objective_that_is_a_cost() -> None:
@@ -154,20 +169,24 @@ def test_a_budget_without_an_objective_that_is_a_cost() -> None:
     goals = Goals((ACCURACY, f1), (), "usb3", ACCURACY)
     trials = [trial(n, accuracy, 1.0, original=0.9, values={"macro_f1": f}) for n, accuracy, f in
               ((0, 0.9, 0.7), (1, 0.85, 0.8), (2, 0.5, 0.9))]  # fmt: skip
-    number, reason = recommend(trials, trials, goals, {"accuracy_drop": 0.1}, ACCURACY)
-    assert number in (0, 1)
-    assert reason.startswith("it is the one of the 2 trials on the front that meet the budget (accuracy_drop of at")
+    recommendation = recommend(trials, trials, goals, {"accuracy_drop": 0.1}, ACCURACY)
+    assert recommendation.number in (0, 1)
+    assert recommendation.reason.startswith(
+        "it is the one of the 2 trials on the front that meet the budget (accuracy_drop of at"
+    )
 
 
 def test_a_drop_is_from_the_best_original_of_all_trials() -> None:
     beaten = trial(9, 0.5, 20.0, original=0.99)
-    assert recommend(FRONT, [*FRONT, beaten], GOALS, {"accuracy_drop": 0.04}, ACCURACY)[0] == 3
+    assert recommend(FRONT, [*FRONT, beaten], GOALS, {"accuracy_drop": 0.04}, ACCURACY).number == 3
 
 
 def test_a_drop_from_an_unknown_original_is_not_held() -> None:
-    number, reason = recommend([trial(0, 0.9, 1.0)], [trial(0, 0.9, 1.0)], GOALS, {"accuracy_drop": 0.1}, ACCURACY)
-    assert number is None
-    assert "(accuracy_drop of at most 0.1, and the accuracy of the original is unknown); trial 0 is the" in reason
+    trials = [trial(0, 0.9, 1.0)]
+    recommendation = recommend(trials, trials, GOALS, {"accuracy_drop": 0.1}, ACCURACY)
+    assert recommendation.number is None
+    expected = "(accuracy_drop of at most 0.1, and the accuracy of the original is unknown); trial 0 is the"
+    assert expected in recommendation.reason
 
 
 def test_an_error_is_limited_relative_to_the_original() -> None:
@@ -176,14 +195,34 @@ def test_an_error_is_limited_relative_to_the_original() -> None:
     trials = [TrialRecord(n, "complete", values={"mae": mae, "latency_ms": ms}, original=2.0)
               for n, mae, ms in ((0, 2.1, 5.0), (1, 2.3, 2.0), (2, 3.0, 1.0))]  # fmt: skip
     assert [record.number for record in front(trials, goals.objectives)] == [0, 1, 2]
-    assert recommend(trials, trials, goals, {"mae_increase": 0.2}, error)[0] == 1
+    assert recommend(trials, trials, goals, {"mae_increase": 0.2}, error).number == 1
 
 
-def test_without_a_complete_trial_nothing_is_recommended() -> None:
-    assert recommend([], [trial(0, 1, 1, status="failed")], GOALS, {}, ACCURACY) == (
-        None,
-        "no complete trial meets all constraints",
-    )
+FAR = trial(0, 0.9, 9.0, excess={"latency_ms": 0.8})
+NEAR = trial(1, 0.7, 6.0, excess={"latency_ms": 0.2})
+FAILED = trial(2, 1, 1, status="failed", reason="not enough memory")
+STOPPED = trial(3, 1, 1, status="stopped", reason="latency_ms is predicted to be 9, and the limit is 5")
+UNKNOWN = TrialRecord(4, "complete", values={"accuracy": 0.9}, excess={"latency_ms": 1.0}, reason="unknown operator")
+
+
+@pytest.mark.parametrize(
+    ("trials", "reason", "hint"),
+    [
+        ([], "no trial ended", "allow more"),
+        ([FAILED], "no trial is complete, and 1 failed, the last one: not enough memory", "failed trials are not"),
+        ([STOPPED], "no trial is complete; the last one was stopped: latency_ms is predicted to be 9", "allow more"),
+        ([FAR, FAILED, NEAR], "meets all constraints; trial 1 is the nearest, and violates latency_ms", "allow more"),
+        ([UNKNOWN], "trial 4 is the nearest, and has no latency_ms: unknown operator", ""),
+    ],
+)
+def test_the_reason_without_a_trial_that_meets_the_constraints(
+    trials: list[TrialRecord], reason: str, hint: str
+) -> None:
+    recommendation = recommend(to_complete(trials, GOALS, {}, ACCURACY), trials, GOALS, {}, ACCURACY)
+    assert recommendation.number is None
+    assert reason in recommendation.reason
+    assert recommendation.hint.startswith(hint)
+    assert bool(recommendation.hint) == bool(hint)
 
 
 def test_what_a_stopped_trial_would_probably_have_had() -> None:

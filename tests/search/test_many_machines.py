@@ -390,6 +390,27 @@ def test_a_port_that_does_not_exist_is_refused(coralline: Coralline) -> None:
     assert (done.returncode, done.stderr) == (2, "coralline: --port: 99999 is not a port; allowed: 1 to 65535\n")
 
 
+def test_a_port_that_is_in_use_is_refused(coralline: Coralline) -> None:
+    """Without the check, gRPC shares the port, and each client reaches one of two databases."""
+    with closing(socket.socket()) as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        done = coralline("search-proxy", "sqlite:///search.db", "--host", "127.0.0.1", "--port", str(port))
+    assert done.returncode == 2
+    expected = f"--port: the port {port} of 127.0.0.1 cannot be used: Address already in use; choose another --port"
+    assert expected in done.stderr
+    assert "searches use" not in done.stderr
+
+
+def test_a_password_with_an_at_sign_is_refused_and_not_shown() -> None:
+    with pytest.raises(PipelineError) as refusal:
+        storage.opened("postgresql+psycopg://user:sec@ret@127.0.0.1:1/db")
+    assert "write %40 for an @" in str(refusal.value)
+    assert "ret" not in str(refusal.value).replace("--storage", "")
+
+
 def test_a_proxy_that_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "PROXY_S", 0.5)
     with pytest.raises(PipelineError, match="the storage cannot be used"):

@@ -67,6 +67,14 @@ def chosen(path: Path, results: Results | WorkerProcess, said: list[str] | None 
     return choose(document, schema.load(path), path.parent, results, show)  # type: ignore[arg-type]
 
 
+def test_a_stage_of_the_recipes_in_the_file_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, {"size_bytes": 1_000_000}, stages=[{"train": {"epochs": 1}}, "quantize"])
+    with pytest.raises(
+        PipelineError, match=r"digits.yaml:\d+: stages\[1\]: `recipe: auto` adds quantize itself; remove"
+    ):
+        chosen(path, Results(lambda stages, keep: (0.94, 3.0)))
+
+
 def test_the_cheapest_recipe_within_the_budget_ends_the_trials(tmp_path: Path) -> None:
     results, said = Results(lambda stages, keep: (0.94, 3.0)), list[str]()
     choice = chosen(written(tmp_path, {"accuracy_drop": 0.02, "latency_ms": 4}), results, said)

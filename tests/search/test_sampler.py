@@ -14,9 +14,9 @@ optuna = pytest.importorskip("optuna", reason="optuna is not installed: pip inst
 
 from compress.pipeline.yaml_file import Document  # noqa: E402
 from compress.search import sampler  # noqa: E402
-from compress.search.sampler import FrontSampler  # noqa: E402
+from compress.search.sampler import FrontSampler, SeededByTrial  # noqa: E402
 from compress.search.space import Choices, Range, Space  # noqa: E402
-from compress.search.study import EXPECTED  # noqa: E402
+from compress.search.study import EXPECTED, RECORD  # noqa: E402
 
 STAGES = {"stages": [{"first": {}}, {"second": {}}]}
 SPACE = Space(
@@ -73,6 +73,43 @@ def test_values_are_from_the_space_and_no_choice_is_made_twice() -> None:
 def test_the_same_seed_gives_the_same_choices() -> None:
     assert searched(trade_off, 12, ["minimize", "minimize"])[1] == searched(trade_off, 12, ["minimize", "minimize"])[1]
     assert searched(trade_off, 12, ["minimize", "minimize"], seed=1)[1] != searched(trade_off, 12, ["minimize"] * 2)[1]
+
+
+@pytest.mark.filterwarnings("ignore")  # about experimental features of Optuna, and fits of few trials
+def test_the_choices_of_running_trials_are_not_made_again_and_repeated_ones_are_no_failures() -> None:
+    study, _ = searched(trade_off, 12, ["minimize", "minimize"])
+    choose = FrontSampler(SPACE, 7).sample_relative
+    first = choose(study, study.trials[0], {})
+    study.enqueue_trial(first)
+    running = study.ask()
+    SPACE.suggest(running)
+    assert choose(study, study.trials[0], {}) != first
+    repeated = study.ask()
+    repeated.set_user_attr(RECORD, {"status": "repeated"})
+    study.tell(repeated, state=optuna.trial.TrialState.PRUNED)
+    assert len(sampler._distinct(study.trials)) == 12
+
+
+@pytest.mark.filterwarnings("ignore")  # about experimental features of Optuna, and fits of few trials
+def test_an_interruption_changes_no_later_choice() -> None:
+    def chosen(interrupted: int | None) -> list[dict[str, Any]]:
+        study = optuna.create_study(
+            directions=["minimize", "minimize"], sampler=SeededByTrial(lambda seed: FrontSampler(SPACE, seed), 3)
+        )
+        choices = []
+        for number in range(14 + (interrupted is not None)):
+            trial = study.ask()
+            values = SPACE.suggest(trial)
+            if number == interrupted:
+                trial.set_user_attr(RECORD, {"status": "interrupted"})
+                study.tell(trial, state=optuna.trial.TrialState.FAIL)
+                study.enqueue_trial(trial.params)
+                continue
+            choices.append(values)
+            study.tell(trial, trade_off(values)[0])
+        return choices
+
+    assert chosen(None) == chosen(4) == chosen(12)
 
 
 def test_one_objective_of_which_more_is_better() -> None:

@@ -156,6 +156,10 @@ def test_a_search_in_which_nothing_works_ends_early(coralline: Coralline, tmp_pa
     done = coralline("search", "pipeline.yaml")
     assert done.returncode == 5
     assert "search: the first 5 trials failed, the last one: remade: this cannot work" in done.stderr
+    content = found(tmp_path)
+    assert (content["status"], statuses(content)) == ("interrupted", ["failed"] * 5)
+    assert content["reason"].startswith("no trial is complete, and 5 failed, the last one: remade: this cannot work")
+    assert content["notes"] == ["search: the first 5 trials failed, the last one: remade: this cannot work"]
 
 
 def test_all_combinations_end_the_search(coralline: Coralline, tmp_path: Path) -> None:
@@ -167,12 +171,28 @@ def test_all_combinations_end_the_search(coralline: Coralline, tmp_path: Path) -
 
 
 class Trials:
-    """A stand-in for the worker process: each trial is complete at once, and a complete run fails."""
+    """A stand-in for the worker process: each trial is complete at once.
+
+    Args:
+        verdict: that of a complete run; "" if complete runs fail.
+        values: those of a trial.
+        interrupted: the kind of work that is interrupted.
+    """
+
+    def __init__(self, verdict: str = "", values: Any = None, interrupted: str = "") -> None:
+        self.verdict = verdict
+        self.values = values or {"accuracy": 0.5, "latency_ms": 1.0}
+        self.interrupted = interrupted
 
     def run(self, request: WorkRequest, judge: Judge) -> dict[str, Any]:
-        if request.kind == "front":
+        if request.kind == self.interrupted:
+            raise KeyboardInterrupt
+        if request.kind == "trial":
+            return {"done": {"values": self.values}}
+        if not self.verdict:
             return {"failed": "not here"}
-        return {"done": {"values": {"accuracy": 0.5, "latency_ms": 1.0}}}
+        test = {"value": 0.5, "unit": "fraction", "how": "measured"}
+        return {"done": {"files": ["model.tflite"], "test": test, "verdict": self.verdict}}
 
     def close(self) -> None:
         pass
@@ -200,6 +220,55 @@ def test_a_search_without_new_combinations_waits_for_the_trials_of_others(
     assert record.notes[1] == f"The complete run of trial {trial.number} failed: not here"
     assert record.recommended is None
     assert record.reason == "the complete runs of all trials on the front failed"
+
+
+def searching(tmp_path: Path, worker: Trials, **search: Any) -> run.SettingsSearch:
+    """Return a search of two combinations."""
+    project(tmp_path, stages=["compile"], settings={"compile.retries": [0, 1]}, **search)
+    plan = run.read_plan(tmp_path / "pipeline.yaml")
+    return run.SettingsSearch(plan, tmp_path / "runs", plan.study(tmp_path / "runs"), worker, print)  # type: ignore[arg-type]
+
+
+def test_a_result_that_is_not_usable_is_not_recommended(tmp_path: Path) -> None:
+    record = searching(tmp_path, Trials("not usable")).run()
+    assert record.recommended is None
+    expected = "trial 0 would be recommended (it is the only trial on the front), but its result is not usable"
+    assert (record.reason, record.hint) == (expected, "see its report")
+    assert searching(tmp_path, Trials("usable with warnings")).run().recommended == 0
+
+
+def test_the_settings_of_a_running_trial_are_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    search = searching(tmp_path, Trials("usable"), trials=2)
+    other = search._plan.study(tmp_path / "runs")
+    running, settings = other.ask()
+    failed = TrialRecord(running.number, "failed", settings)
+    monkeypatch.setattr(run.time, "sleep", lambda seconds: other.tell(running, failed))
+    trials = search.run().trials
+    assert [trial.status for trial in trials if trial.settings == settings and trial.status != "repeated"] == ["failed"]
+
+
+def test_an_interrupted_trial_of_another_process_is_tried_after_all_combinations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search = searching(tmp_path, Trials("usable"))
+    other = search._plan.study(tmp_path / "runs")
+    running, settings = other.ask()
+    interrupted = TrialRecord(running.number, "interrupted", settings)
+    monkeypatch.setattr(run.time, "sleep", lambda seconds: other.tell(running, interrupted))
+    complete = [trial.settings["compile.retries"] for trial in search.run().trials if trial.status == "complete"]
+    assert sorted(complete) == [0, 1]
+
+
+def test_an_interruption_keeps_the_complete_runs_of_an_earlier_command(tmp_path: Path) -> None:
+    (point,) = searching(tmp_path, Trials("usable"), trials=1).run().front
+    assert point.model == f"{point.folder}/model.tflite"
+    for kind in ("trial", "front"):
+        worse = Trials("usable", {"accuracy": 0.4, "latency_ms": 2.0}, interrupted=kind)
+        with pytest.raises(KeyboardInterrupt):
+            searching(tmp_path, worse, trials=2).run()
+        content = found(tmp_path)
+        assert content["status"] == "interrupted"
+        assert [kept["model"] for kept in content["front"]] == [point.model]
 
 
 @pytest.mark.parametrize("changed", ["model.tflite", "other.tflite"])

@@ -80,7 +80,10 @@ def test_steps_and_logarithmic_ranges(tmp_path: Path) -> None:
     assert chosen.asked["remade.filters"] == ("int", 4, 16, 4, False)
     assert chosen.asked["remade.gain"] == ("float", 0.01, 1, None, True)
     assert search_space.count is None
-    assert space(tmp_path, {"remade.filters": ranges["remade.filters"], "stamp.text": ["a", "b"]}).count == 8
+    settings = {"remade.filters": ranges["remade.filters"], "stamp.text": ["a", "b"]}
+    assert space(tmp_path, settings).count == 8
+    orders = [["remade", "stamp", "compile"], ["remade", "compile"]]
+    assert space(tmp_path, {**settings, "stages": orders}).count == 8 + 4  # without `stamp`, its text is not chosen
 
 
 def test_numbers_in_a_list_are_neighbours_for_the_sampler_and_words_are_not(tmp_path: Path) -> None:
