@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from compress.execution import Execution
 from compress.pipeline.schema import load
 from compress.profiling import Profile, TrainingTimes
 from compress.progress import Phase, SilentProgress
+from compress.training import batches as preparation
+from compress.training import step_times
 from compress.training.step_times import TrainingTimer
 
 
@@ -57,7 +60,50 @@ def timed(seconds: list[float], steps: int, folder: Path) -> TrainingTimes:
 def test_tracing_belongs_to_the_first_step_of_a_call(tmp_path: Path) -> None:
     assert timed([3.04, 0.04, 0.04], 4, tmp_path) == TrainingTimes(3010.0, 10.0, 0.0, 11)
     assert timed([3.01, 0.01, 0.01], 1, tmp_path) == TrainingTimes(3010.0, 10.0, 0.0, 2)
-    assert timed([0.04], 4, tmp_path) == TrainingTimes(10.0, 10.0, 0.0, 3)
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_one_call_contains_tracing_for_an_unknown_time(tmp_path: Path, steps: int) -> None:
+    assert timed([3.04], steps, tmp_path) == TrainingTimes(3040.0, None, 0.0, steps - 1)
+
+
+def test_a_training_is_in_a_phase(tmp_path: Path) -> None:
+    profile = Profile(tmp_path)
+    timer = TrainingTimer(profile, 1)
+    timer._seconds.extend([3.0, 1.0])
+    progress = profile.watching(SilentProgress())
+    with progress.phase(Phase("pruning")), progress.phase(Phase("")), progress.phase(Phase("trial")):
+        timer.record([], 1)
+    assert profile.trainings[0].phase == "pruning, trial"
+    assert profile.phase == ""
+
+
+@pytest.mark.parametrize(
+    ("threads", "batches", "expected_ms"),
+    [
+        (2, 1000, 10),
+        (8, 1000, 10),
+        (8, 20, 10),
+        (200, 1000, 12.5),  # too slow for a second burst: with the start
+        (200, 10, 250),
+        (2, 0, 0),
+    ],
+)
+def test_threads_prepare_batches_in_bursts(
+    monkeypatch: pytest.MonkeyPatch, threads: int, batches: int, expected_ms: float
+) -> None:
+    now = 0.0
+
+    def prepared() -> Iterator[int]:
+        nonlocal now
+        now += 0.5  # the start
+        for number in range(batches):
+            now += 0.01 * threads if number % threads == 0 else 0.0
+            yield number
+
+    monkeypatch.setattr(preparation, "THREADS", threads)
+    monkeypatch.setattr(step_times, "monotonic", lambda: now)
+    assert step_times._reading_ms(prepared()) == pytest.approx(expected_ms)
 
 
 @pytest.mark.tensorflow
@@ -84,6 +130,7 @@ def test_steps_of_a_training(keras: Any, tmp_path: Path, epochs: int) -> None:
     loop.fit(model, loop.own_loss(model, stage_context), settings, stage_context)
     (times,) = stage_context.profile.trainings
     assert times.steps == 5 * epochs - 1
+    assert times.step_ms is not None
     assert times.first_step_ms > times.step_ms > 0
     assert times.input_ms > 0
     (trace,) = (tmp_path / "trace").glob("plugins/profile/*/*.xplane.pb")  # where TensorBoard looks

@@ -6,7 +6,8 @@ Source: Micikevicius et al., Mixed Precision Training, ICLR 2018.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,8 @@ NARROW_INPUTS = ("uint8", "float16", "bfloat16")
 def lowered(model: Any, policy: str, *, copy: bool = False) -> Any:
     """Return a copy of a model that computes in another precision, with the same weights; for float32 the model itself.
 
-    Layers that make the model's outputs stay in 32 bits.
+    Layers that make the model's outputs stay in 32 bits, and so do those before an embedding: it reads indices, and
+    16 bits cannot hold all of them.
 
     Args:
         model: a functional or sequential Keras model.
@@ -33,14 +35,96 @@ def lowered(model: Any, policy: str, *, copy: bool = False) -> Any:
     """
     if policy == "float32":
         return _copy(model, lambda layer, config: config) if copy else model
-    ends = {tensor._keras_history.operation.name for tensor in model.outputs}
+    exact = _exact(model)
 
     def changed(layer: Any, config: dict[str, Any]) -> dict[str, Any]:
         is_layer = isinstance(layer, keras().layers.Layer)
-        fit = is_layer and not spec_of_live(layer).float32_only and layer.name not in ends
+        fit = is_layer and not spec_of_live(layer).float32_only and id(layer) not in exact
         return {**config, "dtype": policy} if fit and "dtype" in config else config
 
     return _copy(model, changed)
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """The way a tensor of a model is computed.
+
+    Attributes:
+        operation: the layer or operation; None for an input or output of a nested model, which is another tensor.
+        tensors: the tensors that it reads.
+    """
+
+    operation: Any
+    tensors: list[Any]
+
+
+def _exact(model: Any) -> set[int]:
+    """Return the ids of the layers and operations that stay in 32 bits, also in nested models."""
+    origins = _origins(model)
+    exact = _operations(origins, model.outputs, all_before=False)
+    for origin in list(origins.values()):
+        lookup = _lookup(origin.operation)
+        if lookup is not None:
+            exact |= _operations(origins, origin.tensors, all_before=True)
+            if lookup is not origin.operation:  # a layer around an embedding would convert the indices
+                exact.add(id(origin.operation))
+    return exact
+
+
+def _origins(model: Any) -> dict[int, _Origin]:
+    """Return how each tensor of a model is computed, by the id of the tensor.
+
+    Nested models are looked into: an output has the values of a tensor inside, an input those of the calls' arguments.
+    """
+    origins: dict[int, _Origin] = {}
+    waiting = list(model.outputs)
+    while waiting:
+        tensor = waiting.pop()
+        if id(tensor) in origins:
+            continue
+        operation, call, output = tensor._keras_history
+        arguments = list(operation._inbound_nodes[call].input_tensors)
+        waiting.extend(arguments)
+        if isinstance(operation, keras().Sequential) or hasattr(operation, "operations"):
+            # Further arguments are masks.
+            for entrance, argument in zip(operation.inputs, arguments, strict=False):
+                origins.setdefault(id(entrance), _Origin(None, [])).tensors.append(argument)
+            waiting.append(operation.outputs[output])
+            origins[id(tensor)] = _Origin(None, [operation.outputs[output]])
+        else:
+            origins[id(tensor)] = _Origin(operation, arguments)
+    return origins
+
+
+def _operations(origins: Mapping[int, _Origin], tensors: Iterable[Any], *, all_before: bool) -> set[int]:
+    """Return the ids of the layers and operations that compute tensors.
+
+    Args:
+        origins: how each tensor is computed.
+        tensors: the tensors.
+        all_before: whether to include the layers and operations that these depend on.
+    """
+    operations, seen, waiting = set(), set(), list(tensors)
+    while waiting:
+        tensor = waiting.pop()
+        if id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        origin = origins[id(tensor)]
+        if origin.operation is not None:
+            operations.add(id(origin.operation))
+        if origin.operation is None or all_before:
+            waiting.extend(origin.tensors)
+    return operations
+
+
+def _lookup(operation: Any) -> Any:
+    """Return the embedding that an operation of a model is or has inside; None if there is none."""
+    layers = keras().layers
+    if not isinstance(operation, layers.Layer):
+        return None
+    inside = operation._flatten_layers()
+    return next((layer for layer in inside if isinstance(layer, layers.Embedding)), None)
 
 
 def single(model: Any) -> Any:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from compress.report.blocks import Block, Section, Text, table
 from compress.report.json_values import decode
 from compress.report.record import RunRecord, StageRecord
-from compress.report.wording import seconds, shorten
+from compress.report.wording import MAX_NAME, seconds, shorten
 
 MAX_PHASES = 8
 """The most phases of a stage that are listed."""
@@ -35,9 +35,15 @@ class TrainingTime:
     """The times of a training, see `compress.profiling.TrainingTimes`."""
 
     first_step_ms: float
-    step_ms: float
+    step_ms: float | None
     input_ms: float
     steps: int
+    phase: str = ""
+
+    @property
+    def total_ms(self) -> float:
+        """The time of all steps."""
+        return self.first_step_ms + self.steps * (self.step_ms or 0.0)
 
 
 @dataclass(frozen=True)
@@ -70,9 +76,10 @@ def sections(record: RunRecord) -> Sequence[Section]:
             "A phase contains the phases whose names begin with its name.",
         ),
         *table(
-            ("Stage", "Steps", "First step", "Later steps", "Reading a batch"),
+            ("Stage", "Phase", "Steps", "First step", "Later steps", "Reading a batch"),
             steps,
-            "Medians. The first step contains the tracing of the training function. Reading is measured alone.",
+            "The first step contains the tracing of the training function; if all steps are one call, it is that call. "
+            "Later steps: the median. Reading: the mean, measured alone.",
         ),
         *(Text(text) for stage, profile in known for text in _advice(stage, profile)),
     ]
@@ -85,35 +92,53 @@ def _phase_rows(stage: StageRecord, profile: StageProfile, total: float) -> Iter
     phases = sorted(profile.phases, key=lambda phase: -phase.seconds)
     for phase in phases[:MAX_PHASES]:
         if phase.seconds >= LEAST_SHARE * total:
-            yield name, shorten(phase.phase), seconds(phase.seconds), f"{phase.seconds / total:.0%}"
+            yield name, _last_parts(phase.phase), seconds(phase.seconds), f"{phase.seconds / total:.0%}"
 
 
 def _step_rows(stage: StageRecord, profile: StageProfile) -> Iterator[tuple[str, ...]]:
     for times in profile.trainings:
-        later = (f"{value:,.3g} ms" for value in (times.step_ms, times.input_ms))
-        yield shorten(stage.id), f"{times.steps + 1:,}", seconds(times.first_step_ms / 1000), *later
+        later = "not measured" if times.step_ms is None else f"{times.step_ms:,.3g} ms"
+        yield (
+            shorten(stage.id),
+            _last_parts(times.phase) or "all",
+            f"{times.steps + 1:,}",
+            seconds(times.first_step_ms / 1000),
+            later,
+            f"{times.input_ms:,.3g} ms",
+        )
+
+
+def _last_parts(phase: str) -> str:
+    """Return the name of a phase; of a long one the last parts, in which names differ."""
+    parts = phase.split(", ")
+    names = [phase, *(", ".join(["…", *parts[first:]]) for first in range(1, len(parts)))]
+    return next((name for name in names if len(name) <= MAX_NAME), shorten(names[-1]))
 
 
 def _advice(stage: StageRecord, profile: StageProfile) -> Iterator[str]:
-    """Yield what would make a stage faster."""
+    """Yield what would make a stage faster: its longest training, because trial trainings are short."""
     name = shorten(stage.id)
-    for times in profile.trainings[:1]:
-        if times.input_ms > WAITING * times.step_ms:
-            share = f"{times.input_ms / times.step_ms:.0%}"
-            yield (
-                f"{name}: reading a batch takes {share} of the time of a step, so the training may wait for data. Use "
-                "fewer augmentations, smaller images in the data set, or more CPU cores."
-            )
-        elif times.step_ms < SHORT_STEP_MS:
-            yield (
-                f"{name}: a step takes {times.step_ms:.2g} ms. A larger batch_size, or on one device execution: "
-                "{steps_per_execution: 20}, uses the machine better."
-            )
-        if times.first_step_ms > TRACING * (times.first_step_ms + times.steps * times.step_ms):
-            yield (
-                f"{name}: the first step, in which TensorFlow traces the training function, takes "
-                f"{times.first_step_ms / (times.first_step_ms + times.steps * times.step_ms):.0%} of the training. "
-                "Fewer and longer trainings spend less on it."
-            )
+    for times in sorted(profile.trainings, key=lambda times: -times.total_ms)[:1]:
+        training = f"{name} ({_last_parts(times.phase)})" if times.phase else name
+        if times.step_ms is not None:
+            yield from (f"{training}: {text}" for text in _training_advice(times, times.step_ms))
     if profile.trace is not None:
         yield f"{name}: TensorBoard, with the package tensorboard-plugin-profile, opens the trace in {profile.trace}."
+
+
+def _training_advice(times: TrainingTime, step_ms: float) -> Iterator[str]:
+    if times.input_ms > WAITING * step_ms:
+        yield (
+            f"reading a batch takes {times.input_ms / step_ms:.0%} of the time of a step, so the training may wait for "
+            "data. Use fewer augmentations, smaller images in the data set, or more CPU cores."
+        )
+    elif step_ms < SHORT_STEP_MS:
+        yield (
+            f"a step takes {step_ms:.2g} ms. A larger batch_size, or on one device execution: "
+            "{steps_per_execution: 20}, uses the machine better."
+        )
+    if times.first_step_ms > TRACING * times.total_ms:
+        yield (
+            "the first step, in which TensorFlow traces the training function, takes "
+            f"{times.first_step_ms / times.total_ms:.0%} of the training. Fewer and longer trainings spend less on it."
+        )

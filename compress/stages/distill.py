@@ -28,7 +28,7 @@ class Distill(Stage, TrainingSettings, DistillationSettings):
     labels."""
 
     name: ClassVar[str] = "distill"
-    version: ClassVar[int] = 6
+    version: ClassVar[int] = 7
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS})
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "original"})

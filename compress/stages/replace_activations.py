@@ -26,7 +26,7 @@ class ReplaceActivations(Stage, TrainingSettings, DistillationSettings):
     """Replace activations by ReLUs, remove gates if asked to, then train with the unchanged model as teacher."""
 
     name: ClassVar[str] = "replace_activations"
-    version: ClassVar[int] = 7
+    version: ClassVar[int] = 8
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS})
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})

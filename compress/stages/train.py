@@ -18,7 +18,7 @@ class Train(Stage, TrainingSettings, TransferSettings):
     gets a new head (`model: {head: new}`) or `fine_tune` is set."""
 
     name: ClassVar[str] = "train"
-    version: ClassVar[int] = 6
+    version: ClassVar[int] = 7
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.UNTRAINED, Kind.KERAS})
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})
@@ -60,7 +60,11 @@ class Train(Stage, TrainingSettings, TransferSettings):
         train = healing.heal if artifact.has_fair_validation else loop.fit
         training = phases.training(context.data, self)
         context.progress.plan(training, working_model.WRITING)
-        with context.progress.phase(training), transfer.frozen(model, self) as count:
-            facts = train(model, loss, self, context, rates=transfer.rates(model, self))
+        with (
+            context.progress.phase(training),
+            transfer.frozen(model, self) as count,
+            transfer.flat(model, self) as trained,
+        ):
+            facts = train(trained, loss, self, context, rates=transfer.rates(trained, self))
         working_model.write(model, context.folder, context.progress)
         return {**facts, "frozen_layers": count} if count else facts

@@ -26,8 +26,8 @@ from compress.progress import Phase
 from compress.stage import Context, Use, Work
 from compress.tasks import task_of
 from compress.tasks.base import Head, Specification
+from compress.training import accumulation, memory_estimate, schedules, strategies, subset_selection
 from compress.training import callbacks as monitoring
-from compress.training import memory_estimate, schedules, strategies, subset_selection
 from compress.training.batches import Augment, EpochSettings, batches, held_out, validation_batch_size
 from compress.training.bn_recalibration import recalibrate_batch_norms
 from compress.training.checkpoint import Checkpoint
@@ -107,7 +107,9 @@ class TrainingSettings(EpochSettings):
     warmup: Annotated[float, Field(ge=0, le=0.5)] = 0.0
     """Fraction of the steps in which the learning rate first rises from 0."""
     gradient_accumulation: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Number of batches whose gradients are averaged for one update of the weights."""
+    """Number of batches whose gradients are averaged for one update of the weights. Batches that are too few for an
+    update at the end of the training change no weight. If they are more than a tenth of all, a lower number is used, at
+    least half of this one, and a line of the progress output says so."""
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Keep an exponential moving average of the weights with this decay (0.99 to 0.9999). Validation uses the average,
     which is far behind in the first epochs."""
@@ -247,8 +249,11 @@ def fit(
     with strategy.scope(), peers.watched():
         is_copied = context.execution.strategy != "one"
         worker = precision.lowered(model, settings.precision, copy=is_copied)
+        strategies.draw_apart(worker, strategy.num_replicas_in_sync)
+        unknown = rates.keys() - {variable.path for variable in worker.variables}
+        assert not unknown, f"learning rates of unknown weights: {sorted(unknown)}"
         trainer = peers.trainer(_trainer_class(library, worker, weighted, strategy.num_replicas_in_sync))()
-        optimizer = _optimizer(library, settings, steps, rates)
+        optimizer = _optimizer(library, settings, steps, rates, strategy.num_replicas_in_sync)
         trainer.compile(
             optimizer,
             metrics=["accuracy"] if task.counts_right else None,
@@ -258,8 +263,11 @@ def fit(
         stopping = _stopping(library, settings, "val_accuracy" if task.counts_right else "val_loss")
         checkpoint = _checkpoint(trainer, optimizer, stopping, context)
         first = checkpoint.restore(peers.from_chief(checkpoint.content())) if checkpoint else 0
-    note = memory_estimate.estimate(model, context.data.inputs("train")).note(settings.batch_size, memory.memory())
-    if note is not None:
+    notes = [
+        memory_estimate.estimate(model, context.data.inputs("train")).note(settings.batch_size, memory.memory()),
+        accumulation.note(settings.gradient_accumulation, steps * settings.epochs),
+    ]
+    for note in filter(None, notes):
         context.progress.note(note)
     scale = loss_scale(model, weighted, context.data.inputs("train"), targets["train"], context.seed)
     if task.counts_right:
@@ -427,20 +435,14 @@ def _optimizer(
     settings: TrainingSettings,
     batches: int,
     rates: Mapping[str, Rate] = MappingProxyType({}),
+    replicas: int = 1,
 ) -> Any:
     """Return Adam with the learning rate schedule and the weight decay of the settings, and the rates of some weights.
 
     With gradient accumulation, Keras still advances the schedule and averages the weights at every batch.
     """
     total = batches * settings.epochs
-    accumulated = settings.gradient_accumulation
-    if total < accumulated:
-        raise StageError(
-            f"gradient_accumulation: {accumulated} batches make one update, but the whole training "
-            f"has only {total} batches: no weight would change",
-            allowed=f"up to {total}",
-            hint="lower it, or train for more epochs",
-        )
+    accumulated = accumulation.batches_per_update(settings.gradient_accumulation, total)
     schedule = schedules.schedule(settings.schedule, settings.learning_rate, total, int(total * settings.warmup))
     averaged = {} if settings.ema is None else {"use_ema": True, "ema_momentum": settings.ema ** (1 / accumulated)}
     several = accumulated if accumulated > 1 else None
@@ -448,7 +450,7 @@ def _optimizer(
     adam = _adam(library, rates, settings.weight_decay, total)(
         schedule, gradient_accumulation_steps=several, **averaged
     )
-    return library.optimizers.LossScaleOptimizer(adam) if settings.precision == "mixed_float16" else adam
+    return strategies.loss_scaled(adam, replicas) if settings.precision == "mixed_float16" else adam
 
 
 def _adam(library: Any, rates: Mapping[str, Rate], decay: float, steps: int) -> Any:
@@ -465,7 +467,7 @@ def _adam(library: Any, rates: Mapping[str, Rate], decay: float, steps: int) -> 
             path = self._trainable_variables[self._get_variable_index(variable)].path
             rate = rates.get(path)
             if rate is not None:
-                started = self.iterations >= int(rate.start * steps)
+                started = self._iterations >= int(rate.start * steps)  # `iterations` counts updates, not batches
                 learning_rate = learning_rate * ops.where(started, rate.factor, 0.0)
             if decay and path.rsplit("/", 1)[-1].endswith("kernel"):
                 factor = ops.cast(learning_rate * decay, variable.dtype)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from itertools import islice
+from math import ceil
 from statistics import median
+from time import monotonic
 from typing import Any
 
 from compress.ir.tensorflow import keras
 from compress.profiling import Profile, TrainingTimes
+from compress.training import batches as preparation
 
 BEFORE, TRACED = 4, 10
 """The first traced call, from 0, and the number of traced calls."""
 READ = 50
-"""Batches that are read alone, at most, in READ_S seconds."""
+"""Batches that are read alone, or as many as there are threads that prepare them."""
 READ_S = 2.0
+"""Seconds after which no more batches are read."""
 
 
 class TrainingTimer:
@@ -43,11 +46,11 @@ class TrainingTimer:
                 del batch, logs
                 if traces and len(seconds) == BEFORE:
                     timer._start_trace()
-                self.began = time.monotonic()
+                self.began = monotonic()
 
             def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
                 del batch, logs
-                seconds.append(time.monotonic() - self.began)
+                seconds.append(monotonic() - self.began)
                 if len(seconds) == BEFORE + TRACED:
                     timer.close()
 
@@ -75,10 +78,16 @@ class TrainingTimer:
         if not self._seconds:
             return
         first, *later = (1000 * seconds for seconds in self._seconds)
-        step = median(later or [first]) / self._steps
-        first_step = first - (self._steps - 1) * step  # tracing belongs to the first step of the call
-        steps = self._steps * len(self._seconds) - 1
-        times = TrainingTimes(round(first_step, 2), round(step, 3), round(shares * _reading_ms(batches), 3), steps)
+        step = median(later) / self._steps if later else None
+        if step is not None:
+            first -= (self._steps - 1) * step  # tracing belongs to the first step of the call
+        times = TrainingTimes(
+            first_step_ms=round(first, 2),
+            step_ms=None if step is None else round(step, 3),
+            input_ms=round(shares * _reading_ms(batches), 3),
+            steps=self._steps * len(self._seconds) - 1,
+            phase=self._profile.phase,
+        )
         self._profile.trainings.append(times)
 
     def _start_trace(self) -> None:
@@ -89,12 +98,18 @@ class TrainingTimer:
 
 
 def _reading_ms(batches: Iterable[Any]) -> float:
-    seconds, start = [], time.monotonic()
-    previous = start
-    for _ in islice(batches, READ):
-        now = time.monotonic()
-        seconds.append(now - previous)
-        previous = now
-        if now - start > READ_S:
-            break
-    return 1000 * median(seconds) if seconds else 0.0
+    """Return the mean time of a batch, without the first batch of each thread: they wait for the start.
+
+    The threads complete their batches together, so that most gaps between batches are short, and a few are long. The
+    time is measured from one such burst to another.
+    """
+    threads = preparation.THREADS
+    count, start, bursts = 0, monotonic(), []
+    for count, _ in enumerate(islice(batches, threads * (1 + ceil(READ / threads))), 1):
+        if count % threads == 0:
+            bursts.append(monotonic())
+            if bursts[-1] - start > READ_S:
+                break
+    if len(bursts) > 1:
+        return 1000 * (bursts[-1] - bursts[0]) / (threads * (len(bursts) - 1))
+    return 1000 * (monotonic() - start) / count if count else 0.0

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from compress.errors import StageError
 from compress.execution import Execution
 from compress.ir.tensorflow import keras
@@ -107,6 +109,60 @@ def share_of_mean(losses: Any) -> Any:
     count = tensorflow.cast(tensorflow.size(losses), losses.dtype)
     total = tensorflow.distribute.get_replica_context().all_reduce("SUM", count)
     return tensorflow.reduce_sum(losses) / total
+
+
+def loss_scaled(optimizer: Any, replicas: int) -> Any:
+    """Return an optimizer around another one that scales the loss, for float16: Keras' own for one device.
+
+    It skips a step whose gradients are not finite, and halves the scale. With several devices, all of them skip the
+    step if one has such gradients. Keras' own decides before the gradients are added, but as if they were: of several
+    workers, one would wait without end for a worker that skips; of several devices of a worker, the first would decide
+    for all.
+
+    Args:
+        optimizer: the optimizer that updates the weights.
+        replicas: number of devices.
+    """
+    library = keras()
+    if replicas == 1:
+        return library.optimizers.LossScaleOptimizer(optimizer)
+    import tensorflow
+
+    class SharedLossScale(library.optimizers.LossScaleOptimizer):  # type: ignore[misc, name-defined]
+        def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+            ops = library.ops
+            overflows = 1 - ops.cast(self.check_finite(grads), "float32")
+            overflows = tensorflow.distribute.get_replica_context().all_reduce("SUM", overflows)
+            divisor = ops.where(overflows > 0, np.nan, 1.0)
+            super().apply([None if grad is None else ops.divide(grad, divisor) for grad in grads], trainable_variables)
+
+    return SharedLossScale(optimizer)
+
+
+def draw_apart(model: Any, replicas: int) -> None:
+    """Let the layers of a model draw other random numbers on each device, such as the masks of dropout.
+
+    The states of Keras' generators stay the same on all devices, so checkpoints do not depend on their number.
+
+    Args:
+        model: a Keras model that is trained on the devices.
+        replicas: number of devices; one device draws as without this function.
+    """
+    if replicas == 1:
+        return
+    for layer in model._flatten_layers():
+        for generator in layer._seed_generators:
+            generator.next = functools.partial(_device_seed, generator.next)
+
+
+def _device_seed(draw: Callable[[bool], Any], ordered: bool = True) -> Any:
+    """Return the next seed of a generator for this device."""
+    import tensorflow
+
+    seed = draw(ordered)
+    device = tensorflow.distribute.get_replica_context()  # None while Keras looks for the shapes of a model
+    number = 0 if device is None else device.replica_id_in_sync_group
+    return tensorflow.random.experimental.stateless_fold_in(seed, number)
 
 
 @contextmanager

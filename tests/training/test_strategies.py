@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import worker_processes
 from blobs import Blobs, context
 from paths import ROOT
 from pydantic import ValidationError
@@ -62,11 +63,117 @@ for name, case in cases.items():
     stack = [keras().Input((8, 8, 1)), layers.Conv2D(8, 3), *norms, layers.ReLU()]
     model = keras().Sequential([*stack, layers.Flatten(), layers.Dense(2, "softmax")])
     chosen = {"epochs": 3, "batch_size": 18, "learning_rate": 0.01, "weight_decay": 0.1, **case.pop("settings", {})}
-    given = replace(context(Blobs(), folder), execution=Execution(**case), unfinished=folder / name)
+    data = Blobs(scale=case.pop("scale", 1.0))
+    given = replace(context(data, folder), execution=Execution(**case), unfinished=folder / name)
     checks = [checked] if "norm" in name else []
     found = loop.fit(model, loop.own_loss(model, given), loop.TrainingSettings(**chosen), given, checks)
     histories[name] = found["history"]
 print(json.dumps(histories))
+"""
+OVERFLOWS = """
+import sys
+from compress.ir.tensorflow import keras
+from compress.execution import Execution
+from compress.training import strategies
+
+execution = Execution(strategy=sys.argv[1])
+strategies.join(execution, print)
+ops = keras(0).ops
+import tensorflow
+
+if execution.strategy == "mirrored":
+    cpu, = tensorflow.config.list_physical_devices("CPU")
+    tensorflow.config.set_logical_device_configuration(cpu, [tensorflow.config.LogicalDeviceConfiguration()] * 3)
+strategy = strategies.strategy(execution)
+devices = strategy.num_replicas_in_sync
+assert devices == {"mirrored": 3, "multi_worker": 2}[execution.strategy]
+with strategy.scope():
+    table, kernel = keras().Variable(tensorflow.zeros((4, 1))), keras().Variable(tensorflow.zeros((2, 1)))
+    optimizer = strategies.loss_scaled(keras().optimizers.SGD(1.0), devices)
+    optimizer.build([table, kernel])
+
+@tensorflow.function
+def step(overflowing):
+    def on_device():
+        number = tensorflow.distribute.get_replica_context().replica_id_in_sync_group
+        value = optimizer.dynamic_scale * ops.where(number == overflowing, float("inf"), 1.0)
+        rows = tensorflow.IndexedSlices(value * ops.ones((1, 1)), tensorflow.constant([3]), tensorflow.constant([4, 1]))
+        optimizer.apply([rows, value * ops.ones((2, 1))], [table, kernel])
+
+    strategy.run(on_device)
+
+def check(kernel_value, scale):
+    for variable, expected in ((table, [0, 0, 0, kernel_value]), (kernel, [kernel_value] * 2)):
+        for local in strategy.experimental_local_results(variable.value):
+            assert local.numpy().ravel().tolist() == expected, (variable.path, local.numpy(), expected)
+    for local in strategy.experimental_local_results(optimizer.dynamic_scale.value):
+        assert float(local.numpy()) == scale, (local.numpy(), scale)
+
+for device in range(devices):  # all skip the step
+    step(tensorflow.constant(device))
+    check(0, optimizer.initial_scale / 2 ** (device + 1))
+step(tensorflow.constant(-1))
+check(-devices, optimizer.initial_scale / 2**devices)
+"""
+DROPOUT = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from compress.ir.tensorflow import keras
+
+keras(0)
+import numpy
+import tensorflow
+cpu, = tensorflow.config.list_physical_devices("CPU")
+tensorflow.config.set_logical_device_configuration(cpu, [tensorflow.config.LogicalDeviceConfiguration()] * 2)
+from blobs import Blobs, context
+from compress.execution import Execution
+from compress.training import checkpoint, loop, strategies
+
+layers, execution = keras().layers, Execution(strategy="mirrored")
+strategy = strategies.strategy(execution)
+with strategy.scope():
+    dropout = keras().Sequential([keras().Input((200,)), keras().Sequential([layers.Dropout(0.5)])])
+    strategies.draw_apart(dropout, 2)
+
+@tensorflow.function
+def masks():
+    return strategy.run(lambda: dropout(tensorflow.ones((1, 200)), training=True))
+
+drawn = [local.numpy() for _ in range(3) for local in strategy.experimental_local_results(masks())]
+same = [float((one == other).mean()) for place, one in enumerate(drawn) for other in drawn[:place]]
+assert 0.3 < min(same) and max(same) < 0.7, same
+state, = dropout.non_trainable_variables
+first, second = [local.numpy().tolist() for local in state.value.values]
+assert first == second, (first, second)  # a checkpoint has one state
+
+class Stopped(Exception):
+    pass
+
+class Stop(keras().callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 3:
+            raise Stopped
+
+def weights(unfinished, *callbacks):
+    keras(0).utils.clear_session()
+    stack = [keras().Input((8, 8, 1)), layers.Flatten(), layers.Dropout(0.5), layers.Dense(2, "softmax")]
+    model = keras().Sequential(stack)
+    training_context = replace(context(Blobs(), unfinished), execution=execution, unfinished=unfinished)
+    training_context.progress.note = print
+    settings = loop.TrainingSettings(epochs=4, batch_size=16)
+    loop.fit(model, loop.own_loss(model, training_context), settings, training_context, callbacks)
+    return model.get_weights()
+
+checkpoint.EVERY_S = -1.0
+folder = Path(sys.argv[1])
+expected = weights(folder / "whole")
+try:
+    weights(folder / "parts", lambda model: Stop())
+except Stopped:
+    pass
+for weight, other in zip(weights(folder / "parts"), expected, strict=True):
+    numpy.testing.assert_array_equal(weight, other)
 """
 SETTINGS: dict[str, dict[str, Any]] = {
     "16 bits": {"precision": "mixed_bfloat16"},
@@ -76,6 +183,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 SEVERAL: dict[str, dict[str, Any]] = {
     "plain": {},
     "norm": {},
+    "overflow": {"scale": 100.0, "settings": {"precision": "mixed_float16", "learning_rate": 0.001}},
     **{name: {"settings": settings} for name, settings in SETTINGS.items()},
 }
 ALONE: dict[str, dict[str, Any]] = {"plain": {}, "compiled": {"jit_compile": True}, "calls": {"steps_per_execution": 4}}
@@ -84,11 +192,16 @@ History = list[dict[str, float]]
 
 def histories(folder: Path, devices: int, cases: Mapping[str, Mapping[str, Any]]) -> dict[str, History]:
     """Return the histories of trainings in a process with some logical devices."""
+    return dict(json.loads(output(TRAINED, str(devices), json.dumps(cases), str(folder)).splitlines()[-1]))
+
+
+def output(program: str, *arguments: str) -> str:
+    """Return the output of a Python program."""
     path = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "support")))
-    command = [sys.executable, "-c", TRAINED, str(devices), json.dumps(cases), str(folder)]
+    command = [sys.executable, "-c", program, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=False)
     assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -123,9 +236,25 @@ def test_three_devices_train_the_same_model(tmp_path: Path, alone: dict[str, His
     assert_same(histories(tmp_path, 3, {"plain": {"strategy": "mirrored"}})["plain"], alone["plain"])
 
 
-@pytest.mark.parametrize("name", ["norm", *SETTINGS])
+@pytest.mark.parametrize("name", ["norm", "overflow", *SETTINGS])
 def test_settings_on_several_devices(two: dict[str, History], name: str) -> None:
     assert two[name][-1]["val_accuracy"] == 1.0
+
+
+def test_all_devices_skip_a_step_that_overflows_on_any_of_them() -> None:
+    output(OVERFLOWS, "mirrored")
+
+
+@pytest.mark.slow
+def test_all_workers_skip_a_step_that_overflows_on_one_of_them(tmp_path: Path) -> None:
+    program = ("-c", OVERFLOWS, "multi_worker")
+    for worker in worker_processes.run(tmp_path / "unused", [program, program], seconds=120):
+        assert worker.code == 0, worker.message
+
+
+@pytest.mark.slow
+def test_devices_draw_their_own_dropout_masks_and_a_training_goes_on_the_same(tmp_path: Path) -> None:
+    output(DROPOUT, str(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["compiled", "calls"])
