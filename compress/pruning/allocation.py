@@ -79,7 +79,8 @@ class WidthSearch:
 
     Attributes:
         full: the widths with all channels.
-        minimum: the smallest widths; they must not cost more than the limit.
+        minimum: the smallest widths.
+        cheapest: the widths that are used where the search finds no others; they must not cost more than the limit.
         cost: the cost of any widths.
         limit: the highest cost allowed.
         blocks: the target's blocks of channels; widths are multiples of `blocks.inputs`.
@@ -89,6 +90,7 @@ class WidthSearch:
 
     full: Widths
     minimum: Widths
+    cheapest: Widths
     cost: CostFunction
     limit: float
     blocks: ChannelBlocks
@@ -111,7 +113,7 @@ class WidthSearch:
         """Return the largest share, the same for all groups and rounded down to a block, within the limit."""
         low = 0.0
         high = 1.0
-        best = self.minimum
+        best = self.cheapest
         for _ in range(20):
             share = (low + high) / 2
             widths = self._share_widths(share)
@@ -157,7 +159,7 @@ class WidthSearch:
             queue += [(0.0, waiting) for waiting in (*without_offer, index)]
             heapq.heapify(queue)
             without_offer = []
-        return widths if cost <= self.limit else self.minimum
+        return widths if cost <= self.limit else self.cheapest
 
     def _best_reduction(
         self, index: int, widths: Widths, cost: float, loss: NDArray[np.float64]

@@ -11,7 +11,7 @@ A layer that may be factorized has one list of operators for each of its forms, 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, combinations
 from math import prod
@@ -24,6 +24,7 @@ from compress.ir.channel_groups import ChannelGroups, Layout
 from compress.ir.keras_graph import Layer, LayerOutput, Network, tensors_in
 from compress.ir.layer_specs import Kernel, spec_of
 from compress.ir.layer_specs.functions import FUSED, canonical_name
+from compress.ir.passes import fold
 from compress.pruning.factorization import Factorization, Rank
 from compress.pruning.layer_groups import LayerGroup, Widths
 from compress.targets.base import CostModel, NetworkCost, OperatorShape, Target
@@ -37,6 +38,8 @@ _BYTES_BY_OPERATOR = 550
 """Of an operator with its tensors and their names, about."""
 _NO_CHANNELS: Layout = np.zeros(0, np.int64)
 Shape = tuple[int | None, ...]
+Consumers = Mapping[LayerOutput, Sequence[tuple[str, int]]]
+"""For each tensor the calls (layer, number) that read it."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,7 @@ class PrunableOperator:
         macs: multiply-accumulates for each output channel, and for each input channel if `mixes`.
         mixes: whether each output channel is computed from all input channels.
         constant: whether it has a constant for each output channel, which is sent at every inference.
+        channel_bytes: the bytes of each output channel in an 8-bit file, in addition to those of a `WeightArray`.
     """
 
     shape: OperatorShape
@@ -97,6 +101,7 @@ class PrunableOperator:
     macs: int = 0
     mixes: bool = False
     constant: bool = False
+    channel_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -129,18 +134,72 @@ def operators(
             continue
         output = LayerOutput(layer.name, call)
         source = next(iter(layer.inputs(call)), output)
+        if spec.is_batch_norm:
+            result += [] if _is_folded(layer, network, consumers) else _norm_operators(layer, source, network, channels)
+            continue
         if spec.kernels:
             result += _kernel_operators(layer, source, output, network, channels)
             count = cost.activation_operators(_inner_function(layer))
         else:
             only_consumer = len(consumers.get(source, [])) == 1
             count = _operator_count(layer, network.layers[source.layer], cost, only_consumer=only_consumer)
-        kind, window = _window(layer, network.shapes[source])
-        shape = OperatorShape(
-            kind, _map_shape(network.shapes[output]), _map_shape(network.shapes[source]), window, name=layer.name
-        )
-        inputs, outputs = (channels.layouts[tensor] for tensor in (source, output))
-        result += [PrunableOperator(shape, inputs, outputs, constant=spec.constant_by_channel)] * count
+        result += [_elementwise_operator(layer, source, output, network, channels)] * count
+    return result
+
+
+def _elementwise_operator(
+    layer: Layer, source: LayerOutput, output: LayerOutput, network: Network, channels: ChannelGroups
+) -> PrunableOperator:
+    """Return an operator without a kernel that a layer becomes: a pooling, or one that works element by element."""
+    kind, window = _window(layer, network.shapes[source])
+    output_map = _map_shape(network.shapes[output])
+    shape = OperatorShape(kind, output_map, _map_shape(network.shapes[source]), window, name=layer.name)
+    by_channel = all(array.size == output_map[2] for array in layer.weights)  # not the slopes of a PReLU by position
+    constant = spec_of(layer).constant_by_channel and by_channel
+    return PrunableOperator(shape, channels.layouts[source], channels.layouts[output], constant=constant)
+
+
+def _norm_operators(
+    norm: Layer, source: LayerOutput, network: Network, channels: ChannelGroups
+) -> list[PrunableOperator]:
+    """Return the operators of a batch norm that is not folded: a depthwise 1x1 convolution (`ir.passes.decompose`).
+
+    One along another axis than the channels stays, and becomes a multiplication and an addition with constants.
+    """
+    shape = network.shapes[source]
+    layout = channels.layouts[source]
+    whole_map = _map_shape(shape)
+    if not norm.normalizes_last_axis(len(shape)):
+        by_element = OperatorShape("elt", whole_map, whole_map, name=norm.name)
+        return [PrunableOperator(by_element, layout, layout, constant=True)] * 2
+    convolution = OperatorShape("dw", whole_map, whole_map, name=norm.name)
+    return [PrunableOperator(convolution, layout, layout, channel_bytes=1 + _BYTES_BY_CHANNEL)]
+
+
+def _is_folded(norm: Layer, network: Network, consumers: Consumers) -> bool:
+    """Whether a batch norm is folded into the layer before it, which `fold` decides on the layers around it.
+
+    The decision does not depend on weights: single numbers take their place, since folding all of them takes a second.
+    """
+    before = _with_sources([norm.name], network)
+    outputs = [LayerOutput(name, call) for name in before for call in range(len(network.layers[name].calls))]
+    readers = [name for output in outputs for name, _ in consumers.get(output, [])]
+    around = set(_with_sources([*before, *readers], network))
+    layers = {
+        name: replace(layer, weights=tuple(np.ones((1,) * array.ndim, array.dtype) for array in layer.weights))
+        for name, layer in network.layers.items()
+        if name in around
+    }
+    return norm.name not in fold.folded(replace(network, layers=layers)).layers
+
+
+def _with_sources(names: Iterable[str], network: Network) -> list[str]:
+    """Return layers, and those that the batch norms among them read; these may be batch norms too."""
+    result = list(dict.fromkeys(names))
+    for name in result:  # gets longer
+        layer = network.layers[name]
+        if spec_of(layer).is_batch_norm:
+            result += dict.fromkeys(tensor.layer for tensor in tensors_in(layer.calls) if tensor.layer not in result)
     return result
 
 
@@ -152,6 +211,8 @@ def _inner_function(layer: Layer) -> str:
 def _operator_count(layer: Layer, before: Layer, cost: CostModel, *, only_consumer: bool) -> int:
     """Return the number of operators of a layer without a kernel: 0 if the operator before it does its work.
 
+    Batch norms are counted by `_norm_operators`.
+
     Args:
         layer: the layer.
         before: the layer that makes its input.
@@ -160,8 +221,6 @@ def _operator_count(layer: Layer, before: Layer, cost: CostModel, *, only_consum
     """
     spec, previous = spec_of(layer), spec_of(before)
     fusible = only_consumer and _inner_function(before) == "linear"
-    if spec.is_batch_norm:
-        return 0 if fusible and previous.kernels else 2
     function = spec.activation(layer)
     if function is None:
         return 1
@@ -490,9 +549,10 @@ class Costs:
         """Return the size of the 8-bit file."""
         counts = self._channel_counts(widths)
         reduced = self._reduced(widths, counts)
-        present = [outputs for *_, outputs, form in self._operators if form.is_present(reduced)]
-        operator_count = sum(counts[outputs] > 0 for outputs in present)
-        total = _BYTES_BY_OPERATOR * operator_count + self._corrections.get("size_bytes", 0)
+        total = self._corrections.get("size_bytes", 0)
+        for operator, _, outputs, form in self._operators:
+            if counts[outputs] and form.is_present(reduced):
+                total += _BYTES_BY_OPERATOR + operator.channel_bytes * counts[outputs]
         for array, layouts, form in self._weights:
             if array.channel_bytes is not None and form.is_present(reduced):
                 total += array.size * prod(counts[layout] for layout in layouts)

@@ -168,27 +168,29 @@ def gated_model(network: Network, channels: ChannelGroups) -> Any:
     _gate_class()
     count = len(channels.group)
     layers = dict(network.layers)
-    shapes = {**network.shapes, LayerOutput(GATES): (count,)}
-    layers[GATES] = INPUT.layer(GATES, (), batch_shape=(None, count), dtype="float32", sparse=False)
+    factors = LayerOutput(network.free_name(GATES))
+    shapes = {**network.shapes, factors: (count,)}
+    layers[factors.layer] = INPUT.layer(factors.layer, (), batch_shape=(None, count), dtype="float32", sparse=False)
     for layer in network.layers.values():
         if not produces_channels(layer):
             continue
         calls = []
         for call, arguments in enumerate(layer.calls):
             (source,) = layer.inputs(call)
-            gate = _gate_layer(f"{layer.name}_gate_{call}", source, channels.group[channels.layouts[source]])
+            name = replace(network, layers=layers).free_name(f"{layer.name}_gate_{call}")
+            gate = _gate_layer(name, [source, factors], channels.group[channels.layouts[source]])
             layers[gate.name] = gate
             shapes[LayerOutput(gate.name)] = network.shapes[source]
             calls.append(map_tensors(arguments, {source: LayerOutput(gate.name)}.get))
         layers[layer.name] = replace(layer, calls=tuple(calls))
     inputs = network.inputs if isinstance(network.inputs, list) else [network.inputs]
-    return build(replace(network, layers=layers, shapes=shapes, inputs=[*inputs, LayerOutput(GATES)]))
+    return build(replace(network, layers=layers, shapes=shapes, inputs=[*inputs, factors]))
 
 
-def _gate_layer(name: str, source: LayerOutput, groups: NDArray[np.int64]) -> Layer:
+def _gate_layer(name: str, inputs: list[LayerOutput], groups: NDArray[np.int64]) -> Layer:
     config = {"name": name, "groups": groups.tolist()}
     entry = {"module": None, "class_name": GATE, "config": config, "registered_name": f"{PACKAGE}>{GATE}"}
-    return Layer(name, GATE, entry, ({"args": [source, LayerOutput(GATES)], "kwargs": {}},), ())
+    return Layer(name, GATE, entry, ({"args": inputs, "kwargs": {}},), ())
 
 
 @cache

@@ -98,7 +98,7 @@ class Objective:
 
         Args:
             costs: all costs of the network.
-            minimum: its smallest widths.
+            minimum: its smallest widths, with the lowest ranks.
 
         Raises:
             StageError: the target does not predict the objective.
@@ -135,7 +135,7 @@ class Objective:
         if steps_left == 1 or now <= final:
             return CostLimits(initial, final, final)
         step = now * (final / now) ** (1 / steps_left)
-        return CostLimits(initial, final, max(step, cost(prunable.minimum_widths)))
+        return CostLimits(initial, final, max(step, cost(prunable.cheapest_widths(cost))))
 
     def _limit(self, prunable: PrunableNetwork, initial: float) -> float:
         if self.name == "cache":
@@ -160,11 +160,13 @@ class Objective:
         cost = self.cost_of(prunable.costs, minimum)
         if cost(prunable.full_widths) <= limits.final:
             return prunable.full_widths
-        nearest = cost(minimum)
+        cheapest = prunable.cheapest_widths(cost)
+        nearest = cost(cheapest)
         if nearest > limits.final:
             raise self._out_of_reach(prunable, nearest, limits.initial)
         blocks = prunable.costs.target.cost.blocks
-        search = WidthSearch(prunable.full_widths, minimum, cost, limits.step, blocks, prunable.largest_ranks)
+        bounds = prunable.full_widths, minimum, cheapest
+        search = WidthSearch(*bounds, cost, limits.step, blocks, prunable.largest_ranks)
         return search.run(losses)
 
     def allocate_verified(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -74,6 +74,18 @@ class PrunableNetwork:
         for index in self.largest_ranks:
             groups[index] = replace(groups[index], minimum=len(groups[index].members))
         return replace(self, groups=tuple(groups))
+
+    def cheapest_widths(self, cost: Callable[[Widths], float]) -> Widths:
+        """Return the smallest widths, with those layers whole that cost more in factors of the lowest rank."""
+        starts = (self.minimum_widths, self.with_whole_layers().minimum_widths)
+        return min((self._with_cheaper_ranks(widths, cost) for widths in dict.fromkeys(starts)), key=cost)
+
+    def _with_cheaper_ranks(self, widths: Widths, cost: Callable[[Widths], float]) -> Widths:
+        """Return widths in which every rank, one after the other, is the lowest or the full one: the cheaper one."""
+        for index in self.largest_ranks:
+            ranks = dict.fromkeys((widths[index], self.groups[index].minimum, self.full_widths[index]))
+            widths = min(((*widths[:index], rank, *widths[index + 1 :]) for rank in ranks), key=cost)
+        return widths
 
     def calibrated(self, widths: Widths, conversion: TrialConversion) -> PrunableNetwork:
         """Return the same network with costs that agree with the files at some widths."""

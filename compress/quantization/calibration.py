@@ -99,19 +99,18 @@ def without_data(
 
     Args:
         network: as it was trained, batch norms not folded.
-        like: samples [n, ...] with the shape and the range of values that the network takes.
+        like: samples [n, ...] with the shape and the range of values that the network takes; each input has its own.
         count: number of calibration samples; at most MOST.
         held_out: number of held-out samples; at most MOST.
         seed: of random choices.
         progress: receives the number of batches that are done.
 
     Raises:
-        StageError: the network has no batch norm, or takes integers.
+        StageError: the network has no batch norm, none follows its input, or it takes integers.
     """
     began = time.monotonic()
     count, held_out = min(count, MOST), min(held_out, MOST)
-    limits = float(like.min()), float(like.max())
-    synthetic = synthesize(network, count + held_out, like.shape[1:], limits, seed, progress)
+    synthetic = synthesize(network, count + held_out, like, seed, progress)
     seconds = time.monotonic() - began
     samples = synthetic.samples[:count], synthetic.samples[count:]
     return CalibrationSplit(*samples, "data_free", 0, seconds, (synthetic.initial_distance, synthetic.distance))

@@ -21,7 +21,7 @@ from compress.data.sources.random_samples import smooth_noise
 from compress.errors import StageError
 from compress.ir.keras_graph import Layer, LayerOutput, Network, build, subnetwork, tensors_in
 from compress.ir.layer_specs import spec_of
-from compress.ir.tensorflow import keras, run
+from compress.ir.tensorflow import keras, run, split_inputs
 from compress.progress import SILENT, Phase, Progress
 from compress.quantization.activation_statistics import batch_size
 
@@ -37,15 +37,26 @@ CLASS_WEIGHT = 0.1
 """Weight of the cross-entropy with the class of each sample, next to the distance of the statistics."""
 SYNTHESIS = Phase("synthetic samples", unit="batch")
 Samples = NDArray[np.float32]
+Limits = tuple[float, float] | tuple[Samples, Samples]
+"""The lowest and the highest value of a sample; of a model with several inputs, of each value in a row."""
+_OTHER_SAMPLES = "give samples without labels (data: {source: {folder: {path: photos, labels: none}}})"
 
 
 @dataclass(frozen=True)
 class _Stored:
-    """The statistics that a batch norm stores, by channel; `epsilon` keeps those of dead channels from counting."""
+    """The statistics that a batch norm stores, by channel.
+
+    Attributes:
+        mean: the mean.
+        deviation: the standard deviation.
+        epsilon: a variance that keeps those of dead channels from counting.
+        calls: the number of calls whose inputs have these statistics together; more than one if it is shared.
+    """
 
     mean: Samples
     deviation: Samples
     epsilon: float
+    calls: int
 
 
 @dataclass(frozen=True)
@@ -65,12 +76,12 @@ class SyntheticSamples:
 
 
 def norms_of(network: Network) -> list[Layer]:
-    """Return the batch norms of a network whose statistics can be compared: on the last axis, called once."""
+    """Return the batch norms of a network whose statistics can be compared: those on the last axis."""
     return [
         layer
         for layer in network.layers.values()
         if spec_of(layer).is_batch_norm
-        and len(layer.calls) == 1
+        and layer.calls
         and layer.normalizes_last_axis(len(network.shapes[layer.inputs()[0]]))
     ]
 
@@ -78,8 +89,7 @@ def norms_of(network: Network) -> list[Layer]:
 def synthesize(
     network: Network,
     count: int,
-    shape: tuple[int, ...],
-    limits: tuple[float, float],
+    like: Samples,
     seed: int = 0,
     progress: Progress = SILENT,
 ) -> SyntheticSamples:
@@ -88,42 +98,63 @@ def synthesize(
     Args:
         network: as it was trained, batch norms not folded.
         count: number of samples.
-        shape: of one sample.
-        limits: the lowest and the highest value that a sample can have.
+        like: samples [n, ...] with the shape and the range of values that the network takes; each input has its own.
         seed: of the noise.
         progress: receives the number of batches that are done.
 
     Raises:
-        StageError: the network has no batch norm, or takes integers.
+        StageError: the network has no batch norm, none follows its input, or it takes integers.
     """
     norms = norms_of(network)
     if not norms:
-        raise StageError(
-            "calibration: {select: data_free} needs batch norms, whose statistics describe the training data; the "
-            "model has none, or they are folded into other layers",
-            hint="give samples without labels (data: {source: {folder: {path: photos, labels: none}}})",
-        )
+        raise _refused(network)
     if not all(np.isfinite(weight).all() for norm in norms for weight in norm.weights):
         raise StageError("the statistics of a batch norm are not finite", hint="train the model again")
     outputs = [tensor for tensor in tensors_in(network.outputs) if _has_classes(network, tensor)]
-    model = build(subnetwork(network, [*(norm.inputs()[0] for norm in norms), *outputs[:1]]))
+    inputs = [norm.inputs(call)[0] for norm in norms for call in range(len(norm.calls))]
+    model = build(subnetwork(network, [*inputs, *outputs[:1]]))
     if any("float" not in str(tensor.dtype) for tensor in model.inputs):
         raise StageError(
             "calibration: {select: data_free} is for inputs of real numbers; an input of the model takes integers",
-            hint="give samples without labels",
+            hint=_OTHER_SAMPLES,
         )
+    limits = _limits(model, like)
     step = _step(model, [_statistics(norm) for norm in norms], limits)
     batches, distances = [], []
     with progress.phase(SYNTHESIS):
         size = int(np.clip(batch_size(network), *BATCHES))
         total = -(-count // size)
         for number in range(total):
-            samples, first, last = _batch(step, (size, *shape), limits, seed, number)
+            samples, first, last = _batch(step, (size, *like.shape[1:]), limits, seed, number)
             batches.append(samples)
             distances.append((first, last))
             progress.update(number + 1, total)
     first, last = np.mean(distances, axis=0)
     return SyntheticSamples(np.concatenate(batches)[:count], float(first), float(last))
+
+
+def _refused(network: Network) -> StageError:
+    """Return the error for a network without a batch norm whose statistics can be compared."""
+    names = [layer.name for layer in network.layers.values() if spec_of(layer).is_batch_norm and layer.calls]
+    reason = "the model has none, or they are folded into other layers"
+    if names:
+        reason = f"those of the model are along another axis than the last one: {', '.join(names[:5])}"
+    return StageError(
+        "calibration: {select: data_free} needs batch norms, whose statistics describe the training data; " + reason,
+        hint=_OTHER_SAMPLES,
+    )
+
+
+def _limits(model: Any, like: Samples) -> Limits:
+    """Return the range of values of samples; each of several inputs has its own."""
+    if len(model.inputs) == 1:
+        return float(like.min()), float(like.max())
+    inputs = [np.asarray(values) for values in split_inputs(model.inputs, like)]
+    low, high = (
+        np.concatenate([np.full(values[0].size, bound(values), np.float32) for values in inputs])
+        for bound in (np.min, np.max)
+    )
+    return low, high
 
 
 def _has_classes(network: Network, tensor: LayerOutput) -> bool:
@@ -137,11 +168,13 @@ def _statistics(norm: Layer) -> _Stored:
     """Return the statistics that a batch norm stores."""
     mean, variance = (np.asarray(weight, np.float32) for weight in norm.weights[-2:])
     epsilon = float(norm.config.get("epsilon", 1e-3))
-    return _Stored(mean, np.sqrt(variance + np.float32(epsilon)), epsilon)
+    return _Stored(mean, np.sqrt(variance + np.float32(epsilon)), epsilon, len(norm.calls))
 
 
-def _step(model: Any, norms: list[_Stored], limits: tuple[float, float]) -> Any:
+def _step(model: Any, norms: list[_Stored], limits: Limits) -> Any:
     """Return a function: one step of Adam for a batch of samples, which returns their distance before it.
+
+    It returns None if the distance has no derivative. A shared batch norm stores the means over its calls.
 
     Its arguments are the samples, the moments of Adam, the number of the step, and the number of the first sample: the
     classes follow from the numbers of the samples, so that all batches together have all classes.
@@ -150,16 +183,22 @@ def _step(model: Any, norms: list[_Stored], limits: tuple[float, float]) -> Any:
 
     library = keras()
 
+    low, high = limits
+
+    def moments(values: list[Any]) -> list[Any]:
+        by_call = [tensorflow.nn.moments(value, list(range(len(value.shape) - 1))) for value in values]
+        return [tensorflow.add_n(list(moment)) / len(values) for moment in zip(*by_call, strict=True)]
+
     def losses(batch: Any, first: Any) -> tuple[Any, Any]:
         values = library.tree.flatten(run(model, batch))
         parts = []
-        for value, norm in zip(values, norms, strict=False):  # the outputs may follow
-            axes = list(range(len(value.shape) - 1))
-            mean, variance = tensorflow.nn.moments(value, axes)
+        for norm in norms:
+            mean, variance = moments(values[: norm.calls])
+            values = values[norm.calls :]
             shift = (mean - norm.mean) / norm.deviation
             spread = tensorflow.sqrt(variance + norm.epsilon) / norm.deviation - 1
             parts.append(tensorflow.reduce_mean(tensorflow.square(shift) + tensorflow.square(spread)))
-        return tensorflow.add_n(parts) / len(parts), sum(class_loss(value, first) for value in values[len(norms) :])
+        return tensorflow.add_n(parts) / len(parts), sum(class_loss(value, first) for value in values)
 
     def class_loss(probabilities: Any, first: Any) -> Any:
         count = probabilities.shape[-1]
@@ -173,21 +212,25 @@ def _step(model: Any, norms: list[_Stored], limits: tuple[float, float]) -> Any:
             value, of_classes = losses(samples, first)
             total = value + of_classes
         slope = tape.gradient(total, samples)
+        if slope is None:
+            return None
         mean.assign(0.9 * mean + 0.1 * slope)
         square.assign(0.999 * square + 0.001 * tensorflow.square(slope))
         count = number + 1.0
-        size = RATE * (limits[1] - limits[0]) * 0.5 * (1 + tensorflow.cos(np.pi * number / STEPS))
+        size = RATE * (high - low) * 0.5 * (1 + tensorflow.cos(np.pi * number / STEPS))
         change = size * (mean / (1 - 0.9**count)) / (tensorflow.sqrt(square / (1 - 0.999**count)) + 1e-12)
-        samples.assign(tensorflow.clip_by_value(samples - change, *limits))
+        samples.assign(tensorflow.clip_by_value(samples - change, low, high))
         return value
 
     return step
 
 
-def _batch(
-    step: Any, shape: tuple[int, ...], limits: tuple[float, float], seed: int, batch: int
-) -> tuple[Samples, float, float]:
-    """Return the samples of a batch, and their distance at the start and the end."""
+def _batch(step: Any, shape: tuple[int, ...], limits: Limits, seed: int, batch: int) -> tuple[Samples, float, float]:
+    """Return the samples of a batch, and their distance at the start and the end.
+
+    Raises:
+        StageError: the distance has no derivative.
+    """
     import tensorflow
 
     low, high = limits
@@ -197,4 +240,10 @@ def _batch(
     moments = [tensorflow.Variable(tensorflow.zeros_like(samples)) for _ in range(2)]
     first = tensorflow.constant(batch * shape[0])
     values = [step(samples, *moments, tensorflow.constant(number, "float32"), first) for number in range(STEPS)]
+    if values[0] is None:
+        raise StageError(
+            "calibration: {select: data_free} changes samples along the derivatives of the batch norms' inputs; those "
+            "of the model have none: they follow an operation such as argmax, or do not depend on the model's input",
+            hint=_OTHER_SAMPLES,
+        )
     return samples.numpy(), float(values[0]), float(values[-1])

@@ -87,6 +87,97 @@ def test_predictions_are_those_of_the_file_that_is_made(keras: Any, builder: net
     assert prunable.costs.size_bytes(widths) == pytest.approx(len(content), rel=0.3)  # most of a small file is names
 
 
+def norms_after_activations(keras: Any) -> Any:
+    """Batch norms that cannot be folded (after a ReLU or a pooling, before two layers), and two in a row that can."""
+    layers = keras.layers
+    image = keras.Input((12, 12, 3))
+    x = image
+    for _ in range(2):
+        x = layers.BatchNormalization()(layers.Conv2D(32, 3, padding="same", activation="relu")(x))
+    x = layers.Add()([layers.Conv2D(24, 1)(x), layers.Conv2D(24, 3, padding="same")(x)])
+    x = layers.ReLU()(layers.BatchNormalization()(layers.MaxPooling2D()(x)))
+    x = layers.BatchNormalization()(layers.BatchNormalization()(layers.Conv2D(16, 1)(x)))
+    return keras.Model(image, layers.Dense(5)(layers.GlobalAveragePooling2D()(x)))
+
+
+def norms_of_dense_layers(keras: Any) -> Any:
+    layers = keras.layers
+    x = image = keras.Input((12, 12, 3))
+    x = layers.Flatten()(x)
+    for _ in range(2):
+        x = layers.BatchNormalization()(layers.Dense(32, activation="relu")(x))
+    return keras.Model(image, layers.Dense(5)(x))
+
+
+def norms_of_concatenations(keras: Any) -> Any:
+    """As in a DenseNet: each batch norm reads what other layers read too."""
+    layers = keras.layers
+    image = keras.Input((12, 12, 3))
+    x = layers.Conv2D(12, 3, padding="same")(image)
+    for _ in range(3):
+        y = layers.ReLU()(layers.BatchNormalization()(x))
+        x = layers.Concatenate()([x, layers.Conv2D(12, 3, padding="same")(y)])
+    return keras.Model(image, layers.Dense(5)(layers.GlobalAveragePooling2D()(x)))
+
+
+def norm_of_a_shared_layer(keras: Any) -> Any:
+    """A batch norm after one of two calls, and one after both: only the second can be folded."""
+    layers = keras.layers
+    image = keras.Input((12, 12, 3))
+    x = layers.Conv2D(16, 3, padding="same")(image)
+    for normalizes_all in (False, True):
+        convolution, norm = layers.Conv2D(16, 3, padding="same"), layers.BatchNormalization()
+        x = convolution(norm(convolution(x)))
+        x = norm(x) if normalizes_all else x
+    return keras.Model(image, layers.Dense(5)(layers.GlobalAveragePooling2D()(x)))
+
+
+def norm_of_an_output(keras: Any) -> Any:
+    """A batch norm of a tensor that is an output too."""
+    layers = keras.layers
+    image = keras.Input((12, 12, 3))
+    x = layers.Conv2D(8, 3, padding="same")(image)
+    y = layers.Conv2D(16, 1)(layers.BatchNormalization()(x))
+    return keras.Model(image, [layers.Dense(5)(layers.GlobalAveragePooling2D()(y)), x])
+
+
+@pytest.mark.parametrize(
+    "builder",
+    [
+        norms_after_activations,
+        norms_of_dense_layers,
+        norms_of_concatenations,
+        norm_of_a_shared_layer,
+        norm_of_an_output,
+        networks.inverted_residual,
+    ],
+)
+def test_batch_norms_cost_what_they_cost_in_the_file(keras: Any, builder: networks.Builder) -> None:
+    model = networks.randomized(builder(keras))
+    prunable = prepared(model)
+    for keep in (1.0, 0.7):
+        widths = allocated(prunable, Objective("parameters", keep))
+        conversion = converted(prunable.pruned(widths), noise(model))
+        assert conversion.graph is not None
+        file = EDGETPU.cost.of_file(conversion.graph)
+        predicted = sorted(operator.kind for operator in prunable.costs.operators(widths))
+        assert predicted == sorted(layer.kind for layer in file.layers)
+        assert prunable.costs.streamed_bytes(widths) == file.streamed_bytes == 0
+        assert prunable.costs.latency_ms(widths) == pytest.approx(
+            file.latency_ms(EDGETPU.cost.default_host, EDGETPU.cost.clock(None)), rel=0.005
+        )
+
+
+def test_slopes_by_position_are_no_constant_by_channel(keras: Any) -> None:
+    layers = keras.layers
+    image = keras.Input((12, 12, 3))
+    for axes, constants in (([1, 2], 1), (None, 0)):
+        x = layers.PReLU(shared_axes=axes)(layers.Conv2D(16, 3)(image))
+        network = keras_graph.read(keras.Model(image, layers.Dense(5)(layers.GlobalAveragePooling2D()(x))))
+        operators = cost.operators(network, structure.find_groups(network), EDGETPU.cost)
+        assert sum(operator.constant for operator in operators) == constants
+
+
 @pytest.mark.parametrize("allocation", SEARCHES)
 @pytest.mark.parametrize("keep", [0.2, 0.5, 0.9])
 def test_the_limit_is_kept_and_nearly_used(keras: Any, keep: float, allocation: AllocationMethod) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from compress.errors import StageError
 from compress.ir import keras_graph
 from compress.ir.keras_graph import LayerOutput
 from compress.pruning import factorization
@@ -149,6 +150,40 @@ def test_channels_and_ranks_are_both_reduced_where_that_is_cheaper(keras: Any) -
     assert allocated(prunable, Objective("macs", 0.3), "uniform") == allocated(
         unfactorized, Objective("macs", 0.3), "uniform"
     )
+
+
+def pinned(keras: Any) -> Any:
+    """A large layer, and several whose channels cannot be removed, and which cost more in factors."""
+    layers = keras.layers
+    image = keras.Input((12, 12, 3))
+    x = layers.Conv2D(256, 3, padding="same", activation="relu")(layers.Conv2D(64, 3, padding="same")(image))
+    x = layers.Conv2D(64, 3, padding="same")(x)
+    for _ in range(6):
+        x = layers.Activation("softmax")(layers.Conv2D(64, 1)(x))
+    return keras.Model(image, layers.Dense(5)(layers.GlobalAveragePooling2D()(x)))
+
+
+@pytest.mark.parametrize("method", ["balanced", "uniform"])
+def test_ranks_that_cost_more_do_not_put_a_limit_out_of_reach(keras: Any, method: AllocationMethod) -> None:
+    prunable = prepared(networks.randomized(pinned(keras)))
+    whole = prunable.with_whole_layers()
+    objective = Objective("latency", 0.97)
+    limits = objective.limits(prunable)
+    cost = objective.cost_of(prunable.costs, prunable.minimum_widths)
+    assert cost(prunable.minimum_widths) > limits.final > cost(whole.minimum_widths)
+    assert cost(prunable.cheapest_widths(cost)) <= cost(whole.minimum_widths)
+    assert cost(allocated(prunable, objective, method)) <= limits.final
+    in_steps = Objective("latency", 0.96).limits(prunable, steps_left=2)
+    assert in_steps.step == pytest.approx((in_steps.initial * in_steps.final) ** 0.5)
+
+
+def test_the_nearest_limit_with_ranks_is_the_lowest_cost(keras: Any) -> None:
+    prunable = prepared(networks.randomized(pinned(keras)))
+    with pytest.raises(StageError, match="cannot be reached") as refused:
+        allocated(prunable, Objective("latency", 0.5))
+    nearest = float(refused.value.hint.rsplit(" ", 1)[-1])
+    cost = prunable.costs.latency_ms
+    assert cost(allocated(prunable, Objective("latency", nearest))) <= nearest * cost(prunable.full_widths)
 
 
 def test_layers_that_stay_whole_have_a_reason(keras: Any) -> None:

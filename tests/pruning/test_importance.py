@@ -56,6 +56,19 @@ def test_taylor_is_the_derivative_of_the_loss_by_a_factor_on_the_channel(keras: 
     assert (score == score[channels.group]).all()
 
 
+def test_gates_take_no_name_of_a_layer(keras: Any) -> None:
+    layers = keras.layers
+    image = keras.Input((6, 6, 2))
+    x = layers.Conv2D(6, 3, name="channel_gates")(image)
+    x = layers.ReLU(name="dense_gate_0")(layers.GlobalAveragePooling2D()(x))
+    model = networks.randomized(keras.Model(image, layers.Dense(3, name="dense")(x)))
+    net = keras_graph.read(model)
+    channels = structure.find_groups(net)
+    inputs = samples(model).inputs
+    gates = np.ones((len(inputs), len(channels.group)), np.float32)
+    np.testing.assert_allclose(gated_model(net, channels)([inputs, gates]), model(inputs), rtol=1e-5)
+
+
 def test_a_channel_that_nobody_reads_does_not_matter_to_taylor(keras: Any) -> None:
     layers = keras.layers
     image = keras.Input((6, 6, 2))

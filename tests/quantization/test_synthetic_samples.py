@@ -20,6 +20,11 @@ pytestmark = pytest.mark.tensorflow
 SHAPE = (12, 12, 3)
 
 
+def within(low: float, high: float, shape: tuple[int, ...] = SHAPE) -> NDArray[np.float32]:
+    """Return two samples with the lowest and the highest value."""
+    return np.stack([np.full(shape, low, np.float32), np.full(shape, high, np.float32)])
+
+
 def real(count: int = 200) -> NDArray[np.float32]:
     """Return dark images with one bright half, unlike noise."""
     generator = np.random.default_rng(5)
@@ -45,7 +50,7 @@ def trained(keras: Any) -> Network:
 
 
 def test_synthetic_samples_have_the_ranges_of_real_ones(trained: Network) -> None:
-    synthetic = synthetic_samples.synthesize(trained, 40, SHAPE, (0.0, 1.0))
+    synthetic = synthetic_samples.synthesize(trained, 40, within(0.0, 1.0))
     assert synthetic.samples.shape == (40, *SHAPE)
     assert synthetic.samples.min() >= 0
     assert synthetic.samples.max() <= 1
@@ -68,7 +73,7 @@ def test_synthetic_samples_have_the_ranges_of_real_ones(trained: Network) -> Non
 
 
 def test_the_same_seed_gives_the_same_samples(trained: Network) -> None:
-    first, again, other = (synthetic_samples.synthesize(trained, 8, SHAPE, (-1.0, 1.0), seed) for seed in (1, 1, 2))
+    first, again, other = (synthetic_samples.synthesize(trained, 8, within(-1.0, 1.0), seed) for seed in (1, 1, 2))
     np.testing.assert_array_equal(first.samples, again.samples)
     assert (first.samples != other.samples).any()
 
@@ -83,7 +88,7 @@ def test_small_batches_are_drawn_to_all_classes(keras: Any, monkeypatch: pytest.
     model = networks.randomized(keras.Model(image, scores))
     kernel, bias = model.layers[-1].get_weights()
     model.layers[-1].set_weights([20 * kernel, 0 * bias])
-    synthetic = synthetic_samples.synthesize(keras_graph.read(model), 12, SHAPE, (0.0, 1.0))
+    synthetic = synthetic_samples.synthesize(keras_graph.read(model), 12, within(0.0, 1.0))
     probabilities = model.predict(synthetic.samples[8:], verbose=0)
     others = model.predict(synthetic.samples[:8], verbose=0)
     assert probabilities[range(4), range(8, 12)].mean() > 2 * others[:, 8:].mean()
@@ -105,7 +110,7 @@ def test_a_network_without_statistics_is_refused(keras: Any, trained: Network) -
     for network in (folded, plain):
         if not synthetic_samples.norms_of(network):
             with pytest.raises(StageError, match="needs batch norms"):
-                synthetic_samples.synthesize(network, 8, SHAPE, (0.0, 1.0))
+                synthetic_samples.synthesize(network, 8, within(0.0, 1.0))
     assert not synthetic_samples.norms_of(folded)
 
 
@@ -115,7 +120,7 @@ def test_integers_are_refused(keras: Any) -> None:
     x = layers.BatchNormalization()(layers.Embedding(10, 4)(words))
     network = keras_graph.read(keras.Model(words, layers.Dense(2)(layers.GlobalAveragePooling1D()(x))))
     with pytest.raises(StageError, match="takes integers"):
-        synthetic_samples.synthesize(network, 8, (6,), (0.0, 9.0))
+        synthetic_samples.synthesize(network, 8, within(0.0, 9.0, (6,)))
 
 
 def test_statistics_that_are_not_finite_are_refused(trained: Network) -> None:
@@ -124,4 +129,54 @@ def test_statistics_that_are_not_finite_are_refused(trained: Network) -> None:
     broken = trained.edited({norm.name: replace(norm, weights=weights)}, {})
     assert LayerOutput(norm.name) in broken.shapes
     with pytest.raises(StageError, match="not finite"):
-        synthetic_samples.synthesize(broken, 8, SHAPE, (0.0, 1.0))
+        synthetic_samples.synthesize(broken, 8, within(0.0, 1.0))
+
+
+def test_each_of_several_inputs_has_its_own_range(keras: Any) -> None:
+    layers = keras.layers
+    image, table = keras.Input(SHAPE), keras.Input((4,))
+    x = layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(8, 3)(image)))
+    y = layers.ReLU()(layers.BatchNormalization()(layers.Dense(8)(table)))
+    joined = layers.Concatenate()([layers.GlobalAveragePooling2D()(x), y])
+    network = keras_graph.read(networks.randomized(keras.Model([image, table], layers.Dense(3)(joined))))
+    pixels = int(np.prod(SHAPE))
+    like = np.concatenate([within(0.0, 255.0, (pixels,)), within(-1.0, 1.0, (4,))], axis=1)
+    samples = calibration.without_data(network, like, 8, 8, 0).calibration
+    assert samples.shape == (8, pixels + 4)
+    assert samples[:, :pixels].min() >= 0
+    assert samples[:, :pixels].max() > 50
+    assert -1 <= samples[:, pixels:].min() < 0
+    assert samples[:, pixels:].max() <= 1
+
+
+def test_statistics_of_a_shared_batch_norm_are_means_over_its_calls(keras: Any) -> None:
+    layers = keras.layers
+    image = keras.Input(SHAPE)
+    convolution, norm = layers.Conv2D(3, 3, padding="same"), layers.BatchNormalization()
+    x = norm(convolution(norm(convolution(image))))
+    network = keras_graph.read(
+        networks.randomized(keras.Model(image, layers.Dense(2)(layers.GlobalAveragePooling2D()(x))))
+    )
+    assert [len(layer.calls) for layer in synthetic_samples.norms_of(network)] == [2]
+    synthetic = synthetic_samples.synthesize(network, 8, within(0.0, 1.0))
+    assert synthetic.distance < 0.8 * synthetic.initial_distance
+
+
+def test_a_batch_norm_along_another_axis_is_named(keras: Any) -> None:
+    layers = keras.layers
+    image = keras.Input(SHAPE)
+    x = layers.BatchNormalization(axis=1, name="rows")(layers.Conv2D(8, 3)(image))
+    network = keras_graph.read(keras.Model(image, layers.Dense(2)(layers.GlobalAveragePooling2D()(x))))
+    with pytest.raises(StageError, match="another axis than the last one: rows"):
+        synthetic_samples.synthesize(network, 8, within(0.0, 1.0))
+
+
+def test_batch_norms_without_a_derivative_are_refused(keras: Any) -> None:
+    layers, ops = keras.layers, keras.ops
+    image = keras.Input(SHAPE)
+    largest = ops.expand_dims(ops.cast(ops.argmax(layers.Conv2D(8, 3)(image), axis=-1), "float32"), -1)
+    x = layers.BatchNormalization()(layers.Conv2D(4, 1)(largest))
+    network = keras_graph.read(keras.Model(image, layers.Dense(2)(layers.GlobalAveragePooling2D()(x))))
+    with pytest.raises(StageError, match="have none: they follow an operation such as argmax") as refused:
+        synthetic_samples.synthesize(network, 8, within(0.0, 1.0))
+    assert "samples without labels" in refused.value.hint
