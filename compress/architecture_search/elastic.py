@@ -19,8 +19,8 @@ from compress.ir import channel_groups
 from compress.ir.channel_groups import ChannelGroups, ChannelTrace, Layout, Mask
 from compress.ir.keras_graph import Layer, LayerOutput, Network, tensors_in
 from compress.ir.layer_specs import ADD, CONV_1D, CONV_2D, DENSE, DEPTHWISE_CONV_2D, spec_of
-from compress.pruning.importance import weight_scores
-from compress.pruning.layer_groups import LayerGroup, Widths, layer_groups
+from compress.pruning.importance import Scores, weight_scores
+from compress.pruning.layer_groups import MIN_WIDTH, LayerGroup, Widths, layer_groups
 
 SMALLEST_KERNEL = 3
 """Kernels are cropped to this size at the least."""
@@ -159,15 +159,17 @@ def find(network: Network, shares: Sequence[float], multiple: int, *, blocks: bo
         StageError: nothing may be smaller.
     """
     channels = channel_groups.find_groups_by(_layout, network)
+    scores = weight_scores(network, channels, "batch_norm")
     try:
-        groups = layer_groups(network, channels, weight_scores(network, channels, "batch_norm"))
+        groups = layer_groups(network, channels, scores)
     except StageError:  # no channel can be left out
         groups = ()
+    searched = [_with_levels(group, channels, scores, shares, multiple) for group in groups]
     elastic = ElasticNetwork(
         network,
         channels,
-        groups,
-        tuple(_levels(group, shares, multiple) for group in groups),
+        tuple(group for group, _ in searched),
+        tuple(levels for _, levels in searched),
         residual_blocks(network) if blocks else (),
         tuple(_kernels(network)) if kernels else (),
     )
@@ -194,11 +196,37 @@ def is_elastic_convolution(layer: Layer) -> bool:
     return spec_of(layer) == DEPTHWISE_CONV_2D
 
 
-def _levels(group: LayerGroup, shares: Sequence[float], multiple: int) -> Widths:
-    """Return the widths of a layer group, the largest first."""
+def _with_levels(
+    group: LayerGroup, channels: ChannelGroups, scores: Scores, shares: Sequence[float], multiple: int
+) -> tuple[LayerGroup, Widths]:
+    """Return a layer group and its widths that are searched, the largest first.
+
+    Layers that a concatenation joins have different members of the group. Its members are then put in bundles of
+    `multiple`, each from the same layers, so that every layer has a multiple at every width.
+    """
+    parts = _parts(group, channels, scores)
     full = len(group.members)
-    widths = {min(full, max(group.minimum, ceil(full * share / multiple - 1e-9) * multiple)) for share in shares}
-    return tuple(sorted({full, *widths}, reverse=True))
+    if len(parts) == 1:
+        widths = {min(full, max(group.minimum, ceil(full * share / multiple - 1e-9) * multiple)) for share in shares}
+        return group, tuple(sorted({full, *widths}, reverse=True))
+    least = ceil(MIN_WIDTH / multiple) * multiple
+    bundles = [part[start : start + multiple] for part in parts for start in range(least, len(part), multiple)]
+    bundles.sort(key=lambda bundle: -float(scores[bundle].mean()))
+    required = np.concatenate([part[:least] for part in parts])
+    ends = [len(required), *(len(required) + np.cumsum([len(bundle) for bundle in bundles], dtype=int)).tolist()]
+    widths = {next(end for end in ends if end >= full * share - 1e-9) for share in shares}
+    ordered = LayerGroup(group.layers, np.concatenate([required, *bundles]), len(required))
+    return ordered, tuple(sorted({full, *widths}, reverse=True))
+
+
+def _parts(group: LayerGroup, channels: ChannelGroups, scores: Scores) -> list[Layout]:
+    """Return the members of a layer group by the layers that produce them, the most important of each part first."""
+    produced = [channels.group[channels.layouts[LayerOutput(layer)]] for layer in group.layers]
+    is_produced = np.stack([np.isin(group.members, members) for members in produced])
+    parts: dict[bytes, list[int]] = {}
+    for index in np.argsort(-scores[group.members], kind="stable"):
+        parts.setdefault(is_produced[:, index].tobytes(), []).append(int(group.members[index]))
+    return [np.array(members) for members in parts.values()]
 
 
 def residual_blocks(network: Network) -> tuple[ResidualBlock, ...]:

@@ -14,7 +14,7 @@ import numpy as np
 from compress.architecture_search.elastic import ElasticNetwork, SubNetwork
 
 PARENTS = 0.25
-"""The share of a population that the next one comes from."""
+"""The number of parents, the best of all evaluated sub-networks, as a share of the population."""
 MUTATION = 0.15
 """The probability that a choice is replaced by a random value."""
 ATTEMPTS = 50
@@ -57,9 +57,10 @@ class Evolution:
         evaluated: list[EvaluatedSubNetwork] = []
         while len(evaluated) < candidates:
             count = min(self._population, candidates - len(evaluated))
-            children = list(self._children(self._parents(evaluated), count))
-            evaluated += [EvaluatedSubNetwork(child, value(child)) for child in children]
-            if len(children) < count:
+            before = len(evaluated)
+            children = self._children(self._parents(evaluated), count)
+            evaluated += (EvaluatedSubNetwork(child, value(child)) for child in children)
+            if len(evaluated) - before < count:
                 break
         return evaluated
 

@@ -69,7 +69,8 @@ class SharedNetwork:
 
     def __init__(self, elastic: ElasticNetwork) -> None:
         self.elastic = elastic
-        self.model: Any = build(_gated(elastic))
+        self._gates = _gate_names(elastic)
+        self.model: Any = build(_gated(elastic, self._gates))
         self._layouts: list[Layout] = []
         self._slices = list(self._all_slices())
 
@@ -206,8 +207,8 @@ class SharedNetwork:
                 kernel = kernels.get(layer.name) if weight_index == 0 else None
                 if axes or kernel is not None:
                     yield _Slices(variables[weight_index], tuple(axes), kernel)
-        for index, block in enumerate(self.elastic.blocks):
-            yield _Slices(self.model.get_layer(_gate_name(block.addition)).weights[0], (), gate=index)
+        for index, name in enumerate(self._gates):
+            yield _Slices(self.model.get_layer(name).weights[0], (), gate=index)
 
     def _is_elastic(self, layout: Layout) -> bool:
         """Whether some channels of a layout may be left out."""
@@ -242,13 +243,18 @@ def _with_any_width(layer: Any) -> Iterator[None]:
     """Make a convolution run with any number of channels.
 
     Keras gives the bias the number of channels in the settings, and lets XLA compile a convolution again for every
-    number of channels that is not known when the graph is traced.
+    number of channels that is not known when the graph is traced. TensorFlow pads a dilated convolution only where that
+    number is known.
     """
     import tensorflow
+
+    margins = _margins_of_dilation(layer)
 
     def convolution(inputs: Any) -> Any:
         kernel = tensorflow.convert_to_tensor(layer.kernel)
         padding = layer.padding.upper()
+        if margins is not None:
+            inputs, padding = tensorflow.pad(inputs, margins), "VALID"
         if hasattr(layer, "depth_multiplier"):
             strides = (1, *layer.strides, 1)
             outputs = tensorflow.nn.depthwise_conv2d(inputs, kernel, strides, padding, dilations=layer.dilation_rate)
@@ -265,18 +271,29 @@ def _with_any_width(layer: Any) -> Iterator[None]:
         del layer.call
 
 
-def _gate_name(addition: str) -> str:
-    return f"{addition}_gate"
+def _margins_of_dilation(layer: Any) -> list[tuple[int, int]] | None:
+    """Return the zeros before and after each axis that keep the size in a dilated convolution; None if it has none.
+
+    Its strides are 1. With an odd number of zeros, TensorFlow puts one more at the end.
+    """
+    if layer.padding != "same" or max(layer.dilation_rate) == 1:
+        return None
+    totals = [(size - 1) * rate for size, rate in zip(layer.kernel_size, layer.dilation_rate, strict=True)]
+    return [(0, 0), *((total // 2, total - total // 2) for total in totals), (0, 0)]
 
 
-def _gated(elastic: ElasticNetwork) -> Network:
-    """Return the network with a factor on each residual block."""
+def _gate_names(elastic: ElasticNetwork) -> list[str]:
+    """Return for each residual block the name of its gate, which no layer of the network has."""
+    return [elastic.network.free_name(f"{block.addition}_gate") for block in elastic.blocks]
+
+
+def _gated(elastic: ElasticNetwork, names: Sequence[str]) -> Network:
+    """Return the network with a factor on each residual block, in layers with these names."""
     _gate_class()
     network = elastic.network
     layers = dict(network.layers)
     shapes = dict(network.shapes)
-    for block in elastic.blocks:
-        name = _gate_name(block.addition)
+    for block, name in zip(elastic.blocks, names, strict=True):
         entry = {"module": None, "class_name": GATE, "config": {"name": name}, "registered_name": f"{PACKAGE}>{GATE}"}
         calls = ({"args": [block.end], "kwargs": {}},)
         layers[name] = Layer(name, GATE, entry, calls, (np.ones((), np.float32),))

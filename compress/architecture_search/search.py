@@ -7,7 +7,7 @@ import json
 import math
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.architecture_search import training
+from compress.architecture_search.calibration import calibrate
 from compress.architecture_search.costs import SubNetworkCosts
 from compress.architecture_search.elastic import ElasticNetwork, SubNetwork, find
 from compress.architecture_search.evolution import EvaluatedSubNetwork, Evolution
@@ -28,7 +29,7 @@ from compress.files import write_atomically
 from compress.ir import keras_graph
 from compress.ir.keras_graph import LayerOutput, Network
 from compress.ir.tensorflow import set_weights
-from compress.progress import Phase
+from compress.progress import Phase, Progress
 from compress.pruning.cost import Convert, CostFigures, TrialConversion
 from compress.pruning.importance import produces_channels
 from compress.stage import Context
@@ -98,6 +99,31 @@ class SearchResult:
     facts: Facts
 
 
+@dataclass(frozen=True)
+class _Choice:
+    """The chosen sub-network.
+
+    Attributes:
+        candidate: the sub-network.
+        equal: what it was chosen from; empty if the values are not accuracies.
+        conversion: its files.
+        exceeded: the limits that the files of the best one exceed, if it is the smallest one for that reason.
+    """
+
+    candidate: EvaluatedSubNetwork
+    equal: Mapping[str, float]
+    conversion: TrialConversion
+    exceeded: Sequence[str] = ()
+
+    def warnings(self) -> list[str]:
+        """Return what users must know of the choice."""
+        result = [_unverified(self.conversion)] if self.conversion.missing is not None else []
+        if self.exceeded:
+            files = f"the files of the best sub-networks exceed the limits: {', '.join(self.exceeded)}"
+            result.append(f"the result is the smallest sub-network, since {files}")
+        return result
+
+
 def search(
     model: Any, options: SearchOptions, settings: TrainingSettings, context: Context, convert: Convert
 ) -> SearchResult:
@@ -119,27 +145,29 @@ def search(
     network = keras_graph.read(model)
     elastic = find(network, options.widths, options.multiple, blocks=options.depth, kernels=options.kernels)
     costs = SubNetworkCosts(elastic, context.target, options.host, options.clock)
-    conversion = _verify(elastic, elastic.smallest, costs, convert)
-    if conversion.missing is not None:
-        context.progress.note(f"search_architecture: {_unverified(conversion)}")
-    _refuse_unreachable(elastic, costs, options.limits)
-    shared = SharedNetwork(elastic)
+    measuring = Phase("costs of sub-networks", 4 * BUILD, unit="sub-network")
     fitting = Phase("training of all sub-networks", _training_cost(settings, options, context))
-    choice = Phase("search", BUILD + options.candidates * validation_cost(context.data) / 4, unit="sub-network")
+    evaluating = Phase("search", BUILD + options.candidates * validation_cost(context.data) / 4, unit="sub-network")
     finish = Phase("batch norms", BUILD + 2 * validation_cost(context.data))
-    context.progress.plan(fitting, choice, finish)
+    context.progress.plan(measuring, fitting, evaluating, finish)
+    with context.progress.phase(measuring):
+        smallest = _verify(elastic, elastic.smallest, costs, convert)
+        _refuse_unreachable(elastic, costs, options.limits)
+        shared = SharedNetwork(elastic)  # its random seeds do not depend on the number of conversions below
+        _calibrate(elastic, smallest, costs, options.limits, convert, context.progress)
     with context.progress.phase(fitting):
         history = _trained(shared, options, settings, context)
     values = _Values(shared, options.samples, context)
-    with context.progress.phase(choice):
+    with context.progress.phase(evaluating):
         ends = {"largest": elastic.largest, "smallest": elastic.smallest}
         qualities = {name: values.quality(sub_network).to_json() for name, sub_network in ends.items()}
         candidates = _evolved(elastic, costs, values, options, context)
     elastic = shared.trained()
     metric = values.quality(elastic.largest).metric
     samples = len(context.data.labels("validation")) if metric == "accuracy" else None
-    chosen, equal, conversion = _chosen(elastic, candidates, costs, options.limits, samples, convert)
-    chosen_network = extracted(elastic, chosen.sub_network)
+    last = EvaluatedSubNetwork(elastic.smallest, values.quality(elastic.smallest).score)
+    choice = _chosen(elastic, candidates, last, costs, options.limits, samples, convert)
+    chosen_network = extracted(elastic, choice.candidate.sub_network)
     result = keras_graph.build(chosen_network)
     with context.progress.phase(finish):
         norms = recalibrate_batch_norms(result, context)
@@ -150,12 +178,12 @@ def search(
         "evaluated": len(candidates),
         "limits": options.limits.to_json(),
         **{name: {"validation": qualities[name], **costs.figures(end).to_json()} for name, end in ends.items()},
-        "chosen": _point(chosen, costs, metric),
-        "equal": equal,
+        "chosen": _point(choice.candidate, costs, metric),
+        "equal": choice.equal,
         "front": _front(candidates, costs, metric),
-        **_parts(elastic, chosen.sub_network, chosen_network),
+        **_parts(elastic, choice.candidate.sub_network, chosen_network),
         SELECTED: True,
-        "warnings": [] if conversion.missing is None else [_unverified(conversion)],
+        "warnings": choice.warnings(),
     }
     return SearchResult(result, {**facts, **history, **norms})
 
@@ -315,12 +343,36 @@ def _refuse_unreachable(elastic: ElasticNetwork, costs: SubNetworkCosts, limits:
         )
 
 
+def _calibrate(
+    elastic: ElasticNetwork,
+    smallest: TrialConversion,
+    costs: SubNetworkCosts,
+    limits: Limits,
+    convert: Convert,
+    progress: Progress,
+) -> None:
+    """Make costs that agree with the smallest sub-network agree with larger ones, too; note it if a file is missing."""
+
+    def convert_sub_network(sub_network: SubNetwork) -> TrialConversion:
+        return _files(elastic, sub_network, convert)
+
+    largest = calibrate(costs, elastic, convert_sub_network, ("macs", *limits.to_json()), progress)
+    unverified = next((conversion for conversion in (smallest, largest) if conversion.missing is not None), None)
+    if unverified is not None:
+        progress.note(f"search_architecture: {_unverified(unverified)}")
+
+
+def _files(elastic: ElasticNetwork, sub_network: SubNetwork, convert: Convert) -> TrialConversion:
+    """Return the files of a sub-network."""
+    network = extracted(elastic, sub_network)
+    return convert(network, keras_graph.build(network))
+
+
 def _verify(
     elastic: ElasticNetwork, sub_network: SubNetwork, costs: SubNetworkCosts, convert: Convert
 ) -> TrialConversion:
     """Return the files of a sub-network; all costs agree with them afterwards."""
-    network = extracted(elastic, sub_network)
-    conversion = convert(network, keras_graph.build(network))
+    conversion = _files(elastic, sub_network, convert)
     costs.calibrate(sub_network, conversion)
     return conversion
 
@@ -335,55 +387,84 @@ def _unverified(conversion: TrialConversion) -> str:
 
 def _chosen(
     elastic: ElasticNetwork,
-    candidates: list[EvaluatedSubNetwork],
+    candidates: Sequence[EvaluatedSubNetwork],
+    last: EvaluatedSubNetwork,
     costs: SubNetworkCosts,
     limits: Limits,
     samples: int | None,
     convert: Convert,
-) -> tuple[EvaluatedSubNetwork, dict[str, float], TrialConversion]:
-    """Return the best candidate whose files are within the limits, what it was chosen from, and its files.
-
-    Accuracies within one standard error of the highest one do not tell which sub-network is better. Of these the one
-    with the most operations is chosen: the limits already bound the costs, and larger networks are usually better. Of
-    equal losses the one with the fewest operations.
+) -> _Choice:
+    """Return the best candidate whose files are within the limits.
 
     Args:
         elastic: the network and what may be smaller.
         candidates: all that were evaluated.
+        last: the smallest sub-network, whose files were within the limits before the training.
         costs: the costs of sub-networks; they agree with the files afterwards.
         limits: the largest costs.
         samples: the number of samples of the accuracies; None if the values are not accuracies.
         convert: makes the files.
 
     Raises:
-        StageError: the files of the best ones exceed the limits.
+        StageError: the files of the best ones exceed the limits, and those of the last one do so now.
     """
     exceeded: list[str] = []
     left = list(candidates)
+    for _ in range(MAX_CONVERSIONS):
+        if not left:
+            break
+        fitting = [candidate for candidate in left if not limits.exceeded(costs.figures(candidate.sub_network))]
+        # Where the last file was much larger than predicted, others may be within the limits although none seems to be.
+        best, equal = _best(fitting, costs, samples) if fitting else (_closest(left, costs, limits), {})
+        conversion = _verify(elastic, best.sub_network, costs, convert)
+        over = limits.exceeded(costs.figures(best.sub_network))
+        if over:
+            exceeded = exceeded or over
+            left.remove(best)
+        elif fitting:
+            return _Choice(best, equal, conversion)
+        else:
+            last = best
+    conversion = _verify(elastic, last.sub_network, costs, convert)
+    over = limits.exceeded(costs.figures(last.sub_network))
+    if not over:
+        return _Choice(last, {}, conversion, exceeded if last.sub_network == elastic.smallest else ())
+    raise StageError(
+        f"the files of the best sub-networks exceed the limits: {', '.join(exceeded or over)}",
+        hint="raise the limit a little, or search more `candidates`",
+    )
+
+
+def _closest(candidates: Sequence[EvaluatedSubNetwork], costs: SubNetworkCosts, limits: Limits) -> EvaluatedSubNetwork:
+    """Return the candidate whose costs are the least over the limits."""
+
+    def excess(candidate: EvaluatedSubNetwork) -> float:
+        figures: dict[str, float] = costs.figures(candidate.sub_network).to_json()
+        return max((figures[name] - limit) / (limit or 1) for name, limit in limits.to_json().items())
+
+    return min(candidates, key=excess)
+
+
+def _best(
+    fitting: Sequence[EvaluatedSubNetwork], costs: SubNetworkCosts, samples: int | None
+) -> tuple[EvaluatedSubNetwork, dict[str, float]]:
+    """Return the best of some candidates, and what it was chosen from.
+
+    Accuracies within one standard error of the highest one do not tell which sub-network is better. Of these the one
+    with the most operations is chosen: the limits already bound the costs, and larger networks are usually better. Of
+    equal losses the one with the fewest operations.
+    """
 
     def macs(candidate: EvaluatedSubNetwork) -> int:
         return costs.figures(candidate.sub_network).macs
 
-    for _ in range(MAX_CONVERSIONS):
-        fitting = [candidate for candidate in left if not limits.exceeded(costs.figures(candidate.sub_network))]
-        if not fitting:
-            break
-        best = max(fitting, key=lambda candidate: (candidate.value, -macs(candidate)))
-        equal: dict[str, float] = {}
-        if samples is not None and math.isfinite(best.value):
-            error = math.sqrt(best.value * (1 - best.value) / samples)
-            close = [candidate for candidate in fitting if candidate.value >= best.value - error]
-            equal = {"samples": samples, "best": best.value, "error": round(error, 6), "sub_networks": len(close)}
-            best = max(close, key=lambda candidate: (macs(candidate), candidate.value))
-        conversion = _verify(elastic, best.sub_network, costs, convert)
-        exceeded = limits.exceeded(costs.figures(best.sub_network))
-        if not exceeded:
-            return best, equal, conversion
-        left.remove(best)
-    raise StageError(
-        f"the files of the best sub-networks exceed the limits: {', '.join(exceeded)}",
-        hint="raise the limit a little, or search more `candidates`",
-    )
+    best = max(fitting, key=lambda candidate: (candidate.value, -macs(candidate)))
+    if samples is None or not math.isfinite(best.value):
+        return best, {}
+    error = math.sqrt(best.value * (1 - best.value) / samples)
+    close = [candidate for candidate in fitting if candidate.value >= best.value - error]
+    equal = {"samples": samples, "best": best.value, "error": round(error, 6), "sub_networks": len(close)}
+    return max(close, key=lambda candidate: (macs(candidate), candidate.value)), equal
 
 
 def _widths(elastic: ElasticNetwork, network: Network) -> dict[str, dict[str, int]]:

@@ -27,7 +27,7 @@ class SearchArchitecture(Stage, TrainingSettings):
     all its sub-networks are trained together, with shared weights, and the best one is kept."""
 
     name: ClassVar[str] = "search_architecture"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.UNTRAINED, Kind.KERAS})
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "target"})
@@ -58,7 +58,8 @@ class SearchArchitecture(Stage, TrainingSettings):
     candidates: Annotated[int, Field(ge=1, le=100_000)] = 300
     """Number of sub-networks that are evaluated on validation."""
     population: Annotated[int, Field(ge=2, le=10_000)] = 50
-    """Number of sub-networks in one generation of the evolution; the best quarter of all so far have descendants."""
+    """Number of sub-networks in one generation of the evolution; a quarter as many have descendants, the best of all
+    generations so far."""
     samples: Annotated[int, Field(ge=1, le=65_536)] = 512
     """Number of training samples for the batch norm statistics of each sub-network; they are one batch."""
     epochs: Annotated[int, Field(ge=1, le=10_000)] = 40

@@ -141,6 +141,61 @@ def fixed_convolutions(keras: Any, groups: int = 1, padding: str = "same") -> An
     return keras.Model(signal, layers.Dense(3)(layers.GlobalAveragePooling1D()(x)))
 
 
+@pytest.mark.parametrize("kind", ["Conv1D", "Conv2D", "DepthwiseConv2D"])
+@pytest.mark.parametrize(("size", "rate"), [(3, 2), (2, 3)])
+def test_dilated_convolutions_keep_the_size(keras: Any, kind: str, size: int, rate: int) -> None:
+    layers = keras.layers
+    shape = (11,) if kind == "Conv1D" else (11, 9)
+    inputs = keras.Input((*shape, 3))
+    first, last = (layers.Conv1D, layers.Conv1D) if kind == "Conv1D" else (layers.Conv2D, layers.Conv2D)
+    x = first(16, 3, padding="same", activation="relu")(inputs)
+    settings: dict[str, Any] = {} if kind == "DepthwiseConv2D" else {"filters": 16}
+    x = getattr(layers, kind)(kernel_size=size, dilation_rate=rate, padding="same", name="dilated", **settings)(x)
+    x = layers.Flatten()(last(16, 1, activation="relu")(x))
+    model = networks.randomized(keras.Model(inputs, layers.Dense(3)(x)))
+    elastic = find(keras_graph.read(model), (0.5,), 4, blocks=True, kernels=True)
+    shared = SharedNetwork(elastic)
+    samples = np.random.default_rng(1).random((4, *shape, 3), np.float32)
+    for sub_network in (elastic.largest, elastic.smallest):
+        alone = keras_graph.build(extracted(elastic, sub_network))
+        actual = shared.outputs(samples, shared.choice(sub_network), [])
+        np.testing.assert_allclose(np.asarray(actual), np.asarray(alone(samples)), atol=1e-5)
+
+
+def test_layers_named_like_gates_stay(keras: Any) -> None:
+    layers = keras.layers
+    image = keras.Input((6, 6, 8))
+    x = layers.ReLU()(layers.Conv2D(8, 3, padding="same", name="sum_gate")(image))
+    x = layers.Add(name="sum")([image, layers.Conv2D(8, 3, padding="same", name="sum_gate_")(x)])
+    model = networks.randomized(keras.Model(image, layers.Dense(3)(layers.GlobalAveragePooling2D()(x))))
+    elastic = find(keras_graph.read(model), (0.5,), 4, blocks=True, kernels=True)
+    shared = SharedNetwork(elastic)
+    inputs = np.random.default_rng(1).random((4, 6, 6, 8), np.float32)
+    np.testing.assert_allclose(np.asarray(shared.model(inputs)), np.asarray(model(inputs)), atol=1e-5)
+    alone = keras_graph.build(extracted(elastic, elastic.smallest))
+    actual = shared.outputs(inputs, shared.choice(elastic.smallest), [])
+    np.testing.assert_allclose(np.asarray(actual), np.asarray(alone(inputs)), atol=1e-5)
+
+
+def test_layers_that_a_concatenation_joins_keep_multiples(keras: Any) -> None:
+    layers = keras.layers
+    image = keras.Input((6, 6, 3))
+    branches = [layers.Conv2D(width, 3, padding="same", name=f"b{width}")(image) for width in (32, 20)]
+    joined = layers.Concatenate()(branches)
+    x = layers.Add()([joined, layers.Conv2D(52, 3, padding="same", name="inner")(joined)])
+    model = networks.randomized(keras.Model(image, layers.Dense(3)(layers.GlobalAveragePooling2D()(x))))
+    elastic = find(keras_graph.read(model), (0.25, 0.5, 0.75), 8, blocks=True, kernels=True)
+    (levels,) = elastic.levels
+    assert levels[0] == 52
+    assert levels[-1] == 16
+    for width in levels[1:]:
+        sub_network = elastic.sub_network([width, 1])
+        filters = {name: layer.config.get("filters") for name, layer in extracted(elastic, sub_network).layers.items()}
+        assert filters["b32"] % 8 == 0
+        assert filters["b20"] == 20 or filters["b20"] % 8 == 0
+        assert filters["b32"] + filters["b20"] == width
+
+
 @pytest.mark.parametrize("settings", [{"groups": 4}, {"padding": "causal"}])
 def test_convolutions_that_keep_their_channels_train_and_run(keras: Any, settings: dict[str, Any]) -> None:
     import tensorflow

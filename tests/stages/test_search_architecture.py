@@ -22,6 +22,7 @@ from compress.pruning.cost import TrialConversion
 from compress.stage import Context
 from compress.stages import working_model
 from compress.stages.search_architecture import SearchArchitecture
+from compress.stages.trial_conversion import TrialConverter
 from compress.targets import load
 from compress.training import checkpoint
 from compress.training.subset import Subset
@@ -163,6 +164,26 @@ def test_a_limit_below_the_smallest_sub_network_is_refused_before_the_training(
     monkeypatch.setattr(search, "_trained", lambda *_: pytest.fail("it was trained"))
     with pytest.raises(StageError, match=r"the smallest one has size_bytes .* \(limit 100\)"):
         SearchArchitecture(**SETTINGS | {"size_bytes": 100}).run(original, work)
+
+
+def test_a_limit_that_only_the_smallest_sub_network_meets(
+    keras: Any, work: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files of all others are larger than predicted, as those of layers that cannot be followed may be."""
+    layers = keras.layers
+    image = keras.Input((8, 8, 1))
+    x = layers.Conv2D(16, 3, padding="same")(image)
+    for _ in range(2):
+        y = layers.LayerNormalization()(layers.DepthwiseConv2D(3, padding="same")(x))
+        x = layers.Add()([x, layers.Conv2D(16, 1)(layers.Conv2D(32, 1, activation="gelu")(y))])
+    model = keras.Model(image, layers.Dense(2, activation="softmax")(layers.GlobalAveragePooling2D()(x)))
+    stage = SearchArchitecture(latency_ms=0.5821, **{**SETTINGS, "size_bytes": None, "epochs": 1})
+    converter = TrialConverter(Blobs().inputs("train"), work.target)
+    result = search.search(model, stage._options(), stage, replace(work, progress=Noting()), converter)
+    assert result.facts["largest"]["latency_ms"] > 0.7  # without the files of the blocks it is 0.69
+    assert result.facts["chosen"]["latency_ms"] == result.facts["smallest"]["latency_ms"] <= 0.5821
+    assert not any(result.facts["blocks"].values())
+    assert result.facts["warnings"] == []
 
 
 @pytest.mark.parametrize(
