@@ -154,8 +154,10 @@ def test_before_its_start_a_layer_does_not_change(keras: Any, tmp_path: Path) ->
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # from Keras
-@pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [("functional of sequential", "float32"), *((name, "mixed_bfloat16") for name in LAYOUTS)],
+)
 def test_learning_rates_of_layers_in_nested_models(keras: Any, tmp_path: Path, name: str, precision: str) -> None:
     model = layout(keras, name)
     if name != "flat":
