@@ -57,7 +57,7 @@ def _front(record: SearchRecord) -> Section:
     caption = "Trials that no other one beats in everything. They were chosen by the validation split alone."
     dominated = [str(point.number) for point in record.front if point.is_dominated]
     if dominated:
-        caption += f" All of these are over the budget, except {', '.join(dominated)}: the best within it."
+        caption += f" All of them exceed the budget, except {', '.join(dominated)}: the best trials within it."
     if has_test:
         caption += " The test split is read once the search is over, and changes nothing."
     reported = [point for point in record.front if point.test is not None]

@@ -78,7 +78,7 @@ class FrontPoint:
         model: its .tflite file there.
         test: its quality on the test split, which was not used for any choice.
         verdict: the verdict on its result.
-        is_dominated: whether another trial beats it in everything, which is over the budget.
+        is_dominated: whether another trial, which exceeds the budget, beats it in everything.
     """
 
     number: int
@@ -102,8 +102,8 @@ class SearchRecord:
         host: the host for which latency is predicted; empty without prediction.
         settings: what was varied: the choices or the range in words, by the name of the setting.
         trials: the trials in order.
-        front: the trials that no other one beats in everything, the best first objective first; if all of them are
-            over the budget, also those that no other one within the budget beats.
+        front: the trials that no other one beats in everything, the best first objective first; if all of them
+            exceed the budget, also those that no other one within the budget beats.
         recommended: the number of the recommended trial; None if there is none.
         reason: the reason for the recommendation, or for the lack of one.
         hint: what to do if there is none.

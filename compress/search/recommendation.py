@@ -41,8 +41,8 @@ def to_complete(
 ) -> list[TrialRecord]:
     """Return the trials that get a complete run: the front, and what can be recommended for the budget.
 
-    A budget may limit what is no objective. If the whole front is over it, the trials follow that no other one within
-    the budget beats in everything.
+    A budget may limit a quantity that is not an objective. If the whole front exceeds it, the result also has the front
+    of the trials within the budget.
 
     Args:
         trials: all trials.
@@ -79,20 +79,28 @@ def recommend(
     meeting = [trial for trial in completed if _meets(trial, limits)]
     words = " and ".join(_in_words(limit, budget) for limit in limits)
     if not meeting:
-        feasible = [trial for trial in trials if trial.is_feasible]
-        nearest = min(feasible, key=lambda trial: max(limit.excess(trial.values) for limit in limits))
-        reason = f"no trial meets the budget ({words}); trial {nearest.number} is the nearest"
-        return Recommendation(None, reason, "allow more, or widen the ranges")
-    first = goals.objectives[0]
-    limits_cost = any(is_cost(limit.metric) and limit.bound > 0 for limit in (*limits, *goals.limits))
+        return _none_within(trials, limits, words)
     is_on_front = meeting[0] in front(trials, goals.objectives)
     place = " on the front" if is_on_front else ""
     verb = "meets" if len(meeting) == 1 else "meet"
     within = f" that {verb} the budget ({words})" if words else ""
-    within += "" if is_on_front else "; all trials on the front are over it"
+    within += "" if is_on_front else "; all trials on the front exceed it"
     if len(meeting) == 1:
         return Recommendation(meeting[0].number, f"it is the only trial{place}{within}")
-    which = f"of the {len(meeting)} trials{place}{within}"
+    return _best(meeting, goals, limits, f"of the {len(meeting)} trials{place}{within}")
+
+
+def _best(meeting: Sequence[TrialRecord], goals: Goals, limits: Sequence[Limit], which: str) -> Recommendation:
+    """Return the best of several trials within the budget.
+
+    Args:
+        meeting: the trials, the best first objective first.
+        goals: the objectives and constraints of the search.
+        limits: those of the budget.
+        which: the words for these trials.
+    """
+    first = goals.objectives[0]
+    limits_cost = any(is_cost(limit.metric) and limit.bound > 0 for limit in (*limits, *goals.limits))
     if limits_cost or len(goals.objectives) == 1:
         return Recommendation(meeting[0].number, f"it has the best {_named(first, meeting[0])} {which}")
     cheapest = next((metric for metric in goals.costs), None)
@@ -107,6 +115,16 @@ def recommend(
 
 def _meets(trial: TrialRecord, limits: Sequence[Limit]) -> bool:
     return all(limit.excess(trial.values) <= 0 for limit in limits)
+
+
+def _none_within(trials: Sequence[TrialRecord], limits: Sequence[Limit], words: str) -> Recommendation:
+    """Return why no complete run is within the budget: the runs failed, or the nearest trial."""
+    feasible = [trial for trial in trials if trial.is_feasible]
+    if any(_meets(trial, limits) for trial in feasible):
+        return Recommendation(None, f"the complete runs of all trials that meet the budget ({words}) failed")
+    nearest = min(feasible, key=lambda trial: max(limit.excess(trial.values) for limit in limits))
+    reason = f"no trial meets the budget ({words}); trial {nearest.number} is the nearest"
+    return Recommendation(None, reason, "allow more, or widen the ranges")
 
 
 def _none_feasible(trials: Sequence[TrialRecord], goals: Goals) -> Recommendation:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from compress.artifact import MODEL_TFLITE
-from compress.errors import CorallineError, PipelineError, StageError
+from compress.errors import CorallineError, PipelineError, StageError, StoreError
 from compress.files import digest_of, explain, write_atomically
 from compress.measurement import Measurement
 from compress.pipeline import schema
@@ -191,7 +191,10 @@ class SettingsSearch:
             return self._run_front()
         except (KeyboardInterrupt, StageError) as error:
             self._notes = [str(error)] if isinstance(error, StageError) else []
-            self._write_so_far()
+            try:
+                self._write_so_far()
+            except StoreError as second:  # the first error matters more
+                self._show(str(second))
             raise
         finally:
             self._worker.close()
@@ -205,17 +208,12 @@ class SettingsSearch:
         budget: dict[str, float] = self._plan.pipeline.head.budget.model_dump(exclude_none=True)
         return budget
 
-    def _marked(self, points: Sequence[FrontPoint], records: Sequence[TrialRecord]) -> list[FrontPoint]:
-        """Return points of the front; those that are only on the front within the budget are marked."""
-        on_front = {trial.number for trial in front(records, self._plan.goals.objectives)}
-        return [replace(point, is_dominated=point.number not in on_front) for point in points]
-
     def _write_so_far(self) -> None:
         """Write what is known after an interruption or an error, complete runs of earlier commands included."""
         records = self._study.records()
         known = self._earlier_points(records) | self._points
         points = [known.get(trial.number, FrontPoint(trial.number, "")) for trial in self._to_complete(records)]
-        self._written(records, self._marked(points, records), "interrupted")
+        self._written(records, points, "interrupted")
 
     def _earlier_points(self, records: Sequence[TrialRecord]) -> dict[int, FrontPoint]:
         """Return the complete runs in search.json of trials that are the same now, by the number of the trial."""
@@ -238,7 +236,7 @@ class SettingsSearch:
                 points.append(self._completed(trial, title))
                 self._points[trial.number] = points[-1]
             if self._study.records() == records:
-                return self._written(records, self._marked(points, records), "complete")
+                return self._written(records, points, "complete")
 
     def join(self) -> int:
         """Run trials until no more are missing; return how many this process has run.
@@ -400,6 +398,7 @@ class SettingsSearch:
         if any(point.number == choice.number and point.verdict == NOT_USABLE for point in points):
             what = f"trial {choice.number} would be recommended ({choice.reason}), but its result is not usable"
             choice = Recommendation(None, what, "see its report")
+        on_front = {trial.number for trial in front(records, plan.goals.objectives)}
         search_record = SearchRecord(
             name=plan.pipeline.head.name,
             status=status,
@@ -408,7 +407,7 @@ class SettingsSearch:
             host=plan.goals.host,
             settings=varied(plan.space),
             trials=tuple(records),
-            front=tuple(points),
+            front=tuple(replace(point, is_dominated=point.number not in on_front) for point in points),
             recommended=choice.number,
             reason=choice.reason,
             hint=choice.hint,

@@ -348,6 +348,20 @@ def test_an_interruption_is_recorded(project: Project, out: Path) -> None:
     assert tiny.unsound(out / ".store") == []
 
 
+@pytest.mark.parametrize("reports_interruption", [True, False])
+def test_an_interruption_that_is_not_reported_leaves_earlier_results(
+    project: Project, out: Path, reports_interruption: bool
+) -> None:
+    run(project([STAMPS[0], "package"]), out)
+    before = {path.name: path.read_bytes() for path in (out / "tiny").iterdir() if path.is_file()}
+    interrupted = load(project([STAMPS[0], {"fail": {"how": "interrupt"}}, "package"]), tiny.STAGES)
+    with pytest.raises(KeyboardInterrupt):
+        runs.run(interrupted, out, tiny.Notes(), reports_interruption=reports_interruption)
+    after = {path.name: path.read_bytes() for path in (out / "tiny").iterdir() if path.is_file()}
+    assert (after == before) is not reports_interruption
+    assert ("tiny.coralline" in after) is not reports_interruption
+
+
 def test_a_model_that_is_none(project: Project, out: Path) -> None:
     path = project(["package"])
     (path.parent / "model.tflite").write_bytes(b"not a model")

@@ -318,3 +318,8 @@ def test_nearest_names_a_close_word_and_nothing_otherwise() -> None:
     assert nearest("epoch", ["epochs", "id"]) == "did you mean 'epochs'?"
     assert nearest("EPOCHS", ["epochs", "id"]) == "did you mean 'epochs'?"
     assert nearest("xyz", ["epochs", "id"]) == ""
+
+
+def test_content_that_was_not_read_from_a_file_has_no_lines() -> None:
+    document = Document(Path("x.yaml"), {"stages": [{}]}, {})
+    assert document.where(("stages", 0, "prune")) == "x.yaml: stages[0].prune"

@@ -83,7 +83,9 @@ def test_a_trial_within_the_budget_that_another_one_beats_is_not_on_the_line() -
     marked = replace(record, front=(*FRONT[:-1], last))
     points = [len(line.findall(search_page.page(shown))[0].split()) for shown in (record, marked)]
     assert points == [len(FRONT), len(FRONT) - 1]
-    assert f"All of these are over the budget, except {last.number}: the best within it." in search_page.page(marked)
+    assert f"All of them exceed the budget, except {last.number}: the best trials within it." in search_page.page(
+        marked
+    )
 
 
 def test_one_objective_is_drawn_in_the_order_of_the_trials() -> None:

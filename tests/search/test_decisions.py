@@ -144,7 +144,7 @@ def test_the_recommendation_for_a_budget(budget: dict[str, float], number: int |
     assert recommendation.hint == ("" if number is not None else "allow more, or widen the ranges")
 
 
-def test_a_budget_for_what_is_no_objective_extends_the_front() -> None:
+def test_a_budget_for_a_quantity_that_is_not_an_objective_extends_the_front() -> None:
     large, small = trial(0, 0.98, 1.0, values={"size_bytes": 4e5}), trial(1, 0.97, 1.1, values={"size_bytes": 2.5e5})
     smaller = trial(2, 0.90, 1.2, values={"size_bytes": 2e5})
     trials, budget = [large, small, smaller], {"size_bytes": 3e5}
@@ -153,7 +153,10 @@ def test_a_budget_for_what_is_no_objective_extends_the_front() -> None:
     assert completed == [large, small]
     recommendation = recommend(completed, trials, GOALS, budget, ACCURACY)
     expected = "it is the only trial that meets the budget (size_bytes of at most 300000)"
-    assert recommendation == Recommendation(1, f"{expected}; all trials on the front are over it")
+    assert recommendation == Recommendation(1, f"{expected}; all trials on the front exceed it")
+    recommendation = recommend([large], trials, GOALS, budget, ACCURACY)
+    expected = "the complete runs of all trials that meet the budget (size_bytes of at most 300000) failed"
+    assert recommendation == Recommendation(None, expected)
     assert to_complete(trials, GOALS, {"size_bytes": 1e5}, ACCURACY) == [large]
 
 

@@ -295,6 +295,22 @@ def test_the_process_of_trials_imports_nothing_from_the_working_directory(
         worker.close()
 
 
+def test_an_interruption_while_the_process_starts_ends_it_at_once(tmp_path: Path) -> None:
+    """During its imports, SIGINT would print a traceback."""
+    worker = WorkerProcess([sys.executable, "-c", "import time; time.sleep(60)"])
+    request = WorkRequest("trial", str(tmp_path), {}, str(tmp_path), str(tmp_path), "trial 1 of 1")
+    ended = []
+
+    def interrupted(process: subprocess.Popen[str]) -> Any:
+        ended.append(process)
+        raise KeyboardInterrupt
+
+    worker._received = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        worker.run(request, lambda state: "")
+    assert [process.returncode for process in ended] == [-signal.SIGKILL]
+
+
 def test_a_process_that_cannot_start_spoils_no_trial(tmp_path: Path) -> None:
     project(tmp_path, stages=["compile"], settings={"compile.retries": [0, 1]})
     plan = run.read_plan(tmp_path / "pipeline.yaml")
