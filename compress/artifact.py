@@ -37,8 +37,6 @@ BUNDLE_FILE = "bundle.coralline"
 PLAN_FILE = "quantization.json"
 """The quantization plan of the model; `quantize: {plan: …}` applies it, edited or not."""
 RUNNER_FILE = "runner.pyz"
-SELECTED = "selected_on_validation"
-"""The fact of a model that was selected as the best of many on validation."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +60,9 @@ class Artifact:
     seconds: float
 
     @property
-    def has_fair_validation(self) -> bool:
-        """Whether later training may be judged by the model's result on validation: the model is trained, and its
-        result is not the best of many, which is partly luck."""
-        return self.kind is not Kind.UNTRAINED and not self.facts.get(SELECTED, False)
+    def is_trained(self) -> bool:
+        """Whether later training may be judged by the model's result on validation."""
+        return self.kind is not Kind.UNTRAINED
 
     def file(self, name: str) -> Path:
         """Return the path of one of its files."""

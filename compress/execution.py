@@ -19,12 +19,11 @@ class Execution(Settings):
     are in the environment variable TF_CONFIG. tpu: the cores of a Cloud TPU."""
     jit_compile: bool = False
     """Compile the training step with XLA, on one device. The first step takes much longer, and the others may be faster
-    on a GPU. A TPU always compiles. It does not apply to `search_architecture`, whose numbers of channels differ at
-    each step."""
+    on a GPU. A TPU always compiles."""
     steps_per_execution: Annotated[int, Field(ge=1, le=10_000)] = 1
     """Most batches in one call of the training function; more than 1 helps if steps take a few milliseconds. The number
     used is the largest that divides the batches of an epoch; it is 1 in trainings that change something at every step:
-    `search_architecture`, `gradual`, and `freeze` of QAT."""
+    `gradual`, and `freeze` of QAT."""
     profile: bool = False
     """Measure where the time of each stage goes, and write a trace of some training steps, which TensorBoard's profiler
     opens, to runs/NAME/profile. The same as `--profile`."""

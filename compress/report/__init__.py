@@ -38,7 +38,6 @@ def render(record: RunRecord, pictures: Mapping[str, bytes] | None = None) -> di
 def sections(record: RunRecord, pictures: Mapping[str, bytes]) -> Sequence[Section]:
     """Return the sections of the report, in order."""
     from compress.report import (
-        architecture,
         classes,
         comparison,
         confidence,
@@ -66,7 +65,6 @@ def sections(record: RunRecord, pictures: Mapping[str, bytes]) -> Sequence[Secti
         latency.section(record),
         *latency_limits.sections(record),
         *devices.sections(record),
-        *architecture.sections(record),
         *pruning.sections(record),
         *replacement.sections(record),
         *quantization.sections(record),

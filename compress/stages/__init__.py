@@ -9,7 +9,6 @@ from compress.stages.package import Package
 from compress.stages.prune import Prune
 from compress.stages.quantize import Quantize
 from compress.stages.replace_activations import ReplaceActivations
-from compress.stages.search_architecture import SearchArchitecture
 from compress.stages.sparsify import Sparsify
 from compress.stages.train import Train
 
@@ -18,7 +17,6 @@ STAGES: dict[str, type[Stage]] = {
     for stage in (
         Train,
         Prune,
-        SearchArchitecture,
         ReplaceActivations,
         Distill,
         Sparsify,

@@ -140,7 +140,7 @@ class Distill(Stage, TrainingSettings, DistillationSettings):
     def _has_fair_validation(self, artifact: Artifact) -> bool:
         """Whether the training may be judged by the student's result on validation before it."""
         if self.student is None:
-            return artifact.has_fair_validation
+            return artifact.is_trained
         return self.student.loader(Path(), trust=True).produces is not Kind.UNTRAINED
 
     def _student(self, artifact: Artifact, context: Context) -> Any:

@@ -57,7 +57,7 @@ class Train(Stage, TrainingSettings, TransferSettings):
         keras(context.seed)
         model = working_model.read(artifact, context)
         loss = loop.smoothed_loss(loop.own_loss(model, context), self.label_smoothing)
-        train = healing.heal if artifact.has_fair_validation else loop.fit
+        train = healing.heal if artifact.is_trained else loop.fit
         training = phases.training(context.data, self)
         context.progress.plan(training, working_model.WRITING)
         with (

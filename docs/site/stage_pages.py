@@ -26,16 +26,6 @@ stages:
       augment: {shift: 0.1, rotate: 10}  # small random changes of the training images
       early_stopping: 8  # stop after 8 epochs without a better result
 """,
-    "search_architecture": """\
-stages:
-  - train: {epochs: 40}  # the largest network
-  - search_architecture:
-      latency_ms: 0.73  # the limit, predicted for `host`
-      widths: [0.5, 0.75]
-      epochs: 20
-  - distill: {epochs: 40}  # the result learns from the largest network
-  - quantize: {method: ptq}
-""",
     "prune": """\
 stages:
   - train: {epochs: 40}
@@ -108,7 +98,6 @@ stages:
 
 METHODS = {
     "train": ("training settings", "training.md#training-settings"),
-    "search_architecture": ("architecture search", "search.md#architecture-search"),
     "prune": ("structured pruning", "training.md#structured-pruning"),
     "replace_activations": ("activation replacement", "training.md#activation-replacement"),
     "distill": ("knowledge distillation", "training.md#knowledge-distillation"),

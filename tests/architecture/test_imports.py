@@ -26,7 +26,6 @@ CODE = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("
 LATE = ("tensorflow", "keras", "tf_keras", "tensorflow_model_optimization")
 TENSORFLOW_ROOMS = (
     *("ir", "tasks", "importers", "training", "pruning", "quantization", "distillation", "replacement", "engines"),
-    "architecture_search",
 )
 SLOW = {*LATE, "sklearn", "scipy", "h5py", "onnx"}
 

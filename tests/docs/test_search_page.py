@@ -14,21 +14,15 @@ import tiny
 from paths import ROOT
 from ruamel.yaml import YAML
 
-from compress.pipeline import schema
-
 pytest.importorskip("optuna", reason="optuna is not installed: pip install 'coralline[search]'")
 TEXT = (ROOT / "docs" / "search.md").read_text()
 
 
-def examples() -> list[str]:
-    """Return the example of `search`, and the model and the stages of an architecture search."""
-    blocks: list[str] = re.findall(r"```yaml\n(.*?)```", TEXT, re.S)
-    assert len(blocks) == 2
-    return blocks
-
-
 def example() -> str:
-    return examples()[0]
+    """Return the example of `search`."""
+    blocks: list[str] = re.findall(r"```yaml\n(.*?)```", TEXT, re.S)
+    assert len(blocks) == 1
+    return blocks[0]
 
 
 def search(folder: Path, content: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -44,15 +38,6 @@ def test_the_example_is_valid(tmp_path: Path) -> None:
     assert settings["model.stages"] == "3 to 7, whole numbers"
     assert settings["train.learning_rate"] == "0.001 to 0.02, logarithmic"
     assert settings["prune.keep_macs"] == "0.3 to 0.9"
-
-
-def test_the_architecture_search_is_valid(tmp_path: Path) -> None:
-    complete = YAML(typ="safe").load(example())
-    changed = YAML(typ="safe").load(examples()[1])
-    path = tmp_path / "pipeline.yaml"
-    path.write_text(json.dumps({name: complete[name] for name in ("schema_version", "name", "data")} | changed))
-    names = ["load", "train", "search_architecture", "distill", "quantize", "compile", "package"]
-    assert [step.stage.name for step in schema.load(path).steps] == names
 
 
 @pytest.mark.tensorflow

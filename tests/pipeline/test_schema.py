@@ -321,7 +321,7 @@ def test_preprocessing_that_is_no_list(refused: Callable[..., str], value: str) 
 def test_stages_that_are_no_list(refused: Callable[..., str], value: str) -> None:
     before = COMPLETE.partition("stages:\n")[0]
     message = refused(f"{before}stages:{value}\n", line_of("stages:"))
-    allowed = "train, prune, search_architecture, replace_activations, distill, sparsify, cluster, quantize"
+    allowed = "train, prune, replace_activations, distill, sparsify, cluster, quantize"
     assert message.startswith(f"stages: must be a list of stages; allowed: {allowed}")
 
 
@@ -351,7 +351,7 @@ MOVE = "move it forward, or leave it out"
 @pytest.mark.parametrize(
     ("names", "needs", "available", "hint"),
     [
-        (["prune"], "a keras model", "an untrained keras model", "put train or search_architecture before it"),
+        (["prune"], "a keras model", "an untrained keras model", "put train before it"),
         (["train", "compile"], "a quantized tflite model", "a keras model", "put quantize before it"),
         (
             ["train", "package"],

@@ -11,7 +11,7 @@ import pytest
 from blobs import Bright, context
 from networks import with_batch_norms as network
 
-from compress.artifact import MODEL_KERAS, SELECTED, Artifact, Facts, Kind
+from compress.artifact import MODEL_KERAS, Artifact, Kind
 from compress.data.types import Split
 from compress.stage import Context
 from compress.stages import working_model
@@ -145,26 +145,24 @@ def test_an_interrupted_healing_ends_as_if_it_had_not_been(
         np.testing.assert_array_equal(mine, other)
 
 
-def artifact(model: Any, folder: Path, kind: Kind, facts: Facts | None = None) -> Artifact:
+def artifact(model: Any, folder: Path, kind: Kind) -> Artifact:
     folder.mkdir()
     working_model.write(model, folder)
-    return Artifact("", kind, folder, dict.fromkeys((MODEL_KERAS, "model.tflite"), ""), facts or {}, 0)
+    return Artifact("", kind, folder, dict.fromkeys((MODEL_KERAS, "model.tflite"), ""), {}, 0)
 
 
 @pytest.mark.parametrize(
-    ("kind", "facts", "compared"),
-    [(Kind.UNTRAINED, {}, False), (Kind.KERAS, {}, True), (Kind.KERAS, {SELECTED: True}, False)],
-    ids=["untrained", "trained", "selected on validation"],
+    ("kind", "compared"), [(Kind.UNTRAINED, False), (Kind.KERAS, True)], ids=["untrained", "trained"]
 )
-def test_only_a_trained_model_that_was_not_selected_is_compared(
-    keras: Any, work: tuple[Context, list[str]], tmp_path: Path, kind: Kind, facts: Facts, compared: bool
+def test_only_a_trained_model_is_compared(
+    keras: Any, work: tuple[Context, list[str]], tmp_path: Path, kind: Kind, compared: bool
 ) -> None:
     training_context, _ = work
     training_context = replace(training_context, original=artifact(network(keras), tmp_path / "original", Kind.KERAS))
-    run_facts = Train(**GENTLE).run(artifact(network(keras), tmp_path / "train", kind, facts), training_context)
+    run_facts = Train(**GENTLE).run(artifact(network(keras), tmp_path / "train", kind), training_context)
     assert ("healing" in run_facts) is compared
     assert run_facts["batch_norms"]["validation_after"] == 1.0
-    run_facts = Distill(**GENTLE).run(artifact(network(keras), tmp_path / "distill", kind, facts), training_context)
+    run_facts = Distill(**GENTLE).run(artifact(network(keras), tmp_path / "distill", kind), training_context)
     assert ("healing" in run_facts) is compared
 
 

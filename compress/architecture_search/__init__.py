@@ -1,1 +1,0 @@
-"""Architecture search: train a network whose sub-networks share its weights, and find the best one within limits."""
