@@ -353,10 +353,8 @@ def _load_saved_model(model_file: ModelFile, trust: bool, samples: Samples) -> I
         path.write_bytes(converted.tflite)
         file = replace(_read_tflite(path), path=model_file.path)
         model = _load_tflite(file, trust, None).model
-    actual = [verification.run_model(model, inputs) for inputs in converted.inputs]
-    differences = verification.compare_runs(converted.outputs, actual)
-    parity = verification.summarize(differences, converted.runtime, len(converted.inputs))
-    if not parity.max_rel <= verification.TOLERANCE:
+    parity, agrees = converted.compared([verification.run_model(model, inputs) for inputs in converted.inputs])
+    if not agrees:
         raise verification.too_different(parity, str(model_file.path))
     return ImportedModel(model, parity)
 

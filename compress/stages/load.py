@@ -536,7 +536,8 @@ class LoadFloatTflite(_Load):
 class ConvertSavedModel(LoadFloatTflite):
     """Convert a SavedModel folder without a Keras model to a float .tflite file, which only `quantize` can use."""
 
-    tools: ClassVar[tuple[str, ...]] = ("tensorflow",)
+    version: ClassVar[int] = 2
+    tools: ClassVar[tuple[str, ...]] = ("tensorflow", "ai-edge-litert")
 
     signature: str
     """The signature that is converted."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from compress.importers.saved_model import conversion, saved_model_folder
 from compress.importers.saved_model.operators import COMPUTE, FILES
 from compress.stages.load import ConvertSavedModel, LoadKeras, stage_for
 from compress.tflite import graph
+from compress.tflite.comparison import Runner
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -244,3 +246,126 @@ def test_damaged_and_hostile_folders(written: Make, tmp_path: Path) -> None:
         model_file.read(path)
     with pytest.raises(ModelError, match=r"has no saved_model\.pb"):
         model_file.read(tmp_path)
+
+
+def saved(path: Path, function: Any, *specs: Any) -> Path:
+    """Write a function of tensors with these shapes as the only signature of a SavedModel."""
+    import tensorflow as tf
+
+    module = tf.Module()
+    traced = tf.function(function, input_signature=[tf.TensorSpec(shape, dtype, name) for name, shape, dtype in specs])
+    module.run = traced
+    tf.saved_model.save(module, path, signatures={"serving_default": traced})
+    return path
+
+
+def converted_by_name(path: Path, **inputs: Any) -> dict[str, Any]:
+    """Return the outputs of the converted file by name, for inputs by name."""
+    parsed = graph.parse(conversion.convert(saved_model_folder.read(path)).tflite)
+    names = [parsed.tensors[index].name for index in parsed.inputs]
+    outputs = Runner(parsed).run([inputs[name] for name in names])
+    return dict(zip([parsed.tensors[index].name for index in parsed.outputs], outputs, strict=True))
+
+
+def test_outputs_of_the_same_shape_keep_their_names(tf_keras: Any, tmp_path: Path) -> None:
+    """The converter changes the order of several outputs, and sorts output_10 before output_2."""
+    factors = {f"output_{index}": index + 2.0 for index in range(12)}
+    path = saved(
+        tmp_path / "saved",
+        lambda x: {name: x * factor for name, factor in factors.items()},
+        ("x", [None, 3], "float32"),
+    )
+    x = np.array([[1, 2, 3]], np.float32)
+    for name, values in converted_by_name(path, x=x).items():
+        np.testing.assert_allclose(values, x * factors[name], err_msg=name)
+    imported = model_file.load(model_file.read(path)).model
+    for factor, values in zip(factors.values(), imported(x), strict=True):
+        np.testing.assert_allclose(np.asarray(values), x * factor)
+
+
+def test_inputs_of_the_same_shape_keep_their_names(tf_keras: Any, tmp_path: Path) -> None:
+    specs = [(name, [None, 3], "float32") for name in ("a", "b", "c10", "c2")]
+    path = saved(tmp_path / "saved", lambda a, b, c10, c2: {"y": 8 * c10 + 4 * c2 + 2 * b + a}, *specs)
+    inputs = {name: np.full((1, 3), value, np.float32) for name, value in zip("abcd", (1, 3, 5, 7), strict=True)}
+    named = {"a": inputs["a"], "b": inputs["b"], "c10": inputs["c"], "c2": inputs["d"]}
+    np.testing.assert_allclose(converted_by_name(path, **named)["y"], np.full((1, 3), 40 + 28 + 6 + 1))
+    imported = model_file.load(model_file.read(path)).model
+    assert [tensor.name for tensor in imported.inputs] == ["a", "b", "c2", "c10"]
+
+
+def test_an_output_that_is_the_input_or_another_output_has_its_own_name(tf_keras: Any, tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    def run(x: Any) -> Any:
+        y = tf.nn.relu(x)
+        return {"same": x, "y": y, "z": y}
+
+    path = saved(tmp_path / "saved", run, ("x", [None, 3], "float32"))
+    x = np.array([[-1, 0, 2]], np.float32)
+    outputs = converted_by_name(path, x=x)
+    assert {name: values.tolist() for name, values in outputs.items()} == {
+        "same": [[-1, 0, 2]],
+        "y": [[0, 0, 2]],
+        "z": [[0, 0, 2]],
+    }
+
+
+def normalized(x: Any) -> dict[str, Any]:
+    import tensorflow as tf
+
+    return {"y": tf.nn.softmax(x, axis=0)}
+
+
+def reversed_rows(x: Any) -> dict[str, Any]:
+    import tensorflow as tf
+
+    return {"y": tf.reverse(x, [0])}
+
+
+def centred(x: Any) -> dict[str, Any]:
+    import tensorflow as tf
+
+    return {"mean": tf.reduce_mean(x), "y": x}
+
+
+@pytest.mark.parametrize("batch", [None, 4])
+@pytest.mark.parametrize("function", [normalized, reversed_rows, centred])
+def test_a_first_axis_that_is_not_a_batch_is_refused(
+    tf_keras: Any, tmp_path: Path, function: Any, batch: int | None
+) -> None:
+    path = saved(tmp_path / "saved", function, ("x", [batch, 3], "float32"))
+    reason = "fixed first dimension of 4, and it is not a batch" if batch else "its first axis is no batch"
+    with pytest.raises(ModelError, match=f"{reason}.* for several different samples at once.*export it with"):
+        conversion.convert(saved_model_folder.read(path))
+
+
+def test_one_row_is_not_a_batch(tf_keras: Any, tmp_path: Path) -> None:
+    """With a fixed first dimension of 1 nothing is mixed: a softmax over one row is 1."""
+    path = saved(tmp_path / "saved", normalized, ("x", [1, 3], "float32"))
+    assert converted_by_name(path, x=np.array([[1, 2, 3]], np.float32))["y"].tolist() == [[1, 1, 1]]
+
+
+def test_a_fixed_batch_becomes_one_sample(tf_keras: Any, tmp_path: Path) -> None:
+    specs = [("x", [4, 3], "float32"), ("y", [4, 3], "float32")]
+    path = saved(tmp_path / "saved", lambda x, y: {"a": x - 2 * y, "b": y * y}, *specs)
+    outputs = converted_by_name(path, x=np.full((1, 3), 5, np.float32), y=np.full((1, 3), 2, np.float32))
+    assert {name: values.tolist() for name, values in outputs.items()} == {"a": [[1] * 3], "b": [[4] * 3]}
+
+
+def test_a_fixed_batch_in_the_graph_is_refused_with_its_input(tf_keras: Any, tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    path = saved(tmp_path / "saved", lambda x: {"y": tf.reshape(x, [4, 6])}, ("x", [4, 2, 3], "float32"))
+    with pytest.raises(ModelError, match="its input 'x' has a fixed first dimension of 4, which other operators need"):
+        conversion.convert(saved_model_folder.read(path))
+    two = saved(tmp_path / "two", lambda x, y: {"y": x @ y}, ("x", [None, 3], "float32"), ("y", [3, 2], "float32"))
+    with pytest.raises(ModelError, match="not those of one batch: x has any, y has 3"):
+        conversion.convert(saved_model_folder.read(two))
+
+
+def test_the_converted_file_is_compared_with_the_folder(tf_keras: Any, written: Make) -> None:
+    result = conversion.convert(saved_model_folder.read(written(serving_default=dense)))
+    conversion._check_conversion(result, "saved")
+    wrong = replace(result, outputs=[[output + 0.1 for output in outputs] for outputs in result.outputs])
+    with pytest.raises(ModelError, match=r"saved: the outputs of the converted \.tflite file differ by 0\.\d+ of"):
+        conversion._check_conversion(wrong, "saved")

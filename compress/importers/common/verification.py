@@ -252,11 +252,13 @@ def random_inputs(shapes: Sequence[Sequence[int]], dtypes: Sequence[str] | None 
 
 
 def change_last_bits(runs: Runs) -> list[list[NDArray[Any]]]:
-    """Return the same float32 inputs with the last bit of every value changed, up or down at random."""
+    """Return the same inputs with the last bit of every float32 value changed, up or down at random."""
     generator = np.random.default_rng(1)
     directions = (np.float32(-np.inf), np.float32(np.inf))
 
     def change(array: NDArray[Any]) -> NDArray[Any]:
+        if not np.issubdtype(array.dtype, np.floating):
+            return array
         return np.asarray(np.nextafter(array, generator.choice(directions, array.shape)))
 
     return [list(map(change, inputs)) for inputs in runs]

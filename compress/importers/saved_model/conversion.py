@@ -2,13 +2,17 @@
 
 Conversion runs the graph of the folder and evaluates its constants in native code. Its operators are checked first
 (`saved_model_folder`).
+
+The file takes one sample. This is right only if the first axis of the inputs is a batch: the SavedModel computes
+several different samples at once, and each of them alone must have the same outputs. The outputs of the file are
+compared with these, so every user of the file gets one that computes the same as the folder.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,18 +22,21 @@ from numpy.typing import NDArray
 
 from compress import sandbox
 from compress.errors import ModelError
+from compress.importers.common import verification
+from compress.importers.common.guarded_calls import first_line
 from compress.importers.common.unsupported import carrying, listed
+from compress.importers.common.verification import Arrays, Parity, Runs
 from compress.importers.saved_model.saved_model_folder import Content, Port, Signature, refusal
 from compress.suggestions import listing, nearest
 
 DEFAULT = "serving_default"
 TIMEOUT_S = 600
 MEMORY_BYTES = 12 * 2**30
-SAMPLES = 4
 MODEL = "model.tflite"
 RESULT = "result.json"
 TENSORS = "tensors.npz"
 LARGEST_SIZE = 2**15
+ONE_SAMPLE = "export it with a first dimension of 1 for one sample, or of None for a batch of independent samples"
 
 
 @dataclass(frozen=True)
@@ -37,16 +44,37 @@ class Converted:
     """A converted signature.
 
     Attributes:
-        tflite: the float file, with batch 1.
+        tflite: the float file, with batch 1; its inputs and outputs have the names and the order of the signature.
         runtime: TensorFlow and its version.
         inputs: random inputs of each run, one array for each input.
         outputs: outputs of the SavedModel for them.
+        repeated: outputs of the SavedModel for the same inputs with their last bits changed.
     """
 
     tflite: bytes
     runtime: str
-    inputs: list[list[NDArray[Any]]]
-    outputs: list[list[NDArray[Any]]]
+    inputs: Runs
+    outputs: Runs
+    repeated: Runs
+
+    def compared(self, actual: Runs) -> tuple[Parity, bool]:
+        """Return the comparison of the outputs of another form of the model, and whether they agree.
+
+        The comparison leaves out dimensions of 1: a network may have its batch before the first dimension of the file's
+        tensor.
+        """
+        by_run = [
+            verification.compare_runs([_flat(expected)], [_flat(outputs)])
+            for expected, outputs in zip(self.outputs, actual, strict=True)
+        ]
+        parity, exceeding = verification.verified(
+            self.inputs, by_run, self.outputs, lambda: self.repeated, "tensorflow", len(self.inputs)
+        )
+        return parity, not exceeding
+
+
+def _flat(outputs: Arrays) -> list[NDArray[Any]]:
+    return [output.reshape(-1) for output in outputs]
 
 
 def choose_signature(content: Content, name: str | None) -> Signature:
@@ -94,10 +122,11 @@ def refused_operators(content: Content) -> ModelError:
 
 
 def convert(content: Content, name: str | None = None) -> Converted:
-    """Convert one signature to a float .tflite file with batch 1.
+    """Convert one signature to a float .tflite file with batch 1, and compare the file with the SavedModel.
 
     Raises:
-        ModelError: the graph has operators that are not run, or TensorFlow cannot convert it within the limits.
+        ModelError: the graph has operators that are not run, TensorFlow cannot convert it within the limits, the first
+            axis is not a batch, or the outputs of the file differ.
     """
     if content.refused:
         raise refused_operators(content)
@@ -112,93 +141,121 @@ def convert(content: Content, name: str | None = None) -> Converted:
         if ended.status or not result.exists():
             raise refusal(content.path, f"TensorFlow crashed while it converted it ({ended.reason})")
         facts = json.loads(result.read_text())
+        if "not a batch" in facts:
+            raise ModelError(facts["not a batch"], where=str(content.path), hint=ONE_SAMPLE)
         if "error" in facts:
             raise refusal(content.path, f"cannot be converted: {facts['error']}")
-        with np.load(Path(folder) / TENSORS) as stored:
-            inputs = [_stored(stored, f"inputs_{run}", facts["inputs"]) for run in range(SAMPLES)]
-            outputs = [_stored(stored, f"outputs_{run}", facts["outputs"]) for run in range(SAMPLES)]
-        return Converted((Path(folder) / MODEL).read_bytes(), facts["runtime"], inputs, outputs)
+        converted = _read_results(Path(folder), facts)
+    _check_conversion(converted, str(content.path))
+    return converted
 
 
-def _stored(archive: Any, prefix: str, count: int) -> list[NDArray[Any]]:
-    return [archive[f"{prefix}_{index}"] for index in range(count)]
+def _read_results(folder: Path, counts: Mapping[str, int]) -> Converted:
+    with np.load(folder / TENSORS) as stored:
+        inputs, outputs, repeated = (
+            [[stored[f"{kind}_{run}_{index}"] for index in range(counts[kind])] for run in range(counts["runs"])]
+            for kind in ("inputs", "outputs", "repeated")
+        )
+    runtime = verification.runtime_version("tensorflow")
+    return Converted((folder / MODEL).read_bytes(), runtime, inputs, outputs, repeated)
+
+
+def _check_conversion(converted: Converted, where: str) -> None:
+    """Compare the file in the TFLite runtime with the SavedModel.
+
+    Raises:
+        ModelError: the runtime refuses the file, or its outputs differ.
+    """
+    from compress.tflite import graph
+    from compress.tflite.comparison import Runner
+
+    try:
+        runner = Runner(graph.parse(converted.tflite))
+        parity, agrees = converted.compared([runner.run(inputs) for inputs in converted.inputs])
+    except ModelError as error:
+        error.where = error.where or where
+        raise
+    if not agrees:
+        raise ModelError(
+            f"the outputs of the converted .tflite file differ by {parity.max_rel:.2g} of the largest output",
+            where=where,
+            allowed=f"{verification.TOLERANCE:g}",
+            hint="remove random operators from the signature; otherwise please report it, with the folder",
+        )
 
 
 def convert_in_child(path: str, name: str, folder: str) -> None:
     """Convert one signature; write the model, the tensors of its runs and the result or the error to a folder."""
     from compress.importers.saved_model.loops import LoopError
+    from compress.importers.saved_model.one_sample import BatchError
 
+    facts: dict[str, Any]
     try:
         facts = _convert(path, name, Path(folder))
     except LoopError as error:
         facts = {"error": str(error)}
+    except BatchError as error:
+        facts = {"not a batch": str(error)}
     except Exception as error:  # noqa: BLE001 - TensorFlow raises many types, and the parent reports all of them
-        lines = [line for line in str(error).splitlines() if line.strip()] or [""]
-        facts = {"error": f"{type(error).__name__}: {lines[0][:300]}"}
+        facts = {"error": f"{type(error).__name__}: {first_line(error)}"}
     (Path(folder) / RESULT).write_text(json.dumps(facts))
 
 
 def _convert(path: str, name: str, folder: Path) -> dict[str, Any]:
-    from compress.importers.saved_model import loops
+    from compress.importers.saved_model import loops, one_sample
     from compress.ir import tensorflow
 
     tensorflow.keras()
     import tensorflow as tf
 
     loaded = tf.saved_model.load(path)
-    signature = loaded.signatures[name]
-    specs = signature.structured_input_signature[1]
-    names = sorted(specs)
-    fixed = [_with_batch_1(specs[input_name]) for input_name in names]
-
-    @tf.function(input_signature=fixed)  # type: ignore[untyped-decorator]
-    def run(*tensors: Any) -> Any:
-        outputs = signature(**dict(zip(names, tensors, strict=True)))
-        return [outputs[output_name] for output_name in sorted(outputs)]
-
-    concrete = run.get_concrete_function()
-    np.savez(folder / TENSORS, **_run_samples(concrete, fixed))
-    converter = tf.lite.TFLiteConverter.from_concrete_functions([loops.unrolled(concrete)], loaded)
-    (folder / MODEL).write_bytes(_named(converter.convert(), names, sorted(signature.structured_outputs)))
-    counts = {"inputs": len(fixed), "outputs": len(concrete.outputs)}
-    return {"runtime": f"tensorflow {tf.__version__}", **counts}
+    signature = one_sample.Signature.of(loaded.signatures[name])
+    function = signature.for_one_sample()
+    tensors = one_sample.run_samples(signature, function)
+    stored: dict[str, Any] = {
+        f"{kind}_{run}_{index}": array
+        for kind, runs in tensors.items()
+        for run, arrays in enumerate(runs)
+        for index, array in enumerate(arrays)
+    }
+    np.savez(folder / TENSORS, **stored)
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([loops.unrolled(function)], loaded)
+    (folder / MODEL).write_bytes(_named(converter.convert(), signature.inputs, signature.outputs))
+    counts = {kind: len(runs[0]) for kind, runs in tensors.items()}
+    return {**counts, "runs": len(tensors["inputs"])}
 
 
 def _named(tflite: bytes, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
-    """Return a .tflite file with the signature's names; the converter's are those of function calls."""
+    """Return a .tflite file with the names and the order of a signature.
+
+    The converter has an order of its own. Which tensor is which says only the signature in its file, where they are
+    called input_0, input_1, … and output_0, output_1, … (`one_sample.Signature.for_one_sample`).
+    """
+    from compress.tflite import edit as edits
     from compress.tflite import graph as graphs
-    from compress.tflite.edit import Edit
 
     graph = graphs.parse(tflite)
-    edit = Edit(graph)
-    for index, name in zip((*graph.inputs, *graph.outputs), (*inputs, *outputs), strict=True):
+    (signature,) = graph.source.signatureDefs
+    edit = edits.Edit(graph)
+    edit.inputs, edit.outputs = (_numbered(entries) for entries in (signature.inputs, signature.outputs))
+    for position, index in enumerate(edit.outputs):
+        if index in (*edit.inputs, *edit.outputs[:position]):  # the same values under a second name
+            edit.outputs[position] = edit.like(graph.tensors[index], "again")
+            edits.reshape(edit, index, edit.outputs[position], graph.tensors[index].shape)
+    for index, name in zip((*edit.inputs, *edit.outputs), (*inputs, *outputs), strict=True):
         edit.rename(index, name)
-    return graphs.serialize(edit.graph())
+    named = edit.graph()
+    for entries, names, indices in (
+        (signature.inputs, inputs, named.inputs),
+        (signature.outputs, outputs, named.outputs),
+    ):
+        for entry, name, index in zip(entries, names, indices, strict=True):
+            entry.name, entry.tensorIndex = name, index
+    named.source.signatureDefs = [signature]
+    return graphs.serialize(named)
 
 
-def _with_batch_1(spec: Any) -> Any:
-    import tensorflow as tf
-
-    shape = [1, *spec.shape[1:]][: spec.shape.rank]
-    return tf.TensorSpec(shape, spec.dtype)
-
-
-def _run_samples(function: Any, specs: list[Any]) -> dict[str, Any]:
-    """Return random inputs and their outputs, as named arrays."""
-    import tensorflow as tf
-
-    random = np.random.default_rng(0)
-    arrays: dict[str, Any] = {}
-    for run in range(SAMPLES):
-        inputs = [_random(random, spec) for spec in specs]
-        arrays |= {f"inputs_{run}_{index}": array for index, array in enumerate(inputs)}
-        outputs = function(*map(tf.constant, inputs))
-        arrays |= {f"outputs_{run}_{index}": tensor.numpy() for index, tensor in enumerate(outputs)}
-    return arrays
-
-
-def _random(random: np.random.Generator, spec: Any) -> NDArray[Any]:
-    """Return standard normal values, or 0 and 1 for an integer input."""
-    shape = tuple(spec.shape)
-    values = random.standard_normal(shape) if spec.dtype.is_floating else random.integers(0, 2, shape)
-    return values.astype(spec.dtype.as_numpy_dtype)
+def _numbered(entries: Sequence[Any]) -> list[int]:
+    """Return the tensors of one end of a signature, in the order of the numbers in their names."""
+    tensors = {int(entry.name.decode().rsplit("_", 1)[1]): int(entry.tensorIndex) for entry in entries}
+    return [tensors[number] for number in sorted(tensors)]

@@ -142,6 +142,8 @@ class _Evaluation:
 def unrolled(function: Any) -> Any:
     """Return a concrete function without loops that computes the same; the function itself if it has none.
 
+    The inputs keep their names, and the outputs are a list in the same order.
+
     Args:
         function: a concrete function whose inputs have fixed shapes.
 
@@ -161,7 +163,7 @@ def unrolled(function: Any) -> Any:
             for function_def in definition.library.function
         }
 
-    specs = [tensorflow.TensorSpec(tensor.shape, tensor.dtype) for tensor in frozen.inputs]
+    specs = [tensorflow.TensorSpec(tensor.shape, tensor.dtype, tensor.op.name) for tensor in frozen.inputs]
 
     @tensorflow.function(input_signature=specs, autograph=False)
     def run(*tensors):  # type: ignore[no-untyped-def]

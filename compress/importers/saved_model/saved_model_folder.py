@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +71,15 @@ class Content:
     judged: Judged
     signatures: tuple[Signature, ...]
     refused: tuple[Refused, ...]
+
+
+def port_order(name: str) -> list[tuple[bool, int, str]]:
+    """Return the sort key of an input or output: by its name, with output_2 before output_10.
+
+    A folder stores inputs and outputs without an order, and Keras numbers them.
+    """
+    parts = re.split(r"([0-9]{1,9})", name)
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts if part]
 
 
 def files(path: Path) -> dict[str, Path]:
@@ -171,7 +181,7 @@ def _configuration(path: Path, root: dict[str, Any] | None) -> tuple[str, dict[s
 def _signatures(graph: memoryview) -> Iterator[Signature]:
     for entry in protobuf_wire.messages(graph, 5):
         signature = next(protobuf_wire.messages(entry, 2), memoryview(b""))
-        ports = [tuple(sorted(_ports(signature, number), key=lambda port: port.name)) for number in (1, 2)]
+        ports = [tuple(sorted(_ports(signature, number), key=lambda port: port_order(port.name))) for number in (1, 2)]
         yield Signature(protobuf_wire.text(entry, 1), *ports)
 
 
