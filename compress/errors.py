@@ -22,6 +22,7 @@ finds on a device and 14 that `doctor` found errors (`deploy.contract.errors`), 
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 EXIT_PARTLY = 9
@@ -32,6 +33,28 @@ EXIT_INTERRUPTED = 130
 def reason_of(error: BaseException) -> str:
     """Return the reason of an error for a message; of the operating system, without its number and the path."""
     return getattr(error, "strerror", None) or str(error)
+
+
+STACKS = {
+    "in user code:": r"\w+(Error|Exception): ",
+    "Graph execution error:": r"(?!File |Detected at node |\d+ root error)",
+}
+"""First lines of exceptions of TensorFlow that have a stack before the cause, with the pattern of the cause's line."""
+LONGEST_CAUSE = 300
+"""Characters of a cause in a message."""
+
+
+def cause_of(error: BaseException) -> str:
+    """Return the line of an exception's message that names the cause.
+
+    Keras and TensorFlow put other lines before it: the layer that failed, or the stack of the traced code.
+    """
+    text = re.sub(r"\x1b\[\d+m", "", str(error)).rsplit("Exception encountered: ", 1)[-1]
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
+    if lines[0] in STACKS:
+        lines = [line for line in lines[1:] if re.match(STACKS[lines[0]], line)] or lines[-1:]
+    line = next((line for line in lines if not line.startswith("Exception encountered when")), lines[0])
+    return line if len(line) <= LONGEST_CAUSE else f"{line[:LONGEST_CAUSE]}..."
 
 
 class CorallineError(Exception):

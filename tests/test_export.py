@@ -217,3 +217,13 @@ def test_recordings_of_the_length_of_the_input(keras: Any, tmp_path: Path) -> No
     assert result.facts["outputs"][0]["sqnr_db"] > 20
     assert result.run.record.data is not None
     assert result.run.record.data.input_shape == (400,)
+
+
+@pytest.mark.tensorflow
+def test_a_denoiser_that_subtracts_noise_from_its_input(keras: Any, tmp_path: Path) -> None:
+    image = keras.Input((16, 16, 3), name="photo")
+    noise = keras.layers.Conv2D(3, 3, padding="same", name="noise")(image)
+    keras.Model(image, [keras.layers.Subtract(name="clean")([image, noise]), image]).save(tmp_path / "model.keras")
+    facts = compress.export(tmp_path / "model.keras", out=tmp_path / "out").facts
+    assert [output["name"] for output in facts["outputs"]] == ["clean", "photo"]
+    assert min(output["sqnr_db"] for output in facts["outputs"]) > 30

@@ -113,7 +113,7 @@ class Tail:
 
 
 def tail_of(network: Network) -> Tail | None:
-    """Return the tail of a network; None if its outputs do not come from convolutions on grids.
+    """Return the tail of a network; None if its outputs do not come from convolutions on grids alone.
 
     Args:
         network: in single steps (`compress.ir.passes.fold.unfolded`), with fixed shapes.
@@ -132,7 +132,10 @@ def tail_of(network: Network) -> Tail | None:
         widths = tuple(int(network.shapes[tensor][2] or 0) for tensor in on_grid)
         maps.append(HeadMap(cells, tuple(on_grid), widths))
     fixed = tuple(tuple(int(side or 0) for side in shape) for shape in outputs)
-    return Tail(tuple(maps), fixed, build(_from_tensors(network, [tensor for head in maps for tensor in head.tensors])))
+    tail = _from_tensors(network, [tensor for head in maps for tensor in head.tensors])
+    if any(tensor.layer in tail.layers for tensor in tensors_in(network.inputs)):
+        return None  # an output reads the input of the network past the last convolutions
+    return Tail(tuple(maps), fixed, build(tail))
 
 
 def head_tensors(network: Network) -> list[LayerOutput]:
@@ -146,7 +149,7 @@ def head_tensors(network: Network) -> list[LayerOutput]:
         layer = network.layers[tensor.layer]
         if spec_of(layer).kernels and not _counts_bins(layer):
             tensors.add(tensor)
-        elif layer.calls:
+        else:
             waiting += layer.inputs(tensor.call)
     order = {name: index for index, name in enumerate(network.layers)}
     return sorted(tensors, key=lambda tensor: (order[tensor.layer], tensor.call))

@@ -315,7 +315,18 @@ def _graph_of(content: Content, signature: str | None) -> ModelFile:
 def _load_keras(file: ModelFile, trust: bool, samples: Samples) -> ImportedModel:
     from compress.importers.keras import keras_file
 
-    return ImportedModel(*keras_file.load_scanned(file.path, file.content, trust=trust, samples=samples))
+    return _of_any_batch(*keras_file.load_scanned(file.path, file.content, trust=trust, samples=samples), file.path)
+
+
+def _of_any_batch(model: keras.Model, parity: Parity | None, path: Path) -> ImportedModel:
+    """Return a Keras model that was loaded, for a batch of any size."""
+    from compress.importers.common import batches
+
+    try:
+        return ImportedModel(batches.of_any_batch(model), parity)
+    except ModelError as error:
+        error.where = error.where or str(path)
+        raise
 
 
 def _load_onnx(file: ModelFile, trust: bool, samples: Samples) -> ImportedModel:
@@ -338,7 +349,8 @@ def _load_tflite(model_file: ModelFile, trust: bool, samples: Samples) -> Import
     if file.dequantized is not None:
         rounding = tflite_file.rounding(file, samples)
         return ImportedModel(*tflite_file.load(file, samples), detection=thresholds, rounding=rounding)
-    return ImportedModel(*tflite_file.load(file, samples), file.batch == 1 and taken is None, thresholds)
+    is_same = file.batch == 1 and taken is None and not file.has_cast_input
+    return ImportedModel(*tflite_file.load(file, samples), is_same, thresholds)
 
 
 def _load_saved_model(model_file: ModelFile, trust: bool, samples: Samples) -> ImportedModel:
@@ -346,7 +358,8 @@ def _load_saved_model(model_file: ModelFile, trust: bool, samples: Samples) -> I
     from compress.importers.saved_model import keras_model
 
     if model_file.content.config is not None:
-        return ImportedModel(*keras_model.load(model_file.content, trust=trust, samples=samples))
+        model, parity = keras_model.load(model_file.content, trust=trust, samples=samples)
+        return _of_any_batch(model, parity, model_file.path)
     converted = to_float_tflite(model_file)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.tflite"

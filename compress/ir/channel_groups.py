@@ -85,7 +85,7 @@ class ChannelTrace:
 
     def inputs(self, layer: Layer, call: int) -> list[Layout]:
         """Return the layouts of the tensors that a call reads."""
-        return [self.layouts[tensor] for tensor in layer.inputs(call)] if layer.calls else []
+        return [self.layouts[tensor] for tensor in layer.inputs(call)]
 
     def couple_with_first_call(self, layer: Layer, call: int, layout: Layout) -> None:
         """Couple the input of a later call of a shared layer with that of the first: they meet the same weights."""

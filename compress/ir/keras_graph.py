@@ -14,7 +14,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from compress.errors import ModelError
+from compress.errors import ModelError, cause_of
 from compress.ir.tensorflow import keras, set_weights
 
 Weights = tuple[NDArray[Any], ...]
@@ -62,8 +62,8 @@ class Layer:
         return config
 
     def inputs(self, call: int = 0) -> list[LayerOutput]:
-        """Return the tensors that a call reads, in the order of its arguments."""
-        return list(tensors_in(self.calls[call]))
+        """Return the tensors that a call reads, in the order of its arguments; an input of the model reads none."""
+        return list(tensors_in(self.calls[call])) if self.calls else []
 
     def normalizes_last_axis(self, rank: int) -> bool:
         """Whether `axis` in the settings of a normalization is the last one; `rank` counts no batch axis."""
@@ -112,7 +112,7 @@ class Network:
     def in_order(self) -> Iterator[tuple[Layer, int]]:
         """Yield all calls (layer, number) in an order of computation, earlier calls of a layer first. Inputs count."""
         waiting = [
-            (layer, call, {(tensor.layer, tensor.call) for tensor in layer.inputs(call)} if layer.calls else set())
+            (layer, call, {(tensor.layer, tensor.call) for tensor in layer.inputs(call)})
             for layer in self.layers.values()
             for call in range(max(len(layer.calls), 1))
         ]
@@ -288,12 +288,21 @@ def _with_tensors(value: Any) -> Any:
 
 
 def _refs(value: Any) -> Any:
-    """Return a structure with Keras' `["name", call, output]` replaced by `LayerOutput`."""
+    """Return a structure with Keras' `["name", call, output]` replaced by `LayerOutput`, maps in the order of Keras."""
     if isinstance(value, list | tuple) and len(value) == 3 and isinstance(value[0], str):
         return LayerOutput(*value)
     if isinstance(value, list | tuple):
         return [_refs(item) for item in value]
-    return {name: _refs(item) for name, item in value.items()}
+    return {name: _refs(value[name]) for name in sorted(value)}
+
+
+def _sorted(structure: Any) -> Any:
+    """Return a structure with its maps in the order in which Keras takes their items: by name."""
+    if isinstance(structure, list | tuple):
+        return [_sorted(item) for item in structure]
+    if isinstance(structure, dict):
+        return {name: _sorted(structure[name]) for name in sorted(structure)}
+    return structure
 
 
 def inlined(outer: Network, name: str, inner: Network) -> Network:
@@ -310,7 +319,7 @@ def inlined(outer: Network, name: str, inner: Network) -> Network:
             tensor: LayerOutput(names[tensor.layer], call * counts[tensor.layer] + tensor.call, tensor.output)
             for tensor in inner.shapes
         }
-        outer_tensors.update(zip(entrances, nested.inputs(call), strict=True))
+        outer_tensors.update(zip(entrances, tensors_in(_sorted(nested.calls[call])), strict=True))
         for inside, layer in inner.layers.items():
             if not layer.calls:
                 continue
@@ -345,7 +354,7 @@ def build(network: Network) -> Any:
             if layer.weights:
                 set_weights(operations[layer.name], list(layer.weights))
     except (ValueError, TypeError, KeyError) as error:
-        raise ModelError(f"the network {network.name!r} cannot be built: {str(error).splitlines()[0]}") from error
+        raise ModelError(f"the network {network.name!r} cannot be built: {cause_of(error)}") from error
     return model
 
 

@@ -30,7 +30,15 @@ from compress.artifact import (
     Kind,
 )
 from compress.data.types import Data
-from compress.errors import EXIT_INTERRUPTED, CorallineError, ModelError, PipelineError, StageError, StoreError
+from compress.errors import (
+    EXIT_INTERRUPTED,
+    CorallineError,
+    ModelError,
+    PipelineError,
+    StageError,
+    StoreError,
+    cause_of,
+)
 from compress.evaluation import DataSummary, Evaluation, InputAlternatives, Latency, Size
 from compress.evaluation.latency import predict, unmeasured
 from compress.evaluation.operator_graph import OperatorGraph
@@ -259,9 +267,8 @@ class PipelineRun:
             self.monitor.log(traceback.format_exc())
             if memory.is_exhausted(error):
                 raise _memory_error(title, settings) from error
-            first = (str(error).strip() or "no message").splitlines()[0]
             hint = f"the traceback is in {self.folder / LOG}"
-            raise StageError(f"{type(error).__name__}: {first}", where=title, hint=hint) from error
+            raise StageError(f"{type(error).__name__}: {cause_of(error)}", where=title, hint=hint) from error
 
     def _user_file(self, where: str) -> str:
         """Return the location of an error with the user's file, or the stage, instead of a path in the store."""

@@ -70,7 +70,7 @@ def find(network: Network) -> tuple[list[Gate], dict[str, str]]:
     gates: list[Gate] = []
     skipped: dict[str, str] = {}
     for layer, call in network.in_order():
-        inputs = layer.inputs(call) if layer.calls else []
+        inputs = layer.inputs(call)
         if spec_of(layer) != MULTIPLY or len(inputs) != 2:
             continue
         small, large = sorted(inputs, key=lambda tensor: _is_map(network, tensor))
@@ -108,8 +108,7 @@ def _computed_from(network: Network, factor: LayerOutput, map: LayerOutput) -> b
 
 
 def _inputs(network: Network, tensor: LayerOutput) -> list[LayerOutput]:
-    layer = network.layers[tensor.layer]
-    return layer.inputs(tensor.call) if layer.calls else []
+    return network.layers[tensor.layer].inputs(tensor.call)
 
 
 def measure(network: Network, gates: Sequence[Gate], samples: NDArray[np.float32]) -> dict[Gate, GateStatistics]:

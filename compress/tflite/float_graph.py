@@ -20,11 +20,13 @@ from compress.errors import ModelError
 from compress.tflite import comparison
 from compress.tflite import graph as graphs
 from compress.tflite.dequantization import real_values
+from compress.tflite.edit import Edit
 from compress.tflite.graph import NONE, Graph, Operator, Tensor
 
 MAX_ELEMENTS = 2**28
 """The most elements of a tensor in a graph that is executed: 1 GiB."""
 EIGHT_BITS = ("INT8", "UINT8")
+INTEGERS = (*EIGHT_BITS, "INT16", "INT32")
 _STATEFUL = ("RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL", "MULTINOMIAL", "WHILE", "IF", "CALL", "CALL_ONCE")
 """Operators whose outputs may differ between two runs with the same inputs."""
 _SHAPE_ONLY = ("SHAPE", "RANK")
@@ -40,11 +42,14 @@ class Plain:
         graph: the graph, with its own operator indices.
         numbers: for each of its operators, the index in the file.
         notes: messages about the changes.
+        input_dtypes: the types of the inputs in the file. An input of integers that the model only casts becomes a float
+            input of the same numbers.
     """
 
     graph: Graph
     numbers: tuple[int, ...]
     notes: tuple[str, ...]
+    input_dtypes: tuple[str, ...]
 
 
 def is_float(graph: Graph) -> bool:
@@ -76,8 +81,45 @@ def plain(graph: Graph) -> Plain:
         shapes, values = _seen(graph, fixed)
         known.update(values)
     _refuse_large(graph, shapes)
-    indices = tuple(operator.index for operator in graph.operators if not known.keys() >= set(operator.outputs))
-    return Plain(_changed(graph, known, shapes, indices), indices, notes)
+    casts = _input_casts(graph)
+    notes += tuple(
+        f"the input {graph.tensors[index].name!r} is {graph.tensors[index].dtype}, and the model casts it: it takes the "
+        "same numbers as float32"
+        for index in casts
+    )
+    removed = [cast.index for cast in casts.values()]
+    indices = tuple(
+        operator.index
+        for operator in graph.operators
+        if operator.index not in removed and not known.keys() >= set(operator.outputs)
+    )
+    changed = _without_casts(_changed(graph, known, shapes, indices), casts)
+    return Plain(changed, indices, notes, tuple(graph.tensors[index].dtype for index in graph.inputs))
+
+
+def _input_casts(graph: Graph) -> dict[int, Operator]:
+    """Return the operators that cast an input of integers, by the input: the only ones that read it."""
+    casts = {}
+    for index in graph.inputs:
+        readers = graph.consumers.get(index, [])
+        names = [reader.name for reader in readers]
+        is_number = graph.tensors[index].dtype in INTEGERS and not graph.tensors[index].quantization
+        if is_number and names == ["CAST"] and index not in graph.outputs:
+            if graph.output_tensors(readers[0])[0].dtype == "FLOAT32":
+                casts[index] = readers[0]
+    return casts
+
+
+def _without_casts(graph: Graph, casts: Mapping[int, Operator]) -> Graph:
+    """Return a graph whose inputs are the results of casts, with the names of the inputs before."""
+    if not casts:
+        return graph
+    edit = Edit(graph)
+    for position, index in enumerate(graph.inputs):
+        if index in casts:
+            edit.inputs[position] = casts[index].outputs[0]
+            edit.rename(edit.inputs[position], graph.tensors[index].name)
+    return edit.graph()
 
 
 def _refuse_large(graph: Graph, shapes: Mapping[int, tuple[int, ...]]) -> None:

@@ -1,7 +1,8 @@
 """A .tflite file as plain values: tensors and operators in execution order.
 
 Built on the flatbuffer bindings of ai-edge-litert, which load without TensorFlow. The complete content is kept
-(`Graph.source`), so that unknown fields are preserved when the file is written again.
+(`Graph.source`), so that unknown fields are preserved when the file is written again; only sparse constants are
+expanded.
 
 Source: tensorflow/lite/schema/schema.fbs, schema version 3.
 """
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import ModelError
-from compress.tflite import limits
+from compress.tflite import limits, sparse
 from compress.tflite.verifier import Allowance, verify
 from deploy.contract.tensors import TensorLayout, sample_shape
 
@@ -234,9 +235,14 @@ def parse(content: bytes, where: str = "") -> Graph:
     try:
         allowance = verify(content, {name: _names(getattr(schema, name)) for name in unions})
         source = schema.ModelT.InitFromPackedBuf(bytearray(content), 0)
+        sparse.expand(source, schema, _numpy_types(schema), allowance)
         return _graph(source, schema, allowance)
     except (struct.error, IndexError, ValueError, TypeError, AttributeError, OverflowError, MemoryError) as error:
         raise ModelError(f"is a damaged .tflite file: {error}", where=where) from error
+
+
+def _numpy_types(schema: Any) -> dict[int, str]:
+    return {number: DTYPES[name] for number, name in _names(schema.TensorType).items() if name in DTYPES}
 
 
 def from_source(source: Any) -> Graph:
@@ -374,7 +380,7 @@ def _tensor(index: int, tensor: Any, buffers: list[Any], dtypes: dict[int, str])
     limits.check_shape(index, shape)
     dtype = dtypes.get(tensor.type, f"TYPE_{tensor.type}")
     if data is not None:
-        limits.check_data(index, None if tensor.sparsity else DTYPES.get(dtype), prod(shape), len(data))
+        limits.check_data(index, DTYPES.get(dtype), prod(shape), len(data))
     quantization = _quantization(tensor.quantization)
     if quantization is not None:
         scale, zero_point, axis = quantization.scale, quantization.zero_point, quantization.axis

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from compress.errors import StageError
+from compress.errors import StageError, cause_of
 from compress.execution import Execution
 from compress.ir.tensorflow import keras
 from compress.training.cluster import WorkerCluster, from_environment, wait_for_all
@@ -222,7 +222,7 @@ def _tpu(tensorflow: Any) -> Any:
         return tensorflow.distribute.TPUStrategy(resolver)
     except (ValueError, tensorflow.errors.OpError) as error:
         raise StageError(
-            f"strategy: tpu found no TPU: {str(error).splitlines()[0]}",
+            f"strategy: tpu found no TPU: {cause_of(error)}",
             allowed="one, mirrored",
             hint="run it on a Cloud TPU VM, with TPU_NAME=local if there is more than one: docs/training.md",
         ) from error

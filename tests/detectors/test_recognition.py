@@ -667,3 +667,18 @@ def test_an_export_with_a_family(keras: Any, tmp_path: Path) -> None:
         compress.export(tmp_path / "other.keras", out=tmp_path / "other", target="cpu", detector="yolov5")
     with pytest.raises(ModelError, match="'yolov99' is not a family of detectors"):
         compress.export(tmp_path / "raw.keras", out=tmp_path / "other", detector="yolov99")
+
+
+@pytest.mark.parametrize("end", ["difference", "concatenation", "input"])
+def test_a_model_whose_output_reads_its_input_is_not_a_detector(keras: Any, end: str) -> None:
+    from compress.detectors.detector_model import detector_model
+
+    head = Head(keras)
+    image = head.image
+    restored = head.layers.Conv2D(3, 3, padding="same")(image)
+    outputs = {
+        "difference": image - restored,
+        "concatenation": head.layers.Concatenate()([restored, image]),
+        "input": [restored, image],
+    }[end]
+    assert detector_model(keras.Model(image, outputs)) is None

@@ -334,8 +334,12 @@ def test_a_first_axis_that_is_not_a_batch_is_refused(
     tf_keras: Any, tmp_path: Path, function: Any, batch: int | None
 ) -> None:
     path = saved(tmp_path / "saved", function, ("x", [batch, 3], "float32"))
-    reason = "fixed first dimension of 4, and it is not a batch" if batch else "its first axis is no batch"
-    with pytest.raises(ModelError, match=f"{reason}.* for several different samples at once.*export it with"):
+    reason = (
+        "fixed first dimension of 4, and it is not a batch"
+        if batch
+        else "its first dimension is open, and it is not a batch"
+    )
+    with pytest.raises(ModelError, match=f"{reason}.* for several different samples at once.*put a batch in front"):
         conversion.convert(saved_model_folder.read(path))
 
 

@@ -117,3 +117,24 @@ def test_edited_moves_consumers_and_outputs(keras: Any) -> None:
     without = read.edited({norm.name: None}, {LayerOutput(norm.name): norm.inputs()[0]})
     assert norm.name not in without.layers
     assert len(keras_graph.build(without).layers) == len(model.layers) - 1
+
+
+@pytest.mark.filterwarnings("ignore:When providing `inputs` as a dict")
+def test_a_nested_model_takes_the_items_of_a_map_by_name(keras: Any) -> None:
+    b, a = (keras.Input((3,), name=name) for name in "ba")
+    inner = keras.Model({"b": b, "a": a}, {"z": b - 2.0 * a, "y": a * 5.0})
+    first, second = keras.Input((3,), name="first"), keras.Input((3,), name="second")
+    results = inner({"a": first, "b": second})
+    model = keras.Model([first, second], [results["y"], results["z"]])
+    again = keras_graph.build(keras_graph.read(model))
+    inputs = [np.ones((2, 3), np.float32), np.full((2, 3), 10, np.float32)]
+    assert [np.asarray(output)[0, 0] for output in again(inputs)] == [5, 8]
+
+
+def test_an_output_that_is_an_input_stays(keras: Any) -> None:
+    image = keras.Input((8, 8, 3), name="image")
+    model = keras.Model(image, [image, image - keras.layers.Conv2D(3, 3, padding="same")(image)])
+    network = keras_graph.without_unused_calls(keras_graph.read(model))
+    assert network.layers["image"].inputs() == []
+    inputs = images()[:, :8, :8]
+    np.testing.assert_array_equal(np.asarray(keras_graph.build(network)(inputs)[0]), inputs)

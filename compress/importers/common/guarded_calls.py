@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import warnings
 import zipfile
 import zlib
@@ -13,7 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from compress.errors import ModelError
+from compress.errors import ModelError, cause_of
 from compress.ir import tensorflow
 
 MOST_WEIGHTS = 2**29
@@ -25,23 +24,10 @@ READ_ERRORS = (
     *(SystemError, OverflowError),  # of h5py, for some damaged files
 )
 
-USER_CODE = "in user code:"
-"""First line of an exception in a traced function: the stack of that code follows, then the exception."""
-
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's message that names a cause.
-
-    Keras and TensorFlow put other lines before it: the layer that failed, and the stack of the caller's code.
-    """
-    if isinstance(error, (SystemError, OverflowError)):
-        return "its structure is damaged"
-    text = re.sub(r"\x1b\[\d+m", "", str(error)).rsplit("Exception encountered: ", 1)[-1]
-    lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
-    if lines[0] == USER_CODE:
-        lines = [line for line in lines if re.match(r"\w+(Error|Exception): ", line)] or lines[-1:]
-    line = next((line for line in lines if not line.startswith("Exception encountered when")), lines[0])
-    return line if len(line) <= 300 else f"{line[:300]}..."
+    """Return the cause of an exception that a file makes a library raise."""
+    return "its structure is damaged" if isinstance(error, (SystemError, OverflowError)) else cause_of(error)
 
 
 @contextmanager

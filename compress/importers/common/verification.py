@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.errors import ModelError
+from compress.errors import ModelError, cause_of
 from compress.ir import keras_graph, tensorflow
 from compress.ir.keras_graph import Network
 
@@ -196,8 +196,7 @@ def build_model(network: Network) -> keras.Model:
         model = keras_graph.build(network)
         shapes = keras_graph.read(model).shapes
     except (*library_errors, ValueError, TypeError, tf.errors.OpError) as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelError(f"Keras rejects the layer: {first[:300]}") from error
+        raise ModelError(f"Keras rejects the layer: {cause_of(error)}") from error
     for tensor, shape in network.shapes.items():
         if shapes.get(tensor, shape) != shape:
             raise ModelError(
@@ -221,7 +220,7 @@ def run_model(model: Any, inputs: Arrays) -> list[NDArray[Any]]:
     try:
         outputs = model(list(inputs) if len(inputs) > 1 else inputs[0], training=False)
     except (tf.errors.OpError, ValueError, MemoryError) as error:
-        raise ModelError(f"Keras cannot run it: {str(error).strip().splitlines()[0][:300]}") from error
+        raise ModelError(f"Keras cannot run it: {cause_of(error)}") from error
     return [np.asarray(output) for output in tensorflow.keras().tree.flatten(outputs)]
 
 

@@ -25,15 +25,20 @@ def output_pairs(old: tf_keras.Model, new: keras.Model, samples: Any) -> tuple[l
         except (ValueError, tf.errors.InvalidArgumentError):
             if size == 224 or all(None not in tensor.shape[1:] for tensor in old.inputs):
                 raise
-    flatten = tensorflow.keras().tree.flatten
-    pairs = list(zip(map(np.asarray, expected), map(np.asarray, flatten(new(inputs, training=False))), strict=True))
+    pairs = list(zip(map(np.asarray, expected), _outputs(new, inputs), strict=True))
     count = len(tf.nest.flatten(inputs)[0])
     if samples is not None and len(old.inputs) == 1 and old.inputs[0].shape.is_compatible_with(samples.shape):
         real = tf.nest.pack_sequence_as(old._nested_inputs, [tf.cast(samples, old.inputs[0].dtype)])
-        both = (tf.nest.flatten(old(real, training=False)), flatten(new(real, training=False)))
-        pairs += zip(*(map(np.asarray, outputs) for outputs in both), strict=True)
+        pairs += zip(map(np.asarray, tf.nest.flatten(old(real, training=False))), _outputs(new, real), strict=True)
         count += len(samples)
     return pairs, count
+
+
+def _outputs(new: keras.Model, inputs: Any) -> list[Any]:
+    """Return the outputs of a rebuild, whose inputs are in a structure of their own."""
+    tree = tensorflow.keras().tree
+    packed = tree.pack_sequence_as(new.input, tree.flatten(inputs))
+    return [np.asarray(output) for output in tree.flatten(new(packed, training=False))]
 
 
 def _random_inputs(old: tf_keras.Model, size: int) -> Any:

@@ -198,6 +198,17 @@ def stateful_layers(config: Any) -> tuple[str, ...]:
     return tuple(name for item in config.values() for name in stateful_layers(item))
 
 
+def channels_first(config: Any) -> tuple[str, ...]:
+    """Return the names of the convolutions in a configuration whose channels are the first axis of a sample."""
+    if isinstance(config, list):
+        return tuple(name for item in config for name in channels_first(item))
+    if not isinstance(config, dict):
+        return ()
+    if config.get("data_format") == "channels_first" and "kernel_size" in config:
+        return (str(config.get("name")),)
+    return tuple(name for item in config.values() for name in channels_first(item))
+
+
 def _entered(value: dict[str, Any], position: _Position) -> _Position:
     """Return the position with the name and the calls of the layer that begins here, if one does."""
     inner, nodes = value.get("config"), value.get("inbound_nodes")

@@ -25,7 +25,7 @@ from compress import sandbox
 from compress.errors import CorallineError, ModelError, UntrustedError
 from compress.importers.common import guarded_calls, rehearsal
 from compress.importers.common.guarded_calls import READ_ERRORS
-from compress.importers.common.unsupported import Refused, carrying, listed
+from compress.importers.common.unsupported import MOST_LISTED, Refused, carrying, listed
 from compress.importers.common.verification import Parity
 from compress.importers.keras import hdf5_weights, keras2, keras2_weights, keras_config
 from compress.importers.keras.hdf5_weights import MAX_WEIGHTS_BYTES, MOST_PACKED
@@ -169,20 +169,50 @@ def load_scanned(path: Path, scan: Scan, *, trust: bool, samples: Any = None) ->
         raise untrusted(path, scan.untrusted)
     if scan.unsupported:
         raise keras2.missing(scan.unsupported, str(path))
+    refuse_channels_first(path, scan.config)
     with guarded_calls.quiet(), _explained(path, scan), tempfile.TemporaryDirectory() as folder:
         if (backend := tensorflow.keras().config.backend()) != "tensorflow":
             raise ModelError(f"Keras runs on {backend}", where="KERAS_BACKEND", allowed="tensorflow", hint="unset it")
         loadable_path = _prepared(path, scan, Path(folder))
         if scan.from_keras2:
             model, parity = keras2.rebuild(_from_keras2(loadable_path, scan, trust), str(path), samples)
-            return (with_explicit_states(model) if scan.stateful else model), parity
+            return usable(model, scan.stateful), parity
         with guarded_calls.bounded():
             model = tensorflow.keras().saving.load_model(loadable_path, compile=False, safe_mode=not trust)
             model = mixed_precision.single(model)
         guarded_calls.check_tensors(model)
     if not getattr(model, "inputs", None):
         raise ModelError("the model has no defined inputs", where=str(path), hint=keras2.INPUT)
-    return (with_explicit_states(model) if scan.stateful else model), None
+    return usable(model, scan.stateful), None
+
+
+def refuse_channels_first(path: Path, config: dict[str, Any]) -> None:
+    """Refuse a model with convolutions that TensorFlow does not run on a CPU.
+
+    Raises:
+        ModelError: there are such convolutions.
+    """
+    if names := keras_config.channels_first(config):
+        first = ", ".join(map(keras_config.shown, names[:MOST_LISTED]))
+        raise ModelError(
+            "TensorFlow does not run convolutions with data_format='channels_first' on a CPU, and it has "
+            f"{len(names)}: {first}",
+            where=str(path),
+            allowed="channels_last",
+            hint="build the same model with channels_last, with Permute((3, 1, 2)) in front of a Flatten, and copy the "
+            "weights with set_weights",
+        )
+
+
+def usable(model: keras.Model, stateful: Sequence[str]) -> keras.Model:
+    """Return a loaded model as every later step calls it: with a list of inputs, and without state between calls.
+
+    Keras calls a model that was built with a map of inputs only with a map. `inputs` has the items in Keras' order.
+    """
+    library = tensorflow.keras()
+    if not isinstance(model, library.Sequential) and isinstance(model.input, dict):
+        model = library.Model(list(model.inputs), model.output, name=model.name)
+    return with_explicit_states(model) if stateful else model
 
 
 def untrusted(path: Path, refused: Sequence[Refused]) -> UntrustedError:

@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress import sandbox
-from compress.errors import ModelError
+from compress.errors import ModelError, cause_of
 from compress.importers.common import verification
-from compress.importers.common.guarded_calls import first_line
+from compress.importers.common.batches import HINT, BatchError
 from compress.importers.common.unsupported import carrying, listed
 from compress.importers.common.verification import Arrays, Parity, Runs
 from compress.importers.saved_model.saved_model_folder import Content, Port, Signature, refusal
@@ -36,7 +36,6 @@ MODEL = "model.tflite"
 RESULT = "result.json"
 TENSORS = "tensors.npz"
 LARGEST_SIZE = 2**15
-ONE_SAMPLE = "export it with a first dimension of 1 for one sample, or of None for a batch of independent samples"
 
 
 @dataclass(frozen=True)
@@ -142,7 +141,7 @@ def convert(content: Content, name: str | None = None) -> Converted:
             raise refusal(content.path, f"TensorFlow crashed while it converted it ({ended.reason})")
         facts = json.loads(result.read_text())
         if "not a batch" in facts:
-            raise ModelError(facts["not a batch"], where=str(content.path), hint=ONE_SAMPLE)
+            raise ModelError(facts["not a batch"], where=str(content.path), hint=HINT)
         if "error" in facts:
             raise refusal(content.path, f"cannot be converted: {facts['error']}")
         converted = _read_results(Path(folder), facts)
@@ -187,7 +186,6 @@ def _check_conversion(converted: Converted, where: str) -> None:
 def convert_in_child(path: str, name: str, folder: str) -> None:
     """Convert one signature; write the model, the tensors of its runs and the result or the error to a folder."""
     from compress.importers.saved_model.loops import LoopError
-    from compress.importers.saved_model.one_sample import BatchError
 
     facts: dict[str, Any]
     try:
@@ -195,9 +193,9 @@ def convert_in_child(path: str, name: str, folder: str) -> None:
     except LoopError as error:
         facts = {"error": str(error)}
     except BatchError as error:
-        facts = {"not a batch": str(error)}
+        facts = {"not a batch": error.what}
     except Exception as error:  # noqa: BLE001 - TensorFlow raises many types, and the parent reports all of them
-        facts = {"error": f"{type(error).__name__}: {first_line(error)}"}
+        facts = {"error": f"{type(error).__name__}: {cause_of(error)}"}
     (Path(folder) / RESULT).write_text(json.dumps(facts))
 
 

@@ -13,7 +13,6 @@ from compress.importers.common.verification import Parity
 from compress.importers.keras import keras2, keras_file
 from compress.importers.keras.keras_config import stateful_layers
 from compress.importers.saved_model.saved_model_folder import WEIGHTS, Content
-from compress.ir.passes.explicit_states import with_explicit_states
 
 if TYPE_CHECKING:
     import keras
@@ -36,6 +35,7 @@ def load(content: Content, *, trust: bool, samples: Any = None) -> tuple[keras.M
         raise keras_file.untrusted(content.path, content.judged.untrusted)
     if content.judged.unsupported:
         raise keras2.missing(content.judged.unsupported, str(content.path))
+    keras_file.refuse_channels_first(content.path, content.config)
     what = f"cannot be loaded (written by Keras {content.keras_version})"
     with guarded_calls.quiet(), guarded_calls.explained(content.path, what, keras_file.RESAVE):
         import tf_keras
@@ -46,4 +46,4 @@ def load(content: Content, *, trust: bool, samples: Any = None) -> tuple[keras.M
         if old.weights:
             status.assert_existing_objects_matched()
         model, parity = keras2.rebuild(old, str(content.path), samples)
-        return (with_explicit_states(model) if stateful_layers(content.config) else model), parity
+        return keras_file.usable(model, stateful_layers(content.config)), parity

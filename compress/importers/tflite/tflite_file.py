@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 RANDOM_FEEDS = 2
 """Random inputs on which the operators of a dequantized file are compared."""
+LARGEST_INTEGER = 255
+"""Largest number that an input of integers is compared with."""
 LARGEST_STEPS = 2.0
 """Largest difference between an operator in integers and in float, in steps of its output. Rounding makes 0.5; the
 kernels round twice where they rescale. The largest difference in 27 files of several converters is 0.75
@@ -98,6 +100,11 @@ class TfliteFile:
         return (*taken, *ranges, *self.imported.plain.notes)
 
     @property
+    def has_cast_input(self) -> bool:
+        """Whether the network takes the numbers of an integer input as floats."""
+        return self.plain is not None and any(dtype in float_graph.INTEGERS for dtype in self.plain.input_dtypes)
+
+    @property
     def batch(self) -> int:
         """The batch size of the first input."""
         return self.graph.tensors[self.graph.inputs[0]].shape[0]
@@ -153,7 +160,7 @@ def _with_dilated_convolutions(plain: Plain) -> Plain:
     for operator in reversed(edited.operators):  # an inserted operator has the number of the operator after it
         number = numbers.get(operator.outputs[:1], number)
         edited_numbers.append(number)
-    return Plain(edited, tuple(reversed(edited_numbers)), plain.notes)
+    return replace(plain, graph=edited, numbers=tuple(reversed(edited_numbers)))
 
 
 def _merge_one_dilation(edited: Graph) -> Graph | None:
@@ -188,15 +195,35 @@ def load(file: TfliteFile, samples: NDArray[np.float32] | None = None) -> tuple[
     network = replace(used_layers, name="model", outputs=imported.network.outputs)
     shapes = [imported.plain.graph.tensors[index].shape for index in imported.plain.graph.inputs]
     runs = [*verification.random_inputs(shapes), *_batches(shapes, samples)]
+    runs = [list(map(_numbers, inputs, file.plain.input_dtypes)) for inputs in runs]
     try:
         model = verification.build_model(network)
-        parity, exceeding = _compare(model, file.plain.graph, runs, len(runs) * file.batch)
+        parity, exceeding = _compare(model, _reference(file, file.plain), runs, len(runs) * file.batch)
     except ModelError as error:
         error.where = str(file.path)
         raise
     if exceeding:
         raise verification.too_different(parity, str(file.path), _first_difference(imported, exceeding))
     return model, parity
+
+
+def _reference(file: TfliteFile, plain: Plain) -> Graph:
+    """Return the graph that the rebuilt model is compared with: the file, if its runtime computes in float alone."""
+    rounds = file.dequantized is not None or any(
+        tensor.is_constant and tensor.dtype in float_graph.EIGHT_BITS and tensor.quantization
+        for tensor in file.graph.tensors
+    )
+    return plain.graph if rounds or file.postprocess is not None else file.graph
+
+
+def _numbers(values: NDArray[Any], dtype: str) -> NDArray[np.float32]:
+    """Return samples as numbers that an input of a type can have: for integers, up to their largest value."""
+    if dtype not in float_graph.INTEGERS:
+        return np.asarray(values, np.float32)
+    limits = np.iinfo(graph.DTYPES[dtype])
+    largest = min(limits.max, LARGEST_INTEGER)
+    scaled = values * largest if np.abs(values).max(initial=0) <= 1 else values
+    return np.asarray(np.clip(np.rint(scaled), max(limits.min, -largest), largest), np.float32)
 
 
 def rounding(file: TfliteFile, samples: NDArray[np.float32] | None = None) -> Rounding:
@@ -259,14 +286,19 @@ def _batches(shapes: list[tuple[int, ...]], samples: NDArray[np.float32] | None)
 def _compare(model: Any, original: Graph, runs: Runs, samples: int) -> tuple[Parity, list[Arrays]]:
     """Compare the outputs of the model with those of the file; return the inputs with too large differences, too."""
     runner = comparison.Runner(original)
-    expected = [_flat(runner.run(inputs)) for inputs in runs]
+    dtypes = [graph.DTYPES[original.tensors[index].dtype] for index in original.inputs]
+
+    def computed(inputs: Arrays) -> list[NDArray[Any]]:
+        return _flat(runner.run([array.astype(dtype) for array, dtype in zip(inputs, dtypes, strict=True)]))
+
+    expected = list(map(computed, runs))
     by_run = [
         verification.compare_runs([outputs], [_flat(verification.run_model(model, inputs))])
         for inputs, outputs in zip(runs, expected, strict=True)
     ]
 
     def with_last_bits_changed() -> Runs:
-        return [_flat(runner.run(inputs)) for inputs in verification.change_last_bits(runs)]
+        return list(map(computed, verification.change_last_bits(runs)))
 
     return verification.verified(runs, by_run, expected, with_last_bits_changed, "ai-edge-litert", samples)
 

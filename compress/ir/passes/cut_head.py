@@ -78,7 +78,7 @@ def _crossed_by_all_paths(network: Network) -> list[LayerOutput]:
     ends = list(tensors_in(network.outputs))
     last_reader = {tensor: len(order) for tensor in ends}
     for position, (layer, call) in enumerate(order):
-        for tensor in layer.inputs(call) if layer.calls else ():
+        for tensor in layer.inputs(call):
             last_reader[tensor] = max(last_reader.get(tensor, -1), position)
     entrances = len(list(tensors_in(network.inputs)))
     by_call = network.outputs_by_call()

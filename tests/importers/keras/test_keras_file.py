@@ -603,3 +603,10 @@ def test_weights_that_keras_has_quantized_are_refused(keras: Any, tmp_path: Path
     model.save(tmp_path / "int8.keras")
     with pytest.raises(ModelError, match=r"the weights of small are quantized by Keras; save the model from before"):
         keras_file.load(tmp_path / "int8.keras")
+
+
+def test_channels_first_convolutions_are_refused_by_name(tmp_path: Path) -> None:
+    first = layer("Conv2D", filters=2, kernel_size=[3, 3], data_format="channels_first")
+    file = archive(tmp_path / "m.keras", sequential(layer("InputLayer", batch_shape=[None, 3, 8, 8]), first))
+    with pytest.raises(ModelError, match=r"channels_first' on a CPU, and it has 1: 'conv2d'; allowed: channels_last"):
+        load(file)
