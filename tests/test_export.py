@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import one_op
 import pytest
 import tiny
+from one_op import Op, Tensor
 from PIL import Image
 
 import compress
 from compress.cli import main
-from compress.errors import DataError, ModelError
+from compress.errors import DataError, ModelError, StageError
 from deploy.answers import NamedOutputs
 from deploy.model import Model
 
@@ -227,3 +229,25 @@ def test_a_denoiser_that_subtracts_noise_from_its_input(keras: Any, tmp_path: Pa
     facts = compress.export(tmp_path / "model.keras", out=tmp_path / "out").facts
     assert [output["name"] for output in facts["outputs"]] == ["clean", "photo"]
     assert min(output["sqnr_db"] for output in facts["outputs"]) > 30
+
+
+def test_a_quantized_file_with_float_inputs_and_outputs_names_legalize(tmp_path: Path) -> None:
+    """TFLiteConverter writes such files by default, also after quantization-aware training."""
+    tensors = {
+        "x": Tensor((1, 8), "FLOAT32", None, ()),
+        "x8": Tensor((1, 8)),
+        "w": Tensor((4, 8), data=np.arange(32).reshape(4, 8)),
+        "y8": Tensor((1, 4), scales=(4.0,)),
+        "y": Tensor((1, 4), "FLOAT32", None, ()),
+    }
+    operators = [
+        Op("QUANTIZE", ["x"], ["x8"]),
+        Op("FULLY_CONNECTED", ["x8", "w", ""], ["y8"], 4),
+        Op("DEQUANTIZE", ["y8"], ["y"], 2),
+    ]
+    file, legal = tmp_path / "model.tflite", tmp_path / "legal.tflite"
+    file.write_bytes(one_op.content(tensors, operators, ["x"], ["y"]))
+    with pytest.raises(StageError, match=r"inputs and outputs are float; .*legalize .*--io int8"):
+        compress.export(file, out=tmp_path / "first")
+    compress.legalize(file, legal, io="int8")
+    assert compress.export(legal, out=tmp_path / "second").facts["placement"]["total"] == 1

@@ -20,6 +20,7 @@ from compress.exporters import recognition
 from compress.exporters.recognition import RecognitionSettings
 from compress.progress import SILENT, Phase, Progress
 from compress.tasks.base import Specification, Task
+from compress.tflite import float_graph, graph
 from compress.tflite.embedding import OUTPUT as EMBEDDING
 from compress.tflite.embedding import is_embedding
 from compress.tflite.interpreter import LoadedModel, version
@@ -101,7 +102,7 @@ def pack(packing: Packing) -> bytes:
         StageError: the model is not quantized.
     """
     models = packing.models
-    _refuse_float(models["int8"])
+    _refuse_float(models["int8"], packing.files["int8"])
     if packing.labels and packing.data and packing.data.class_names:
         raise StageError("package.labels is set, but the data has class names already", hint="remove package.labels")
     members = {f"{role}.tflite": path.read_bytes() for role, path in packing.files.items()}
@@ -132,9 +133,16 @@ def pack(packing: Packing) -> bytes:
     return bundle.pack(manifest, members | golden_members | evaluation_members | dict(recognized.members))
 
 
-def _refuse_float(model: LoadedModel) -> None:
-    if not any(tensor.is_quantized for tensor in [*model.input_tensors, *model.output_tensors]):
+def _refuse_float(model: LoadedModel, path: Path) -> None:
+    if any(tensor.is_quantized for tensor in [*model.input_tensors, *model.output_tensors]):
+        return
+    if float_graph.is_float(graph.read(path)):
         raise StageError("the model is not quantized", hint="put quantize before package")
+    raise StageError(
+        "the model is quantized inside, but its inputs and outputs are float",
+        allowed="a model with an input or output of int8 or uint8",
+        hint="convert them with `python -m compress legalize MODEL.tflite NEW.tflite --io int8`, and use the new file",
+    )
 
 
 def _described(packing: Packing, role: str) -> dict[str, Any]:

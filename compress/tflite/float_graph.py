@@ -42,8 +42,8 @@ class Plain:
         graph: the graph, with its own operator indices.
         numbers: for each of its operators, the index in the file.
         notes: messages about the changes.
-        input_dtypes: the types of the inputs in the file. An input of integers that the model only casts becomes a float
-            input of the same numbers.
+        input_dtypes: the types of the inputs in the file. An input of integers that the model only casts becomes a
+            float input of the same numbers.
     """
 
     graph: Graph
@@ -83,8 +83,8 @@ def plain(graph: Graph) -> Plain:
     _refuse_large(graph, shapes)
     casts = _input_casts(graph)
     notes += tuple(
-        f"the input {graph.tensors[index].name!r} is {graph.tensors[index].dtype}, and the model casts it: it takes the "
-        "same numbers as float32"
+        f"the input {graph.tensors[index].name!r} takes the same numbers as float32, not as "
+        f"{graph.tensors[index].dtype}: the model casts them"
         for index in casts
     )
     removed = [cast.index for cast in casts.values()]
@@ -102,11 +102,11 @@ def _input_casts(graph: Graph) -> dict[int, Operator]:
     casts = {}
     for index in graph.inputs:
         readers = graph.consumers.get(index, [])
-        names = [reader.name for reader in readers]
         is_number = graph.tensors[index].dtype in INTEGERS and not graph.tensors[index].quantization
-        if is_number and names == ["CAST"] and index not in graph.outputs:
-            if graph.output_tensors(readers[0])[0].dtype == "FLOAT32":
-                casts[index] = readers[0]
+        if not is_number or [reader.name for reader in readers] != ["CAST"] or index in graph.outputs:
+            continue
+        if graph.output_tensors(readers[0])[0].dtype == "FLOAT32":
+            casts[index] = readers[0]
     return casts
 
 

@@ -16,6 +16,7 @@ from mutations import Model, mutate
 from one_op import Op, Tensor, content, integers
 
 from compress.errors import CorallineError, ModelError
+from compress.importers import model_file
 from compress.importers.common import verification
 from compress.importers.common.unsupported import Refused
 from compress.importers.tflite import tflite_file
@@ -272,3 +273,40 @@ def test_a_float_form_that_differs_is_refused_with_the_operator(
     file = tflite_file.in_float(tflite_file.read(path))
     with pytest.raises(ModelError, match=r"in float, (CONV_2D|FULLY_CONNECTED) .* steps of its output.*as by rounding"):
         tflite_file.rounding(file)
+
+
+@pytest.mark.parametrize("dtype", ["UINT8", "INT32"])
+def test_integers_that_the_model_casts_itself(dtype: str, written: Written) -> None:
+    """The network takes the same numbers as floats; the comparison runs the file with its integers."""
+    tensors = {
+        "image": Tensor((1, 6), dtype, None, ()),
+        "cast": Tensor((1, 6), "FLOAT32", None, ()),
+        "w": Tensor((2, 6), "FLOAT32", np.arange(12).reshape(2, 6) / 100, ()),
+        "y": Tensor((1, 2), "FLOAT32", None, ()),
+    }
+    operators = [Op("CAST", ["image"], ["cast"]), Op("FULLY_CONNECTED", ["cast", "w", ""], ["y"])]
+    path = written(content(tensors, operators, ["image"], ["y"]))
+    file = model_file.read(path)
+    assert file.becomes == "keras"
+    assert f"takes the same numbers as float32, not as {dtype}: the model casts them" in file.notes[0]
+    imported = model_file.load(file)
+    assert imported.model.inputs[0].name == "image"
+    assert not imported.file_is_float_tflite  # every sample is float
+    numbers = np.array([[0, 1, 2, 200, 254, 255]], np.float32)
+    np.testing.assert_allclose(np.asarray(imported.model(numbers)), numbers @ tensors["w"].data.T, rtol=1e-5)
+
+
+def test_a_float_file_is_compared_with_itself_not_with_its_plain_form(written: Written) -> None:
+    path = written(content(*fully_connected()))
+    file = tflite_file.read(path)
+    assert file.plain is not None
+    assert tflite_file._reference(file, file.plain) is file.graph
+
+
+def fully_connected() -> Any:
+    tensors = {
+        "x": Tensor((1, 6), "FLOAT32", None, ()),
+        "w": Tensor((2, 6), "FLOAT32", 0.5, ()),
+        "y": Tensor((1, 2), "FLOAT32", None, ()),
+    }
+    return tensors, [Op("FULLY_CONNECTED", ["x", "w", ""], ["y"])], ["x"], ["y"]
