@@ -75,7 +75,7 @@ def _report(run: Path, bundle: bytes) -> None:
     """Rewrite the report of a run, if there is one, with the results of all devices."""
     try:
         record = RunRecord.from_json(json.loads((run / "report.json").read_text(encoding="utf-8")))
-    except (FileNotFoundError, ValueError, TypeError):
+    except (FileNotFoundError, ValueError, RecursionError):
         return
     devices = device_results.measured(run, bundle, record.metrics)
     pictures = examples.read(run, record)

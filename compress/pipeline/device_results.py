@@ -85,7 +85,7 @@ def _measurement(value: object) -> Measurement | None:
     """Return JSON values as a measurement, or None if they are not a valid one."""
     try:
         measurement = decode(Measurement, value)
-    except (TypeError, ValueError):
+    except ValueError:
         return None
     numbers = (measurement.value, measurement.low, measurement.high)
     in_range = all(0 <= number <= MAX_VALUE for number in numbers if number is not None)

@@ -340,7 +340,7 @@ def quantized_layers(folder: Path) -> list[dict[str, Any]]:
         record = RunRecord.from_json(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise ModelError(f"cannot be read: {error.strerror}", where=str(path), hint="run the pipeline first") from error
-    except (ValueError, TypeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError("is not a report of a run", where=str(path), hint="run the pipeline again") from error
     reports: list[list[dict[str, Any]]] = [stage.facts["layers"] for stage in record.stages if "layers" in stage.facts]
     if not reports:

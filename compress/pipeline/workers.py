@@ -30,6 +30,7 @@ from compress.pipeline.runner import Monitor, PipelineRun, run_stages
 from compress.pipeline.schema import Pipeline
 from compress.pipeline.store import Store
 from compress.progress import Phase, Progress
+from compress.report.json_values import decode
 from compress.report.record import RunRecord, StageStatus
 from compress.stage import Context, Probe, Stage
 from compress.training import strategies
@@ -161,11 +162,9 @@ class Reader:
     def _content(self) -> Announcement | None:
         """Return the file's content; None if there is none, or an invalid one."""
         try:
-            content = Announcement(**json.loads(self._path.read_bytes()))
-        except (OSError, ValueError, TypeError, RecursionError):
+            return decode(Announcement, json.loads(self._path.read_bytes()))
+        except (OSError, ValueError, RecursionError):
             return None
-        valid = isinstance(content.beat, int) and isinstance(content.made, dict) and isinstance(content.run, str)
-        return content if valid else None
 
 
 @dataclass

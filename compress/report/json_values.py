@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from types import UnionType
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
@@ -19,8 +19,7 @@ def decode(kind: type[T], value: object) -> T:
     """Return JSON values as a dataclass. Keys that it has no field for are ignored.
 
     Raises:
-        TypeError: a key without a default is missing, or a value has the wrong type.
-        ValueError: the dataclass refuses the values.
+        ValueError: a key without a default is missing, a value has the wrong type, or the dataclass refuses the values.
     """
     return cast(T, _decode(kind, value))
 
@@ -35,6 +34,9 @@ def _decode(kind: Any, value: Any) -> Any:
     content = _checked(dict, value)
     types = get_type_hints(kind)
     known = [field.name for field in fields(kind) if field.name in content]
+    required = [field.name for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING]
+    if missing := next((name for name in required if name not in content), None):
+        raise ValueError(f"the value of {missing} is missing")
     return cast(Any, kind)(**{name: _decode(types[name], content[name]) for name in known})
 
 
@@ -49,14 +51,14 @@ def _decode_generic(origin: Any, arguments: Any, value: Any) -> Any:
     if origin is Mapping:
         return {key: _decode(arguments[1], item) for key, item in _checked(dict, value).items()}
     if value not in arguments:
-        raise TypeError(f"{value!r:.80} is not one of {arguments}")
+        raise ValueError(f"{value!r:.80} is not one of {arguments}")
     return value
 
 
 def _checked(kind: type[T], value: object) -> T:
     is_float = kind is float and type(value) is int
     if not is_float and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
-        raise TypeError(f"{value!r:.80} is not a value of type {kind.__name__}")
+        raise ValueError(f"{value!r:.80} is not a value of type {kind.__name__}")
     return cast(T, value)
 
 

@@ -609,11 +609,10 @@ class RunRecord:
         """Return the record in the content of report.json.
 
         Raises:
-            TypeError: it is not a record of schema 1.
-            ValueError: a measurement contradicts itself.
+            ValueError: it is not a record of schema 1, or a measurement contradicts itself.
         """
         if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
-            raise TypeError(f"schema_version is not {SCHEMA_VERSION}")
+            raise ValueError(f"schema_version is not {SCHEMA_VERSION}")
         if content.get("models") == _NO_MODELS:
             content = {**content, "models": None}
         return decode(cls, content)

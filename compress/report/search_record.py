@@ -57,7 +57,7 @@ class TrialRecord:
         """Return the record in plain values.
 
         Raises:
-            TypeError: it is not a record.
+            ValueError: it is not a record.
         """
         return decode(cls, content)
 

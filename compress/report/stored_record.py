@@ -32,6 +32,6 @@ def read_record(path: Path) -> RunRecord:
         raise PipelineError("is too large for a report", where=str(file), allowed=f"{MAX_BYTES:,} bytes", hint=HINT)
     try:
         return RunRecord.from_json(json.loads(content.decode("utf-8")))
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())[:120]
         raise PipelineError(f"is not the record of a run ({reason})", where=str(file), hint=HINT) from error

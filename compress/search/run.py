@@ -219,7 +219,7 @@ class SettingsSearch:
         """Return the complete runs in search.json of trials that are the same now, by the number of the trial."""
         try:
             earlier = decode(SearchRecord, json.loads((self.folder / RECORD_FILE).read_text()))
-        except (OSError, ValueError, TypeError, RecursionError):
+        except (OSError, ValueError, RecursionError):
             return {}
         same = {trial.number for trial in earlier.trials if trial in records}
         return {point.number: point for point in earlier.front if point.number in same and point.verdict}

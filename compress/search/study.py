@@ -297,7 +297,7 @@ def _record(trial: FrozenTrial) -> TrialRecord:
     if content is not None and trial.state.is_finished():
         try:
             return replace(TrialRecord.from_json(content), number=trial.number)
-        except (TypeError, ValueError) as error:
+        except ValueError as error:
             raise _invalid(trial, str(error)) from error
     settings = trial.user_attrs.get("settings", {})
     if trial.state.is_finished():

@@ -164,7 +164,7 @@ def options_of(graph: Graph, operator: Operator, where: str = "") -> Mapping[str
                 continue
             if value.IsBool or value.IsNumeric:
                 options[name] = value.AsFloat if value.IsFloat else int(value.AsBool if value.IsBool else value.AsInt)
-    except (struct.error, LookupError, ValueError, TypeError, RecursionError, OverflowError) as error:
+    except (struct.error, LookupError, ValueError, RecursionError, OverflowError) as error:
         raise ModelError(f"the options of its {NAME} cannot be read: {error}", where=where) from error
     unclear = next((name for name, value in options.items() if math.isnan(value)), None)
     if unclear is not None:

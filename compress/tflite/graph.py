@@ -235,10 +235,27 @@ def parse(content: bytes, where: str = "") -> Graph:
     try:
         allowance = verify(content, {name: _names(getattr(schema, name)) for name in unions})
         source = schema.ModelT.InitFromPackedBuf(bytearray(content), 0)
+        _complete(source)
         sparse.expand(source, schema, _numpy_types(schema), allowance)
         return _graph(source, schema, allowance)
-    except (struct.error, IndexError, ValueError, TypeError, AttributeError, OverflowError, MemoryError) as error:
+    except (struct.error, IndexError, ValueError, OverflowError, MemoryError) as error:
         raise ModelError(f"is a damaged .tflite file: {error}", where=where) from error
+
+
+def _complete(source: Any) -> None:
+    """Replace absent lists of a file by empty ones.
+
+    Raises:
+        ValueError: the file has no graph, or no buffers.
+    """
+    if not source.subgraphs or not source.buffers:
+        raise ValueError("it has no graph or no buffers")
+    with_lists: list[tuple[Any, tuple[str, ...]]] = [(source, ("operatorCodes",))]
+    for subgraph in source.subgraphs:
+        with_lists.append((subgraph, ("tensors", "operators", "inputs", "outputs")))
+        with_lists += [(operator, ("inputs", "outputs")) for operator in subgraph.operators or []]
+    for table, names in with_lists:
+        vars(table).update({name: [] for name in names if getattr(table, name) is None})
 
 
 def _numpy_types(schema: Any) -> dict[int, str]:
@@ -312,9 +329,9 @@ def _graph(source: Any, schema: Any, allowance: Allowance) -> Graph:
     main = source.subgraphs[0]
     dtypes = _names(schema.TensorType)
     builtins = _names(schema.BuiltinOperator)
-    codes = [_operator_code(code, builtins) for code in source.operatorCodes or []]
-    tensors = tuple(_tensor(index, tensor, source.buffers, dtypes) for index, tensor in enumerate(_list(main.tensors)))
-    operators = tuple(_operator(index, operator, codes) for index, operator in enumerate(_list(main.operators)))
+    codes = [_operator_code(code, builtins) for code in source.operatorCodes]
+    tensors = tuple(_tensor(index, tensor, source.buffers, dtypes) for index, tensor in enumerate(main.tensors))
+    operators = tuple(_operator(index, operator, codes) for index, operator in enumerate(main.operators))
     produced: set[int] = set()
     for operator in operators:
         _verify(operator, tensors, produced, allowance)
@@ -339,10 +356,6 @@ def _verify(operator: Operator, tensors: tuple[Tensor, ...], produced: set[int],
     if not produced.isdisjoint(operator.outputs):
         raise ValueError(f"operator {operator.index} writes a tensor that another operator has written")
     produced.update(operator.outputs)
-
-
-def _list(items: Any) -> list[Any]:
-    return [] if items is None else list(items)
 
 
 def _integers(items: Any) -> tuple[int, ...]:

@@ -30,7 +30,7 @@ def expand(source: Any, schema: Any, dtypes: dict[int, str], allowance: Allowanc
         ValueError: the parameters of a constant do not fit its shape or its data.
     """
     for subgraph in source.subgraphs:
-        for index, tensor in enumerate(subgraph.tensors or []):
+        for index, tensor in enumerate(subgraph.tensors):
             if tensor.sparsity is not None and tensor.buffer:
                 _expand_tensor(source, schema, tensor, index, dtypes, allowance)
         _remove_densify(source, schema, subgraph)
@@ -130,7 +130,7 @@ def _integers(numbers: Any) -> list[int]:
 def _remove_densify(source: Any, schema: Any, subgraph: Any) -> None:
     """Remove the operators DENSIFY, whose constants are expanded: their outputs become the constants."""
     kept = []
-    for operator in subgraph.operators or []:
+    for operator in subgraph.operators:
         code = source.operatorCodes[operator.opcodeIndex]
         inputs, outputs = _integers(operator.inputs), _integers(operator.outputs)
         if code.builtinCode != schema.BuiltinOperator.DENSIFY or len(inputs) != 1 or len(outputs) != 1:
@@ -141,5 +141,4 @@ def _remove_densify(source: Any, schema: Any, subgraph: Any) -> None:
             kept.append(operator)
             continue
         output.buffer = constant.buffer
-    if subgraph.operators is not None:
-        subgraph.operators = kept
+    subgraph.operators = kept

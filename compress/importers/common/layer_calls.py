@@ -25,7 +25,7 @@ class NotImportedError(Exception):
     """An operator or a function has no counterpart in Keras; the message gives the reason in a few words."""
 
 
-NOT_MADE = (NotImportedError, ArithmeticError, LookupError, TypeError, ValueError)
+NOT_MADE = (NotImportedError, ArithmeticError, IndexError, ValueError)
 """Exceptions of a rule: an untrusted file may hold values that no rule expects."""
 
 

@@ -182,7 +182,7 @@ def check(graph: Graph, target: Target, *, all_subgraphs: bool = False) -> Check
     """
     try:
         return _check(graph, target, all_subgraphs)
-    except (IndexError, KeyError, ValueError, TypeError, ZeroDivisionError, OverflowError) as error:
+    except (IndexError, ValueError, ZeroDivisionError, OverflowError) as error:
         raise ModelError(f"an operator is invalid ({error}): the file is damaged") from error
 
 

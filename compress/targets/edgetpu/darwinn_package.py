@@ -194,7 +194,7 @@ def read_dma_hints(options: bytes) -> tuple[DmaHints, ...]:
         package = PackageTable.root(memoryview(payload), allowance, 0)
         multi = package.nested(package.extent(1))
         return tuple(_dma_hints(multi.nested(extent)) for extent in multi.extents(0))
-    except (struct.error, IndexError, ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
+    except (struct.error, IndexError, ValueError, KeyError, RecursionError, OverflowError) as error:
         raise ModelError(f"its {OPERATOR} has damaged DMA hints ({error})") from error
 
 
@@ -244,7 +244,7 @@ def read(options: bytes, position: int = 0) -> DarwinnPackage:
     try:
         payload, start = _payload(options)
         return _package(payload, position + start)
-    except (struct.error, IndexError, ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
+    except (struct.error, IndexError, ValueError, KeyError, RecursionError, OverflowError) as error:
         raise ModelError(
             f"its {OPERATOR} holds no Edge TPU package ({error}): the vendor's compiler did not make this file",
             hint="compile the original model with edgetpu_compiler",

@@ -154,7 +154,7 @@ def estimate(
         raise ModelError(checked.placement.summary, hint=_rejection_advice(graph, target))
     try:
         return _estimate(graph, target, host, clock, compiled, checked)
-    except (IndexError, KeyError, ValueError, TypeError, ZeroDivisionError, OverflowError) as error:
+    except (IndexError, ValueError, ZeroDivisionError, OverflowError) as error:
         raise ModelError(f"an operator is invalid ({error}): the file is damaged") from error
 
 

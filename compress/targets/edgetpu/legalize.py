@@ -146,16 +146,7 @@ def legalize(
         raise ModelError(f"has an input of {largest:,} elements", allowed=f"at most {MAX_INPUT_ELEMENTS:,}")
     try:
         return _legalize(graph, target, inputs, io)
-    except (
-        MemoryError,
-        IndexError,
-        KeyError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        ZeroDivisionError,
-        OverflowError,
-    ) as error:
+    except (MemoryError, IndexError, ValueError, ZeroDivisionError, OverflowError) as error:
         raise ModelError(f"an operator is invalid ({error}): the file is damaged") from error
 
 
