@@ -170,13 +170,18 @@ def _named(
     tensors: Sequence[TensorDescription], first: Sequence[TensorDescription], names: Sequence[str]
 ) -> list[dict[str, Any]]:
     """Return tensors with these names, or with those of the first model of the bundle."""
-    chosen = list(names) if len(names) == len(tensors) else [plain_name(tensor.tensor) for tensor in first]
+    chosen = list(names) if len(names) == len(tensors) else list(map(_application_name, first))
     if len(chosen) + 1 == len(tensors) and tensors[-1].tensor.startswith(EMBEDDING):
         chosen.append("embedding")  # of the quantized model alone
     if len(chosen) != len(tensors):
-        chosen = [plain_name(tensor.tensor) for tensor in tensors]
+        chosen = list(map(_application_name, tensors))
     pairs = zip(tensors, unique_names(chosen), strict=True)
     return [tensor._replace(name=name).to_json() for tensor, name in pairs]
+
+
+def _application_name(tensor: TensorDescription) -> str:
+    """Return the name of a tensor for applications: that of the file's signature, if there is one."""
+    return tensor.name if tensor.name != tensor.tensor else plain_name(tensor.tensor)
 
 
 def plain_name(tensor: str) -> str:

@@ -193,6 +193,17 @@ class Graph:
         """Return the custom operators with a name."""
         return [operator for operator in self.operators if operator.custom and operator.name == name]
 
+    @property
+    def named_outputs(self) -> dict[int, str]:
+        """The names of several outputs in the only signature, by tensor; empty if there is no such signature.
+
+        The names of the tensors are numbered in another order: PartitionedCall:2 is output_10 of 12 outputs.
+        """
+        signatures = self.source.signatureDefs or []
+        if len(signatures) != 1 or len(self.outputs) < 2:
+            return {}
+        return {int(entry.tensorIndex): _text(entry.name or "") for entry in signatures[0].outputs or []}
+
     @cached_property
     def consumers(self) -> dict[int, list[Operator]]:
         """The operators that read each tensor."""

@@ -62,7 +62,11 @@ class LoadedModel:
                 _refuse_without_scale(end, detail, path)
         self._settle_shapes()
         self.input_tensors = TensorDescription.of(self.inputs)
-        self.output_tensors = TensorDescription.of(self.outputs)
+        named = graph.read(path).named_outputs
+        self.output_tensors = [
+            tensor._replace(name=named.get(detail["index"], tensor.name))
+            for tensor, detail in zip(TensorDescription.of(self.outputs), self.outputs, strict=True)
+        ]
         self.lookup = self._lookup()
         self.input_layout = TensorLayout.of(self.input_tensors)
         if self.lookup is not None:

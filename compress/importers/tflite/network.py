@@ -83,12 +83,12 @@ class TfliteNetworkBuilder(NetworkBuilder[TfliteValue]):
     batch: int
     values: dict[int, TfliteValue] = field(default_factory=dict)
 
-    def name(self, tensor_name: str) -> str:
+    def name(self, tensor_name: str, suffix: str = "") -> str:
         """Return a free valid layer name for a tensor name: "model/stem/conv/Relu" gives stem_conv."""
         parts = [part for part in tensor_name.split(";", 1)[0].split("/") if part]
         while len(parts) > 1 and parts[-1][0].isupper():  # names that TensorFlow gives to operations
             parts.pop()
-        return free_name("_".join(parts[1:][-2:] or parts), self.layers)
+        return free_name("_".join(parts[1:][-2:] or parts) + suffix, self.layers)
 
     def input(self, index: int) -> TfliteValue:
         """Add an input of the graph as an input of the network."""
@@ -189,8 +189,9 @@ class TfliteCall(NetworkCall[TfliteValue]):
         return self.builder
 
     def layer_name(self) -> str:
-        """Return a free name, after the operator's first output."""
-        return self.builder.name(self.output.name or self.operator.name.lower())
+        """Return a free name, after the operator's first output; that of an output belongs to the fused activation."""
+        is_before = self.option("fusedActivationFunction") and self.output.index in self.builder.plain.graph.outputs
+        return self.builder.name(self.output.name or self.operator.name.lower(), "_linear" if is_before else "")
 
     def placed(self, value: TfliteValue, *axes: int) -> PlacedTfliteValue:
         """Return the value with a dimension for each axis; none of `axes` is the batch of the network."""
@@ -219,13 +220,13 @@ class TfliteCall(NetworkCall[TfliteValue]):
             return value
         if number not in ACTIVATIONS:
             raise NotImportedError(f"its activation is number {number}")
-        return self.activation(ACTIVATIONS[number], value)
+        return self.activation(ACTIVATIONS[number], value, name=self.builder.name(self.output.name))
 
-    def activation(self, name: str, value: TfliteValue) -> TfliteValue:
+    def activation(self, kind: str, value: TfliteValue, **config: Any) -> TfliteValue:
         """Apply an activation by its Keras name."""
-        if name == "relu_n1_to_1":
-            return self.operation(NUMPY, "Clip", {"x_min": -1.0, "x_max": 1.0}, [value], value)
-        return self.layer("Activation", {"activation": name}, [value], value)
+        if kind == "relu_n1_to_1":
+            return self.operation(NUMPY, "Clip", {"x_min": -1.0, "x_max": 1.0, **config}, [value], value)
+        return self.layer("Activation", {"activation": kind, **config}, [value], value)
 
 
 class PlacedTfliteValue(PlacedValue[TfliteValue]):

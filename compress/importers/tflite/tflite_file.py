@@ -27,6 +27,7 @@ from compress.ir.keras_graph import LayerOutput, tensors_in
 from compress.tflite import comparison, dequantization, detection_postprocess, dilation, float_graph, graph
 from compress.tflite.dequantization import Dequantized, InputRange
 from compress.tflite.detection_postprocess import PostProcess
+from compress.tflite.edit import Edit
 from compress.tflite.float_graph import Plain
 from compress.tflite.graph import Graph
 
@@ -121,11 +122,24 @@ def read(path: Path) -> TfliteFile:
     if not float_graph.is_float(parsed):
         return TfliteFile(path, parsed, postprocess=postprocess)
     try:
-        plain = float_graph.plain(parsed if postprocess is None else detection_postprocess.decoded(parsed, postprocess))
+        named = _with_signature_names(parsed)
+        plain = float_graph.plain(named if postprocess is None else detection_postprocess.decoded(named, postprocess))
         return TfliteFile(path, parsed, plain, build_network(_with_dilated_convolutions(plain), RULES), postprocess)
     except ModelError as error:
         error.where = str(path)
         raise
+
+
+def _with_signature_names(parsed: Graph) -> Graph:
+    """Return the graph with the names of its signature for its outputs: layers have the names of their tensors."""
+    names = parsed.named_outputs
+    if not names:
+        return parsed
+    edit = Edit(parsed)
+    for index in dict.fromkeys(parsed.outputs):
+        if names.get(index) and index not in parsed.inputs:
+            edit.rename(index, names[index])
+    return edit.graph()
 
 
 def in_float(file: TfliteFile) -> TfliteFile:
@@ -137,7 +151,7 @@ def in_float(file: TfliteFile) -> TfliteFile:
     if file.plain is not None:
         return file
     try:
-        both = dequantization.dequantize(file.graph)
+        both = dequantization.dequantize(_with_signature_names(file.graph))
         postprocess = detection_postprocess.read(both.graph)
         plain = float_graph.plain(
             both.graph if postprocess is None else detection_postprocess.decoded(both.graph, postprocess)

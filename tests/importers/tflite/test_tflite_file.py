@@ -23,6 +23,7 @@ from compress.importers.tflite import tflite_file
 from compress.importers.tflite.ops import layers as tflite_rules
 from compress.quantization import export
 from compress.tflite import dequantization, graph
+from compress.tflite.interpreter import LoadedModel
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -310,3 +311,36 @@ def fully_connected() -> Any:
         "y": Tensor((1, 2), "FLOAT32", None, ()),
     }
     return tensors, [Op("FULLY_CONNECTED", ["x", "w", ""], ["y"])], ["x"], ["y"]
+
+
+def test_outputs_have_the_names_of_the_signature(written: Written) -> None:
+    """The converter numbers the tensors in another order than the signature's outputs."""
+    from ai_edge_litert import schema_py_generated as schema
+
+    names = [f"PartitionedCall:{number}" for number in range(3)]
+    tensors = {name: Tensor((1, 4), "FLOAT32", None, ()) for name in ("x", *names)}
+    kinds = ("RELU", "TANH", "LOGISTIC")
+    operators = [Op(kind, ["x"], [name]) for kind, name in zip(kinds, names, strict=True)]
+    parsed = graph.parse(content(tensors, operators, ["x"], [names[2], names[0], names[1]]))
+    signature = schema.SignatureDefT()
+    signature.signatureKey, signature.inputs, signature.outputs = b"serving_default", [], []
+    for name, index in (("output_1", 1), ("output_10", 2), ("output_2", 3)):
+        entry = schema.TensorMapT()
+        entry.name, entry.tensorIndex = name.encode(), index
+        signature.outputs.append(entry)
+    parsed.source.signatureDefs = [signature]
+    path = written(graph.serialize(parsed))
+    assert [tensor.name for tensor in LoadedModel(path, reproducible=True).output_tensors] == [
+        *("output_2", "output_1", "output_10")
+    ]
+    imported = model_file.load(model_file.read(path)).model
+    assert imported.output_names == ["output_2", "output_1", "output_10"]
+    x = np.array([[-2, -1, 0, 1]], np.float32)
+    np.testing.assert_allclose(np.asarray(imported(x)[2]), np.tanh(x), atol=1e-6)
+
+
+def test_an_output_with_a_fused_activation_has_its_name(written: Written) -> None:
+    tensors = fully_connected()[0]
+    operators = [Op("FULLY_CONNECTED", ["x", "w", ""], ["y"], 1, {"fusedActivationFunction": 1})]
+    imported = model_file.load(model_file.read(written(content(tensors, operators, ["x"], ["y"])))).model
+    assert [layer.name for layer in imported.layers] == ["x", "y_linear", "y"]
