@@ -58,9 +58,11 @@ def run(module: str, content: bytes, timeout_s: float) -> ChildResult:
     reports: List[Dict[str, Any]] = []
     for line in stdout.splitlines():
         try:
-            reports.append(dict(json.loads(line.decode("utf-8", "replace"))))
-        except (ValueError, TypeError):  # a crash cut the line
+            report = json.loads(line.decode("utf-8", "replace"))
+        except ValueError:  # a crash cut the line
             continue
+        if isinstance(report, dict):
+            reports.append(report)
     return ChildResult(reports, stderr.decode("utf-8", "replace"), returncode)
 
 

@@ -121,10 +121,14 @@ def _outputs(path: str) -> List[str]:
     with open(path, "rb") as stream:
         content = stream.read(MAX_DESCRIPTION_BYTES)
     try:
-        names = [output["name"] for output in json.loads(content.decode("utf-8"))["outputs"]]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        description = json.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
         raise ArgumentError("%s is damaged: %s" % (path, first_line(error)), "split the model again")
-    if not all(isinstance(name, str) for name in names):
+    outputs = description.get("outputs") if isinstance(description, dict) else None
+    if not isinstance(outputs, list):
+        raise ArgumentError("%s is damaged: it has no list of outputs" % path, "split the model again")
+    names = [output["name"] for output in outputs if isinstance(output, dict) and isinstance(output.get("name"), str)]
+    if len(names) < len(outputs):
         raise ArgumentError("%s is damaged: an output has no name" % path, "split the model again")
     return names
 

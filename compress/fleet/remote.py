@@ -238,12 +238,13 @@ class AgentSession:
     def _answer(self) -> Any:
         try:
             answer = json.loads(self._line())
-            if "error" not in answer:
-                return answer["answer"]
-            error = dict(answer["error"])
-        except (ValueError, KeyError, TypeError) as problem:
+        except (ValueError, RecursionError) as problem:
             raise DeploymentError("its answer is invalid", where=str(self.address)) from problem
-        raise StepRefusedError(error, str(self.address))
+        if isinstance(answer, dict) and isinstance(answer.get("error"), dict):
+            raise StepRefusedError(answer["error"], str(self.address))
+        if not isinstance(answer, dict) or "error" in answer or "answer" not in answer:
+            raise DeploymentError("its answer is invalid", where=str(self.address))
+        return answer["answer"]
 
     def _lost(self) -> DeploymentError:
         """Return the error for a connection that ended, from the messages of ssh and of the device."""

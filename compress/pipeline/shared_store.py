@@ -22,7 +22,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from compress.artifact import Artifact, Facts, Kind
 from compress.files import explain, file_digest
@@ -271,18 +270,21 @@ def _verified(content: bytes, digest: str) -> Manifest:
         DamagedError: it is invalid, or another one's.
     """
     try:
-        value: dict[str, Any] = json.loads(content)
-        files, facts = value["files"], value["facts"]
-        is_known = isinstance(files, dict) and isinstance(facts, dict) and len(files) <= FILES
-        if not is_known or not all(NAME.fullmatch(name) and name != MANIFEST for name in files):
+        value = json.loads(content)
+        if not isinstance(value, dict) or not isinstance(value.get("seconds"), int | float):
+            raise DamagedError(f"{MANIFEST} is invalid")
+        files, facts = value.get("files"), value.get("facts")
+        if not isinstance(files, dict) or not isinstance(facts, dict) or len(files) > FILES:
+            raise DamagedError(f"{MANIFEST} is invalid")
+        if not all(NAME.fullmatch(name) and name != MANIFEST for name in files):
             raise DamagedError(f"{MANIFEST} has names or values that are not allowed")
         if artifact_digest(value) != digest:
             raise DamagedError(f"{MANIFEST} is damaged")
         seconds = float(value["seconds"])
         if not math.isfinite(seconds):
             raise ValueError("it took no finite time")
-        return Manifest(digest, Kind(value["kind"]), files, facts, seconds)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        return Manifest(digest, Kind(str(value.get("kind"))), files, facts, seconds)
+    except (ValueError, RecursionError) as error:
         raise DamagedError(f"{MANIFEST} is invalid") from error
 
 

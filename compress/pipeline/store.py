@@ -82,14 +82,14 @@ class Store:
         folder = self.folder / "artifacts" / digest
         try:
             content = json.loads((folder / MANIFEST).read_bytes())
-            if artifact_digest(content) != digest:
+            if not isinstance(content, dict) or artifact_digest(content) != digest:
                 return None
             if any(file_digest(folder / name) != expected for name, expected in content["files"].items()):
                 return None
             return Artifact(
                 digest, Kind(content["kind"]), folder, content["files"], content["facts"], content["seconds"]
             )
-        except (FileNotFoundError, ValueError, KeyError, TypeError, NotADirectoryError):
+        except (FileNotFoundError, ValueError, KeyError, RecursionError, NotADirectoryError):
             return None
         except OSError as error:
             raise explain(error, "the store cannot be read", self.folder) from error

@@ -36,6 +36,7 @@ from data_files import example, form, record, riff
 from inspection_text import DifferentError, inspection_text
 from paths import ROOT, SHARED
 from PIL import Image
+from sparse_files import content, encoded, sparse_values
 
 from compress.errors import CorallineError
 
@@ -118,6 +119,7 @@ def tflite_seeds() -> Sequence[Seed]:
     return [
         Seed("m.tflite", tiny.classifier()),
         Seed("m.tflite", tiny.classifier(int8=False)),
+        Seed("m.tflite", content(*encoded(sparse_values(), (0, 1, 2), {1: 4}, {1}, "Uint8Vector"), densify=True)),
         *(Seed("m.tflite", path.read_bytes(), is_ours=False) for path in small_real_models()),
         *corpus("tflite", "m.tflite"),
     ]

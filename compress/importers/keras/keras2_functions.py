@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from compress.errors import cause_of
 from compress.importers.common.layer_calls import MATH, NUMPY, NotImportedError
 from compress.importers.keras import keras2_operations as operations
 from compress.importers.keras import keras2_shapes as shapes
@@ -142,8 +143,7 @@ def call(layer: Any, step: FunctionCall, args: tuple[Any, ...], kwargs: Mapping[
             return counterpart.call(step, args, kwargs)
         return _node_call(layer, step, args[0])
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise NotImportedError(lines[0][:200]) from error
+        raise NotImportedError(cause_of(error)) from error
 
 
 def _node_call(layer: Any, step: FunctionCall, call_inputs: Any) -> Any:
