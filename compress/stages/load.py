@@ -482,12 +482,14 @@ class NewHead(_Load):
 class LoadKeras(_Import):
     """Load a Keras file, or the Keras model of a SavedModel folder."""
 
+    version: ClassVar[int] = 2
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "tf-keras")
 
 
 class ImportTflite(_Import):
     """Rebuild a float .tflite file with Keras layers."""
 
+    version: ClassVar[int] = 2
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "ai-edge-litert")
 
 
@@ -500,12 +502,14 @@ class ImportOnnx(_Import):
 class DequantizeTflite(_Import):
     """Rebuild a quantized .tflite file with Keras layers and the real values of its weights."""
 
+    version: ClassVar[int] = 2
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "ai-edge-litert")
 
 
 class LoadFloatTflite(_Load):
     """Load a float .tflite file with operators that have no Keras layers; only `quantize` can use it."""
 
+    version: ClassVar[int] = 2
     produces: ClassVar[Kind] = Kind.FLOAT_TFLITE
 
     problems: tuple[str, ...] = ()
@@ -536,7 +540,6 @@ class LoadFloatTflite(_Load):
 class ConvertSavedModel(LoadFloatTflite):
     """Convert a SavedModel folder without a Keras model to a float .tflite file, which only `quantize` can use."""
 
-    version: ClassVar[int] = 2
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "ai-edge-litert")
 
     signature: str
@@ -563,6 +566,7 @@ class ConvertSavedModel(LoadFloatTflite):
 class LoadTflite(_Load):
     """Load a quantized .tflite file."""
 
+    version: ClassVar[int] = 2
     produces: ClassVar[Kind] = Kind.TFLITE
 
     def kind_reason(self) -> str:

@@ -85,3 +85,8 @@ def test_maps_of_inputs_and_outputs_keep_their_names(keras: Any, tmp_path: Path)
         "y_a": [[3] * 3],
         "y_b": [[20] * 3],
     }
+
+
+def test_random_outputs_are_left_out(keras: Any, tmp_path: Path) -> None:
+    """Dropout that is always active differs from run to run, so it does not show whether samples are mixed."""
+    assert loaded(keras, tmp_path, lambda x: keras.layers.Dropout(0.5)(x, training=True), None).input_shape == (None, 6)

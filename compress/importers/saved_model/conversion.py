@@ -98,6 +98,8 @@ def choose_signature(content: Content, name: str | None) -> Signature:
     signature = content.signatures[names.index(chosen)]
     for port in signature.inputs:
         _check_input(port, where)
+    if texts := [port.name for port in signature.outputs if port.dtype == "string"]:
+        raise ModelError(f"its output {texts[0]!r} is text", where=where, allowed="numbers")
     return signature
 
 

@@ -191,7 +191,11 @@ class TfliteCall(NetworkCall[TfliteValue]):
     def layer_name(self) -> str:
         """Return a free name, after the operator's first output; that of an output belongs to the fused activation."""
         is_before = self.option("fusedActivationFunction") and self.output.index in self.builder.plain.graph.outputs
-        return self.builder.name(self.output.name or self.operator.name.lower(), "_linear" if is_before else "")
+        return self.builder.name(self._own_name, "_linear" if is_before else "")
+
+    @property
+    def _own_name(self) -> str:
+        return self.output.name or self.operator.name.lower()
 
     def placed(self, value: TfliteValue, *axes: int) -> PlacedTfliteValue:
         """Return the value with a dimension for each axis; none of `axes` is the batch of the network."""
@@ -220,7 +224,7 @@ class TfliteCall(NetworkCall[TfliteValue]):
             return value
         if number not in ACTIVATIONS:
             raise NotImportedError(f"its activation is number {number}")
-        return self.activation(ACTIVATIONS[number], value, name=self.builder.name(self.output.name))
+        return self.activation(ACTIVATIONS[number], value, name=self.builder.name(self._own_name))
 
     def activation(self, kind: str, value: TfliteValue, **config: Any) -> TfliteValue:
         """Apply an activation by its Keras name."""
