@@ -9,9 +9,9 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, NoReturn, Self, cast, get_args
 
 from pydantic import Field
 
@@ -72,17 +72,34 @@ def refused_host(target: Target, host: str | None, clock: str | None) -> Refusal
     return None
 
 
+class Undeclared:
+    """A stand-in for a part of the context that is not in `needs`. Every use of it is an error."""
+
+    def __init__(self, need: Need) -> None:
+        self.__dict__["need"] = need
+
+    def _refuse(self, *_: object) -> NoReturn:
+        need = self.__dict__["need"]
+        raise AssertionError(f"the context's {need!r} is used, but is not in `needs`: the key would not depend on it")
+
+    __getattr__ = __getitem__ = __call__ = __iter__ = __bool__ = __eq__ = __ne__ = __hash__ = _refuse
+    __str__ = __repr__ = __format__ = __index__ = __int__ = __float__ = __add__ = __radd__ = __reduce_ex__ = _refuse
+
+
 @dataclass(frozen=True)
 class Context:
     """The input of a stage or probe in addition to its artifact.
 
+    The key of an artifact contains what is in `needs`, and `specification`, which is a fact of the input. The other
+    attributes are not in the key: with other values, the same artifact is made, or none.
+
     Attributes:
-        name: the name of the pipeline.
+        name: the name of the pipeline; only with "name" in `needs`.
         folder: an empty folder; the files that are written to it become the artifact.
-        data: the data set; only for stages and probes with "data" in `needs`.
+        data: the data set; only with "data" in `needs`.
         original: the model that others are compared with; only with "original" in `needs`.
         target: the target; only with "target" in `needs`.
-        seed: the seed of the run.
+        seed: the seed of the run; only with "seed" in `needs`.
         trust: whether the user allows code that comes with the model.
         progress: the receiver of progress and notes.
         unfinished: a folder for the state of interrupted work, which the next attempt reads; None: nothing is kept.
@@ -107,6 +124,11 @@ class Context:
     execution: Execution = field(default_factory=Execution)
     profile: Profile | None = None
 
+    def only(self, needs: frozenset[Need]) -> Context:
+        """Return the context without what is not in `needs`."""
+        undeclared = [need for need in get_args(Need) if need not in needs]
+        return replace(self, **{need: cast(Any, Undeclared(need)) for need in undeclared})
+
 
 class Work(Settings):
     """The common base of stages and probes: a name, a version, and the dependencies of the result."""
@@ -116,7 +138,8 @@ class Work(Settings):
     version: ClassVar[int] = 1
     """To be increased by every change of the result for the same settings."""
     needs: ClassVar[frozenset[Need]] = frozenset()
-    """The dependencies of the result, in addition to settings, version, environment and input."""
+    """The dependencies of the result, in addition to settings, version, environment and input. The context of `run` has
+    no others (`Context.only`)."""
     tools: ClassVar[tuple[str, ...]] = ()
     """The distributions whose versions matter to the result."""
 

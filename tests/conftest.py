@@ -15,6 +15,7 @@ import hypothesis
 import pytest
 import stand_in
 import tiny
+import works
 
 MOUNT, UMOUNT = (shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin") for name in ("mount", "umount"))
 
@@ -35,6 +36,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     tensorflow = {item.path for item in items if item.get_closest_marker("tensorflow")}
     items.sort(key=lambda item: (item.path not in slow, item.path not in tensorflow))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _only_what_is_declared() -> Iterator[None]:
+    """Give every stage and probe of the product the context that the runner gives: with what it declares in `needs`."""
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in works.KINDS:
+            if "run" in vars(kind):
+                patch.setattr(kind, "run", works.with_declared_context(kind.run))
+        yield
 
 
 @pytest.fixture

@@ -184,7 +184,7 @@ def _run(stage: Stage, model: Any, data: Dataset, seed: int, target: str, folder
     results = folder / "result"
     results.mkdir()
     context = Context("model", results, data, reference, chosen, seed, trust=False, progress=SILENT)
-    facts = stage.run(first, context)
+    facts = stage.run(first, context.only(stage.needs))
     return _artifact(stage.produces, results, facts)
 
 

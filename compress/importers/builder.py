@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
+import sys
 from collections.abc import Callable, Mapping
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,6 +17,8 @@ from compress.resources import shipped
 from compress.suggestions import listing, nearest
 
 FUNCTION = "build"
+PACKAGES = frozenset({"site-packages", "dist-packages"})
+"""The names of the folders of installed packages."""
 DETECTOR = "detector"
 """The function that says where the anchors stand, in builders of models that find objects."""
 
@@ -64,11 +68,7 @@ def check_arguments(path: Path, function: str, arguments: Mapping[str, Any]) -> 
     """
     if not arguments:
         return
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError) as error:
-        raise ModelError(f"cannot be read: {reason_of(error)}", where=str(path)) from error
-    for node in tree.body:
+    for node in _parsed(path).body:
         if isinstance(node, ast.FunctionDef) and node.name == function and node.args.kwarg is None:
             known = [
                 argument.arg for argument in (*node.args.args[2:], *node.args.kwonlyargs) if argument.arg != "trained"
@@ -81,6 +81,54 @@ def check_arguments(path: Path, function: str, arguments: Mapping[str, Any]) -> 
                         allowed=listing(known),
                         hint=nearest(name, known),
                     )
+
+
+def imported_files(path: Path) -> list[Path]:
+    """Return the files that a builder imports, directly or not; of a package, all its files. Nothing is run.
+
+    Installed packages are left out: their versions are part of the key where they matter.
+
+    Raises:
+        ModelError: a file is not a Python program.
+    """
+    ours = {Path(sys.prefix), Path(sys.base_prefix), shipped("models").parent}
+    folders = [entry for entry in sys.path if ours.isdisjoint((Path(entry), *Path(entry).parents))]
+    folders = [entry for entry in folders if PACKAGES.isdisjoint(Path(entry).parts)]
+    files: list[Path] = []
+    waiting = [path]
+    while waiting:
+        for name in _imported_names(waiting.pop()):
+            spec = PathFinder.find_spec(name, folders)
+            if spec is None:
+                continue
+            packages = [file for folder in spec.submodule_search_locations or () for file in Path(folder).rglob("*.py")]
+            new = [file for file in packages or [Path(spec.origin or "")] if file.suffix == ".py" and file not in files]
+            files += new
+            waiting += new
+    return sorted(files)
+
+
+def _imported_names(path: Path) -> set[str]:
+    """Return the names of the modules and packages that a file imports, without their submodules."""
+    names: set[str] = set()
+    for node in ast.walk(_parsed(path)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+    return names
+
+
+def _parsed(path: Path) -> ast.Module:
+    """Return a Python file as a syntax tree.
+
+    Raises:
+        ModelError: the file cannot be read, or is not a Python program.
+    """
+    try:
+        return ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError) as error:
+        raise ModelError(f"cannot be read: {reason_of(error)}", where=str(path)) from error
 
 
 def build(

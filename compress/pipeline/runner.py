@@ -302,6 +302,7 @@ class PipelineRun:
         if context.profile is not None:
             context = replace(context, progress=context.profile.watching(context.progress))
         _start_tensorflow(work, context.progress)
+        context = context.only(work.needs)
         if isinstance(work, Probe):
             return work.run(inputs, context)
         facts = work.run(subject, context)

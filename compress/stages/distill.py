@@ -103,7 +103,10 @@ class Distill(Stage, TrainingSettings, DistillationSettings):
         except OSError as error:
             where = str(error.filename)
             raise ModelError(f"cannot be read: {error.strerror}", where=where, hint="check distill.teachers") from error
-        student = None if self.student is None else self.student.loader(Path(), trust=True).identity()
+        student = None
+        if self.student is not None:
+            loader = self.student.loader(Path(), trust=True)
+            student = {**loader.identity(), "version": loader.version, "environment": loader.environment()}
         return {**super().identity(), "teachers": digests, "student": student}
 
     def run(self, artifact: Artifact, context: Context) -> Facts:

@@ -52,6 +52,7 @@ class _Load(Stage):
 
     consumes: ClassVar[frozenset[Kind]] = frozenset()
     name: ClassVar[str] = "load"
+    needs: ClassVar[frozenset[Need]] = frozenset({"data"})
 
     path: Path
     """The file."""
@@ -180,6 +181,9 @@ class Build(_Load):
         settings = super().identity()
         if not self.arguments:
             del settings["arguments"]
+        imports = builders.imported_files(self.path)
+        if imports:
+            settings["imports"] = [model_file.content_digest(file) for file in imports]
         for name in ("backbone", "weights"):
             path = getattr(self, name)
             del settings[name]
@@ -263,7 +267,6 @@ class _Import(_Load):
     """Import of a file as a Keras model, which every stage can work on."""
 
     produces: ClassVar[Kind] = Kind.KERAS
-    needs: ClassVar[frozenset[Need]] = frozenset({"data"})
     imports_tensorflow: ClassVar[bool] = True
 
     shapes: dict[str, list[int]] = {}

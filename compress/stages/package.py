@@ -31,7 +31,7 @@ class Package(Stage):
     version: ClassVar[int] = 6
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.TFLITE, Kind.COMPILED})
     produces: ClassVar[Kind] = Kind.BUNDLE
-    needs: ClassVar[frozenset[Need]] = frozenset({"data", "original", "name"})
+    needs: ClassVar[frozenset[Need]] = frozenset({"data", "original", "target", "name"})
     tools: ClassVar[tuple[str, ...]] = ("ai-edge-litert", "keras", "numpy", "tensorflow", "tf-keras")
 
     golden: Annotated[int, Field(ge=1, le=100)] = 4

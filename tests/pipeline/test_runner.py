@@ -138,6 +138,10 @@ def test_the_original_is_the_model_before_the_first_change(project: Project, out
 # --- steps that run again ---------------------------------------------------------------
 
 
+OF_DATA = ["model", "seeded", "package"]
+"""The stages whose results depend on the data: a quantized model is read for the task and the classes."""
+
+
 def changed(first: dict[str, str]) -> list[str]:
     return [name for name, status in first.items() if status == "done"]
 
@@ -169,9 +173,8 @@ def test_a_changed_setting_makes_anew_only_what_depends_on_it(
         ({"name": "other"}, ["package"]),
         ({"budget": {"size_bytes": 10**6}}, []),
         ({"measure": {"latency": {"runs": 6}}}, []),
-        ({"data": {"source": {"npz": {"file": "data.npz"}}, "split": {"seed": 3}}}, ["seeded", "package"]),
-        ({"data": {"source": {"npz": {"file": "data.npz"}}, "preprocess": [{"scale": {"from": [0, 2]}}]}},
-         ["seeded", "package"]),
+        ({"data": {"source": {"npz": {"file": "data.npz"}}, "split": {"seed": 3}}}, OF_DATA),
+        ({"data": {"source": {"npz": {"file": "data.npz"}}, "preprocess": [{"scale": {"from": [0, 2]}}]}}, OF_DATA),
     ],
 )  # fmt: skip
 def test_a_changed_key_makes_anew_only_what_depends_on_it(
@@ -188,7 +191,7 @@ def test_other_data_and_another_model_are_noticed(project: Project, out: Path) -
     x = np.load(path.parent / "data.npz")["x"]
     x[0, 0, 0, 0] += 0.25
     np.savez(path.parent / "data.npz", x=x, y=np.arange(len(x)) % 3)
-    assert changed(run(path, out)[0]) == ["seeded", "package"]
+    assert changed(run(path, out)[0]) == OF_DATA
     (path.parent / "model.tflite").write_bytes(tiny.classifier(seed=5))
     assert changed(run(path, out)[0]) == ["model", "seeded", "package"]
 
@@ -397,12 +400,12 @@ def test_data_with_nan(project: Project, out: Path) -> None:
     assert (record["error"]["stage"], record["error"]["exit_code"]) == ("package", 3)
 
 
-def test_missing_data_is_told_before_any_work_on_it(project: Project, out: Path) -> None:
+def test_missing_data_is_reported_before_any_work_on_it(project: Project, out: Path) -> None:
     path = project(["compile", "package"])
     (path.parent / "data.npz").unlink()
     error, record, _ = failed(path, out, DataError)
     assert f"{path.parent}/data.npz: cannot be read: No such file or directory" in str(error)
-    assert tiny.statuses(record)["package"] == "failed"
+    assert tiny.statuses(record) == {"model": "failed", "compile": "not run", "package": "not run"}
 
 
 def test_a_file_where_the_folder_should_be(project: Project, out: Path) -> None:
