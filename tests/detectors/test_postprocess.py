@@ -264,6 +264,24 @@ def test_a_file_becomes_a_bundle_that_finds_the_same(keras: Any, tmp_path: Path,
 
 
 @pytest.mark.tensorflow
+def test_another_task_reads_the_file_again(keras: Any, tmp_path: Path) -> None:
+    """A run in the same store that knows the model as a detector does not get the file of one that does not."""
+    images = np.random.default_rng(0).random((64, SIDE, SIDE, 3), np.float32)
+    np.savez(tmp_path / "photos.npz", images=images)
+    path, _ = file_of(keras, tmp_path, images)
+    as_detector = PIPELINE.format(detector="auto", stages="[package: {}]")
+    as_numbers = as_detector.replace(", detector: auto", "").replace("  task: unlabelled_detection\n", "")
+    models = []
+    for text in (as_numbers, as_detector, as_numbers):
+        (tmp_path / "p.yaml").write_text(text)
+        run(load(tmp_path / "p.yaml"), tmp_path / "runs", tiny.Notes())
+        bundle = Bundle((tmp_path / "runs" / "ssd" / "ssd.coralline").read_bytes())
+        ends_with_operator = bool(graph.parse(bundle.content("int8")).custom_operators(detection_postprocess.NAME))
+        models.append((ends_with_operator, bundle.detector is not None))
+    assert models == [(True, False), (False, True), (True, False)]
+
+
+@pytest.mark.tensorflow
 def test_a_float_file_says_its_anchors_and_thresholds(keras: Any, tmp_path: Path) -> None:
     from compress.detectors.detector_model import detector_model
     from compress.importers import model_file
