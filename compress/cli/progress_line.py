@@ -89,7 +89,7 @@ def left(reading: Reading) -> str:
         return f"{about(reading.left)} left"
     if reading.left_of_phase is not None and reading.phases:
         return f"{about(reading.left_of_phase)} left of {reading.phase_name or 'this phase'}"
-    return ""
+    return "" if reading.fraction is None else "estimating the time left"
 
 
 def about(seconds: float) -> str:

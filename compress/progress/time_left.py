@@ -12,7 +12,12 @@ from dataclasses import dataclass, field
 MIN_SECONDS = 2.0
 """Measured time below which no estimate is made ..."""
 MIN_STEPS = 2
-"""... and number of measured steps."""
+"""... and number of measured steps ..."""
+MIN_SHARE = 0.02
+"""... and share of all steps, ..."""
+ENOUGH_SECONDS = 30.0
+"""... unless this time was measured. The first steps are slow: of a training, several trace functions of TensorFlow, and
+two of them measured alone made 4 hours of 111 seconds."""
 MARKS = 64
 """Number of moments that are remembered over a whole phase."""
 
@@ -50,7 +55,7 @@ class StepTimes:
         marks, done, total, time = self._marks, self.done, self.total, self.time  # another thread may write
         if total and done >= total:
             return 0.0
-        rate = _seconds_per_step(marks, done, time)
+        rate = _seconds_per_step(marks, done, time, MIN_SHARE * total)
         if rate is None:
             return None
         rest = total - done
@@ -58,8 +63,10 @@ class StepTimes:
         return rate * rest - min(max(now - time, 0.0), rate)
 
 
-def _seconds_per_step(marks: list[tuple[int, float]], done: int, time: float) -> float | None:
+def _seconds_per_step(marks: list[tuple[int, float]], done: int, time: float, min_steps: float) -> float | None:
     """Return the seconds of one step in the later half of the measured steps; None if too little is measured."""
+    if not marks or (done - marks[0][0] < min_steps and time - marks[0][1] < ENOUGH_SECONDS):
+        return None
     enough = [mark for mark in marks if done - mark[0] >= MIN_STEPS and time - mark[1] >= MIN_SECONDS]
     if not enough:
         return None

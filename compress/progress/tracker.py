@@ -85,7 +85,8 @@ class _Level:
     def left_with(self, inside: _Level | None, left: float | None, now: float) -> float | None:
         """Return the seconds that are left, with an open phase inside that takes `left` seconds more.
 
-        The cost of later phases follows from their weights, and the seconds for each unit of weight so far.
+        The cost of later phases follows from their weights, and the seconds for each unit of weight so far; nothing is
+        said of more work than was measured.
         """
         if not self.plan:
             return self.steps.left(now) if inside is None else None
@@ -95,13 +96,15 @@ class _Level:
             current = self._planned(inside).weight
             spent = now - inside.began
             if left is None:
-                if not weight or weight < current:  # too little was measured to say what this phase will take
+                if inside.steps.total or inside.plan or weight < current:  # it has no rate of its own yet
                     return None
-                left = max(current * seconds / weight - spent, 0.0)
+                left = current * seconds / weight - spent
+                if left < 0:  # it takes longer than its weight says
+                    return None
             seconds, weight, later = seconds + spent + left, weight + current, later - current
         elif inside is not None and left is None:
             return None
-        if later > 0 and not weight:
+        if later > weight:
             return None
         return (left or 0.0) + (later * seconds / weight if later > 0 else 0.0)
 

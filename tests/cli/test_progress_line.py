@@ -107,7 +107,8 @@ def test_100_percent_is_the_end() -> None:
 def test_no_time_left_in_the_first_seconds_and_that_of_the_phase_where_the_stage_has_none() -> None:
     assert progress_line.left(reading(elapsed=1.0)) == ""
     assert progress_line.left(reading(left=None)) == "about 30 s left of fine-tuning"
-    assert progress_line.left(reading(left=None, left_of_phase=None)) == ""
+    assert progress_line.left(reading(left=None, left_of_phase=None)) == "estimating the time left"
+    assert progress_line.left(reading(left=None, left_of_phase=None, fraction=None)) == ""
 
 
 def test_a_plain_line() -> None:

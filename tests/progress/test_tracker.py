@@ -170,21 +170,44 @@ def test_it_counts_down_between_reports_but_a_step_that_takes_long_is_not_done()
     assert work.reading().left == pytest.approx(8)
 
 
-def test_later_phases_cost_what_their_weights_say() -> None:
+def test_no_estimate_for_more_work_than_was_measured() -> None:
     clock = Clock()
     work = tracker(clock)
     work.plan(SHORT, LONG)
     with work.phase(SHORT):
         steps(work, clock, 6, 10, 1.0)
         assert work.reading().left_of_phase == pytest.approx(4)
-        assert work.reading().left == pytest.approx(4 + 3 * 10)
-        steps(work, clock, 10, 10, 0.4)
-    taken = 6 + 4
-    assert work.reading().left == pytest.approx(3 * taken)
-    with work.phase(LONG):
         assert work.reading().left is None  # no estimate for three times the measured work
+        steps(work, clock, 10, 10, 0.4)
+    assert work.reading().left is None
+    with work.phase(LONG):
+        assert work.reading().left is None
         steps(work, clock, 5, 10, 2.0)
         assert work.reading().left == pytest.approx(10)
+
+
+def test_a_later_phase_costs_what_its_weight_says() -> None:
+    clock = Clock()
+    work = tracker(clock)
+    work.plan(LONG, SHORT)
+    with work.phase(LONG):
+        steps(work, clock, 6, 10, 1.5)
+        assert work.reading().left == pytest.approx(4 * 1.5 + 15 / 3)
+    with work.phase(SHORT):
+        work.update(0, 1000)
+        assert work.reading().left is None  # a phase with steps has a rate of its own later
+
+
+def test_the_first_steps_of_many_are_no_rate() -> None:
+    """Several of the first steps trace functions: two of them, of 4,000 that take 25 ms, say hours."""
+    clock = Clock()
+    work = tracker(clock)
+    steps(work, clock, 3, 4000, 5.0)
+    assert work.reading().left is None
+    for done in range(4, 400):
+        clock.time += 0.025
+        work.update(done, 4000)
+    assert work.reading().left == pytest.approx(3601 * 0.025, rel=0.1)
 
 
 def test_a_short_phase_without_steps_costs_what_a_measured_one_says() -> None:
@@ -196,7 +219,7 @@ def test_a_short_phase_without_steps_costs_what_a_measured_one_says() -> None:
     with work.phase(SHORT):
         assert work.reading().left == pytest.approx(10)
         clock.time += 25
-        assert work.reading().left == 0  # the phase takes longer than expected
+        assert work.reading().left is None  # the phase takes longer than expected
 
 
 def test_inside_an_announced_phase_that_is_open_twice() -> None:
