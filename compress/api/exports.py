@@ -21,6 +21,7 @@ from compress.files import write_atomically
 from compress.pipeline.data_section import ModelInputs, data_for, inputs_of
 from compress.progress import RunStep
 from compress.report.record import RunRecord
+from compress.resources import manual
 from compress.tasks.unlabelled_detection import UnlabelledDetection
 
 if TYPE_CHECKING:
@@ -154,7 +155,8 @@ def _is_detector(
             f"it is not recognized as a detector of the family {family}",
             where=str(path),
             allowed="models of one image whose outputs are boxes and scores",
-            hint="leave --detector out to see how it is read, or describe its outputs in a pipeline: docs/detection.md",
+            hint="leave --detector out to see how it is read, or describe its outputs in a pipeline: "
+            + manual("detection.md"),
         )
     if form is None:
         return False
@@ -162,7 +164,7 @@ def _is_detector(
     content["model"]["detector"] = family or "auto"
     content["data"]["task"] = UnlabelledDetection.name
     what = f"a detector of {classes} classes, with boxes in the code {code}"
-    progress.note(f"the model is {what}: docs/detection.md")
+    progress.note(f"the model is {what}: {manual('detection.md')}")
     _fit_photos(content["data"], code, inputs.shapes[0][-1], progress)
     if classes == len(COCO_CLASSES):
         progress.note(f"{classes} classes: their names are those of COCO")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from compress.cli.models import add_reading_options
 from compress.cli.output import write, write_json
-from compress.cli.parser import add_command
+from compress.cli.parser import PROGRAM, add_command
 from compress.report.wording import number
 
 if TYPE_CHECKING:
@@ -89,4 +89,4 @@ def _print(facts: Any, folder: Path) -> None:
     for warning in facts["warnings"]:
         write(f"- {warning}")
     write(f"report: {facts['files']['report.html']}")
-    write(f"next: edit {folder / 'pipeline.yaml'} and run it again: python -m compress {folder / 'pipeline.yaml'}")
+    write(f"next: edit {folder / 'pipeline.yaml'} and run it again: {PROGRAM} {folder / 'pipeline.yaml'}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compress.cli.output import write, write_json
-from compress.cli.parser import add_command
+from compress.cli.parser import PROGRAM, add_command
 from compress.errors import PipelineError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def add_parsers(subparsers: Subparsers) -> None:
     """Add the command."""
     summary = "Look at data, and at a trained model, and write a first pipeline file"
     parser = add_command(subparsers, "init", summary, init)
-    parser.add_argument("data", type=Path, metavar="DATA", help="a folder or file of samples: docs/data.md")
+    parser.add_argument("data", type=Path, metavar="DATA", help="a folder or file of samples")
     parser.add_argument("--model", type=Path, metavar="FILE", help="a trained model of any format, also quantized")
     parser.add_argument("--label", metavar="COLUMN", help="the column with the labels, of a table with several")
     parser.add_argument("--learn", action="store_true", help="let the device learn new classes from a few photos")
@@ -76,5 +76,5 @@ def init(options: argparse.Namespace) -> int:
     write(f"written: {out}")
     for step, status in steps:
         write(f"{step:<20} {status}")
-    write(f"next: python -m compress {out}")
+    write(f"next: {PROGRAM} {out}")
     return 0

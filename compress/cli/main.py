@@ -30,11 +30,11 @@ from compress.cli import (
     several_tpus,
     trust,
 )
-from compress.cli.parser import Parser, refuse_unknown
+from compress.cli.parser import PROGRAM, Parser, refuse_unknown
 from compress.errors import EXIT_INTERRUPTED, CorallineError, PipelineError, ResultError
+from compress.resources import manual
 from compress.version import __version__
 
-PROGRAM = "python -m compress"
 INTERRUPTED = "interrupted; run the same command to continue"
 GROUPS = (run, search, init, export, models, several_tpus, comparison, data, devices, trust, applications, reference)
 EXIT_CODES = """exit codes:
@@ -65,7 +65,7 @@ def build_parser() -> tuple[Parser, list[str]]:
         prog=PROGRAM,
         usage=f"{PROGRAM} PIPELINE {run.USAGE}\n       {PROGRAM} COMMAND ...",
         description="Prune, distil and quantize a trained model for the Coral Edge TPU, and measure the result.",
-        epilog=EXIT_CODES,
+        epilog=f"{EXIT_CODES}\nmanuals: {manual('index.md')}",
     )
     parser.add_argument("--version", action=_ShowVersion, nargs=0, help="print the version")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND [OPTION ...]", prog=PROGRAM)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -13,6 +14,8 @@ from compress.errors import PipelineError
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction["Parser"]  # the only name that argparse has for it
 
+PROGRAM = "coralline" if Path(sys.argv[0]).name == "coralline" else "python -m compress"
+"""The command that this program was started with."""
 SEE_HELP = "see --help"
 
 
@@ -41,11 +44,8 @@ class Parser(argparse.ArgumentParser):
 
     def add_store(self) -> None:
         """Add the option `--store` of commands that take results from the store."""
-        self.add_argument(
-            "--store",
-            metavar="s3://BUCKET/PREFIX",
-            help="share results with other machines through S3-compatible storage; see docs/search.md",
-        )
+        summary = "share results with other machines through S3-compatible storage"
+        self.add_argument("--store", metavar="s3://BUCKET/PREFIX", help=summary)
 
     def add_json(self) -> None:
         """Add the option `--json`."""

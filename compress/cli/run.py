@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compress.cli.output import note, write, write_file, write_json
-from compress.cli.parser import add_command
+from compress.cli.parser import PROGRAM, add_command
 from compress.errors import PipelineError
 from compress.measurement import LATENCIES, SIZES, Measurement
 
@@ -23,7 +23,7 @@ USAGE = "[--dry-run] [--out DIR] [--store URL] [--force STAGE] [--profile] [--js
 
 def add_parsers(subparsers: Subparsers) -> None:
     """Add the command."""
-    usage = f"python -m compress [run] PIPELINE {USAGE}"
+    usage = f"{PROGRAM} [run] PIPELINE {USAGE}"
     parser = add_command(subparsers, "run", "Run a pipeline file; the word `run` may be omitted", run, usage=usage)
     parser.add_argument("pipeline", type=Path, help="the pipeline file")
     parser.add_argument("--dry-run", action="store_true", help="check the file and list what would be done")

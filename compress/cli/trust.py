@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compress.cli.output import note, write, write_json
-from compress.cli.parser import add_command
+from compress.cli.parser import PROGRAM, add_command
 from compress.errors import PipelineError
 from compress.files import explain
 
@@ -58,7 +58,7 @@ def trust(options: argparse.Namespace) -> int:
     action = options.action
     if bool(options.items) != (action in TAKES_ITEMS):
         what = f"trust {action} takes {TAKES_ITEMS.get(action, 'a repository alone')}"
-        raise PipelineError(what, hint="see: python -m compress trust --help")
+        raise PipelineError(what, hint=f"see: {PROGRAM} trust --help")
     if not options.keys and action != "status":
         raise PipelineError(f"trust {action} signs", hint="--keys FOLDER")
     days = _days(options.days)

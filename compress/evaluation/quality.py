@@ -25,7 +25,7 @@ class Evaluation(Probe):
     name: ClassVar[str] = "evaluation"
     version: ClassVar[int] = 5
     needs: ClassVar[frozenset[Need]] = frozenset({"data"})
-    tools: ClassVar[tuple[str, ...]] = ("ai-edge-litert", "pycocotools")
+    tools: ClassVar[tuple[str, ...]] = ("ai-edge-litert",)
 
     split: Literal["validation", "test"]
     """The split that is measured on; `test` only for the final comparison."""

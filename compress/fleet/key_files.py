@@ -1,7 +1,7 @@
 """Private keys for signed metadata: PEM files (PKCS 8, Ed25519) that only their owner can read.
 
 A private key is never in pipeline.yaml, the store, a report or a repository. This module needs the package
-`cryptography` (`coralline[sign]`).
+`cryptography` (the extra `sign`).
 """
 
 from __future__ import annotations

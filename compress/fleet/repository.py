@@ -37,7 +37,7 @@ from deploy.contract.update_metadata import FileInfo, Metadata, RoleKeys, Root, 
 if TYPE_CHECKING:
     from securesystemslib.signer import Signer
 
-INSTALL = "install it: pip install 'coralline[sign]'"
+INSTALL = "pip install 'cryptography>=48' 'tuf~=7.0'"
 ROLES = ("root", "targets", "online")
 """The roles whose keys can be rotated; `online` is one key for the roles snapshot and timestamp."""
 DAYS = {"root": 365, "targets": 365, "snapshot": 30, "timestamp": 30}

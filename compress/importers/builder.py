@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from compress.errors import ModelError, UntrustedError, reason_of
-from compress.resources import shipped
+from compress.resources import manual, shipped
 from compress.suggestions import listing, nearest
 
 FUNCTION = "build"
@@ -182,7 +182,7 @@ def _called(
     try:
         spec.loader.exec_module(module)
         if not callable(getattr(module, function, None)):
-            hint = "data for detection needs one: see docs/detection.md" if function == DETECTOR else ""
+            hint = f"data for detection needs one: see {manual('detection.md')}" if function == DETECTOR else ""
             raise ModelError(f"unknown function {function!r}", where=str(path), hint=hint)
         _refuse_other_parameters(getattr(module, function), where, arguments, named)
         return getattr(module, function)(*arguments, **named)

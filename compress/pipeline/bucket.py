@@ -217,7 +217,7 @@ def new_client() -> S3Client:
         import boto3
         from botocore.config import Config
     except ImportError as error:
-        raise PipelineError("--store needs boto3", where="--store", hint="pip install 'coralline[s3]'") from error
+        raise PipelineError("--store needs boto3", where="--store", hint="pip install 'boto3~=1.44'") from error
     # Files are verified with SHA-256 here. Some S3-compatible servers do not know the newer checksums.
     settings = Config(
         connect_timeout=CONNECT_S,

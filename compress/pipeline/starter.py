@@ -28,6 +28,7 @@ from compress.ir.keras_graph import LayerOutput, Network
 from compress.ir.keras_graph import read as read_network
 from compress.ir.layer_specs import spec_of
 from compress.pipeline.data_section import IMAGES, SOUNDS, ModelInputs, inputs_of, value_range
+from compress.resources import manual
 from compress.tasks import task_of
 from deploy.contract.preprocessing import Preprocessing
 from deploy.contract.text import text_of, tokens_of
@@ -174,7 +175,7 @@ def recognized(path: Path, folder: Path, label: str | None = None) -> dict[str, 
         where=str(path),
         allowed="class folders of photos or WAV files, photos with a table of labels, VOC, COCO or YOLO annotations, "
         "images with masks, or the same in a .tar archive; .npz, or a table of texts",
-        hint="other data needs a pipeline file written by hand: docs/data.md",
+        hint=f"other data needs a pipeline file written by hand: {manual('data.md')}",
     )
 
 
@@ -348,7 +349,7 @@ def _new_model(draft: _Draft, data: Dataset) -> None:
         raise DataError(
             f"no builder is suggested for samples {list(shapes[0])} and the task {task.name}",
             allowed="images or series with classes, images with boxes",
-            hint="give a trained model with --model, or write a builder: docs/models.md",
+            hint=f"give a trained model with --model, or write a builder: {manual('models.md')}",
         )
     _training(draft, data, *training)
     draft.stages.append(({"quantize": {"method": "ptq"}}, "8-bit integers, by post-training quantization"))
@@ -375,7 +376,7 @@ def _trained_model(draft: _Draft, data: Dataset, inputs: ModelInputs, path: Path
         raise DataError(
             f"the samples have the shape {list(_raw_shapes(data)[0])}, and the model takes {list(shape)}",
             allowed="photos for a model of images, or samples of the model's shape",
-            hint="write a pipeline file with data.preprocess, such as log_mel for sounds: docs/preprocessing.md",
+            hint=f"write a pipeline file with data.preprocess, such as log_mel: {manual('preprocessing.md')}",
         )
     if fits:
         draft.messages.append(f"model: {path.name} fits the data; it is not trained further")

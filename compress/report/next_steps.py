@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from compress.artifact import MODEL_COMPILED, MODEL_TFLITE
 from compress.report.record import RunRecord
 from compress.report.wording import number
+from compress.resources import manual
 
 COMPARE = "python -m compress compare . ../OTHER-RUN -o compare.html"
 
@@ -58,7 +59,7 @@ def _use(record: RunRecord) -> Iterator[NextStep]:
         again = (
             ", then run the pipeline again, so that the bundle has the compiled model" if _has(record, bundle) else ""
         )
-        text = f"Compile the model, on x86-64 Linux with the vendor's compiler{again}. See docs/compiling.md."
+        text = f"Compile the model, on x86-64 Linux with the vendor's compiler{again}. See {manual('compiling.md')}."
         yield NextStep(text, f"edgetpu_compiler -s {MODEL_TFLITE}")
     if _has(record, bundle):
         yield NextStep(

@@ -28,6 +28,7 @@ from compress.report.search_record import (
     TrialStatus,
 )
 from compress.report.wording import count, number, seconds
+from compress.resources import manual
 from compress.search.early_stop import TrialProgress, expected, reason_to_stop
 from compress.search.goals import Goals, front, read_goals
 from compress.search.recommendation import Recommendation, judged_budget, recommend, to_complete
@@ -121,13 +122,13 @@ def read_plan(path: Path) -> SearchPlan:
     document = read(path)
     pipeline = schema.check(document)
     if pipeline.head.search is None:
-        raise PipelineError("has no key `search`", where=str(path), allowed=EXAMPLE, hint="see docs/search.md")
+        raise PipelineError("has no key `search`", where=str(path), allowed=EXAMPLE, hint=f"see {manual('search.md')}")
     if pipeline.head.execution.strategy == "multi_worker":
         raise PipelineError(
             "a search runs each trial in one process",
             where=f"{path}: execution",
             allowed="strategy: one, mirrored, tpu",
-            hint="machines share the trials with `search --join`: docs/search.md",
+            hint=f"machines share the trials with `search --join`: {manual('search.md')}",
         )
     if pipeline.head.recipe is not None:
         what = "a search varies the settings of given stages, and `recipe: auto` chooses the stages"

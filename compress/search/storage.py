@@ -67,8 +67,9 @@ def opened(location: str | Path, show: Show = lambda text: None) -> BaseStorage:
             return retrying(_proxy(location), show)
         return retrying(_database(location), show)
     except ImportError as error:
-        hint = "pip install 'coralline[postgresql]'" if location.startswith("postgresql") else "install it with pip"
-        raise PipelineError(f"the storage needs a driver: {error}", where="--storage", hint=hint) from error
+        what = f"the storage needs a driver: {error}"
+        hint = "pip install 'psycopg[binary]~=3.2'" if location.startswith("postgresql") else ""
+        raise PipelineError(what, where="--storage", allowed=ALLOWED, hint=hint) from error
     except Exception as error:
         is_known = isinstance(error, OSError | ValueError | RuntimeError)  # RuntimeError: tables of another version
         if not is_known and not type(error).__module__.startswith(("sqlalchemy", "optuna", "grpc")):

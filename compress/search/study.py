@@ -50,7 +50,7 @@ def require_optuna() -> Any:
     try:
         import optuna
     except ImportError as error:
-        raise PipelineError("search needs Optuna", hint="pip install 'coralline[search]'") from error
+        raise PipelineError("search needs Optuna", hint="pip install 'optuna~=5.0'") from error
     optuna.logging.set_verbosity(logging.ERROR)
     return optuna
 

@@ -20,6 +20,7 @@ from compress.errors import ModelError
 from compress.importers import builder as builders
 from compress.ir.keras_graph import Network, tensors_in
 from compress.progress import Phase
+from compress.resources import manual
 from compress.settings import Settings
 from compress.stage import Context, Need, Stage
 from compress.tasks import task_of
@@ -121,7 +122,7 @@ class _Load(Stage):
                 raise ModelError(
                     "the file is not rebuilt with layers, so its head cannot be recognized",
                     where=str(self.path),
-                    hint="describe its outputs with `maps` under model.detector: docs/detection.md",
+                    hint=f"describe its outputs with `maps` under model.detector: {manual('detection.md')}",
                 )
             context.progress.note(f"{self.path.name}: {postprocess.note}")
             file.write_bytes(graph.serialize(detection_postprocess.without(parsed, postprocess)))
@@ -338,7 +339,7 @@ class _Import(_Load):
                 f"its outputs {shapes} are not recognized as boxes and scores",
                 where=str(self.path),
                 allowed=f"model.detector: one of the families {', '.join(PRESETS)}, or a specification with `maps`",
-                hint="name the family if the file ends at its convolutions, or describe it: docs/detection.md; "
+                hint=f"name the family if the file ends at its convolutions, or describe it: {manual('detection.md')}; "
                 "rotated boxes and transformer decoders are not supported",
             )
         for note in detector.notes:

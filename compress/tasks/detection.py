@@ -13,6 +13,7 @@ from compress.artifact import Facts
 from compress.data.types import Data, Objects, Split
 from compress.errors import ModelError
 from compress.measurement import Measurement, Metric
+from compress.resources import manual
 from compress.stage import Refusal, Use
 from compress.tasks import average_precision
 from compress.tasks.base import (
@@ -284,12 +285,13 @@ def detector_of(specification: Any) -> Detector:
     if specification is None:
         raise ModelError(
             "the anchors of the model are not known",
-            hint="describe them under model.detector, or in a function `detector` of the builder: docs/detection.md",
+            hint="describe them under model.detector, or in a function `detector` of the builder: "
+            + manual("detection.md"),
         )
     try:
         return Detector(specification)
     except DetectionError as error:
-        raise ModelError(str(error), where="detector", hint="see docs/detection.md") from error
+        raise ModelError(str(error), where="detector", hint=f"see {manual('detection.md')}") from error
 
 
 def padded(objects: Sequence[Objects]) -> NDArray[np.float32]:

@@ -20,6 +20,7 @@ import numpy as np
 from compress.errors import StageError, cause_of
 from compress.execution import Execution
 from compress.ir.tensorflow import keras
+from compress.resources import manual
 from compress.training.cluster import WorkerCluster, from_environment, wait_for_all
 
 
@@ -224,5 +225,5 @@ def _tpu(tensorflow: Any) -> Any:
         raise StageError(
             f"strategy: tpu found no TPU: {cause_of(error)}",
             allowed="one, mirrored",
-            hint="run it on a Cloud TPU VM, with TPU_NAME=local if there is more than one: docs/training.md",
+            hint=f"run it on a Cloud TPU VM, with TPU_NAME=local if there is more than one: {manual('training.md')}",
         ) from error

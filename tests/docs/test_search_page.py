@@ -14,7 +14,7 @@ import tiny
 from paths import ROOT
 from ruamel.yaml import YAML
 
-pytest.importorskip("optuna", reason="optuna is not installed: pip install 'coralline[search]'")
+pytest.importorskip("optuna", reason="optuna is not installed: pip install -e '.[search]'")
 TEXT = (ROOT / "docs" / "search.md").read_text()
 
 

@@ -1,16 +1,16 @@
-"""docs/tutorial.md: its files are written and its commands run, in order, in an empty folder."""
+"""docs/tutorial.md: its files are written and its commands run, in order, in an empty folder, with the wheel."""
 
 from __future__ import annotations
 
 import re
 import shlex
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import tiny
+from installation import installed
 from paths import ROOT
 
 TEXT = (ROOT / "docs" / "tutorial.md").read_text()
@@ -36,13 +36,13 @@ def matches(expected: str, output: str) -> bool:
     return re.search(".*?".join(parts), " ".join(output.split())) is not None
 
 
-def run(line: str, folder: Path) -> str:
-    """Run a command of the page; return its stdout."""
+def run(line: str, folder: Path, programs: Path) -> str:
+    """Run a command of the page with the programs of an environment; return its stdout."""
     program, *arguments = shlex.split(line, comments=True)
     assert program == "python"
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=tiny.environment(), capture_output=True, text=True, check=False
-    )
+    environment = {name: value for name, value in tiny.environment().items() if name != "PYTHONPATH"}
+    command = [str(programs / program), *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{line}: {done.stderr}"
     return done.stdout
 
@@ -56,7 +56,9 @@ def replaced(content: str, key: str, block: str) -> str:
 
 @pytest.mark.tensorflow
 @pytest.mark.slow
-def test_the_tutorial(tmp_path: Path) -> None:
+def test_the_tutorial_with_the_installed_wheel(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
+    """The base requirements are enough: no package of an extra is installed, and the repository is not on the path."""
+    programs = installed(tmp_path_factory.mktemp("installation"))
     pipeline = tmp_path / "numbers.yaml"
     outputs = [""]
     for block in BLOCKS:
@@ -65,7 +67,7 @@ def test_the_tutorial(tmp_path: Path) -> None:
         elif block.marker == "replaces":
             pipeline.write_text(replaced(pipeline.read_text(), block.argument, block.text))
         elif block.language == "sh":
-            outputs += [run(line, tmp_path) for line in block.text.splitlines()]
+            outputs += [run(line, tmp_path, programs) for line in block.text.splitlines()]
         elif block.language == "text":
             assert matches(block.text, outputs[-1]), f"{block.text!r} is not in: {outputs[-1]}"
     assert len([*(tmp_path / "photos").rglob("*.png")]) == 1797

@@ -26,7 +26,7 @@ from compress.fleet import key_files, repository
 from deploy.contract import trust, update_metadata
 from deploy.contract.update_metadata import TrustError
 
-pytest.importorskip("tuf", reason="python-tuf is not installed: pip install 'coralline[sign]'")
+pytest.importorskip("tuf", reason="python-tuf is not installed: pip install -e '.[sign]'")
 
 ONE, TWO, THREE = (bundles.packed(number) for number in (1, 2, 3))
 
@@ -470,5 +470,5 @@ def test_without_python_tuf(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", "-c", block, "trust", "init", "shop", "--keys", "keys"]
     done = subprocess.run(command, cwd=tmp_path, env=tiny.environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 8
-    assert "the package `tuf` is not installed; install it: pip install 'coralline[sign]'" in done.stderr
+    assert "the package `tuf` is not installed; pip install 'cryptography>=48' 'tuf~=7.0'" in done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -21,7 +21,7 @@ from compress.exporters import runner_pyz
 from compress.fleet import repository
 from deploy.contract import trust
 
-pytest.importorskip("tuf", reason="python-tuf is not installed: pip install 'coralline[sign]'")
+pytest.importorskip("tuf", reason="python-tuf is not installed: pip install -e '.[sign]'")
 
 Write = Callable[..., Path]
 

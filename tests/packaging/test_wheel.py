@@ -1,28 +1,20 @@
-"""The wheel of the whole project: equal sources give equal bytes, and nothing else is in it."""
+"""The wheel of the whole project: equal sources give equal bytes, and what it says is true where it is installed."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+from installation import built, installed
 from paths import ROOT
 
-FOLDERS = ("compress", "coralline_pycoral", "deploy", "models", "calibration_data")
+FOLDERS = ("compress", "coralline_pycoral", "deploy", "models", "calibration_data", "docs")
 FILES = ("pyproject.toml", "README.md", "LICENSE", "pipeline.yaml")
-
-
-def built(root: Path, to: Path) -> Path:
-    pytest.importorskip("hatchling")
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(to), str(root)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=to.parent)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (wheel,) = to.glob("*.whl")
-    return wheel
 
 
 def copy(to: Path) -> Path:
@@ -50,3 +42,48 @@ def test_equal_sources_are_equal_bytes(tmp_path: Path) -> None:
         tops = {name.split("/", 1)[0] for name in archive.namelist()}
         assert {top for top in tops if not top.endswith(".dist-info")} == {"compress", "coralline_pycoral", "deploy"}
         assert {name.rsplit(".", 1)[-1] for name in archive.namelist()} & {"pyc", "yaml"} == {"yaml"}
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return installed(tmp_path_factory.mktemp("installation"))
+
+
+def output(programs: Path, folder: Path, *command: str) -> str:
+    """Run a program of the environment in a folder elsewhere; return what it prints."""
+    arguments = [str(programs / command[0]), *command[1:]]
+    done = subprocess.run(arguments, cwd=folder, env={"PATH": ""}, capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("program", ["coralline", "python -m compress"])
+def test_help_names_its_program_and_a_page_that_exists(programs: Path, tmp_path: Path, program: str) -> None:
+    text = output(programs, tmp_path, *program.split(), "--help")
+    assert text.startswith(f"usage: {program} PIPELINE ")
+    (page,) = re.findall(r"^manuals: (.+)$", text, re.MULTILINE)
+    assert Path(page).read_text().startswith("# ")
+    assert output(programs, tmp_path, *program.split(), "init", "--help").startswith(f"usage: {program} init ")
+
+
+def test_a_hint_names_a_page_that_exists(programs: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    said = output(programs, tmp_path, "coralline", "init", "empty")
+    (page,) = re.findall(r"written by hand: (\S+\.md)", said)
+    assert Path(page).is_absolute()
+    assert Path(page).is_relative_to(programs.parent)
+    assert Path(page).read_text().startswith("# Data")
+
+
+def test_every_page_that_the_code_names_exists() -> None:
+    sources = "".join(path.read_text() for path in (ROOT / "compress").rglob("*.py"))
+    pages = {*re.findall(r"\bmanual\([\"']([^\"']+)[\"']\)", sources)}
+    assert len(pages) >= 9
+    assert [page for page in sorted(pages) if not (ROOT / "docs" / page).is_file()] == []
+
+
+def test_extras_are_named_by_the_packages_to_install(programs: Path, tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text((ROOT / "pipeline.yaml").read_text())
+    said = output(programs, tmp_path, "coralline", "trust", "init", "r", "--keys", "k")
+    assert "pip install 'cryptography>=48' 'tuf~=7.0'" in said
+    said = output(programs, tmp_path, "coralline", "p.yaml", "--store", "s3://bucket/p")
+    assert "pip install 'boto3~=1.44'" in said

@@ -186,7 +186,7 @@ def test_the_second_machine_runs_no_stage(bucket: Bucket, tmp_path: Path) -> Non
 @pytest.mark.usefixtures("server")
 def test_a_search_of_two_machines_shares_stages(location: str, tmp_path: Path) -> None:
     """The two machines share no folder."""
-    pytest.importorskip("optuna", reason="optuna is not installed: pip install 'coralline[search]'")
+    pytest.importorskip("optuna", reason="optuna is not installed: pip install -e '.[search]'")
     log = tmp_path / "log"
     path = tiny.project(
         tmp_path,

@@ -22,7 +22,7 @@ import pytest
 import tiny
 from tiny import Coralline
 
-optuna = pytest.importorskip("optuna", reason="optuna is not installed: pip install 'coralline[search]'")
+optuna = pytest.importorskip("optuna", reason="optuna is not installed: pip install -e '.[search]'")
 
 from compress.errors import PipelineError, StoreError  # noqa: E402
 from compress.pipeline.yaml_file import Document  # noqa: E402

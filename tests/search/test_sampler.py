@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-optuna = pytest.importorskip("optuna", reason="optuna is not installed: pip install 'coralline[search]'")
+optuna = pytest.importorskip("optuna", reason="optuna is not installed: pip install -e '.[search]'")
 
 from compress.pipeline.yaml_file import Document  # noqa: E402
 from compress.search import sampler  # noqa: E402

@@ -15,7 +15,7 @@ import pytest
 import tiny
 from tiny import Coralline
 
-pytest.importorskip("optuna", reason="optuna is not installed: pip install 'coralline[search]'")
+pytest.importorskip("optuna", reason="optuna is not installed: pip install -e '.[search]'")
 
 from compress.cli.search import worker_process
 from compress.errors import StageError
@@ -472,7 +472,7 @@ def test_without_optuna_the_error_says_what_to_install(tmp_path: Path) -> None:
     arguments = [sys.executable, "-c", code, "search", "pipeline.yaml"]
     done = subprocess.run(arguments, cwd=tmp_path, env=tiny.environment(), check=False, capture_output=True, text=True)
     assert done.returncode == 2, done.stderr
-    assert "search needs Optuna; pip install 'coralline[search]'" in done.stderr
+    assert "search needs Optuna; pip install 'optuna~=5.0'" in done.stderr
 
 
 @pytest.mark.parametrize(

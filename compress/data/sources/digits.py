@@ -29,7 +29,9 @@ class Digits(Source):
         """Return the digest of the library's file, checked against calibration_data/digits."""
         module = importlib.util.find_spec("sklearn")
         if module is None or module.origin is None:
-            raise DataError("scikit-learn is not installed", where="data.source.digits", hint="pip install coralline")
+            raise DataError(
+                "scikit-learn is not installed", where="data.source.digits", hint="pip install 'scikit-learn~=1.6'"
+            )
         digest = files.digest(Path(module.origin).parent / "datasets" / "data" / "digits.csv.gz")
         expected = self._manifest()["sha256"]
         if digest != expected:

@@ -11,7 +11,7 @@ import pytest
 
 from compress.importers.onnx import onnx_file
 
-torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'coralline[torch]'")
+torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed: pip install -e '.[torch]'")
 
 pytestmark = [
     pytest.mark.tensorflow,

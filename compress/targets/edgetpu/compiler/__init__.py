@@ -18,6 +18,7 @@ from pathlib import Path
 
 from compress.artifact import MODEL_COMPILED, SEGMENT_COMPILED
 from compress.errors import ModelError, StageError, StoreError
+from compress.resources import manual
 from compress.targets.base import Target
 from compress.targets.edgetpu import inspection
 from compress.targets.edgetpu.compiler import failures
@@ -33,7 +34,7 @@ HOW_TO_COMPILE = (
     "run `edgetpu_compiler -s model.tflite` on an x86-64 Debian or Ubuntu machine (or container) that has the "
     "vendor's package edgetpu-compiler, then run the pipeline again with it on PATH, or say where it is: "
     "`compile: {compiler: /path/to/edgetpu_compiler}`, `compile: {docker: IMAGE}` or `compile: {ssh: HOST}`; "
-    "docs/hardware/compiler.md has recipes for the image and for a hosted machine"
+    f"{manual('hardware/compiler.md')} has recipes for the image and for a hosted machine"
 )
 
 

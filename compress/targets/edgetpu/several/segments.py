@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from compress.errors import ModelError
+from compress.resources import manual
 from compress.targets.base import Target
 from compress.targets.edgetpu import estimate
 from compress.targets.edgetpu.estimate import Estimate
@@ -282,7 +283,7 @@ def prepare(graph: Graph, target: Target, host: str, clock: str) -> SplitGraph:
     keeping = next((operator.name for operator in graph.operators if operator.name in _STATE), None)
     if graph.subgraphs > 1 or keeping:
         what = f"contains {keeping}" if keeping else f"has {graph.subgraphs} subgraphs"
-        hint = "unroll loops, and make states inputs and outputs: docs/streaming.md"
+        hint = f"unroll loops, and make states inputs and outputs: {manual('streaming.md')}"
         raise ModelError(f"{what}, and a model with control flow or resources cannot be split", hint=hint)
     return SplitGraph(_with_names(graph), target, host, clock)
 
