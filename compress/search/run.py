@@ -231,9 +231,9 @@ class SettingsSearch:
             records = self._study.records()
             trials = self._to_complete(records)
             self._notes = [self._ending] if self._ending else []
-            titles = [f"front {number} of {len(trials)}" for number in range(1, len(trials) + 1)]
             points = []
-            for trial, title in zip(trials, titles, strict=True):
+            for position, trial in enumerate(trials, 1):
+                title = f"complete run of trial {trial.number} ({position} of {len(trials)})"
                 points.append(self._completed(trial, title))
                 self._points[trial.number] = points[-1]
             if self._study.records() == records:
@@ -270,7 +270,7 @@ class SettingsSearch:
             again = replace(same, number=trial.number, status="repeated", seconds=0, reason=f"as trial {same.number}")
             self._study.tell(trial, again)
             return True
-        title = f"trial {len(counted) + 1} of {self._plan.trials}"
+        title = f"trial {trial.number} ({len(counted) + 1} of {self._plan.trials})"
         try:
             with self._study.leased(trial):
                 record = self._tried(trial.number, values, title, records)
