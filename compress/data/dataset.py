@@ -18,7 +18,7 @@ from compress.artifact import Facts
 from compress.data import duplicates
 from compress.data import summary as summaries
 from compress.data.prefetching import Rows, corrupt, decode
-from compress.data.source import LEAVE_OUT, REPAIR, CorruptError, Samples, Source
+from compress.data.source import LEAVE_OUT, REPAIR, CorruptError, Samples, Source, several
 from compress.data.sources import SOURCES
 from compress.data.sources.in_memory import Arrays, InMemory
 from compress.data.splits import spread, stratified
@@ -72,6 +72,7 @@ class Dataset:
         self._progress = SILENT
         self._masks: dict[Split, NDArray[np.uint8]] = {}
         self._dropped: list[str] = []
+        self._raw_fingerprints: dict[int, bytes] = {}
         self._tolerant = False
         self._shapes: dict[Split, tuple[int, ...]] = {}
         self._fingerprints: dict[Split, dict[int, bytes]] = {}
@@ -169,13 +170,21 @@ class Dataset:
         path = self._store.kept(self._kept) / "corrupt.json" if self._store else None
         if path is not None and path.exists():
             errors = json.loads(path.read_bytes())
+        digests: dict[int, bytes] = {}
         if errors is None:
-            problems = corrupt(lambda index: self._read(samples, index), len(samples.labels), progress=self._progress)
+
+            def read(index: int) -> NDArray[Any]:
+                sample = self._read(samples, index)
+                digests[index] = duplicates.fingerprint(sample)
+                return sample
+
+            problems = corrupt(read, len(samples.labels), progress=self._progress)
             errors = {str(index): str(error) for index, error in problems}
             if path is not None:
                 write_atomically(path, json.dumps(errors).encode())
         self._dropped = list(errors.values())
         rest = np.setdiff1d(np.arange(len(samples.labels)), np.array([int(index) for index in errors], np.int64))
+        self._raw_fingerprints = {new: digests[int(old)] for new, old in enumerate(rest) if int(old) in digests}
         return samples.part(rest)
 
     @cached_property
@@ -252,7 +261,27 @@ class Dataset:
     @property
     def warnings(self) -> list[str]:
         """The probable mistakes in the data; of the splits that were decoded so far."""
-        return [*self._samples.warnings, *self._about_shared_samples()]
+        return [*self._samples.warnings, *self._about_shared_samples(), *self._about_contradictory_samples()]
+
+    def _about_contradictory_samples(self) -> list[str]:
+        """Warn of equal samples in two classes."""
+        samples = self._samples
+        if not samples.class_names or self.has_objects or self.has_targets:
+            return []
+        digests = {
+            int(self._indices[split][position]): digest
+            for split in SPLITS
+            for position, digest in self._fingerprints_of(split).items()
+        }
+        pairs = duplicates.contradictory(digests or self._raw_fingerprints, samples.labels)
+        if not pairs:
+            return []
+        names = [
+            " and ".join(f"{samples.describe(index)} ({samples.class_names[samples.labels[index]]})" for index in pair)
+            for pair in pairs[: duplicates.MAX_NAMED]
+        ]
+        names += [f"{len(pairs) - len(names):,} more"] * (len(pairs) > len(names))
+        return [f"equal samples are in two classes: {'; '.join(names)}: remove each from the wrong class"]
 
     def _about_shared_samples(self) -> list[str]:
         """Warn of test samples that are also in another split."""
@@ -406,6 +435,28 @@ class Dataset:
             self._fit(split, inputs.shape[1:])
             self._inputs[split] = inputs
         return self._inputs[split]
+
+    def refuse_unreadable(self) -> None:
+        """Decode all splits, and refuse all unreadable samples at once, unless an earlier run has accepted the data.
+
+        Raises:
+            DataError: as `inputs`; of unreadable samples with those of all splits.
+        """
+        accepted = self._store.kept(self._kept) / "readable" if self._store else None
+        if accepted is not None and accepted.exists():
+            return
+        problems: list[DataError] = []
+        for split in SPLITS:
+            try:
+                self.inputs(split)
+                if self._samples.read_mask is not None:
+                    self.targets(split)
+            except CorruptError as error:
+                problems += error.errors or [error]
+        if problems:
+            raise several(problems, self._hint)
+        if accepted is not None:
+            write_atomically(accepted, b"")
 
     def try_out(self, split: Split) -> None:
         """Decode and preprocess a split like `inputs`, without keeping the result.

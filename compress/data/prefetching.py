@@ -39,7 +39,7 @@ def decode(read: Read, count: int, put: Put, progress: Progress = SILENT, hint: 
         hint: advice for several corrupt samples.
 
     Raises:
-        DataError: samples are corrupt; the message has their number and ten names.
+        CorruptError: samples are corrupt; the message has their number and names.
     """
     problems = corrupt(read, count, put, progress)
     if problems:

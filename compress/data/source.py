@@ -190,18 +190,27 @@ class Stored(Source):
 
 
 class CorruptError(DataError):
-    """A sample is unreadable; other samples may be readable."""
+    """A sample is unreadable; other samples may be readable.
+
+    Attributes:
+        errors: the error of each unreadable sample, if there are several.
+    """
+
+    errors: Sequence[DataError] = ()
 
 
 REPAIR = "remove or repair them"
-MAX_NAMED = 10
-"""Number of unreadable samples that an error names."""
-LEAVE_OUT = f"{REPAIR}, or leave them out with `corrupt: skip`"
+MAX_NAMED = 100
+"""Number of unreadable samples that an error or a summary names; more would fill the screen and the report."""
+SKIP = "`corrupt: skip`"
+LEAVE_OUT = f"{REPAIR}, or leave them out with {SKIP}"
 
 
 def several(problems: Sequence[DataError], hint: str = LEAVE_OUT) -> DataError:
-    """Combine errors into one that names up to ten of them, and what to do."""
+    """Combine errors into one that names up to `MAX_NAMED` of them, and what to do."""
     if len(problems) == 1:
+        if hint == LEAVE_OUT and SKIP not in problems[0].hint:
+            problems[0].hint = f"{problems[0].hint or 'remove or repair it'}, or leave it out with {SKIP}"
         return problems[0]
     messages = []
     for error in problems[:MAX_NAMED]:
@@ -209,4 +218,6 @@ def several(problems: Sequence[DataError], hint: str = LEAVE_OUT) -> DataError:
         messages.append(f"{error.where}: {error.what}{allowed}")
     if len(problems) > MAX_NAMED:
         messages.append(f"and {len(problems) - MAX_NAMED} more")
-    return DataError(f"{len(problems)} samples cannot be used: {'; '.join(messages)}", hint=hint)
+    combined = CorruptError(f"{len(problems)} samples cannot be used: {'; '.join(messages)}", hint=hint)
+    combined.errors = problems
+    return combined

@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.artifact import Facts
+from compress.data.source import MAX_NAMED
 from compress.data.splits import spread
 from compress.data.types import SPLITS, Objects, Split
 from deploy.contract.image_geometry import NO_CLASS
 
 LOOKED_AT = 256
 """Number of samples of each split whose shapes and ranges are summarized; other samples are only counted."""
-MOST_CORRUPT = 100
 MAX_DISTORTION = 2.0
 """Typical change of the aspect ratio of images from which there is a warning."""
 SHAPING_STEPS = frozenset({"resize", "crop", "pad"})
@@ -94,7 +94,7 @@ def summary(data: Described) -> Facts:
         "samples": {split: len(data.labels(split)) for split in SPLITS},
         **_label_counts(data),
         **_seen(looked),
-        "corrupt": {"count": len(corrupt), "first": corrupt[:MOST_CORRUPT]},
+        "corrupt": {"count": len(corrupt), "first": corrupt[:MAX_NAMED]},
         "notes": data.notes + _about_objects(data) + masks[0],
         "warnings": data.warnings + _about_distortion(looked, data.preprocessing) + masks[1],
     }

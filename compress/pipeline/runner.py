@@ -301,6 +301,7 @@ class PipelineRun:
         context = replace(context, specification=specification)
         if context.profile is not None:
             context = replace(context, progress=context.profile.watching(context.progress))
+        self.pipeline.data.refuse_unreadable()
         _start_tensorflow(work, context.progress)
         context = context.only(work.needs)
         if isinstance(work, Probe):

@@ -19,6 +19,7 @@ from compress import numpy_files
 from compress.data.dataset import Dataset
 from compress.data.file_tree import tree
 from compress.data.label_tables import TABLE_SUFFIXES, recognize
+from compress.data.source import REPAIR, SKIP
 from compress.data.sources import SOURCES
 from compress.data.sources import text as texts
 from compress.data.types import SPLITS
@@ -122,10 +123,9 @@ def starter(
     """
     draft = _Draft()
     source = recognized(data, folder, label)
-    dataset = Dataset(_resolved(source, folder), Preprocessing([]), None)
-    inputs = None if model is None else _inputs(model, trust=trust)
     draft.data["source"] = source
-    draft.messages.append(_about(dataset, source))
+    dataset = _examined(draft, folder)
+    inputs = None if model is None else _inputs(model, trust=trust)
     if learns and (reason := task_of(dataset).why_not(("embedding",))) is not None:
         raise DataError(f"a device cannot learn new classes: {reason.what}", where=str(data), hint="leave out --learn")
     if model is None:
@@ -280,6 +280,28 @@ def _relative(path: Path, folder: Path) -> str:
         return path.resolve().relative_to(folder.resolve()).as_posix()
     except ValueError:
         return str(path.resolve())
+
+
+def _examined(draft: _Draft, folder: Path) -> Dataset:
+    """Read every sample of the source; return the readable ones, and have the file leave out the others.
+
+    Raises:
+        DataError: samples are unreadable, and the source cannot leave them out.
+    """
+    ((_, settings),) = draft.data["source"].items()
+    source = _resolved(draft.data["source"], folder)
+    data = Dataset(source, Preprocessing([]), None).tolerant()
+    unreadable = data.corrupt
+    if unreadable and "corrupt" not in type(source).model_fields:
+        raise DataError(f"{len(unreadable)} samples cannot be used: {'; '.join(unreadable)}", hint=REPAIR)
+    draft.messages.append(_about(data, draft.data["source"]))
+    if unreadable:
+        settings["corrupt"] = "skip"
+        left_out = f"{len(unreadable):,} samples cannot be read, and {SKIP} leaves them out"
+        draft.comments["data"] = f"{left_out}; without it, a run refuses them"
+        draft.messages += [f"{left_out}:", *(f"  {reason}" for reason in unreadable)]
+    draft.messages += [f"warning: {text}" for text in data.warnings]
+    return data
 
 
 def _about(data: Dataset, source: Mapping[str, Any]) -> str:
@@ -528,6 +550,7 @@ def _yaml(draft: _Draft, name: str, command: str) -> str:
         "target: edgetpu  # or cpu",
         *_commented(draft.comments.get("model", "")),
         f"model: {_flow(draft.model)}",
+        *_commented(draft.comments.get("data", "")),
         "data:",
         f"  source: {_flow(draft.data['source'])}",
     ]

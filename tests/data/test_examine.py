@@ -5,18 +5,24 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tiny
 from pictures import flat, image
+from PIL import Image
 
 from compress.cli.main import main
 from compress.data.dataset import Dataset
 from compress.data.sources import ImageFolder, Npz
 from compress.data.summary import describe
 from compress.errors import DataError
+from compress.pipeline.store import Store
+from compress.progress import SILENT
 from deploy.contract.preprocessing import Preprocessing
 
 HEAD = "schema_version: 1\nname: t\nmodel: {builder: digits_cnn}\nstages: [{train: {epochs: 1}}, quantize]\n"
@@ -50,6 +56,76 @@ def test_corrupt_files_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "1 samples cannot be read, and are not counted" in output
     assert "cat/5.png: is not a readable image" in output
     assert main(["data", str(pipeline(tmp_path / "again", corrupt="skip"))]) == 0
+
+
+def test_a_run_lists_all_corrupt_files_of_all_splits_before_tensorflow_starts(tmp_path: Path) -> None:
+    path = pipeline(tmp_path)
+    text = path.read_text() + "\n  preprocess: [{resize: {size: [32, 32]}}]"
+    bad = [f"{kind}/{index}.png" for kind in ("cat", "dog") for index in range(1, 12)]
+    for name in bad:
+        (tmp_path / "images" / name).write_bytes(b"no image")
+    code = "import sys; from compress.cli.main import main; print(main(sys.argv[1:]), 'tensorflow' in sys.modules)"
+
+    def run(content: str) -> tuple[str, str]:
+        path.write_text(content)
+        command = [sys.executable, "-c", code, str(path), "--out", str(tmp_path / "runs")]
+        done = subprocess.run(command, env=tiny.environment(), capture_output=True, text=True, check=False)
+        return done.stdout.splitlines()[-1], done.stderr
+
+    end, said = run(text)
+    assert end == "3 False"
+    assert [name for name in bad if f"{name}: is not a readable image" not in said] == []
+    assert "22 samples cannot be used" in said
+    assert "leave them out with `corrupt: skip`" in said
+    for name in bad[1:]:
+        image(tmp_path / "images" / name, value=50)
+    end, said = run(text)
+    assert end == "3 False"
+    assert f"{bad[0]}: is not a readable image" in said
+    assert "; remove or repair it, or leave it out with `corrupt: skip`" in said
+
+
+def test_data_that_was_accepted_is_not_decoded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of which only the last stages changed needs no sample."""
+    flat(tmp_path / "images", 12)
+    for expected in (["train", "validation", "test"], []):
+        data = Dataset(ImageFolder(path=str(tmp_path / "images")), Preprocessing([]), None)
+        decoded: list[str] = []
+        monkeypatch.setattr(data, "inputs", decoded.append)
+        data.work_in(Store(tmp_path / "store"), SILENT)
+        data.refuse_unreadable()
+        assert decoded == expected
+    image(tmp_path / "images" / "cat" / "5.png", value=99)
+    changed = Dataset(ImageFolder(path=str(tmp_path / "images")), Preprocessing([]), None)
+    monkeypatch.setattr(changed, "inputs", decoded.append)
+    changed.work_in(Store(tmp_path / "store"), SILENT)
+    changed.refuse_unreadable()
+    assert decoded == ["train", "validation", "test"]
+
+
+def gradient(path: Path, first: int) -> Path:
+    """Write a photo that is not of one colour."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray((np.arange(6 * 8 * 3).reshape(6, 8, 3) + first).astype(np.uint8)).save(path)
+    return path
+
+
+def test_identical_photos_in_two_classes_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = pipeline(tmp_path)
+    shutil.rmtree(tmp_path / "images")
+    for number, kind in enumerate(("cat", "dog")):
+        for index in range(12):
+            gradient(tmp_path / "images" / kind / f"{index}.png", 50 * number + index)
+    gradient(tmp_path / "images" / "cat" / "same.png", 3)  # twice in its own class is no contradiction
+    assert main(["data", str(path)]) == 0
+    assert "two classes" not in capsys.readouterr().out
+    gradient(tmp_path / "images" / "dog" / "a.bmp", 5)  # the same pixels in a file of another format
+    gradient(tmp_path / "images" / "dog" / "b.png", 7)
+    assert main(["data", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "warning: equal samples are in two classes: " in said
+    assert re.search(r"images/cat/5\.png \(cat\) and \S*images/dog/a\.bmp \(dog\); ", said)
+    assert re.search(r"images/cat/7\.png \(cat\) and \S*images/dog/b\.png \(dog\): remove each", said)
 
 
 def arrays(folder: Path, x: np.ndarray, steps: str = "") -> Path:

@@ -165,9 +165,12 @@ def test_corrupt_samples_are_listed() -> None:
     data = opened(Faulty(bad=tuple(range(0, 60, 2))), None)
     with pytest.raises(DataError, match=r"^\d\d samples cannot be used: data.source.faulty: sample 0: is broken; .*"):
         data.inputs("train")
-    with pytest.raises(DataError, match="; and 10 more; remove or repair them, or leave them out with `corrupt: skip"):
+    every = r"^20 samples cannot be used: (sample \d+: is broken; ){20}remove or repair them, or leave them out with `c"
+    with pytest.raises(DataError, match=every):
         prefetching.decode(lambda index: broken(index), 20, lambda index, value: None)
-    with pytest.raises(DataError, match=r"^sample 5: is broken; mend it$"):
+    with pytest.raises(DataError, match="sample 99: is broken; and 20 more; remove or repair them, or leave them out"):
+        prefetching.decode(lambda index: broken(index), 120, lambda index, value: None)
+    with pytest.raises(DataError, match=r"^sample 5: is broken; mend it, or leave it out with `corrupt: skip`$"):
         prefetching.decode(lambda index: broken(index) if index == 5 else np.array(0), 20, lambda index, value: None)
 
 

@@ -20,6 +20,7 @@ import tiny
 from stand_in import Programs, success
 from tiny import Coralline, command, environment
 
+from compress.data.source import CorruptError
 from compress.errors import (
     BudgetError,
     CorallineError,
@@ -395,7 +396,7 @@ def test_data_with_nan(project: Project, out: Path) -> None:
     x = np.random.default_rng(0).random((90, 4, 4, 1), np.float32)
     x[:, 0, 0, 0] = np.nan
     np.savez(path.parent / "data.npz", x=x, y=np.arange(90) % 3)
-    error, record, _ = failed(path, out, DataError)
+    error, record, _ = failed(path, out, CorruptError)
     assert "has values that are NaN or infinite" in str(error)
     assert (record["error"]["stage"], record["error"]["exit_code"]) == ("package", 3)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import wave
 import zipfile
 from pathlib import Path
@@ -53,6 +54,36 @@ def test_class_folders_get_a_small_network_of_their_size(tmp_path: Path) -> None
     assert (train["epochs"], train["batch_size"]) == (150, 32)  # few samples: the largest number of epochs
     assert train["augment"]["mixup"] == 0.2
     assert "init --model FILE" in text
+
+
+def test_all_unusable_files_are_listed_and_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = photos(tmp_path / "shop", {"apple": 80, "pear": 80})
+    bad = [f"shop/{name}/{index}.png" for name in ("apple", "pear") for index in range(0, 80, 7)]
+    for name in bad:
+        content = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(content[: len(content) // 2])
+    (data / "pear" / "apple.png").write_bytes((data / "apple" / "1.png").read_bytes())
+    out = tmp_path / "first.yaml"
+    assert main(["init", str(data), "-o", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "24 samples cannot be read, and `corrupt: skip` leaves them out" in said
+    assert [name for name in bad if f"{name}: is not a readable image" not in said] == []
+    assert re.search(
+        r"equal samples are in two classes: \S+apple/1\.png \(apple\) and \S+pear/apple\.png \(pear\)", said
+    )
+    assert load(out).settings["data"]["source"] == {"folder": {"path": "shop", "corrupt": "skip"}}
+    assert (
+        "# 24 samples cannot be read, and `corrupt: skip` leaves them out; without it, a run refuses" in out.read_text()
+    )
+
+
+def test_unusable_samples_of_a_source_that_leaves_none_out(tmp_path: Path) -> None:
+    x = np.zeros((200, 20, 3), np.float32)
+    x[::20] = np.nan
+    np.savez(tmp_path / "motion.npz", x=x, y=np.arange(200) % 4)
+    message = r"10 samples cannot be used: .*sample 0: has values.*sample 180: has values.*; remove or repair them$"
+    with pytest.raises(DataError, match=message):
+        starter(tmp_path / "motion.npz", None, tmp_path, "first")
 
 
 def test_more_samples_need_fewer_epochs(tmp_path: Path) -> None:

@@ -62,13 +62,10 @@ def test_a_search_writes_its_front_with_a_bundle_for_each_point(coralline: Coral
     assert "the budget (size_bytes of at most 100000)" in done.stdout
     shown = re.findall(r"^trial (\d+) \((\d) of 6\): accuracy .*remade.weights (\d+);", done.stderr, re.MULTILINE)
     counted = [trial for trial in content["trials"] if trial["status"] != "repeated"]
-    assert (
-        shown
-        == [  # a repeated trial has a number, and does not count
-            (str(trial["number"]), str(position), str(trial["settings"]["remade.weights"]))
-            for position, trial in enumerate(counted, 1)
-        ]
-    )
+    assert shown == [  # a repeated trial has a number, and does not count
+        (str(trial["number"]), str(position), str(trial["settings"]["remade.weights"]))
+        for position, trial in enumerate(counted, 1)
+    ]
     page = (folder / "search.html").read_text()
     assert "<svg" in page
     assert page.count("<script") == page.count("http://") - page.count("http://www.w3.org") == 0
