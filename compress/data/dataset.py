@@ -436,15 +436,21 @@ class Dataset:
             self._inputs[split] = inputs
         return self._inputs[split]
 
-    def refuse_unreadable(self) -> None:
-        """Decode all splits, and refuse all unreadable samples at once, unless an earlier run has accepted the data.
+    @property
+    def _acceptance(self) -> Path | None:
+        """The file in the store that says that all samples are readable."""
+        return self._store.kept(self._kept) / "accepted" if self._store else None
+
+    def is_accepted(self) -> bool:
+        """Return whether an earlier run with the same store has decoded all samples."""
+        return self._acceptance is not None and self._acceptance.exists()
+
+    def accept(self) -> None:
+        """Decode all splits, and refuse all unreadable samples at once.
 
         Raises:
             DataError: as `inputs`; of unreadable samples with those of all splits.
         """
-        accepted = self._store.kept(self._kept) / "readable" if self._store else None
-        if accepted is not None and accepted.exists():
-            return
         problems: list[DataError] = []
         for split in SPLITS:
             try:
@@ -455,8 +461,8 @@ class Dataset:
                 problems += error.errors or [error]
         if problems:
             raise several(problems, self._hint)
-        if accepted is not None:
-            write_atomically(accepted, b"")
+        if self._acceptance is not None:
+            write_atomically(self._acceptance, b"")
 
     def try_out(self, split: Split) -> None:
         """Decode and preprocess a split like `inputs`, without keeping the result.

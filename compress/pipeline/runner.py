@@ -50,7 +50,7 @@ from compress.pipeline.record import Findings, RunResults
 from compress.pipeline.schema import Pipeline, StageEntry
 from compress.pipeline.store import STORE, Store
 from compress.profiling import Profile
-from compress.progress import Phase, Progress, RunStep
+from compress.progress import SILENT, Phase, Progress, RunStep
 from compress.report import examples, render
 from compress.report.json_values import decode
 from compress.report.node_data import NODE_DATA_FILE
@@ -198,6 +198,20 @@ class PipelineRun:
         self.taught.report_to(progress)
         return self.taught
 
+    def accept_data(self) -> None:
+        """Refuse all unreadable samples at once, before the first stage.
+
+        Raises:
+            DataError: the data is missing or invalid, or samples are unreadable.
+        """
+        data = self.pipeline.data
+        with self._explained(""):
+            data.work_in(self.store, SILENT)
+            if not data.is_accepted():
+                with self.monitor.working(RunStep("data")) as progress:
+                    data.work_in(self.store, progress)
+                    data.accept()
+
     def _find(self, title: str, key: str) -> Artifact | None:
         """Return the artifact from the store, unless the run is forced."""
         if title in self.forced:
@@ -301,7 +315,6 @@ class PipelineRun:
         context = replace(context, specification=specification)
         if context.profile is not None:
             context = replace(context, progress=context.profile.watching(context.progress))
-        self.pipeline.data.refuse_unreadable()
         _start_tensorflow(work, context.progress)
         context = context.only(work.needs)
         if isinstance(work, Probe):
@@ -426,6 +439,7 @@ def run_stages(session: PipelineRun, after: Callable[[StageEntry, Artifact], Non
     """
     entries = session.pipeline.steps
     session.stages |= {entry.id: record.initial(entry, task_of(session.pipeline.data)) for entry in entries}
+    session.accept_data()
     current: Artifact | None = None
     for entry in entries:
         stage = session.stages[entry.id]
