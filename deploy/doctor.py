@@ -99,7 +99,7 @@ def describe(rows: List[Finding]) -> str:
         if row.hint:
             lines.append("         do:  %s" % row.hint)
         if row.page and row.severity != "note":
-            lines.append("         see: %s" % row.page)
+            lines.append("         see: %s in the manuals of Coralline" % row.page)
     errors = sum(row.severity == "error" for row in rows)
     warnings = sum(row.severity == "warning" for row in rows)
     return "\n".join(lines + ["errors: %d, warnings: %d" % (errors, warnings)])
