@@ -14,6 +14,7 @@ from pydantic import Field
 from compress.data import labels, tables
 from compress.data.file_tree import Tree, inside
 from compress.data.labels import SPLIT_WORDS
+from compress.data.source import several
 from compress.data.types import Split
 from compress.errors import DataError
 from compress.settings import Settings
@@ -151,11 +152,16 @@ def read(tree: Tree, table: LabelTable, names: FileNames) -> list[Listed]:
     split_column = settings.split or (None if table.split else _split_column(tree, settings.table, delimiter))
     optional = [name for name in (split_column, settings.group) if name]
     listed: dict[str, Listed] = {}
+    missing: list[DataError] = []
     with tree.open(settings.table) as stream:
         columns = [settings.file, *table.label_columns, *optional]
         for number, (file, *more) in tables.table(stream, where, columns, delimiter):
             line = f"{where}, line {number}"
-            name = _file(file, table, names, line)
+            try:
+                name = _file(file, table, names, line)
+            except DataError as error:
+                missing.append(error)
+                continue
             if len(listed) == tables.MAX_NAMES:
                 raise DataError("lists too many files", where=where, allowed=f"{tables.MAX_NAMES:,}")
             if name in listed:
@@ -165,6 +171,8 @@ def read(tree: Tree, table: LabelTable, names: FileNames) -> list[Listed]:
             label, marks = _label(cells[:count], table, line)
             split, group = _split_and_group(cells[count:], bool(split_column), line)
             listed[name] = Listed(name, label, split or table.split, group, (where, number), marks)
+    if missing:  # with no file found, the column is wrong: one line shows it
+        raise several(missing if listed else missing[:1], "add the files, or remove the lines; or check labels.file")
     return list(listed.values())
 
 

@@ -199,6 +199,10 @@ def test_lines_of_errors(tmp_path: Path) -> None:
     table(tmp_path / "labels.csv", [["file", "label"], *rows, ["99.png", "tea"]])
     with pytest.raises(DataError, match=r"labels\.csv, line 14: lists '99\.png', which is not there"):
         ImageFolder(path=str(tmp_path)).load()
+    table(tmp_path / "labels.csv", [["file", "label"], ["98.png", "tea"], *rows, ["99.png", "tea"]])
+    every = r"2 samples cannot be used: .*line 2: lists '98\.png', .*line 15: lists '99\.png', .*; add the files, or"
+    with pytest.raises(DataError, match=every):
+        ImageFolder(path=str(tmp_path)).load()
     table(tmp_path / "labels.csv", [["file", "label"], *rows, ["1.png", "tea"]])
     with pytest.raises(DataError, match=r"labels\.csv, line 14: lists '1\.png' twice"):
         ImageFolder(path=str(tmp_path)).load()
