@@ -3,8 +3,9 @@
 Needs the shared files (CORALLINE_SHARED, or ../shared next to the project). Every model is compared with every compiled
 file. Then one number of a model is changed at a time (a weight or a bias by one, the scale of a channel or of an
 activation by 1%, a zero point by one), and the model is compared with its own compiled file: `verify-compiled` must
-find the change, and name its operator and index. Prints a table and the changes that are not named, and writes
-benchmarks/results/verify_compiled.json.
+find the change, and name its operator and index. At last, a model gets other weights with the same scales: in all
+layers, in the last one, and the same weights in another order. Prints tables and the changes
+that are not named, and writes benchmarks/results/verify_compiled.json.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import repository
 
 import numpy as np
 from paths import EDGETPU
-from retrained import WEIGHTED, changed
+from retrained import WEIGHTED, changed, other_weights
 
 from compress.targets.edgetpu.compiled import compiled_file
 from compress.targets.edgetpu.compiled.compiled_file import CompiledFile
@@ -93,6 +94,27 @@ def one_change(content: bytes, file: CompiledFile, kind: str, draw: np.random.Ge
     return changed(content, change), operator, index if kind in ("weight", "bias") else None
 
 
+def retrained(content: bytes, draw: np.random.Generator) -> dict[str, bytes]:
+    """Return a model with other weights and the same scales, by what was changed."""
+    parsed = graph.parse(content)
+    weighted = [op for op in parsed.operators if op.name in WEIGHTED and parsed.tensors[op.inputs[1]].is_constant]
+    if not weighted:
+        return {}
+
+    def shuffle(model: Graph) -> None:
+        for operator in weighted:
+            number = model.source.subgraphs[0].tensors[operator.inputs[1]].buffer
+            values = parsed.tensors[operator.inputs[1]].array().ravel()
+            model.source.buffers[number].data = draw.permutation(values).view(np.uint8)
+
+    seed = int(draw.integers(1 << 31))
+    return {
+        "all weights": other_weights(content, [operator.index for operator in weighted], seed),
+        "weights of the last layer": other_weights(content, [weighted[-1].index], seed),
+        "the order of all weights": changed(content, shuffle),
+    }
+
+
 def outcome(result: Verification, operator: int, index: Any) -> str:
     """Return how a change was answered: "named", "found", "undecided" or "missed".
 
@@ -141,12 +163,23 @@ def main() -> None:
     for kind, counter in changes.items():
         print(f"| {kind} | {' | '.join(str(counter[key]) for key in ('named', 'found', 'undecided', 'missed'))} |")
     print(Counter((row["model"], row["kind"], row["outcome"]) for row in missed))
+    answers: dict[str, Counter[str]] = {}
+    for name, content in models.items():
+        for what, model in retrained(content, draw).items():
+            answer = ANSWERS[verify(files[name], graph.parse(model)).holds]
+            answers.setdefault(what, Counter())[answer] += 1
+            if answer != "no":
+                print(f"{name}, {what}: {answer}")
+    print("| retrained | answers |\n|---|---|")
+    for what, counter in answers.items():
+        print(f"| {what} | {', '.join(f'{count} {answer}' for answer, count in counter.items())} |")
     result = {
         "pairs": len(rows),
         "answers": {f"{'same' if same else 'other'}: {answer}": count for (same, answer), count in counts.items()},
         "unexpected": unexpected,
         "changes": {kind: dict(counter) for kind, counter in changes.items()},
         "not_named": missed,
+        "retrained": {what: dict(counter) for what, counter in answers.items()},
         "seconds": round(time.monotonic() - began),
     }
     RESULTS.write_text(json.dumps(result, indent=1) + "\n")

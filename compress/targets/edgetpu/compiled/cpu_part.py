@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import struct
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from compress.targets.edgetpu.compiled.operator_constants import (
+    DATA_MOVEMENT,
+    INT8_OFFSET,
+    is_activation,
+    quantization_of,
+    unsigned_zero_point,
+)
 from compress.tflite.graph import NONE, Graph, Operator, Tensor
 
 _IGNORED = frozenset({"quantizedBiasType"})
 """An option of newer schemas, which the vendor's compiler does not write."""
 _REDUNDANT = frozenset({"CAST", "RESHAPE"})
 """Operators whose options repeat their tensors; the vendor's compiler may leave them out."""
+_INSERTED = frozenset({"CAST", "DEQUANTIZE", "QUANTIZE", "RESHAPE"})
+"""Operators that change no value, or only its type: a compiler may add them."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +35,13 @@ class CpuPart:
         operators: their indices in the model; all others run on the Edge TPU.
         tensors: the index in the model of each tensor of the compiled file, where it is known.
         differences: what is different, one message each.
+        unmatched: operators and inputs that are not known in the model, one message each.
     """
 
     operators: frozenset[int]
     tensors: dict[int, int]
     differences: tuple[str, ...]
+    unmatched: tuple[str, ...] = ()
 
 
 def interface_differences(compiled: Graph, model: Graph) -> list[str]:
@@ -48,7 +61,46 @@ def interface_differences(compiled: Graph, model: Graph) -> list[str]:
     return messages
 
 
-def compare_cpu_part(compiled: Graph, model: Graph, custom_operators: set[int]) -> CpuPart:
+def with_stated_outputs(
+    compiled: Graph, model: Graph, custom_operators: Collection[int]
+) -> tuple[Graph, tuple[str, ...]]:
+    """Return the model with the scales and zero points that a compiled file states for the outputs of its programs.
+
+    Returns:
+        The model; the outputs whose scale or zero point was changed, one message each.
+    """
+    matched = _matched_tensors(compiled, model)
+    written = {index for operator in custom_operators for index in compiled.operators[operator].outputs}
+    tensors = list(model.tensors)
+    messages = []
+    for index in sorted(written & matched.keys()):
+        ours, stated = model.tensors[matched[index]], compiled.tensors[index]
+        if ours.quantization == stated.quantization or not is_activation(ours) or not is_activation(stated):
+            continue
+        messages.append(f"{ours.name}: {_tensor_difference(ours, stated)}")
+        for copy in _copied_to(model, ours):
+            zero_point = unsigned_zero_point(stated) - (INT8_OFFSET if copy.dtype == "INT8" else 0)
+            assert stated.quantization is not None  # an activation
+            tensors[copy.index] = replace(copy, quantization=replace(stated.quantization, zero_point=(zero_point,)))
+    return replace(model, tensors=tuple(tensors)), tuple(messages)
+
+
+def _copied_to(model: Graph, tensor: Tensor) -> list[Tensor]:
+    """Return a tensor, and those that operators copy to it without a change of their scale."""
+    copies, remaining = {tensor.index: tensor}, [tensor]
+    while remaining:
+        producer = model.producer.get(remaining.pop().index)
+        if producer is None or producer.name not in DATA_MOVEMENT:
+            continue
+        for source in model.input_tensors(producer):
+            is_copied = is_activation(source) and quantization_of(source) == quantization_of(tensor)
+            if is_copied and source.index not in copies:
+                copies[source.index] = source
+                remaining.append(source)
+    return list(copies.values())
+
+
+def compare_cpu_part(compiled: Graph, model: Graph, custom_operators: Collection[int]) -> CpuPart:
     """Find the operators on the CPU in the model, and compare them.
 
     Args:
@@ -59,19 +111,29 @@ def compare_cpu_part(compiled: Graph, model: Graph, custom_operators: set[int]) 
     tensors = _matched_tensors(compiled, model)
     by_output = {operator.outputs: operator for operator in model.operators}
     matched: set[int] = set()
-    differences = []
+    differences, unmatched = [], []
     for operator in compiled.operators:
         if operator.index in custom_operators:
             continue
         match = by_output.get(tuple(tensors.get(index, NONE) for index in operator.outputs))
         if match is None:
-            differences.append(f"operator {operator.name} on the CPU is not in the model")
+            names = {model_operator.name for model_operator in model.operators} | _INSERTED
+            message = f"operator {operator.name} on the CPU"
+            if operator.name in names:
+                unmatched.append(f"{message} writes no tensor of the model")
+            else:
+                differences.append(f"{message}: the model has no {operator.name}")
             continue
         matched.add(match.index)
+        unmatched += [
+            f"operator {match.index} ({match.name}) on the CPU: the model has no tensor {compiled.tensors[index].name}"
+            for index in operator.inputs
+            if index != NONE and index not in tensors and not compiled.tensors[index].is_constant
+        ]
         difference = _operator_difference(operator, match, compiled, model, tensors)
         if difference:
             differences.append(f"operator {match.index} ({match.name}) on the CPU: {difference}")
-    return CpuPart(frozenset(matched), tensors, tuple(differences))
+    return CpuPart(frozenset(matched), tensors, tuple(differences), tuple(unmatched))
 
 
 def _matched_tensors(compiled: Graph, model: Graph) -> dict[int, int]:
@@ -102,6 +164,8 @@ def _operator_difference(
         if other == NONE:
             continue
         theirs, ours = compiled.tensors[other], model.tensors[mine]
+        if not theirs.is_constant and other not in tensors:
+            continue  # It may be another tensor than the model's.
         difference = _tensor_difference(ours, theirs)
         if difference:
             return f"input {number} ({ours.name}): {difference}"
@@ -117,14 +181,37 @@ def _operator_difference(
 def _options(operator: Operator, graph: Graph) -> Any:
     """Return the options of an operator in a form that can be compared."""
     stored = graph.source.subgraphs[0].operators[operator.index]
-    custom = b"" if stored.customOptions is None else bytes(stored.customOptions)
+    custom = None if stored.customOptions is None else _decoded(bytes(stored.customOptions))
     values = {} if operator.options is None else vars(operator.options)
     return custom, sorted((name, np.asarray(value).tolist()) for name, value in values.items() if name not in _IGNORED)
 
 
+def _decoded(options: bytes) -> Any:
+    """Return a custom operator's map of numbers as (name, number) pairs: the order of its bytes is the writer's.
+
+    Other options are returned as they are.
+    """
+    from flatbuffers import flexbuffers
+
+    try:
+        entries = flexbuffers.GetRoot(options).AsMap
+        values = entries.Values
+        pairs = [(key.AsKey, values[number]) for number, key in enumerate(entries.Keys)]
+        if all(value.IsNumeric or value.IsBool for _, value in pairs):
+            return sorted((name, value.Value) for name, value in pairs)
+    except (struct.error, LookupError, ValueError, TypeError, OverflowError):
+        pass
+    return options
+
+
 def _tensor_difference(ours: Tensor, theirs: Tensor) -> str:
-    """Return how a tensor of the compiled file differs from that of the model; "" if it does not."""
-    if (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape):
+    """Return how a tensor of the compiled file differs from that of the model; "" if it does not.
+
+    Shape [] also stands for a shape that the model does not state: outputs of detection operators have it. The
+    compiler may state the shape.
+    """
+    has_shape = ours.is_constant or bool(ours.shape)
+    if ours.dtype != theirs.dtype or (has_shape and ours.shape != theirs.shape):
         return f"{ours.dtype} {list(ours.shape)} in the model, {theirs.dtype} {list(theirs.shape)} in the compiled file"
     if ours.quantization != theirs.quantization:
         return f"its scale or zero point is different ({_quantization(ours)} and {_quantization(theirs)})"

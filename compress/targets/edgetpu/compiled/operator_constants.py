@@ -8,7 +8,7 @@ of its kind (`benchmarks/relink.py` counts them).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import prod
 
@@ -27,7 +27,7 @@ from compress.targets.edgetpu.compiled.instructions import (
 from compress.tflite.graph import Graph, Operator, Tensor
 
 _F32 = np.float32
-_INT8_OFFSET = 128
+INT8_OFFSET = 128
 _STEPS = 255
 _ONE = _F32(1)
 ONE_BITS, INFINITY_BITS, MINUS_INFINITY_BITS = 0x3F800000, 0x7F800000, 0xFF800000
@@ -103,7 +103,13 @@ def unsigned_zero_point(tensor: Tensor) -> int:
     """Return the first zero point of a quantized tensor as that of uint8."""
     quantization = tensor.quantization
     stored = quantization.zero_point[0] if quantization and quantization.zero_point else 0
-    return stored + (_INT8_OFFSET if tensor.dtype == "INT8" else 0)
+    return stored + (INT8_OFFSET if tensor.dtype == "INT8" else 0)
+
+
+def quantization_of(tensor: Tensor) -> tuple[float, int]:
+    """Return the scale of an activation, and its zero point as that of uint8."""
+    assert tensor.quantization is not None
+    return tensor.quantization.scale[0], unsigned_zero_point(tensor)
 
 
 def forms(graph: Graph, operator: Operator) -> tuple[Form, ...]:
@@ -237,7 +243,10 @@ def _sum(graph: Graph, operator: Operator) -> list[Form]:
 
 
 def _mean(graph: Graph, operator: Operator) -> list[Form]:
-    """AVERAGE_POOL_2D without padding, and MEAN over height and width."""
+    """AVERAGE_POOL_2D without padding, and MEAN over height and width.
+
+    Old compilers do not clamp if input and output have one scale: 9 compiled models for runtimes 10 and 12.
+    """
     inputs, outputs = _activations(graph, operator)
     count = _averaged(graph, operator)
     if len(inputs) != 1 or not outputs or count is None:
@@ -245,7 +254,12 @@ def _mean(graph: Graph, operator: Operator) -> list[Form]:
     weight = _F32(_ONE / _F32(count))
     multiplier = _F32(_F32(inputs[0].scale * weight) * outputs[0].reciprocal)
     constants = _constants(multiplier, outputs[0], weights=inputs[0].zero_point, activation=_fused(operator))
-    return [Form("mean", frozenset({POOL_AVERAGE}), constants)]
+    kinds = frozenset({POOL_AVERAGE})
+    means = [Form("mean", kinds, constants)]
+    if inputs[0] == outputs[0] and not _fused(operator):
+        free = replace(constants, multiplier=_bits(weight), upper=INFINITY_BITS, lower=MINUS_INFINITY_BITS)
+        means.append(Form("mean, not clamped", kinds, free))
+    return means
 
 
 def _averaged(graph: Graph, operator: Operator) -> int | None:

@@ -8,14 +8,19 @@ with the instructions. An answer of "yes" means that everything that can be seen
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from compress.targets.edgetpu.compiled.compiled_file import CompiledFile
-from compress.targets.edgetpu.compiled.cpu_part import compare_cpu_part, interface_differences
+from compress.targets.edgetpu.compiled.cpu_part import (
+    compare_cpu_part,
+    interface_differences,
+    with_stated_outputs,
+)
 from compress.targets.edgetpu.compiled.instructions import Constants, VectorInstruction, bundles, vector_instructions
 from compress.targets.edgetpu.compiled.operator_constants import (
     DATA_MOVEMENT,
@@ -23,7 +28,7 @@ from compress.targets.edgetpu.compiled.operator_constants import (
     forms,
     is_activation,
     is_independent,
-    unsigned_zero_point,
+    quantization_of,
 )
 from compress.targets.edgetpu.compiled.parameter_layout import NumberDifference, NumberKind
 from compress.targets.edgetpu.compiled.parameter_location import (
@@ -33,6 +38,7 @@ from compress.targets.edgetpu.compiled.parameter_location import (
     locate,
     parameter_bytes,
 )
+from compress.targets.edgetpu.compiled.unlocated_parameters import output_of_each_number, unlocated_parameters
 from compress.tflite.graph import Graph, Operator, Tensor
 
 SCHEMA_VERSION = 1
@@ -42,14 +48,12 @@ MAX_CANDIDATES = 1000
 """The most instructions that are compared with an operator without one, to name what differs."""
 MAX_LINES = 40
 """The most lines of one kind in the text; --json has all."""
-_SAME_MODEL = 0.5
-"""The share of the parameters that must be found, so that a missing operator can be due to an unknown layout."""
 _WEIGHTED = frozenset({"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"})
 """Operators whose instruction is always predicted, and is never one of another operator."""
 _EXCEPTIONS = frozenset({"MUL", "SOFTMAX"})
 """Operators whose instruction is known with exceptions: SOFTMAX of compilers before 15.0, some products of tensors."""
-_MIN_EQUAL_FIELDS = 4
-"""Of the 7 constants of an instruction, those that must be equal, so that the rest are differences of one operator."""
+_ROUNDING = 1e-5
+"""The largest relative difference of two multipliers that other rounding can cause; each of 3 roundings: 6e-8."""
 
 
 @dataclass(frozen=True)
@@ -158,28 +162,49 @@ def _limited(lines: list[str]) -> list[str]:
 def verify(file: CompiledFile, model: Graph) -> Verification:
     """Compare a compiled file with a model.
 
+    "No" needs a value of an identified operator that cannot follow from the model. A value that is not where it is
+    expected is no such proof: compilers and their versions differ in what they store where.
+
     Args:
         file: the compiled file.
         model: the model, not compiled.
     """
-    differences = [VerificationDifference(message) for message in interface_differences(file.graph, model)]
     if len(file.graph.inputs) != len(model.inputs) or len(file.graph.outputs) != len(model.outputs):
-        return Verification(tuple(differences), (), {})
+        messages = interface_differences(file.graph, model)
+        return Verification(tuple(VerificationDifference(message) for message in messages), (), {})
     custom_operators = {compiled.operator.index for compiled in file.operators}
+    stated, moved = with_stated_outputs(file.graph, model, custom_operators)
+    found = _compare(file, stated, custom_operators)
+    if found.holds:
+        undecided = [Undecided(None, f"output of a program {message}{_MOVED}", blocks=True) for message in moved]
+        return replace(found, undecided=(*undecided, *found.undecided))
+    outputs = [VerificationDifference(f"output of a program {message}", kind="scale") for message in moved]
+    return replace(found, differences=(*outputs, *found.differences))
+
+
+_MOVED = (
+    "; all weights and biases that were compared are those of the model. The compiled file answers on its own scale, "
+    "as a file of the same weights with other ranges does"
+)
+"""Source: the vendor's own bodypix_mobilenet_v1_075_512_512_16_quant_decoder, in google-coral/test_data."""
+
+
+def _compare(file: CompiledFile, model: Graph, custom_operators: Collection[int]) -> Verification:
+    differences = [VerificationDifference(message) for message in interface_differences(file.graph, model)]
     cpu = compare_cpu_part(file.graph, model, custom_operators)
     differences += [VerificationDifference(message, kind="cpu") for message in cpu.differences]
+    undecided = [Undecided(None, message, blocks=True) for message in cpu.unmatched]
     operators = [operator for operator in model.operators if operator.index not in cpu.operators]
     location = locate(file, model, operators)
     comparison = _Comparison(file, model, operators)
-    differences += comparison.layer_differences(cpu.tensors)
-    differences += comparison.number_differences(location)
-    undecided = comparison.missing(location)
-    outcomes = list(comparison.instruction_differences())
+    outcomes = [
+        *comparison.layer_differences(cpu.tensors),
+        *comparison.number_differences(location, is_complete=not cpu.unmatched),
+        *comparison.missing(location),
+        *comparison.instruction_differences(location),
+    ]
     differences += [outcome for outcome in outcomes if isinstance(outcome, VerificationDifference)]
     undecided += [outcome for outcome in outcomes if isinstance(outcome, Undecided)]
-    if comparison.is_another_model(location):
-        message = "most parameters of the model are not in the compiled file"
-        differences.append(VerificationDifference(message, kind="missing", count=len(location.missing)))
     return Verification(tuple(differences), tuple(undecided), comparison.compared(location))
 
 
@@ -202,8 +227,11 @@ class _Comparison:
             for instruction in vector_instructions(bundles(file.bytes_at(stream)))
         ]
 
-    def layer_differences(self, tensors: dict[int, int]) -> Iterator[VerificationDifference]:
-        """Yield the differences of the inputs and outputs of the programs; `tensors`: see `CpuPart`."""
+    def layer_differences(self, tensors: dict[int, int]) -> Iterator[Undecided]:
+        """Yield the inputs and outputs of the programs that have another scale than the file's tensors around them.
+
+        `tensors`: see `CpuPart`.
+        """
         by_name = {tensor.name.rstrip("\0"): tensor.index for tensor in self.file.graph.tensors}
         for executable in self.file.executables:
             for layer in (*executable.inputs, *executable.outputs):
@@ -211,35 +239,57 @@ class _Comparison:
                 tensor = self.model.tensors[index] if index is not None else None
                 if tensor is None or tensor.quantization is None or tensor.dtype not in ("INT8", "UINT8"):
                     continue
-                expected = _quantization(tensor)
+                expected = quantization_of(tensor)
                 if layer.scale and (layer.scale, layer.zero_point) != expected:
-                    yield VerificationDifference(
+                    reason = (
                         f"input or output {layer.name}: scale {expected[0]:.9g} and zero point {expected[1]} in the "
-                        f"model, {layer.scale:.9g} and {layer.zero_point} in the compiled file (as uint8)",
-                        kind="scale",
-                        tensor=layer.name,
+                        f"model, {layer.scale:.9g} and {layer.zero_point} in the compiled program (as uint8)"
                     )
+                    yield Undecided(None, reason, blocks=True)
 
-    def number_differences(self, location: ParameterLocation) -> Iterator[VerificationDifference]:
-        """Yield the weights, biases, multipliers and constants that differ, by tensor."""
-        for region in location.regions:
-            if not region.is_equal:
-                yield from self._region_differences(region)
+    def number_differences(
+        self, location: ParameterLocation, *, is_complete: bool
+    ) -> Iterator[VerificationDifference | Undecided]:
+        """Yield the weights, biases, multipliers and constants that differ, by tensor.
 
-    def _region_differences(self, region: ParameterRegion) -> Iterator[VerificationDifference]:
+        Args:
+            location: where they are.
+            is_complete: whether all operators on the CPU are known, so that all others must be in the parameters.
+        """
+        unlocated = unlocated_parameters(self.file, self.model, location)
+        is_proven = is_complete and bool(unlocated.contradiction)
+        if is_proven:
+            yield VerificationDifference(unlocated.contradiction, kind="missing", count=len(location.missing) or 1)
+        for region, identified in unlocated.outputs.items():
+            yield from self._region_differences(region, identified, is_proven=is_proven)
+
+    def _region_differences(
+        self, region: ParameterRegion, identified: NDArray[np.bool_], *, is_proven: bool
+    ) -> Iterator[VerificationDifference | Undecided]:
+        """Yield what differs in a region: outputs that are identified, or all if it is proven that they differ."""
         executable = self.file.executables[region.executable]
         content = parameter_bytes(self.file, executable)[region.offset : region.offset + region.size_bytes]
         by_tensor: dict[tuple[NumberKind, int], list[NumberDifference]] = {}
+        unproven = 0
+        rows = output_of_each_number(self.model, region.parameters, region.values)
         for difference in region.layout.differences(content, region.values):
+            if not is_proven and not identified[rows[difference.kind][difference.index]]:
+                unproven += 1
+                continue
             index, tensor = self._tensor(region, difference)
             by_tensor.setdefault((difference.kind, tensor.index), []).append(
                 NumberDifference(difference.kind, index, difference.expected, difference.actual)
             )
         for (kind, tensor_index), differing in by_tensor.items():
             yield self._difference(region, kind, self.model.tensors[tensor_index], differing)
-        if not by_tensor:
-            message = f"{_name(region.operator)}: bytes of missing rows or channels are different"
-            yield VerificationDifference(message, region.operator.index, "padding")
+        name, index = _name(region.operator), region.operator.index
+        if unproven:
+            reason = (
+                f"{name}: {unproven:,} values are not where they are expected; they are different, or stored elsewhere"
+            )
+            yield Undecided(index, reason, blocks=True)
+        elif not by_tensor:
+            yield Undecided(index, f"{name}: bytes of missing rows or channels are different", blocks=True)
 
     def _tensor(self, region: ParameterRegion, difference: NumberDifference) -> tuple[int, Tensor]:
         """Return the index of a number in its tensor, and the tensor."""
@@ -294,14 +344,9 @@ class _Comparison:
             reasons.append(Undecided(None, reason, blocks=False))
         return reasons
 
-    def is_another_model(self, location: ParameterLocation) -> bool:
-        """Return whether so little was found that the file cannot hold the model."""
-        located_bytes = sum(region.size_bytes for region in location.regions if not region.parameters.is_table)
-        missing_bytes = sum(part.choices[0].size_bytes for part in location.missing if part.choices)
-        return bool(missing_bytes) and located_bytes < _SAME_MODEL * (located_bytes + missing_bytes)
-
-    def instruction_differences(self) -> Iterator[VerificationDifference | Undecided]:
+    def instruction_differences(self, location: ParameterLocation) -> Iterator[VerificationDifference | Undecided]:
         """Yield the operators whose scales and zero points are not in the instructions."""
+        equal = {region.operator.index for region in location.regions if region.is_equal}
         by_operator = {operator.index: forms(self.model, operator) for operator in self.operators}
         owners: dict[tuple[int, bool, Constants], set[int]] = {}
         for index, operator_forms in by_operator.items():
@@ -321,7 +366,10 @@ class _Comparison:
                 reason = f"{_name(operator)}: how its instructions hold scales and zero points is not known"
                 yield Undecided(operator.index, reason, blocks=False)
             elif operator.index not in explained and not self._needs_no_instruction(operator):
-                yield self._not_explained(operator, by_operator[operator.index], unexplained)
+                is_identified = operator.index in equal and not unknown
+                yield self._not_explained(
+                    operator, by_operator[operator.index], unexplained, is_identified=is_identified
+                )
         if unexplained and not unknown:
             kinds = len(unexplained)
             reason = f"{kinds} instructions of the compiled file have scales or zero points of no operator of the model"
@@ -332,24 +380,37 @@ class _Comparison:
         if operator.name not in DATA_MOVEMENT:
             return False
         tensors = (*self.model.input_tensors(operator), *self.model.output_tensors(operator))
-        return len({_quantization(tensor) for tensor in tensors if is_activation(tensor)}) <= 1
+        return len({quantization_of(tensor) for tensor in tensors if is_activation(tensor)}) <= 1
 
     def _not_explained(
-        self, operator: Operator, expected: Sequence[Form], unexplained: Sequence[VectorInstruction]
+        self,
+        operator: Operator,
+        expected: Sequence[Form],
+        unexplained: Sequence[VectorInstruction],
+        *,
+        is_identified: bool,
     ) -> VerificationDifference | Undecided:
+        """Return the most similar instruction of an operator without one: a proof if only its scales can differ.
+
+        Args:
+            operator: the operator.
+            expected: the instructions that it can have.
+            unexplained: the instructions that belong to no operator.
+            is_identified: whether its parameters are in the file, and no other operator has unknown instructions.
+        """
         candidates = [
             (_equal_fields(instruction.constants, form.constants), form, instruction)
             for form in expected
             for instruction in unexplained[:MAX_CANDIDATES]
             if instruction.kind in form.kinds and instruction.per_channel == form.weights_per_channel
         ]
-        equal, form, instruction = max(candidates, key=lambda candidate: candidate[0], default=(0, None, None))
+        _, form, instruction = max(candidates, key=lambda candidate: candidate[0], default=(0, None, None))
         if form is None or instruction is None:
             reason = f"{_name(operator)}: no instruction with its scales and zero points was found"
             return Undecided(operator.index, reason, blocks=operator.name not in _EXCEPTIONS)
         different = _different_fields(form.constants, instruction.constants)
         message = f"{_name(operator)}: scales or zero points are different in its instruction: {different}"
-        if operator.name in _WEIGHTED and equal >= _MIN_EQUAL_FIELDS:
+        if operator.name in _WEIGHTED and is_identified and _only_scales_differ(form.constants, instruction.constants):
             output = self.model.output_tensors(operator)[0]
             return VerificationDifference(message, operator.index, "scale", output.name)
         reason = f"{_name(operator)}: its scales or zero points may differ; the most similar instruction: {different}"
@@ -382,6 +443,17 @@ def _equal_fields(first: Constants, second: Constants) -> int:
     return sum(getattr(first, field.name) == getattr(second, field.name) for field in fields(Constants))
 
 
+def _only_scales_differ(model: Constants, compiled: Constants) -> bool:
+    """Return whether two instructions have the same zero points, and multipliers that no rounding explains.
+
+    A compiler can move a zero point, and then the clamps with it; the function of the operator stays the same.
+    """
+    zero_points = ("offset", "output_zero_point", "input_zero_point", "weight_zero_point")
+    mine, theirs = (float(np.uint32(constants.multiplier).view(np.float32)) for constants in (model, compiled))
+    same = all(getattr(model, name) == getattr(compiled, name) for name in zero_points)
+    return same and abs(mine - theirs) > _ROUNDING * abs(mine)
+
+
 def _different_fields(model: Constants, compiled: Constants) -> str:
     """Return the constants that differ, as text: those of the model, then those of the compiled file."""
     parts = []
@@ -392,11 +464,6 @@ def _different_fields(model: Constants, compiled: Constants) -> str:
                 mine, theirs = (float(np.uint32(bits).view(np.float32)) for bits in (mine, theirs))
             parts.append(f"{field.name.replace('_', ' ')} {_number(mine)} -> {_number(theirs)}")
     return ", ".join(parts)
-
-
-def _quantization(tensor: Tensor) -> tuple[float, int]:
-    assert tensor.quantization is not None  # an activation
-    return tensor.quantization.scale[0], unsigned_zero_point(tensor)
 
 
 def _unraveled(index: int, tensor: Tensor) -> tuple[int, ...]:
