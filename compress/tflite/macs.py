@@ -8,9 +8,13 @@ from math import prod
 from compress.errors import ModelError
 from compress.tflite.graph import NONE, Graph, Operator
 
-WEIGHTED = {"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV", "CONV_3D"}
-_LSTM_WEIGHTS = range(1, 9)
-"""Inputs of UNIDIRECTIONAL_SEQUENCE_LSTM: four input-to-gate, four recurrent weight matrices."""
+WEIGHTED = {"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV", "CONV_3D", "CONV_3D_TRANSPOSE"}
+_TRANSPOSED = ("TRANSPOSE_CONV", "CONV_3D_TRANSPOSE")
+_RECURRENT = (
+    *("LSTM", "UNIDIRECTIONAL_SEQUENCE_LSTM", "BIDIRECTIONAL_SEQUENCE_LSTM", "RNN", "UNIDIRECTIONAL_SEQUENCE_RNN"),
+    *("BIDIRECTIONAL_SEQUENCE_RNN", "SVDF"),
+)
+"""Operators that multiply by each of their weight matrices once in every step of time."""
 
 
 def macs(graph: Graph, operator: Operator) -> int:
@@ -19,7 +23,7 @@ def macs(graph: Graph, operator: Operator) -> int:
     Raises:
         ModelError: the operator lacks a required input, output or dimension.
     """
-    if operator.name not in (*WEIGHTED, "BATCH_MATMUL", "UNIDIRECTIONAL_SEQUENCE_LSTM"):
+    if operator.name not in (*WEIGHTED, *_RECURRENT, "BATCH_MATMUL"):
         return 0
     try:
         return _count(graph, operator)
@@ -30,11 +34,11 @@ def macs(graph: Graph, operator: Operator) -> int:
 
 def _count(graph: Graph, operator: Operator) -> int:
     out = graph.output_tensors(operator)[0]
-    if operator.name == "TRANSPOSE_CONV":
-        channels, kernel_h, kernel_w, _ = graph.tensors[operator.inputs[1]].shape  # [out, kh, kw, in]
-        return graph.tensors[operator.inputs[2]].elements * kernel_h * kernel_w * channels
-    if operator.name == "UNIDIRECTIONAL_SEQUENCE_LSTM":
-        weights = sum(graph.tensors[operator.inputs[i]].elements for i in _LSTM_WEIGHTS if operator.inputs[i] != NONE)
+    if operator.name in _TRANSPOSED:  # [out, kh, kw, in], [kd, kh, kw, out, in]
+        return graph.tensors[operator.inputs[2]].elements * prod(graph.tensors[operator.inputs[1]].shape[:-1])
+    if operator.name in _RECURRENT:
+        others = (graph.tensors[index] for index in operator.inputs[1:] if index != NONE)
+        weights = sum(tensor.elements for tensor in others if len(tensor.shape) == 2 and not tensor.is_variable)
         batch_and_time = prod(out.shape[:-1])
         return weights * batch_and_time
     weights_shape = graph.tensors[operator.inputs[1]].shape
@@ -66,7 +70,7 @@ def parameters(graph: Graph) -> int:
             if index == NONE or not graph.tensors[index].is_constant:
                 continue
             structural = graph.tensors[index].dtype in ("INT32", "INT64", "BOOL")
-            bias = operator.name in WEIGHTED and position == (3 if operator.name == "TRANSPOSE_CONV" else 2)
+            bias = operator.name in WEIGHTED and position == (3 if operator.name in _TRANSPOSED else 2)
             if bias or not structural:
                 counted.add(index)
     return sum(graph.tensors[index].elements for index in counted)

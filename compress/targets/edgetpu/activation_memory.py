@@ -13,7 +13,7 @@ from compress.tflite.graph import Graph, Operator, Tensor
 
 TILES = ARRAY["tiles"]
 """The number of tiles along height, and along width."""
-_WINDOWED = {"CONV_2D", "DEPTHWISE_CONV_2D"}
+_WINDOWED = {"CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV"}
 
 
 def bytes_per_tile(graph: Graph, on_tpu: set[int]) -> int:
@@ -66,6 +66,8 @@ def _tile(tensor: Tensor, graph: Graph) -> int:
 
 
 def _border(operator: Operator, kernel: int, letter: str) -> int:
+    if operator.name == "TRANSPOSE_CONV":  # positions of the input that reach into a tile of the output
+        return int(max(kernel - 1, 0) // max(operator.option(f"stride{letter}", 1), 1))
     reach = (kernel - 1) * operator.option(f"dilation{letter}Factor", 1) + 1
     return int(max(reach - operator.option(f"stride{letter}", 1), 0))
 

@@ -53,6 +53,7 @@ class Check:
         tile_bytes: the memory of a tile.
         plan_bytes: the on-chip memory for parameters that is available to every network.
         has_repeated_constants: whether an operator with a constant vector runs on the Edge TPU.
+        unconfirmed: the names of operators on the Edge TPU whose parameters are at least as many as predicted.
         lookup_table: rows and width of the table in which the CPU looks up the model's input; None without one.
     """
 
@@ -64,6 +65,7 @@ class Check:
     tile_bytes: int
     plan_bytes: int
     has_repeated_constants: bool
+    unconfirmed: tuple[str, ...] = ()
     lookup_table: tuple[int, ...] | None = None
 
     @property
@@ -81,18 +83,22 @@ class Check:
     @property
     def parameter_warning(self) -> str:
         """Why the compiled file can have more parameter bytes than predicted, or ""."""
-        if any(op.placement == "tpu" and "LSTM" in op.op for op in self.ops):
-            return "more in the file: matrices that the compiler adds for an LSTM are not predicted"
+        if self.unconfirmed:
+            names = ", ".join(self.unconfirmed)
+            return f"at least; the compiler may add more for {names}: no known compiled model confirms what it stores"
         if self.has_repeated_constants and (self.activation_bytes or 0) > self.tile_bytes:
             return "more in the file if element-wise operators run in passes: each pass stores their constants"
         return ""
 
     @property
     def risk(self) -> str:
-        """The risk that the compiler fails because of large activations: low, medium or high, with the reason."""
+        """The risk that the compiler fails or maps less, because of large activations: low, medium or high, and why."""
         if self.activation_bytes is None:
             return "refused"
         times = self.activation_bytes / self.tile_bytes
+        uncertain = next((op for op in self.ops if op.risk), None)
+        if times <= 1 and uncertain is not None:
+            return f"medium: {uncertain.op} {uncertain.index} may stay on the CPU: {uncertain.risk}"
         if times <= 1:
             return "low: activations fit on the chip"
         size = f"activations take {times:.1f} times a tile's memory"
@@ -194,6 +200,7 @@ def _check(graph: Graph, target: Target, all_subgraphs: bool) -> Check:
     allocation = activation_bytes = None
     subgraphs = 0
     has_repeated_constants = False
+    unconfirmed: tuple[str, ...] = ()
     if placement.failure is None:
         mapped = [operator for operator in graph.operators if operator.index in on_tpu]
         counts = [parameters.count(operator, graph, target) for operator in mapped]
@@ -202,6 +209,8 @@ def _check(graph: Graph, target: Target, all_subgraphs: bool) -> Check:
             count.size_bytes and operator.name in parameters.ELEMENTWISE
             for operator, count in zip(mapped, counts, strict=True)
         )
+        uncertain = {op.name for op, count in zip(mapped, counts, strict=True) if not count.is_confirmed}
+        unconfirmed = tuple(sorted(uncertain))
         activation_bytes = activation_memory.bytes_per_tile(graph, on_tpu)
         subgraphs = _partition_count(graph.operators, on_tpu)
     return Check(
@@ -213,6 +222,7 @@ def _check(graph: Graph, target: Target, all_subgraphs: bool) -> Check:
         target.tables["memory"]["narrow_bytes_per_tile"],
         target.tables["memory"]["plan_bytes"],
         has_repeated_constants,
+        unconfirmed,
         None if table is None else table.shape,
     )
 

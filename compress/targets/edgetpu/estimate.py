@@ -45,6 +45,7 @@ class Estimate:
         cpu_alone_ms: approximate latency of the whole model on one core of that host's CPU.
         advice: what would reduce the latency, with the ms saved, in decreasing order.
         check: placement and memory.
+        uncounted: the operators on the Edge TPU whose multiplications the prediction does not contain.
     """
 
     latency: LatencyPrediction
@@ -59,6 +60,7 @@ class Estimate:
     cpu_alone_ms: float
     advice: tuple[tuple[str, float], ...]
     check: Check
+    uncounted: tuple[str, ...] = ()
 
     @property
     def latency_ms(self) -> float:
@@ -90,6 +92,9 @@ class Estimate:
         ]
         if self.check.cache_warning and not self.compiled:
             lines.append(self.check.cache_warning)
+        if self.uncounted:
+            names = ", ".join(self.uncounted)
+            lines.append(f"at least: the multiplications of {names} are not in the prediction; no measurement is known")
         lines.append("slowest layers:")
         rows = sorted(zip(latency.layers, self.layers, strict=True), key=lambda row: -row[0])
         for layer_ms, layer in rows[:MAX_LISTED]:
@@ -119,6 +124,7 @@ class Estimate:
             "streamed_bytes": self.streamed_bytes,
             "compiled": self.compiled,
             "cpu_alone_ms": self.cpu_alone_ms,
+            "uncounted": list(self.uncounted),
             "advice": [{"what": what, "saves_ms": saved_ms} for what, saved_ms in self.advice],
             "placement": self.check.placement.summary,
         }
@@ -200,6 +206,11 @@ def _estimate(
         cpu_alone_ms=cpu_alone_ms,
         advice=advice,
         check=checked,
+        uncounted=tuple(
+            f"{layer.name} {layer.index}"
+            for layer in layers
+            if layer.kind not in _KINDS.values() and arithmetic.macs(graph, graph.operators[layer.index])
+        ),
     )
 
 

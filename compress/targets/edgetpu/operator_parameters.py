@@ -8,12 +8,13 @@ observed in compiled models.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from math import prod
 
 import numpy as np
 
 from compress.targets.base import Target
-from compress.targets.edgetpu import parameter_memory
+from compress.targets.edgetpu import parameter_memory, rules
 from compress.targets.edgetpu.constants import PARAMETERS
 from compress.targets.edgetpu.parameter_memory import INPUT_BLOCK, Parameters, padded_rows, round_up
 from compress.tflite.graph import NONE, Graph, Operator, Tensor
@@ -44,8 +45,7 @@ def count(operator: Operator, graph: Graph, target: Target) -> Parameters:
         graph: the model.
         target: the target, with its memory limits and the compiler's version.
     """
-    function = COUNTS.get(operator.name)
-    return function(operator, graph, target) if function else parameter_memory.NONE
+    return COUNTS.get(operator.name, _unconfirmed)(operator, graph, target)
 
 
 def _compiler(target: Target) -> str:
@@ -66,8 +66,9 @@ def _overhead(operator: Operator, graph: Graph, target: Target) -> int:
     weights = graph.tensors[operator.inputs[1]]
     size_bytes = 0
     per_channel = weights.quantization is not None and weights.quantization.per_channel
-    if len(operator.inputs) > 2 and operator.inputs[2] != NONE:
-        bias = graph.tensors[operator.inputs[2]]
+    bias_position = rules.BIAS_POSITIONS[operator.name]
+    if len(operator.inputs) > bias_position and operator.inputs[bias_position] != NONE:
+        bias = graph.tensors[operator.inputs[bias_position]]
         can_drop = weights.dtype == "INT8" and (_compiler(target) == "16.0" or not per_channel)
         size_bytes += 0 if can_drop and bias.is_zero else 4
     if weights.quantization is not None and per_channel:
@@ -127,6 +128,64 @@ def _convolution(operator: Operator, graph: Graph, target: Target) -> Parameters
         one_position_in=height * width == 1,
     )
     return parameter_memory.mark_uncacheable(parameters, per_output, target)
+
+
+def _transposed_convolution(operator: Operator, graph: Graph, target: Target) -> Parameters:
+    """Count a transposed convolution as a convolution with the same weights: no compiled model with one is known."""
+    outputs, kernel_h, kernel_w, channels = graph.tensors[operator.inputs[1]].shape
+    height, width, _ = _position(graph.tensors[operator.inputs[2]])
+    output_height, output_width, _ = _position(graph.output_tensors(operator)[0])
+    per_output = kernel_h * kernel_w * round_up(channels, INPUT_BLOCK)
+    parameters = parameter_memory.convolution(
+        outputs,
+        per_output,
+        _overhead(operator, graph, target),
+        output_height * output_width,
+        one_position_in=height * width == 1,
+    )
+    return replace(parameter_memory.mark_uncacheable(parameters, per_output, target), is_confirmed=False)
+
+
+def _lstm(operator: Operator, graph: Graph, target: Target) -> Parameters:
+    """Count the four gates of an LSTM, each a dense layer of the input and the state.
+
+    The compiler adds matrices that are not understood: 27,712 bytes in the one compiled model that is known.
+    """
+    del target
+    size = allocated = 0
+    for input_weights, state_weights in zip(_INPUT_WEIGHTS, _STATE_WEIGHTS, strict=True):
+        if NONE in (operator.inputs[input_weights], operator.inputs[state_weights]):
+            continue
+        units, inputs = graph.tensors[operator.inputs[input_weights]].shape
+        states = graph.tensors[operator.inputs[state_weights]].shape[1]
+        per_output = round_up(inputs, INPUT_BLOCK) + round_up(states, INPUT_BLOCK)
+        gate = parameter_memory.convolution(units, per_output, 4, 1, one_position_in=True)
+        size, allocated = size + gate.size_bytes, allocated + gate.allocated_bytes
+    return Parameters(size, allocated, (1, 1), is_confirmed=False)
+
+
+_INPUT_WEIGHTS, _STATE_WEIGHTS = range(1, 5), range(5, 9)
+"""The inputs of an LSTM that are the weights of its gates."""
+
+
+def _nothing(operator: Operator, graph: Graph, target: Target) -> Parameters:
+    """Count nothing: compiled models with this operator, or with one that works alike, have no parameters for it."""
+    del operator, graph, target
+    return parameter_memory.NONE
+
+
+def _unconfirmed(operator: Operator, graph: Graph, target: Target) -> Parameters:
+    """Count the constants of an operator that no known compiled model has: the compiler may add more."""
+    constants = [tensor for tensor in graph.input_tensors(operator) if tensor.is_constant]
+    size = sum(tensor.elements for tensor in constants if tensor.dtype in target.tables["dtypes"])
+    return Parameters(size, size, is_confirmed=False)
+
+
+def _mean(operator: Operator, graph: Graph, target: Target) -> Parameters:
+    """Count a mean: nothing over height and width. No compiled model is known with one over channels."""
+    channels = len(graph.tensors[operator.inputs[0]].shape) - 1
+    over_channels = channels in rules.reduced_axes(operator, graph)
+    return (_unconfirmed if over_channels else _nothing)(operator, graph, target)
 
 
 def _dense(operator: Operator, graph: Graph, target: Target) -> Parameters:
@@ -334,15 +393,39 @@ def _transpose(operator: Operator, graph: Graph, target: Target) -> Parameters:
     return Parameters(size, size)
 
 
+_COPIES = (
+    *("AVERAGE_POOL_2D", "LOGISTIC", "MAX_POOL_2D", "QUANTIZE", "RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR"),
+    *("STRIDED_SLICE", "TANH"),
+    # Without a compiled model; they work as QUANTIZE and STRIDED_SLICE do.
+    *("RELU", "RELU6", "RELU_N1_TO_1", "SLICE"),
+)
+"""Operators without parameters. Source: 133 compiled models whose parameters are predicted to the byte."""
 COUNTS: Mapping[str, Count] = {
     "CONV_2D": _convolution,
     "FULLY_CONNECTED": _dense,
     "DEPTHWISE_CONV_2D": _depthwise,
+    "TRANSPOSE_CONV": _transposed_convolution,
+    **dict.fromkeys(("LSTM", "UNIDIRECTIONAL_SEQUENCE_LSTM"), _lstm),
     **dict.fromkeys(ELEMENTWISE, _elementwise),
     "SOFTMAX": _softmax,
-    "RESHAPE": _reshape,
+    **dict.fromkeys(("RESHAPE", "SQUEEZE", "EXPAND_DIMS"), _reshape),
     **dict.fromkeys(("CONCATENATION", "SPLIT"), _joined),
     "PAD": _pad,
     "TRANSPOSE": _transpose,
+    "MEAN": _mean,
+    **dict.fromkeys(_COPIES, _nothing),
+    **dict.fromkeys(
+        (
+            "L2_NORMALIZATION",
+            "PACK",
+            "REDUCE_MAX",
+            "REDUCE_MIN",
+            "RSQRT",
+            "SPACE_TO_DEPTH",
+            "SQUARED_DIFFERENCE",
+            "SUM",
+        ),
+        _unconfirmed,
+    ),
 }
-"""The function that counts the parameters of each operator; other operators have none."""
+"""The function that counts the parameters of each operator that the Edge TPU can run."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 
 from compress.targets.base import Target
 from compress.targets.edgetpu import rules
@@ -25,11 +26,27 @@ def page(target: Target) -> str:
     for rule, status in rules.RULES.items():
         requirement, advice = rules.documentation(rule)
         lines += [f"### {rule.__name__}", "", requirement, "", advice, "", f'The compiler says: "{status}"', ""]
-    lines += ["## Operators", "", "| operator | newest version | first runtime |", "|---|---|---|"]
-    lines += [
-        f"| {name} | {row['max_version']} | {row['runtime']} |" for name, row in target.tables["operators"].items()
-    ]
+    lines += _operators_section(target)
     return "\n".join([*lines, *_parser_section(target), *_rewrites_section()]) + "\n"
+
+
+def _operators_section(target: Target) -> list[str]:
+    return [
+        *("## Operators", ""),
+        "The last column is the largest input or output of such an operator that is known to be mapped, from 134",
+        "compiled models: the number of values, with channels in blocks of 4. It is not a limit. An operator without a",
+        "limit in the rules above has no known limit; it can still have one. `check` reports a risk where a reduction,",
+        "a pooling window, a resize or an LSTM is larger than any known one.",
+        *("", "| operator | newest version | first runtime | largest known |", "|---|---|---|---|"),
+        *(
+            f"| {name} | {row['max_version']} | {row['runtime']} | {_largest(row)} |"
+            for name, row in target.tables["operators"].items()
+        ),
+    ]
+
+
+def _largest(row: Mapping[str, int]) -> str:
+    return f"{row['largest_mapped']:,}" if "largest_mapped" in row else "no compiled model is known"
 
 
 def _parser_section(target: Target) -> list[str]:

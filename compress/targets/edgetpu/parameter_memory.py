@@ -38,12 +38,14 @@ class Parameters:
         allocated_bytes: bytes of on-chip memory in the compiler's report, if they are cached.
         order: the order in which operators are cached if memory is short (depthwise first, then few output positions).
         always_streamed: whether the compiler never caches them.
+        is_confirmed: whether compiled models confirm the sizes of this operator; otherwise the sizes are the least.
     """
 
     size_bytes: int
     allocated_bytes: int
     order: tuple[int, int] = (0, 0)
     always_streamed: bool = False
+    is_confirmed: bool = True
 
 
 NONE = Parameters(0, 0)

@@ -18,11 +18,15 @@ from compress.tflite.graph import NONE, Graph, Operator
 MAPPED = "Mapped to Edge TPU"
 COMPILED_OPERATOR = "edgetpu-custom-op"
 AFTER_CPU_OPERATOR = "More than one subgraph is not supported"
+_SMALLER = "Use a smaller map, or compile the model before you rely on this placement."
 
 
 @dataclass(frozen=True)
 class PlacedOperator:
-    """An operator and where it will run; the names are those in report.json."""
+    """An operator and where it will run; the names are those in report.json.
+
+    `risk` is the reason why a mapped operator may stay on the CPU: no operator of its size is known to be mapped.
+    """
 
     index: int
     op: str
@@ -33,6 +37,7 @@ class PlacedOperator:
     reason: str
     advice: str
     macs: int
+    risk: str = ""
 
 
 @dataclass(frozen=True)
@@ -115,7 +120,10 @@ def _status(operator: Operator, graph: Graph, target: Target, after_cpu: bool) -
         reason = "comes after an operator that stays on the CPU"
         return False, {"status": AFTER_CPU_OPERATOR, "reason": reason, "advice": ""}
     reason, advice = rules.warning(operator, graph) or ("", "")
-    return True, {"status": MAPPED, "reason": reason, "advice": advice}
+    risk = rules.size_risk(operator, graph, target)
+    if risk:
+        reason, advice = f"the compiler may leave it on the CPU: {risk}.", _SMALLER
+    return True, {"status": MAPPED, "reason": reason, "advice": advice, "risk": risk}
 
 
 def _placed(operator: Operator, graph: Graph, placement: str, fields: dict[str, str]) -> PlacedOperator:

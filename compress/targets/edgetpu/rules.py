@@ -240,11 +240,27 @@ def mean_over_channels(operator: Operator, graph: Graph, target: Target) -> str 
     if operator.name != "MEAN":
         return None
     shape = graph.tensors[operator.inputs[0]].shape
+    over_channels = len(shape) - 1 in reduced_axes(operator, graph)
+    return f"is over {shape[-1]} channels" if over_channels and shape[-1] % 4 else None
+
+
+def reduced_axes(operator: Operator, graph: Graph) -> set[int]:
+    """Return the axes of a reduction, counted from 0; none if they are not constant."""
     axes = graph.tensors[operator.inputs[1]]
-    if not axes.is_constant:
+    rank = max(len(graph.tensors[operator.inputs[0]].shape), 1)
+    return {int(axis) % rank for axis in axes.array().flatten()} if axes.is_constant else set()
+
+
+def mean_positions(operator: Operator, graph: Graph, target: Target) -> str | None:
+    """A mean over height and width must be over a limited number of positions.
+
+    Use strides or pooling before it; or split the map, and take the mean of the means of its parts.
+    """
+    if operator.name != "MEAN":
         return None
-    reduced = {int(axis) % max(len(shape), 1) for axis in axes.array().flatten()}
-    return f"is over {shape[-1]} channels" if len(shape) - 1 in reduced and shape[-1] % 4 else None
+    positions = _window_positions(operator, graph)
+    limit = target.tables["limits"]["reduced_positions_refused"]
+    return f"is over {positions:,} positions; {limit:,} are not mapped (edgetpu#461)" if positions >= limit else None
 
 
 def prelu_slopes(operator: Operator, graph: Graph, target: Target) -> str | None:
@@ -344,6 +360,7 @@ RULES: Mapping[Rule, str] = {
     softmax_size: _TWO_DIMENSIONAL,
     batch_axis_unchanged: _UNSPECIFIED,
     mean_over_channels: _UNSPECIFIED,
+    mean_positions: _UNSPECIFIED,
     prelu_slopes: _UNSPECIFIED,
     concatenation_inputs: _NOT_CONSTANT,
     transpose_size: _UNSPECIFIED,
@@ -383,6 +400,46 @@ def warning(operator: Operator, graph: Graph) -> tuple[str, str] | None:
         "its weights are quantized per channel; TFLite runtimes of 2021 use only the first scale: wrong results",
         "Quantize with Coralline, which makes dense weights per-tensor.",
     )
+
+
+def size_risk(operator: Operator, graph: Graph, target: Target) -> str:
+    """Return why it is not known whether an operator of this size is mapped, or "".
+
+    Only operators with a limit of their own are compared; that of all others is the memory for activations.
+    """
+    limits = target.tables["limits"]
+    if operator.name in (*REDUCTIONS, *_POOLING):
+        positions, mapped = _window_positions(operator, graph), limits["reduced_positions_mapped"]
+        if positions > mapped:
+            refused = limits["reduced_positions_refused"]
+            return (
+                f"it reduces {positions:,} positions; up to {mapped:,} are known to be mapped, {refused:,} are known "
+                "not to be (edgetpu#461, edgetpu#183)"
+            )
+    if operator.name in limits["resized_elements_mapped"]:
+        elements = graph.output_tensors(operator)[0].elements
+        mapped = limits["resized_elements_mapped"][operator.name]
+        if elements > mapped:
+            return (
+                f"it writes {elements:,} values; up to {mapped:,} are known to be mapped, and larger ones stayed on "
+                "the CPU (edgetpu#31, edgetpu#187)"
+            )
+    if operator.name in ("LSTM", "UNIDIRECTIONAL_SEQUENCE_LSTM"):
+        inputs, mapped = (graph.tensors[operator.inputs[0]].shape or (1,))[-1], limits["lstm_inputs_mapped"]
+        if inputs > mapped:
+            return f"it has {inputs:,} inputs; with 1,000 the compiler failed, with {mapped} it did not (edgetpu#598)"
+    return ""
+
+
+_POOLING = ("AVERAGE_POOL_2D", "MAX_POOL_2D")
+
+
+def _window_positions(operator: Operator, graph: Graph) -> int:
+    """Return the number of positions that a reduction or a pooling layer combines."""
+    if operator.name in _POOLING:
+        return int(operator.option("filterHeight", 1) * operator.option("filterWidth", 1))
+    shape = graph.tensors[operator.inputs[0]].shape
+    return prod(shape[axis] for axis in reduced_axes(operator, graph) if axis < len(shape) - 1)
 
 
 def documentation(rule: Rule) -> tuple[str, str]:

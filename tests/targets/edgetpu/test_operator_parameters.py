@@ -5,9 +5,14 @@ from __future__ import annotations
 import one_op
 import pytest
 from one_op import Op, Tensor
+from paths import SHARED
 
 from compress.targets import load
-from compress.targets.edgetpu import operator_parameters
+from compress.targets.edgetpu import operator_parameters, rules
+from compress.targets.edgetpu.check import check
+from compress.targets.edgetpu.estimate import array_layers, estimate
+from compress.tflite import graph as tflite_graph
+from compress.tflite import macs as arithmetic
 from compress.tflite.graph import Graph
 
 TARGET = load("edgetpu")
@@ -97,3 +102,93 @@ def test_the_softmax_of_a_uint8_model(runtime: int | None, size: int) -> None:
     graph = one_op.one("SOFTMAX", [Tensor((1, 10), "UINT8")], Tensor((1, 10), "UINT8"), beta=1.0)
     target = TARGET.compiled_by("16.0", runtime)
     assert operator_parameters.count(graph.operators[0], graph, target).size_bytes == size
+
+
+IMAGE, WEIGHTS = Tensor((1, 8, 8, 64)), (0.5,) * 32
+LSTM_TENSORS = [
+    Tensor((1, 28, 28)),
+    *(Tensor((20, 28), data=1) for _ in range(4)),
+    *(Tensor((20, 20), data=1) for _ in range(4)),
+    *(None for _ in range(3)),
+    *(Tensor((20,), "INT32", 1, ()) for _ in range(4)),
+    None,
+    None,
+    *(Tensor((1, 20), dtype, variable=True) for dtype in ("INT8", "INT16")),
+]
+WEIGHTED = {
+    "CONV_2D": one_op.one("CONV_2D", [IMAGE, Tensor((32, 2, 2, 64), data=1, scales=WEIGHTS)], Tensor((1, 7, 7, 32))),
+    "DEPTHWISE_CONV_2D": one_op.one("DEPTHWISE_CONV_2D", [IMAGE, Tensor((1, 3, 3, 64), data=1)], IMAGE, padding=0),
+    "FULLY_CONNECTED": one_op.one("FULLY_CONNECTED", [Tensor((1, 64)), Tensor((8, 64), data=1)], Tensor((1, 8))),
+    "TRANSPOSE_CONV": one_op.one(
+        "TRANSPOSE_CONV",
+        [one_op.integers(1, 16, 16, 32), Tensor((32, 2, 2, 64), data=1, scales=WEIGHTS), IMAGE],
+        Tensor((1, 16, 16, 32)),
+        strideH=2,
+        strideW=2,
+    ),
+    **{name: one_op.one(name, LSTM_TENSORS, Tensor((1, 28, 20))) for name in ("LSTM", "UNIDIRECTIONAL_SEQUENCE_LSTM")},
+}
+"""Every operator with weights that the rules can map."""
+
+
+def test_every_operator_that_can_be_mapped_has_a_count() -> None:
+    """A new operator in the table without a function that counts its parameters would read as one without weights."""
+    assert set(operator_parameters.COUNTS) == set(TARGET.tables["operators"])
+    assert set(rules.BIAS_POSITIONS) <= WEIGHTED.keys()
+
+
+@pytest.mark.parametrize("name", WEIGHTED)
+def test_every_operator_with_weights_has_costs(name: str) -> None:
+    graph = WEIGHTED[name]
+    (operator,) = graph.operators
+    weights = sum(
+        tensor.elements for tensor in graph.input_tensors(operator) if tensor.dtype == "INT8" and tensor.is_constant
+    )
+    result = check(graph, TARGET)
+    assert result.complete
+    assert result.parameters is not None
+    assert result.parameters.cached_bytes >= weights
+    assert arithmetic.macs(graph, operator) >= weights
+    assert result.activation_bytes
+    predicted = estimate(graph, TARGET, "usb3")
+    (layer,) = array_layers(graph, TARGET)
+    assert layer.kind in ("conv", "dw", "fc", "tconv") or predicted.uncounted == (f"{name} 0",)
+    assert all(line in predicted.describe() for line in predicted.uncounted)
+
+
+def test_a_transposed_convolution_has_the_parameters_of_a_convolution_and_says_that_no_file_confirms_it() -> None:
+    transposed, convolution = (check(WEIGHTED[name], TARGET) for name in ("TRANSPOSE_CONV", "CONV_2D"))
+    assert transposed.parameters is not None
+    assert convolution.parameters is not None
+    assert transposed.parameters.cached_bytes == convolution.parameters.cached_bytes == 32 * (4 * 64 + 4)
+    assert "TRANSPOSE_CONV: no known compiled model" in transposed.parameter_warning
+    assert convolution.parameter_warning == ""
+
+
+UNCONFIRMED = [name for name, count in operator_parameters.COUNTS.items() if count is operator_parameters._unconfirmed]
+
+
+@pytest.mark.parametrize("name", UNCONFIRMED)
+def test_the_parameters_of_an_operator_that_no_compiled_model_has_are_unknown_and_not_zero(name: str) -> None:
+    image = Tensor((1, 8, 8, 64))
+    others = {"SQUARED_DIFFERENCE": [image], **{key: [one_op.integers(2)] for key in rules.REDUCTIONS}}.get(name, [])
+    graph = one_op.one(name, [image, *others], image)
+    assert not operator_parameters.count(graph.operators[0], graph, TARGET).is_confirmed
+
+
+def test_a_mean_over_channels_is_unknown_one_over_positions_is_nothing() -> None:
+    image = Tensor((1, 8, 8, 64))
+    confirmed = []
+    for axes, shape in (((1, 2), (1, 64)), ((3,), (1, 8, 8))):
+        graph = one_op.one("MEAN", [image, one_op.integers(*axes)], Tensor(shape))
+        confirmed.append(operator_parameters.count(graph.operators[0], graph, TARGET).is_confirmed)
+    assert confirmed == [True, False]
+
+
+def test_the_reported_transposed_convolution() -> None:
+    path = SHARED / "cases" / "119_convt_params" / "model.tflite"
+    if not path.exists():
+        pytest.skip("the shared cases are not here")
+    result = check(tflite_graph.read(path), TARGET)
+    assert result.parameters is not None
+    assert result.parameters.cached_bytes == 8448

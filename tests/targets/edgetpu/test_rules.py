@@ -8,11 +8,14 @@ from typing import Any
 import one_op
 import pytest
 from one_op import Tensor, integers
+from paths import SHARED
 
 from compress.targets import load
 from compress.targets.edgetpu import rules
+from compress.targets.edgetpu.check import check
 from compress.targets.edgetpu.placement import MAPPED, place
 from compress.targets.edgetpu.rewrites import REWRITES
+from compress.tflite import graph as tflite_graph
 from compress.tflite.graph import Graph
 
 TARGET = load("edgetpu")
@@ -149,6 +152,9 @@ KEPT: list[tuple[rules.Rule, str, Graph]] = [
     (rules.transpose_size, "a vector", transpose(1, 1, 1, 100_000)),
     (rules.flatten_size, "94,400 bytes", flatten(1, 59, 50, 32)),
     (rules.flatten_size, "another shape", one_op.one("RESHAPE", [IMAGE, integers(1, 64, 4)], Tensor((1, 64, 4)))),
+    (rules.mean_positions, "of a part of it", mean(1, 2, shape=(1, 64, 128, 3))),
+    (rules.mean_positions, "many channels", mean(1, 2, shape=(1, 10, 10, 2048))),
+    (rules.mean_positions, "over channels", mean(3, shape=(1, 256, 256, 4))),
     (rules.strided_slice, "strides of 1", strided_slice(1, 1, 1, 1)),
     (rules.strided_slice, "another operator's strides", conv(strideW=2, strideH=2)),
 ]
@@ -213,6 +219,12 @@ BROKEN: list[tuple[rules.Rule, str, Graph, str]] = [
     (rules.batch_axis_unchanged, "splitting", split(0, 2), "splits the batch"),
     (rules.batch_axis_unchanged, "packing", pack(0), "packs along the batch"),
     (rules.mean_over_channels, "over 6 channels", mean(-1, shape=(1, 8, 8, 6)), "is over 6 channels"),
+    (
+        rules.mean_positions,
+        "of a large map",
+        mean(1, 2, shape=(1, 256, 128, 3)),
+        r"is over 32,768 positions; 32,768 are not mapped \(edgetpu#461\)",
+    ),
     (rules.prelu_slopes, "one for each place", prelu(8, 8, 4), r"slopes of the shape \[8, 8, 4\]"),
     (rules.concatenation_inputs, "ones", concatenation(1), "in1 is a constant"),
     (rules.concatenation_inputs, "zeros and two others", concatenation(0, more=1), "in1 is a constant"),
@@ -276,6 +288,50 @@ def test_a_dense_layer_with_many_scales_is_mapped_with_a_caution() -> None:
     assert (plain.reason, plain.advice) == ("", "")
 
 
+LARGE, SMALL = Tensor((1, 128, 128, 4)), Tensor((1, 1, 1, 4))
+
+
+@pytest.mark.parametrize(
+    ("graph", "risk"),
+    [
+        (mean(1, 2, shape=(1, 64, 128, 3)), ""),
+        (mean(1, 2, shape=(1, 112, 112, 4)), r"reduces 12,544 positions; up to 8,192 .* \(edgetpu#461"),
+        (one_op.one("REDUCE_MAX", [LARGE, integers(1, 2)], VECTOR), "reduces 16,384 positions"),
+        (
+            one_op.one("AVERAGE_POOL_2D", [LARGE], SMALL, filterHeight=128, filterWidth=128, padding=1),
+            "reduces 16,384 positions",
+        ),
+        (one_op.one("RESIZE_BILINEAR", [Tensor((1, 64, 64, 32)), integers(128, 128)], Tensor((1, 128, 128, 32))), ""),
+        (
+            one_op.one("RESIZE_BILINEAR", [Tensor((1, 64, 64, 64)), integers(128, 128)], Tensor((1, 128, 128, 64))),
+            r"writes 1,048,576 values; up to 524,288 .* \(edgetpu#31",
+        ),
+        (
+            one_op.one("RESIZE_NEAREST_NEIGHBOR", [LARGE, integers(512, 512)], Tensor((1, 512, 512, 4))),
+            "up to 819,200 are known",
+        ),
+    ],
+)
+def test_a_size_larger_than_any_known_one_is_a_risk_with_its_source(graph: Graph, risk: str) -> None:
+    """No limit that is known must not read as no limit."""
+    result = check(graph, TARGET)
+    (op,) = result.ops
+    assert op.placement == "tpu"
+    assert bool(op.risk) is bool(risk)
+    assert re.search(risk, op.risk)
+    assert op.risk in result.describe()
+    assert result.risk.startswith("low" if not risk else ("medium", "high"))
+
+
+def test_the_reported_mean_is_on_the_cpu() -> None:
+    path = SHARED / "cases" / "111_mean_461" / "model.tflite"
+    if not path.exists():
+        pytest.skip("the shared cases are not here")
+    ops = check(tflite_graph.read(path), TARGET).ops
+    assert [(op.op, op.placement) for op in ops] == [("MEAN", "cpu")]
+    assert "edgetpu#461" in ops[0].reason
+
+
 def test_every_rule_is_tried_both_ways() -> None:
     tried = set(rules.RULES) - {rules.compiler_version}  # it is about the compiler, not the operator: above
     assert {rule for rule, *_ in KEPT} == tried
@@ -309,4 +365,7 @@ def test_every_rule_is_in_the_table() -> None:
         rules.describe,
         rules._zero_point,
         rules._reduced_batch,
+        rules.reduced_axes,
+        rules.size_risk,
+        rules._window_positions,
     } == set(rules.RULES)
