@@ -46,7 +46,10 @@ _SUM_OF_EXPONENTIALS = Constants(0x37800080, INFINITY_BITS, MINUS_INFINITY_BITS,
 _RECIPROCAL = Constants(0x37800080, 0x47000000, 0, 0, 0, 0, 0)
 _PROBABILITY = Constants(0x34000157, 0x437F0000, 0, 0, 0, 0, 0)
 """The last steps of a softmax: their scales are fixed, as the output's."""
+_EMPTY = Constants(0, 0, 0, 0, 0, 0, 0)
+"""Without a multiplier nothing is computed: bundles that only look like an instruction, in 10 compiled models."""
 _INDEPENDENT = (
+    (frozenset({0x10}), _EMPTY),
     (frozenset({0x60, PAIR, POOL_AVERAGE}), _MOVE),
     (frozenset({ADD}), _SUM_OF_EXPONENTIALS),
     (frozenset({FIXED_POINT}), _RECIPROCAL),
