@@ -113,13 +113,26 @@ def _touching(taps: int, dilation: int, before: int, stride: int, positions: int
 
 def _convolution(operator: Operator, graph: Graph, target: Target) -> Parameters:
     outputs, kernel_h, kernel_w, channels = graph.tensors[operator.inputs[1]].shape
-    height, width, _ = _position(graph.tensors[operator.inputs[0]])
-    output_height, output_width, _ = _position(graph.output_tensors(operator)[0])
     for consumer in graph.consumers.get(operator.outputs[0], ()):
         last = graph.output_tensors(consumer)[0].shape[-1:] or (1,)
         if consumer.name == "RESHAPE" and 0 < last[0] < outputs and outputs % last[0] == 0:
             outputs = outputs // last[0] * round_up(last[0], INPUT_BLOCK)  # boxes x coordinates: each part padded
     per_output = _taps(operator, graph, (kernel_h, kernel_w)) * round_up(channels, INPUT_BLOCK)
+    return _with_weights(operator, graph, target, outputs, per_output)
+
+
+def _transposed_convolution(operator: Operator, graph: Graph, target: Target) -> Parameters:
+    """Count a transposed convolution as a convolution with the same weights: no compiled model with one is known."""
+    outputs, kernel_h, kernel_w, channels = graph.tensors[operator.inputs[1]].shape
+    per_output = kernel_h * kernel_w * round_up(channels, INPUT_BLOCK)
+    return replace(_with_weights(operator, graph, target, outputs, per_output), is_confirmed=False)
+
+
+def _with_weights(operator: Operator, graph: Graph, target: Target, outputs: int, per_output: int) -> Parameters:
+    """Return the memory for a convolution with a number of outputs, and of weights for each of them."""
+    source = operator.inputs[2 if operator.name == "TRANSPOSE_CONV" else 0]
+    height, width, _ = _position(graph.tensors[source])
+    output_height, output_width, _ = _position(graph.output_tensors(operator)[0])
     parameters = parameter_memory.convolution(
         outputs,
         per_output,
@@ -128,22 +141,6 @@ def _convolution(operator: Operator, graph: Graph, target: Target) -> Parameters
         one_position_in=height * width == 1,
     )
     return parameter_memory.mark_uncacheable(parameters, per_output, target)
-
-
-def _transposed_convolution(operator: Operator, graph: Graph, target: Target) -> Parameters:
-    """Count a transposed convolution as a convolution with the same weights: no compiled model with one is known."""
-    outputs, kernel_h, kernel_w, channels = graph.tensors[operator.inputs[1]].shape
-    height, width, _ = _position(graph.tensors[operator.inputs[2]])
-    output_height, output_width, _ = _position(graph.output_tensors(operator)[0])
-    per_output = kernel_h * kernel_w * round_up(channels, INPUT_BLOCK)
-    parameters = parameter_memory.convolution(
-        outputs,
-        per_output,
-        _overhead(operator, graph, target),
-        output_height * output_width,
-        one_position_in=height * width == 1,
-    )
-    return replace(parameter_memory.mark_uncacheable(parameters, per_output, target), is_confirmed=False)
 
 
 def _lstm(operator: Operator, graph: Graph, target: Target) -> Parameters:

@@ -198,7 +198,8 @@ def _decoded(options: bytes) -> Any:
         values = entries.Values
         pairs = [(key.AsKey, values[number]) for number, key in enumerate(entries.Keys)]
         if all(value.IsNumeric or value.IsBool for _, value in pairs):
-            return sorted((name, value.Value) for name, value in pairs)
+            # As text, because NaN differs from itself. Writers choose integers, floats or booleans as they like.
+            return sorted((name, repr(float(value.Value))) for name, value in pairs)
     except (struct.error, LookupError, ValueError, TypeError, OverflowError):
         pass
     return options
