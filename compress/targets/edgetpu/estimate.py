@@ -206,12 +206,15 @@ def _estimate(
         cpu_alone_ms=cpu_alone_ms,
         advice=advice,
         check=checked,
-        uncounted=tuple(
-            f"{layer.name} {layer.index}"
-            for layer in layers
-            if layer.kind not in _KINDS.values() and arithmetic.macs(graph, graph.operators[layer.index])
-        ),
+        uncounted=_uncounted(graph, layers),
     )
+
+
+def _uncounted(graph: Graph, layers: Sequence[ArrayLayer]) -> tuple[str, ...]:
+    """Return the layers whose multiplications the kinds of layers do not contain, such as an LSTM."""
+    element_wise = {layer.index for layer in layers if layer.kind not in _KINDS.values()}
+    multiplying = (operator for operator in graph.operators if arithmetic.macs(graph, operator))
+    return tuple(f"{operator.name} {operator.index}" for operator in multiplying if operator.index in element_wise)
 
 
 def estimate_all_hosts(graph: Graph, target: Target, compiled: Inspection | None = None) -> dict[str, dict[str, Any]]:

@@ -154,6 +154,7 @@ def test_macs_on_each_side_and_json() -> None:
         "reason": "",
         "advice": "",
         "macs": 192,
+        "risk": "",
     }
     floats = place(graph.parse(tiny.classifier(int8=False)), TARGET)
     assert floats.macs == {"tpu": 0, "cpu": sum(macs)}
