@@ -25,8 +25,8 @@ pytestmark = pytest.mark.tensorflow
 
 ROOT = Path(__file__).parents[2] / "compress"
 TARGET = load("edgetpu")
-EXEMPT = ("importers", "engines", "ir/layer_specs", "targets")
-"""Importers create layers of all kinds, engines use tf-keras, and names in targets are those of TFLite operators."""
+EXEMPT = ("importers", "engines", "ir/layer_specs", "targets", "tflite/macs")
+"""Importers create all kinds of layers, engines use tf-keras; names in targets and macs are those of TFLite operators."""
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("Conv1D", "Conv2D", "SeparableConv1D", "SeparableConv2D"), (8, 3)),
     **dict.fromkeys(("Conv1DTranspose", "Conv2DTranspose"), (8, 3)),
