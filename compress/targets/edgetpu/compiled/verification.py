@@ -145,11 +145,11 @@ class Verification:
         sentences = {
             True: "yes: the compiled file holds this model",
             False: "no: the compiled file does not hold this model",
-            None: "cannot be decided: what was compared agrees, but not all could be compared",
+            None: "cannot be decided: nothing proves that it is another model, but not everything is explained",
         }
         lines = [sentences[self.holds]]
         lines += _limited([f"  different: {difference.message}" for difference in self.differences])
-        lines += _limited([f"  not compared: {undecided.reason}" for undecided in self.undecided])
+        lines += _limited([f"  not explained: {undecided.reason}" for undecided in self.undecided])
         counts = ", ".join(f"{count:,} {kind}" for kind, count in self.compared.items() if count)
         return "\n".join([*lines, f"compared: {counts or 'inputs and outputs'}"]) + "\n"
 
