@@ -267,6 +267,7 @@ def _trained(path: Path, context: Context) -> Network:
 class _Import(_Load):
     """Import of a file as a Keras model, which every stage can work on."""
 
+    version: ClassVar[int] = 2
     produces: ClassVar[Kind] = Kind.KERAS
     imports_tensorflow: ClassVar[bool] = True
 
@@ -422,6 +423,7 @@ class HeadSettings(Settings):
 class NewHead(_Load):
     """Load a trained model of any format, cut off its head, and add an untrained one for the classes of the data."""
 
+    version: ClassVar[int] = 2
     produces: ClassVar[Kind] = Kind.UNTRAINED
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})
     imports_tensorflow: ClassVar[bool] = True

@@ -78,4 +78,11 @@ def saved_onnx(tmp_path: Path) -> Callable[[Any], Path]:
 def onnx_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run ONNX models without child processes, which take a second each. Only for models that do not crash."""
     monkeypatch.setattr(child_processes, "check_readable", lambda path, shapes: None)
-    monkeypatch.setattr(child_processes, "run_folder", child_processes.run_session)
+
+    def run_folder(folder: Path, count: int) -> None:
+        try:
+            child_processes.run_session(folder, count)
+        except Exception as error:  # as in `run_in_child`
+            raise child_processes.OnnxRuntimeFailedError(str(error)) from error
+
+    monkeypatch.setattr(child_processes, "run_folder", run_folder)

@@ -12,7 +12,7 @@ import importlib.metadata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,7 @@ Arrays = Sequence[NDArray[Any]]
 """One array for each input or output."""
 Runs = Sequence[Arrays]
 """The inputs or outputs of several runs."""
+RunT = TypeVar("RunT")
 
 
 @dataclass(frozen=True)
@@ -131,13 +132,13 @@ def allowed_differences(expected: Runs, repeated: Runs) -> tuple[list[float], fl
 
 
 def verified(
-    runs: Runs,
+    runs: Sequence[RunT],
     by_run: Sequence[Sequence[OutputDifference]],
     expected: Runs,
     with_last_bits_changed: Callable[[], Runs],
     runtime: str,
     samples: int,
-) -> tuple[Parity, list[Arrays]]:
+) -> tuple[Parity, list[RunT]]:
     """Return the comparison of a rebuilt model, and the inputs of the runs that differ by more than is allowed.
 
     Args:

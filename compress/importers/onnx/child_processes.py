@@ -45,7 +45,9 @@ def read_in_child(path: str, shapes: str) -> None:
     from compress.importers.onnx import onnx_graph
 
     try:
-        onnx_graph.read(Path(path), shapes=json.loads(shapes))
+        graph = onnx_graph.read(Path(path), shapes=json.loads(shapes))
+        if graph.batch.size > 1:
+            onnx_graph.read(Path(path), shapes=json.loads(shapes), keep_batch=True)
     except CorallineError:
         return
 

@@ -18,33 +18,20 @@ from compress.errors import ModelError
 from compress.importers.common import verification
 from compress.importers.common.graph_builder import UNKNOWN
 from compress.importers.common.unsupported import Refused, unsupported
-from compress.importers.common.verification import MINIMUM_SCALE, TOLERANCE, Arrays, OutputDifference, Parity, Runs
-from compress.importers.onnx import child_processes, onnx_graph
+from compress.importers.common.verification import MINIMUM_SCALE, TOLERANCE, OutputDifference, Parity, Runs
+from compress.importers.onnx import child_processes, onnx_graph, onnx_inputs, onnx_model, original
 from compress.importers.onnx.layout import OnnxValue
 from compress.importers.onnx.network import OnnxNetwork, build_network
 from compress.importers.onnx.network_builder import FLOAT
 from compress.importers.onnx.onnx_graph import OnnxGraph
 from compress.importers.onnx.onnx_inputs import Shapes
 from compress.importers.onnx.ops.rules import RULES
+from compress.importers.onnx.original import OriginalRuns, Row
 from compress.ir import keras_graph as networks
 from compress.ir.keras_graph import tensors_in
 
 if TYPE_CHECKING:
     import keras
-
-INTEGER_DTYPES = {
-    "UINT8": np.uint8,
-    "INT8": np.int8,
-    "UINT16": np.uint16,
-    "INT16": np.int16,
-    "INT32": np.int32,
-    "INT64": np.int64,
-    "BOOL": np.bool_,
-}
-RANDOM_VALUE_COUNTS = {"UINT8": 256, "BOOL": 2}
-"""Number of different random values, from 0 up, for an input of this type."""
-OTHER_RANDOM_VALUE_COUNT = 8
-"""The same for the other integer types, whose values are often indices."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +62,8 @@ class OnnxFile:
 def read(path: Path, shapes: Shapes = MappingProxyType({})) -> OnnxFile:
     """Read a file and convert its graph to layers, without TensorFlow.
 
+    A first dimension of a fixed size above 1 is the batch only if the file computes each of its rows alone.
+
     Args:
         path: the file.
         shapes: shapes of inputs with open dimensions, by name.
@@ -84,6 +73,8 @@ def read(path: Path, shapes: Shapes = MappingProxyType({})) -> OnnxFile:
     """
     child_processes.check_readable(path, shapes)
     graph = onnx_graph.read(path, RULES, shapes)
+    if graph.batch.size > 1 and not _has_batch(graph):
+        graph = onnx_graph.read(path, RULES, shapes, keep_batch=True)
     if graph.refused and not graph.nodes:
         return OnnxFile(path, graph, None)
     try:
@@ -109,129 +100,96 @@ def load(file: OnnxFile, samples: NDArray[np.float32] | None = None) -> tuple[ke
     used_layers = networks.subnetwork(imported.network, list(tensors_in(imported.network.outputs)))
     network = replace(used_layers, name="model", outputs=imported.network.outputs)
     try:
-        runs = [*_random_runs(imported), *_sample_runs(imported, samples)]
-        expected = _expected_outputs(imported.graph, imported, runs, imported.graph.outputs)
+        runs = _with_batch(file, original.run(file.graph, _sample_rows(imported, samples)))
         model = verification.build_model(network)
-        return model, _verify(model, imported, runs, expected)
+        return model, _verify(model, imported, runs)
     except ModelError as error:
         error.where = str(file.path)
         raise
 
 
-def _verify(model: keras.Model, imported: OnnxNetwork, runs: Runs, expected: Runs) -> Parity:
-    """Compare the outputs of the model with those of onnxruntime.
+def _with_batch(file: OnnxFile, runs: OriginalRuns) -> OriginalRuns:
+    """Return the runs of a file if its open dimension is a batch; with single rows if its shapes fix a batch of 1.
+
+    Raises:
+        ModelError: the open dimension is no batch.
+    """
+    batch = file.graph.batch
+    if not batch.is_open or (runs.batch > 1 and original.has_batch(file.graph, runs)):
+        return runs
+    if runs.batch == 1 and batch.has_other_name:
+        raise _open_batch_error(file, f"onnxruntime runs it only with a {batch.name[:80]!r} of 1")
+    alone = original.run_alone(file.graph, runs)
+    if runs.batch > 1 and (batch.has_other_name or not original.has_batch_of_one(file.graph, alone)):
+        reason = f"{batch.name[:80]!r} is no batch: the outputs of a row depend on the other rows"
+        raise _open_batch_error(file, reason)
+    return alone
+
+
+def _open_batch_error(file: OnnxFile, reason: str) -> ModelError:
+    inputs = onnx_inputs.model_inputs(onnx_model.parsed(file.graph.model))
+    return onnx_inputs.open_dimensions_error(onnx_inputs.with_open_dimensions(inputs), file.path, reason)
+
+
+def _has_batch(graph: OnnxGraph) -> bool:
+    """Whether the fixed first dimension is a batch; False if the file cannot be run to find out."""
+    try:
+        return not graph.refused and original.has_batch(graph, original.run(graph))
+    except ModelError:
+        return False
+
+
+def _verify(model: keras.Model, imported: OnnxNetwork, runs: OriginalRuns) -> Parity:
+    """Compare the outputs of the model with those of the original, on the same rows.
 
     Raises:
         ModelError: the difference is larger than allowed.
     """
-    by_run = [
-        _run_differences(model, imported, inputs, outputs) for inputs, outputs in zip(runs, expected, strict=True)
+    actual = _outputs(model, imported, runs)
+    by_row = [
+        [_difference(imported, *tensors) for tensors in zip(imported.outputs, *arrays, strict=True)]
+        for arrays in zip(runs.outputs, actual, strict=True)
     ]
     parity, exceeding = verification.verified(
-        runs,
-        by_run,
-        expected,
-        lambda: _outputs_with_last_bits_changed(imported, runs),
+        runs.rows,
+        by_row,
+        runs.outputs,
+        lambda: original.with_last_bits_changed(imported.graph, runs),
         "onnxruntime",
-        len(runs),
+        len(runs.rows),
     )
     if exceeding:
-        raise verification.too_different(parity, "", _first_difference(imported, exceeding))
+        raise verification.too_different(parity, "", _first_difference(imported, runs))
     return parity
 
 
-def _run_differences(
-    model: keras.Model, imported: OnnxNetwork, inputs: Arrays, expected: Arrays
-) -> list[OutputDifference]:
-    """Run the model on one sample, and compare each of its outputs."""
-    actual = verification.run_model(model, [array[None] for array in inputs])
-    outputs = zip(imported.outputs, expected, actual, strict=True)
-    return [_difference(imported, value, reference, array) for value, reference, array in outputs]
+def _outputs(model: keras.Model, imported: OnnxNetwork, runs: OriginalRuns) -> Runs:
+    """Return the outputs of a Keras model for each row; it gets as many rows at once as the original."""
+    outputs: list[list[NDArray[Any]]] = []
+    for start in range(0, len(runs.rows), runs.batch):
+        rows = runs.rows[start : start + runs.batch]
+        values = imported.inputs.items()
+        inputs = [np.stack([np.asarray(value.placed(row[name]), np.float32) for row in rows]) for name, value in values]
+        arrays = verification.run_model(model, inputs)
+        outputs += [[array[index : index + 1] for array in arrays] for index in range(len(rows))]
+    return outputs
 
 
-def _outputs_with_last_bits_changed(imported: OnnxNetwork, runs: Runs) -> Runs:
-    """Return the outputs of the file for nearly the same inputs; integer inputs stay as they are."""
-    changed = []
-    for before, after in zip(runs, verification.change_last_bits(runs), strict=True):
-        arrays = zip(_input_types(imported), before, after, strict=True)
-        changed.append([original if dtype in INTEGER_DTYPES else other for dtype, original, other in arrays])
-    return _expected_outputs(imported.graph, imported, changed, imported.graph.outputs)
-
-
-def _input_types(imported: OnnxNetwork) -> list[str]:
-    """Return the data type of each input in the file."""
-    return [imported.graph.types[name] for name in imported.inputs]
-
-
-def _random_runs(imported: OnnxNetwork) -> list[Arrays]:
-    """Return random inputs; integral values for inputs that are integers in the file."""
-    runs: list[Arrays] = []
-    for arrays in verification.random_inputs([value.network_shape for value in imported.inputs.values()]):
-        inputs = zip(imported.inputs, arrays, strict=True)
-        runs.append([_to_random_integers(imported.graph, name, array) for name, array in inputs])
-    return runs
-
-
-def _to_random_integers(graph: OnnxGraph, name: str, array: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Convert random floats to integral values if the file has the input as integers."""
-    if graph.types[name] not in INTEGER_DTYPES:
-        return array
-    count = _random_value_count(graph, name)
-    return np.asarray(np.floor(np.abs(array) * count) % count, np.float32)
-
-
-def _random_value_count(graph: OnnxGraph, name: str) -> int:
-    """Return the number of different random values for an input: at most the rows of any table that it may index."""
-    reached = {name}
-    counts = [RANDOM_VALUE_COUNTS.get(graph.types[name], OTHER_RANDOM_VALUE_COUNT)]
-    for node in graph.nodes:
-        if node.operator == "Gather" and node.inputs[0] in graph.constants:
-            if node.inputs[1] in reached:
-                counts.append(len(graph.constants[node.inputs[0]]))
-        elif reached.intersection(node.inputs):
-            reached.update(node.outputs)
-    return min(counts)
-
-
-def _sample_runs(imported: OnnxNetwork, samples: NDArray[np.float32] | None) -> list[Arrays]:
-    """Return the samples one by one if the input has their shape; rounded if the file has integers."""
-    shapes = [value.network_shape for value in imported.inputs.values()]
-    if samples is None or len(shapes) != 1 or samples.shape[1:] != shapes[0]:
+def _sample_rows(imported: OnnxNetwork, samples: NDArray[np.float32] | None) -> list[Row]:
+    """Return the samples as rows, if the model has one input and the input has their shape."""
+    if samples is None or len(imported.inputs) != 1:
         return []
-    (dtype,) = _input_types(imported)
-    if dtype == "BOOL":
-        samples = np.rint(samples).clip(0, 1)
-    elif dtype in INTEGER_DTYPES:
-        limits = np.iinfo(INTEGER_DTYPES[dtype])
-        samples = np.rint(samples).clip(limits.min, limits.max)
-    return [[np.asarray(sample, np.float32)] for sample in samples]
+    ((name, value),) = imported.inputs.items()
+    if samples.shape[1:] != value.network_shape:
+        return []
+    return [{name: original.as_stored(imported.graph, name, _in_graph(value, sample))} for sample in samples]
 
 
-def _expected_outputs(
-    graph: OnnxGraph, imported: OnnxNetwork, runs: Runs, outputs: Sequence[str]
-) -> list[list[NDArray[Any]]]:
-    """Return the outputs of onnxruntime for the inputs of the network."""
-    unused_names = [name for name in graph.inputs if name not in imported.inputs]
-    unused = {name: np.zeros(graph.shapes[name], _dtype(graph, name)) for name in unused_names}
-    feeds = []
-    for arrays in runs:
-        inputs = zip(imported.inputs.items(), arrays, strict=True)
-        feeds.append({name: _graph_input(graph, name, value, array) for (name, value), array in inputs} | unused)
-    try:
-        return child_processes.run_model(graph.model, feeds, outputs)
-    except child_processes.OnnxRuntimeFailedError as error:
-        raise ModelError(str(error), hint="run the file in onnxruntime, and export it again") from error
-
-
-def _dtype(graph: OnnxGraph, name: str) -> Any:
-    return INTEGER_DTYPES.get(graph.types[name], np.float32)
-
-
-def _graph_input(graph: OnnxGraph, name: str, value: OnnxValue, array: NDArray[Any]) -> NDArray[Any]:
-    """Return an input of the network in the layout and type of the graph."""
-    ordered = np.empty(array.size, np.float32)
+def _in_graph(value: OnnxValue, array: NDArray[Any]) -> NDArray[Any]:
+    """Return an input of the network in the layout of the graph."""
+    ordered = np.empty(array.size, array.dtype)
     ordered[value.positions] = array.reshape(-1)
-    return ordered.reshape(value.shape).astype(_dtype(graph, name))
+    return ordered.reshape(value.shape)
 
 
 def _difference(
@@ -252,7 +210,7 @@ def _is_probability(imported: OnnxNetwork, value: OnnxValue) -> bool:
     return layer.kind == "Softmax" or layer.config.get("activation") in ("sigmoid", "softmax")
 
 
-def _first_difference(imported: OnnxNetwork, runs: Runs) -> str:
+def _first_difference(imported: OnnxNetwork, runs: OriginalRuns) -> str:
     """Return the first operator whose result differs, with its name in the file."""
     largest = _intermediate_differences(imported, runs)
     for node in imported.graph.nodes:
@@ -262,16 +220,18 @@ def _first_difference(imported: OnnxNetwork, runs: Runs) -> str:
     return "no operator alone"
 
 
-def _intermediate_differences(imported: OnnxNetwork, runs: Runs) -> dict[str, float]:
+def _intermediate_differences(imported: OnnxNetwork, runs: OriginalRuns) -> dict[str, float]:
     """Return the largest relative difference of every intermediate tensor, by its name in the file."""
     observed = _observed_tensors(imported)
     model = networks.build(networks.subnetwork(imported.network, [value.tensor for value in observed.values()]))
     graph = replace(imported.graph, model=_with_outputs(imported.graph, list(observed)))
-    expected = _expected_outputs(graph, imported, runs, list(observed))
+    try:
+        expected = original.outputs(graph, runs.rows, runs.batch, list(observed))
+    except child_processes.OnnxRuntimeFailedError:
+        return {}
     largest = dict.fromkeys(observed, 0.0)
-    for inputs, outputs in zip(runs, expected, strict=True):
-        actual = verification.run_model(model, [array[None] for array in inputs])
-        for name, reference, array in zip(observed, outputs, actual, strict=True):
+    for arrays in zip(expected, _outputs(model, imported, runs), strict=True):
+        for name, reference, array in zip(observed, *arrays, strict=True):
             relative = _difference(imported, observed[name], reference, array).relative
             largest[name] = max(largest[name], relative)
     return largest
@@ -294,10 +254,7 @@ def _with_outputs(graph: OnnxGraph, names: Sequence[str]) -> bytes:
     """Return the model with these tensors as its outputs."""
     import onnx
 
-    model = onnx.ModelProto()
-    model.ParseFromString(graph.model)
+    model = onnx_model.parsed(graph.model)
     del model.graph.output[:]
-    model.graph.output.extend(
-        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, graph.shapes[name]) for name in names
-    )
+    model.graph.output.extend(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in names)
     return bytes(model.SerializeToString())

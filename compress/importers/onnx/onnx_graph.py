@@ -1,8 +1,8 @@
 """ONNX graph as plain values: operators with attributes, the shape of every tensor, and the constants.
 
-The batch is 1. All results that depend on no input are computed here: the shapes, sizes and indices that exporters
-compute step by step (Shape, Gather, Concat, Reshape) become constants. onnx infers the shapes operator by operator, so
-that each inference uses the constants computed before.
+The batch is 1, if the file has one. All results that depend on no input are computed here: the shapes, sizes and
+indices that exporters compute step by step (Shape, Gather, Concat, Reshape) become constants. onnx infers the shapes
+operator by operator, so that each inference uses the constants computed before.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from compress.errors import ModelError
 from compress.importers.common.unsupported import NO_LAYER, Refused
 from compress.importers.onnx import onnx_inputs, onnx_model
-from compress.importers.onnx.onnx_inputs import Shapes
+from compress.importers.onnx.onnx_inputs import NO_BATCH, Batch, Shapes
 from compress.importers.onnx.onnx_model import MOST_NUMBERS, TYPE_NAMES
 
 MOST_TOGETHER = 2**29
@@ -84,10 +84,11 @@ class OnnxGraph:
         inputs: names of the inputs.
         outputs: names of the outputs.
         refused: operators that are invalid or of an unsupported kind.
-        model: the complete model as bytes, for onnxruntime.
+        model: the original model as bytes, for onnxruntime: with its own batch, and with its open dimensions.
         notes: changes to the model, as text.
         opset: the version of the standard operator set.
         producer: the program that wrote the file and its version, if the file has them.
+        batch: the dimension of the inputs that is set to 1.
     """
 
     nodes: tuple[Node, ...]
@@ -101,6 +102,7 @@ class OnnxGraph:
     notes: tuple[str, ...]
     opset: int = 0
     producer: str = ""
+    batch: Batch = NO_BATCH
 
 
 @dataclass
@@ -115,7 +117,13 @@ class _GraphWalk:
     total_size: int = 0
 
 
-def read(path: Path, known: Collection[str] | None = None, shapes: Shapes = MappingProxyType({})) -> OnnxGraph:
+def read(
+    path: Path,
+    known: Collection[str] | None = None,
+    shapes: Shapes = MappingProxyType({}),
+    *,
+    keep_batch: bool = False,
+) -> OnnxGraph:
     """Read a file.
 
     Args:
@@ -123,6 +131,7 @@ def read(path: Path, known: Collection[str] | None = None, shapes: Shapes = Mapp
         known: operators that have an import rule. If shape inference is not possible (operators of an unsupported kind,
             or open dimensions), operators without a rule are listed as well.
         shapes: shapes of inputs with open dimensions, by name.
+        keep_batch: whether a first dimension of a fixed size above 1 stays as it is, as part of the data.
 
     Raises:
         ModelError: the file is not an ONNX model, is damaged or too large, or refers to a file outside its folder.
@@ -130,30 +139,28 @@ def read(path: Path, known: Collection[str] | None = None, shapes: Shapes = Mapp
     model, notes = onnx_model.read(path)
     try:
         inputs = onnx_inputs.model_inputs(model)
-        notes = (*notes, *onnx_inputs.fix(inputs, shapes), *onnx_inputs.fix_batch(inputs))
+        original = _original(model)
+        notes = (*notes, *onnx_inputs.fix(inputs, shapes))
+        batch = NO_BATCH if keep_batch else onnx_inputs.batch(inputs)
+        onnx_inputs.set_batch(model, batch, 1, onnx_inputs.shapes_with_batch_of_one(model, batch))
         open_inputs = onnx_inputs.with_open_dimensions(inputs)
+        notes += _batch_notes(batch, keep_batch)
         if (open_inputs or any(_refused(model))) and (refused := tuple(_refused(model, known))):
             return OnnxGraph((), {}, {}, {}, (), (), refused, b"", notes, _opset(model), _producer(model))
         if open_inputs:
             raise onnx_inputs.open_dimensions_error(open_inputs, path)
-        return _with_notes(_parse_with_batch_of_one(model, inputs), notes)
+        return replace(_parse(model), model=original, batch=batch, notes=notes)
     except ModelError as error:
         error.where = error.where or str(path)
         raise
 
 
-def _parse_with_batch_of_one(model: Any, inputs: list[Any]) -> OnnxGraph:
-    """Parse the model with its batch set to 1; with its own batch if 1 does not work."""
-    batch = onnx_inputs.batch(inputs)
-    if batch:
-        graph = _parse(onnx_inputs.with_batch_of_one(model, inputs))
-        if _has_batch_of_one(graph, batch, model):
-            return _with_notes(graph, (f"its batch of {batch} is set to 1",))
-    return _parse(model)
-
-
-def _with_notes(graph: OnnxGraph, notes: tuple[str, ...]) -> OnnxGraph:
-    return replace(graph, notes=(*notes, *graph.notes))
+def _batch_notes(batch: Batch, is_kept: bool) -> tuple[str, ...]:
+    if is_kept:
+        return ("its first dimension is no batch: it is part of the data",)
+    if not batch.axes:
+        return ()
+    return (f"its {'open batch dimension' if batch.is_open else f'batch of {batch.size}'} is set to 1",)
 
 
 def _refused(model: Any, known: Collection[str] | None = None) -> Iterator[Refused]:
@@ -184,14 +191,6 @@ def _unsupported_kind(node: Any) -> str:
     return ""
 
 
-def _has_batch_of_one(graph: OnnxGraph, batch: int, model: Any) -> bool:
-    """Whether the first dimension of every output was the batch, and is now 1."""
-    declared = [value.type.tensor_type for value in model.graph.output if value.type.tensor_type.HasField("shape")]
-    had_batch = all(kind.shape.dim and kind.shape.dim[0].dim_value in (batch, 0) for kind in declared)
-    has_one = all(graph.shapes.get(name, ())[:1] == (1,) for name in graph.outputs)
-    return not graph.refused and had_batch and has_one
-
-
 def _parse(model: Any) -> OnnxGraph:
     """Infer the shapes of all operators, and compute the constant ones."""
     _check(model)
@@ -205,9 +204,6 @@ def _parse(model: Any) -> OnnxGraph:
     for number, proto in enumerate(model.graph.node):
         _visit(walk, proto, _node(proto, number))
     outputs = tuple(value.name for value in model.graph.output)
-    for value in model.graph.output:
-        if value.name in walk.types and _shape(walk.types[value.name]) is not None:
-            value.type.CopyFrom(walk.types[value.name])
     shapes = {name: shape for name, kind in walk.types.items() if (shape := _shape(kind)) is not None}
     types = {name: TYPE_NAMES.get(kind.tensor_type.elem_type, "?") for name, kind in walk.types.items()}
     return OnnxGraph(
@@ -218,7 +214,7 @@ def _parse(model: Any) -> OnnxGraph:
         inputs=tuple(value.name for value in inputs),
         outputs=outputs,
         refused=tuple(walk.refused),
-        model=b"" if walk.refused else _serialized(model),
+        model=b"",
         notes=(),
         opset=_opset(model),
         producer=_producer(model),
@@ -243,9 +239,20 @@ def _check(model: Any) -> None:
         raise ModelError(f"onnx reports an error in it: {_first_line(error)}", hint="export it again") from error
 
 
-def _serialized(model: Any) -> bytes:
+def _original(model: Any) -> bytes:
+    """Return a model as bytes for onnxruntime, which infers the types of outputs and rejects a dimension of 0 or -1."""
+    import onnx
+
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for value in copy.graph.output:
+        value.ClearField("type")
+    for value in copy.graph.input:
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.HasField("dim_value") and dim.dim_value <= 0:  # an open dimension
+                dim.Clear()
     try:
-        return bytes(model.SerializeToString())
+        return bytes(copy.SerializeToString())
     except ValueError as error:
         raise ModelError(f"with its tensors it is larger than {onnx_model.MOST_BYTES:,} bytes") from error
 

@@ -2,18 +2,54 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from compress.errors import ModelError
 
-BATCH_NAMES = {"batch", "batch_size", "batchsize", "n", "b", "bs", "none"}
+BATCH_NAMES = {"n", "b", "bs", "none"}
+"""Names of an open batch dimension, besides all names that contain 'batch'."""
+GENERATED_NAME = re.compile(r"|\?|-1|unk__\d+|s\d+|.*(dim|axes)_?\d+|DynamicDimension\.\d+")
+"""Names that exporters give to open dimensions without a name: tf2onnx, both PyTorch exporters, and PaddlePaddle."""
 Shapes = Mapping[str, Sequence[int]]
 """Requested shapes, with the batch, by input name."""
 EXAMPLE_SIZE = 320
 """Size that an error message proposes for an open dimension."""
+SHAPE_INPUTS = {"Reshape": 1, "Expand": 1, "Resize": 3}
+"""Index of the input that is a shape, in which exporters write the batch of their example, by operator."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The dimension that is the batch, and is set to 1 in the parsed graph.
+
+    Attributes:
+        axes: its index in the shape of each input that has it, by input name; empty if the file has a batch of 1.
+        size: its size in the file; 0 if it is open.
+        name: its name in the file, if it is open.
+    """
+
+    axes: Mapping[str, int] = field(default_factory=dict)
+    size: int = 1
+    name: str = ""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the file leaves the size open."""
+        return self.size == 0
+
+    @property
+    def has_other_name(self) -> bool:
+        """Whether its author named it, and not as a batch: 'num_points', 'tokens'."""
+        return not _says_batch(self.name) and not GENERATED_NAME.fullmatch(self.name)
+
+
+NO_BATCH = Batch()
+"""The batch of a file whose batch is 1 already, or that has none."""
 
 
 def model_inputs(model: Any) -> list[Any]:
@@ -43,13 +79,18 @@ def fix(inputs: list[Any], shapes: Shapes) -> tuple[str, ...]:
     from onnx import helper
 
     types = {value.name: value.type.tensor_type for value in inputs}
+    sizes: dict[str, int] = {}
     for name, shape in shapes.items():
         if name not in types:
             raise ModelError(f"it has no input {name[:80]!r}", allowed=", ".join(types)[:200])
         if types[name].HasField("shape") and not _fits(types[name].shape.dim, shape):
             allowed = [_dimension_text(dim) for dim in types[name].shape.dim]
             raise ModelError(f"its input {name[:80]!r} cannot have the shape {list(shape)}", allowed=f"{allowed}")
+        sizes |= {dim.dim_param: size for dim, size in zip(types[name].shape.dim, shape, strict=False) if dim.dim_param}
         types[name].shape.CopyFrom(helper.make_tensor_type_proto(0, shape).tensor_type.shape)
+    for dim in (dim for value in inputs for dim in _dimensions(value)):
+        if dim.dim_param in sizes:
+            dim.dim_value = sizes[dim.dim_param]
     return tuple(f"its input {name!r} has the requested shape {list(shape)}" for name, shape in shapes.items())
 
 
@@ -64,19 +105,46 @@ def _dimension_text(dim: Any) -> str | int:
     return dim.dim_param or dim.dim_value or "?"
 
 
-def fix_batch(inputs: list[Any]) -> tuple[str, ...]:
-    """Set open batch dimensions to 1; return a note if there were any."""
-    shapes = [value.type.tensor_type.shape.dim for value in inputs]
-    first_names = {dims[0].dim_param for dims in shapes if dims and dims[0].dim_param}
-    changed = False
-    for dims in shapes:
-        for axis, dim in enumerate(dims):
-            is_batch_name = dim.dim_param in first_names or dim.dim_param.lower() in BATCH_NAMES
-            is_batch = axis == 0 or (dim.dim_param and is_batch_name)
-            if dim.dim_value <= 0 and is_batch:  # PaddlePaddle writes -1 and 0 for an open dimension
-                dim.dim_value = 1
-                changed = True
-    return ("its open batch dimension is set to 1",) if changed else ()
+def batch(inputs: list[Any]) -> Batch:
+    """Return the dimension that can be the batch: an open one, or else a first dimension of one size above 1.
+
+    Only the comparison of the results shows whether the dimension is a batch (`original.has_batch`).
+    """
+    open_names = {dim.dim_param for value in inputs for dim in _dimensions(value) if _is_open(dim)}
+    named = {name for name in open_names if _says_batch(name)}
+    first = {dims[0].dim_param for value in inputs if (dims := _dimensions(value))}
+    axes = {value.name: axis for value in inputs for axis in _open_batch_axes(value, named or first)}
+    if axes:
+        names = [_dimensions(value)[axes[value.name]].dim_param for value in inputs if value.name in axes]
+        return Batch(axes, 0, max(names, key=len))
+    sizes = {value.name: dims[0].dim_value for value in inputs if (dims := _dimensions(value))}
+    above_one = {size for size in sizes.values() if size > 1}
+    if len(above_one) != 1:
+        return NO_BATCH
+    (size,) = above_one
+    return Batch({name: 0 for name, first_size in sizes.items() if first_size == size}, size)
+
+
+def _open_batch_axes(value: Any, names: set[str]) -> Iterator[int]:
+    """Yield the open dimension of an input that can be its batch; none if two dimensions have the name of a batch."""
+    dims = _dimensions(value)
+    axes = [axis for axis, dim in enumerate(dims) if _is_open(dim) and dim.dim_param and dim.dim_param in names]
+    if not axes and dims and _is_open(dims[0]) and GENERATED_NAME.fullmatch(dims[0].dim_param):
+        axes = [0]
+    yield from axes if len(axes) == 1 else []
+
+
+def _dimensions(value: Any) -> Any:
+    return value.type.tensor_type.shape.dim
+
+
+def _is_open(dim: Any) -> bool:
+    return bool(dim.dim_value <= 0)  # PaddlePaddle writes -1 and 0 for an open dimension
+
+
+def _says_batch(name: str) -> bool:
+    """Whether the name of an open dimension says that it is the batch."""
+    return "batch" in name.lower() or name.lower() in BATCH_NAMES
 
 
 def with_open_dimensions(inputs: list[Any]) -> list[Any]:
@@ -85,11 +153,17 @@ def with_open_dimensions(inputs: list[Any]) -> list[Any]:
 
 
 def _has_open_dimensions(tensor_type: Any) -> bool:
-    return not tensor_type.HasField("shape") or any(dim.dim_value <= 0 for dim in tensor_type.shape.dim)
+    return not tensor_type.HasField("shape") or any(map(_is_open, tensor_type.shape.dim))
 
 
-def open_dimensions_error(with_open_dimensions: list[Any], path: Path) -> ModelError:
-    """Return the error for inputs with open dimensions, with a command that sets them."""
+def open_dimensions_error(with_open_dimensions: list[Any], path: Path, reason: str = "") -> ModelError:
+    """Return the error for inputs with open dimensions, with a command that sets them.
+
+    Args:
+        with_open_dimensions: the inputs.
+        path: the file.
+        reason: why a dimension that could be the batch is none.
+    """
     messages = []
     options = []
     for value in with_open_dimensions:
@@ -99,7 +173,7 @@ def open_dimensions_error(with_open_dimensions: list[Any], path: Path) -> ModelE
         example = [max(dim.dim_value, 0) or EXAMPLE_SIZE for dim in dims] or [1, 3, EXAMPLE_SIZE, EXAMPLE_SIZE]
         options.append(f"--shape {shlex.quote(value.name + '=' + ','.join(map(str, example)))}")
     return ModelError(
-        "; ".join(messages),
+        "; ".join([*messages, *filter(None, [reason])]),
         where=str(path),
         allowed="an open batch dimension; all other dimensions must be fixed",
         hint="set the sizes that you will use on the device: `shape` under `model` in a pipeline, or for example: "
@@ -107,21 +181,59 @@ def open_dimensions_error(with_open_dimensions: list[Any], path: Path) -> ModelE
     )
 
 
-def batch(inputs: list[Any]) -> int:
-    """Return the first dimension of all inputs if it is the same and more than 1; otherwise 0."""
-    shapes = [value.type.tensor_type.shape.dim for value in inputs]
-    sizes = {dims[0].dim_value if dims else 1 for dims in shapes}
-    return sizes.pop() if len(sizes) == 1 and sizes != {1} else 0
+def set_batch(model: Any, found: Batch, size: int, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Set the batch of a model, in its inputs, and in operators that reshape to a constant shape.
+
+    Args:
+        model: an onnx.ModelProto; it is changed.
+        found: the batch.
+        size: its new size.
+        shapes: the shapes that contain the new size, by the output of the operator that reshapes.
+    """
+    for value in model.graph.input:
+        if value.name in found.axes:
+            value.type.tensor_type.shape.dim[found.axes[value.name]].dim_value = size
+    for node in model.graph.node:
+        if node.output and node.output[0] in shapes:
+            node.input[SHAPE_INPUTS[node.op_type]] = _add_shape(model, node.output[0], shapes[node.output[0]])
 
 
-def with_batch_of_one(model: Any, inputs: list[Any]) -> Any:
-    """Return the model with a batch of 1."""
-    import onnx
+def shapes_with_batch_of_one(model: Any, found: Batch) -> dict[str, list[int]]:
+    """Return the stored shapes that contain a fixed batch, with a batch of 1, by the output of their operator."""
+    stored = _constant_shapes(model)
+    computed = set(found.axes)
+    shapes = {}
+    for node in model.graph.node:
+        if computed.isdisjoint(node.input):
+            continue
+        computed.update(filter(None, node.output))
+        index = SHAPE_INPUTS.get(node.op_type, len(node.input))
+        shape = stored.get(node.input[index], ()) if index < len(node.input) else ()
+        if node.input[0] in computed and shape and shape[0] > 0 and found.size > 1 and shape[0] % found.size == 0:
+            shapes[node.output[0]] = [shape[0] // found.size, *shape[1:]]
+    return shapes
 
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    names = {value.name for value in inputs}
-    for value in copy.graph.input:
-        if value.name in names:
-            value.type.tensor_type.shape.dim[0].dim_value = 1
-    return copy
+
+def _constant_shapes(model: Any) -> dict[str, list[int]]:
+    """Return the stored lists of int64 values, by name."""
+    from onnx import TensorProto, numpy_helper
+
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
+            tensors[node.output[0]] = node.attribute[0].t
+    return {
+        name: numpy_helper.to_array(tensor).tolist()
+        for name, tensor in tensors.items()
+        if tensor.data_type == TensorProto.INT64 and len(tensor.dims) == 1
+    }
+
+
+def _add_shape(model: Any, output: str, shape: Sequence[int]) -> str:
+    """Add a shape to the constants of a model, and return its name."""
+    import numpy as np
+    from onnx import numpy_helper
+
+    name = f"{output}/shape"
+    model.graph.initializer.append(numpy_helper.from_array(np.array(shape, np.int64), name))
+    return name

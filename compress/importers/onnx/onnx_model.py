@@ -66,7 +66,7 @@ def read(path: Path) -> tuple[Any, tuple[str, ...]]:
 
 
 def _read(path: Path) -> tuple[Any, tuple[str, ...]]:
-    model = _parsed(path)
+    model = parsed(_content(path))
     _check_opset(model)
     model.ir_version = max(model.ir_version, MINIMUM_IR_VERSION)
     if not model.graph.node:
@@ -89,20 +89,28 @@ def _read(path: Path) -> tuple[Any, tuple[str, ...]]:
     return model, tuple(notes)
 
 
-def _parsed(path: Path) -> Any:
-    import onnx
-    from google.protobuf.message import DecodeError
-
+def _content(path: Path) -> bytes:
     try:
         size = path.stat().st_size
         if size > MOST_BYTES:
             raise ModelError(f"the file has {size:,} bytes", allowed=f"{MOST_BYTES:,}")
-        data = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise ModelError(f"cannot be read: {error.strerror}", hint="check the path") from error
+
+
+def parsed(content: bytes) -> Any:
+    """Return the model (an onnx.ModelProto) in the content of a file.
+
+    Raises:
+        ModelError: the content is not an ONNX model.
+    """
+    import onnx
+    from google.protobuf.message import DecodeError
+
     model = onnx.ModelProto()
     try:
-        model.ParseFromString(data)
+        model.ParseFromString(content)
     except (DecodeError, RuntimeError, ValueError) as error:
         raise ModelError("it is not an ONNX model, or it is truncated", hint="check the file") from error
     return model
