@@ -336,6 +336,19 @@ def means_by_channel(
     }
 
 
+def measured_ranges(
+    network: Network, tensors: list[LayerOutput], samples: NDArray[np.float32]
+) -> dict[LayerOutput, tuple[float, float]]:
+    """Return the lowest and highest value of some tensors on samples; they may be infinite."""
+    batches = _runs(network, tensors, samples, lambda values: [_extremes(value, False) for value in values])
+    limits = [[(extremes[0].min(), extremes[1].max()) for extremes in batch] for batch in batches]
+    by_tensor = zip(tensors, zip(*limits, strict=True), strict=True)
+    return {
+        tensor: (float(min(low for low, _ in parts)), float(max(high for _, high in parts)))
+        for tensor, parts in by_tensor
+    }
+
+
 def _runs(
     network: Network, tensors: list[LayerOutput], samples: NDArray[np.float32], observe: Callable[[list[Any]], Any]
 ) -> Iterator[Any]:

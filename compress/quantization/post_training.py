@@ -14,7 +14,7 @@ from compress.ir import keras_graph, weight_sparsity
 from compress.ir.keras_graph import Network
 from compress.ir.passes import fold, separate_gates
 from compress.progress import SILENT, Phase, Progress
-from compress.quantization import adaround, debug, diagnostics, export
+from compress.quantization import adaround, attention_masks, debug, diagnostics, export
 from compress.quantization.debug import LayerError
 from compress.quantization.export import FloatOperatorsError
 from compress.quantization.plan import QuantizationPlan, weights_digest
@@ -132,8 +132,9 @@ def quantize(
     network = keras_graph.read(model)
     about_model = diagnostics.about_model(network, samples, are_rows=are_rows)
     warnings = [*diagnostics.about_samples(samples), *about_model]
-    for warning in warnings:
-        note(warning)
+    network, limits = attention_masks.limited(network, samples)
+    for text in (*warnings, *limits):
+        note(text)
     try:
         result = _by_plan(network, samples, held_out, settings, plan, judge or ByClass(), note, progress)
     except FloatOperatorsError as error:

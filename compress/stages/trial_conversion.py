@@ -18,7 +18,7 @@ from compress.ir.keras_graph import Layer, LayerOutput, Network, build
 from compress.ir.layer_specs import spec_of
 from compress.ir.passes import cut_lookup, fold
 from compress.pruning.cost import TrialConversion
-from compress.quantization import calibration, export
+from compress.quantization import attention_masks, calibration, export
 from compress.targets.base import Target
 from compress.tflite import graph
 from compress.tflite.graph import Graph
@@ -74,7 +74,7 @@ class TrialConverter:
         lookup = cut_lookup.cut(network)
         if lookup is not None:
             samples, network, model = lookup.rows(samples), lookup.network, build(lookup.network)
-        canonical = _with_biases(fold.canonical(network))
+        canonical = _with_biases(fold.canonical(attention_masks.limited(network, samples)[0]))
         try:
             content = export.convert(canonical, calibration.calibrate(canonical, samples))
         except export.FloatOperatorsError:

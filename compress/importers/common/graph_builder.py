@@ -174,6 +174,24 @@ class NetworkCall(LayerFactory[ValueT]):
         return self.network_builder.add(layer_called_once(module, kind, settings, arguments), like)
 
 
+def selection_as_sum(
+    condition: NDArray[np.bool_], first: Any, second: Any
+) -> tuple[list[tuple[Any, NDArray[np.float32]]], NDArray[np.float32]]:
+    """Return a selection by a constant condition as a sum: each computed operand with its factor, and a constant.
+
+    A constant of -inf needs no factor of 0 for the operand in its place.
+    """
+    constant = np.zeros((), np.float32)
+    computed = []
+    for chosen, operand in ((condition, first), (~condition, second)):
+        if isinstance(operand, np.ndarray):
+            constant = np.where(chosen, operand.astype(np.float32), constant)
+        else:
+            computed.append((chosen, operand))
+    infinite = np.isinf(constant)
+    return [(operand, np.float32(chosen | infinite)) for chosen, operand in computed], constant
+
+
 CallT = TypeVar("CallT")
 
 

@@ -13,7 +13,7 @@ from compress.errors import ModelError
 
 BATCH_NAMES = {"n", "b", "bs", "none"}
 """Names of an open batch dimension, besides all names that contain 'batch'."""
-GENERATED_NAME = re.compile(r"|\?|-1|unk__\d+|s\d+|.*(dim|axes)_?\d+|DynamicDimension\.\d+")
+GENERATED_NAME = re.compile(r"|\?|-1|unk__\d+|s\d+|.*(dim|axes)_?\d+|.*DynamicDimension\.\d+")
 """Names that exporters give to open dimensions without a name: tf2onnx, both PyTorch exporters, and PaddlePaddle."""
 Shapes = Mapping[str, Sequence[int]]
 """Requested shapes, with the batch, by input name."""

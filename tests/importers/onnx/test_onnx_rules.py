@@ -33,6 +33,16 @@ def one(kind: str, *more: Any, **settings: Any) -> list[Any]:
     return [node(kind, ["x", *more], ["y"], **settings)]
 
 
+def masked(first: Any, second: Any) -> list[Any]:
+    """Return a selection by a constant below and above the diagonal, as in a causal attention, and its softmax."""
+    below = constant(np.tril(np.ones((5, 5), bool)))
+    return [
+        node("Relu", ["x"], ["r"]),
+        node("Where", [below, first, second], ["m"]),
+        node("Softmax", ["m"], ["y"], axis=-1),
+    ]
+
+
 KERNEL, BIAS = floats(6, 4, 3, 3), floats(6)
 REDUCTIONS = [f"Reduce{how}" for how in ("Mean", "Max", "Min", "Sum", "Prod", "L1", "L2", "SumSquare", "LogSumExp")]
 CASES: list[Case] = [
@@ -271,6 +281,15 @@ CASES: list[Case] = [
     ("power", 13, IMAGE, one("Pow", number(3)), ["Power"]),
     ("square root", 13, IMAGE, [node("Abs", ["x"], ["a"]), node("Sqrt", ["a"], ["y"])], ["Absolute", "Sqrt"]),
     ("log", 13, IMAGE, [node("Exp", ["x"], ["e"]), node("Log", ["e"], ["y"])], ["Exp", "Log"]),
+    *(
+        (f"where with {name}", 16, (1, 5, 5), nodes, layers)
+        for name, nodes, layers in (
+            ("-inf", masked("x", number(-np.inf)), ["Add", "Softmax"]),
+            ("a number", masked("x", number(-1e9)), ["Multiply", "Add", "Softmax"]),
+            ("the other", masked(floats(1, 5, 5), "x"), ["Multiply", "Add", "Softmax"]),
+            ("a sum", masked("x", "r"), ["Activation", "Multiply", "Multiply", "Add", "Softmax"]),
+        )
+    ),
     *(
         (
             kind,

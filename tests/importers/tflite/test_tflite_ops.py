@@ -302,6 +302,26 @@ def test_a_choice_between_two_tensors(keras: Any, tmp_path: Path, comparison: st
     assert "Where" in kinds(model)
 
 
+@pytest.mark.parametrize("other", [-np.inf, -1e9, 0.0])
+def test_a_selection_by_a_constant_is_a_sum(other: float, tmp_path: Path) -> None:
+    chosen = np.random.default_rng(1).random((1, 5, 6)) < 0.7
+    chosen[..., 0] = True
+    tensors = {
+        "x": ROWS,
+        "chosen": Tensor((1, 5, 6), "BOOL", chosen),
+        "other": Tensor((), "FLOAT32", other),
+        "masked": ROWS,
+        "out": ROWS,
+    }
+    ops = [
+        Op("SELECT_V2", ["chosen", "x", "other"], ["masked"], 1, {}),
+        Op("SOFTMAX", ["masked"], ["out"], 1, {"beta": 1.0}),
+    ]
+    _, model, difference = imported(read(tensors, ops, ["x"], ["out"]), tmp_path)
+    assert difference < EXACT
+    assert "Where" not in kinds(model)
+
+
 def test_a_condition_cannot_be_the_output(tmp_path: Path) -> None:
     condition = Tensor((1, 5, 6), "BOOL", None, ())
     path = tmp_path / "model.tflite"

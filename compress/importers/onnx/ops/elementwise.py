@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.importers.common.graph_builder import UNKNOWN
+from compress.importers.common.graph_builder import UNKNOWN, selection_as_sum
 from compress.importers.common.layer_calls import CORE, NUMPY, NotImportedError
 from compress.importers.onnx.layout import OnnxValue, in_shape, laid, natural, network_shape_of
 from compress.importers.onnx.network_builder import FLOAT, OnnxCall, Rule
@@ -256,12 +257,24 @@ def negation(call: OnnxCall) -> OnnxValue:
 
 
 def where(call: OnnxCall) -> OnnxValue:
-    """Where."""
+    """Where; with a constant condition as products and a sum, which have 8-bit operators: the mask of an attention."""
     if call.is_constant(0):
-        raise NotImportedError("its condition is a constant")
+        terms, constant = selection_as_sum(call.constant(0).astype(bool), *operands(call, FLOAT)[1:])
+        products = [_combined(call, "Multiply", [value, factor]) for value, factor in terms]
+        return reduce(lambda total, term: _combined(call, "Add", [total, term]), [*products, constant])
     source = [call.value(0, BOOL), *operands(call, BOOL, FLOAT)[1:]]
     arguments, like = together(call, source, call.output_shape())
     return call.operation(NUMPY, "Where", {}, arguments, like)
+
+
+def _combined(call: OnnxCall, kind: str, terms: list[Any]) -> OnnxValue:
+    """Return an operation on two terms in the shape of the result; the first term itself if nothing changes."""
+    value, constant = terms
+    neutral = 1.0 if kind == "Multiply" else 0.0
+    if not isinstance(constant, OnnxValue) and (constant == neutral).all() and value.shape == call.output_shape():
+        return value
+    arguments, like = together(call, terms, call.output_shape())
+    return call.operation(NUMPY, kind, {}, arguments, like)
 
 
 RULES: Mapping[str, Callable[[OnnxCall], OnnxValue | list[OnnxValue]]] = {

@@ -11,7 +11,9 @@ from math import prod
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from compress.importers.common.graph_builder import selection_as_sum
 from compress.importers.common.layer_calls import MATH, NN, NUMPY, NotImportedError
 from compress.importers.tflite.network import TfliteCall, TfliteValue, reshaped
 from compress.importers.tflite.ops import shapes
@@ -223,9 +225,25 @@ def comparison(kind: str) -> Callable[[TfliteCall], TfliteValue]:
 def select(call: TfliteCall) -> TfliteValue:
     """SELECT and SELECT_V2: values of the second input where the first one is true, otherwise of the third one."""
     if call.is_constant(0):
-        raise NotImportedError("its condition is a constant")
+        return _selected(call, call.constant(0, "BOOL"))
     operands, like = _broadcast(call, (0, 1, 2))
     return call.operation(NUMPY, "Where", {}, operands, like)
+
+
+def _selected(call: TfliteCall, condition: NDArray[np.bool_]) -> TfliteValue:
+    """Return a selection by a constant as products and a sum, which have 8-bit operators: the mask of an attention."""
+    operands, like = _broadcast(call, (1, 2))
+    shape = (*(1,) * (len(like.shape) - condition.ndim), *condition.shape)
+    if like.shape != call.output.shape or len(shape) != len(like.shape) or (shape[0] > 1 and not like.extra_batch):
+        raise NotImportedError(f"its condition {list(condition.shape)} does not fit {list(call.output.shape)}")
+    terms, constant = selection_as_sum(condition.reshape(shape), *operands)
+    total, *others = [
+        value if factor.all() else call.operation(NUMPY, "Multiply", {}, [value, factor], like)
+        for value, factor in terms
+    ]
+    for term in (*others, *([constant] if constant.any() else [])):
+        total = call.operation(NUMPY, "Add", {}, [total, term], like)
+    return total
 
 
 def squared_difference(call: TfliteCall) -> TfliteValue:
