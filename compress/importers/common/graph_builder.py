@@ -189,7 +189,7 @@ def selection_as_sum(
         else:
             computed.append((chosen, operand))
     infinite = np.isinf(constant)
-    return [(operand, np.float32(chosen | infinite)) for chosen, operand in computed], constant
+    return [(operand, (chosen | infinite).astype(np.float32)) for chosen, operand in computed], constant
 
 
 CallT = TypeVar("CallT")

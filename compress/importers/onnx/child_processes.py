@@ -65,13 +65,45 @@ def run_model(model: bytes, feeds: Sequence[Mapping[str, NDArray[Any]]], outputs
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "model.onnx").write_bytes(model)
+        _write(folder, model, feeds)
         (folder / "outputs").write_text("\0".join(outputs))
-        for number, feed in enumerate(feeds):
-            np.savez(folder / f"inputs{number}.npz", *feed.values())
-        (folder / "inputs").write_text("\0".join(feeds[0]))
         run_folder(folder, len(feeds))
         return [_stored(folder / f"outputs{number}.npz", len(outputs)) for number in range(len(feeds))]
+
+
+def first_accepted(model: bytes, feeds: Sequence[Mapping[str, NDArray[Any]]]) -> int | None:
+    """Return the number of the first inputs with which a model runs; None if it runs with none of them."""
+    with tempfile.TemporaryDirectory() as name:
+        _write(Path(name), model, feeds)
+        arguments = [name, str(len(feeds))]
+        try:
+            sandbox.run(try_in_child, arguments, timeout_s=RUN_TIMEOUT_S, memory_bytes=MEMORY_BYTES)
+        except sandbox.SandboxTimeoutError:
+            return None
+        accepted = Path(name) / "accepted"
+        return int(accepted.read_text()) if accepted.exists() else None
+
+
+def try_in_child(folder: str, count: str) -> None:
+    """Write the number of the first inputs in a folder with which its model runs."""
+    for number in range(int(count)):
+        try:
+            session = _session(Path(folder))
+            inputs = (Path(folder) / "inputs").read_text().split("\0")
+            session.run(
+                None, dict(zip(inputs, _stored(Path(folder) / f"inputs{number}.npz", len(inputs)), strict=True))
+            )
+        except Exception:  # noqa: BLE001, S112 - as in `run_in_child`; other inputs may be accepted
+            continue
+        (Path(folder) / "accepted").write_text(str(number))
+        return
+
+
+def _write(folder: Path, model: bytes, feeds: Sequence[Mapping[str, NDArray[Any]]]) -> None:
+    (folder / "model.onnx").write_bytes(model)
+    for number, feed in enumerate(feeds):
+        np.savez(folder / f"inputs{number}.npz", *feed.values())
+    (folder / "inputs").write_text("\0".join(feeds[0]))
 
 
 def _stored(path: Path, count: int) -> list[NDArray[Any]]:
@@ -104,6 +136,16 @@ def run_in_child(folder: str, count: str) -> None:
 
 def run_session(folder: Path, count: int) -> None:
     """Run the model in a folder on the inputs stored there, and store the outputs."""
+    inputs = (folder / "inputs").read_text().split("\0")
+    outputs = (folder / "outputs").read_text().split("\0")
+    session = _session(folder)
+    for number in range(count):
+        arrays = _stored(folder / f"inputs{number}.npz", len(inputs))
+        np.savez(folder / f"outputs{number}.npz", *session.run(outputs, dict(zip(inputs, arrays, strict=True))))
+
+
+def _session(folder: Path) -> Any:
+    """Return a session of onnxruntime with the model in a folder."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -111,10 +153,5 @@ def run_session(folder: Path, count: int) -> None:
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
     options.log_severity_level = 4
-    inputs = (folder / "inputs").read_text().split("\0")
-    outputs = (folder / "outputs").read_text().split("\0")
     content = (folder / "model.onnx").read_bytes()
-    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    for number in range(count):
-        arrays = _stored(folder / f"inputs{number}.npz", len(inputs))
-        np.savez(folder / f"outputs{number}.npz", *session.run(outputs, dict(zip(inputs, arrays, strict=True))))
+    return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])

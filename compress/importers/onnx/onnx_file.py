@@ -24,7 +24,7 @@ from compress.importers.onnx.layout import OnnxValue
 from compress.importers.onnx.network import OnnxNetwork, build_network
 from compress.importers.onnx.network_builder import FLOAT
 from compress.importers.onnx.onnx_graph import OnnxGraph
-from compress.importers.onnx.onnx_inputs import Shapes
+from compress.importers.onnx.onnx_inputs import OpenDimensionsError, Shapes
 from compress.importers.onnx.ops.rules import RULES
 from compress.importers.onnx.original import OriginalRuns, Row
 from compress.ir import keras_graph as networks
@@ -72,7 +72,10 @@ def read(path: Path, shapes: Shapes = MappingProxyType({})) -> OnnxFile:
         ModelError: the file is not an ONNX model, is damaged, or is invalid.
     """
     child_processes.check_readable(path, shapes)
-    graph = onnx_graph.read(path, RULES, shapes)
+    try:
+        graph = onnx_graph.read(path, RULES, shapes)
+    except OpenDimensionsError as error:
+        raise error.proposing(original.accepted_shapes(error.inputs, error.model)) from None
     if graph.batch.size > 1 and not _has_batch(graph):
         graph = onnx_graph.read(path, RULES, shapes, keep_batch=True)
     if graph.refused and not graph.nodes:
@@ -128,7 +131,8 @@ def _with_batch(file: OnnxFile, runs: OriginalRuns) -> OriginalRuns:
 
 def _open_batch_error(file: OnnxFile, reason: str) -> ModelError:
     inputs = onnx_inputs.model_inputs(onnx_model.parsed(file.graph.model))
-    return onnx_inputs.open_dimensions_error(onnx_inputs.with_open_dimensions(inputs), file.path, reason)
+    error = OpenDimensionsError(inputs, file.path, file.graph.model, reason)
+    return error.proposing(original.accepted_shapes(inputs, file.graph.model))
 
 
 def _has_batch(graph: OnnxGraph) -> bool:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from compress.errors import ModelError
 from compress.importers.common.unsupported import NO_LAYER, Refused
 from compress.importers.onnx import onnx_inputs, onnx_model
-from compress.importers.onnx.onnx_inputs import NO_BATCH, Batch, Shapes
+from compress.importers.onnx.onnx_inputs import NO_BATCH, Batch, OpenDimensionsError, Shapes
 from compress.importers.onnx.onnx_model import MOST_NUMBERS, TYPE_NAMES
 
 MOST_TOGETHER = 2**29
@@ -134,6 +134,7 @@ def read(
         keep_batch: whether a first dimension of a fixed size above 1 stays as it is, as part of the data.
 
     Raises:
+        OpenDimensionsError: an input has open dimensions, in addition to a batch.
         ModelError: the file is not an ONNX model, is damaged or too large, or refers to a file outside its folder.
     """
     model, notes = onnx_model.read(path)
@@ -148,7 +149,7 @@ def read(
         if (open_inputs or any(_refused(model))) and (refused := tuple(_refused(model, known))):
             return OnnxGraph((), {}, {}, {}, (), (), refused, b"", notes, _opset(model), _producer(model))
         if open_inputs:
-            raise onnx_inputs.open_dimensions_error(open_inputs, path)
+            raise OpenDimensionsError(inputs, path, original)
         return replace(_parse(model), model=original, batch=batch, notes=notes)
     except ModelError as error:
         error.where = error.where or str(path)

@@ -17,8 +17,15 @@ GENERATED_NAME = re.compile(r"|\?|-1|unk__\d+|s\d+|.*(dim|axes)_?\d+|.*DynamicDi
 """Names that exporters give to open dimensions without a name: tf2onnx, both PyTorch exporters, and PaddlePaddle."""
 Shapes = Mapping[str, Sequence[int]]
 """Requested shapes, with the batch, by input name."""
-EXAMPLE_SIZE = 320
-"""Size that an error message proposes for an open dimension."""
+EXAMPLE_SIZES = (
+    *((320, 320), (640, 640), (224, 224), (48, 320), (48, 192), (32, 320), (416, 416), (512, 512)),
+    *((256, 256), (128, 128), (96, 96), (64, 64), (32, 32), (16, 16)),
+)
+"""Height and width that an error message proposes for open dimensions, the first ones that the model accepts: usual
+inputs of detectors and classifiers, and of the text recognition of PaddleOCR (48 or 32 high)."""
+IMAGE_SIZE_KEY = "imgsz"
+"""Key of the height and width in the metadata of a file that Ultralytics' exporter writes."""
+COLOURS = 3
 SHAPE_INPUTS = {"Reshape": 1, "Expand": 1, "Resize": 3}
 """Index of the input that is a shape, in which exporters write the batch of their example, by operator."""
 
@@ -156,29 +163,63 @@ def _has_open_dimensions(tensor_type: Any) -> bool:
     return not tensor_type.HasField("shape") or any(map(_is_open, tensor_type.shape.dim))
 
 
-def open_dimensions_error(with_open_dimensions: list[Any], path: Path, reason: str = "") -> ModelError:
-    """Return the error for inputs with open dimensions, with a command that sets them.
+class OpenDimensionsError(ModelError):
+    """An input has open dimensions that must be set.
 
     Args:
-        with_open_dimensions: the inputs.
+        inputs: all inputs of the model.
         path: the file.
+        model: the original model as bytes.
         reason: why a dimension that could be the batch is none.
+        shapes: shapes to propose; None for examples that were not tried.
     """
-    messages = []
-    options = []
-    for value in with_open_dimensions:
-        dims = value.type.tensor_type.shape.dim
-        shape = [_dimension_text(dim) for dim in dims] or "unknown shape"
-        messages.append(f"its input {value.name[:80]!r} has open dimensions: {shape}")
-        example = [max(dim.dim_value, 0) or EXAMPLE_SIZE for dim in dims] or [1, 3, EXAMPLE_SIZE, EXAMPLE_SIZE]
-        options.append(f"--shape {shlex.quote(value.name + '=' + ','.join(map(str, example)))}")
-    return ModelError(
-        "; ".join([*messages, *filter(None, [reason])]),
-        where=str(path),
-        allowed="an open batch dimension; all other dimensions must be fixed",
-        hint="set the sizes that you will use on the device: `shape` under `model` in a pipeline, or for example: "
-        f"python -m compress import {shlex.quote(str(path))} {' '.join(options)}",
-    )
+
+    def __init__(
+        self, inputs: list[Any], path: Path, model: bytes, reason: str = "", shapes: Shapes | None = None
+    ) -> None:
+        opened = with_open_dimensions(inputs)
+        proposed = example_shapes(inputs, EXAMPLE_SIZES[0]) if shapes is None else shapes
+        texts = {value.name: [_dimension_text(dim) for dim in _dimensions(value)] for value in opened}
+        messages = [f"its input {name[:80]!r} has open dimensions: {text or 'all'}" for name, text in texts.items()]
+        assigned = [f"{name}={','.join(map(str, proposed[name]))}" for name in texts]
+        options = [f"--shape {shlex.quote(text)}" for text in assigned]
+        super().__init__(
+            "; ".join([*messages, *filter(None, [reason])]),
+            where=str(path),
+            allowed="an open batch dimension; all other dimensions must be fixed",
+            hint="set the sizes that you will use on the device: `shape` under `model` in a pipeline, or `--shape` of "
+            f"`import` and `export`, for example{' with sizes that the model accepts' if shapes else ''}: "
+            f"python -m compress import {shlex.quote(str(path))} {' '.join(options)}",
+        )
+        self.inputs, self.path, self.model, self.reason = inputs, path, model, reason
+
+    def proposing(self, shapes: Shapes | None) -> OpenDimensionsError:
+        """Return the error with shapes that the model accepts."""
+        return OpenDimensionsError(self.inputs, self.path, self.model, self.reason, shapes)
+
+
+def example_shapes(inputs: list[Any], size: tuple[int, int]) -> dict[str, list[int]]:
+    """Return a shape for each input: the last two open dimensions are a height and a width."""
+    shapes = {}
+    for value in inputs:
+        dims = _dimensions(value)
+        if not value.type.tensor_type.HasField("shape"):
+            shapes[value.name] = [1, COLOURS, *size]
+            continue
+        shape = [max(dim.dim_value, 0) for dim in dims]
+        opened = [axis for axis, length in enumerate(shape) if length == 0]
+        for axis in opened:
+            is_channels = len(shape) == 4 and axis == 1 and len(opened) > 1
+            shape[axis] = COLOURS if is_channels else size[axis == opened[-1]]
+        shapes[value.name] = shape
+    return shapes
+
+
+def sizes_to_propose(model: Any) -> list[tuple[int, int]]:
+    """Return heights and widths to try: that in the metadata of a file, then the usual ones."""
+    stored = [entry.value for entry in model.metadata_props if entry.key == IMAGE_SIZE_KEY]
+    sides = [int(side) for side in re.findall(r"\b[1-9]\d{0,3}\b", stored[0])] if stored else []
+    return [*([(sides[0], sides[-1])] if sides else []), *EXAMPLE_SIZES]
 
 
 def set_batch(model: Any, found: Batch, size: int, shapes: Mapping[str, Sequence[int]]) -> None:

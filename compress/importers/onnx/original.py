@@ -19,7 +19,8 @@ from compress.importers.common import verification
 from compress.importers.common.verification import Runs
 from compress.importers.onnx import child_processes, onnx_inputs, onnx_model
 from compress.importers.onnx.onnx_graph import OnnxGraph
-from compress.importers.onnx.onnx_inputs import SHAPE_INPUTS
+from compress.importers.onnx.onnx_inputs import SHAPE_INPUTS, Shapes
+from compress.importers.onnx.onnx_model import TYPE_NAMES
 
 OPEN_BATCH_SIZES = (4, 3, 1)
 """Sizes that are tried for an open batch. Reason: some files fix the batch in a Reshape and run with 1 only."""
@@ -98,6 +99,19 @@ def run_alone(graph: OnnxGraph, runs: OriginalRuns) -> OriginalRuns:
         return OriginalRuns(1, runs.rows, outputs(alone, runs.rows, 1, graph.outputs))
     except child_processes.OnnxRuntimeFailedError as error:
         raise ModelError(f"with a batch of 1: {error}", hint="export it with a batch of 1") from error
+
+
+def accepted_shapes(inputs: list[Any], model: bytes) -> Shapes | None:
+    """Return the first of the usual shapes of all inputs with which the original runs; None if it runs with none."""
+    sizes = onnx_inputs.sizes_to_propose(onnx_model.parsed(model))
+    shapes = [onnx_inputs.example_shapes(inputs, size) for size in sizes]
+    types = {value.name: TYPE_NAMES.get(value.type.tensor_type.elem_type, "?") for value in inputs}
+    feeds: list[Row] = [
+        {name: np.zeros(shape, INTEGER_DTYPES.get(types[name], np.float32)) for name, shape in by_input.items()}
+        for by_input in shapes
+    ]
+    accepted = child_processes.first_accepted(model, feeds)
+    return None if accepted is None else shapes[accepted]
 
 
 def has_batch(graph: OnnxGraph, runs: OriginalRuns) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 import onnxruntime
 import pytest
 from one_node import Model, floats, node, number, whole
+from onnx import helper
 from paths import SHARED
 
 from compress.errors import ModelError
@@ -182,3 +183,31 @@ def test_shared_cases_keep_their_first_dimension(case: str) -> None:
     expected = of_original(path, {"x": rows})[0]
     ordered = expected.reshape(-1)[file.imported.outputs[0].positions]
     np.testing.assert_allclose(np.asarray(model(placed)).ravel(), ordered, atol=1e-5)
+
+
+TEXT_LINE = [  # of 48 pixels height, as a text recognition: the rows are pooled away, and their dimension is removed
+    node("Conv", ["x", floats(4, 3, 3, 3)], ["c"], pads=[1] * 4, strides=[16, 4]),
+    node("AveragePool", ["c"], ["p"], kernel_shape=[3, 2], strides=[3, 2]),
+    node("Squeeze", ["p", whole(2)], ["y"]),
+]
+EITHER = [node("Conv", ["x", floats(4, 3, 3, 3)], ["c"]), node("GlobalAveragePool", ["c"], ["y"])]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "metadata", "proposed"),
+    [(EITHER, {}, "1,3,320,320"), (EITHER, {"imgsz": "[192, 256]"}, "1,3,192,256"), (TEXT_LINE, {}, "1,3,48,320")],
+)
+def test_a_refusal_proposes_a_size_that_the_model_accepts(
+    nodes: list[Any], metadata: dict[str, str], proposed: str, tmp_path: Path
+) -> None:
+    proto = Model(nodes, {"x": ("batch", 3, "height", "width")}, ["y"], 13).proto()
+    helper.set_model_props(proto, metadata)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(proto.SerializeToString())
+    with pytest.raises(ModelError, match=r"open dimensions: \[1, 3, 'height', 'width'\]") as error:
+        onnx_file.read(path)
+    assert "sizes that the model accepts" in error.value.hint
+    assert error.value.hint.endswith(f"--shape x={proposed}")
+    shape = [int(side) for side in proposed.split(",")]
+    model, _ = onnx_file.load(onnx_file.read(path, {"x": shape}))
+    assert model.inputs[0].shape == (None, *shape[2:], 3)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
 from math import prod
 from typing import Any
 
@@ -260,20 +259,21 @@ def where(call: OnnxCall) -> OnnxValue:
     """Where; with a constant condition as products and a sum, which have 8-bit operators: the mask of an attention."""
     if call.is_constant(0):
         terms, constant = selection_as_sum(call.constant(0).astype(bool), *operands(call, FLOAT)[1:])
-        products = [_combined(call, "Multiply", [value, factor]) for value, factor in terms]
-        return reduce(lambda total, term: _combined(call, "Add", [total, term]), [*products, constant])
+        total, *others = [_combined(call, "Multiply", value, factor) for value, factor in terms]
+        for term in (*others, constant):
+            total = _combined(call, "Add", total, term)
+        return total
     source = [call.value(0, BOOL), *operands(call, BOOL, FLOAT)[1:]]
     arguments, like = together(call, source, call.output_shape())
     return call.operation(NUMPY, "Where", {}, arguments, like)
 
 
-def _combined(call: OnnxCall, kind: str, terms: list[Any]) -> OnnxValue:
-    """Return an operation on two terms in the shape of the result; the first term itself if nothing changes."""
-    value, constant = terms
+def _combined(call: OnnxCall, kind: str, value: OnnxValue, term: Any) -> OnnxValue:
+    """Return an operation with another term, in the shape of the result; the value itself if nothing changes."""
     neutral = 1.0 if kind == "Multiply" else 0.0
-    if not isinstance(constant, OnnxValue) and (constant == neutral).all() and value.shape == call.output_shape():
+    if not isinstance(term, OnnxValue) and (term == neutral).all() and value.shape == call.output_shape():
         return value
-    arguments, like = together(call, terms, call.output_shape())
+    arguments, like = together(call, [value, term], call.output_shape())
     return call.operation(NUMPY, kind, {}, arguments, like)
 
 
