@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.ir.keras_graph import Layer, LayerOutput, Network
-from compress.ir.layer_specs import spec_of
+from compress.ir.layer_specs import ADD, MULTIPLY, SUBTRACT, spec_of
 from compress.quantization import activation_statistics
 
 SOFTMAX_STEPS = 256
 """Steps of 1 in the output of an 8-bit softmax. Source: TFLite's 8-bit quantization specification, SOFTMAX."""
 ARRAYS = ("__numpy__", "__tensor__")
 """Keras' serialized forms of an array in the arguments of a call."""
-SIGNS = {"Add": 1.0, "Subtract": -1.0}
+SIGNS = {ADD: 1.0, SUBTRACT: -1.0}
 """Sign of a constant second operand, by operation."""
 
 Range = tuple[float, float]
@@ -98,14 +98,14 @@ def _masks(network: Network) -> Iterator[Mask]:
 
 def _masks_before(network: Network, tensor: LayerOutput, length: int) -> Iterator[Mask]:
     """Yield the masks that are added to the scores, from the softmax to its beginning."""
-    while (layer := network.layers[tensor.layer]).kind in SIGNS and len(layer.calls) == 1:
+    while spec_of(layer := network.layers[tensor.layer]) in SIGNS and len(layer.calls) == 1:
         inputs = [_source(network, source) for source in layer.inputs()]
         if len(inputs) == 1 and _constants(layer):
             yield Mask(tensor, inputs[0], length, layer.name)
             tensor = inputs[0]
             continue
         products = [source for source in inputs if _is_marked(network.layers[source.layer])]
-        if layer.kind != "Add" or len(inputs) != 2 or len(products) != 1:
+        if spec_of(layer) != ADD or len(inputs) != 2 or len(products) != 1:
             return
         (scores,) = (source for source in inputs if source not in products)
         (marks,) = network.layers[products[0].layer].inputs()
@@ -121,13 +121,14 @@ def _source(network: Network, tensor: LayerOutput) -> LayerOutput:
 
 
 def _is_marked(layer: Layer) -> bool:
-    return layer.kind == "Multiply" and len(layer.calls) == 1 and len(layer.inputs()) == 1 and bool(_constants(layer))
+    is_product = spec_of(layer) == MULTIPLY and len(layer.calls) == 1
+    return is_product and len(layer.inputs()) == 1 and bool(_constants(layer))
 
 
 def _constants(layer: Layer) -> list[NDArray[Any]]:
     """Return the constants among the operands of an operation, as they are added."""
     operands = layer.calls[0]["args"]
-    signs = (1.0, SIGNS.get(layer.kind, 1.0))
+    signs = (1.0, SIGNS.get(spec_of(layer), 1.0))
     found = [(sign, _array(operand)) for sign, operand in zip(signs, operands, strict=False)]
     return [sign * array for sign, array in found if array is not None]
 
@@ -149,7 +150,7 @@ def _clipped(layer: Layer, limit: float) -> Layer:
     """Return the operation with its constant not below the limit."""
     call = dict(layer.calls[0])
     operands = []
-    for sign, operand in zip((1.0, SIGNS.get(layer.kind, 1.0)), call["args"], strict=False):
+    for sign, operand in zip((1.0, SIGNS.get(spec_of(layer), 1.0)), call["args"], strict=False):
         array = _array(operand)
         if array is None:
             operands.append(operand)

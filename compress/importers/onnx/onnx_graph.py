@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from compress.errors import ModelError
 from compress.importers.common.unsupported import NO_LAYER, Refused
 from compress.importers.onnx import onnx_inputs, onnx_model
-from compress.importers.onnx.onnx_inputs import NO_BATCH, Batch, OpenDimensionsError, Shapes
+from compress.importers.onnx.onnx_inputs import NO_BATCH, BatchAxes, OpenDimensionsError, Shapes
 from compress.importers.onnx.onnx_model import MOST_NUMBERS, TYPE_NAMES
 
 MOST_TOGETHER = 2**29
@@ -102,7 +102,7 @@ class OnnxGraph:
     notes: tuple[str, ...]
     opset: int = 0
     producer: str = ""
-    batch: Batch = NO_BATCH
+    batch: BatchAxes = NO_BATCH
 
 
 @dataclass
@@ -156,7 +156,7 @@ def read(
         raise
 
 
-def _batch_notes(batch: Batch, is_kept: bool) -> tuple[str, ...]:
+def _batch_notes(batch: BatchAxes, is_kept: bool) -> tuple[str, ...]:
     if is_kept:
         return ("its first dimension is no batch: it is part of the data",)
     if not batch.axes:

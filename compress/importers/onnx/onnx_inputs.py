@@ -31,7 +31,7 @@ SHAPE_INPUTS = {"Reshape": 1, "Expand": 1, "Resize": 3}
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchAxes:
     """The dimension that is the batch, and is set to 1 in the parsed graph.
 
     Attributes:
@@ -55,7 +55,7 @@ class Batch:
         return not _says_batch(self.name) and not GENERATED_NAME.fullmatch(self.name)
 
 
-NO_BATCH = Batch()
+NO_BATCH = BatchAxes()
 """The batch of a file whose batch is 1 already, or that has none."""
 
 
@@ -112,7 +112,7 @@ def _dimension_text(dim: Any) -> str | int:
     return dim.dim_param or dim.dim_value or "?"
 
 
-def batch(inputs: list[Any]) -> Batch:
+def batch(inputs: list[Any]) -> BatchAxes:
     """Return the dimension that can be the batch: an open one, or else a first dimension of one size above 1.
 
     Only the comparison of the results shows whether the dimension is a batch (`original.has_batch`).
@@ -123,13 +123,13 @@ def batch(inputs: list[Any]) -> Batch:
     axes = {value.name: axis for value in inputs for axis in _open_batch_axes(value, named or first)}
     if axes:
         names = [_dimensions(value)[axes[value.name]].dim_param for value in inputs if value.name in axes]
-        return Batch(axes, 0, max(names, key=len))
+        return BatchAxes(axes, 0, max(names, key=len))
     sizes = {value.name: dims[0].dim_value for value in inputs if (dims := _dimensions(value))}
     above_one = {size for size in sizes.values() if size > 1}
     if len(above_one) != 1:
         return NO_BATCH
     (size,) = above_one
-    return Batch({name: 0 for name, first_size in sizes.items() if first_size == size}, size)
+    return BatchAxes({name: 0 for name, first_size in sizes.items() if first_size == size}, size)
 
 
 def _open_batch_axes(value: Any, names: set[str]) -> Iterator[int]:
@@ -222,7 +222,7 @@ def sizes_to_propose(model: Any) -> list[tuple[int, int]]:
     return [*([(sides[0], sides[-1])] if sides else []), *EXAMPLE_SIZES]
 
 
-def set_batch(model: Any, found: Batch, size: int, shapes: Mapping[str, Sequence[int]]) -> None:
+def set_batch(model: Any, found: BatchAxes, size: int, shapes: Mapping[str, Sequence[int]]) -> None:
     """Set the batch of a model, in its inputs, and in operators that reshape to a constant shape.
 
     Args:
@@ -239,7 +239,7 @@ def set_batch(model: Any, found: Batch, size: int, shapes: Mapping[str, Sequence
             node.input[SHAPE_INPUTS[node.op_type]] = _add_shape(model, node.output[0], shapes[node.output[0]])
 
 
-def shapes_with_batch_of_one(model: Any, found: Batch) -> dict[str, list[int]]:
+def shapes_with_batch_of_one(model: Any, found: BatchAxes) -> dict[str, list[int]]:
     """Return the stored shapes that contain a fixed batch, with a batch of 1, by the output of their operator."""
     stored = _constant_shapes(model)
     computed = set(found.axes)
