@@ -6,7 +6,7 @@ the softmax of the 8-bit file cannot tell the difference, so that what is masked
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 from compress.ir.keras_graph import Layer, LayerOutput, Network
 from compress.ir.layer_specs import ADD, MULTIPLY, SUBTRACT, spec_of
 from compress.quantization import activation_statistics
+from compress.tflite.comparison import Feed, Runner
+from compress.tflite.edit import Edit
+from compress.tflite.graph import Graph, Operator
 
 SOFTMAX_STEPS = 256
 """Steps of 1 in the output of an 8-bit softmax. Source: TFLite's 8-bit quantization specification, SOFTMAX."""
@@ -46,12 +49,13 @@ class Mask:
     layer: str
     marks: LayerOutput | None = None
 
-    def limit(self, scores: Range) -> float:
-        """Return the distance at which all masked values together are less than half a step of the softmax.
 
-        The scores of the 8-bit file cannot leave their range, so that the distance holds for all data.
-        """
-        return scores[1] - scores[0] + float(np.log(2 * SOFTMAX_STEPS * self.length))
+def _limit(scores: Range, length: int) -> float:
+    """Return the distance at which all masked values together are less than half a step of the softmax.
+
+    The scores of the 8-bit file cannot leave their range, so that the distance holds for all data.
+    """
+    return scores[1] - scores[0] + float(np.log(2 * SOFTMAX_STEPS * length))
 
 
 def limited(network: Network, samples: NDArray[np.float32]) -> tuple[Network, list[str]]:
@@ -70,7 +74,7 @@ def limited(network: Network, samples: NDArray[np.float32]) -> tuple[Network, li
     for mask in masks:
         if mask.marks is not None and not (ranges[mask.marks][0] >= 0 and ranges[mask.marks][1] <= 1):
             continue
-        limit = mask.limit(ranges[mask.scores])
+        limit = _limit(ranges[mask.scores], mask.length)
         layer = network.layers[mask.layer]
         lowest = _lowest(layer)
         if np.isfinite(limit) and lowest < -limit:
@@ -161,3 +165,50 @@ def _clipped(layer: Layer, limit: float) -> Layer:
             {**operand, "config": {**operand["config"], "value": clipped.tolist()}} if is_array else clipped.item()
         )
     return replace(layer, calls=({**call, "args": [*operands, *call["args"][2:]]},))
+
+
+def limited_graph(graph: Graph, feeds: Sequence[Feed]) -> Graph:
+    """Return a float graph with its masks limited: constants that are added, or selected by a constant condition.
+
+    Args:
+        graph: the graph, in its plain form.
+        feeds: calibration samples, on which the range of the scores is measured.
+    """
+    masks = [mask for operator in graph.operators if (mask := _graph_mask(graph, operator)) is not None]
+    if not masks:
+        return graph
+    runner = Runner(graph, keep=True)
+    values: dict[int, list[float]] = {scores: [] for _, scores, _, _ in masks}
+    for feed in feeds:
+        runner.run(feed, [])
+        for scores, seen in values.items():
+            array = runner.tensor(scores)
+            seen += [] if array is None else [float(array.min()), float(array.max())]
+    edit = Edit(graph)
+    for operator, scores, constant, length in masks:
+        low, high = min(values[scores], default=-np.inf), max(values[scores], default=np.inf)
+        limit = _limit((low, high), length)
+        lowest = -limit if operator.name == "ADD" else high - limit  # a selected constant replaces the scores
+        array = graph.tensors[constant].array()
+        if np.isfinite(limit) and array.min() < lowest:
+            limited_array = np.maximum(array, np.float32(lowest))
+            index = edit.like(graph.tensors[constant], "limited", values=limited_array)
+            edit.change(operator, inputs=[index if source == constant else source for source in operator.inputs])
+    return edit.graph()
+
+
+def _graph_mask(graph: Graph, softmax: Operator) -> tuple[Operator, int, int, int] | None:
+    """Return the operator that masks the scores of a softmax, the scores, the constant and the softmax's length."""
+    if softmax.name != "SOFTMAX":
+        return None
+    tensor = softmax.inputs[0]
+    while (operator := graph.producer.get(tensor)) is not None and operator.name in ("RESHAPE", "TRANSPOSE"):
+        tensor = operator.inputs[0]
+    if operator is None or operator.name not in ("ADD", "SELECT", "SELECT_V2"):
+        return None
+    operands = operator.inputs[-2:]
+    constants = [index for index in operands if graph.tensors[index].is_constant]
+    if len(constants) != 1 or not all(graph.tensors[index].is_constant for index in operator.inputs[:-2]):
+        return None
+    (scores,) = (index for index in operands if index not in constants)
+    return operator, scores, constants[0], graph.tensors[softmax.inputs[0]].shape[-1]

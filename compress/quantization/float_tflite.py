@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from compress import memory
 from compress.errors import StageError
-from compress.quantization import constant_biases, diagnostics
+from compress.quantization import attention_masks, constant_biases, diagnostics
 from compress.quantization.export import InputType
 from compress.quantization.post_training import QuantizationResult
 from compress.tflite import float_graph, graph
@@ -49,7 +49,9 @@ def convert(content: bytes, samples: NDArray[np.float32], io: InputType = "int8"
     """
     with tempfile.TemporaryDirectory(prefix="coralline-") as name:
         folder = Path(name)
-        (folder / INPUT).write_bytes(graph.serialize(compact(float_graph.plain(graph.parse(content)).graph)))
+        plain = compact(float_graph.plain(graph.parse(content)).graph)
+        limited = attention_masks.limited_graph(plain, plain.feeds(samples))
+        (folder / INPUT).write_bytes(graph.serialize(limited))
         np.save(folder / SAMPLES, samples)
         process = multiprocessing.get_context("spawn").Process(target=_quantize, args=(folder, io))
         process.start()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from compress.ir import keras_graph
-from compress.quantization import attention_masks, post_training
+from compress.quantization import attention_masks, export, float_tflite, post_training
 from compress.quantization.search import file_outputs
 from compress.quantization.settings import PostTrainingSettings
 
@@ -58,6 +58,20 @@ def test_a_mask_takes_no_steps_from_the_scores(masked: Callable[[Any, Any], Any]
     result = post_training.quantize(model, SAMPLES[:32], SAMPLES[32:], settings, note=notes.append)
     assert any("attention mask" in note and "is limited to" in note for note in notes)
     assert snr(model, result.content) > 25
+
+
+def selected(scores: Any, inputs: Any) -> Any:
+    from keras import ops
+
+    return ops.where(CAUSAL > 0, np.float32(-np.inf), scores)
+
+
+@pytest.mark.parametrize("masked", [constant(-1e4), constant(LOWEST), constant(-np.inf), selected])
+def test_a_file_without_layers_is_limited_too(masked: Callable[[Any, Any], Any], keras: Any) -> None:
+    keras.utils.set_random_seed(1)
+    model = attention(keras, masked)
+    content = float_tflite.convert(export.convert_float(model), SAMPLES[:32])
+    assert snr(model, content) > 25
 
 
 @pytest.mark.parametrize("masked", [constant(-1e4), constant(-np.inf), subtracted, twice])
