@@ -123,6 +123,9 @@ def detect(path: Path, signature: str | None = None, shapes: Shapes | None = Non
 def read(path: Path, signature: str | None = None, shapes: Shapes | None = None) -> ModelFile:
     """Read a file, without TensorFlow and without running anything of it.
 
+    Only an .onnx file may run in a process of its own, to find out whether its first dimension is a batch, or which
+    sizes it accepts.
+
     Args:
         path: the file, or the SavedModel folder.
         signature: name of the signature to take, for a SavedModel only.

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.ir.keras_graph import Layer, LayerOutput, Network
-from compress.ir.layer_specs import ADD, MULTIPLY, SUBTRACT, spec_of
+from compress.ir.layer_specs import ADD, MULTIPLY, SUBTRACT, LayerSpec, spec_of
 from compress.quantization import activation_statistics
 from compress.tflite.comparison import Feed, Runner
 from compress.tflite.edit import Edit
@@ -25,7 +25,7 @@ SOFTMAX_STEPS = 256
 """Steps of 1 in the output of an 8-bit softmax. Source: TFLite's 8-bit quantization specification, SOFTMAX."""
 ARRAYS = ("__numpy__", "__tensor__")
 """Keras' serialized forms of an array in the arguments of a call."""
-SIGNS = {ADD: 1.0, SUBTRACT: -1.0}
+SIGNS: Mapping[LayerSpec, float] = {ADD: 1.0, SUBTRACT: -1.0}
 """Sign of a constant second operand, by operation."""
 
 Range = tuple[float, float]

@@ -86,14 +86,13 @@ def first_accepted(model: bytes, feeds: Sequence[Mapping[str, NDArray[Any]]]) ->
 
 def try_in_child(folder: str, count: str) -> None:
     """Write the number of the first inputs in a folder with which its model runs."""
+    session = _session(Path(folder))
+    inputs = (Path(folder) / "inputs").read_text().split("\0")
     for number in range(int(count)):
+        arrays = _stored(Path(folder) / f"inputs{number}.npz", len(inputs))
         try:
-            session = _session(Path(folder))
-            inputs = (Path(folder) / "inputs").read_text().split("\0")
-            session.run(
-                None, dict(zip(inputs, _stored(Path(folder) / f"inputs{number}.npz", len(inputs)), strict=True))
-            )
-        except Exception:  # noqa: BLE001, S112 - as in `run_in_child`; other inputs may be accepted
+            session.run(None, dict(zip(inputs, arrays, strict=True)))
+        except Exception:  # noqa: BLE001, S112 - as in `run_in_child`; the model may accept other inputs
             continue
         (Path(folder) / "accepted").write_text(str(number))
         return

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,11 @@ RANDOM_VALUE_COUNTS = {"UINT8": 256, "BOOL": 2}
 """Number of different random values, from 0 up, for an input of this type."""
 OTHER_RANDOM_VALUE_COUNT = 8
 """The same for the other integer types, whose values are often indices."""
+MOST_TRIED = 2**22
+"""Most values of inputs that are tried: more than a colour image of 1024 x 1024."""
 LEAST_RANDOM_ROWS = 4
+ROWS_ALONE = 4
+"""Number of rows that also run alone, to find out whether a dimension is a batch; `onnx_file` compares all rows."""
 
 Row = dict[str, NDArray[Any]]
 """One sample: the arrays of all inputs, by name."""
@@ -104,7 +109,13 @@ def run_alone(graph: OnnxGraph, runs: OriginalRuns) -> OriginalRuns:
 def accepted_shapes(inputs: list[Any], model: bytes) -> Shapes | None:
     """Return the first of the usual shapes of all inputs with which the original runs; None if it runs with none."""
     sizes = onnx_inputs.sizes_to_propose(onnx_model.parsed(model))
-    shapes = [onnx_inputs.example_shapes(inputs, size) for size in sizes]
+    shapes = [
+        by_input
+        for by_input in (onnx_inputs.example_shapes(inputs, size) for size in sizes)
+        if sum(map(prod, by_input.values())) <= MOST_TRIED
+    ]
+    if not shapes:
+        return None
     types = {value.name: TYPE_NAMES.get(value.type.tensor_type.elem_type, "?") for value in inputs}
     feeds: list[Row] = [
         {name: np.zeros(shape, INTEGER_DTYPES.get(types[name], np.float32)) for name, shape in by_input.items()}
@@ -116,9 +127,9 @@ def accepted_shapes(inputs: list[Any], model: bytes) -> Shapes | None:
 
 def has_batch(graph: OnnxGraph, runs: OriginalRuns) -> bool:
     """Whether the original computes each row without regard to the others, so that the dimension is a batch."""
-    first = OriginalRuns(runs.batch, runs.rows[: runs.batch], runs.outputs[: runs.batch])
+    count = min(runs.batch, ROWS_ALONE)
     try:
-        return _agree(graph, first, run_alone(graph, first).outputs)
+        return _agree(graph, runs, run_alone(graph, replace(runs, rows=runs.rows[:count])).outputs)
     except ModelError:
         return False
 
@@ -134,10 +145,17 @@ def has_batch_of_one(graph: OnnxGraph, alone: OriginalRuns) -> bool:
 
 
 def _agree(graph: OnnxGraph, runs: OriginalRuns, other: Runs) -> bool:
-    """Whether other outputs for the same rows are the same, within the tolerance of a rebuilt model."""
-    by_row = [verification.compare_runs([before], [after]) for before, after in zip(runs.outputs, other, strict=True)]
+    """Whether other outputs for the first rows are the same, within the tolerance of a rebuilt model."""
+    count = len(other)
+    expected = runs.outputs[:count]
+    by_row = [verification.compare_runs([before], [after]) for before, after in zip(expected, other, strict=True)]
     _, exceeding = verification.verified(
-        runs.rows, by_row, runs.outputs, lambda: with_last_bits_changed(graph, runs), "onnxruntime", len(runs.rows)
+        runs.rows[:count],
+        by_row,
+        expected,
+        lambda: with_last_bits_changed(graph, runs)[:count],
+        "onnxruntime",
+        count,
     )
     return not exceeding
 
