@@ -16,15 +16,13 @@ from deploy import runtime
 from deploy.answers import Answer
 from deploy.contract.average_precision import Truth, average_precision
 from deploy.contract.bundle import Bundle, BundleError
-from deploy.contract.detection import Detections, agreement
+from deploy.contract.detection import SURE, Detections, agreement
 from deploy.contract.errors import DeviceError
 from deploy.contract.preprocessing import Array
 from deploy.measurement import Measured, describe, finite, measured, missing, paired_drop, proportion, sqnr_db
 from deploy.model import Model
 from deploy.runtime import RuntimeOptions
 
-MIN_SCORE = 0.5
-"""The detections of two models are compared from this score on."""
 CHANGED_CLASSES = 5
 """How many classes the text names, those that changed most."""
 _NO_OBJECTS = "the evaluation sample has no objects"
@@ -238,12 +236,12 @@ def _detector_pair(
     first: Sequence[Detections], second: Sequence[Detections], before: Dict[str, Any], after: Dict[str, Any]
 ) -> Dict[str, Any]:
     """Return agreement and loss of average precision, on the same images."""
-    share, count = agreement(first, second, MIN_SCORE)
+    share, count = agreement(first, second)
     if count:
         note = "objects that both models detect, of %d that either detects with a score of %g or more"
-        result = {"agreement": measured(share, "fraction", note % (count, MIN_SCORE))}
+        result = {"agreement": measured(share, "fraction", note % (count, SURE))}
     else:
-        result = {"agreement": missing("fraction", "no model detects an object with a score of %g" % MIN_SCORE)}
+        result = {"agreement": missing("fraction", "no model detects an object with a score of %g" % SURE)}
     for name in ("ap", "ap50"):
         result[name + "_drop"] = _drop(before[name]["value"], after[name]["value"])
     return result

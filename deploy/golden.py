@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import dataclasses
 import platform
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from deploy import host, probe, runtime
-from deploy.contract.bundle import Bundle
+from deploy.contract.bundle import ARRAYS_IN_IMAGE, Bundle
+from deploy.contract.class_heads import alike
+from deploy.contract.detection import agreement
 from deploy.contract.errors import DeviceError, EdgeTpuError
 from deploy.contract.preprocessing import Array
+from deploy.contract.shapes import class_at
 from deploy.contract.tensors import TensorDescription, TensorLayout
 from deploy.measurement import finite, sqnr_db
 from deploy.model import Model
@@ -34,7 +37,11 @@ ROUNDING_SHARE = 1e-6
 """The limit for float outputs of int8 models with the same kernels, as a fraction of the largest golden output:
 `DEQUANTIZE` of tflite-runtime 2.14 and of ai-edge-litert 2.3 differ in the last bit."""
 CLOSE_DB = 20.0
-"""The smallest ratio of signal to error with the default kernels, if the outputs are not classes or objects."""
+"""The smallest ratio of signal to error with other kernels, if the outputs are not classes or objects."""
+SAME_SHARE = 0.99
+"""The smallest share of equal answers with other kernels. A pixel at an edge, or one object of a hundred, may differ."""
+MOST_SAMPLES = 20
+"""The number of evaluation samples in which objects are looked for, if the golden inputs have none."""
 MANY = 256
 MANY_CLOSE_DB = 28.0
 """The smallest ratio of signal to error for outputs of MANY values or more, of which a few differ by more steps. With
@@ -79,14 +86,27 @@ class GoldenDifference(NamedTuple):
         return {"name": self.name, "largest_difference": finite(self.difference)}
 
 
+class SameAnswers(NamedTuple):
+    """How many answers of two models are equal.
+
+    Attributes:
+        share: the fraction of equal answers.
+        count: the number of answers.
+    """
+
+    share: float
+    count: int
+
+
 def golden(opened: Bundle, role: str, options: RuntimeOptions) -> Verdict:
     """Run the golden inputs through one model and compare the outputs with the golden outputs.
 
     Returns:
         `verdict` (equal, close, different, or not run), `largest_steps` (quantization steps, of quantized outputs) and
         `largest_difference` (of others), `outputs` (the same for each of several outputs), `equal` of `samples`,
-        `kernels`, and a `note`. For classifiers and detectors also `same_class`. For the int8 model also
-        `default_steps` and `default_same_class`: the same with the default kernels, which applications run.
+        `kernels`, and a `note`. If the answers are classes, labels, objects, masks or embeddings, also `same_answers`:
+        `share`, and `count`. For the int8 model also `default_steps` and `default_same_answers`: the same with the
+        default kernels, which applications run.
 
     Raises:
         LoadError, RuntimeLibraryError: the runtime refuses the model, or crashes.
@@ -149,8 +169,9 @@ def _verdict(actual: Array, expected: Array, role: str, model: Model) -> Verdict
         "equal": equal,
         "kernels": "Edge TPU" if role == "compiled" else model.session.options.kernels,
     }
-    if _has_classes(model):
-        result["same_class"] = _same_class(rows, golden_rows, model)
+    same = _same_answers(actual, expected, model)
+    if same.count:
+        result["same_answers"] = same._asdict()
     steps = [difference.steps for difference in differences if difference.steps is not None]
     others = [difference.difference for difference in differences if difference.steps is None]
     if steps:
@@ -196,22 +217,52 @@ def _are_close(differences: Sequence[GoldenDifference], steps: int, role: str) -
     return True
 
 
-def _has_classes(model: Model) -> bool:
-    return model.bundle.answers in ("class", "objects")
+def _same_answers(actual: Array, expected: Array, model: Model) -> SameAnswers:
+    """Return how many answers are equal, by the rules of the host's reports.
+
+    Classes and labels are equal or not; objects as in `agreement`; a mask has an answer for each pixel; embeddings
+    are equal if their directions nearly are. Other answers are numbers, and the count is 0.
+    """
+    first, second = _answers(actual, model), _answers(expected, model)
+    opened = model.bundle
+    if opened.answers == "objects":
+        return SameAnswers(*agreement(first, second))
+    pairs = list(zip(first, second))
+    if opened.answers == "class":
+        equal = [np.array([one.index == other.index]) for one, other in pairs]
+    elif opened.answers == "labels":
+        equal = [(one.scores > 0.5) == (other.scores > 0.5) for one, other in pairs]
+    elif ARRAYS_IN_IMAGE.get(opened.task) == "mask":
+        equal = [(class_at(one.first) == class_at(other.first)).ravel() for one, other in pairs]
+    elif opened.gives_embedding:
+        equal = [alike(one.first.reshape(1, -1), other.first.reshape(1, -1)) for one, other in pairs]
+    else:
+        return SameAnswers(0.0, 0)
+    together = np.concatenate(equal)
+    return SameAnswers(float(together.mean()), together.size)
 
 
-def _same_class(rows: Array, golden_rows: Array, model: Model) -> int:
-    """Return for how many samples the highest score is that of the same class."""
-    return int((_classes(rows, model) == _classes(golden_rows, model)).sum())
-
-
-def _classes(rows: Array, model: Model) -> Array:
+def _answers(outputs: Array, model: Model) -> List[Any]:
+    """Return the answers for stored outputs [n, values]."""
     layout = TensorLayout.of(model.session.outputs)
-    if model.bundle.detector is not None:
-        return layout.parts(rows)[1].argmax(axis=1)  # of the scores of all anchors
-    return np.array(
-        [model.decode([part.reshape(1, -1) for part in layout.parts(row[np.newaxis])]).index for row in rows]
+    rows = outputs.reshape(len(outputs), 1, -1)
+    return [model.decode(layout.parts(row)) for row in rows]
+
+
+def _judged(actual: Array, expected: Array, model: Model, same: SameAnswers) -> Tuple[bool, str]:
+    """Return whether the outputs of other kernels answer like the golden outputs, and how they differ."""
+    differences = _differences(
+        actual.reshape(len(actual), -1), expected.reshape(len(expected), -1), model.session.outputs
     )
+    least = min(difference.sqnr_db for difference in differences)
+    ratio = "have a ratio of signal to error of %.1f dB" % least
+    if _are_close(differences, CLOSE_STEPS_OPTIMIZED, model.role):
+        return True, ratio
+    is_decided = same.count and model.bundle.answers in ("class", "objects")
+    is_close = same.share >= SAME_SHARE or (not is_decided and least >= CLOSE_DB)
+    if not same.count:
+        return is_close, ratio
+    return is_close, "give the same answer for %.3g of %d, and %s" % (same.share, same.count, ratio)
 
 
 def _same_kernels(model: Model) -> bool:
@@ -236,12 +287,11 @@ def _with_plain_kernels(result: Verdict, model: Model, samples: Sequence[Tensors
     if not np.array_equal(_run(session, samples), expected):
         return result
     actual = _run(model.session, samples)
-    golden_rows = expected.reshape(len(expected), -1)
-    differences = _differences(actual.reshape(len(actual), -1), golden_rows, model.session.outputs)
     note = "the plain C++ kernels give the golden outputs; the optimized kernels for %s " % platform.machine()
-    if _are_close(differences, CLOSE_STEPS_OPTIMIZED, model.role):
+    is_close, effect = _judged(actual, expected, model, _same_answers(actual, expected, model))
+    if is_close:
         return dict(result, verdict="close", note=note + "round in another way")
-    return dict(result, verdict="different", note=note + "do not work with this runtime")
+    return dict(result, verdict="different", note=note + "do not work with this runtime: they " + effect)
 
 
 def _with_default_kernels(result: Verdict, model: Model, samples: Sequence[Tensors], expected: Array) -> Verdict:
@@ -250,26 +300,31 @@ def _with_default_kernels(result: Verdict, model: Model, samples: Sequence[Tenso
     probe.check(model.content, options)
     session = InferenceSession(model.session.runtime, model.content, options)
     session.arrange(model.session.inputs, model.session.outputs)
-    golden_rows = expected.reshape(len(expected), -1)
-    rows = _run(session, samples).reshape(len(expected), -1)
+    actual = _run(session, samples)
+    rows, golden_rows = actual.reshape(len(actual), -1), expected.reshape(len(actual), -1)
     differences = _differences(rows, golden_rows, session.outputs)
     steps = max((difference.steps for difference in differences if difference.steps is not None), default=None)
+    same = _same_answers(actual, expected, model)
+    if model.bundle.answers == "objects" and not same.count:
+        same = _same_objects_in_evaluation(model, session)
+    is_close, effect = _judged(actual, expected, model, same)
     result = dict(result, default_steps=steps)
-    close = _are_close(differences, CLOSE_STEPS_OPTIMIZED, model.role)
-    if _has_classes(model):
-        same = _same_class(rows, golden_rows, model)
-        result["default_same_class"] = same
-        close = close or same == len(rows)
-        effect = "give another class for %d of %d" % (len(rows) - same, len(rows))
-    else:
-        least = min(difference.sqnr_db for difference in differences)
-        close = close or least >= CLOSE_DB
-        effect = "have a ratio of signal to error of %.1f dB" % least
-    if close:
+    if same.count:
+        result["default_same_answers"] = same._asdict()
+    if is_close:
         return result
     by = "" if steps is None else " by up to %d steps" % steps
     note = "the default kernels, which applications run, differ%s, and %s" % (by, effect)
     return dict(result, verdict="different", note=note)
+
+
+def _same_objects_in_evaluation(model: Model, session: InferenceSession) -> SameAnswers:
+    """Return how many objects of the evaluation sample two sessions of a detector both find."""
+    entry = model.bundle.manifest.get("evaluation")
+    if entry is None:
+        return SameAnswers(0.0, 0)
+    samples = [model.prepare(sample) for sample in model.bundle.samples(entry)[:MOST_SAMPLES]]
+    return _same_answers(_run(session, samples), _run(model.session, samples), model)
 
 
 def first_layer(library: Runtime, content: bytes, tensors: Tensors) -> Dict[str, Any]:
@@ -334,8 +389,8 @@ def text(result: Dict[str, Any]) -> str:
         line = "%-9s golden outputs: %s" % (role, verdict["verdict"])
         if "samples" in verdict:
             line += ", %(equal)d of %(samples)d equal" % verdict
-        if "same_class" in verdict:
-            line += ", %(same_class)d of the same class" % verdict
+        if "same_answers" in verdict:
+            line += ", %(share).3g of %(count)d answers the same" % verdict["same_answers"]
         steps = verdict.get("largest_steps")
         if steps:
             line += ", by up to %d step%s" % (steps, "s" * (steps != 1))

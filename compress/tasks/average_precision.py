@@ -11,11 +11,9 @@ from numpy.typing import NDArray
 from compress.measurement import Measurement, missing
 from compress.tasks import degeneracy
 from deploy.contract.average_precision import Truth, average_precision
-from deploy.contract.detection import Detections
+from deploy.contract.detection import SURE, Detections
 from deploy.contract.suppression import overlaps
 
-SURE = 0.5
-"""Smallest score of the detections by which two models are compared."""
 SAME_PLACE = 0.9
 """Overlap above which two boxes count as the same position."""
 FITTING = 0.5

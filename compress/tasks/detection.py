@@ -36,7 +36,7 @@ from compress.tasks.findings import VerdictReason, against_constant
 from compress.tasks.illustrations import ObjectsIllustrator
 from deploy.contract import image_geometry
 from deploy.contract.average_precision import average_precision as mean_average_precision
-from deploy.contract.detection import Detections, Detector, DetectorParts, agreement
+from deploy.contract.detection import SURE, Detections, Detector, DetectorParts, agreement
 from deploy.contract.detector_specification import DetectionError
 
 LIKELY = 100
@@ -72,7 +72,7 @@ class ByObjects(Judge):
         """Return the share of the objects that both find; 1 if neither finds any."""
         answers = [_detections(self.detector, rows) for rows in (expected, actual)]
         pairs = zip(*answers, strict=True)
-        return np.array([agreement([one], [other], average_precision.SURE)[0] for one, other in pairs])
+        return np.array([agreement([one], [other])[0] for one, other in pairs])
 
 
 def _score_parts(parts: DetectorParts) -> list[Rows]:
@@ -151,7 +151,7 @@ class Detection(Task):
             images = f"COCO, {note}, {len(expected)} images"
             facts[name] = average_precision.evaluate(answers[-1], expected, len(names), images)
             facts[name]["spread"] = asdict(average_precision.spread(answers[-1], expected, names, split))
-        facts["agreement"] = agreement(answers[0], answers[-1], average_precision.SURE)
+        facts["agreement"] = agreement(answers[0], answers[-1])
         return facts
 
     def compare(self, facts: Facts, names: Sequence[str], original: str, result: str) -> dict[str, Any]:
@@ -173,7 +173,7 @@ class Detection(Task):
         """Return the comparison by scores, boxes and objects."""
         # What is less likely than half of SURE is compared with nothing, and suppresses nothing more likely.
         known = dict(specification or {})
-        least = max(known.get("least_score", 0.0), average_precision.SURE / 2)
+        least = max(known.get("least_score", 0.0), SURE / 2)
         changes = {"least_score": least} | ({"scores": "logits"} if logits else {})
         return ByObjects(Detector({**known, **changes}))
 
@@ -193,7 +193,7 @@ class Detection(Task):
             role: average_precision.evaluate(detections, expected, len(names), f"COCO, {note}")
             for role, detections in answers.items()
         }
-        facts["agreement"] = agreement(answers["original"], answers["int8"], average_precision.SURE)
+        facts["agreement"] = agreement(answers["original"], answers["int8"])
         compared = average_precision.compare(facts, names, "original", "int8")["measurements"]
         metrics = {f"{name}_{role}": facts[role][name] for role in rows for name in ("ap", "ap50")}
         return EvaluationMembers(_object_rows(expected), metrics | compared)

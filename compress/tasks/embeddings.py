@@ -17,13 +17,12 @@ from compress.tasks.base import DistillationTerms, Head, Judge, Rows, Specificat
 from compress.tasks.measured import MeasuredTask
 from compress.tasks.new_head import pooled_dense
 from compress.tasks.regression import WITHOUT_CLASSES
+from deploy.contract.class_heads import ALIKE, alike
 
 SHARPNESS = 10.0
 """Factor of cosines before the softmax of the supervised contrastive loss: the inverse of its temperature 0.1."""
 NEW_SIZE = 128
 """Length of the vectors of a new head."""
-ALIKE = 0.99
-"""Two vectors of a sample agree if their cosine is at least this."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +72,7 @@ class ByDirection(Judge):
 
     def same(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
         """Return 1 where the vectors have nearly the same direction."""
-        cosine = (_unit(expected) * _unit(actual)).sum(axis=1)
-        return np.asarray(cosine >= ALIKE, np.float64)
+        return np.asarray(alike(expected, actual), np.float64)
 
 
 class Embeddings(MeasuredTask):

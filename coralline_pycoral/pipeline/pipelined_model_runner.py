@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import queue
 import threading
-from typing import Any, Dict, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
 
 from deploy.contract.preprocessing import Array
 
 Tensors = Dict[str, Array]
+BETWEEN = 1
+"""The number of results that wait between two segments: enough to keep both busy, as in the vendor's library."""
 
 
 class PipelinedModelRunner:
     """The segments of one model.
 
     A segment takes its inputs by name from the outputs of all segments before it. The results come in the order of the
-    inputs.
+    inputs. Between two segments, one result waits: a fast segment does not fill the memory in front of a slow one. The
+    first error of a segment ends the pipeline.
 
     Args:
         interpreters: an allocated interpreter for each segment, in their order. Only the runner may use them.
@@ -41,11 +44,13 @@ class PipelinedModelRunner:
         self._input_types = {detail["name"]: detail["dtype"] for detail in interpreters[0].get_input_details()}
         self._output_names = [detail["name"] for detail in interpreters[-1].get_output_details()]
         self._lock = threading.Lock()
-        self._queues = [_ResizableQueue() for _ in range(len(interpreters) + 1)]
+        self._errors: List[str] = []
+        self._queues = [_ResizableQueue(), *(_ResizableQueue(BETWEEN) for _ in interpreters[1:]), _ResizableQueue()]
         for position, interpreter in enumerate(interpreters):
             ends = self._queues[position : position + 2]
             # The threads hold no reference to the runner, so that it can be deleted.
-            threading.Thread(target=_run_segment, args=(interpreter, *ends), daemon=True).start()
+            arguments = (position, interpreter, *ends, self._errors)
+            threading.Thread(target=_run_segment, args=arguments, daemon=True).start()
 
     def __del__(self) -> None:
         """End the threads."""
@@ -63,14 +68,14 @@ class PipelinedModelRunner:
         self._queues[-1].resize(size)
 
     def push(self, input_tensors: Tensors) -> None:
-        """Add an input.
+        """Add an input. It waits if a queue has a limit, and the pipeline is full.
 
         Args:
             input_tensors: the input tensors by name; an empty dictionary: there are no more inputs.
 
         Raises:
             ValueError: an input is missing, or has the wrong type.
-            RuntimeError: an empty dictionary was passed before.
+            RuntimeError: an empty dictionary was passed before, or a segment failed.
         """
         if input_tensors and len(input_tensors) != len(self._input_types):
             facts = (len(self._input_types), len(input_tensors))
@@ -80,24 +85,26 @@ class PipelinedModelRunner:
             if not isinstance(tensor, np.ndarray) or tensor.dtype != dtype:
                 raise ValueError("Input should be a list of numpy array of type %s" % dtype)
         with self._lock:
+            if self._errors:
+                raise RuntimeError(self._errors[0])
             if self._closed:
-                raise RuntimeError("the pipeline was closed by an empty input")
+                raise RuntimeError("Pipeline was turned off before.")
             self._closed = not input_tensors
-        self._queues[0].put({name: tensor.copy() for name, tensor in input_tensors.items()} or None)
+            self._queues[0].put({name: tensor.copy() for name, tensor in input_tensors.items()} or None)
 
     def pop(self) -> Optional[Tensors]:
         """Return the next result: the output tensors of the last segment by name. None: there are no more results.
 
         Raises:
-            RuntimeError: a segment failed.
+            RuntimeError: a segment failed. There are no more results.
         """
         if self._ended:
             return None
         result = self._queues[-1].get()
-        if isinstance(result, BaseException):
-            raise RuntimeError("a segment of the pipeline failed: %s" % result)
+        self._ended = not isinstance(result, dict)
+        if isinstance(result, str):
+            raise RuntimeError(result)
         if result is None:
-            self._ended = True
             return None
         return {name: result[name] for name in self._output_names}
 
@@ -116,15 +123,23 @@ class _ResizableQueue(queue.Queue):  # type: ignore[type-arg]
             self.not_full.notify_all()
 
 
-def _run_segment(interpreter: Any, inputs: _ResizableQueue, outputs: _ResizableQueue) -> None:
-    """Run a segment until the end of the inputs. An error takes the place of its result."""
+def _run_segment(
+    position: int, interpreter: Any, inputs: _ResizableQueue, outputs: _ResizableQueue, errors: List[str]
+) -> None:
+    """Run a segment until the end of the inputs.
+
+    An error takes the place of its result. The inputs after an error are taken and dropped: nothing waits for them.
+    """
     while True:
         tensors = inputs.get()
         if isinstance(tensors, dict):
+            if errors:
+                continue
             try:
                 tensors = _with_outputs(interpreter, tensors)
             except (ValueError, RuntimeError) as error:
-                tensors = error
+                tensors = "Segment %d runner error: %s" % (position, error)
+                errors.append(tensors)
         outputs.put(tensors)
         if tensors is None:
             return

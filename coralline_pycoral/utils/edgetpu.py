@@ -48,7 +48,8 @@ def make_interpreter(
 
     Args:
         model_path_or_content: a path, or the content of a .tflite file or of a bundle.
-        device: `usb`, `pci`, `:0`, `usb:0`, `pci:1`; None: any Edge TPU; `cpu`: no Edge TPU.
+        device: `usb`, `pci`, `:0`, `usb:0`, `pci:1`: this Edge TPU must exist, also for a model that is not compiled;
+            None: any Edge TPU, for a compiled model; `cpu`: no Edge TPU.
         delegate: a delegate of `load_edgetpu_delegate`; `device` is then ignored.
 
     Raises:
@@ -67,10 +68,10 @@ def make_interpreter(
         content = opened.bundle.content(opened.role)
     library = runtime.find()
     compiled = runtime.CUSTOM_OP.encode() in content
-    if compiled and delegate is None:
-        if device == "cpu":
-            hint = "pass the model that is not compiled, or another device"
-            raise EdgeTpuError("the model is compiled for the Edge TPU, and the device is cpu", hint, "no_delegate")
+    if compiled and delegate is None and device == "cpu":
+        hint = "pass the model that is not compiled, or another device"
+        raise EdgeTpuError("the model is compiled for the Edge TPU, and the device is cpu", hint, "no_delegate")
+    if delegate is None and device != "cpu" and (compiled or device):
         delegate = load_edgetpu_delegate({"device": device} if device else None)
     interpreter = runtime.allocated_interpreter(library, content, runtime.RuntimeOptions(), delegate)
     if opened is not None:
@@ -132,7 +133,9 @@ def supports_dmabuf(interpreter_handle: Any) -> bool:
 
 
 def run_inference(interpreter: Any, input_data: Any) -> None:
-    """Run one inference on a raw input tensor.
+    """Run one inference on a raw input tensor, also while the program holds views of the tensors, as `pycoral` does.
+
+    A view of an output then shows the new output.
 
     Args:
         interpreter: an allocated interpreter.
@@ -154,7 +157,11 @@ def run_inference(interpreter: Any, input_data: Any) -> None:
         raise ValueError("the input has %d bytes, and the model takes %d" % (memory.nbytes, count * dtype.itemsize))
     values = np.frombuffer(memory, dtype, count)
     interpreter.set_tensor(detail["index"], values.reshape(shape))
-    interpreter.invoke()
+    native = getattr(interpreter, "_interpreter", None)
+    if native is None:
+        interpreter.invoke()
+    else:
+        native.Invoke()  # `invoke` refuses to run while a view exists
 
 
 def _content(model: Union[str, bytes, "os.PathLike[str]"]) -> bytes:

@@ -14,6 +14,9 @@ import numpy as np
 
 from deploy.contract.preprocessing import Array
 
+ALIKE = 0.99
+"""The smallest cosine of two embeddings that count as equal."""
+
 
 class LinearHead(NamedTuple):
     """The last dense layer of a network.
@@ -54,6 +57,11 @@ def unit(rows: Array) -> Array:
     """Return rows [n, values] at length 1, float32; a row of zeros stays one."""
     values = np.asarray(rows, np.float32)
     return values / np.maximum(np.sqrt((values**2).sum(axis=1, keepdims=True)), np.float32(1e-12))
+
+
+def alike(first: Array, second: Array) -> Array:
+    """Return for rows [n, values] of two models whether they have nearly the same direction: bool [n]."""
+    return np.asarray((unit(first) * unit(second)).sum(axis=1) >= ALIKE)
 
 
 def imprinted(embeddings: Array, labels: Array, classes: int, centre: Array) -> CosineHead:

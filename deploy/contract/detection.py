@@ -31,6 +31,8 @@ from deploy.contract.suppression import overlaps, suppressed
 
 CANDIDATES = 1000
 """Boxes of all classes, the best, that are compared with each other."""
+SURE = 0.5
+"""The smallest score of the objects by which two models are compared."""
 
 
 class Detected(NamedTuple):
@@ -388,18 +390,18 @@ class Detector:
         return self._box_width if part == "boxes" else 1
 
 
-def agreement(first: Sequence[Detections], second: Sequence[Detections], least: float) -> Tuple[float, int]:
+def agreement(first: Sequence[Detections], second: Sequence[Detections]) -> Tuple[float, int]:
     """Return the fraction of the objects of one model that the other model finds too, and the number of objects.
 
-    Objects with a score of at least `least` count. Two objects are the same if their classes are equal and their
-    intersection over union is at least 0.5. The score of the other model must be at least half of `least`.
+    Objects with a score of at least `SURE` count. Two objects are the same if their classes are equal and their
+    intersection over union is at least 0.5. The score of the other model must be at least half of `SURE`.
     """
     both = 0
     total = 0
     for one, other in zip(first, second):
-        both += _refound(one.above(least), other.above(least / 2))
-        both += _refound(other.above(least), one.above(least / 2))
-        total += len(one.above(least)) + len(other.above(least))
+        both += _refound(one.above(SURE), other.above(SURE / 2))
+        both += _refound(other.above(SURE), one.above(SURE / 2))
+        total += len(one.above(SURE)) + len(other.above(SURE))
     return (both / total if total else 1.0), total
 
 

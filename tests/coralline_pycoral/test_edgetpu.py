@@ -27,7 +27,7 @@ def test_a_file_and_its_content_run_on_the_cpu(tmp_path: Path) -> None:
     values = np.arange(16, dtype=np.int8).reshape(4, 4, 1)
     scores = []
     for model in (str(path), path, path.read_bytes()):
-        interpreter = edgetpu.make_interpreter(model, device=":0")
+        interpreter = edgetpu.make_interpreter(model)
         interpreter.allocate_tensors()
         common.set_input(interpreter, values)
         interpreter.invoke()
@@ -127,6 +127,36 @@ def test_raw_inputs(kind: str) -> None:
     common.set_input(interpreter, values[:16].reshape(4, 4, 1))
     interpreter.invoke()
     assert scores.tolist() == classify.get_scores(interpreter).tolist()
+
+
+@pytest.mark.parametrize("device", ["usb:0", "pci", ":7"])
+def test_a_named_device_must_exist_for_every_file(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CORALLINE_ROOT", str(tmp_path))
+    asked = []
+
+    def missing(library: str, options: Any) -> Any:
+        asked.append(options)
+        raise ValueError("Failed to load delegate from %s" % library)
+
+    monkeypatch.setattr(edgetpu.runtime.find().module, "load_delegate", missing)
+    for model in (tiny.classifier(), devices.models()["compiled"], devices.packed()):
+        with pytest.raises(ValueError, match="Failed to load delegate"):
+            edgetpu.make_interpreter(model, device)
+    assert asked == [{"device": device}] * 3
+    edgetpu.make_interpreter(tiny.classifier(), "cpu")
+
+
+@pytest.mark.parametrize("kind", [np.asarray, bytes])
+def test_a_view_shows_the_output_of_the_next_inference(kind: Any) -> None:
+    interpreter = edgetpu.make_interpreter(tiny.classifier())
+    first, second = np.arange(16, dtype=np.int8), np.arange(16, dtype=np.int8)[::-1] * np.int8(5)
+    edgetpu.run_inference(interpreter, kind(first))
+    view = common.output_tensor(interpreter, 0)
+    before = view.copy()
+    edgetpu.run_inference(interpreter, kind(second))
+    index = interpreter.get_output_details()[0]["index"]
+    assert view.tolist() == interpreter.get_tensor(index).tolist()
+    assert view.tolist() != before.tolist()
 
 
 def test_raw_inputs_that_are_refused() -> None:

@@ -44,7 +44,7 @@ def test_results_and_their_order(limit: int) -> None:
     assert runner.pop() is None
     assert runner.pop() is None
     assert len(runner.interpreters()) == 2
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(RuntimeError, match="turned off"):
         runner.push({"a": inputs[0]})
 
 
@@ -60,12 +60,114 @@ def test_wrong_segments_and_inputs() -> None:
         runner.push({"a": np.zeros((1, 4), np.float32), "b": np.zeros((1, 4), np.float32)})
 
 
-def test_a_failed_input_does_not_end_the_pipeline() -> None:
-    runner = PipelinedModelRunner([segment("a", "b")])
-    runner.push({"a": np.zeros(5, np.float32)})
-    runner.push({"a": np.ones((1, 4), np.float32)})
-    with pytest.raises(RuntimeError, match="segment of the pipeline failed"):
+@pytest.mark.parametrize("segments", [1, 3])
+def test_a_full_pipeline_blocks_push(segments: int) -> None:
+    """Two inputs per segment wait, and one result."""
+    names = "abcd"[: segments + 1]
+    runner = PipelinedModelRunner([segment(*pair) for pair in zip(names, names[1:], strict=False)])
+    runner.set_input_queue_size(1)
+    runner.set_output_queue_size(1)
+    accepted: list[int] = []
+
+    def produce() -> None:
+        for number in range(20):
+            runner.push({"a": np.full((1, 4), 1 + number / 100, np.float32)})
+            accepted.append(number)
+        runner.push({})
+
+    producer = threading.Thread(target=produce, daemon=True)
+    producer.start()
+    producer.join(1)
+    assert len(accepted) == 2 * segments + 1
+    for number in range(20):
+        result = runner.pop()
+        assert result is not None
+        np.testing.assert_allclose(result[names[-1]], (1 + number / 100) ** 2**segments, rtol=1e-5)
+    assert runner.pop() is None
+    producer.join(10)
+    assert not producer.is_alive()
+
+
+def test_a_slow_segment_does_not_fill_the_memory() -> None:
+    """Without limits of its ends, only the inputs wait."""
+    release = threading.Event()
+    slow = segment("b", "c")
+
+    class Slow:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(slow, name)
+
+        def invoke(self) -> None:
+            release.wait(10)
+            slow.invoke()
+
+    counted = segment("a", "b")
+    invoked: list[int] = []
+
+    class Counted:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(counted, name)
+
+        def invoke(self) -> None:
+            invoked.append(1)
+            counted.invoke()
+
+    runner = PipelinedModelRunner([Counted(), Slow()])
+    for _ in range(30):
+        runner.push({"a": np.ones((1, 4), np.float32)})
+    runner.push({})
+    threading.Event().wait(0.5)
+    assert len(invoked) == 3  # one in the slow segment, one between, one that waits to be handed over
+    release.set()
+    assert sum(runner.pop() is not None for _ in range(31)) == 30
+
+
+@pytest.mark.parametrize("position", [0, 1])
+def test_an_error_ends_the_pipeline(position: int) -> None:
+    class Failing:
+        def __init__(self, interpreter: Any) -> None:
+            self.interpreter, self.runs = interpreter, 0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.interpreter, name)
+
+        def invoke(self) -> None:
+            self.runs += 1
+            if self.runs == 2:
+                raise RuntimeError("the device is gone")
+            self.interpreter.invoke()
+
+    interpreters = [segment("a", "b"), segment("b", "c")]
+    interpreters[position] = Failing(interpreters[position])
+    runner = PipelinedModelRunner(interpreters)
+    message = f"Segment {position} runner error: the device is gone"
+    values = {"a": np.ones((1, 4), np.float32)}
+    runner.push(values)
+    first = runner.pop()
+    assert first is not None
+    assert first["c"].tolist() == [[1, 1, 1, 1]]
+    runner.push(values)
+    with pytest.raises(RuntimeError, match=message):
         runner.pop()
-    result = runner.pop()
-    assert result is not None
-    assert result["b"].tolist() == [[1, 1, 1, 1]]
+    for tensors in (values, {}):
+        with pytest.raises(RuntimeError, match=message):
+            runner.push(tensors)
+    assert runner.pop() is None
+
+
+def test_push_does_not_wait_for_a_failed_segment() -> None:
+    runner = PipelinedModelRunner([segment("a", "b")])
+    runner.set_input_queue_size(1)
+    failed = threading.Event()
+
+    def produce() -> None:
+        try:
+            while True:
+                runner.push({"a": np.zeros(5, np.float32)})
+        except RuntimeError:
+            failed.set()
+
+    threading.Thread(target=produce, daemon=True).start()
+    assert failed.wait(10)
+    with pytest.raises(RuntimeError, match="Segment 0 runner error"):
+        runner.pop()

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import detector_files
 import devices
 import numpy as np
 import pytest
@@ -83,7 +84,10 @@ def test_equal_is_asked_where_the_kernels_are_the_same(
 
 
 def optimized(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
-    """Install a runtime whose optimized kernels, but not its plain ones, give outputs that are some steps higher."""
+    """Install a runtime whose optimized kernels, but not its plain ones, give outputs that are some steps higher.
+
+    With more than CLOSE_STEPS_OPTIMIZED steps, the scores are also in the reverse order.
+    """
     real_runtime = runtime.find()
 
     class Interpreter(real_runtime.module.Interpreter):  # type: ignore[misc, name-defined]
@@ -94,7 +98,9 @@ def optimized(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
         def get_tensor(self, index: int) -> Any:
             value = super().get_tensor(index)
             result = index == self.get_output_details()[0]["index"]
-            return value if self.plain or not result else value + np.int8(steps)
+            if self.plain or not result:
+                return value
+            return value + np.int8(steps) if steps <= golden.CLOSE_STEPS_OPTIMIZED else value[:, ::-1]
 
     module = SimpleNamespace(Interpreter=Interpreter, OpResolverType=real_runtime.module.OpResolverType)
     monkeypatch.setattr(
@@ -106,7 +112,7 @@ def optimized(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     ("machine", "steps", "verdict", "says"),
     [
         ("aarch64", golden.CLOSE_STEPS_OPTIMIZED, "close", "the plain C++ kernels give the golden outputs"),
-        ("aarch64", golden.CLOSE_STEPS_OPTIMIZED + 1, "different", "do not work with this runtime"),
+        ("aarch64", golden.CLOSE_STEPS_OPTIMIZED + 1, "different", "give the same answer for 0.333 of 3"),
         ("x86_64", 1, "different", "the kernels are the same"),
     ],
 )
@@ -119,7 +125,8 @@ def test_optimized_kernels_that_round_in_another_way(
     monkeypatch.setattr(platform, "machine", lambda: machine)
     optimized(monkeypatch, steps)
     comparison = golden.golden(opened, "int8", RuntimeOptions("cpu"))
-    assert (comparison["verdict"], comparison["largest_steps"], comparison["equal"]) == (verdict, steps, 0)
+    assert (comparison["verdict"], comparison["equal"]) == (verdict, 0)
+    assert comparison["largest_steps"] >= steps
     assert says in comparison["note"]
     assert comparison["first_layer"]["layer"] == "scores"
 
@@ -147,8 +154,101 @@ def test_default_kernels_that_answer_otherwise(
     )
     comparison = golden.golden(bundle.Bundle(content), "int8", RuntimeOptions("cpu"))
     assert comparison["verdict"] == verdict
-    assert (comparison["default_same_class"] < comparison["samples"]) is broken
+    assert (comparison["default_same_answers"]["share"] < 1) is broken
     assert ("the default kernels, which applications run, differ" in comparison["note"]) is broken
+
+
+SCORE = {"sure": 110, "less": 80, "none": -128}
+"""Stored scores of a detector, whose probabilities are 0.99, 0.95 and 0.0006."""
+Found = dict[tuple[int, int], tuple[int, str]]
+"""The class and the score of the objects, by the row and column of their cell."""
+
+
+def finding(objects: Found, background: int) -> np.ndarray:
+    """Return the scores of the first map of a detector: int8 [1, 8, 8, 3]."""
+    scores = np.full((1, 8, 8, 3), background, np.int8)
+    for cell, (label, score) in objects.items():
+        scores[(0, *cell, label)] = SCORE[score]
+    return scores
+
+
+def verified_detector(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, found: Found, found_by_default: Found, **manifest: Any
+) -> dict[str, Any]:
+    """Return the verdict on a detector that finds other things with the default kernels.
+
+    It finds objects in bright images only. With the default kernels, the scores of the background are higher too, but
+    not high enough for objects.
+    """
+    real_runtime = runtime.find()
+
+    class Interpreter(real_runtime.module.Interpreter):  # type: ignore[misc, name-defined]
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.default = options.get("experimental_op_resolver_type") is None
+
+        def get_tensor(self, index: int) -> Any:
+            value = super().get_tensor(index)
+            name = next(detail["name"] for detail in self.get_tensor_details() if detail["index"] == index)
+            if not name.startswith("scores"):
+                return value
+            is_bright = super().get_tensor(self.get_input_details()[0]["index"]).max() > 0
+            background = SCORE["none"] + 40 * self.default
+            objects = (found_by_default if self.default else found) if is_bright and name == "scores0-1" else {}
+            return finding(objects, background) if value.shape[1] == 8 else np.full_like(value, background)
+
+    module = SimpleNamespace(Interpreter=Interpreter, OpResolverType=real_runtime.module.OpResolverType)
+    fake = Runtime(real_runtime.name, real_runtime.version, module, real_runtime.arguments)
+    opened = bundle.read(str(detector_files.small_bundle(folder, 64, [{"scale": {"from": [0, 255], "to": [0, 1]}}])))
+    opened.manifest.update(manifest)
+    opened.members["in.npy"] = bundle.array_bytes(np.full((64, 64, 3), 255 * ("evaluation" not in manifest), np.uint8))
+    opened.members["photos.npy"] = bundle.array_bytes(np.full((2, 64, 64, 3), 255, np.uint8))
+    monkeypatch.setattr(runtime, "find", lambda: fake)
+    with Model(opened, "int8", "cpu", 1, "reproducible") as model:
+        outputs = model.session.run(model.prepare(opened.array("in.npy")))
+    opened.members["out.npy"] = bundle.array_bytes(outputs)
+    opened.manifest["golden"] = {"inputs": ["in.npy"], "outputs": {"int8": "out.npy"}, "machine": platform.machine()}
+    return golden.golden(opened, "int8", RuntimeOptions("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("found", "found_by_default", "share", "count"),
+    [
+        # Another object, of another class, has the highest score.
+        ({(1, 1): (0, "sure"), (6, 6): (1, "less")}, {(1, 1): (0, "less"), (6, 6): (1, "sure")}, 1.0, 4),
+        # Two classes have the highest score.
+        ({(1, 1): (0, "sure"), (6, 6): (1, "sure")}, {(1, 1): (0, "less"), (6, 6): (1, "sure")}, 1.0, 4),
+        # The best object is the same, and another one is missing, of another class, or elsewhere.
+        ({(1, 1): (0, "sure"), (6, 6): (1, "less")}, {(1, 1): (0, "sure")}, 2 / 3, 3),
+        ({(1, 1): (0, "sure"), (6, 6): (1, "less")}, {(1, 1): (0, "sure"), (6, 6): (2, "less")}, 0.5, 4),
+        ({(1, 1): (0, "sure"), (6, 6): (1, "less")}, {(1, 1): (0, "sure"), (6, 2): (1, "less")}, 0.5, 4),
+    ],
+)
+def test_detectors_are_judged_by_their_objects(
+    found: Found, found_by_default: Found, share: float, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    comparison = verified_detector(tmp_path, monkeypatch, found, found_by_default)
+    assert comparison["default_steps"] > golden.CLOSE_STEPS_OPTIMIZED
+    assert comparison["default_same_answers"] == {"share": pytest.approx(share), "count": count}
+    assert comparison["verdict"] == ("equal" if share == 1 else "different")
+
+
+@pytest.mark.parametrize(("found_by_default", "verdict"), [({(1, 1): (0, "less")}, "equal"), ({}, "different")])
+def test_objects_are_looked_for_in_the_evaluation_sample_if_golden_inputs_have_none(
+    found_by_default: Found, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluation = {"inputs": ["photos.npy"], "labels": None, "outputs": {}}
+    found: Found = {(1, 1): (0, "sure")}
+    comparison = verified_detector(tmp_path, monkeypatch, found, found_by_default, evaluation=evaluation)
+    assert "same_answers" not in comparison
+    assert comparison["default_same_answers"]["count"] == 2 + 2 * len(found_by_default)
+    assert comparison["verdict"] == verdict
+
+
+def test_nothing_found_is_no_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    comparison = verified_detector(tmp_path, monkeypatch, {}, {})
+    assert comparison["verdict"] == "different"
+    assert "have a ratio of signal to error of" in comparison["note"]
 
 
 def test_golden_outputs_of_another_shape(content: bytes) -> None:

@@ -173,8 +173,8 @@ def test_verify_compares_each_output(two_inputs: bundle.Bundle) -> None:
         {"name": "next", "largest_steps": 0},
         {"name": "mask", "largest_difference": 0.0},
     ]
-    assert "same_class" not in int8
-    assert "of the same class" not in golden.text(report)
+    assert "same_answers" not in int8
+    assert "answers the same" not in golden.text(report)
 
 
 @pytest.mark.parametrize(
@@ -402,7 +402,7 @@ def test_a_binary_classifier(packed: Pack, sigmoid: bool, tmp_path: Path) -> Non
         == opened.manifest["evaluation"]["metrics"]["accuracy_int8"]["value"]
     )
     int8 = golden.verify(opened, CPU)["golden"]["int8"]
-    assert (int8["verdict"], int8["same_class"]) == ("equal", 4)
+    assert (int8["verdict"], int8["same_answers"]) == ("equal", {"share": 1.0, "count": 4})
 
 
 def test_a_segmenter(packed: Pack, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
