@@ -14,8 +14,7 @@ from typing import Any, Dict, List, Tuple, Union
 
 import numpy as np
 
-from deploy import recording
-from deploy.contract import bundle, pictures, text
+from deploy.contract import bundle, pictures, recording, text
 from deploy.contract.decoding import AS_THEY_ARE, Decoding
 from deploy.contract.errors import ImageError
 from deploy.contract.preprocessing import Array
@@ -125,7 +124,7 @@ def decode_file(content: Bytes, decoding: Decoding = AS_THEY_ARE) -> Any:
         return text.sample_of(content, decoding.text_bytes)
     if content.startswith(_ZIP):
         return _named_arrays(content)
-    if recording.is_wav(content):
+    if recording.is_wav(content) or decoding.sound_rate is not None:
         return recording.decode_wav(content, decoding.sound_rate, decoding.sound_channels)
     return pictures.decode(content, decoding.image_channels, orientation=decoding.orientation)
 

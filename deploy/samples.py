@@ -10,14 +10,15 @@ from typing import Any, Iterator, List, Optional, Sequence, Tuple
 import numpy as np
 
 from deploy import frames, images
-from deploy.contract import pictures, text
+from deploy.contract import pictures, recording, text
 from deploy.contract.bundle import Bundle
 from deploy.contract.decoding import AS_THEY_ARE, Decoding
 from deploy.contract.errors import ArgumentError, ImageError
 from deploy.contract.text import MAX_BYTES
 
 STDIN = "-"
-IN_FOLDERS = (".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".webp", ".tif", ".tiff", ".npy", ".npz", ".wav")
+SOUNDS = (".wav", ".wave")
+IN_FOLDERS = (".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".webp", ".tif", ".tiff", ".npy", ".npz", *SOUNDS)
 """The suffixes of files that are samples in a folder."""
 TEXTS_IN_FOLDERS = (".txt", ".npy")
 """The same if the model takes texts."""
@@ -165,6 +166,8 @@ def read(path: str, decoding: Decoding) -> Any:
     with open(path, "rb") as stream:
         content = stream.read()
     try:
+        if path.lower().endswith(SOUNDS) and decoding.text_bytes is None:
+            return recording.decode_wav(content, decoding.sound_rate, decoding.sound_channels)
         return images.decode_file(content, decoding)
     except ImageError as error:
         raise ImageError("%s: %s" % (path, error.what), error.hint)

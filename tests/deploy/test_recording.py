@@ -5,16 +5,18 @@ from __future__ import annotations
 import io
 import struct
 import wave
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from compress.data.sources.wav import opened
 from compress.errors import DataError
+from deploy import samples
 from deploy.contract.decoding import Decoding
 from deploy.contract.errors import ImageError
 from deploy.images import decode_body, decode_file
-from deploy.recording import decode_wav
+from deploy.contract.recording import decode_wav
 
 
 def wav(values: np.ndarray, width: int = 2, rate: int = 8000) -> bytes:
@@ -47,6 +49,13 @@ def test_a_wav_file_is_recognized_in_a_body() -> None:
     np.testing.assert_array_equal(decode_body(content), np.array([1, 2, 3]) / np.float32(32768))
     np.testing.assert_array_equal(decode_body(np.arange(3, dtype="<i2").tobytes(), "3", "int16"), [0, 1, 2])
     assert decode_body(b"\0" * 1_000_000, "1000000").shape == (1_000_000,)
+
+
+@pytest.mark.parametrize("decoding", [Decoding(), Decoding(sound_rate=16000)])
+def test_a_file_with_the_wrong_suffix_is_no_wav_file(tmp_path: Path, decoding: Decoding) -> None:
+    (tmp_path / "mp3.wav").write_bytes(b"ID3\x04" + bytes(500))
+    with pytest.raises(ImageError, match=r"mp3\.wav: it is not a WAV file"):
+        samples.read(str(tmp_path / "mp3.wav"), decoding)
 
 
 def test_another_rate_is_refused() -> None:

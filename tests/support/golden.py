@@ -13,7 +13,6 @@ import struct
 import numpy as np
 import signer
 
-from deploy import recording
 from deploy.contract import bundle, text
 from deploy.contract.preprocessing import VERSION, Preprocessing, dequantize, quantize
 
