@@ -20,6 +20,7 @@ from deploy.contract.errors import (
     DeviceError,
     DifferentError,
     EdgeTpuError,
+    ImageError,
     RuntimeLibraryError,
 )
 
@@ -388,6 +389,8 @@ def _execute(arguments: Arguments) -> int:
     if result.get("ok") is False:
         what = "the outputs of the models differ from the golden outputs of the host"
         error = DifferentError(what, "package the bundle again, or install another TFLite runtime")
+    if result.get("failed"):
+        error = ImageError(result["failed"]["what"], result["failed"]["hint"])
     if error is None:
         return EXIT_UNSOUND if result.get("sound") is False else 0
     _progress(str(error))

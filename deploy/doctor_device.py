@@ -11,8 +11,9 @@ from deploy import doctor_pcie, host, raspberry_pi
 from deploy.doctor import Facts
 from deploy.problems import PROBLEMS, Finding
 
-HOT_C, DEAD_C = 85.0, 0.0
-"""The apex driver throttles the Edge TPU from 85 degrees on. Source: coral.ai, M.2 datasheet."""
+HOT_C, DEAD_C = 85.0, -80.0
+"""The apex driver throttles the Edge TPU from 85 degrees on (source: coral.ai, M.2 datasheet). A card that no longer
+responds reports -88 to -90 degrees (source: google-coral/edgetpu 843); a card in frost reports its temperature."""
 HOT_CPU_C = 80.0
 LOW_MEMORY, LOW_DISK = 96 << 20, 128 << 20
 EARLIEST = 1735689600.0

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from typing import Any, Dict, List, Tuple
 
 from deploy import host, raspberry_pi
 from deploy.doctor import Facts
 from deploy.host import text_of, version_numbers
-from deploy.problems import PROBLEMS, Finding
+from deploy.problems import (
+    INSTALL_FEDORA,
+    INSTALL_FEDORA_NEW,
+    INSTALL_PACKAGE,
+    NO_PACKAGE,
+    PROBLEMS,
+    Finding,
+)
 
 MODULES = ("updates/dkms", "extra", "updates", "kernel/drivers/staging/gasket")
 """Folders of a kernel that its driver is in: dkms of Debian and Fedora, builds by hand, kernels 4.19 to 5.12."""
 FIRST_KERNEL_WITHOUT_STOCK_DRIVER = (6, 4)
 """Google's gasket-dkms 1.0-18 calls class_create with two arguments; kernel 6.4 has one."""
+FIRST_KERNEL_WITHOUT_PACKAGE = (6, 18)
+"""No package for Debian is reported to build for this kernel: see the table in docs/hardware/pcie.md."""
 _BREAKS = (
     ("class_create", "kernel 6.4 changed class_create"),
     ("eventfd_signal", "kernel 6.8 changed eventfd_signal"),
@@ -23,6 +33,12 @@ _BREAKS = (
 )
 """Names in the log of a failed build, and what they mean."""
 SECURE_BOOT = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
+HEADERS = {
+    "debian": "sudo apt-get install linux-headers-$(uname -r)",
+    "proxmox": "apt-get install proxmox-default-headers",
+    "fedora": "sudo dnf install kernel-devel-$(uname -r)",
+}
+"""How to install the headers of the running kernel, by the kind of system."""
 _INSTALL_STOCK = "sudo apt-get install gasket-dkms && sudo modprobe apex"
 
 
@@ -71,15 +87,43 @@ def _not_loaded(facts: Facts, what: str) -> Finding:
         if _secure_boot(facts.root):
             return PROBLEMS["secure_boot"].finding("error", what + "; Secure Boot is on")
         return PROBLEMS["not_loaded"].finding("error", what)
+    system = _system(facts.root, kernel)
+    if system == "truenas":
+        return PROBLEMS["appliance"].finding("error", what)
+    install = _install(system, kernel)
     if not _sources(facts.root):
-        stock = version_numbers(kernel)[:2] < FIRST_KERNEL_WITHOUT_STOCK_DRIVER
-        install = _INSTALL_STOCK if stock else PROBLEMS["not_built"].hint
         return PROBLEMS["no_driver"].finding("error", what, install=install)
     what += "; the driver is not built for the kernel %s" % (kernel or "that is running")
-    if kernel and not os.path.exists(os.path.join(folder, "build")):
-        return PROBLEMS["headers"].finding("error", what + ", whose headers are missing")
+    if kernel and install != NO_PACKAGE and not os.path.exists(os.path.join(folder, "build")):
+        row = PROBLEMS["headers"].finding("error", what + ", whose headers are missing", headers=HEADERS[system])
+        return row._replace(hint=row.hint.replace("sudo ", "")) if system == "proxmox" else row
     causes = _causes(facts.root)
-    return PROBLEMS["not_built"].finding("error", what + "".join("; " + cause for cause in causes))
+    return PROBLEMS["not_built"].finding("error", what + "".join("; " + cause for cause in causes), install=install)
+
+
+def _system(root: str, kernel: str) -> str:
+    """Return the kind of system, by its kernel's name and os-release: truenas, proxmox, fedora or debian."""
+    if "truenas" in kernel:
+        return "truenas"
+    if kernel.endswith("-pve"):
+        return "proxmox"
+    release = text_of(root, "etc/os-release") or ""
+    names = re.findall(r"^ID(?:_LIKE)?=(.*)$", release, re.MULTILINE)
+    return "fedora" if {"fedora", "rhel"} & set(re.findall(r"\w+", " ".join(names))) else "debian"
+
+
+def _install(system: str, kernel: str) -> str:
+    """Return how to install a driver for a kernel."""
+    version = version_numbers(kernel)[:2]
+    is_new = version >= FIRST_KERNEL_WITHOUT_PACKAGE
+    if system == "fedora":
+        return INSTALL_FEDORA_NEW if is_new else INSTALL_FEDORA
+    if is_new:
+        return NO_PACKAGE
+    install = _INSTALL_STOCK if version < FIRST_KERNEL_WITHOUT_STOCK_DRIVER else INSTALL_PACKAGE
+    if system == "proxmox":  # it has no sudo, and its kernel has its own headers
+        return "%s && %s" % (HEADERS[system], install.replace("sudo ", ""))
+    return install
 
 
 def _sources(root: str) -> List[str]:

@@ -244,9 +244,13 @@ def _same_answers(actual: Array, expected: Array, model: Model) -> SameAnswers:
 
 def _answers(outputs: Array, model: Model) -> List[Any]:
     """Return the answers for stored outputs [n, values]."""
-    layout = TensorLayout.of(model.session.outputs)
-    rows = outputs.reshape(len(outputs), 1, -1)
-    return [model.decode(layout.parts(row)) for row in rows]
+    tensors = model.session.outputs
+    layout = TensorLayout.of(tensors)
+    answers = []
+    for row in outputs.reshape(len(outputs), 1, -1):
+        parts = zip(layout.parts(row), tensors)  # the parts of a row have one dtype
+        answers.append(model.decode([part.astype(tensor.dtype) for part, tensor in parts]))
+    return answers
 
 
 def _judged(actual: Array, expected: Array, model: Model, same: SameAnswers) -> Tuple[bool, str]:

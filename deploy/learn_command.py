@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from deploy import learnt_file, samples
 from deploy.contract.durable_files import write_atomically
-from deploy.contract.errors import ArgumentError
+from deploy.contract.errors import ArgumentError, ImageError
 from deploy.model import Model
 from deploy.recognizer import Recognizer
 
@@ -75,7 +75,13 @@ def _learn(recognizer: Recognizer, arguments: argparse.Namespace) -> Tuple[Resul
         raise ArgumentError("there are no photos of %r" % arguments.name, "name about five files")
     photos = [sample for _, sample in samples.named(files, recognizer.model.bundle)]
     report = recognizer.learn(arguments.name, photos)
-    return {"learnt": report.to_json(), "file": recognizer.path}, "%s\n  file: %s" % (report.text(), recognizer.path)
+    result = {"learnt": report.to_json(), "file": recognizer.path}
+    if 2 * report.recognized < report.photos:
+        facts = (report.name, report.recognized, report.photos)
+        what = "the class %r was added, and only %d of its %d photos are recognized as it" % facts
+        error = ImageError(what, "add photos that show it from other sides, or take it back: learn --undo")
+        result["failed"] = error.to_json()
+    return result, "%s\n  file: %s" % (report.text(), recognizer.path)
 
 
 def _undo(recognizer: Recognizer, arguments: argparse.Namespace) -> Tuple[Result, str]:

@@ -8,14 +8,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from deploy import drawing, samples, tiles
 from deploy.answers import to_json
 from deploy.contract.durable_files import write_atomically
-from deploy.contract.errors import ArgumentError, ImageError
+from deploy.contract.errors import ArgumentError, DeviceError, FileError, ImageError
 from deploy.model import Model
 from deploy.output_files import DrawnFiles
+from deploy.system_errors import file_error
 
 Row = Dict[str, Any]
 Show = Callable[[str], None]
@@ -94,6 +95,8 @@ def parsed(arguments: Any) -> RunSettings:
 def run(model: Model, settings: RunSettings, show: Show) -> Row:
     """Run a model on samples; return the answers for JSON. Those of a stream are only shown and counted.
 
+    Of several files, those that cannot be used get an error instead of an answer; `failed` then has their number.
+
     Args:
         model: the model.
         settings: the settings.
@@ -101,7 +104,7 @@ def run(model: Model, settings: RunSettings, show: Show) -> Row:
 
     Raises:
         ArgumentError: the settings do not suit the bundle.
-        ImageError: a sample cannot be used.
+        ImageError: the only sample, or a frame of a stream, cannot be used.
         OSError: a file cannot be read or written.
     """
     if settings.tiles is not None:
@@ -109,10 +112,16 @@ def run(model: Model, settings: RunSettings, show: Show) -> Row:
     files = samples.listed(settings.samples, model.bundle.decoding)
     target = _target(model, settings, files)
     rows: List[Row] = []
-    count = 0
-    for name, sample in samples.named(files, model.bundle, settings.frame_size):
+    count = unusable = 0
+    for name, sample in _samples(model, settings, files):
         path = None if target is None else target.path(count, name)
-        prediction = _prediction(model, settings, (name, sample), path)
+        try:
+            prediction = _prediction(model, settings, (name, sample), path)
+        except (ImageError, FileError) as error:
+            if len(files) < 2:
+                raise
+            unusable += 1
+            prediction = Prediction({"image": name, "error": error.to_json()}, error.what)
         count += 1
         if settings.is_stream and settings.as_json:
             show(json.dumps(prediction.row, allow_nan=False))
@@ -120,9 +129,27 @@ def run(model: Model, settings: RunSettings, show: Show) -> Row:
             show(prediction.line)
         if not settings.is_stream:
             rows.append(prediction.row)
-    if not settings.is_stream:
+    if settings.is_stream:
+        return {"answers": rows, "frames": count, "is_stream": True}
+    if not unusable:
         return {"answers": rows}
-    return {"answers": rows, "frames": count, "is_stream": True}
+    error = ImageError("%d of %d samples cannot be used" % (unusable, count), "replace or remove these files")
+    return {"answers": rows, "failed": error.to_json()}
+
+
+def _samples(model: Model, settings: RunSettings, files: Sequence[str]) -> Iterator[Tuple[str, Any]]:
+    """Yield samples with their names; of several files, an error instead of a sample that cannot be read."""
+    if len(files) < 2 or settings.is_stream:
+        yield from samples.named(files, model.bundle, settings.frame_size)
+        return
+    for path in files:
+        try:
+            _, sample = next(samples.named([path], model.bundle, settings.frame_size))
+        except ImageError as error:
+            sample = error
+        except OSError as error:
+            sample = file_error(error)
+        yield path, sample
 
 
 def _target(model: Model, settings: RunSettings, files: Sequence[str]) -> Optional[DrawnFiles]:
@@ -139,6 +166,8 @@ def _target(model: Model, settings: RunSettings, files: Sequence[str]) -> Option
 def _prediction(model: Model, settings: RunSettings, sample: Tuple[str, Any], path: Optional[str]) -> Prediction:
     """Return the answer for a sample with its name; draw it into a file if there is a path."""
     name, values = sample
+    if isinstance(values, DeviceError):
+        raise values
     try:
         answer = model(values) if settings.tiles is None else model.tiled(values, settings.tiles)
         entry = to_json(answer, settings.top)

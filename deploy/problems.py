@@ -81,9 +81,21 @@ def rule_command(rule: str) -> str:
     return "echo '%s' | sudo tee -a %s && %s" % (rule, UDEV_RULES, _RELOAD)
 
 
-_DRIVER_HINT = (
+INSTALL_PACKAGE = (
     "sudo apt-get install dkms && sudo apt-get install ./gasket-dkms_1.0-18.4_all.deb && sudo modprobe apex"
     "  # the file from " + DRIVER_RELEASE
+)
+INSTALL_FEDORA = (
+    "sudo dnf copr enable kylegospo/google-coral-dkms"
+    " && sudo dnf install kernel-devel-$(uname -r) gasket-dkms && sudo modprobe apex"
+)
+INSTALL_FEDORA_NEW = (
+    "sudo dnf copr enable mwprado/cangaceiro && sudo dnf install akmod-gasket && sudo modprobe apex"
+    "  # reported to work on Fedora 44"
+)
+NO_PACKAGE = (
+    "uname -r  # no package builds for kernel 6.18 and newer without patches: start a kernel up to 6.17 and install the"
+    " driver of the table in docs/hardware/pcie.md, or use a USB Accelerator, which needs no driver"
 )
 _SOFTWARE = {
     "too_new": Problem(
@@ -209,8 +221,9 @@ _PCIE = {
         "not_built",
         "pcie",
         "`Bad return status for module build on kernel`, also after an update of the kernel",
-        "Google's gasket-dkms 1.0-18 (2022) does not build for kernel 6.4 and newer",
-        _DRIVER_HINT,
+        "Google's gasket-dkms 1.0-18 (2022) does not build for kernel 6.4 and newer, and no package for Debian for 6.18 and"
+        " newer",
+        "{install}",
         (
             _GASKET + "issues/36",
             _GASKET + "issues/39",
@@ -224,7 +237,7 @@ _PCIE = {
         "pcie",
         "the kernel's headers are missing, so that dkms cannot build the driver",
         "after each update of the kernel, dkms builds the driver again, and needs the headers of the new kernel",
-        "sudo apt-get install linux-headers-$(uname -r) && sudo dkms autoinstall && sudo modprobe apex",
+        "{headers} && sudo dkms autoinstall && sudo modprobe apex",
         (_EDGETPU + "820", _EDGETPU + "223"),
     ),
     "not_loaded": Problem(
@@ -241,8 +254,17 @@ _PCIE = {
         "`Key was rejected by service`: the driver is built, and Secure Boot refuses to load it",
         "with Secure Boot, the kernel loads only modules that are signed with an enrolled key",
         "sudo mokutil --import /var/lib/dkms/mok.pub && sudo reboot"
-        "  # enroll the key at the start (Ubuntu: /var/lib/shim-signed/mok/MOK.der)",
+        "  # enroll the key at the start (Ubuntu: /var/lib/shim-signed/mok/MOK.der, akmods of Fedora:"
+        " /etc/pki/akmods/certs/public_key.der)",
         (_GASKET + "issues/11", "https://wiki.debian.org/SecureBoot"),
+    ),
+    "appliance": Problem(
+        "no_driver",
+        "pcie",
+        "`/dev/apex_0` is missing on TrueNAS",
+        "TrueNAS is an appliance: an update replaces the system, and with it a driver that you have built",
+        "lspci -nn | grep 089a  # pass this card to a virtual machine that has the driver, or use a USB Accelerator",
+        (_EDGETPU + "822",),
     ),
     "interrupts": Problem(
         "interrupts",
@@ -312,8 +334,8 @@ _PCIE = {
     "dead": Problem(
         "dead",
         "pcie",
-        "`/sys/class/apex/apex_0/temp` is negative (-89700)",
-        "a negative temperature means that the Edge TPU no longer responds",
+        "`/sys/class/apex/apex_0/temp` is near -88000 (-89700)",
+        "such a temperature means that the Edge TPU no longer responds",
         "sudo reboot",
         (_EDGETPU + "843",),
     ),

@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from deploy.problems import PROBLEMS, Problem  # noqa: E402 - after the change of the search path
+from deploy.problems import INSTALL_PACKAGE, PROBLEMS, Problem  # noqa: E402 - after the change of the search path
 
 PAGES = ROOT / "docs" / "hardware"
 BEGIN = "<!-- begin: python docs/draw_known_problems.py -->"
@@ -23,6 +23,8 @@ VALUES = {"user": "$USER", "config": "/boot/firmware/config.txt", "pid": "PROCES
 FIXES = {
     "library_missing": "sudo apt-get install libedgetpu1-std  # Google's; see the table above for yours",
     "no_driver": "sudo apt-get install gasket-dkms && sudo modprobe apex  # kernel 6.3 and older; see the table above",
+    "not_built": f"{INSTALL_PACKAGE}, for kernel 6.4 to 6.17; see the table above",
+    "headers": "sudo apt-get install linux-headers-$(uname -r) && sudo dkms autoinstall && sudo modprobe apex",
     "pages": "echo kernel=kernel8.img | sudo tee -a /boot/firmware/config.txt && sudo reboot",
     "no_node": "docker run --device-cgroup-rule 'c 189:* rmw' -v /dev/bus/usb:/dev/bus/usb …",
     "not_passed": "docker run --device /dev/apex_0 …",

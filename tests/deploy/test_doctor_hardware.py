@@ -8,8 +8,9 @@ from typing import Any
 
 import devices
 import pytest
+from paths import ROOT
 
-from deploy import doctor, host, problems, raspberry_pi
+from deploy import doctor, doctor_pcie, host, problems, raspberry_pi
 from deploy.doctor import Facts
 from deploy.problems import PROBLEMS, Finding
 
@@ -66,6 +67,10 @@ def only(root: Path, **more: Any) -> Finding:
         ("6.3.0", "apt-get install gasket-dkms &&"),
         ("6.4.0", "./gasket-dkms_1.0-18.4_all.deb"),
         (KERNEL, "./gasket-dkms_1.0-18.4_all.deb"),
+        ("6.17.2-2-pve", "apt-get install proxmox-default-headers && apt-get install dkms"),
+        ("6.18.0", "start a kernel up to 6.17"),
+        ("7.0.2-2-pve", "start a kernel up to 6.17"),
+        ("6.12.15-production+truenas", "pass this card to a virtual machine"),
     ],
 )
 def test_the_driver_to_install_is_one_for_this_kernel(kernel: str, hint: str, pci: Path) -> None:
@@ -73,6 +78,41 @@ def test_the_driver_to_install_is_one_for_this_kernel(kernel: str, hint: str, pc
     row = only(pci)
     assert (row.kind, row.severity, row.page) == ("no_driver", "error", "docs/hardware/pcie.md")
     assert hint in row.hint
+
+
+@pytest.mark.parametrize("kernel", ["6.18.1", "7.0.2-2-pve"])
+def test_no_driver_is_named_that_does_not_build(kernel: str, pci: Path) -> None:
+    """Neither before nor after a failed build; the manual says the same."""
+    write(pci, {"proc/sys/kernel/osrelease": kernel, f"lib/modules/{kernel}/build/Makefile": ""})
+    before = only(pci)
+    write(pci, {"var/lib/dkms/gasket/1.0/build/make.log": "MODULE_IMPORT_NS(DMA_BUF);"})
+    for row in (before, only(pci)):
+        assert "gasket-dkms" not in row.hint
+        assert "USB Accelerator" in row.hint
+    assert "| 6.18 and newer | no package for Debian" in (ROOT / "docs/hardware/pcie.md").read_text()
+    assert doctor_pcie.FIRST_KERNEL_WITHOUT_PACKAGE == (6, 18)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "release", "headers"),
+    [
+        ("6.14.8-2-pve", "ID=debian", "apt-get install proxmox-default-headers && "),
+        ("6.17.8-200.fc42.x86_64", "ID=fedora", "sudo dnf install kernel-devel-$(uname -r) && "),
+        ("5.14.0-503.el9", 'ID="rocky"\nID_LIKE="rhel centos fedora"', "sudo dnf install kernel-devel-$(uname -r) && "),
+    ],
+)
+def test_the_headers_of_other_systems(kernel: str, release: str, headers: str, pci: Path) -> None:
+    write(pci, {"proc/sys/kernel/osrelease": kernel, "etc/os-release": release})
+    install = only(pci).hint
+    assert ("sudo" in install) is ("dnf" in install)
+    assert ("kernel-devel" if "dnf" in headers else "proxmox-default-headers") in install
+    write(pci, {"usr/src/gasket-1.0/dkms.conf": ""})
+    assert only(pci).hint.startswith(headers)
+
+
+def test_a_new_fedora(pci: Path) -> None:
+    write(pci, {"proc/sys/kernel/osrelease": "6.19.7-300.fc44.x86_64", "etc/os-release": "NAME=x\nID=fedora\n"})
+    assert "akmod-gasket" in only(pci).hint
 
 
 @pytest.mark.parametrize(
@@ -329,7 +369,7 @@ def test_config_txt_of_older_systems(tmp_path: Path) -> None:
 
 
 def test_every_problem_can_be_said() -> None:
-    values = dict.fromkeys(("user", "config", "fix", "install", "pid"), "VALUE")
+    values = dict.fromkeys(("user", "config", "fix", "install", "headers", "pid"), "VALUE")
     for name, problem in PROBLEMS.items():
         row = problem.finding("error", "what", **values)
         assert not re.search(r"\{(?!idVendor)\w+\}", row.why + row.hint), name

@@ -15,6 +15,7 @@ from serving import serving
 
 from deploy import Model, learn_command
 from deploy import __main__ as command
+from deploy.recognizer import LearnReport, Recognizer
 from deploy.service import _facts, unit
 
 
@@ -45,6 +46,23 @@ def failed(path: Path, capsys: pytest.CaptureFixture[str], *arguments: object) -
     code = command.main([str(arguments[0]), str(path), *map(str, arguments[1:])])
     assert code in (2, 3, 6)
     return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("recognized", "code"), [(5, 0), (3, 0), (2, 3), (0, 3)])
+def test_a_class_that_is_not_recognized_is_a_failure(
+    path: Path,
+    tmp_path: Path,
+    recognized: int,
+    code: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    report = LearnReport("Seven up", 5, 5, recognized, [], None, 0)
+    monkeypatch.setattr(Recognizer, "learn", lambda *arguments: report)
+    assert command.main(["learn", str(path), str(tmp_path / "seven"), "--name", "Seven up"]) == code
+    captured = capsys.readouterr()
+    assert f"now {recognized} of these 5 photos" in captured.out
+    assert (f"only {recognized} of its 5 photos are recognized" in captured.err) is (code != 0)
 
 
 @pytest.mark.parametrize("version", ["3.7", None])

@@ -68,6 +68,31 @@ def test_run_takes_arrays_and_images(path: Path, tmp_path: Path, capsys: pytest.
     assert [row["label"] for row in first["top"]] == ["apple", "pear", "plum"]
 
 
+def test_a_folder_with_damaged_images_is_run_to_its_end(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Files that are no images, that have another shape, and that cannot be read."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    (image,) = devices.images(1)
+    for name in ("a.npy", "d.npy"):
+        np.save(folder / name, image)
+    (folder / "b.jpg").write_bytes(b"no image")
+    np.save(folder / "c.npy", np.zeros((3, 3, 2, 2), np.uint8))
+    (folder / "e.png").symlink_to(folder / "missing.png")
+    assert command.main(["run", str(path), str(folder)]) == 3
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()
+    assert [Path(line.partition(":")[0]).name for line in lines] == ["a.npy", "b.jpg", "c.npy", "d.npy", "e.png"]
+    assert lines[0].partition(":")[2] == lines[3].partition(":")[2]
+    assert "3 of 5 samples cannot be used" in captured.err
+    assert command.main(["run", str(path), str(folder), "--json"]) == 3
+    answers = json.loads(capsys.readouterr().out)["answers"]
+    assert [row.get("error", {}).get("kind") for row in answers] == [None, "image", "image", None, "file"]
+    assert command.main(["run", str(path), str(folder / "b.jpg")]) == 3
+    assert "b.jpg" in capsys.readouterr().err
+
+
 def test_files_are_decoded_as_in_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Colour photos for a model that was trained on grey ones, and the other way round."""
     (grey,) = devices.images(1)

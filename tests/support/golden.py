@@ -13,7 +13,7 @@ import struct
 import numpy as np
 import signer
 
-from deploy.contract import bundle, text
+from deploy.contract import bundle, recording, text
 from deploy.contract.preprocessing import VERSION, Preprocessing, dequantize, quantize
 
 STEPS = [
