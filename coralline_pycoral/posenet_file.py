@@ -4,18 +4,18 @@ The vendor's files end with the custom operator PosenetDecoderOp. TFLite runtime
 the vendor, for few processors. `without_decoder` removes it from the bytes of a file and returns its settings. The
 outputs of the file are then heatmaps, short offsets and mid offsets.
 
-Layout of the bytes: FlatBuffers internals, FlexBuffers internals (google/flatbuffers) and TensorFlow Lite's schema.fbs.
+Layout of the bytes: FlexBuffers internals (google/flatbuffers) and TensorFlow Lite's schema.fbs.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import Dict, List, Optional, Tuple, Union
+from typing import Dict, Optional, Tuple, Union
 
+from coralline_pycoral.flat_tables import ByteString, field, tables, u32, vector
 from coralline_pycoral.posenet import DecoderSettings
 from deploy.contract.errors import LoadError
 
-ByteString = Union[bytes, bytearray]
 DECODER = b"PosenetDecoderOp"
 # Indices of the fields in the tables of schema.fbs.
 _MODEL_OPERATOR_CODES = 1
@@ -52,14 +52,14 @@ def without_decoder(content: bytes) -> Tuple[bytes, Optional[DecoderSettings]]:
 
 
 def _without_decoder(data: bytearray) -> Tuple[bytes, Optional[DecoderSettings]]:
-    model = _u32(data, 0)
-    codes = _tables(data, _vector(data, model, _MODEL_OPERATOR_CODES))
+    model = u32(data, 0)
+    codes = tables(data, vector(data, model, _MODEL_OPERATOR_CODES))
     names = [_custom_code(data, code) for code in codes]
-    (subgraph,) = _tables(data, _vector(data, model, _MODEL_SUBGRAPHS))
-    operators = _vector(data, subgraph, _SUBGRAPH_OPERATORS)
-    for index, operator in enumerate(_tables(data, operators)):
-        code = _field(data, operator, _OPERATOR_CODE)
-        if names[_u32(data, code) if code else 0] == DECODER:
+    (subgraph,) = tables(data, vector(data, model, _MODEL_SUBGRAPHS))
+    operators = vector(data, subgraph, _SUBGRAPH_OPERATORS)
+    for index, operator in enumerate(tables(data, operators)):
+        code = field(data, operator, _OPERATOR_CODE)
+        if names[u32(data, code) if code else 0] == DECODER:
             settings = _settings(data, operator)
             _replace_outputs(data, subgraph, operator)
             _remove(data, operators, index)
@@ -68,8 +68,8 @@ def _without_decoder(data: bytearray) -> Tuple[bytes, Optional[DecoderSettings]]
 
 
 def _settings(data: bytearray, operator: int) -> DecoderSettings:
-    options = _vector(data, operator, _OPERATOR_CUSTOM_OPTIONS)
-    values = _flex_map(bytes(data[options + 4 : options + 4 + _u32(data, options)]))
+    options = vector(data, operator, _OPERATOR_CUSTOM_OPTIONS)
+    values = _flex_map(bytes(data[options + 4 : options + 4 + u32(data, options)]))
     for name, most in _LIMITS.items():
         if not 0 <= values[name] <= most:  # also refuses NaN
             raise ValueError("its decoder has %s %r; allowed: 0 to %g" % (name, values[name], most))
@@ -83,56 +83,28 @@ def _settings(data: bytearray, operator: int) -> DecoderSettings:
 
 def _replace_outputs(data: bytearray, subgraph: int, operator: int) -> None:
     """Make the inputs of the decoder the outputs of the file, in the place of its four outputs."""
-    inputs = _vector(data, operator, _OPERATOR_INPUTS)
-    outputs = _vector(data, subgraph, _SUBGRAPH_OUTPUTS)
-    if (_u32(data, inputs), _u32(data, outputs)) != (3, 4):
+    inputs = vector(data, operator, _OPERATOR_INPUTS)
+    outputs = vector(data, subgraph, _SUBGRAPH_OUTPUTS)
+    if (u32(data, inputs), u32(data, outputs)) != (3, 4):
         raise ValueError("a decoder with instance masks is not supported")
     data[outputs : outputs + 16] = data[inputs : inputs + 16]
 
 
-def _remove(data: bytearray, vector: int, first: int) -> None:
+def _remove(data: bytearray, elements: int, first: int) -> None:
     """Remove a table from a vector of tables. An element is an offset from its own position."""
-    count = _u32(data, vector)
+    count = u32(data, elements)
     for index in range(first, count - 1):
-        position = vector + 4 + 4 * index
-        struct.pack_into("<I", data, position, _u32(data, position + 4) + 4)
-    struct.pack_into("<I", data, vector, count - 1)
-
-
-def _u32(data: ByteString, position: int) -> int:
-    (value,) = struct.unpack_from("<I", data, position)
-    return int(value)
-
-
-def _field(data: ByteString, table: int, number: int) -> int:
-    """Return the position of a field of a table; 0: the field has its default."""
-    vtable = table - struct.unpack_from("<i", data, table)[0]
-    (size,) = struct.unpack_from("<H", data, vtable)
-    if 4 + 2 * number >= size:
-        return 0
-    offset = struct.unpack_from("<H", data, vtable + 4 + 2 * number)[0]
-    return table + offset if offset else 0
-
-
-def _vector(data: ByteString, table: int, number: int) -> int:
-    """Return the position of a vector, which begins with its length."""
-    field = _field(data, table, number)
-    if not field:
-        raise ValueError("a table has no field %d" % number)
-    return field + _u32(data, field)
-
-
-def _tables(data: ByteString, vector: int) -> List[int]:
-    positions = range(vector + 4, vector + 4 + 4 * _u32(data, vector), 4)
-    return [position + _u32(data, position) for position in positions]
+        position = elements + 4 + 4 * index
+        struct.pack_into("<I", data, position, u32(data, position + 4) + 4)
+    struct.pack_into("<I", data, elements, count - 1)
 
 
 def _custom_code(data: ByteString, code: int) -> bytes:
     """Return the name of a custom operator; empty for other operators."""
-    if not _field(data, code, _CODE_CUSTOM_CODE):
+    if not field(data, code, _CODE_CUSTOM_CODE):
         return b""
-    text = _vector(data, code, _CODE_CUSTOM_CODE)
-    return bytes(data[text + 4 : text + 4 + _u32(data, text)])
+    text = vector(data, code, _CODE_CUSTOM_CODE)
+    return bytes(data[text + 4 : text + 4 + u32(data, text)])
 
 
 def _flex_map(data: bytes) -> Dict[str, Union[int, float]]:

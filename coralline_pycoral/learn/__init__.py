@@ -1,0 +1,1 @@
+"""Classifiers whose last layer is learnt on the device."""

@@ -1,0 +1,1 @@
+"""Last layers that are trained."""

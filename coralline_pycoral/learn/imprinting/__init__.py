@@ -1,0 +1,1 @@
+"""Last layers from the embeddings of a few images."""
