@@ -11,7 +11,7 @@ FUZZ := .venv-fuzz
 TF25 := .venv-tf25
 PYTHON38 ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.8.*/bin/python) $(shell command -v python3.8))
 
-.PHONY: demo shop test tf25 check static fuzz docs bench bench-recipes bench-others wheel constraints clean
+.PHONY: demo shop test test-pycoral tf25 check static fuzz docs bench bench-recipes bench-others wheel constraints clean
 
 demo: $(READY)  ## train, prune, distil, quantize, check, package and measure a real model; then open runs/digits/report.html
 	$(BIN)/python -m compress pipeline.yaml
@@ -29,6 +29,9 @@ test: $(READY)  ## all tests that need no device and no compiler
 
 tf25: $(READY) $(TF25)/ready  ## run our .tflite files in TensorFlow 2.5, as old as the compiler; needs Python 3.8
 	$(BIN)/python -m pytest -m tf25
+
+test-pycoral: $(READY)  ## the tests of google-coral/pycoral on ours: make test-pycoral CHECKOUT=its folder, with test_data in it
+	CORALLINE_PYCORAL_CHECKOUT=$(CHECKOUT) $(BIN)/python -m pytest -q tests/coralline_pycoral/test_vendor_tests.py
 
 check: static  ## style, types, import rules, links of the manuals, tests of the architecture
 	$(BIN)/python -m pytest -q tests/architecture

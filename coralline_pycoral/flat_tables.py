@@ -55,15 +55,15 @@ class Old(NamedTuple):
 
 
 class Values(NamedTuple):
-    """A new vector of numbers: their count, and their bytes."""
+    """A new vector of numbers: its length, and its bytes."""
 
-    count: int
+    length: int
     content: bytes
 
 
 Node = Any
-"""An `Old`, `Values`, a list of nodes (a vector of tables), or a map from field numbers to nodes or to pairs of a format
-of `struct`, of at most four bytes, and a number (a table)."""
+"""An `Old`, `Values`, a list of nodes (a vector of tables), or a map (a table) from field numbers to nodes, or to pairs
+of a format of `struct`, of at most four bytes, and a number."""
 
 
 def with_tables(old: bytes, root: Node, identifier: bytes) -> bytes:
@@ -88,7 +88,7 @@ def _written(data: bytearray, node: Node, waiting: List[Tuple[int, Node]]) -> in
     if isinstance(node, Values):
         _pad(data, 4)
         start = len(data)
-        data += struct.pack("<I", node.count) + node.content
+        data += struct.pack("<I", node.length) + node.content
         return start
     _pad(data, 0)
     if isinstance(node, dict):
@@ -101,7 +101,7 @@ def _written(data: bytearray, node: Node, waiting: List[Tuple[int, Node]]) -> in
 
 def _written_table(data: bytearray, fields: Dict[int, Any], waiting: List[Tuple[int, Node]]) -> int:
     count = max(fields, default=-1) + 1
-    offsets = [4 + 4 * list(sorted(fields)).index(number) if number in fields else 0 for number in range(count)]
+    offsets = [4 + 4 * sorted(fields).index(number) if number in fields else 0 for number in range(count)]
     vtable = len(data)
     data += struct.pack("<HH%dH" % count, 4 + 2 * count, 4 + 4 * len(fields), *offsets)
     _pad(data, 0)

@@ -39,7 +39,7 @@ ROUNDING_SHARE = 1e-6
 CLOSE_DB = 20.0
 """The smallest ratio of signal to error with other kernels, if the outputs are not classes or objects."""
 SAME_SHARE = 0.99
-"""The smallest share of equal answers with other kernels. A pixel at an edge, or one object of a hundred, may differ."""
+"""The smallest share of equal answers with other kernels: a pixel at an edge, or an object of a hundred, may differ."""
 MOST_SAMPLES = 20
 """The number of evaluation samples in which objects are looked for, if the golden inputs have none."""
 MANY = 256

@@ -221,8 +221,8 @@ _PCIE = {
         "not_built",
         "pcie",
         "`Bad return status for module build on kernel`, also after an update of the kernel",
-        "Google's gasket-dkms 1.0-18 (2022) does not build for kernel 6.4 and newer, and no package for Debian for 6.18 and"
-        " newer",
+        "Google's gasket-dkms 1.0-18 (2022) does not build for kernel 6.4 and newer, and no package for Debian builds"
+        " for 6.18 and newer",
         "{install}",
         (
             _GASKET + "issues/36",

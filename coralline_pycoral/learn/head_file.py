@@ -157,7 +157,13 @@ def with_layer(extractor: bytes, layer: LastLayer, description: str = "") -> byt
     kinds = (FULLY_CONNECTED, SOFTMAX)
     options: Sequence[Dict[int, Any]] = ({}, {0: ("<f", layer.sharpness)})
     operators = [
-        {0: ("<I", first_code + index), 1: numbers("i", read), 2: numbers("i", written), 3: ("<B", _OPTIONS[kind]), 4: chosen}
+        {
+            0: ("<I", first_code + index),
+            1: numbers("i", read),
+            2: numbers("i", written),
+            3: ("<B", _OPTIONS[kind]),
+            4: chosen,
+        }
         for index, ((read, written), kind, chosen) in enumerate(zip(ends, kinds, options))
     ]
     codes = [
@@ -177,7 +183,8 @@ def with_layer(extractor: bytes, layer: LastLayer, description: str = "") -> byt
         _MODEL_CODES: _olds(data, model, _MODEL_CODES) + codes,
         _MODEL_SUBGRAPHS: [new_graph],
         _MODEL_DESCRIPTION: _text(description),
-        _MODEL_BUFFERS: _olds(data, model, _MODEL_BUFFERS) + [{0: Values(len(content), content)} for content in contents],
+        _MODEL_BUFFERS: _olds(data, model, _MODEL_BUFFERS)
+        + [{0: Values(len(content), content)} for content in contents],
     }
     for number in (5, 6):  # metadata, by the numbers of buffers
         if field(data, model, number):
@@ -201,7 +208,7 @@ def _new_tensors(embedding: FileTensor, layer: LastLayer) -> Tuple[List[Dict[int
         scale = max(float(np.abs(layer.weights).max()), 1e-6) / 127
         low, high = min(layer.logits[0], 0.0), max(layer.logits[1], 0.0, layer.logits[0] + 1e-6)
         step = (high - low) / 255
-        logits = (step, int(round(smallest - low / step)))
+        logits = (step, round(smallest - low / step))
         bias_scale = embedding.scale * scale
         kinds = (kind, INT32, kind, kind)
         quantizations = ((scale, middle), (bias_scale, 0), logits, (1 / 256, smallest))

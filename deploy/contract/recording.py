@@ -154,7 +154,7 @@ def _bytes_of_values(size: int, available: int, is_known: bool) -> int:
     Raises:
         RecordingError: the file is cut short.
     """
-    if size > available and size >= ENDLESS or size == 0 and not is_known:
+    if (size > available and size >= ENDLESS) or (size == 0 and not is_known):
         return available
     if size > available:
         raise RecordingError("it is cut short: {:,} bytes of values, {:,} are there".format(size, available))

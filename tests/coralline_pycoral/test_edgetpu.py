@@ -136,7 +136,7 @@ def test_a_named_device_must_exist_for_every_file(device: str, tmp_path: Path, m
 
     def missing(library: str, options: Any) -> Any:
         asked.append(options)
-        raise ValueError("Failed to load delegate from %s" % library)
+        raise ValueError(f"Failed to load delegate from {library}")
 
     monkeypatch.setattr(edgetpu.runtime.find().module, "load_delegate", missing)
     for model in (tiny.classifier(), devices.models()["compiled"], devices.packed()):

@@ -193,7 +193,7 @@ def test_what_imprinting_refuses(tmp_path: Path) -> None:
 def test_damaged_files_are_refused(end: int, tmp_path: Path) -> None:
     path = tmp_path / "n.tflite"
     path.write_bytes(normalized("UINT8")[:end])
-    with pytest.raises(ValueError, match="damaged|architecture|table"):
+    with pytest.raises(ValueError, match=r"damaged|architecture|table"):
         ImprintingEngine(str(path))
 
 

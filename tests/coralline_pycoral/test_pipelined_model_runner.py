@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import Any
 
@@ -64,7 +65,7 @@ def test_wrong_segments_and_inputs() -> None:
 def test_a_full_pipeline_blocks_push(segments: int) -> None:
     """Two inputs per segment wait, and one result."""
     names = "abcd"[: segments + 1]
-    runner = PipelinedModelRunner([segment(*pair) for pair in zip(names, names[1:], strict=False)])
+    runner = PipelinedModelRunner([segment(*pair) for pair in itertools.pairwise(names)])
     runner.set_input_queue_size(1)
     runner.set_output_queue_size(1)
     accepted: list[int] = []

@@ -1,6 +1,6 @@
 """The tests of the vendor's library, as they are, with the import changed: `make test-pycoral CHECKOUT=path`.
 
-CORALLINE_PYCORAL_CHECKOUT names a checkout of google-coral/pycoral, whose folder test_data may have the vendor's models.
+CORALLINE_PYCORAL_CHECKOUT names a checkout of google-coral/pycoral. Its folder test_data may have the vendor's models.
 Without an Edge TPU, models that are not compiled run on the CPU. Tests that need an Edge TPU or a missing file are
 listed, and all others must pass.
 """

@@ -239,7 +239,14 @@ def test_usb_2_and_a_hub(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("celsius", "kind", "severity"), [("90000", "hot", "warning"), ("-89700", "dead", "error"), ("-87900", "dead", "error"), ("60000", None, None), ("-10000", None, None)]
+    ("celsius", "kind", "severity"),
+    [
+        ("90000", "hot", "warning"),
+        ("-89700", "dead", "error"),
+        ("-87900", "dead", "error"),
+        ("60000", None, None),
+        ("-10000", None, None),
+    ],
 )
 def test_temperature_of_the_edge_tpu(celsius: str, kind: str | None, severity: str | None, pci: Path) -> None:
     files(pci, **{"sys/class/apex/apex_0/temp": celsius})

@@ -15,8 +15,8 @@ from compress.errors import DataError
 from deploy import samples
 from deploy.contract.decoding import Decoding
 from deploy.contract.errors import ImageError
-from deploy.images import decode_body, decode_file
 from deploy.contract.recording import decode_wav
+from deploy.images import decode_body, decode_file
 
 
 def wav(values: np.ndarray, width: int = 2, rate: int = 8000) -> bytes:

@@ -78,7 +78,7 @@ class Wav(LabelledFiles):
         try:
             values = sound.read(math.ceil(count * down / up) + beyond)
         except RecordingError as error:
-            raise _broken(error, where)
+            raise _broken(error, where) from error
         mono = values[:, 0] if self.channels == "first" else values.mean(axis=1, dtype=np.float32)
         if up != down:
             from scipy.signal import resample_poly
@@ -96,7 +96,7 @@ def opened(stream: BinaryIO, where: str) -> Recording:
     try:
         return recording.opened(stream, files.size_of(stream))
     except RecordingError as error:
-        raise _broken(error, where)
+        raise _broken(error, where) from error
 
 
 def _broken(error: RecordingError, where: str) -> DataError:

@@ -54,8 +54,12 @@ class SoftmaxRegression:
             chosen = self._random.randint(0, len(features), min(batch_size, len(features)))
             loss = self._step(features[chosen], labels[chosen], learning_rate)
             if print_every and step % print_every == 0:
-                accuracies = tuple(self.get_accuracy(data["data_" + name], data["labels_" + name]) for name in ("train", "val"))
-                print("step %d of %d: loss %.4g, accuracy %.4g, validation %.4g" % ((step, num_iter, loss) + accuracies))
+                accuracies = tuple(
+                    self.get_accuracy(data["data_" + name], data["labels_" + name]) for name in ("train", "val")
+                )
+                print(
+                    "step %d of %d: loss %.4g, accuracy %.4g, validation %.4g" % ((step, num_iter, loss) + accuracies)
+                )
         logits = self._logits(features)
         self._logit_range = (float(logits.min()), float(logits.max()))
 
