@@ -91,11 +91,11 @@ class SameAnswers(NamedTuple):
 
     Attributes:
         share: the fraction of equal answers.
-        count: the number of answers.
+        total: the number of answers.
     """
 
     share: float
-    count: int
+    total: int
 
 
 def golden(opened: Bundle, role: str, options: RuntimeOptions) -> Verdict:
@@ -105,7 +105,7 @@ def golden(opened: Bundle, role: str, options: RuntimeOptions) -> Verdict:
         `verdict` (equal, close, different, or not run), `largest_steps` (quantization steps, of quantized outputs) and
         `largest_difference` (of others), `outputs` (the same for each of several outputs), `equal` of `samples`,
         `kernels`, and a `note`. If the answers are classes, labels, objects, masks or embeddings, also `same_answers`:
-        `share`, and `count`. For the int8 model also `default_steps` and `default_same_answers`: the same with the
+        `share`, and `total`. For the int8 model also `default_steps` and `default_same_answers`: the same with the
         default kernels, which applications run.
 
     Raises:
@@ -170,7 +170,7 @@ def _verdict(actual: Array, expected: Array, role: str, model: Model) -> Verdict
         "kernels": "Edge TPU" if role == "compiled" else model.session.options.kernels,
     }
     same = _same_answers(actual, expected, model)
-    if same.count:
+    if same.total:
         result["same_answers"] = same._asdict()
     steps = [difference.steps for difference in differences if difference.steps is not None]
     others = [difference.difference for difference in differences if difference.steps is None]
@@ -221,7 +221,7 @@ def _same_answers(actual: Array, expected: Array, model: Model) -> SameAnswers:
     """Return how many answers are equal, by the rules of the host's reports.
 
     Classes and labels are equal or not; objects as in `agreement`; a mask has an answer for each pixel; embeddings
-    are equal if their directions nearly are. Other answers are numbers, and the count is 0.
+    are equal if their directions nearly are. Other answers are numbers, and the total is 0.
     """
     first, second = _answers(actual, model), _answers(expected, model)
     opened = model.bundle
@@ -262,11 +262,11 @@ def _judged(actual: Array, expected: Array, model: Model, same: SameAnswers) -> 
     ratio = "have a ratio of signal to error of %.1f dB" % least
     if _are_close(differences, CLOSE_STEPS_OPTIMIZED, model.role):
         return True, ratio
-    is_decided = same.count and model.bundle.answers in ("class", "objects")
+    is_decided = same.total and model.bundle.answers in ("class", "objects")
     is_close = same.share >= SAME_SHARE or (not is_decided and least >= CLOSE_DB)
-    if not same.count:
+    if not same.total:
         return is_close, ratio
-    return is_close, "give the same answer for %.3g of %d, and %s" % (same.share, same.count, ratio)
+    return is_close, "give the same answer for %.3g of %d, and %s" % (same.share, same.total, ratio)
 
 
 def _same_kernels(model: Model) -> bool:
@@ -309,11 +309,11 @@ def _with_default_kernels(result: Verdict, model: Model, samples: Sequence[Tenso
     differences = _differences(rows, golden_rows, session.outputs)
     steps = max((difference.steps for difference in differences if difference.steps is not None), default=None)
     same = _same_answers(actual, expected, model)
-    if model.bundle.answers == "objects" and not same.count:
+    if model.bundle.answers == "objects" and not same.total:
         same = _same_objects_in_evaluation(model, session)
     is_close, effect = _judged(actual, expected, model, same)
     result = dict(result, default_steps=steps)
-    if same.count:
+    if same.total:
         result["default_same_answers"] = same._asdict()
     if is_close:
         return result
@@ -394,7 +394,7 @@ def text(result: Dict[str, Any]) -> str:
         if "samples" in verdict:
             line += ", %(equal)d of %(samples)d equal" % verdict
         if "same_answers" in verdict:
-            line += ", %(share).3g of %(count)d answers the same" % verdict["same_answers"]
+            line += ", %(share).3g of %(total)d answers the same" % verdict["same_answers"]
         steps = verdict.get("largest_steps")
         if steps:
             line += ", by up to %d step%s" % (steps, "s" * (steps != 1))

@@ -133,8 +133,8 @@ def run(model: Model, settings: RunSettings, show: Show) -> Row:
         return {"answers": rows, "frames": count, "is_stream": True}
     if not unusable:
         return {"answers": rows}
-    error = ImageError("%d of %d samples cannot be used" % (unusable, count), "replace or remove these files")
-    return {"answers": rows, "failed": error.to_json()}
+    failed = ImageError("%d of %d samples cannot be used" % (unusable, count), "replace or remove these files")
+    return {"answers": rows, "failed": failed.to_json()}
 
 
 def _samples(model: Model, settings: RunSettings, files: Sequence[str]) -> Iterator[Tuple[str, Any]]:

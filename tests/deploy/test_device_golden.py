@@ -229,7 +229,7 @@ def test_detectors_are_judged_by_their_objects(
 ) -> None:
     comparison = verified_detector(tmp_path, monkeypatch, found, found_by_default)
     assert comparison["default_steps"] > golden.CLOSE_STEPS_OPTIMIZED
-    assert comparison["default_same_answers"] == {"share": pytest.approx(share), "count": count}
+    assert comparison["default_same_answers"] == {"share": pytest.approx(share), "total": count}
     assert comparison["verdict"] == ("equal" if share == 1 else "different")
 
 
@@ -241,7 +241,7 @@ def test_objects_are_looked_for_in_the_evaluation_sample_if_golden_inputs_have_n
     found: Found = {(1, 1): (0, "sure")}
     comparison = verified_detector(tmp_path, monkeypatch, found, found_by_default, evaluation=evaluation)
     assert "same_answers" not in comparison
-    assert comparison["default_same_answers"]["count"] == 2 + 2 * len(found_by_default)
+    assert comparison["default_same_answers"]["total"] == 2 + 2 * len(found_by_default)
     assert comparison["verdict"] == verdict
 
 

@@ -402,7 +402,7 @@ def test_a_binary_classifier(packed: Pack, sigmoid: bool, tmp_path: Path) -> Non
         == opened.manifest["evaluation"]["metrics"]["accuracy_int8"]["value"]
     )
     int8 = golden.verify(opened, CPU)["golden"]["int8"]
-    assert (int8["verdict"], int8["same_answers"]) == ("equal", {"share": 1.0, "count": 4})
+    assert (int8["verdict"], int8["same_answers"]) == ("equal", {"share": 1.0, "total": 4})
 
 
 def test_a_segmenter(packed: Pack, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,7 +67,7 @@ class ImprintingEngine:
     @property
     def embedding_dim(self) -> int:
         """The length of an embedding."""
-        return self._values
+        return int(self._values)
 
     @property
     def num_classes(self) -> int:
