@@ -263,10 +263,10 @@ def _judged(actual: Array, expected: Array, model: Model, same: SameAnswers) -> 
     if _are_close(differences, CLOSE_STEPS_OPTIMIZED, model.role):
         return True, ratio
     is_decided = same.total and model.bundle.answers in ("class", "objects")
-    is_close = same.share >= SAME_SHARE or (not is_decided and least >= CLOSE_DB)
+    is_close = (same.total and same.share >= SAME_SHARE) or (not is_decided and least >= CLOSE_DB)
     if not same.total:
-        return is_close, ratio
-    return is_close, "give the same answer for %.3g of %d, and %s" % (same.share, same.total, ratio)
+        return bool(is_close), ratio
+    return bool(is_close), "give the same answer for %.3g of %d, and %s" % (same.share, same.total, ratio)
 
 
 def _same_kernels(model: Model) -> bool:

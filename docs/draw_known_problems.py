@@ -24,7 +24,7 @@ FIXES = {
     "library_missing": "sudo apt-get install libedgetpu1-std  # Google's; see the table above for yours",
     "no_driver": "sudo apt-get install gasket-dkms && sudo modprobe apex  # kernel 6.3 and older; see the table above",
     "not_built": f"{INSTALL_PACKAGE}, for kernel 6.4 to 6.17; see the table above",
-    "headers": "sudo apt-get install linux-headers-$(uname -r) && sudo dkms autoinstall && sudo modprobe apex",
+    "headers": "sudo apt-get install linux-headers-$(uname -r)",
     "pages": "echo kernel=kernel8.img | sudo tee -a /boot/firmware/config.txt && sudo reboot",
     "no_node": "docker run --device-cgroup-rule 'c 189:* rmw' -v /dev/bus/usb:/dev/bus/usb …",
     "not_passed": "docker run --device /dev/apex_0 …",
@@ -41,7 +41,7 @@ def drawn(page: str) -> str:
 
 def _parts(name: str, problem: Problem) -> Iterator[str]:
     yield f"### {sentence(problem.title)}"
-    values = {**VALUES, "fix": FIXES.get(name, ""), "install": FIXES.get(name, "")}
+    values = {**VALUES, **dict.fromkeys(("fix", "install", "headers"), FIXES.get(name, ""))}
     row = problem.finding("error", "", **values)
     yield f"{sentence(row.why)}. `doctor` reports `{problem.kind}`."
     if row.hint:

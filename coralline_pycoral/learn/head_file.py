@@ -17,7 +17,12 @@ CONV_2D, FULLY_CONNECTED, L2_NORMALIZATION, MUL, SOFTMAX = 3, 9, 11, 18, 25
 FLOAT32, INT32, UINT8, INT8 = 0, 2, 3, 9
 _MODEL_CODES, _MODEL_SUBGRAPHS, _MODEL_DESCRIPTION, _MODEL_BUFFERS = 1, 2, 3, 4
 _TENSORS, _INPUTS, _OUTPUTS, _OPERATORS = range(4)
-_DTYPES: Dict[int, Any] = {FLOAT32: np.dtype("<f4"), INT32: np.dtype("<i4"), UINT8: np.dtype("u1"), INT8: np.dtype("i1")}
+_DTYPES: Dict[int, Any] = {
+    FLOAT32: np.dtype("<f4"),
+    INT32: np.dtype("<i4"),
+    UINT8: np.dtype("u1"),
+    INT8: np.dtype("i1"),
+}
 _VERSIONS = {FLOAT32: (1, 1), UINT8: (1, 1), INT8: (4, 2)}
 """The versions of FULLY_CONNECTED and SOFTMAX for the type of their input."""
 _OPTIONS = {FULLY_CONNECTED: 8, SOFTMAX: 9}

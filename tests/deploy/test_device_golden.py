@@ -245,8 +245,9 @@ def test_objects_are_looked_for_in_the_evaluation_sample_if_golden_inputs_have_n
     assert comparison["verdict"] == verdict
 
 
-def test_nothing_found_is_no_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    comparison = verified_detector(tmp_path, monkeypatch, {}, {})
+@pytest.mark.parametrize("manifest", [{}, {"evaluation": {"inputs": ["photos.npy"], "labels": None, "outputs": {}}}])
+def test_nothing_found_is_no_proof(manifest: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    comparison = verified_detector(tmp_path, monkeypatch, {}, {}, **manifest)
     assert comparison["verdict"] == "different"
     assert "have a ratio of signal to error of" in comparison["note"]
 
