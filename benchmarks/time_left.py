@@ -1,10 +1,11 @@
 """The error of the time left that a run shows: `python benchmarks/time_left.py [PIPELINE ...] [--keep FILE]`.
 
-Runs the pipelines (by default pipeline.yaml; `recipes.py --dry-run --work FOLDER` prepares others), records what each stage reports, and computes
-from the reports what was shown in every second. For stages of at least `LEAST_S` seconds, it prints the share of the
-time without an estimate, and the factor between the estimate and the time that the stage really took from then on: the
-median, and the worst one with at least `NEARLY_DONE_S` seconds left. `--keep` writes the reports to a file, and
-`--replay` reads them again, so that two versions of the estimate can be compared on the same runs.
+Runs the pipelines (by default pipeline.yaml; `recipes.py --dry-run --work FOLDER` prepares others), records what each
+stage reports, and computes from the reports what was shown in every second. For stages of at least `LEAST_S` seconds,
+it prints the share of the time without an estimate, and the factor between the estimate and the time that the stage
+really took from then on: the median, and the worst one with at least `NEARLY_DONE_S` seconds left. `--keep` writes the
+reports to a file, and `--replay` reads them again, so that two versions of the estimate can be compared on the same
+runs.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from typing import Any
 
 import repository  # noqa: F401
 
+from paths import ROOT
+
 from compress.cli.progress_line import MIN_ELAPSED_S
 from compress.pipeline import runner, schema
 from compress.progress import Phase, RunStep
 from compress.progress.tracker import Tracker
-from paths import ROOT
-
 
 LEAST_S = 10.0
 NEARLY_DONE_S = 5.0
@@ -47,19 +48,22 @@ class Recorder:
         self.events.append((time.monotonic() - self.began, method, arguments))
 
     def plan(self, *phases: Phase) -> None:
+        """Store the phases."""
         self._store("plan", [asdict(phase) for phase in phases])
 
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
+        """Store when a phase begins and ends."""
         self._store("begin", asdict(phase))
         yield
         self._store("end", None)
 
     def update(self, done: int, total: int, **metrics: float) -> None:
+        """Store the number of steps."""
         self._store("update", [done, total])
 
     def note(self, text: str) -> None:
-        pass
+        """Store nothing."""
 
 
 @dataclass
@@ -70,16 +74,17 @@ class Recording:
 
     @contextmanager
     def working(self, job: RunStep) -> Iterator[Recorder]:
+        """Record the reports of a stage or probe."""
         recorder = Recorder()
         yield recorder
         recorder._store("done", None)
         self.stages[job.title] = recorder.events
 
     def done(self, title: str, status: str, seconds: float | None, remark: str = "") -> None:
-        pass
+        """Show nothing."""
 
     def log(self, text: str) -> None:
-        pass
+        """Show nothing."""
 
 
 def shown(events: Sequence[Event]) -> list[tuple[float, float | None]]:

@@ -16,8 +16,8 @@ MIN_STEPS = 2
 MIN_SHARE = 0.02
 """... and share of all steps, ..."""
 ENOUGH_SECONDS = 30.0
-"""... unless this time was measured. The first steps are slow: of a training, several trace functions of TensorFlow, and
-two of them measured alone made 4 hours of 111 seconds."""
+"""... unless this time was measured. Several of the first steps of a training trace functions of TensorFlow: two of
+them alone would say hours for a training of minutes."""
 MARKS = 64
 """Number of moments that are remembered over a whole phase."""
 

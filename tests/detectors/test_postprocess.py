@@ -268,7 +268,7 @@ def test_another_task_reads_the_file_again(keras: Any, tmp_path: Path) -> None:
     """A run in the same store that knows the model as a detector does not get the file of one that does not."""
     images = np.random.default_rng(0).random((64, SIDE, SIDE, 3), np.float32)
     np.savez(tmp_path / "photos.npz", images=images)
-    path, _ = file_of(keras, tmp_path, images)
+    file_of(keras, tmp_path, images)
     as_detector = PIPELINE.format(detector="auto", stages="[package: {}]")
     as_numbers = as_detector.replace(", detector: auto", "").replace("  task: unlabelled_detection\n", "")
     models = []
