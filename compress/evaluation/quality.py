@@ -23,7 +23,7 @@ class Evaluation(Probe):
     """Run models on a split, and measure their outputs by the metrics of the task."""
 
     name: ClassVar[str] = "evaluation"
-    version: ClassVar[int] = 5
+    version: ClassVar[int] = 6
     needs: ClassVar[frozenset[Need]] = frozenset({"data"})
     tools: ClassVar[tuple[str, ...]] = ("ai-edge-litert",)
 
@@ -38,6 +38,7 @@ class Evaluation(Probe):
         task = task_of(context.data)
         samples = context.data.inputs(self.split)
         models, layouts, ranges = {}, [], []
+        steps: list[float | None] = []
         parts = {name: Phase(f"{name} model" if len(subjects) > 1 else "", unit="sample") for name in subjects}
         metrics = Phase("metrics", 0.2)
         context.progress.plan(*parts.values(), metrics)
@@ -49,6 +50,7 @@ class Evaluation(Probe):
                 rows = output_rows(model, samples, context.progress)
             models[name] = ModelOutputs(rows, model.floating, specification)
             layouts.append(model.output_layout)
+            steps = [tensor.scale for tensor in model.output_tensors]
             if len(model.input_tensors) == 1:
                 # Samples that are looked up are numbers of rows, whose values are in the table.
                 ranges.append(input_range(model.input_tensors[0], samples) if model.lookup is None else None)
@@ -60,7 +62,8 @@ class Evaluation(Probe):
         if len(models) == 2 and layouts[0].sizes == layouts[1].sizes:
             expected, actual = (model.rows for model in models.values())
             specification = next(iter(models.values())).specification
-            facts["outputs"] = [asdict(row) for row in compare_outputs(layouts[0], expected, actual, specification)]
+            compared = compare_outputs(layouts[0], expected, actual, specification, steps)
+            facts["outputs"] = [asdict(row) for row in compared]
         if len(models) == 2:
             facts["class_names"] = list(self.labels)
             illustrator = task.illustrator(models, context.data, self.split, self.labels)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from compress.errors import BudgetError, NotUsableError, ResultError
@@ -75,8 +75,13 @@ class Verdict:
 def judged(material: VerdictMaterial) -> Verdict:
     """Return the verdict on a complete run. The probable cause comes first, unless the compression is the cause."""
     is_random = material.data is not None and material.data.source == RANDOM
-    # Outputs for noise hardly differ from sample to sample: a comparison with a constant output says nothing.
-    findings = [] if is_random else [*_about_outputs(material.degeneracy), *material.task]
+    findings = [*_about_outputs(material.degeneracy), *material.task]
+    if is_random:
+        findings = [
+            replace(finding, level="warning") if finding.on_noise == "warning" else finding
+            for finding in findings
+            if finding.on_noise != "left out"
+        ]
     causes = _probable([finding for finding in findings if finding.cause == "named"])
     serious = [finding for finding in findings if finding.level == "not usable"]
     doubtful = [finding for finding in findings if finding.level == "warning" and finding.cause != "named"]

@@ -45,7 +45,7 @@ from compress.report.record import (
 from compress.stage import host
 from compress.tasks import TASKS, limits, task_of
 from compress.tasks.base import Task
-from compress.tasks.findings import VerdictReason, about_original, input_range
+from compress.tasks.findings import VerdictReason, about_original, channels, input_range
 from compress.tflite.interpreter import version
 from compress.version import __version__
 
@@ -199,7 +199,8 @@ def _task_findings(task: Task, findings: Findings) -> Sequence[VerdictReason]:
         return ()
     about_result = task.findings(findings.test, findings.data["classes"], "original", "result")
     causes = about_original(task.metrics[0], findings.inputs, findings.batch_norms)
-    return [*causes, *input_range(findings.test.get("input_range")), *about_result]
+    about_outputs = channels(findings.test.get("outputs", ()))
+    return [*causes, *input_range(findings.test.get("input_range")), *about_outputs, *about_result]
 
 
 def _first_degenerate(task: Task, findings: Findings) -> str | None:

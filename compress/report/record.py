@@ -169,6 +169,25 @@ class VerdictRecord:
 
 
 @dataclass(frozen=True)
+class ScaleRecord:
+    """The channels of one scale in an output that mixes quantities of different size.
+
+    Attributes:
+        channels: the indices of the channels.
+        low: the smallest value of the original in these channels.
+        high: the largest value.
+        sqnr_db: the ratio of the variation of the original's values to their error in dB.
+        constant: the channels that vary in the original, and have one value in the result.
+    """
+
+    channels: tuple[int, ...]
+    low: float
+    high: float
+    sqnr_db: float
+    constant: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class OutputComparisonRecord:
     """How close one output of the result is to the original's.
 
@@ -178,6 +197,10 @@ class OutputComparisonRecord:
         sqnr_db: the ratio of the original's values to their error in dB.
         max_abs_error: the largest difference of a value.
         agreement: the share of equal decisions; None for an output without decisions.
+        channel_axis: the axis of the channels in `shape`; None for an output of one scale.
+        scales: the channels by scale, the largest first; empty for an output of one scale.
+        step: the quantization step of the result; None for an output in floating point.
+        flat_channels: the number of channels that vary in the original, and have one value in the result.
     """
 
     name: str
@@ -185,6 +208,10 @@ class OutputComparisonRecord:
     sqnr_db: float
     max_abs_error: float
     agreement: float | None = None
+    channel_axis: int | None = None
+    scales: tuple[ScaleRecord, ...] = ()
+    step: float | None = None
+    flat_channels: int = 0
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from compress.settings import Settings
 from compress.stage import Context, Need, Stage
 from compress.tasks import task_of
 from compress.tasks.base import takes
+from compress.tasks.outputs import OutputsTask
 from deploy.contract.detection import Detector
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class _Load(Stage):
 
     consumes: ClassVar[frozenset[Kind]] = frozenset()
     name: ClassVar[str] = "load"
+    version: ClassVar[int] = 2
     needs: ClassVar[frozenset[Need]] = frozenset({"data"})
 
     path: Path
@@ -267,7 +269,6 @@ def _trained(path: Path, context: Context) -> Network:
 class _Import(_Load):
     """Import of a file as a Keras model, which every stage can work on."""
 
-    version: ClassVar[int] = 2
     produces: ClassVar[Kind] = Kind.KERAS
     imports_tensorflow: ClassVar[bool] = True
 
@@ -291,17 +292,26 @@ class _Import(_Load):
             imported = model_file.load(source, trust=context.trust, samples=samples)
         model = _with_fixed_input(imported.model, context)
         detector = self._detector(model, context, imported.detection)
+        split: list[str] = []
         if detector is not None:
             model = detector.model
+        elif task_of(context.data).name == OutputsTask.name:
+            from compress.tasks.split_outputs import split_outputs
+
+            model, split = split_outputs(model, samples)
         specification = self.detector if detector is None else dict(detector.specification)
         fitted = self.model_copy(update={"detector": specification}).fitted(model, context)
-        if imported.file_is_float_tflite and detector is None:
+        if imported.file_is_float_tflite and detector is None and not split:
             # the file itself is the original that later results are compared with
             working_model.write_keras(model, context.folder)
             shutil.copyfile(self.path, context.folder / MODEL_TFLITE)
         else:
             working_model.write(model, context.folder, context.progress)
         facts = {**_import_facts(source, imported, context), "parameters": model.count_params(), **fitted}
+        for note in split:
+            context.progress.note(f"{self.path.name}: {note}")
+        if split:
+            facts["split_outputs"] = split
         if detector is not None:
             facts["detector"] = {
                 "classes": detector.classes,
@@ -423,7 +433,6 @@ class HeadSettings(Settings):
 class NewHead(_Load):
     """Load a trained model of any format, cut off its head, and add an untrained one for the classes of the data."""
 
-    version: ClassVar[int] = 2
     produces: ClassVar[Kind] = Kind.UNTRAINED
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})
     imports_tensorflow: ClassVar[bool] = True
@@ -488,14 +497,12 @@ class NewHead(_Load):
 class LoadKeras(_Import):
     """Load a Keras file, or the Keras model of a SavedModel folder."""
 
-    version: ClassVar[int] = 2
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "tf-keras")
 
 
 class ImportTflite(_Import):
     """Rebuild a float .tflite file with Keras layers."""
 
-    version: ClassVar[int] = 2
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "ai-edge-litert")
 
 
@@ -508,14 +515,12 @@ class ImportOnnx(_Import):
 class DequantizeTflite(_Import):
     """Rebuild a quantized .tflite file with Keras layers and the real values of its weights."""
 
-    version: ClassVar[int] = 2
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "ai-edge-litert")
 
 
 class LoadFloatTflite(_Load):
     """Load a float .tflite file with operators that have no Keras layers; only `quantize` can use it."""
 
-    version: ClassVar[int] = 2
     produces: ClassVar[Kind] = Kind.FLOAT_TFLITE
 
     problems: tuple[str, ...] = ()
@@ -572,7 +577,6 @@ class ConvertSavedModel(LoadFloatTflite):
 class LoadTflite(_Load):
     """Load a quantized .tflite file."""
 
-    version: ClassVar[int] = 2
     produces: ClassVar[Kind] = Kind.TFLITE
 
     def kind_reason(self) -> str:

@@ -30,8 +30,12 @@ UNLIKE = 0.5
 """Share of equal decisions below which a result cannot be used."""
 DOUBTFUL = 0.8
 """The same, below which there is a warning."""
-NOISY_DB = 3.0
-"""Ratio of an output's values to their error below which the output is named."""
+LITTLE_LEFT_DB = 10.0
+"""Ratio of values to errors in dB below which little of the values is left: errors have a third of their amplitude."""
+COARSE_DB = 20.0
+"""The same for a warning about values that share a quantization step with larger ones: a tenth of their amplitude."""
+MOST_FLAT = 0.5
+"""Share of the channels with one value, although they vary in the original, from which an output cannot be used."""
 MOST_NAMED = 4
 OUTSIDE = 0.05
 """Share of the values of samples that a quantized input cannot hold, above which there is a warning."""
@@ -52,12 +56,15 @@ class VerdictReason:
         cause: the probable cause: the model before compression, or the compression; "named" if the text names the
             cause and what to do.
         gain: how much better the metric of the original is without the cause, where that was measured.
+        on_noise: whether the reason holds if the samples are random numbers, becomes a warning, or is left out: outputs
+            for noise hardly differ from sample to sample.
     """
 
     level: Literal["not usable", "warning"]
     text: str
     cause: Literal["model", "named", "compression"] = "compression"
     gain: float | None = None
+    on_noise: Literal["holds", "warning", "left out"] = "left out"
 
 
 def against_constant(
@@ -96,21 +103,79 @@ def unlike_original(agreement: float, outputs: Sequence[Mapping[str, Any]]) -> l
 
     Args:
         agreement: the share of equal decisions or close values, averaged over outputs.
-        outputs: `name` and `sqnr_db` of each output.
+        outputs: the comparison of each output; `agreement` is None for values without decisions.
     """
     shown = f"the result answers unlike the original: {agreement:.0%} of its decisions or values agree"
-    if agreement < UNLIKE:
-        return [VerdictReason("not usable", shown)]
-    reasons = [VerdictReason("warning", shown)] if agreement < DOUBTFUL else []
-    noisy = [f"{output['name']} ({output['sqnr_db']:.1f} dB)" for output in outputs if output["sqnr_db"] < NOISY_DB]
-    if noisy:
-        listed = ", ".join(noisy[:MOST_NAMED]) + ", …" * (len(noisy) > MOST_NAMED)
-        text = (
-            f"{len(noisy)} of {len(outputs)} outputs have errors as large as their values on these samples: {listed}; "
-            "is data.preprocess that of the training?"
-        )
-        reasons.append(VerdictReason("warning", text))
+    reasons = []
+    if agreement < DOUBTFUL:
+        reasons.append(VerdictReason("not usable" if agreement < UNLIKE else "warning", shown))
+    return reasons + little_left([output for output in outputs if (output["agreement"] or 0.0) < DOUBTFUL])
+
+
+def little_left(
+    outputs: Sequence[Mapping[str, Any]], level: Literal["not usable", "warning"] = "not usable"
+) -> list[VerdictReason]:
+    """Name the outputs whose errors are so large that little of their values is left.
+
+    Args:
+        outputs: the comparison of each output whose values count.
+        level: the level of the reason.
+    """
+    noisy = [
+        f"{output['name']} ({output['sqnr_db']:.1f} dB)" for output in outputs if output["sqnr_db"] < LITTLE_LEFT_DB
+    ]
+    if not noisy:
+        return []
+    listed = ", ".join(noisy[:MOST_NAMED]) + ", …" * (len(noisy) > MOST_NAMED)
+    text = (
+        f"little is left of {len(noisy)} outputs, whose errors have a third of the amplitude of their values or more: "
+        f"{listed}; calibrate with samples of the kind that the device will see, in the preprocessing of the training"
+    )
+    return [VerdictReason(level, text, on_noise="warning")]
+
+
+def channels(outputs: Sequence[Mapping[str, Any]]) -> list[VerdictReason]:
+    """Name channels that vary in the original, and of which the result keeps nothing or little.
+
+    Args:
+        outputs: the comparison of each output, as `compress.evaluation.output_fidelity` returns them.
+    """
+    reasons = []
+    for output in outputs:
+        smaller = output["scales"][1:]
+        lost = [channel for scale in smaller for channel in scale["constant"]]
+        coarse = [scale for scale in smaller if scale["sqnr_db"] < COARSE_DB]
+        if lost or coarse:
+            reasons.append(_mixed(output, lost, coarse))
+        elif flat := output["flat_channels"]:
+            total = output["shape"][-1]
+            text = (
+                f"{flat} of {total} channels of the output {output['name']} have one value for all samples, and vary "
+                "in the original"
+            )
+            level: Literal["not usable", "warning"] = "not usable" if flat >= MOST_FLAT * total else "warning"
+            reasons.append(VerdictReason(level, text, on_noise="warning" if level == "not usable" else "left out"))
     return reasons
+
+
+def _mixed(output: Mapping[str, Any], lost: Sequence[int], coarse: Sequence[Mapping[str, Any]]) -> VerdictReason:
+    """Return what an output costs that mixes quantities of different scale, and what to do."""
+    useless = bool(lost) or any(scale["sqnr_db"] < LITTLE_LEFT_DB for scale in coarse)
+    concerned = coarse or [scale for scale in output["scales"][1:] if scale["constant"]]
+    low, high = min(scale["low"] for scale in concerned), max(scale["high"] for scale in concerned)
+    affected = sorted(lost or [channel for scale in coarse for channel in scale["channels"]])
+    axis, largest = output["channel_axis"], output["scales"][0]
+    where = f"{len(affected)} of {output['shape'][axis]} channels of the output {output['name']}"
+    named = f"{', '.join(map(str, affected[:MOST_NAMED]))}{', …' * (len(affected) > MOST_NAMED)} on axis {axis + 1}"
+    step = "" if output["step"] is None else f", whose quantization step is {output['step']:.3g}"
+    ratio = min(scale["sqnr_db"] for scale in concerned)
+    what = "are constant in the result" if lost else f"keep a ratio of {ratio:.1f} dB to their error"
+    text = (
+        f"{where} ({named}) {what}: their values are from {low:.3g} to {high:.3g}, and share one tensor with values "
+        f"from {largest['low']:.3g} to {largest['high']:.3g}{step}; end the model in front of the operator that joins "
+        "them, so that each quantity is an output, or scale the values to one range in the model"
+    )
+    return VerdictReason("not usable" if useless else "warning", text, "named", on_noise="holds")
 
 
 def class_order(labels: NDArray[np.int64], predictions: NDArray[np.int64], names: Sequence[str]) -> list[VerdictReason]:

@@ -22,6 +22,18 @@ Form = Literal["softmax", "sigmoid", "values"]
 CLOSE = 0.1
 """Two values of an output agree if they differ by at most this fraction of its standard deviation."""
 SMALLEST_PROBABILITY = 1e-7
+SEPARATE = 16.0
+"""Ratio of two ranges from which they are of different scale: 8 bits that hold the larger range leave fewer than 16
+steps, 4 bits, for the smaller one."""
+GAP = 4.0
+"""Least ratio between the ranges of two scales. The channels of a feature vector have ranges of every size between."""
+NEGLIGIBLE = 0.1
+"""Range below which a channel of values from -1 to 1 has no scale of its own: rare classes and unused features have such
+channels."""
+STILL = 1e-3
+"""Range of a channel, relative to its largest value, below which the channel counts as constant."""
+ScaleGroups = tuple[tuple[int, ...], ...]
+"""The channels of each scale, the largest scale first."""
 
 
 @dataclass(frozen=True)
@@ -35,16 +47,41 @@ class OutputForm:
             numbers.
         deviation: the standard deviation of its values, over samples and positions, in the original model; 1 for a
             constant output.
+        channel_axis: the axis of `shape` along which quantities of different scale lie.
+        channel_deviations: for such an output the standard deviation of the scale of each channel; otherwise empty.
     """
 
     name: str
     shape: tuple[int, ...]
     form: Form
     deviation: float
+    channel_axis: int = 0
+    channel_deviations: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, name: str, shape: tuple[int, ...], form: Form, values: NDArray[Any]) -> OutputForm:
+        """Return an output, with the deviations of its values for some samples [n, *shape]."""
+        finite = np.asarray(values)[np.isfinite(np.asarray(values).reshape(len(values), -1)).all(axis=1)]
+        axis, groups = scale_groups(finite.min(axis=0), finite.max(axis=0)) if len(finite) else (0, ())
+        deviations = np.ones(shape[axis] if groups else 0)
+        for group in groups:
+            deviations[list(group)] = deviation_of(np.take(finite, group, axis=axis + 1))
+        return cls(name, shape, form, deviation_of(values), axis, tuple(deviations.tolist()))
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        return {"name": self.name, "shape": list(self.shape), "form": self.form, "deviation": self.deviation}
+        content = {"name": self.name, "shape": list(self.shape), "form": self.form, "deviation": self.deviation}
+        if self.channel_deviations:
+            content |= {"channel_axis": self.channel_axis, "channel_deviations": list(self.channel_deviations)}
+        return content
+
+    @property
+    def unit(self) -> NDArray[np.float32]:
+        """The standard deviation that errors are divided by; an array that fits the values [n, *shape]."""
+        if not self.channel_deviations:
+            return np.asarray(self.deviation, np.float32)
+        sizes = [-1 if axis == self.channel_axis else 1 for axis in range(len(self.shape))]
+        return np.asarray(self.channel_deviations, np.float32).reshape(sizes)
 
     def logits(self, values: Any) -> Any:
         """Return a Keras tensor of this output as logits, up to a constant; plain values stay as they are."""
@@ -78,7 +115,7 @@ class OutputForm:
         """
         ops = keras().ops
         if self.form == "values":
-            return _mean(ops.square((actual - expected) / self.deviation))
+            return _mean(ops.square((actual - expected) / self.unit))
         expected, actual = expected / temperature, actual / temperature
         if self.form == "softmax":
             gap = ops.log_softmax(expected) - ops.log_softmax(actual)
@@ -105,7 +142,7 @@ class OutputForm:
             limit = 0.0 if logits else 0.5
             equal = (expected > limit) == (actual > limit)
         else:
-            equal = np.abs(expected - actual) <= CLOSE * self.deviation
+            equal = np.abs(expected - actual) <= CLOSE * self.unit
         return np.asarray(equal.reshape(len(equal), -1).mean(axis=1), np.float64)
 
 
@@ -134,7 +171,7 @@ def forms_of(model: Any, rows: NDArray[Any]) -> tuple[OutputForm, ...]:
     for name, shape, tensor, values in zip(names, shapes, model.outputs, parts, strict=True):
         activation = activation_of(tensor)
         form: Form = form_of(values) if activation is None else _form(activation)
-        outputs.append(OutputForm(name, shape, form, deviation_of(values)))
+        outputs.append(OutputForm.of(name, shape, form, values))
     return tuple(outputs)
 
 
@@ -148,14 +185,71 @@ def _output_names(model: Any) -> list[str]:
 def forms_by_values(layout: TensorLayout, rows: NDArray[Any]) -> tuple[OutputForm, ...]:
     """Return the outputs of a model whose layers are not known, by their values for some samples [n, values]."""
     parts = zip(unique_names(layout.names), layout.shapes, layout.split(rows), strict=True)
-    return tuple(OutputForm(name, shape, form_of(values), deviation_of(values)) for name, shape, values in parts)
+    return tuple(OutputForm.of(name, shape, form_of(values), values) for name, shape, values in parts)
 
 
 def from_json(entries: Sequence[Mapping[str, Any]]) -> tuple[OutputForm, ...]:
     """Return outputs from plain values."""
     return tuple(
-        OutputForm(entry["name"], tuple(entry["shape"]), entry["form"], entry["deviation"]) for entry in entries
+        OutputForm(
+            entry["name"],
+            tuple(entry["shape"]),
+            entry["form"],
+            entry["deviation"],
+            entry.get("channel_axis", 0),
+            tuple(entry.get("channel_deviations", ())),
+        )
+        for entry in entries
     )
+
+
+def scale_groups(low: NDArray[Any], high: NDArray[Any]) -> tuple[int, ScaleGroups]:
+    """Return the axis along which an output mixes quantities of different scale, and the channels of each scale.
+
+    The channels may be on any axis: the shortest one whose channels have different scales counts.
+
+    Args:
+        low: the smallest values over samples [*shape].
+        high: the largest values.
+
+    Returns:
+        The axis of the shape, and the groups; no groups for an output of one scale.
+    """
+    for axis in sorted(range(low.ndim), key=lambda axis: (low.shape[axis], -axis)):
+        others = tuple(other for other in range(low.ndim) if other != axis)
+        groups = _grouped(low.min(axis=others).astype(np.float64), high.max(axis=others).astype(np.float64))
+        if len(groups) > 1:
+            return axis, groups
+    return 0, ()
+
+
+def _grouped(low: NDArray[np.float64], high: NDArray[np.float64]) -> ScaleGroups:
+    """Return the channels by scale. Channels that hardly vary belong to the smallest scale."""
+    spans = high - low
+    varies = meaningful(low, high)
+    groups: list[list[int]] = []
+    for channel in np.argsort(-spans, kind="stable").tolist():
+        largest = groups[-1][0] if groups else channel
+        last = groups[-1][-1] if groups else channel
+        of_other_scale = varies[channel] and are_separate((low[largest], high[largest]), (low[channel], high[channel]))
+        if not groups or (of_other_scale and spans[last] >= GAP * spans[channel]):
+            groups.append([channel])
+        else:
+            groups[-1].append(channel)
+    return tuple(tuple(sorted(group)) for group in groups)
+
+
+def meaningful(low: NDArray[np.float64], high: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Return which channels vary by an amount that a user can rely on, by their smallest and largest values."""
+    spans, size = high - low, np.maximum(np.abs(low), np.abs(high))
+    return (spans > STILL * size) & ((spans >= NEGLIGIBLE) | (size > 1))
+
+
+def are_separate(larger: tuple[float, float], smaller: tuple[float, float]) -> bool:
+    """Whether two ranges are of different scale. Probabilities have one scale, however rarely they are large."""
+    spans = [high - low for low, high in (larger, smaller)]
+    both_probabilities = all(low >= -1e-6 and high <= 1 + 1e-6 for low, high in (larger, smaller))
+    return spans[0] >= SEPARATE * spans[1] > 0 and not both_probabilities
 
 
 def deviation_of(values: NDArray[Any]) -> float:

@@ -97,7 +97,7 @@ class OutputsHead(Head):
                 drawn = ops.cast(noise < ops.stop_gradient(ops.sigmoid(logits)), "float32")
                 values = ops.softplus(logits) - drawn * logits
             else:
-                values = ops.where(noise < 0.5, -1.0, 1.0) * logits / output.deviation
+                values = ops.where(noise < 0.5, -1.0, 1.0) * logits / output.unit
             flat = ops.reshape(values, (ops.shape(values)[0], -1))
             total += ops.sum(flat, axis=-1) / (flat.shape[-1] or 1) ** 0.5
         return total / len(self.outputs)
@@ -146,7 +146,10 @@ class ByOutput(Judge):
     def snr_db(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
         """Return the mean over the outputs of their ratios: outputs of large values do not hide others."""
         layout = layout_of(self.outputs)
-        ratios = [snr_db(*pair) for pair in zip(layout.parts(expected), layout.parts(actual), strict=True)]
+        ratios = []
+        for output, *pair in zip(self.outputs, layout.split(expected), layout.split(actual), strict=True):
+            before, after = ((values / output.unit).reshape(len(values), -1) for values in pair)
+            ratios.append(snr_db(before, after))
         return np.asarray(np.mean(ratios, axis=0))
 
     def energies(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
@@ -156,7 +159,8 @@ class ByOutput(Judge):
         for output, *pair in zip(self.outputs, layout.split(expected), layout.split(actual), strict=True):
             before, after = (output.values(values, logits=self.as_logits) for values in pair)
             rounding = 0.0 if output.form == "values" else OUTPUT_STEP**2 / 12
-            errors = ((after - before) ** 2).reshape(len(before), -1).mean(axis=1)
+            relative = (after - before) * (output.deviation / output.unit)
+            errors = (relative**2).reshape(len(before), -1).mean(axis=1)
             columns.append(errors + rounding + SMALLEST_ENERGY * output.deviation**2)
         return np.stack(columns, axis=1)
 
@@ -275,8 +279,8 @@ class OutputsTask(MeasuredTask):
         layout = layout_of(outputs)
         difference = np.asarray(rows, np.float64) - targets
         errors = [
-            np.sqrt((part**2).mean(axis=1)) / output.deviation
-            for part, output in zip(layout.parts(difference), outputs, strict=True)
+            np.sqrt(((part / output.unit) ** 2).reshape(len(part), -1).mean(axis=1))
+            for part, output in zip(layout.split(difference), outputs, strict=True)
         ]
         return np.asarray(np.mean(errors, axis=0))
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 
 from compress.measurement import Measurement, Metric
+from compress.report.record import OutputComparisonRecord, ScaleRecord
 from compress.tasks.findings import (
     about_original,
     against_constant,
+    channels,
     class_order,
     input_range,
     other_inputs,
@@ -85,13 +89,61 @@ def test_ties() -> None:
 
 
 def test_a_model_without_labels_is_judged_by_its_outputs() -> None:
-    outputs = [{"name": "boxes", "sqnr_db": 31.0}, {"name": "object", "sqnr_db": 0.2}]
-    (reason,) = unlike_original(0.4, outputs)
+    boxes, scores = compared("boxes", 31.0), compared("object", 6.5)
+    (reason,) = unlike_original(0.4, [boxes])
     assert (reason.level, "40% of its decisions or values agree" in reason.text) == ("not usable", True)
-    doubtful, noisy = unlike_original(0.7, outputs)
-    assert doubtful.level == noisy.level == "warning"
-    assert "1 of 2 outputs have errors as large as their values on these samples: object (0.2 dB)" in noisy.text
-    assert not unlike_original(0.98, outputs[:1])
+    doubtful, noisy = unlike_original(0.7, [boxes, scores])
+    assert (doubtful.level, noisy.level, noisy.on_noise) == ("warning", "not usable", "warning")
+    assert "little is left of 1 outputs" in noisy.text
+    assert "object (6.5 dB); calibrate with samples of the kind" in noisy.text
+    assert not unlike_original(0.98, [boxes])
+    assert not unlike_original(0.98, [scores | {"agreement": 0.99}])  # nearly all decisions are the same
+
+
+def compared(name: str, sqnr_db: float, **values: object) -> dict[str, object]:
+    """The comparison of one output, of shape [20, 5]."""
+    return asdict(OutputComparisonRecord(name, (20, 5), sqnr_db, 1.0)) | values
+
+
+def scales(scores_db: float, constant: tuple[int, ...]) -> tuple[dict[str, object], ...]:
+    """The boxes and the scores of an output."""
+    boxes = ScaleRecord((0, 1, 2, 3), 0.0, 640.0, 46.0)
+    return tuple(map(asdict, (boxes, ScaleRecord((4,), 0.0, 1.0, scores_db, constant))))
+
+
+@pytest.mark.parametrize(
+    ("scores_db", "constant", "level", "text"),
+    [
+        (0.0, (4,), "not usable", "1 of 5 channels of the output y (4 on axis 2) are constant in the result"),
+        (8.0, (), "not usable", "(4 on axis 2) keep a ratio of 8.0 dB to their error"),
+        (
+            15.0,
+            (),
+            "warning",
+            "from 0 to 1, and share one tensor with values from 0 to 640, whose quantization step is 2.5",
+        ),
+    ],
+)
+def test_channels_of_another_scale_are_named(
+    scores_db: float, constant: tuple[int, ...], level: str, text: str
+) -> None:
+    output = compared("y", 46.0, channel_axis=1, scales=scales(scores_db, constant), step=2.5)
+    (reason,) = channels([output])
+    assert (reason.level, reason.cause, reason.on_noise) == (level, "named", "holds")
+    assert text in reason.text
+    assert "end the model in front of the operator that joins them" in reason.text
+
+
+def test_channels_of_one_scale_have_no_reason() -> None:
+    assert not channels([compared("y", 46.0)])
+    assert not channels([compared("y", 46.0, channel_axis=1, scales=scales(30.0, ()), step=2.5)])
+
+
+@pytest.mark.parametrize(("flat", "level"), [(1, "warning"), (3, "not usable")])
+def test_channels_that_the_result_does_not_change_are_counted(flat: int, level: str) -> None:
+    (reason,) = channels([compared("y", 46.0, flat_channels=flat)])
+    assert reason.level == level
+    assert f"{flat} of 5 channels of the output y have one value for all samples" in reason.text
 
 
 def measured(value: float, width: float = 0.05) -> dict[str, object]:
