@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compress.errors import DeploymentError, ModelError, SigningError
+from compress.errors import DeploymentError, ModelError, NotUsableError, PipelineError, SigningError
 from compress.exporters import runner_pyz
 from compress.files import explain
 from compress.fleet import instructions
 from compress.fleet.remote import AgentSession, StepRefusedError
+from compress.report.stored_record import REPORT_FILE, read_record
 from deploy.contract import bundle, releases
 from deploy.contract.errors import INSTALL
 
@@ -57,6 +58,7 @@ def load(path: Path, runner: bytes | None = None) -> Release:
 
     Raises:
         ModelError: the verification of the bundle failed.
+        NotUsableError: the report next to the bundle says that its model cannot be used.
         StoreError: the bundle cannot be read.
     """
     try:
@@ -66,6 +68,7 @@ def load(path: Path, runner: bytes | None = None) -> Release:
         raise explain(error, "the bundle cannot be read", path) from error
     except bundle.BundleError as error:
         raise ModelError(f"is not deployed: {error}", where=str(path), hint="run the pipeline again") from error
+    _refuse_not_usable(path, _sha256(content))
     files: dict[str, Any] = {}
     contents: dict[str, bytes] = {}
     for file, archive in ((releases.BUNDLE, content), (releases.RUNNER, runner or runner_pyz.content())):
@@ -75,6 +78,26 @@ def load(path: Path, runner: bytes | None = None) -> Release:
         contents |= dict(named)
     name = releases.release_name(files[releases.BUNDLE]["sha256"], files[releases.RUNNER]["sha256"])
     return Release(name, manifest["name"], files, contents)
+
+
+def _refuse_not_usable(path: Path, digest: str) -> None:
+    """Refuse the bundle of a run whose result cannot be used. A bundle without the report of its run is not judged.
+
+    Raises:
+        NotUsableError: the report next to the bundle says so.
+    """
+    try:
+        record = read_record(path.with_name(REPORT_FILE))
+    except PipelineError:
+        return  # no report, or that of another program
+    output = record.outputs.get(path.name)
+    if record.status != "not usable" or output is None or output.sha256 != digest or record.verdict is None:
+        return
+    raise NotUsableError(
+        f"the bundle is not usable: {record.verdict.reasons[0]}",
+        where=str(path),
+        hint="correct the cause, and run the pipeline again; a copy in a folder without the report can be deployed",
+    )
 
 
 def require_listed(release: Release, contents: Contents) -> None:

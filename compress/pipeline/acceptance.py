@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -23,17 +23,11 @@ RANDOM = "random"
 """The data source of random samples."""
 MOST_NAMES = 5
 """Classes that a reason names."""
+CHANGING = frozenset({"prune", "sparsify", "replace_activations", "search_architecture"})
+"""The stages that change layers or remove weights."""
 SIMILAR = 0.1
 """Difference between the gains of two probable causes, below which both are named."""
 Cause = Literal["model", "named", "compression"]
-HINTS: Mapping[Cause, str] = {
-    "model": "train the model longer or with a smaller learning rate, and check the labels, data.preprocess and the "
-    "statistics of batch norms",
-    "named": "",  # the reason says what to do
-    "compression": "compress less or train longer after it, and check the statistics of batch norms; `python -m "
-    "compress debug` lists the layers that quantization changed most",
-}
-"""The advice for a result that cannot be used, by the probable cause."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +60,12 @@ class Verdict:
     Attributes:
         record: the verdict with its reasons.
         cause: the probable cause of the first reason.
+        hint: what to do about a result that cannot be used; empty if the reason says it.
     """
 
     record: VerdictRecord
     cause: Cause = "compression"
+    hint: str = ""
 
 
 def judged(material: VerdictMaterial) -> Verdict:
@@ -95,8 +91,34 @@ def judged(material: VerdictMaterial) -> Verdict:
     reasons += _about_placement(material.placement)
     unique = tuple(dict.fromkeys(reasons))
     if serious:
-        return Verdict(VerdictRecord("not usable", unique), ordered[0].cause)
+        cause = ordered[0].cause
+        return Verdict(VerdictRecord("not usable", unique), cause, _hint(cause, material.stages))
     return Verdict(VerdictRecord("usable with warnings" if unique else "usable", unique))
+
+
+def _hint(cause: Cause, stages: Sequence[StageRecord]) -> str:
+    """Return what can be done in this pipeline about a result that cannot be used, by the probable cause."""
+    names = {stage.stage for stage in stages if stage.status in ("done", "cached")}
+    if cause == "named":
+        return ""
+    if cause == "model" and "train" in names:
+        return (
+            "train the model longer or with a smaller learning rate, and check the labels, data.preprocess and the "
+            "statistics of batch norms"
+        )
+    if cause == "model":
+        return (
+            "check the labels, the order of `classes` and data.preprocess; if the model was trained for other classes, "
+            "set `model: {head: new}` and add `train`, or choose another model"
+        )
+    advice = []
+    if names & CHANGING:
+        longer = "train longer after it" if names & {"train", "distill"} else "add `distill` or `train` after it"
+        advice.append(f"compress less, or {longer}")
+    if "quantize" in names:
+        advice.append("calibrate with samples of the kind that the device will see, or set `quantize: {method: qat}`")
+        advice.append("`python -m compress debug` lists the layers that quantization changed most")
+    return "; ".join(advice)
 
 
 def _probable(causes: Sequence[VerdictReason]) -> list[VerdictReason]:
@@ -213,7 +235,7 @@ def _not_usable(verdict: Verdict, first: str | None) -> NotUsableError:
     text = verdict.record.reasons[0]
     if first is not None and verdict.cause == "compression":
         text += f" (first seen on the validation split after `{first}`)"
-    return NotUsableError(text, hint=HINTS[verdict.cause])
+    return NotUsableError(text, hint=verdict.hint)
 
 
 def result_error(record: RunRecord) -> ResultError | None:

@@ -198,9 +198,13 @@ def _task_findings(task: Task, findings: Findings) -> Sequence[VerdictReason]:
     if not findings.stages:
         return ()
     about_result = task.findings(findings.test, findings.data["classes"], "original", "result")
-    causes = about_original(task.metrics[0], findings.inputs, findings.batch_norms)
-    about_outputs = channels(findings.test.get("outputs", ()))
-    return [*causes, *input_range(findings.test.get("input_range")), *about_outputs, *about_result]
+    metric = task.metrics[0]
+    models = (Measurement(**findings.test[model][metric.name]) for model in ("original", "result"))
+    causes = about_original(metric, findings.inputs, findings.batch_norms, *models)
+    fit = input_range(findings.test.get("input_range"), labelled=not task.learns_from_original)
+    # Labels show what the values are worth: noise around a constant one may go.
+    about_outputs = channels(findings.test.get("outputs", ())) if task.learns_from_original else []
+    return [*causes, *fit, *about_outputs, *about_result]
 
 
 def _first_degenerate(task: Task, findings: Findings) -> str | None:

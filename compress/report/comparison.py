@@ -24,7 +24,7 @@ from compress.report.blocks import (
 )
 from compress.report.record import RunRecord, StageRecord
 from compress.report.verdict import limited
-from compress.report.wording import MAX_PROSE, metric, names, noun, number, seconds, shorten, show
+from compress.report.wording import MAX_PROSE, count, metric, names, noun, number, seconds, shorten, show
 
 OUTCOMES = {
     True: Cell("✓ within the limit", style="good"),
@@ -108,6 +108,10 @@ def outputs(record: RunRecord) -> list[Section]:
         same = "no decisions" if output.agreement is None else f"{output.agreement:.3f}"
         shape = " x ".join(map(str, output.shape)) or "one value"
         rows.append((shorten(output.name), shape, f"{output.sqnr_db:.1f} dB", f"{output.max_abs_error:.3g}", same))
+        for scale in output.scales:
+            label = f"values from {scale.low:.3g} to {scale.high:.3g}"
+            constant = f"{len(scale.constant)} constant" if scale.constant else ""
+            rows.append((label, count(len(scale.channels), "channel"), f"{scale.sqnr_db:.1f} dB", "", constant))
     header = ("Output", "Shape", "Signal to quantization noise", "Largest difference", "Equal decisions")
     caption = "The result compared with the original on the test split; measured."
     return [Section("Outputs compared", table(header, rows, caption))]

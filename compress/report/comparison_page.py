@@ -64,7 +64,7 @@ def _runs(runs: Sequence[ComparedRun]) -> Table:
     rows = [
         (
             Cell(_title(run), shorten(run.path, 120)),
-            Cell(run.status, run.verdict),
+            Cell(run.verdict if run.status == "ok" and run.verdict else run.status),
             Cell(moment(run.finished), f"Coralline {shorten(run.coralline)}"),
         )
         for run in runs

@@ -612,6 +612,11 @@ class RunRecord:
     examples: ExamplesRecord | None = None
 
     @property
+    def judgement(self) -> str:
+        """The verdict on a result within the budget; otherwise the status."""
+        return self.verdict.level if self.status == "ok" and self.verdict is not None else self.status
+
+    @property
     def quality(self) -> Metric:
         """The most important metric of the task."""
         return self.metrics[0]

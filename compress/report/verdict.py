@@ -33,7 +33,13 @@ LEVELS = {
 """Style and title of each level of the verdict."""
 EARLY = {"failed": ("bad", "✕ Failed"), "interrupted": ("unsure", "■ Interrupted")}
 """The same for runs without a verdict, by status."""
-MARKS = {"ok": "✓", "over budget": "▲", "not usable": "✕", "failed": "✕", "interrupted": "■"}
+MARKS = {
+    **{level: title.split()[0] for level, (_, title) in LEVELS.items()},
+    "ok": "✓",
+    "over budget": "▲",
+    "failed": "✕",
+    "interrupted": "■",
+}
 COMPLETE = {
     "over budget": "The budget is not kept",
     "not usable": "The result cannot be used",
@@ -58,7 +64,7 @@ class Overview:
 
     Attributes:
         name: the name of the run.
-        status: its status.
+        status: the verdict on its result, or how it ended without one.
         mark: a character for the status.
         finished: when it ended.
         target: the target.
@@ -96,8 +102,8 @@ def overview(record: RunRecord) -> Overview:
     style, level = _level(record)
     return Overview(
         name=shorten(record.name, 100),
-        status=record.status,
-        mark=MARKS.get(record.status, "?"),
+        status=record.judgement,
+        mark=MARKS.get(record.judgement, "?"),
         finished=moment(record.finished),
         target=shorten(joined(": ", record.target.name, record.target.summary), MAX_PROSE),
         coralline=shorten(record.coralline),

@@ -30,7 +30,7 @@ from compress.tasks.base import (
     refuse_misfit,
     snr_db,
 )
-from compress.tasks.findings import VerdictReason, against_constant, class_order, ties
+from compress.tasks.findings import VerdictReason, against_constant, class_order, never_answered, ties
 from compress.tasks.new_head import pooled_dense
 from compress.tasks.output_forms import Activation, activation_of
 from compress.tflite.embedding import is_embedding
@@ -329,7 +329,7 @@ class Classification(Task):
     def findings(self, facts: Facts, names: Sequence[str], original: str, result: str) -> list[VerdictReason]:
         """Compare both models with the most frequent class, and judge the order of the classes and ties."""
         labels = np.array(facts["labels"])
-        predictions = np.array(facts[original]["predictions"])
+        before, after = (np.array(facts[model]["predictions"]) for model in (original, result))
         most = int(np.bincount(labels, minlength=len(names)).max())
         measured = [Measurement(**facts[model]["accuracy"]) for model in (original, result)]
         constant = proportion(most, len(labels), "the most frequent class")
@@ -341,7 +341,11 @@ class Classification(Task):
         if not facts[result]["constant"]:
             reasons += ties(facts[result]["tied"], len(labels), probabilities=facts[result]["probabilities"])
         if degeneracy.judge(_spread(facts, names, original)).verdict == "varied":
-            reasons += class_order(labels, predictions, names)
+            wrong = class_order(labels, before, names)
+            still_wrong = class_order(labels, after, names)  # a result that was trained further knows its classes
+            reasons += wrong if still_wrong else [replace(reason, level="warning") for reason in wrong]
+        if degeneracy.judge(_spread(facts, names, result)).verdict == "varied":
+            reasons += never_answered(labels, before, after, names)
         return reasons
 
     def output_order(self, outputs: list[dict[str, Any]], specification: Specification) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -15,6 +15,9 @@ ENOUGH = 30
 """Number of test samples from which a comparison with a constant answer counts."""
 KEPT = 0.5
 """Share of the original's lead over a constant answer that a usable result keeps."""
+ANSWERED = 5
+"""Samples that the original recognizes of a class that the result never answers: five changes in one direction are
+chance with a probability of 1 in 32."""
 SAMPLES_PER_CLASS = 5
 """Test samples for each class from which the order of the classes is judged: an assignment that fits by chance gains
 less then."""
@@ -39,8 +42,10 @@ MOST_FLAT = 0.5
 MOST_NAMED = 4
 OUTSIDE = 0.05
 """Share of the values of samples that a quantized input cannot hold, above which there is a warning."""
+MOST_OUTSIDE = 0.5
+"""The same, from which the model does not see what the samples show."""
 USED = 0.02
-"""Share of the range of a quantized input that samples fill, below which there is a warning."""
+"""Share of the range of a quantized input that samples fill, below which fewer than 6 of 256 values occur."""
 _ENDS = (("sample_low", "sample_high"), ("low", "high"))
 TIED = 0.02
 """Share of the samples with two equal highest outputs, above which there is a warning."""
@@ -85,11 +90,16 @@ def against_constant(
     kept = sign * (result.value - constant.value)
     label = _label(metric)
     compared = f"{label} {_shown(result.value)}, a constant answer {_shown(constant.value)}"
-    if kept <= 0:
+    worst = result.low if metric.higher_is_better else result.high
+    if kept <= 0 or (worst is not None and sign * (worst - constant.value) <= 0):
         text = f"the result is no better than a constant answer ({compared})"
+        if kept > 0:
+            interval = f"{label} {_shown(result.value)}, interval {_shown(result.low)} to {_shown(result.high)}"
+            text = f"on {samples:,} samples the result cannot be told from a constant answer, "
+            text += f"{_shown(constant.value)} ({interval})"
         if lead <= 0:
             text += f"; nor is the original ({_shown(original.value)})"
-        cause: Literal["model", "compression"] = "model" if lead <= 0 else "compression"
+        cause: Literal["model", "compression"] = "compression" if kept < KEPT * lead else "model"
         return [VerdictReason("not usable" if samples >= ENOUGH else "warning", text, cause)]
     if lead > 0 and kept < KEPT * lead:
         change = f"{label} {_shown(original.value)} before, {_shown(result.value)} after"
@@ -207,7 +217,37 @@ def class_order(labels: NDArray[np.int64], predictions: NDArray[np.int64], names
         f"the order of the classes does not fit the model: with other names its accuracy is {best / count:.3f} instead "
         f"of {right / count:.3f} ({shown}{', …' * (len(moved) > 3)}); set `classes` to the order of its training"
     )
-    return [VerdictReason("warning", text, "named", (best - right) / count)]
+    return [VerdictReason("not usable", text, "named", (best - right) / count)]
+
+
+def never_answered(
+    labels: NDArray[np.int64], before: NDArray[np.int64], after: NDArray[np.int64], names: Sequence[str]
+) -> list[VerdictReason]:
+    """Name the classes that the result never answers, although the original does, or although there are enough samples.
+
+    Args:
+        labels: of the samples [n].
+        before: the answers of the original [n].
+        after: the answers of the result [n].
+        names: the class names.
+    """
+    samples, answers = (np.bincount(values, minlength=len(names)) for values in (labels, after))
+    recognized = np.bincount(labels[before == labels], minlength=len(names))
+    missing = (answers == 0) & ((recognized >= ANSWERED) | (samples >= ENOUGH))
+    if not missing.any():
+        return []
+    of_original = int(recognized[missing].sum())
+    listed = ", ".join(
+        f"{names[index]!r} ({samples[index]:,} samples)" for index in np.flatnonzero(missing)[:MOST_NAMED]
+    )
+    text = f"the result never answers {int(missing.sum())} of {len(names)} classes: {listed}"
+    text += ", …" * (int(missing.sum()) > MOST_NAMED)
+    text += (
+        f"; the original recognizes {of_original:,} of these samples"
+        if of_original
+        else ", and neither does the original"
+    )
+    return [VerdictReason("not usable", text, "compression" if of_original else "model")]
 
 
 def _clearly_more(best: int, right: int, count: int) -> bool:
@@ -215,11 +255,12 @@ def _clearly_more(best: int, right: int, count: int) -> bool:
     return gain and wilson_interval(best, count)[0] > wilson_interval(right, count)[1]
 
 
-def input_range(facts: Mapping[str, Any] | None) -> list[VerdictReason]:
+def input_range(facts: Mapping[str, Any] | None, *, labelled: bool = False) -> list[VerdictReason]:
     """Doubt the scale of samples that the quantized input of the original cannot hold, or hardly uses.
 
     Args:
         facts: as `compress.evaluation.input_range` returns them; None for a float input.
+        labelled: whether labels show how good the answers are.
     """
     if facts is None or (facts["outside"] <= OUTSIDE and facts["used"] >= USED):
         return []
@@ -230,22 +271,38 @@ def input_range(facts: Mapping[str, Any] | None) -> list[VerdictReason]:
         advice = "use the preprocessing with which it was quantized"
     else:
         advice = f"add {other['advice']} to the end of data.preprocess, or change its steps"
-    return [VerdictReason("warning", f"{text}; {advice}", "named")]
+    lost = facts["outside"] >= MOST_OUTSIDE or facts["used"] < USED
+    level: Literal["not usable", "warning"] = "not usable" if lost and other is not None and not labelled else "warning"
+    return [VerdictReason(level, f"{text}; {advice}", "named")]
 
 
-def about_original(metric: Metric, inputs: Mapping[str, Any], batch_norms: Mapping[str, Any]) -> list[VerdictReason]:
+def about_original(
+    metric: Metric,
+    inputs: Mapping[str, Any],
+    batch_norms: Mapping[str, Any],
+    original: Measurement,
+    result: Measurement,
+) -> list[VerdictReason]:
     """Name the cause of a bad original: its preprocessing, or the statistics of its batch norms.
+
+    A result that is much better than the original was trained with this preprocessing: it can be used.
 
     Args:
         metric: the first metric of the task.
         inputs: the facts of other preprocessings, see `other_inputs`.
         batch_norms: the facts of other statistics, see `wrong_statistics`.
+        original: the metric of the original on the test split.
+        result: the metric of the result.
     """
     others = batch_norms.get("others")
     # With wrong statistics in all batch norms, samples of another scale may be better by chance.
     if others is not None and others >= STALE:
-        return wrong_statistics(batch_norms) or other_inputs(metric, inputs)
-    return other_inputs(metric, inputs) or wrong_statistics(batch_norms)
+        reasons = wrong_statistics(batch_norms) or other_inputs(metric, inputs)
+    else:
+        reasons = other_inputs(metric, inputs) or wrong_statistics(batch_norms)
+    if _gain(metric, original, result) >= GAIN:
+        return [replace(reason, level="warning") for reason in reasons]
+    return reasons
 
 
 def wrong_statistics(facts: Mapping[str, Any]) -> list[VerdictReason]:
@@ -277,7 +334,7 @@ def wrong_statistics(facts: Mapping[str, Any]) -> list[VerdictReason]:
             "the statistics of the batch norms do not fit the weights of the model, as after few training steps with a "
             f"large momentum: measured again on training samples, {result}; {momentum}"
         )
-    return [VerdictReason("warning", text, "named", gain)]
+    return [VerdictReason("not usable", text, "named", gain)]
 
 
 def other_inputs(metric: Metric, facts: Mapping[str, Any]) -> list[VerdictReason]:
@@ -299,7 +356,7 @@ def other_inputs(metric: Metric, facts: Mapping[str, Any]) -> list[VerdictReason
         f"{_shown(best['value']['value'])} instead of {_shown(original.value)} ({facts['samples']} samples); add "
         f"{best['advice']} to the end of data.preprocess, or change its steps"
     )
-    return [VerdictReason("warning", text, "named", max(gains))]
+    return [VerdictReason("not usable", text, "named", max(gains))]
 
 
 def _gain(metric: Metric, before: Measurement, after: Measurement) -> float:

@@ -271,14 +271,19 @@ class ByValue(Judge):
         deviation: the standard deviation of each value over samples, in the original [values]; None: of the values
             that are compared.
         tolerance: two values agree if they differ by at most this fraction of it.
+        by_column: whether the values are different quantities, of which each counts in units of its deviation.
     """
 
     deviation: NDArray[np.float64] | None = None
     tolerance: float = 0.1
+    by_column: bool = False
 
     def snr_db(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
         """Return the ratio of all values."""
-        return snr_db(expected, actual)
+        if not self.by_column:
+            return snr_db(expected, actual)
+        unit = spread_of(expected)
+        return snr_db(expected / unit, actual / unit)
 
     def same(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
         """Return the share of the values that agree."""

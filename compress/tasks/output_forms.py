@@ -28,8 +28,8 @@ steps, 4 bits, for the smaller one."""
 GAP = 4.0
 """Least ratio between the ranges of two scales. The channels of a feature vector have ranges of every size between."""
 NEGLIGIBLE = 0.1
-"""Range below which a channel of values from -1 to 1 has no scale of its own: rare classes and unused features have such
-channels."""
+"""Range below which a channel of values from -1 to 1 has no scale of its own: rare classes and unused features have
+such channels."""
 STILL = 1e-3
 """Range of a channel, relative to its largest value, below which the channel counts as constant."""
 ScaleGroups = tuple[tuple[int, ...], ...]

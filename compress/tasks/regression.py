@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.artifact import Facts
 from compress.data.types import Data, Split
 from compress.errors import ModelError
 from compress.measurement import Z95, Measurement, Metric, missing
 from compress.stage import Refusal, Use
-from compress.tasks.base import Rows, Specification
+from compress.tasks.base import ModelOutputs, Rows, Specification
+from compress.tasks.findings import VerdictReason, against_constant
 from compress.tasks.measured import ByValue, MeasuredTask, ValuesHead, refuse_shape, spread_of
 from compress.tasks.new_head import pooled_dense
 
@@ -29,6 +32,10 @@ WITHOUT_CLASSES: Mapping[Use, Refusal] = {
     "embedding": Refusal("the last layer of the model does not give scores of classes", hint="leave it out"),
 }
 """Methods that need one class for each sample."""
+
+
+PREDICTED = 0.5
+"""Share of a target's variance that the original explains, from which the target counts on its own."""
 
 
 class Regression(MeasuredTask):
@@ -82,10 +89,32 @@ class Regression(MeasuredTask):
         expected = np.asarray(targets, np.float64)
         return {"r2": r_squared(expected, kept, note), "mae": mean_absolute_error(expected, kept, note)}
 
+    def evaluate(self, models: Mapping[str, ModelOutputs], data: Data, split: Split, note: str) -> Facts:
+        """Return also `r2_by_target` of each model: targets of large values do not hide others."""
+        facts = super().evaluate(models, data, split, note)
+        targets = np.asarray(data.targets(split), np.float64)
+        for name, model in models.items():
+            columns = zip(targets.T, np.asarray(model.rows, np.float64).T, strict=True)
+            rows = [r_squared(expected[:, None], actual[:, None], note) for expected, actual in columns]
+            facts[name]["r2_by_target"] = [row.to_json() for row in rows]
+        return facts
+
+    def findings(self, facts: Facts, names: Sequence[str], original: str, result: str) -> list[VerdictReason]:
+        """Compare both models with the best constant output, also for each target that the original predicts."""
+        reasons = super().findings(facts, names, original, result)
+        mean = Measurement(0.0, "fraction", "measured")
+        pairs = zip(names, facts[original]["r2_by_target"], facts[result]["r2_by_target"], strict=True)
+        for target, *values in pairs if len(names) > 1 else ():
+            before, after = (Measurement(**value) for value in values)
+            if (before.value or 0.0) >= PREDICTED:
+                found = against_constant(self.metrics[0], (mean, before, after), facts["samples"])
+                reasons += [replace(reason, text=f"the target {target!r}: {reason.text}") for reason in found]
+        return reasons
+
     def fidelity(self, specification: Specification, *, logits: bool = False) -> ByValue:
-        """Return the comparison by predictions."""
+        """Return the comparison by predictions, each in units of its deviation."""
         del specification, logits
-        return ByValue(tolerance=SAME)
+        return ByValue(tolerance=SAME, by_column=True)
 
 
 def r_squared(targets: NDArray[np.float64], rows: NDArray[np.float64], note: str) -> Measurement:

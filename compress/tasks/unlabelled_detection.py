@@ -15,6 +15,7 @@ from compress.stage import Refusal, Use
 from compress.tasks.base import DistillationTerms, Judge, Location, ModelOutputs, Specification
 from compress.tasks.detection import Detection, detector_of, moving_steps
 from compress.tasks.detection_head import DetectionHead
+from compress.tasks.findings import ENOUGH, VerdictReason, little_left, unlike_original
 from compress.tasks.illustrations import ObjectsIllustrator, name_of
 from compress.tasks.outputs import OutputsHead, OutputsTask
 from deploy.contract.detection import Detector
@@ -113,6 +114,13 @@ class UnlabelledDetection(OutputsTask):
         if len(models) > 1:
             facts["found_again"] = self.illustrator(models, data, split).found_again()
         return facts
+
+    def findings(self, facts: Facts, names: Sequence[str], original: str, result: str) -> list[VerdictReason]:
+        """Compare the objects of both models. Where the samples show some, the values between them matter less."""
+        del names, original, result
+        objects = sum(count for count, _ in facts["found_again"])
+        reasons = unlike_original(facts["agreement"], ())
+        return reasons + little_left(facts.get("outputs", ()), "warning" if objects >= ENOUGH else "not usable")
 
     def compare(self, facts: Facts, names: Sequence[str], original: str, result: str) -> dict[str, Any]:
         """Return also `found_again`, without classes of which the original finds nothing."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,9 +17,10 @@ USELESS = VerdictReason("not usable", "no better than a constant answer", "model
 DESTROYED = VerdictReason("not usable", "unlike the original", "compression")
 
 
-def verdict(*findings: VerdictReason) -> tuple[tuple[str, ...], str]:
+def verdict(*findings: VerdictReason, stages: Sequence[str] = ()) -> tuple[tuple[str, ...], str]:
     """Return the reasons, and the message of the error; the message is empty for a usable result."""
-    judgement = judged(VerdictMaterial(None, findings, None, (), None, ()))
+    records = tuple(StageRecord(stage, stage, "done") for stage in stages)
+    judgement = judged(VerdictMaterial(None, findings, None, records, None, ()))
     error = refusal(judgement, (), "prune")
     return judgement.record.reasons, str(error or "")
 
@@ -29,14 +32,30 @@ def test_a_named_cause_comes_first_and_needs_no_further_advice() -> None:
 
 
 def test_without_a_named_cause_the_advice_is_about_the_model() -> None:
-    _, message = verdict(USELESS)
+    _, message = verdict(USELESS, stages=["train", "quantize"])
     assert message.startswith(f"{USELESS.text}; train the model longer")
+    _, message = verdict(USELESS, stages=["load", "quantize"])
+    assert "train the model longer" not in message
+    assert "set `model: {head: new}` and add `train`" in message
 
 
 def test_what_the_compression_did_is_said_first() -> None:
-    reasons, message = verdict(ORDER, DESTROYED)
+    reasons, message = verdict(ORDER, DESTROYED, stages=["train", "prune"])
     assert reasons == (DESTROYED.text, ORDER.text)
-    assert message.startswith(f"{DESTROYED.text} (first seen on the validation split after `prune`); compress less")
+    first = f"{DESTROYED.text} (first seen on the validation split after `prune`); "
+    assert message.startswith(f"{first}compress less, or train longer")
+    _, message = verdict(DESTROYED, stages=["load", "quantize"])
+    assert message.startswith(f"{first}calibrate with samples of the kind that the device will see")
+
+
+@pytest.mark.parametrize(("on_noise", "level"), [("holds", "not usable"), ("warning", "usable with warnings")])
+def test_some_reasons_hold_for_random_samples(on_noise: Any, level: str) -> None:
+    finding = replace(DESTROYED, on_noise=on_noise)
+    judgement = judged(VerdictMaterial(None, [finding], data_record("random"), (), None, ()))
+    assert judgement.record.level == level
+    assert finding.text in judgement.record.reasons
+    left_out = judged(VerdictMaterial(None, [DESTROYED], data_record("random"), (), None, ()))
+    assert DESTROYED.text not in left_out.record.reasons
 
 
 def test_a_named_cause_alone_is_a_warning() -> None:

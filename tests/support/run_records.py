@@ -125,8 +125,18 @@ FULL: Record = {
         "per_class": per_class(list("0123456789")), "confusion": confusion(10), "found_again": [],
         "right": {"samples": 16, "original": "fffe", "result": "fffc"},
         "outputs": [
-            {"name": "probabilities", "shape": [10], "sqnr_db": 31.4, "max_abs_error": 0.0625, "agreement": 0.9936},
-            {"name": "map", "shape": [8, 8, 2], "sqnr_db": 28.0, "max_abs_error": 0.41, "agreement": None},
+            {
+                "name": "probabilities", "shape": [10], "sqnr_db": 31.4, "max_abs_error": 0.0625, "agreement": 0.9936,
+                "channel_axis": None, "scales": [], "step": 0.00390625, "flat_channels": 0,
+            },
+            {
+                "name": "map", "shape": [8, 8, 2], "sqnr_db": 28.0, "max_abs_error": 0.41, "agreement": None,
+                "channel_axis": 2, "step": 2.5, "flat_channels": 1,
+                "scales": [
+                    {"channels": [0], "low": 0.0, "high": 640.0, "sqnr_db": 28.1, "constant": []},
+                    {"channels": [1], "low": 0.0, "high": 1.0, "sqnr_db": 0.3, "constant": [1]},
+                ],
+            },
         ],
     },
     "latency": {

@@ -15,6 +15,7 @@ from compress.tasks.findings import (
     channels,
     class_order,
     input_range,
+    never_answered,
     other_inputs,
     ties,
     unlike_original,
@@ -61,7 +62,7 @@ def test_another_order_of_the_classes_is_named() -> None:
     predictions = np.array([0, 2, 1])[labels]
     predictions[:12] = 0
     (reason,) = class_order(labels, predictions, ["apple", "beet", "cherry"])
-    assert reason.level == "warning"
+    assert reason.level == "not usable"
     assert "its accuracy is 0.933 instead of 0.333" in reason.text
     assert "output 1 is 'cherry' and not 'beet'" in reason.text
     assert "output 2 is 'beet' and not 'cherry'" in reason.text
@@ -160,7 +161,7 @@ def tried(before: float, *after: float, width: float = 0.05) -> dict[str, object
 
 def test_another_preprocessing_with_which_the_model_is_much_better_is_named() -> None:
     (reason,) = other_inputs(ACCURACY, tried(0.4, 0.5, 0.9))
-    assert (reason.level, reason.cause, reason.gain) == ("warning", "named", pytest.approx(0.5))
+    assert (reason.level, reason.cause, reason.gain) == ("not usable", "named", pytest.approx(0.5))
     assert "with change 1, the original's accuracy is 0.900 instead of 0.400 (90 samples); add `x`" in reason.text
     (reason,) = other_inputs(ERROR, tried(2.0, 3.0, 0.5))
     assert "with change 1" in reason.text
@@ -181,6 +182,7 @@ def test_a_preprocessing_is_not_doubted_without_cause(facts: dict[str, object]) 
 
 
 def test_samples_that_a_quantized_input_cannot_hold() -> None:
+    other = {"description": "0 to 1", "advice": "`scale`"}
     limits: dict[str, object] = {"low": 0.0, "high": 1.0, "sample_low": 0.0, "sample_high": 255.0, "alternative": None}
     (reason,) = input_range({**limits, "outside": 0.9, "used": 255.0})
     assert "they are 0 to 255, and its quantized input is 0 to 1; use the preprocessing with which" in reason.text
@@ -188,6 +190,8 @@ def test_samples_that_a_quantized_input_cannot_hold() -> None:
     assert "they are 0 to 0.004" in reason.text
     assert not input_range({**limits, "sample_high": 1.1, "outside": 0.01, "used": 1.1})
     assert not input_range(None)
+    known = {**limits, "outside": 0.9, "used": 255.0, "alternative": other}
+    assert [input_range(known, labelled=labelled)[0].level for labelled in (False, True)] == ["not usable", "warning"]
 
 
 STALE = {
@@ -208,7 +212,7 @@ LOSS = {"metric": "loss", "validation_before": 1.1, "validation_after": 0.1}
 )
 def test_batch_norms_with_wrong_statistics_are_named(change: dict[str, object], result: str, cause: str) -> None:
     (reason,) = wrong_statistics({**STALE, **change})
-    assert (reason.level, reason.cause) == ("warning", "named")
+    assert (reason.level, reason.cause) == ("not usable", "named")
     assert f"do not fit {cause}" in reason.text
     assert f"its validation {result}" in reason.text
     assert "set `momentum` of these layers to 0.9" in reason.text
@@ -224,9 +228,55 @@ def test_batch_norms_are_not_doubted_without_cause(change: dict[str, object]) ->
 
 
 def test_one_cause_of_a_bad_original_is_named() -> None:
-    scale = tried(0.4, 0.9)
-    assert "batch norms" in about_original(ACCURACY, scale, STALE)[0].text
-    assert "preprocessing" in about_original(ACCURACY, scale, {**STALE, "others": 0.1})[0].text
-    assert "batch norms" in about_original(ACCURACY, tried(0.4, 0.3), {**STALE, "others": 0.1})[0].text
-    assert "preprocessing" in about_original(ACCURACY, scale, {})[0].text
-    assert not about_original(ACCURACY, {}, {})
+    scale, same = tried(0.4, 0.9), (accuracy(0.4), accuracy(0.41))
+    assert "batch norms" in about_original(ACCURACY, scale, STALE, *same)[0].text
+    assert "preprocessing" in about_original(ACCURACY, scale, {**STALE, "others": 0.1}, *same)[0].text
+    assert "batch norms" in about_original(ACCURACY, tried(0.4, 0.3), {**STALE, "others": 0.1}, *same)[0].text
+    assert "preprocessing" in about_original(ACCURACY, scale, {}, *same)[0].text
+    assert not about_original(ACCURACY, {}, {}, *same)
+
+
+def accuracy(value: float, width: float = 0.05) -> Measurement:
+    return Measurement(value, "fraction", "measured", low=value - width, high=value + width)
+
+
+def test_a_result_that_was_trained_with_the_preprocessing_can_be_used() -> None:
+    (reason,) = about_original(ACCURACY, tried(0.4, 0.9), {}, accuracy(0.4), accuracy(0.42))
+    assert reason.level == "not usable"
+    (reason,) = about_original(ACCURACY, tried(0.4, 0.9), {}, accuracy(0.4), accuracy(0.88))
+    assert reason.level == "warning"
+
+
+@pytest.mark.parametrize(
+    ("value", "samples", "level"), [(0.38, 100, "not usable"), (0.38, 20, "warning"), (0.52, 100, None)]
+)
+def test_a_result_within_chance_of_a_constant_answer_is_not_usable(
+    value: float, samples: int, level: str | None
+) -> None:
+    constant = Measurement(0.3, "fraction", "measured")
+    reasons = against_constant(ACCURACY, (constant, accuracy(0.55, 0.1), accuracy(value, 0.1)), samples)
+    assert [reason.level for reason in reasons] == ([] if level is None else [level])
+    if reasons:
+        assert "cannot be told from a constant answer, 0.300" in reasons[0].text
+        assert "0.280 to 0.480" in reasons[0].text
+
+
+NAMES = ["apple", "beet", "cherry"]
+
+
+def test_a_class_that_only_the_original_answers_is_named() -> None:
+    labels = np.repeat(np.arange(3), [20, 20, 6])
+    without = np.where(labels == 2, 0, labels)
+    (reason,) = never_answered(labels, labels, without, NAMES)
+    assert (reason.level, reason.cause) == ("not usable", "compression")
+    assert "never answers 1 of 3 classes: 'cherry' (6 samples); the original recognizes 6 of these" in reason.text
+
+
+def test_a_class_that_no_model_answers_needs_enough_samples() -> None:
+    for count, found in ((29, 0), (30, 1)):
+        labels = np.repeat(np.arange(3), [40, 40, count])
+        without = np.where(labels == 2, 0, labels)
+        reasons = never_answered(labels, without, without, NAMES)
+        assert [reason.cause for reason in reasons] == ["model"] * found
+    assert "and neither does the original" in reasons[0].text
+    assert not never_answered(labels, labels, labels, NAMES)
