@@ -79,7 +79,7 @@ def judged(material: VerdictMaterial) -> Verdict:
             if finding.on_noise != "left out"
         ]
     causes = _probable([finding for finding in findings if finding.cause == "named"])
-    serious = [finding for finding in findings if finding.level == "not usable"]
+    serious = [finding for finding in findings if finding.level == "not usable" and finding.cause != "named"]
     doubtful = [finding for finding in findings if finding.level == "warning" and finding.cause != "named"]
     compressed = any(finding.cause == "compression" for finding in serious)
     ordered = [*serious, *causes, *doubtful] if compressed else [*causes, *serious, *doubtful]
@@ -90,7 +90,7 @@ def judged(material: VerdictMaterial) -> Verdict:
     reasons += _of_stages(material.stages)
     reasons += _about_placement(material.placement)
     unique = tuple(dict.fromkeys(reasons))
-    if serious:
+    if any(finding.level == "not usable" for finding in findings):
         cause = ordered[0].cause
         return Verdict(VerdictRecord("not usable", unique), cause, _hint(cause, material.stages))
     return Verdict(VerdictRecord("usable with warnings" if unique else "usable", unique))

@@ -110,8 +110,9 @@ def outputs(record: RunRecord) -> list[Section]:
         rows.append((shorten(output.name), shape, f"{output.sqnr_db:.1f} dB", f"{output.max_abs_error:.3g}", same))
         for scale in output.scales:
             label = f"values from {scale.low:.3g} to {scale.high:.3g}"
-            constant = f"{len(scale.constant)} constant" if scale.constant else ""
-            rows.append((label, count(len(scale.channels), "channel"), f"{scale.sqnr_db:.1f} dB", "", constant))
+            constant = f"{len(scale.constant)} constant" if scale.constant else "none constant"
+            width = count(len(scale.channels), "channel")
+            rows.append((label, width, f"{scale.sqnr_db:.1f} dB", "as above", constant))
     header = ("Output", "Shape", "Signal to quantization noise", "Largest difference", "Equal decisions")
     caption = "The result compared with the original on the test split; measured."
     return [Section("Outputs compared", table(header, rows, caption))]

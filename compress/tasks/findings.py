@@ -99,7 +99,7 @@ def against_constant(
             text += f"{_shown(constant.value)} ({interval})"
         if lead <= 0:
             text += f"; nor is the original ({_shown(original.value)})"
-        cause: Literal["model", "compression"] = "compression" if kept < KEPT * lead else "model"
+        cause: Literal["model", "compression"] = "model" if lead <= 0 or kept >= KEPT * lead else "compression"
         return [VerdictReason("not usable" if samples >= ENOUGH else "warning", text, cause)]
     if lead > 0 and kept < KEPT * lead:
         change = f"{label} {_shown(original.value)} before, {_shown(result.value)} after"
