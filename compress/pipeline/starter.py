@@ -14,23 +14,32 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from compress import numpy_files
+from compress.data.alternatives import alternatives
 from compress.data.dataset import Dataset
 from compress.data.file_tree import tree
 from compress.data.label_tables import TABLE_SUFFIXES, recognize
 from compress.data.source import REPAIR, SKIP
 from compress.data.sources import SOURCES
 from compress.data.sources import text as texts
+from compress.data.splits import spread
 from compress.data.types import SPLITS
 from compress.errors import DataError, reason_of
 from compress.importers import model_file
 from compress.ir.keras_graph import LayerOutput, Network
 from compress.ir.keras_graph import read as read_network
 from compress.ir.layer_specs import spec_of
+from compress.ir.tensorflow import run
+from compress.measurement import proportion
 from compress.pipeline.data_section import IMAGES, SOUNDS, ModelInputs, inputs_of, value_range
+from compress.quantization.fidelity import flattened
 from compress.resources import manual
 from compress.tasks import task_of
+from compress.tasks.classification import Classification
+from compress.tasks.findings import class_order
+from compress.tflite.interpreter import LoadedModel
 from deploy.contract.preprocessing import Preprocessing
 from deploy.contract.text import text_of, tokens_of
 
@@ -400,25 +409,87 @@ def _trained_model(draft: _Draft, data: Dataset, inputs: ModelInputs, path: Path
             allowed="photos for a model of images, or samples of the model's shape",
             hint=f"write a pipeline file with data.preprocess, such as log_mel: {manual('preprocessing.md')}",
         )
-    if fits:
-        draft.messages.append(f"model: {path.name} fits the data; it is not trained further")
-        draft.comments["model"] = (
-            "a trained model that fits the data; `train: {fine_tune: true}` would train it further"
-        )
+    tried = _tried(draft, inputs, path, folder) if fits and task.name == Classification.name else None
+    if tried is not None:
+        draft.messages.append(f"model: {path.name} {tried.text}")
+    elif fits:
+        draft.messages.append(f"model: {path.name} has the outputs that the data needs; the run measures its quality")
+    if fits and (tried is None or tried.is_useful or was_quantized):
+        draft.comments["model"] = "used as it is; `train: {fine_tune: true}` would train it further"
         if not was_quantized:
             _worth_pruning(draft, inputs)
             draft.stages.append(({"quantize": {"method": "ptq"}}, "8-bit integers, by post-training quantization"))
     else:
         draft.model["head"] = "new"
         was = ", ".join(map(str, inputs.output_sizes))
-        draft.messages.append(
-            f"model: {path.name} has {was} outputs, and the data {classes} classes: it gets a new head, "
-            "and its features are trained further (transfer learning)"
-        )
-        draft.comments["model"] = f"{was} outputs, and the data has {classes} classes: the last layers are replaced"
+        reason = f"{was} outputs, and the data has {classes} classes" if tried is None else tried.text
+        head = "it gets a new head, and its features are trained further (transfer learning)"
+        if tried is None:
+            draft.messages.append(f"model: {path.name} has {reason}: {head}")
+        else:
+            draft.messages.append(f"model: {head}")
+        draft.comments["model"] = f"{reason}: the last layers are replaced"
         _training(draft, data, STEPS_HEAD, EPOCHS_HEAD, {"learning_rate": 0.001, "warmup": 0.05, "backbone_rate": 0.5})
         _worth_pruning(draft, inputs)
         draft.stages.append(({"quantize": {"method": "ptq"}}, "8-bit integers, by post-training quantization"))
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """The answers of a model to some samples of the data.
+
+    Attributes:
+        text: how many are right, as a predicate.
+        is_useful: whether the classes of the model are those of the data, perhaps in another order.
+    """
+
+    text: str
+    is_useful: bool
+
+
+def _tried(draft: _Draft, inputs: ModelInputs, path: Path, folder: Path) -> _Tried:
+    """Try the classes of a model on samples of each class; a preprocessing that makes it useful is added to the draft.
+
+    An equal number of outputs does not show that the classes are the same.
+    """
+    steps = draft.data.get("preprocess", [])
+    data = Dataset(_resolved(draft.data["source"], folder), Preprocessing([]), None)
+    labels = data.labels("train")
+    indices = np.sort(spread(labels)[:LOOKED_AT])
+    preprocess = Preprocessing(steps)
+    samples = np.stack([preprocess(sample) for sample in data.raw("train", indices)]).astype(np.float32)
+    labels = labels[indices]
+    guessing = float(np.bincount(labels).max()) / len(labels)
+    answers = _answers(inputs, path, samples)
+    best, added = proportion(int((answers == labels).sum()), len(labels)), None
+    for other in alternatives(samples) if (best.low or 0.0) <= guessing else ():
+        right = proportion(int((_answers(inputs, path, other(samples)) == labels).sum()), len(labels))
+        if (right.low or 0.0) > guessing and (right.value or 0.0) > (best.value or 0.0):
+            best, added = right, other
+    shown = f"{best.value:.2f} of {len(labels)} samples ({best.low:.2f} to {best.high:.2f}; guessing: {guessing:.2f})"
+    if added is not None:
+        draft.data["preprocess"] = [*steps, *added.steps]
+        return _Tried(f"recognizes {shown} with {added.description}; it is not trained further", is_useful=True)
+    if (best.low or 0.0) > guessing:
+        return _Tried(f"recognizes {shown}; it is not trained further", is_useful=True)
+    if order := class_order(labels, answers, data.class_names):
+        return _Tried(f"recognizes {shown}: {order[0].text}", is_useful=True)
+    text = (
+        f"has as many outputs as the data has classes, but recognizes {shown}: its classes are not those of the data, or "
+        "it needs another preprocessing; `model: {head: new}` replaces the classes"
+    )
+    return _Tried(text, is_useful=False)
+
+
+def _answers(inputs: ModelInputs, path: Path, samples: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Return the class that a model answers for each sample."""
+    if inputs.model is None:
+        rows = LoadedModel(path, reproducible=True).scores(samples)
+    else:
+        rows = flattened(run(inputs.model, samples))
+    if rows.shape[1] == 1:
+        return (rows[:, 0] > (0.5 if rows.min() >= 0 and rows.max() <= 1 else 0.0)).astype(np.int64)
+    return np.asarray(rows.argmax(axis=1))
 
 
 def _side_for_features(side: int, shapes: Sequence[tuple[int, ...]]) -> int:

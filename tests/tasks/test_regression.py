@@ -214,3 +214,23 @@ def test_what_regression_cannot_use_is_refused_before_any_work(
     done = coralline("p.yaml", "--dry-run")
     assert done.returncode == 2
     assert message in done.stderr
+
+
+def test_a_target_that_larger_values_hide_counts_on_its_own() -> None:
+    """A height that becomes constant changes the mean error of height and width by a thousandth."""
+    targets = Sizes().targets("test").astype(np.float64)
+    constant = targets.copy()
+    constant[:, 0] = targets[:, 0].mean()
+    reasons = Regression().findings({**facts(targets, constant), "samples": 30}, NAMES, "a", "b")
+    (reason,) = (reason for reason in reasons if "target" in reason.text)
+    assert reason.level == "not usable"
+    assert reason.text.startswith("the target 'height': the result is no better than a constant answer")
+    assert not Regression().findings({**facts(targets, targets * 1.01), "samples": 30}, NAMES, "a", "b")
+
+
+def test_candidates_are_compared_in_units_of_each_target() -> None:
+    targets = Sizes().targets("test").astype(np.float64)
+    errors = np.stack([np.ones(len(targets)), np.zeros(len(targets))], axis=1)
+    judge = Regression().fidelity(None)
+    small = judge.snr_db(targets, targets + errors).mean()
+    assert small < judge.snr_db(targets, targets + 100 * errors[:, ::-1]).mean()
