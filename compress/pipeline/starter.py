@@ -475,8 +475,8 @@ def _tried(draft: _Draft, inputs: ModelInputs, path: Path, folder: Path) -> _Tri
     if order := class_order(labels, answers, data.class_names):
         return _Tried(f"recognizes {shown}: {order[0].text}", is_useful=True)
     text = (
-        f"has as many outputs as the data has classes, but recognizes {shown}: its classes are not those of the data, or "
-        "it needs another preprocessing; `model: {head: new}` replaces the classes"
+        f"has as many outputs as the data has classes, but recognizes {shown}: its classes are not those of the data, "
+        "or it needs another preprocessing; `model: {head: new}` replaces the classes"
     )
     return _Tried(text, is_useful=False)
 
