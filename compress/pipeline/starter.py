@@ -32,7 +32,7 @@ from compress.ir.keras_graph import LayerOutput, Network
 from compress.ir.keras_graph import read as read_network
 from compress.ir.layer_specs import spec_of
 from compress.ir.tensorflow import run
-from compress.measurement import proportion
+from compress.measurement import Measurement, proportion
 from compress.pipeline.data_section import IMAGES, SOUNDS, ModelInputs, inputs_of, value_range
 from compress.quantization.fidelity import flattened
 from compress.resources import manual
@@ -452,33 +452,40 @@ def _tried(draft: _Draft, inputs: ModelInputs, path: Path, folder: Path) -> _Tri
 
     An equal number of outputs does not show that the classes are the same.
     """
-    steps = draft.data.get("preprocess", [])
     data = Dataset(_resolved(draft.data["source"], folder), Preprocessing([]), None)
-    labels = data.labels("train")
-    indices = np.sort(spread(labels)[:LOOKED_AT])
-    preprocess = Preprocessing(steps)
+    indices = np.sort(spread(data.labels("train"))[:LOOKED_AT])
+    labels, preprocess = data.labels("train")[indices], Preprocessing(draft.data.get("preprocess", []))
     samples = np.stack([preprocess(sample) for sample in data.raw("train", indices)]).astype(np.float32)
-    labels = labels[indices]
     guessing = float(np.bincount(labels).max()) / len(labels)
-    answers = _answers(inputs, path, samples)
-    best, added = proportion(int((answers == labels).sum()), len(labels)), None
-    for other in alternatives(samples) if (best.low or 0.0) <= guessing else ():
-        right = proportion(int((_answers(inputs, path, other(samples)) == labels).sum()), len(labels))
-        if (right.low or 0.0) > guessing and (right.value or 0.0) > (best.value or 0.0):
-            best, added = right, other
-    shown = f"{best.value:.2f} of {len(labels)} samples ({best.low:.2f} to {best.high:.2f}; guessing: {guessing:.2f})"
-    if added is not None:
-        draft.data["preprocess"] = [*steps, *added.steps]
-        return _Tried(f"recognizes {shown} with {added.description}; it is not trained further", is_useful=True)
-    if (best.low or 0.0) > guessing:
-        return _Tried(f"recognizes {shown}; it is not trained further", is_useful=True)
-    if order := class_order(labels, answers, data.class_names):
-        return _Tried(f"recognizes {shown}: {order[0].text}", is_useful=True)
+
+    def right(values: NDArray[np.float32]) -> Measurement:
+        return proportion(int((_answers(inputs, path, values) == labels).sum()), len(labels))
+
+    first = right(samples)
+    if order := class_order(labels, _answers(inputs, path, samples), data.class_names):
+        return _Tried(f"{_recognizes(first, len(labels), guessing)}: {order[0].text}", is_useful=True)
+    if _above(first, guessing):
+        return _Tried(f"{_recognizes(first, len(labels), guessing)}; it is not trained further", is_useful=True)
+    others = [(right(other(samples)), other) for other in alternatives(samples)]
+    best, added = max(others, key=lambda pair: pair[0].value or 0.0, default=(first, None))
+    if added is not None and _above(best, guessing):
+        draft.data["preprocess"] = [*draft.data.get("preprocess", []), *added.steps]
+        text = f"{_recognizes(best, len(labels), guessing)} with {added.description}; it is not trained further"
+        return _Tried(text, is_useful=True)
     text = (
-        f"has as many outputs as the data has classes, but recognizes {shown}: its classes are not those of the data, "
-        "or it needs another preprocessing; `model: {head: new}` replaces the classes"
+        f"has as many outputs as the data has classes, but {_recognizes(first, len(labels), guessing)}: its classes "
+        "are not those of the data, or it needs another preprocessing; `model: {head: new}` replaces the classes"
     )
     return _Tried(text, is_useful=False)
+
+
+def _above(share: Measurement, guessing: float) -> bool:
+    return share.low is not None and share.low > guessing
+
+
+def _recognizes(share: Measurement, count: int, guessing: float) -> str:
+    interval = f"{share.low:.2f} to {share.high:.2f}"
+    return f"recognizes {share.value:.2f} of {count} samples ({interval}; guessing: {guessing:.2f})"
 
 
 def _answers(inputs: ModelInputs, path: Path, samples: NDArray[np.float32]) -> NDArray[np.int64]:
