@@ -435,7 +435,7 @@ def _trained_model(draft: _Draft, data: Dataset, inputs: ModelInputs, path: Path
 
 
 @dataclass(frozen=True)
-class _Tried:
+class _TriedClasses:
     """The answers of a model to some samples of the data.
 
     Attributes:
@@ -447,7 +447,7 @@ class _Tried:
     is_useful: bool
 
 
-def _tried(draft: _Draft, inputs: ModelInputs, path: Path, folder: Path) -> _Tried:
+def _tried(draft: _Draft, inputs: ModelInputs, path: Path, folder: Path) -> _TriedClasses:
     """Try the classes of a model on samples of each class; a preprocessing that makes it useful is added to the draft.
 
     An equal number of outputs does not show that the classes are the same.
@@ -463,20 +463,20 @@ def _tried(draft: _Draft, inputs: ModelInputs, path: Path, folder: Path) -> _Tri
 
     first = right(samples)
     if order := class_order(labels, _answers(inputs, path, samples), data.class_names):
-        return _Tried(f"{_recognizes(first, len(labels), guessing)}: {order[0].text}", is_useful=True)
+        return _TriedClasses(f"{_recognizes(first, len(labels), guessing)}: {order[0].text}", is_useful=True)
     if _above(first, guessing):
-        return _Tried(f"{_recognizes(first, len(labels), guessing)}; it is not trained further", is_useful=True)
+        return _TriedClasses(f"{_recognizes(first, len(labels), guessing)}; it is not trained further", is_useful=True)
     others = [(right(other(samples)), other) for other in alternatives(samples)]
     best, added = max(others, key=lambda pair: pair[0].value or 0.0, default=(first, None))
     if added is not None and _above(best, guessing):
         draft.data["preprocess"] = [*draft.data.get("preprocess", []), *added.steps]
         text = f"{_recognizes(best, len(labels), guessing)} with {added.description}; it is not trained further"
-        return _Tried(text, is_useful=True)
+        return _TriedClasses(text, is_useful=True)
     text = (
         f"has as many outputs as the data has classes, but {_recognizes(first, len(labels), guessing)}: its classes "
         "are not those of the data, or it needs another preprocessing; `model: {head: new}` replaces the classes"
     )
-    return _Tried(text, is_useful=False)
+    return _TriedClasses(text, is_useful=False)
 
 
 def _above(share: Measurement, guessing: float) -> bool:

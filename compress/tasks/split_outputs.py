@@ -32,7 +32,7 @@ def split_outputs(model: Any, samples: NDArray[np.float32]) -> tuple[Any, list[s
     plain = keras_graph.build(keras_graph.read(model))  # without nested models
     outputs, notes = [], []
     for index, output in enumerate(plain.outputs):
-        scales = _Parts(plain, index).by_scale(samples)
+        scales = _Concatenated(plain, index).by_scale(samples)
         outputs += [tensor for tensor, _ in scales] or [output]
         if scales:
             notes.append(_note(output, scales))
@@ -51,7 +51,7 @@ def _note(output: Any, scales: list[tuple[Any, Ends]]) -> str:
     )
 
 
-class _Parts:
+class _Concatenated:
     """The parts that one output of a model is concatenated from.
 
     Args:
