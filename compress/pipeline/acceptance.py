@@ -23,7 +23,7 @@ RANDOM = "random"
 """The data source of random samples."""
 MOST_NAMES = 5
 """Classes that a reason names."""
-CHANGING = frozenset({"prune", "sparsify", "replace_activations", "search_architecture"})
+CHANGING = frozenset({"prune", "sparsify", "replace_activations"})
 """The stages that change layers or remove weights."""
 SIMILAR = 0.1
 """Difference between the gains of two probable causes, below which both are named."""
