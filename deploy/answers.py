@@ -11,6 +11,7 @@ from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 import numpy as np
 
 from deploy.contract.bundle import Bundle, archive_of, array_bytes
+from deploy.contract.detection import BOX_FORMAT, Detections
 from deploy.contract.image_geometry import AffineMap
 from deploy.contract.preprocessing import Array
 from deploy.contract.tensors import TensorDescription, sample_shape
@@ -222,7 +223,7 @@ def in_image(answer: Any, placed: AffineMap) -> Any:
 
 
 def to_json(answer: Any, count: int) -> Dict[str, Any]:
-    """Return an answer as an entry of a JSON map: `top`, `labels` or `outputs`.
+    """Return an answer as an entry of a JSON map: `top`, `labels` or `outputs`; for objects also `box_format`.
 
     Args:
         answer: an `Answer`, `Detections` or `NamedOutputs`.
@@ -234,6 +235,8 @@ def to_json(answer: Any, count: int) -> Dict[str, Any]:
         return {"outputs": answer.rows()}
     if isinstance(answer, Recognition):
         return {"top": answer.rows(count), "unknown": answer.is_unknown}
+    if isinstance(answer, Detections):
+        return {"top": answer.rows(count), "box_format": BOX_FORMAT}
     return {"top": answer.rows(count)}
 
 

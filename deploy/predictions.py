@@ -12,6 +12,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 
 from deploy import drawing, samples, tiles
 from deploy.answers import to_json
+from deploy.contract.detection import BOX_ORDER
 from deploy.contract.durable_files import write_atomically
 from deploy.contract.errors import ArgumentError, DeviceError, FileError, ImageError
 from deploy.model import Model
@@ -190,7 +191,8 @@ def _row_text(row: Row, count: int) -> str:
     text = "%s %s" % (row["label"], _number_text(row["score"]))
     if "box" not in row:
         return text
-    return "%s at [%s]" % (text, ", ".join(_number_text(value, "%.3f") for value in row["box"]))
+    sides = ["%s %s" % (name, _number_text(value, "%.3f")) for name, value in zip(BOX_ORDER, row["box"])]
+    return "%s at %s" % (text, " ".join(sides))
 
 
 def _values_text(values: Any, count: int) -> str:

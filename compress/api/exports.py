@@ -18,11 +18,12 @@ from compress.detectors.class_names import COCO_CLASSES
 from compress.detectors.families import refuse_unknown
 from compress.errors import ModelError
 from compress.files import write_atomically
-from compress.pipeline.data_section import ModelInputs, data_for, inputs_of
+from compress.pipeline.data_section import ModelInputs, data_for, inputs_of, with_range
 from compress.progress import RunStep
 from compress.report.record import RunRecord
 from compress.resources import manual
 from compress.tasks.unlabelled_detection import UnlabelledDetection
+from deploy.contract.detection import BOX_FORMAT
 
 if TYPE_CHECKING:
     from compress.importers.model_file import ModelFile
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from compress.progress import Progress
 
 PIPELINE = "pipeline.yaml"
-CALIBRATION_SAMPLES = 200
+QUANTIZE: dict[str, Any] = {"quantize": {"calibration_samples": 200}}
 BORDER = 114
 """Value around letterboxed photos, as in the training of the YOLO families."""
 
@@ -57,6 +58,7 @@ def export(
     signature: str | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     detector: str | None = None,
+    value_range: tuple[float, float] | None = None,
     trust: bool = False,
     monitor: Monitor | None = None,
 ) -> ExportResult:
@@ -74,6 +76,8 @@ def export(
         shapes: the shapes of the dynamic inputs of an .onnx file, by name.
         detector: the family of a detector whose file does not decode its boxes, such as "yolov5"; None to recognize
             detectors by their heads.
+        value_range: the values of a black and of a white pixel, or of the lowest and the highest sample of a recording,
+            in the input of the model; None to find them.
         trust: allow the model to run code that it contains.
         monitor: receives the progress of the run.
 
@@ -82,7 +86,8 @@ def export(
 
     Raises:
         ModelError: the model cannot be read, or is not a detector of this family.
-        DataError: the samples cannot be read, or do not fit the model.
+        DataError: the samples cannot be read, or do not fit the model; or the values that a quantized input expects are
+            not known.
         CorallineError: a stage failed.
     """
     from compress.importers import model_file
@@ -97,8 +102,14 @@ def export(
     with monitor.working(RunStep("reading the model")) as progress:
         read = model_file.read(path, signature, shapes)
         file = _with_layers(read, folder, trust=trust)
-        inputs = inputs_of(file, trust=trust)
+        inputs = with_range(inputs_of(file, trust=trust), value_range)
         content = _pipeline(file.path, name, inputs, None if calibrate is None else Path(calibrate))
+        if "wav" in content["data"]["source"]:
+            rate = content["data"]["source"]["wav"]["rate"]
+            progress.note(
+                f"assumed, because the file does not say it: sounds of {rate:,} samples per second, the rate "
+                "of the first recording; otherwise change data.source"
+            )
         if not _is_detector(content, path, inputs, detector, progress):
             _add_labels(content, path, inputs.output_sizes, progress)
     if file is read:
@@ -110,7 +121,7 @@ def export(
     checked = schema.load(folder / PIPELINE)
     record = runner.run(checked, folder, monitor)
     run = RunResult.of(record, folder / name)
-    return ExportResult(run, _summary(path, run, content["data"]))
+    return ExportResult(run, _summary(path, run, content))
 
 
 def export_folder(model: FilePath, out: FilePath | None) -> Path:
@@ -149,7 +160,7 @@ def _is_detector(
     Raises:
         ModelError: a family is named, and the model is not a detector of it.
     """
-    form = _classes_and_code(inputs, family)
+    form = _classes_and_code(content, path, inputs, family)
     if form is None and family is not None:
         raise ModelError(
             f"it is not recognized as a detector of the family {family}",
@@ -173,16 +184,30 @@ def _is_detector(
     return True
 
 
-def _classes_and_code(inputs: ModelInputs, family: str | None) -> tuple[int, str] | None:
-    """Return the number of classes of a detector and the code of its boxes; None if the model is not a detector."""
+def _classes_and_code(
+    content: dict[str, Any], path: Path, inputs: ModelInputs, family: str | None
+) -> tuple[int, str] | None:
+    """Return the number of classes of a detector and the code of its boxes; None if the model is not a detector.
+
+    A quantized file whose decoding cannot be cut off in integers is quantized again.
+    """
     from compress.detectors.detector_model import detector_model
+    from compress.stages.load import quantized_detector
 
     if not inputs.is_image:
         return None
     if inputs.postprocess is not None:
         return inputs.postprocess.classes, "ssd"
-    detector = None if inputs.model is None else detector_model(inputs.model, family or "auto")
-    return None if detector is None else (detector.classes, detector.specification["code"])
+    if inputs.model is not None:
+        detector = detector_model(inputs.model, family or "auto")
+        return None if detector is None else (detector.classes, detector.specification["code"])
+    quantized = quantized_detector(path, family or "auto") if path.suffix.lower() == ".tflite" else None
+    if quantized is None:
+        return None
+    if quantized.graph is None:
+        content["model"]["dequantize"] = True
+        content["stages"].insert(0, QUANTIZE)
+    return quantized.classes, quantized.specification["code"]
 
 
 def _fit_photos(data: dict[str, Any], code: str, channels: int, progress: Progress) -> None:
@@ -243,7 +268,7 @@ def _pipeline(path: Path, name: str, inputs: ModelInputs, calibrate: Path | None
     data = data_for(inputs, calibrate)
     stages: list[dict[str, Any]] = [{"compile": {}}, {"package": {}}]
     if inputs.becomes != "tflite":
-        stages.insert(0, {"quantize": {"calibration_samples": CALIBRATION_SAMPLES}})
+        stages.insert(0, QUANTIZE)
     return {
         "schema_version": 1,
         "name": name,
@@ -271,16 +296,19 @@ def _as_yaml(content: Mapping[str, Any], model: Path, calibrate: FilePath | None
     return "\n".join(lines) + "\n"
 
 
-def _summary(path: Path, run: RunResult, data: Mapping[str, Any]) -> dict[str, Any]:
+def _summary(path: Path, run: RunResult, content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the summary as plain values."""
     record = run.record
     comparison = record.comparison
     outputs = () if comparison is None else comparison.outputs
     verdict = record.verdict
+    data = content["data"]
+    finds_boxes = data["task"] == UnlabelledDetection.name
     return {
         "schema_version": 1,
         "model": str(path),
-        "task": "outputs",
+        "task": data["task"],
+        **({"box_format": BOX_FORMAT} if finds_boxes else {}),
         "preprocess": [] if "random" in data["source"] else data.get("preprocess", []),
         "outputs": [
             {

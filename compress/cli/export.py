@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compress.cli.models import add_reading_options
+from compress.cli.models import add_range, add_reading_options
 from compress.cli.output import write, write_json
 from compress.cli.parser import PROGRAM, add_command
 from compress.report.wording import number
@@ -36,6 +36,7 @@ def add_parsers(subparsers: Subparsers) -> None:
         metavar="FAMILY",
         help="the family of a detector whose file does not decode its boxes, such as yolov5 (default: recognized)",
     )
+    add_range(parser)
     add_reading_options(parser)
     parser.add_json()
 
@@ -59,6 +60,7 @@ def export(options: argparse.Namespace) -> int:
             signature=options.signature,
             shapes=dict(options.shape),
             detector=options.detector,
+            value_range=options.range,
             trust=options.trust,
             monitor=console,
         )
@@ -76,6 +78,8 @@ def _print(facts: Any, folder: Path) -> None:
     if facts["preprocess"]:
         steps = ", ".join(f"{name} {json.dumps(step[name])}" for step in facts["preprocess"] for name in step)
         write(f"preprocessing: {steps} (guessed; data.preprocess in the pipeline file changes it)")
+    if "box_format" in facts:
+        write(f"a detector: its bundle answers with boxes: {facts['box_format']}")
     for output in facts["outputs"]:
         same = "" if output["agreement"] is None else f", equal decisions {output['agreement']:.3f}"
         error = f"largest difference {output['max_abs_error']:.3g}"

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from compress.cli.models import add_range
 from compress.cli.output import write, write_json
 from compress.cli.parser import PROGRAM, add_command
 from compress.errors import PipelineError
@@ -25,6 +26,7 @@ def add_parsers(subparsers: Subparsers) -> None:
     parser.add_argument("--model", type=Path, metavar="FILE", help="a trained model of any format, also quantized")
     parser.add_argument("--label", metavar="COLUMN", help="the column with the labels, of a table with several")
     parser.add_argument("--learn", action="store_true", help="let the device learn new classes from a few photos")
+    add_range(parser)
     parser.add_argument("-o", "--out", type=Path, default=DEFAULT, metavar="FILE", help=f"the new file ({DEFAULT})")
     parser.add_argument("--trust", action="store_true", help="allow the model to run code that it contains")
     parser.add_json()
@@ -60,6 +62,7 @@ def init(options: argparse.Namespace) -> int:
             name,
             label=options.label,
             learns=options.learn,
+            chosen_range=options.range,
             trust=options.trust,
         )
     try:

@@ -68,6 +68,18 @@ def add_reading_options(parser: Parser) -> None:
     )
 
 
+def add_range(parser: Parser) -> None:
+    """Add the option for the values that the input of a model expects."""
+    parser.add_argument(
+        "--range",
+        type=float,
+        nargs=2,
+        metavar=("LOW", "HIGH"),
+        help="the values of a black and of a white pixel in the input of the model, such as 0 1, -1 1 or 0 255; for "
+        "recordings those of the lowest and the highest sample (default: found, if the model says it)",
+    )
+
+
 def _shape(text: str) -> tuple[str, list[int]]:
     """Read the name of an input and its shape, [int, ...]."""
     name, _, dimensions = text.rpartition("=")

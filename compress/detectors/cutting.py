@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.detectors.probing import HeadMap
 from compress.detectors.recognition import RecognizedDetector
 from compress.detectors.roles import UNCHANGED, AnchorRoles, MapRoles
 from compress.errors import ModelError
@@ -31,15 +32,21 @@ def cut(network: Network, detector: RecognizedDetector, kept: Sequence[int] | No
     for entry in detector.specification["tensors"]:
         roles = detector.maps[entry["map"]]
         name = f"{entry['part']}_{entry['map']}"
-        channels = _channels(roles, entry["part"], kept)
+        channels = channels_of(roles, entry["part"], kept)
         network, tensor = _selected(network, roles, channels, name)
         outputs.append(tensor)
     result = subnetwork(network, outputs)
     return replace(result, name=network.name)
 
 
-def _channels(roles: MapRoles, part: str, kept: Sequence[int] | None) -> list[int]:
-    """Return the channels of a part: those of the first anchor, then of the second."""
+def channels_of(roles: MapRoles, part: str, kept: Sequence[int] | None = None) -> list[int]:
+    """Return the channels of a part: those of the first anchor, then of the second.
+
+    Args:
+        roles: the roles on a map.
+        part: the part of the detector's specification.
+        kept: the classes to keep, by number and in this order; None for all.
+    """
     channels: list[int] = []
     for anchor in roles.anchors:
         channels += _kept_scores(anchor, roles.background, kept) if part == "scores" else _of_part(anchor, part)
@@ -66,12 +73,7 @@ def _selected(network: Network, roles: MapRoles, channels: Sequence[int], name: 
     """Return the network with a tensor that has some channels of a map, in their order."""
     head = roles.probe.head
     starts = np.cumsum([0, *head.widths])
-    runs: list[tuple[int, list[int]]] = []  # tensors, each with channels that follow each other in the result
-    for channel in channels:
-        tensor = int(np.searchsorted(starts, channel, side="right")) - 1
-        if not runs or runs[-1][0] != tensor:
-            runs.append((tensor, []))
-        runs[-1][1].append(channel - int(starts[tensor]))
+    runs = by_tensor(head, channels)
     parts = []
     for index, (tensor, tensor_channels) in enumerate(runs):
         free = name if len(runs) == 1 else f"{name}_{index}"
@@ -84,6 +86,18 @@ def _selected(network: Network, roles: MapRoles, channels: Sequence[int], name: 
     joined = CONCATENATE.layer(network.free_name(name), ({"args": [parts], "kwargs": {}},), axis=-1)
     shape = (*head.cells, len(channels))
     return _with(network, joined, shape)
+
+
+def by_tensor(head: HeadMap, channels: Sequence[int]) -> list[tuple[int, list[int]]]:
+    """Return channels of a map as the numbers of their tensors, each with its channels that follow each other."""
+    starts = np.cumsum([0, *head.widths])
+    runs: list[tuple[int, list[int]]] = []
+    for channel in channels:
+        tensor = int(np.searchsorted(starts, channel, side="right")) - 1
+        if not runs or runs[-1][0] != tensor:
+            runs.append((tensor, []))
+        runs[-1][1].append(channel - int(starts[tensor]))
+    return runs
 
 
 def _of_convolution(

@@ -41,6 +41,8 @@ def detector_model(
     kept: Sequence[int | str] | None = None,
     size: Sequence[int] | None = None,
     names: Sequence[str] | None = None,
+    *,
+    rounded: bool = False,
 ) -> DetectorModel | None:
     """Return a model as a detector; None if its outputs are not those of a detector.
 
@@ -50,6 +52,7 @@ def detector_model(
         kept: the classes to keep, by number or name; None for all.
         size: height and width of the input that the result has; None for those of the model.
         names: the names of the model's classes; None for those of COCO if it has as many.
+        rounded: whether the model was made from a quantized file.
 
     Raises:
         ValueError: the family is unknown, or a key of `settings` is invalid.
@@ -57,7 +60,7 @@ def detector_model(
     """
     family, changes = family_of(settings)
     network = unfolded(keras_graph.read(model))
-    detector = recognize(network, family)
+    detector = recognize(network, family, rounded=rounded)
     if detector is None:
         return None
     numbers = None if kept is None else _numbers(kept, detector.classes, names)

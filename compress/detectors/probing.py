@@ -156,9 +156,15 @@ def head_tensors(network: Network) -> list[LayerOutput]:
 
 
 def _counts_bins(layer: Layer) -> bool:
-    """Return True for a convolution that computes the mean of a distribution over bins: its weights are 0, 1, 2, ..."""
+    """Return True for a convolution that computes the mean of a distribution over bins: its weights are 0, 1, 2, ...
+
+    In a file that was quantized, they are rounded to 127 steps.
+    """
     kernel = layer.weights[0] if layer.weights else np.zeros(0)
-    return kernel.size > 2 and np.array_equal(kernel.ravel(), np.arange(kernel.size)) and kernel.shape[-1] == 1
+    if kernel.size <= 2 or kernel.shape[-1] != 1:
+        return False
+    bins = np.arange(kernel.size)
+    return bool(np.abs(kernel.ravel() - bins).max() <= 0.51 * bins[-1] / 127)
 
 
 def _from_tensors(network: Network, tensors: Sequence[LayerOutput]) -> Network:

@@ -44,12 +44,13 @@ class RecognizedDetector:
     notes: tuple[str, ...]
 
 
-def recognize(network: Network, family: str = "auto") -> RecognizedDetector | None:
+def recognize(network: Network, family: str = "auto", *, rounded: bool = False) -> RecognizedDetector | None:
     """Return the detector that a network is; None if its outputs are not those of a detector.
 
     Args:
         network: in single steps (`compress.ir.passes.fold.unfolded`), with one input of a fixed size.
         family: the name of a preset, which says what the file leaves open.
+        rounded: whether the weights and the constants are those of a quantized file.
     """
     preset = PRESETS[family]
     sources = list(tensors_in(network.inputs))
@@ -68,7 +69,8 @@ def recognize(network: Network, family: str = "auto") -> RecognizedDetector | No
         return None
     left_out = len(all_maps) - len(maps) + sum(roles.unused > 0 for roles in maps)
     height, width = int(size[0] or 0), int(size[1] or 0)
-    return _described(maps, preset, (height, width), left_out)
+    close = box_fit.CLOSE_IN_8_BITS if rounded else box_fit.CLOSE
+    return _described(maps, preset, (height, width), left_out, close)
 
 
 def _has_cells_of_a_detector(tail: Tail, rows: int) -> bool:
@@ -78,13 +80,13 @@ def _has_cells_of_a_detector(tail: Tail, rows: int) -> bool:
 
 
 def _described(
-    maps: Sequence[MapRoles], preset: Preset, input_size: tuple[int, int], left_out: int
+    maps: Sequence[MapRoles], preset: Preset, input_size: tuple[int, int], left_out: int, close: float
 ) -> RecognizedDetector | None:
     notes = []
     first = maps[0].anchors[0]
     decoded = bool(first.box_values)
     if decoded:
-        fitted = box_fit.fit(maps, input_size)
+        fitted = box_fit.fit(maps, input_size, close)
         if fitted is None:
             return None
         settings, error = dict(fitted.settings), fitted.error

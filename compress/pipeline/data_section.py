@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress import numpy_files
-from compress.data.alternatives import RANGES
+from compress.data.alternatives import RANGES, Range
 from compress.errors import DataError, ModelError, reason_of
 
 if TYPE_CHECKING:
@@ -28,6 +28,14 @@ OPEN_SIDE = 224
 RANDOM_SAMPLES = 128
 LOOKED_AT = 32
 """Number of samples by which the range of the inputs is chosen."""
+SIGNED_PIXELS = (-128.0, 127.0)
+"""Pixels minus 128, the int8 form of pixels: the scale is 1 and the zero point 0."""
+NEAR = 0.1
+"""Largest distance of an end of a quantized range from that of a usual range, as a fraction of the latter. Calibration
+photos seldom reach both ends exactly, and symmetric scales reach 127/128 of an end; the usual ranges differ by more."""
+LOUDEST = 2.0
+"""Largest magnitude that the input of a model of recordings from -1 to 1 can usually hold; ranges for other units, such
+as 16-bit samples, hold far more."""
 OTHER_RANGES = ((-1.0, 1.0), (0.0, 1.0), (-3.0, 3.0), (-10.0, 10.0), (-30.0, 30.0), (-100.0, 100.0))
 """Ranges of random samples for models of other inputs, such as features of sound."""
 
@@ -43,6 +51,7 @@ class ModelInputs:
         becomes: what the pipeline makes of the file (`compress.importers.model_file.Becomes`).
         model: the Keras model, if the file becomes one.
         limits: for a file with one quantized input, the lowest and highest value that the input can hold.
+        chosen_range: the values of the darkest and the brightest pixel that the user gives; None to find them.
         postprocess: the TFLite_Detection_PostProcess of a file that becomes no Keras model.
     """
 
@@ -53,6 +62,7 @@ class ModelInputs:
     model: Any = None
     limits: tuple[float, float] | None = None
     postprocess: PostProcess | None = None
+    chosen_range: Range | None = None
 
     @property
     def is_image(self) -> bool:
@@ -67,13 +77,16 @@ def inputs_of(file: ModelFile, *, trust: bool) -> ModelInputs:
         ModelError: the file cannot be imported, or an input has an open dimension.
     """
     from compress.importers import model_file
+    from compress.tflite import dequantization
 
     if file.becomes == "keras":
         model = model_file.load(file, trust=trust).model
         names = tuple(tensor.name for tensor in model.inputs)
         shapes = tuple(_with_sides(tuple(tensor.shape[1:])) for tensor in model.inputs)
         sizes = tuple(_size(tensor.shape) for tensor in model.outputs)
-        inputs = ModelInputs(names, shapes, sizes, "keras", model, limits=_dequantized_limits(file))
+        both = file.content.dequantized if file.kind == "tflite" else None
+        limits = None if both is None else dequantization.input_limits(both.original)
+        inputs = ModelInputs(names, shapes, sizes, "keras", model, limits)
     else:
         inputs = _file_inputs(file)
     for name, shape in zip(inputs.names, inputs.shapes, strict=True):
@@ -87,12 +100,18 @@ def inputs_of(file: ModelFile, *, trust: bool) -> ModelInputs:
     return inputs
 
 
-def _dequantized_limits(file: ModelFile) -> tuple[float, float] | None:
-    """Return the range of the input of a file that was quantized; None for other files, and for several inputs."""
-    both = file.content.dequantized if file.kind == "tflite" else None
-    if both is None or len(both.ranges) != 1:
-        return None
-    return both.ranges[0].low, both.ranges[0].high
+def with_range(inputs: ModelInputs, chosen: Range | None) -> ModelInputs:
+    """Return the inputs with the values of a black and of a white pixel that the user gives.
+
+    Raises:
+        DataError: they are not two numbers, the lower one first.
+    """
+    if chosen is None:
+        return inputs
+    low, high = chosen
+    if not (np.isfinite([low, high]).all() and low < high):
+        raise DataError(f"is {low:g} to {high:g}", where="--range", allowed="two numbers, the lower one first")
+    return replace(inputs, chosen_range=(low, high))
 
 
 def _with_sides(shape: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -112,8 +131,7 @@ def _file_inputs(file: ModelFile) -> ModelInputs:
     else:
         parsed = graph.read(file.path)
     tensors = [parsed.tensors[index] for index in parsed.inputs]
-    has_one_range = len(tensors) == 1 and dequantization.is_quantized(tensors[0])
-    limits = dequantization.value_range(tensors[0]) if has_one_range else None
+    limits = dequantization.input_limits(parsed)
     names = tuple(tensor.name for tensor in tensors)
     shapes = tuple(tuple(tensor.shape[1:]) for tensor in tensors)
     sizes = tuple(_size(parsed.tensors[index].shape) for index in parsed.outputs)
@@ -142,10 +160,13 @@ def _random(inputs: ModelInputs) -> dict[str, Any]:
         settings["shapes"] = [list(shape) for shape in inputs.shapes]
     else:
         settings["shape"] = list(inputs.shapes[0])
-        generator = np.random.default_rng(0)
-        samples = generator.random((LOOKED_AT, *inputs.shapes[0]), np.float32)
-        settings["low"], settings["high"] = value_range(inputs, samples)
+        settings["low"], settings["high"] = inputs.limits or _random_range(inputs)
     return {"source": {"random": settings}, **_unchanged(inputs)}
+
+
+def _random_range(inputs: ModelInputs) -> Range:
+    samples = np.random.default_rng(0).random((LOOKED_AT, *inputs.shapes[0]), np.float32)
+    return value_range(inputs, samples)
 
 
 def _unchanged(inputs: ModelInputs) -> dict[str, Any]:
@@ -215,11 +236,17 @@ def _some_photos(path: Path, inputs: ModelInputs) -> NDArray[np.float32]:
 def value_range(inputs: ModelInputs, samples: NDArray[np.float32]) -> tuple[float, float]:
     """Return the range that samples from 0 to 1 must be scaled to.
 
-    By the scale of a quantized input, or by the model's first layers; otherwise 0 to 1.
+    The range that the user gives; or by the scale of a quantized input; or by the model's first layers; otherwise the
+    most frequent one.
+
+    Raises:
+        DataError: a quantized input holds none of the usual ranges, and the user gives none.
     """
+    if inputs.chosen_range is not None:
+        return inputs.chosen_range
     ranges = RANGES if inputs.is_image else OTHER_RANGES
     if inputs.limits is not None:
-        return min(ranges, key=lambda limits: sum(abs(a - b) for a, b in zip(limits, inputs.limits or (), strict=True)))
+        return _usual_range(inputs.limits)
     if inputs.model is None:
         return ranges[0]
     from compress.ir import keras_graph
@@ -240,6 +267,33 @@ def value_range(inputs: ModelInputs, samples: NDArray[np.float32]) -> tuple[floa
     return min(errors, key=lambda limits: errors[limits])
 
 
+def _usual_range(limits: Range) -> Range:
+    """Return the usual range of pixels that a quantized input holds.
+
+    Raises:
+        DataError: it holds another one.
+    """
+    usual = (*RANGES, SIGNED_PIXELS)
+    for low, high in usual:
+        distances = abs(limits[0] - low), abs(limits[1] - high)
+        if max(distances) <= NEAR * (high - low):
+            return low, high
+    tolerance = (limits[1] - limits[0]) / 255
+    held = [
+        f"{low:g} {high:g}" for low, high in usual if limits[0] - tolerance <= low and high <= limits[1] + tolerance
+    ]
+    raise DataError(
+        f"the quantized input holds values from {limits[0]:.4g} to {limits[1]:.4g}: this is no usual range of photos, "
+        "so the values that the model was trained with are not known",
+        where="the model",
+        allowed=f"usual ranges that the input holds without a cut: {', '.join(held) or 'none'}; "
+        "the mean and the standard deviation of ImageNet make -2.12 to 2.64",
+        hint="give the values of a black and of a white pixel, as the program does that the model comes from: "
+        "--range 0 1 (the YOLO models of Ultralytics), --range -1 1, or --range 0 255; "
+        "for other steps, give any range, and change data.preprocess in the pipeline file that is written",
+    )
+
+
 def _sounds(path: Path, inputs: ModelInputs) -> dict[str, Any]:
     """Return recordings of the length of the model's input."""
     from compress.data.sources import wav
@@ -258,6 +312,16 @@ def _sounds(path: Path, inputs: ModelInputs) -> dict[str, Any]:
     length = int(np.prod(shape))
     source = {"path": str(path.resolve()), "labels": "none", "rate": rate, "seconds": length / rate, "resample": True}
     steps: list[dict[str, Any]] = [{"length": {"samples": length}}]
+    if inputs.chosen_range is not None:
+        steps.append({"scale": {"from": [-1, 1], "to": list(inputs.chosen_range)}})
+    elif inputs.limits is not None and max(map(abs, inputs.limits)) > LOUDEST:
+        raise DataError(
+            f"the quantized input holds values from {inputs.limits[0]:.4g} to {inputs.limits[1]:.4g}, and recordings "
+            "have values from -1 to 1",
+            where="the model",
+            hint="give the values of the lowest and the highest sample, as the program does that the model comes from: "
+            "--range -32768 32767 for 16-bit samples, --range -1 1 if the input has more room than recordings use",
+        )
     if len(shape) > 1:
         steps.append({"reshape": {"shape": list(shape)}})
     return {"source": {"wav": {**source, "corrupt": "skip"}}, "preprocess": steps}

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress import numpy_files
-from compress.data.alternatives import alternatives
+from compress.data.alternatives import Range, alternatives
 from compress.data.dataset import Dataset
 from compress.data.file_tree import tree
 from compress.data.label_tables import TABLE_SUFFIXES, recognize
@@ -33,7 +33,7 @@ from compress.ir.keras_graph import read as read_network
 from compress.ir.layer_specs import spec_of
 from compress.ir.tensorflow import run
 from compress.measurement import Measurement, proportion
-from compress.pipeline.data_section import IMAGES, SOUNDS, ModelInputs, inputs_of, value_range
+from compress.pipeline.data_section import IMAGES, SOUNDS, ModelInputs, inputs_of, value_range, with_range
 from compress.quantization.fidelity import flattened
 from compress.resources import manual
 from compress.tasks import task_of
@@ -113,6 +113,7 @@ def starter(
     *,
     label: str | None = None,
     learns: bool = False,
+    chosen_range: Range | None = None,
     trust: bool = False,
 ) -> Starter:
     """Return a first pipeline for data and, if there is one, a trained model.
@@ -124,6 +125,7 @@ def starter(
         name: the name of the run.
         label: the column of a table that has the labels; None to recognize it.
         learns: whether the device shall learn new classes.
+        chosen_range: the values of a black and of a white pixel in the input of the model; None to find them.
         trust: whether code in the model may run.
 
     Raises:
@@ -134,7 +136,7 @@ def starter(
     source = recognized(data, folder, label)
     draft.data["source"] = source
     dataset = _examined(draft, folder)
-    inputs = None if model is None else _inputs(model, trust=trust)
+    inputs = None if model is None else with_range(_inputs(model, trust=trust), chosen_range)
     if learns and (reason := task_of(dataset).why_not(("embedding",))) is not None:
         raise DataError(f"a device cannot learn new classes: {reason.what}", where=str(data), hint="leave out --learn")
     if model is None:

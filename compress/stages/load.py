@@ -24,13 +24,14 @@ from compress.resources import manual
 from compress.settings import Settings
 from compress.stage import Context, Need, Stage
 from compress.tasks import task_of
-from compress.tasks.base import takes
+from compress.tasks.base import Specification, takes
 from compress.tasks.outputs import OutputsTask
 from deploy.contract.detection import Detector
 
 if TYPE_CHECKING:
     from compress.data.types import Data
     from compress.detectors.detector_model import DetectorModel
+    from compress.detectors.quantized_detector import QuantizedDetector
     from compress.importers.model_file import ImportedModel, ModelFile
     from compress.importers.onnx.onnx_inputs import Shapes
     from compress.importers.tflite.tflite_file import Rounding
@@ -108,7 +109,7 @@ class _Load(Stage):
     def file_facts(self, context: Context) -> Facts:
         """Return how the outputs of MODEL_TFLITE are read, for a file that is not rebuilt.
 
-        TFLite_Detection_PostProcess is taken off the file: it says how boxes and scores are decoded.
+        The decoding of a detector is cut off the file, if the data needs its boxes.
         """
         self.refuse_keep_classes()
         task, file = task_of(context.data), context.folder / MODEL_TFLITE
@@ -116,26 +117,70 @@ class _Load(Stage):
         if isinstance(self.detector, dict) and "maps" in self.detector:
             detector = Detector(self.detector).specification
         elif task.reads_specification:
-            from compress.tflite import detection_postprocess, graph
-
-            parsed = graph.read(file)
-            postprocess = detection_postprocess.read(parsed, str(self.path))
-            if postprocess is None:
-                raise ModelError(
-                    "the file is not rebuilt with layers, so its head cannot be recognized",
-                    where=str(self.path),
-                    hint=f"describe its outputs with `maps` under model.detector: {manual('detection.md')}",
-                )
-            context.progress.note(f"{self.path.name}: {postprocess.note}")
-            file.write_bytes(graph.serialize(detection_postprocess.without(parsed, postprocess)))
-            changes = {} if self.detector is None else family_of(self.detector)[1]
-            detector = Detector({**postprocess.specification, **changes}).specification
+            detector = self._cut_detector(file, context)
         try:
             specification = task.file_specification(file, context.data, detector)
         except ModelError as error:
             error.where = str(self.path)  # the user does not know the copy
             raise
         return {} if specification is None else {"specification": specification}
+
+    def _cut_detector(self, file: Path, context: Context) -> Specification:
+        """Cut the decoding off a detector's .tflite file that is not rebuilt, and return how its outputs are decoded.
+
+        Raises:
+            ModelError: the file is not recognized as a detector, or its decoding cannot be cut off.
+        """
+        from compress.tflite import detection_postprocess, graph
+
+        settings = self.detector if self.detector is not None else {FAMILY: "auto"}
+        parsed = graph.read(file)
+        postprocess = detection_postprocess.read(parsed, str(self.path))
+        if postprocess is not None:
+            context.progress.note(f"{self.path.name}: {postprocess.note}")
+            file.write_bytes(graph.serialize(detection_postprocess.without(parsed, postprocess)))
+            return Detector({**postprocess.specification, **family_of(settings)[1]}).specification
+        found = quantized_detector(file, settings)
+        if found is None:
+            raise ModelError(
+                "the file is not rebuilt with layers, and its head is not recognized",
+                where=str(self.path),
+                hint=f"describe its outputs with `maps` under model.detector: {manual('detection.md')}",
+            )
+        if found.graph is None:
+            raise ModelError(
+                "the decoding of the detector cannot be cut off in integers",
+                where=str(self.path),
+                hint="set model.dequantize: true, and add the stage quantize",
+            )
+        for note in found.notes:
+            context.progress.note(f"{self.path.name}: {note}")
+        file.write_bytes(graph.serialize(found.graph))
+        return Detector(found.specification).specification
+
+
+def quantized_detector(path: Path, settings: str | Mapping[str, Any] = "auto") -> QuantizedDetector | None:
+    """Return a quantized .tflite file as a detector; None if its outputs are not those of a detector.
+
+    Args:
+        path: the file.
+        settings: the name of a family, or a map of `family` and keys of the specification, such as `least_score`.
+
+    Raises:
+        ValueError: the family is unknown, or a key of `settings` is invalid.
+        ModelError: the file is damaged.
+    """
+    from compress.detectors import quantized_detector as detectors
+    from compress.importers.tflite import tflite_file
+
+    file = tflite_file.read(path)
+    if file.plain is not None or not detectors.may_be_detector(file.graph):
+        return None
+    imported = tflite_file.in_float(file).imported
+    if imported is None or imported.problems:
+        return None
+    tensors = {value.tensor: index for index, value in imported.values.items()}
+    return detectors.quantized_detector(file.graph, imported.network, tensors, settings)
 
 
 def _refuse_missing_rows(model: Any, data: Data) -> None:
@@ -271,6 +316,7 @@ class _Import(_Load):
 
     produces: ClassVar[Kind] = Kind.KERAS
     imports_tensorflow: ClassVar[bool] = True
+    was_quantized: ClassVar[bool] = False
 
     shapes: dict[str, list[int]] = {}
     """Shapes of the dynamic inputs of an .onnx file, by name."""
@@ -340,7 +386,9 @@ class _Import(_Load):
         settings = self.detector if isinstance(self.detector, dict) else {FAMILY: self.detector or "auto"}
         size = context.data.input_shape[:2]
         try:
-            detector = detector_model(model, {**known, **settings}, self.keep_classes, size, self.classes)
+            detector = detector_model(
+                model, {**known, **settings}, self.keep_classes, size, self.classes, rounded=self.was_quantized
+            )
         except ModelError as error:
             error.where = error.where or str(self.path)
             raise
@@ -515,6 +563,7 @@ class ImportOnnx(_Import):
 class DequantizeTflite(_Import):
     """Rebuild a quantized .tflite file with Keras layers and the real values of its weights."""
 
+    was_quantized: ClassVar[bool] = True
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "ai-edge-litert")
 
 

@@ -111,6 +111,26 @@ def value_range(tensor: Tensor) -> tuple[float, float]:
     return float((low - zero) * scale), float((high - zero) * scale)
 
 
+def input_limits(graph: Graph) -> tuple[float, float] | None:
+    """Return the lowest and the highest real value that the only input of a graph can hold.
+
+    A float input that is quantized by the first operator has the range of that operator's result. None for several
+    inputs, and for inputs without quantization.
+    """
+    if len(graph.inputs) != 1:
+        return None
+    tensor = graph.tensors[quantized_input(graph)]
+    return value_range(tensor) if is_quantized(tensor) else None
+
+
+def quantized_input(graph: Graph) -> int:
+    """Return the first input; if it is float, and the first operator quantizes it, the result of that operator."""
+    index = graph.inputs[0]
+    readers = graph.consumers.get(index, [])
+    quantizes = graph.tensors[index].dtype == "FLOAT32" and len(readers) == 1 and readers[0].name == "QUANTIZE"
+    return readers[0].outputs[0] if quantizes else index
+
+
 def codes(values: NDArray[Any], tensor: Tensor) -> NDArray[Any]:
     """Return real values as the integers of a quantized tensor, rounded and limited to its range."""
     scale, zero = _scale_and_zero(tensor)

@@ -29,6 +29,9 @@ from deploy.contract.detector_specification import DetectionError, checked
 from deploy.contract.preprocessing import Array
 from deploy.contract.suppression import overlaps, suppressed
 
+BOX_ORDER = ("ymin", "xmin", "ymax", "xmax")
+BOX_FORMAT = "%s, as fractions of the image's height and width" % ", ".join(BOX_ORDER)
+"""The meaning of the four numbers of a box, as outputs for people and programs state it."""
 CANDIDATES = 1000
 """Boxes of all classes, the best, that are compared with each other."""
 SURE = 0.5

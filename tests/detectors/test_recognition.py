@@ -587,8 +587,8 @@ def test_anchors_that_are_listed_one_by_one_have_one_size(keras: Any, monkeypatc
     from compress.detectors import detector_model as module
     from compress.detectors import recognition
 
-    def listed(*arguments: Any) -> Any:
-        recognized = recognition.recognize(*arguments)
+    def listed(*arguments: Any, **options: Any) -> Any:
+        recognized = recognition.recognize(*arguments, **options)
         assert recognized is not None
         anchors = Detector(recognized.specification).anchors.tolist()
         return replace(recognized, specification={**recognized.specification, "maps": [{"anchors": anchors}]})

@@ -189,7 +189,9 @@ def test_the_service_and_the_command_tell_boxes(
         set(row) == {"label", "score", "box"} and len(row["box"]) == 4 for answer in answers for row in answer["top"]
     )
     assert runner(["run", str(finished_run[0] / "found.coralline"), "--role", "int8", "--top", "1"]) == 0
-    assert " at [0." in capsys.readouterr().out
+    assert " at ymin 0." in capsys.readouterr().out
+    assert runner(["run", str(finished_run[0] / "found.coralline"), "--role", "int8", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["answers"][0]["box_format"].startswith("ymin, xmin, ymax, xmax")
 
 
 def test_an_application_is_given_labels_scores_and_boxes(finished_run: tuple[Path, dict[str, Any]]) -> None:
