@@ -142,7 +142,15 @@ def test_a_saved_model_without_keras_layers_is_rebuilt(keras: Any, tmp_path: Pat
     assert result.facts["outputs"][0]["sqnr_db"] > 25
 
 
-@pytest.mark.parametrize(("names", "used"), [("0 cat\n1 dog\n2 bird\n3 nothing\n", True), ("cat\ndog\n", False)])
+@pytest.mark.parametrize(
+    ("names", "used"),
+    [
+        ("0 cat\n1 dog\n2 bird\n3 nothing\n", True),
+        ("cat\ndog\nbird\ncat\n", True),  # as "crane" in the labels of ImageNet
+        ("cat\ndog\n", False),
+        ("0: cat\n0: dog\n", False),
+    ],
+)
 def test_the_labels_beside_a_model(
     keras: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str], names: str, used: bool
 ) -> None:
@@ -158,9 +166,20 @@ def test_the_labels_beside_a_model(
         assert answer.label in ("cat", "dog", "bird", "nothing")
     else:
         assert isinstance(answer, NamedOutputs)
-        assert (
-            "labels.txt is not used: it has 2 names, but the outputs of the model have 4" in captured.out + captured.err
-        )
+        reason = "class 0 has two names" if "0:" in names else "names 2 classes, and the model has 4"
+        assert f"labels.txt is not used: it {reason}" in captured.out + captured.err
+
+
+def test_labels_that_the_user_gives(keras: Any, tmp_path: Path) -> None:
+    model = classifier(keras, tmp_path, norm=False)
+    (tmp_path / "animals.csv").write_text("id,name\n1,cat\n2,dog\n4,bird\n")
+    arguments = ["export", str(model), "-o", str(tmp_path / "out"), "--labels", str(tmp_path / "animals.csv")]
+    assert main.main(arguments) == 0
+    assert '"labels": ["cat", "dog", "2", "bird"]' in (tmp_path / "out" / "pipeline.yaml").read_text()
+    (tmp_path / "animals.csv").write_text("id,name\n0,cat\n1,dog\n")
+    with pytest.raises(DataError, match=r"animals\.csv: names 2 classes, and the model has 4"):
+        compress.export(model, out=tmp_path / "other", labels=tmp_path / "animals.csv")
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from compress import targets
 from compress.api.files import FilePath
 from compress.api.pipelines import RunResult, SilentMonitor
 from compress.artifact import MODEL_KERAS
-from compress.data import class_names
+from compress.data import class_names, label_files
 from compress.detectors.class_names import COCO_CLASSES
 from compress.detectors.families import refuse_unknown
-from compress.errors import ModelError
+from compress.errors import DataError, ModelError
 from compress.files import write_atomically
 from compress.pipeline.data_section import ModelInputs, data_for, inputs_of, with_range
 from compress.progress import RunStep
@@ -59,6 +59,7 @@ def export(
     shapes: Mapping[str, Sequence[int]] | None = None,
     detector: str | None = None,
     value_range: tuple[float, float] | None = None,
+    labels: FilePath | None = None,
     trust: bool = False,
     monitor: Monitor | None = None,
 ) -> ExportResult:
@@ -78,6 +79,7 @@ def export(
             detectors by their heads.
         value_range: the values of a black and of a white pixel, or of the lowest and the highest sample of a recording,
             in the input of the model; None to find them.
+        labels: a file with the names of the model's classes; None for the one in the folder of the model, if it fits.
         trust: allow the model to run code that it contains.
         monitor: receives the progress of the run.
 
@@ -86,8 +88,8 @@ def export(
 
     Raises:
         ModelError: the model cannot be read, or is not a detector of this family.
-        DataError: the samples cannot be read, or do not fit the model; or the values that a quantized input expects are
-            not known.
+        DataError: the samples cannot be read, or do not fit the model; the labels do not fit the model; or the values
+            that a quantized input expects are not known.
         CorallineError: a stage failed.
     """
     from compress.importers import model_file
@@ -110,8 +112,11 @@ def export(
                 f"assumed, because the file does not say it: sounds of {rate:,} samples per second, the rate "
                 "of the first recording; otherwise change data.source"
             )
-        if not _is_detector(content, path, inputs, detector, progress):
-            _add_labels(content, path, inputs.output_sizes, progress)
+        sizes = _detector_classes(content, path, inputs, detector, progress) or inputs.output_sizes
+        if labels is not None:
+            _name_classes(content, _labels_of(Path(labels), sizes))
+        else:
+            _add_labels_beside(content, path, sizes, progress)
     if file is read:
         content["model"] |= _options(signature, shapes, trust=trust)
     content["target"] = target or content["target"]
@@ -152,10 +157,10 @@ def _with_layers(file: ModelFile, folder: Path, *, trust: bool) -> ModelFile:
     return model_file.read(folder / MODEL_KERAS)
 
 
-def _is_detector(
+def _detector_classes(
     content: dict[str, Any], path: Path, inputs: ModelInputs, family: str | None, progress: Progress
-) -> bool:
-    """Return whether the model is a detector; its pipeline then ends in front of the decoding.
+) -> tuple[int] | None:
+    """Return the number of classes of a detector, whose pipeline then ends in front of the decoding; None for others.
 
     Raises:
         ModelError: a family is named, and the model is not a detector of it.
@@ -170,7 +175,7 @@ def _is_detector(
             + manual("detection.md"),
         )
     if form is None:
-        return False
+        return None
     classes, code = form
     content["model"]["detector"] = family or "auto"
     content["data"]["task"] = UnlabelledDetection.name
@@ -180,8 +185,7 @@ def _is_detector(
     if classes == len(COCO_CLASSES):
         progress.note(f"{classes} classes: their names are those of COCO")
         _name_classes(content, COCO_CLASSES)
-    _add_labels(content, path, (classes,), progress)
-    return True
+    return (classes,)
 
 
 def _classes_and_code(
@@ -230,24 +234,34 @@ def _name_classes(content: dict[str, Any], names: Sequence[str]) -> None:
             stage["package"]["labels"] = list(names)
 
 
-def _add_labels(content: dict[str, Any], path: Path, sizes: Sequence[int], progress: Progress) -> None:
-    """Name the classes as in the labels file in the folder of the model, if it has one name for each output value.
+def _labels_of(file: Path, sizes: Sequence[int]) -> tuple[str, ...]:
+    """Return the names in a labels file: one for each value of the only output; two also for one probability.
 
     Args:
-        content: the pipeline.
-        path: the model.
+        file: the file.
         sizes: the number of values of each output; of a detector the number of classes.
-        progress: receives a note about a file that does not fit.
+
+    Raises:
+        DataError: the file cannot be read, or has names for another number of classes.
     """
+    if len(sizes) != 1:
+        outputs = ", ".join(map(str, sizes))
+        raise DataError(f"cannot name the values of {len(sizes)} outputs ({outputs})", where=str(file))
+    label_file = label_files.read(file)
+    if sizes[0] == 1 and len(label_file.listed()) == 2:
+        return label_file.listed()
+    return label_file.listed(sizes[0])
+
+
+def _add_labels_beside(content: dict[str, Any], path: Path, sizes: Sequence[int], progress: Progress) -> None:
+    """Name the classes as in the labels file in the folder of the model; note why if the file does not fit."""
     file = class_names.beside(path)
     if file is None:
         return
-    names = class_names.listed(str(file), str(file)) or ()
-    if len(sizes) != 1 or sizes[0] not in (len(names), 1 if len(names) == 2 else None):
-        outputs = ", ".join(map(str, sizes))
-        progress.note(
-            f"{file.name} is not used: it has {len(names)} names, but the outputs of the model have {outputs} values"
-        )
+    try:
+        names = _labels_of(file, sizes)
+    except DataError as error:
+        progress.note(f"{file.name} is not used: it {error.what}" + (f"; {error.hint}" if error.hint else ""))
         return
     _name_classes(content, names)
 

@@ -36,6 +36,12 @@ def add_parsers(subparsers: Subparsers) -> None:
         metavar="FAMILY",
         help="the family of a detector whose file does not decode its boxes, such as yolov5 (default: recognized)",
     )
+    parser.add_argument(
+        "--labels",
+        type=Path,
+        metavar="FILE",
+        help="the names of the classes: docs/data.md (default: a labels file in the folder of the model that fits it)",
+    )
     add_range(parser)
     add_reading_options(parser)
     parser.add_json()
@@ -61,6 +67,7 @@ def export(options: argparse.Namespace) -> int:
             shapes=dict(options.shape),
             detector=options.detector,
             value_range=options.range,
+            labels=options.labels,
             trust=options.trust,
             monitor=console,
         )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import IO, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
-from compress.data import files, labels, tables
+from compress.data import label_files, labels, tables
 from compress.data.file_tree import Tree
 from compress.errors import DataError
 from compress.settings import Settings
@@ -18,15 +17,13 @@ MAX_INDEX_DIGITS = 6
 """Longest class index; more digits are certainly a mistake."""
 LABELS_FILES = ("labels.txt", "classes.txt")
 """Names of a labels file in the folder of a model."""
-_NUMBERED = re.compile(r"(\d{1,6})(?:\s*[,:;]\s*|\s+)(\S.*)")
-"""A line of a labels file with an index, as Teachable Machine and the Edge TPU examples write it: `0 cat`."""
 
 
 class Classes(Settings):
     """A file with the class names in the order of their indices."""
 
     file: str
-    """Path inside the folder or archive of a text file with one name per line (`cat`, or `0 cat`), or of a CSV file
+    """Path inside the folder or archive of a label file (`compress.data.label_files` lists the forms), or of a CSV file
     with the two columns below."""
     index: str | None = None
     """Column with the index of the class."""
@@ -63,11 +60,10 @@ def listed(setting: ClassList | None, where: str) -> tuple[str, ...] | None:
         where: the setting, for messages.
 
     Raises:
-        DataError: the file is unreadable, or two classes have the same name.
+        DataError: the file is unreadable, or two classes of a list have the same name.
     """
     if isinstance(setting, str):
-        with files.opened(Path(setting)) as stream:
-            return _from_lines(stream, setting)
+        return label_files.read(Path(setting)).unique()
     if setting is not None:
         _check_names(enumerate(setting), lambda index: f"{where}.classes[{index}]")
     return setting
@@ -96,7 +92,7 @@ def of_tree(tree: Tree, setting: Classes | ClassList | None, where: str) -> tupl
         raise DataError("classes needs both index and name, or neither", where="data.source", hint="name both columns")
     with tree.open(setting.file) as stream:
         if setting.index is None or setting.name is None:
-            return _from_lines(stream, location)
+            return label_files.parsed(stream.read(label_files.MAX_BYTES), location).unique()
         rows = tables.table(stream, location, [setting.index, setting.name])
         return _in_order(_names_by_index(rows, location), location)
 
@@ -105,22 +101,6 @@ def beside(model: Path) -> Path | None:
     """Return the labels file in the folder of a model file, if there is one."""
     names = (f"{model.stem}.txt", f"{model.stem}_labels.txt", *LABELS_FILES)
     return next((path for name in names if (path := model.with_name(name)).is_file()), None)
-
-
-def _from_lines(stream: IO[bytes], where: str) -> tuple[str, ...]:
-    """Return the names in a labels file, one per line. If all lines have an index before the name, and the indices are
-    those from 0 without gaps, they give the order."""
-    rows = [(number, row[0].strip()) for number, row in tables.rows(stream, where, delimiter="\x1f")]
-    lines = [(number, text) for number, text in rows if text]
-    matches = [_NUMBERED.fullmatch(text) for _, text in lines]
-    indices = [int(match[1]) for match in matches if match]
-    if lines and sorted(indices) == list(range(len(lines))):
-        by_index = {
-            int(match[1]): (number, match[2]) for (number, _), match in zip(lines, matches, strict=True) if match
-        }
-        lines = [by_index[index] for index in range(len(lines))]
-    _check_names(lines, lambda number: f"{where}, line {number}")
-    return _in_order(dict(enumerate(name for _, name in lines)), where)
 
 
 def _check_names(names: Iterable[tuple[int, str]], location: labels.Location) -> None:

@@ -20,6 +20,7 @@ class Description:
 
     Args:
         path: the file.
+        text: its content; None to read it.
 
     Attributes:
         path: the file.
@@ -29,9 +30,9 @@ class Description:
         DataError: the file is missing, too large, or not a map; or it has anchors, or is nested too deeply.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, text: str | None = None) -> None:
         self.path = path
-        self.content = _parsed(path)
+        self.content = _parsed(path, _text(path) if text is None else text)
 
     def where(self, key: str) -> str:
         """Return the location of a key, for messages."""
@@ -60,8 +61,11 @@ class Description:
             self.refuse(self._key, "its indices have gaps", allowed=f"0 to {len(names) - 1}, each once")
         return None if names is None else tuple(names[index] for index in range(len(names)))
 
-    def names_by_index(self) -> dict[int, str] | None:
+    def names_by_index(self, *, unique: bool = True) -> dict[int, str] | None:
         """Return the same, also with gaps between the indices.
+
+        Args:
+            unique: refuse equal names.
 
         Raises:
             DataError: they are not names, or not as many as `nc`.
@@ -71,7 +75,7 @@ class Description:
             self.refuse("nc", f"{str(count)[:60]!r} is not a number of classes", allowed=f"1 to {MOST_CLASSES}")
         if not self._key:
             return None if count is None else {index: str(index) for index in range(count)}
-        names = self._listed(self._key)
+        names = self._listed(self._key, unique=unique)
         if count is not None and count != len(names):
             self.refuse("nc", f"{count}, but there are {len(names)} names", hint="correct one of the two")
         return names
@@ -81,7 +85,7 @@ class Description:
         """The key with the names; empty if there is none."""
         return next((key for key in ("names", "classes") if key in self.content), "")
 
-    def _listed(self, key: str) -> dict[int, str]:
+    def _listed(self, key: str, *, unique: bool) -> dict[int, str]:
         value = self.content[key]
         if isinstance(value, Sequence) and not isinstance(value, str):
             value = dict(enumerate(value))
@@ -96,18 +100,22 @@ class Description:
         if other is not None:
             self.refuse(key, f"{str(other)[:60]!r} is not a name", allowed="texts")
         names = {int(index): str(name).strip() for index, name in value.items()}
-        class_names.checked(tuple(names.values()), self.where(key))
+        if unique:
+            class_names.checked(tuple(names.values()), self.where(key))
         return dict(sorted(names.items()))
 
 
-def _parsed(path: Path) -> Any:
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import MarkedYAMLError, YAMLError
-
+def _text(path: Path) -> str:
     with files.opened(path) as stream:
         if files.size_of(stream) > MAX_BYTES:
             raise DataError(f"has {files.size_of(stream)} bytes", where=str(path), allowed=f"{MAX_BYTES} bytes")
-        text = stream.read().decode("utf-8", errors="replace")
+        return stream.read().decode("utf-8", errors="replace")
+
+
+def _parsed(path: Path, text: str) -> Any:
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
     try:
         _refuse_extras(YAML(typ="rt", pure=True), text, path)
         content = YAML(typ="rt", pure=True).load(text)

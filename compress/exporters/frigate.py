@@ -17,7 +17,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from compress.errors import ModelError, reason_of
+from compress.data import label_files
+from compress.errors import ModelError
 from compress.exporters import detection_outputs
 from compress.files import explain, write_atomically
 from compress.targets.edgetpu.darwinn_package import OPERATOR
@@ -28,13 +29,14 @@ from compress.tflite.edit import Edit
 from compress.tflite.graph import Graph, Operator, Quantization
 from deploy.contract import bundle
 from deploy.contract.bundle import Bundle
+from deploy.contract.detection import Detector
+from deploy.contract.detector_specification import DetectionError
 from deploy.contract.preprocessing import PreprocessingError
 
 ModelType = Literal["ssd", "yolo-generic"]
 PixelFormat = Literal["rgb", "bgr"]
 FOLDER = "/config/model_cache"
 """The folder of the files in Frigate's container; /config is its volume."""
-_NUMBERED = re.compile(r"(\d+)[\s:]+(\S.*)\Z")
 _UINT8 = "python -m compress legalize IN.tflite OUT.tflite --io uint8, then compile again"
 
 
@@ -75,22 +77,24 @@ def export(path: Path, folder: Path, labels: Path | None = None, model_type: Mod
         path: a .tflite file that ends as SSD models do, or a bundle (its compiled model if there is one, otherwise the
             int8 model).
         folder: the folder for the files; it is created if necessary.
-        labels: class names, one on each line, or `number name`; a bundle contains its own.
+        labels: a label file (`compress.data.label_files`); a bundle contains its own.
         model_type: how Frigate reads the outputs; None for the fastest way that the model has.
 
     Raises:
-        ModelError: the model is not suitable for that detector, or the labels do not fit.
+        ModelError: the model is not suitable for that detector.
+        DataError: the labels cannot be read, or do not fit.
         StoreError: the folder cannot be written.
     """
     content, names, opened = _opened(path)
-    if labels is not None:
-        names = _read_labels(labels)
-    if not names:
+    label_file = None if labels is None else label_files.read(labels)
+    if not names and label_file is None:
         raise ModelError("the class names are missing", where=str(path), hint="give them with --labels FILE")
     model = graph.parse(content, str(path))
     chosen: ModelType = "ssd"
     pixel_format: PixelFormat = "rgb"
+    named_classes: int | None = None
     if opened is not None and opened.detector is not None:
+        named_classes = _detector_classes(model, opened.detector, str(path))
         model, chosen, pixel_format = _of_detector(model, opened, model_type, str(path))
         content = graph.serialize(model)
     elif model_type == "yolo-generic":
@@ -99,16 +103,15 @@ def export(path: Path, folder: Path, labels: Path | None = None, model_type: Mod
     last = _postprocess(model, str(path)) if chosen == "ssd" else None
     height, width = _input(model, chosen, str(path))
     classes = _classes(model, last, str(path))
-    if classes is not None and max(names) >= classes:
-        what = f"has a name for class {max(names)}, and the model has {classes} classes (0 to {classes - 1})"
-        raise ModelError(what, where=str(labels or path), hint="remove the background class")
+    if label_file is not None:
+        names = dict(label_file.names(named_classes or classes))
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip(".-") or "model"
     compiled = bool(model.custom_operators(OPERATOR))
     exported = Export(str(folder), f"{name}.tflite", compiled, width, height, names, classes, chosen, pixel_format)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / exported.model, content)
-        write_atomically(folder / "labelmap.txt", "".join(f"{n} {names[n]}\n" for n in sorted(names)).encode())
+        write_atomically(folder / "labelmap.txt", label_files.label_map(names).encode())
         write_atomically(folder / "frigate.yml", configuration(exported).encode())
     except OSError as error:
         raise explain(error, f"{folder} cannot be written") from error
@@ -156,18 +159,6 @@ def _opened(path: Path) -> tuple[bytes, dict[int, str], Bundle | None]:
     return opened.members[models[role]["file"]], dict(enumerate(opened.labels)), opened
 
 
-def _read_labels(path: Path) -> dict[int, str]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"the labels cannot be read: {reason_of(error)}", where=str(path)) from error
-    names = {index: line.strip() for index, line in enumerate(lines) if line.strip()}
-    matches = [_NUMBERED.match(name) for name in names.values()]
-    if None in matches:
-        return names
-    return {int(match[1]): match[2] for match in matches if match}
-
-
 def _of_detector(
     model: Graph, opened: Bundle, model_type: ModelType | None, where: str
 ) -> tuple[Graph, ModelType, PixelFormat]:
@@ -186,6 +177,15 @@ def _of_detector(
     dtype = "INT8" if model.tensors[model.inputs[0]].dtype == "INT8" else "UINT8"
     model = _with_pixels(model, dtype, slope, offset, where)
     return detection_outputs.as_yolo(model, detector, where), "yolo-generic", pixel_format
+
+
+def _detector_classes(model: Graph, detector: Detector, where: str) -> int:
+    """Return the number of classes of a bundle's detector, without a background."""
+    try:
+        columns = detector.classes_of(sum(model.tensors[index].elements for index in model.outputs))
+    except DetectionError as error:
+        raise ModelError(f"its outputs are not those of its detector: {error}", where=where) from error
+    return columns - (detector.specification["background"] is not None)
 
 
 def _pixels(opened: Bundle, shape: tuple[int, ...], where: str) -> tuple[PixelFormat, float, float]:

@@ -36,7 +36,10 @@ def test_a_list_gives_the_order(tmp_path: Path) -> None:
         ("\ufeff0  dog\n1  cat\n", ("dog", "cat")),
         ("dog\ncat\n", ("dog", "cat")),
         ("dog\ncat\n0 \n", ("dog", "cat", "0")),
-        ("1 dog\n2 cat\n", ("1 dog", "2 cat")),  # without an index 0, the numbers belong to the names
+        ("1 dog\n2 cat\n", ("dog", "cat")),
+        ("100 meter dash\n200 meter dash\n", ("100 meter dash", "200 meter dash")),
+        ("cat\ndog\ncat\n", ("cat (0)", "dog", "cat (2)")),
+        ("0 cat\n2 dog\n", ("cat", "1", "dog")),
         ("0 golden retriever\n1 cat, black", ("golden retriever", "cat, black")),
     ],
 )
@@ -48,8 +51,7 @@ def test_a_labels_file(tmp_path: Path, text: str, names: tuple[str, ...]) -> Non
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("cat\ndog\ncat\n", r"labels\.txt, line 3: lists the class 'cat' twice"),
-        ("0 cat\n\n1 cat\n", r"labels\.txt, line 3: lists the class 'cat' twice"),
+        ("0: cat\n0: dog\n", r"labels\.txt: class 0 has two names: 'cat' and 'dog'"),
         ("", r"labels\.txt: names 0 classes"),
         ("cat\n" + "x" * 300, r"labels\.txt, line 2: has a label of 300 letters"),
         ("cat\nd\0g", r"labels\.txt, line 2: has a NUL byte"),

@@ -20,7 +20,7 @@ from flatbuffers import flexbuffers
 from one_op import Op, Tensor
 
 from compress.cli.main import main
-from compress.errors import ModelError, StoreError
+from compress.errors import DataError, ModelError, StoreError
 from compress.exporters import frigate
 from compress.pipeline.yaml_file import read
 from compress.tflite import graph
@@ -115,6 +115,29 @@ def test_numbered_labels_with_gaps(labels: Path, tmp_path: Path) -> None:
     assert as_frigate_reads(tmp_path / "out/here/labelmap.txt") == {0: "person", 2: "traffic light"}
 
 
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"\xef\xbb\xbf0 person\r\n1 car,\r\n2 'cat'\r\n", {0: "person", 1: "car", 2: "cat"}),
+        (b"person,\ncar,\ncat,\n", {0: "person", 1: "car", 2: "cat"}),
+        (b'item {\n id: 1\n name: "person"\n}\nitem {\n id: 3\n name: "cat"\n}\n', {0: "person", 2: "cat"}),
+        (b"names:\n  0: person\n  1: car\n  2: cat\n", {0: "person", 1: "car", 2: "cat"}),
+    ],
+)
+def test_label_files_of_every_form_become_frigates(
+    content: bytes, expected: dict[int, str], labels: Path, tmp_path: Path
+) -> None:
+    labels.write_bytes(content)
+    exported(detector(), labels, tmp_path)
+    assert as_frigate_reads(tmp_path / "out/here/labelmap.txt") == expected
+
+
+def test_labels_of_another_number_of_classes(labels: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="names 3 classes, and the model has 2"):
+        exported(detector(options={"num_classes": 2}), labels, tmp_path)
+    assert not (tmp_path / "out").exists()
+
+
 def float_input() -> bytes:
     return detector(Tensor((1, 300, 300, 3), "FLOAT32", scales=()))
 
@@ -136,7 +159,6 @@ def two_inputs() -> bytes:
         (lambda: detector(outputs=["scores", "boxes", "count", "classes"]), "Frigate needs boxes, classes, scores"),
         (lambda: detector(outputs=["boxes", "classes", "scores"]), "in this order"),
         (two_inputs, "has 2 inputs"),
-        (lambda: detector(options={"num_classes": 2}), "class 2, and the model has 2 classes.*background"),
         (lambda: detector(options={"num_classes": -1}), "has -1 classes"),
         (lambda: b"nonsense", "neither a .tflite file nor a bundle"),
     ],
@@ -166,7 +188,7 @@ def test_a_bundle_of_a_classifier(tmp_path: Path) -> None:
 def test_names_are_needed(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="class names are missing"):
         exported(detector(), None, tmp_path)
-    with pytest.raises(ModelError, match="labels cannot be read"):
+    with pytest.raises(DataError, match="nowhere: cannot be read"):
         exported(detector(), tmp_path / "nowhere", tmp_path)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from compress.data import class_names, files, labels
+from compress.data import class_names, files, label_files, labels
 from compress.data.class_names import ClassList
 from compress.data.file_tree import Tree, inside, unpacked
 from compress.data.source import Samples, Stored
@@ -132,6 +132,8 @@ class Masks(DecodedImages, Stored):
         path = tree.describe(class_file[0]) if class_file else self.classes
         if isinstance(path, str) and path.endswith(".yaml"):
             names = Description(Path(path)).names_by_index() or {}
+        elif isinstance(path, str):
+            names = dict(label_files.read(Path(path)).names())
         elif isinstance(path, int):
             names = {value: str(value) for value in range(path)}
         else:
