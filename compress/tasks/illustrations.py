@@ -99,6 +99,10 @@ class ObjectsIllustrator(Illustrator):
                 counts[sure.classes[one]][1] += 1
         return [(objects, matched) for objects, matched in counts]
 
+    def count(self, least: float) -> int:
+        """Return the number of objects that the models find with at least this score, in all samples together."""
+        return sum(len(detections.above(least)) for pair in self._detections for detections in pair)
+
     def is_empty(self, sample: int) -> bool:
         """Whether no model finds an object, and none is labelled."""
         labelled = self._labels is not None and len(self._labels[sample].classes)

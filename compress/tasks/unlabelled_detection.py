@@ -11,15 +11,25 @@ from typing import Any, ClassVar
 from compress.artifact import Facts
 from compress.data.types import Data, Split
 from compress.errors import ModelError, StageError
+from compress.measurement import missing
 from compress.stage import Refusal, Use
-from compress.tasks.base import DistillationTerms, Judge, Location, ModelOutputs, Specification
+from compress.tasks.base import (
+    DistillationTerms,
+    EvaluationMembers,
+    Judge,
+    Location,
+    ModelOutputs,
+    Rows,
+    Specification,
+)
 from compress.tasks.detection import Detection, detector_of, moving_steps
 from compress.tasks.detection_head import DetectionHead
 from compress.tasks.findings import ENOUGH, VerdictReason, little_left, unlike_original
 from compress.tasks.illustrations import ObjectsIllustrator, name_of
 from compress.tasks.outputs import OutputsHead, OutputsTask
-from deploy.contract.detection import Detector
+from deploy.contract.detection import SURE, Detector
 
+NOTHING_FOUND = missing("fraction", f"neither model finds an object with a score of {SURE:g} or more")
 DETECTOR = "detector"
 """The key of the detector in the specification; the other keys are those of the task `outputs`."""
 
@@ -108,29 +118,57 @@ class UnlabelledDetection(OutputsTask):
         return refusals
 
     def evaluate(self, models: Mapping[str, ModelOutputs], data: Data, split: Split, note: str) -> Facts:
-        """Return also `found_again` for two models: by class, the objects of the original, and how many of them the
-        result finds."""
+        """Return for two models also `found_again`: by class, the objects of the original, and how many of them the
+        result finds; and `sure_objects`: how many objects either finds that count in the agreement."""
         facts = super().evaluate(models, data, split, note)
         if len(models) > 1:
-            facts["found_again"] = self.illustrator(models, data, split).found_again()
+            illustrator = self.illustrator(models, data, split)
+            facts["found_again"] = illustrator.found_again()
+            facts["sure_objects"] = illustrator.count(SURE)
         return facts
 
-    def findings(self, facts: Facts, names: Sequence[str], original: str, result: str) -> list[VerdictReason]:
-        """Compare the objects of both models. Where the samples show some, the values between them matter less."""
-        del names, original, result
-        objects = sum(count for count, _ in facts["found_again"])
-        reasons = unlike_original(facts["agreement"], ())
-        return reasons + little_left(facts.get("outputs", ()), "warning" if objects >= ENOUGH else "not usable")
-
     def compare(self, facts: Facts, names: Sequence[str], original: str, result: str) -> dict[str, Any]:
-        """Return also `found_again`, without classes of which the original finds nothing."""
+        """Return also `found_again`, without classes of which the original finds nothing.
+
+        Without any object, the agreement is missing.
+        """
         labels = facts.get("class_names") or ()
         rows = [
             {"name": name_of(labels, label), "objects": objects, "found": matched}
             for label, (objects, matched) in enumerate(facts["found_again"])
             if objects
         ]
-        return {**super().compare(facts, names, original, result), "found_again": rows}
+        compared = super().compare(facts, names, original, result)
+        if not facts["sure_objects"]:
+            compared["measurements"]["agreement"] = NOTHING_FOUND.to_json()
+        return {**compared, "found_again": rows}
+
+    def findings(self, facts: Facts, names: Sequence[str], original: str, result: str) -> list[VerdictReason]:
+        """Compare the objects of both models, or warn that there are none.
+
+        Where the samples show some objects, the values between them matter less.
+        """
+        del names, original, result
+        objects = sum(count for count, _ in facts["found_again"])
+        reasons = unlike_original(facts["agreement"], ())
+        reasons += little_left(facts.get("outputs", ()), "warning" if objects >= ENOUGH else "not usable")
+        if facts.get("sure_objects", 1):
+            return reasons
+        text = (
+            f"neither model finds an object with a score of {SURE:g} or more in {facts['samples']:,} samples, so nothing "
+            "is known of the boxes of the result: give photos of what the detector finds, and check data.preprocess"
+        )
+        return [VerdictReason("warning", text, "named"), *reasons]
+
+    def packaged(
+        self, rows: Mapping[str, Rows], data: Data, indices: Sequence[int], specification: Specification, note: str
+    ) -> EvaluationMembers:
+        """Return the metrics of each model with their changes; no agreement if no model finds an object."""
+        members = super().packaged(rows, data, indices, specification, note)
+        detectors = [_detector(specification)] * len(rows)
+        if ObjectsIllustrator(detectors, list(rows.values()), (), None).count(SURE):
+            return members
+        return EvaluationMembers(None, {**members.metrics, "agreement": NOTHING_FOUND.to_json()})
 
     def illustrator(
         self, models: Mapping[str, ModelOutputs], data: Data, split: Split, labels: Sequence[str] = ()

@@ -371,7 +371,7 @@ class Detector:
     def _keypoints(self, raw: Array, at: Locations, boxes: Array) -> Array:
         """Return keypoints: float32 [k, count, 2 or 3]: y, x, and the probability that it is visible."""
         settings = self.specification["keypoints"]
-        rows = raw.reshape(len(raw), settings["count"], -1)
+        rows = raw.reshape(len(raw), settings["count"], 3 if settings["visibility"] else 2)  # also of no object
         offsets = rows[..., 1::-1] if self.specification["order"] == "xy" else rows[..., :2]
         units = {"cell": at.steps, "anchor": at.anchors[:, 2:], "box": boxes[:, 2:] - boxes[:, :2]}
         start = boxes[:, :2] if settings["unit"] == "box" else (at.cells + settings["offset"]) * at.steps

@@ -1,0 +1,118 @@
+"""Detectors that find nothing: every function after the outputs takes an empty answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compress.data.types import Objects
+from compress.tasks import average_precision
+from compress.tasks.detection import Detection, padded
+from compress.tasks.illustrations import ObjectsIllustrator
+from compress.tasks.unlabelled_detection import UnlabelledDetection
+from deploy import tiles
+from deploy.answers import in_image, to_json
+from deploy.contract.average_precision import average_precision as measured
+from deploy.contract.box_codes import CODES, WITH_ANCHORS
+from deploy.contract.detection import Detector, agreement
+from deploy.contract.image_geometry import AffineMap
+
+NAMES = ("cat", "dog")
+NOTHING = Objects(np.zeros((0, 4), np.float32), np.zeros(0, np.int64))
+
+
+@st.composite
+def detectors(draw: Any) -> Detector:
+    """Return detectors of every code, with and without objectness and keypoints."""
+    code = draw(st.sampled_from(sorted(CODES)))
+    entry: dict[str, Any] = {"cells": [2, 3]}
+    if code in WITH_ANCHORS:
+        entry["boxes"] = [[0.2, 0.3]]
+    parts = ["boxes", "scores", *(["objectness"] if draw(st.booleans()) else [])]
+    settings: dict[str, Any] = {"maps": [entry], "code": code, "class_agnostic": draw(st.booleans())}
+    settings["objectness"] = draw(st.sampled_from(["product", "geometric_mean"]))
+    if draw(st.booleans()):
+        unit = draw(st.sampled_from(["cell", "anchor", "box"]))
+        settings["keypoints"] = {"count": draw(st.integers(1, 5)), "visibility": draw(st.booleans()), "unit": unit}
+        parts.append("keypoints")
+    return Detector({**settings, "tensors": [{"part": part} for part in parts]})
+
+
+def empty_rows(detector: Detector, samples: int) -> np.ndarray:
+    """Return outputs with scores of 0.0000001."""
+    columns = [
+        np.full((samples, count * width), -16.0 if entry["part"] in ("scores", "objectness") else 0.1, np.float32)
+        for entry, (count, width) in zip(
+            detector.specification["tensors"], detector.output_sizes(len(NAMES)), strict=True
+        )
+    ]
+    return np.concatenate(columns, axis=1)
+
+
+@given(detectors())
+def test_an_answer_without_objects(detector: Detector) -> None:
+    answer = detector([part[0] for part in detector.split(empty_rows(detector, 1))], NAMES)
+    assert len(answer) == 0
+    assert answer.boxes.shape == (0, 4)
+    keypoints = detector.specification["keypoints"]
+    if keypoints is not None:
+        assert answer.keypoints is not None
+        assert answer.keypoints.shape == (0, keypoints["count"], 3 if keypoints["visibility"] else 2)
+    assert to_json(answer, 3)["top"] == []
+    assert len(in_image(answer, AffineMap((0.5, 1.0), (0.25, 0.0)))) == 0
+    assert len(tiles.merged(answer, np.zeros(0, bool), 0.5, 10)) == 0
+    assert agreement([answer], [answer], 0.5) == (1.0, 0)
+    assert measured([answer], [NOTHING], len(NAMES))["ap"] is None
+    one = (np.array([[0.1, 0.1, 0.5, 0.5]], np.float32), np.array([1]))
+    assert measured([answer], [one], len(NAMES))["ap"] == 0
+
+
+@given(detectors(), st.integers(1, 3))
+def test_the_facts_and_pictures_of_models_that_find_nothing(detector: Detector, samples: int) -> None:
+    rows = empty_rows(detector, samples)
+    truth = [NOTHING] * samples
+    answers = [detector([part[0] for part in detector.split(row[np.newaxis])]) for row in rows]
+    facts = {
+        name: {
+            **average_precision.evaluate(answers, truth, len(NAMES), "test"),
+            "spread": vars(average_precision.spread(answers, truth, NAMES, "test")),
+        }
+        for name in ("original", "result")
+    }
+    facts["agreement"] = agreement(answers, answers, average_precision.SURE)  # type: ignore[assignment]
+    compared = average_precision.compare(facts, NAMES, "original", "result")
+    assert compared["measurements"]["agreement"]["value"] is None
+    assert set(average_precision.judge_outputs(facts, NAMES, "original", "result")) == {"original", "result"}
+    judge = Detection().fidelity(detector.specification)
+    assert judge.same(rows, rows).tolist() == [1.0] * samples
+    assert (judge.snr_db(rows, rows) >= 60).all()
+    pictures = ObjectsIllustrator([detector] * 2, [rows, rows], NAMES, truth)
+    assert pictures.count(0.5) == 0
+    assert sum(objects for objects, _ in pictures.found_again()) == 0
+    assert len(pictures.differences()) == samples
+    assert pictures.is_empty(0)
+    canvas = np.zeros((16, 16, 3), np.uint8)
+    assert [drawn.text for drawn in pictures.answers(canvas, 0)] == ["no object"] * 2
+    assert padded(truth).shape[0] == samples
+
+
+def test_the_comparison_says_that_nothing_was_found() -> None:
+    """An agreement of 1 over no objects would look like a good result."""
+    error = {"value": 0.1, "unit": "fraction", "how": "measured"}
+    facts = {
+        "samples": 4,
+        "agreement": 1.0,
+        "sure_objects": 0,
+        "found_again": [(0, 0)],
+        "original": {"error": error},
+        "result": {"error": error},
+    }
+    task = UnlabelledDetection()
+    agreed = task.compare(facts, NAMES, "original", "result")["measurements"]["agreement"]
+    assert agreed["value"] is None
+    (reason,) = task.findings(facts, NAMES, "original", "result")
+    assert "neither model finds an object" in reason.text
+    assert reason.level == "warning"
