@@ -183,7 +183,7 @@ def _detector_classes(
     progress.note(f"the model is {what}: {manual('detection.md')}")
     _fit_photos(content["data"], code, inputs.shapes[0][-1], progress)
     if classes == len(COCO_CLASSES):
-        progress.note(f"{classes} classes: their names are those of COCO")
+        progress.note(f"assumed: the names of the {classes} classes are those of COCO; otherwise use --labels FILE")
         _name_classes(content, COCO_CLASSES)
     return (classes,)
 

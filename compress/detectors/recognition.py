@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -159,12 +159,22 @@ def _assumed(
         return (settings, [{"cells": list(roles.probe.head.cells)} for roles in maps]) if plain else None
     grids = []
     for roles in maps:
-        stride = min(preset.sizes, key=lambda side: abs(input_size[0] / side - roles.probe.head.cells[0]))
-        sizes = preset.sizes[stride]
-        if len(sizes) != len(roles.anchors):
+        stride = _stride(preset.sizes, roles.probe.head.cells, input_size)
+        if stride is None or len(preset.sizes[stride]) != len(roles.anchors):
             return None
+        sizes = preset.sizes[stride]
         grids.append(_grid(roles.probe.head.cells, stride, sizes, input_size))
     return settings, grids
+
+
+def _stride(strides: Iterable[int], cells: tuple[int, int], input_size: tuple[int, int]) -> int | None:
+    """Return the stride of a map; None if none of the strides makes so many cells, rounded up or down."""
+    fitting = [
+        stride
+        for stride in strides
+        if all(abs(length / stride - count) < 1 for length, count in zip(input_size, cells, strict=True))
+    ]
+    return min(fitting, key=lambda stride: abs(input_size[0] / stride - cells[0]), default=None)
 
 
 def _grid(cells: tuple[int, int], stride: int, sizes: Sizes, input_size: tuple[int, int]) -> dict[str, Any]:

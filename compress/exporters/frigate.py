@@ -22,7 +22,7 @@ from compress.errors import ModelError
 from compress.exporters import detection_outputs
 from compress.files import explain, write_atomically
 from compress.targets.edgetpu.darwinn_package import OPERATOR
-from compress.tflite import detection_postprocess, graph
+from compress.tflite import dequantization, detection_postprocess, graph
 from compress.tflite.detection_postprocess import NAME as POSTPROCESS
 from compress.tflite.detection_postprocess import OUTPUTS
 from compress.tflite.edit import Edit
@@ -37,6 +37,9 @@ ModelType = Literal["ssd", "yolo-generic"]
 PixelFormat = Literal["rgb", "bgr"]
 FOLDER = "/config/model_cache"
 """The folder of the files in Frigate's container; /config is its volume."""
+MOST_CUT = 0.5
+"""How far the values of pixels may leave the range of the input, as a fraction of the range. Calibrated ranges are a
+little too small; pixels without preprocessing in front of an input from 0 to 1 leave it by 254 times its range."""
 _UINT8 = "python -m compress legalize IN.tflite OUT.tflite --io uint8, then compile again"
 
 
@@ -229,6 +232,14 @@ def _with_pixels(model: Graph, dtype: str, slope: float, offset: float, where: s
     tensor = model.tensors[model.inputs[0]]
     if tensor.dtype not in ("INT8", "UINT8") or tensor.quantization is None:
         raise ModelError(f"has an input of {tensor.dtype.lower()}", where=where, allowed="int8, uint8")
+    low, high = dequantization.value_range(tensor)
+    if offset < low - MOST_CUT * (high - low) or 255 * slope + offset > high + MOST_CUT * (high - low):
+        raise ModelError(
+            f"its preprocessing makes values from {offset:.4g} to {255 * slope + offset:.4g} of pixels, and its input "
+            f"holds {low:.4g} to {high:.4g}",
+            where=where,
+            hint="set data.preprocess to that of the training: `export` with --calibrate PHOTOS does so",
+        )
     lowest = {"INT8": -128, "UINT8": 0}
     zero_point = round(lowest[dtype] - offset / slope)
     if not lowest[dtype] <= zero_point <= lowest[dtype] + 255:

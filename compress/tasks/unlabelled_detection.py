@@ -155,8 +155,8 @@ class UnlabelledDetection(OutputsTask):
         if facts.get("sure_objects", 1):
             return reasons
         text = (
-            f"neither model finds an object with a score of {SURE:g} or more in {facts['samples']:,} samples, so nothing "
-            "is known of the boxes of the result: give photos of what the detector finds, and check data.preprocess"
+            f"neither model finds an object with a score of {SURE:g} or more in {facts['samples']:,} samples, so "
+            "nothing is known of the boxes of the result: give photos of what the detector finds, and check data.preprocess"
         )
         return [VerdictReason("warning", text, "named"), *reasons]
 

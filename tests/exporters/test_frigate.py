@@ -318,6 +318,14 @@ def test_preprocessing_that_frigate_does_not_have(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_pixels_that_the_input_does_not_hold(tmp_path: Path) -> None:
+    """The bundle of an export with random samples has no preprocessing: all pixels would be white."""
+    bundled(tmp_path, "ltrb", [TO_1[0]])
+    with pytest.raises(ModelError, match=r"values from 0 to 255 of pixels, and its input holds 0 to 1; set data"):
+        frigate.export(tmp_path / "d.coralline", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_model_type_that_a_detector_does_not_have(tmp_path: Path, labels: Path) -> None:
     bundled(tmp_path, "ltrb")
     with pytest.raises(ModelError, match="no form as yolo-generic: code is 'ltrb'"):
