@@ -18,7 +18,7 @@ def add_parsers(subparsers: Subparsers) -> None:
     parser = add_command(subparsers, "frigate", "Write a detector for Frigate's edgetpu detector", frigate)
     parser.add_argument("model", type=Path, metavar="MODEL", help="a .tflite file, compiled or not, or a bundle")
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="FOLDER", help="folder for the files")
-    labels = "class names, in any form of docs/data.md; a bundle contains its own"
+    labels = "the names of the classes: text, .csv, .yaml or .pbtxt; a bundle contains its own"
     parser.add_argument("--labels", type=Path, metavar="FILE", help=labels)
     types = "how Frigate reads the outputs (default: the fastest that the model has)"
     parser.add_argument("--model-type", choices=("ssd", "yolo-generic"), help=types)

@@ -40,7 +40,7 @@ def add_parsers(subparsers: Subparsers) -> None:
         "--labels",
         type=Path,
         metavar="FILE",
-        help="the names of the classes: docs/data.md (default: a labels file in the folder of the model that fits it)",
+        help="the names of the classes: text, .csv, .yaml or .pbtxt (default: a fitting file next to the model)",
     )
     add_range(parser)
     add_reading_options(parser)

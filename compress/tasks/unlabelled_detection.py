@@ -156,7 +156,8 @@ class UnlabelledDetection(OutputsTask):
             return reasons
         text = (
             f"neither model finds an object with a score of {SURE:g} or more in {facts['samples']:,} samples, so "
-            "nothing is known of the boxes of the result: give photos of what the detector finds, and check data.preprocess"
+            "nothing is known of the boxes of the result: give photos of what the detector finds, and check "
+            "data.preprocess"
         )
         return [VerdictReason("warning", text, "named"), *reasons]
 
