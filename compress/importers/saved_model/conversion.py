@@ -209,7 +209,7 @@ def _convert(path: str, name: str, folder: Path) -> dict[str, Any]:
     import tensorflow as tf
 
     loaded = tf.saved_model.load(path)
-    signature = one_sample.Signature.of(loaded.signatures[name])
+    signature = one_sample.LoadedSignature.of(loaded.signatures[name])
     function = signature.for_one_sample()
     tensors = one_sample.run_samples(signature, function)
     stored: dict[str, Any] = {
@@ -229,7 +229,7 @@ def _named(tflite: bytes, inputs: Sequence[str], outputs: Sequence[str]) -> byte
     """Return a .tflite file with the names and the order of a signature.
 
     The converter has an order of its own. Which tensor is which says only the signature in its file, where they are
-    called input_0, input_1, … and output_0, output_1, … (`one_sample.Signature.for_one_sample`).
+    called input_0, input_1, … and output_0, output_1, … (`one_sample.LoadedSignature.for_one_sample`).
     """
     from compress.tflite import edit as edits
     from compress.tflite import graph as graphs

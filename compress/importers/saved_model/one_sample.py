@@ -18,7 +18,7 @@ from compress.importers.saved_model.saved_model_folder import port_order
 
 
 @dataclass(frozen=True)
-class Signature:
+class LoadedSignature:
     """A signature as TensorFlow loads it.
 
     Attributes:
@@ -98,7 +98,7 @@ class Signature:
 
 
 @dataclass(frozen=True)
-class _Run:
+class _SampleRun:
     """One sample: the inputs, the outputs of the SavedModel, and its outputs for inputs with changed last bits."""
 
     inputs: list[NDArray[Any]]
@@ -106,7 +106,7 @@ class _Run:
     repeated: list[NDArray[Any]]
 
 
-def run_samples(signature: Signature, function: Any) -> dict[str, list[list[NDArray[Any]]]]:
+def run_samples(signature: LoadedSignature, function: Any) -> dict[str, list[list[NDArray[Any]]]]:
     """Return the inputs, the outputs and the repeated outputs of random samples (`conversion.Converted`).
 
     The signature computes all samples of a batch at once: they are different, so an operation over the first axis
@@ -140,7 +140,9 @@ def run_samples(signature: Signature, function: Any) -> dict[str, list[list[NDAr
     }
 
 
-def _run_together(signature: Signature, function: Any, generator: np.random.Generator, rows: int) -> list[_Run]:
+def _run_together(
+    signature: LoadedSignature, function: Any, generator: np.random.Generator, rows: int
+) -> list[_SampleRun]:
     """Return the runs of some samples that the signature computes at once."""
     import tensorflow as tf
 
@@ -156,7 +158,7 @@ def _run_together(signature: Signature, function: Any, generator: np.random.Gene
         sample = [array[row : row + 1] if split else array for array, split in zip(inputs, splits, strict=True)]
         alone.append([tensor.numpy() for tensor in function(*map(tf.constant, sample))])
         parts = (batches.part_of_sample(whole, alone[-1], row, rows) for whole in (outputs, repeated))
-        runs.append(_Run(sample, *parts))
+        runs.append(_SampleRun(sample, *parts))
     batches.check_independent(
         signature.shapes, signature.outputs, [run.outputs for run in runs], [run.repeated for run in runs], alone
     )
