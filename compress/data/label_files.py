@@ -42,7 +42,7 @@ Names = Mapping[int, str]
 
 
 @dataclass(frozen=True)
-class Reading:
+class LabelReading:
     """One way to read a file.
 
     Attributes:
@@ -72,7 +72,7 @@ class LabelFile:
     """
 
     where: str
-    readings: tuple[Reading, ...]
+    readings: tuple[LabelReading, ...]
 
     def names(self, classes: int | None = None) -> Names:
         """Return the names by index of the model's output, without those of classes that have none.
@@ -104,7 +104,7 @@ class LabelFile:
         counts = Counter(listed)
         return tuple(name if counts[name] == 1 else f"{name} ({index})" for index, name in enumerate(listed))
 
-    def _reading(self, classes: int | None) -> Reading:
+    def _reading(self, classes: int | None) -> LabelReading:
         if classes is None:
             return self.readings[0]
         fitting = next((reading for reading in self.readings if reading.fits(classes)), None)
@@ -202,30 +202,30 @@ def _without_unnamed(entries: Mapping[int, str]) -> dict[int, str]:
     return {index: name for index, name in sorted(entries.items()) if name.lower() not in UNNAMED}
 
 
-def _of_numbers(entries: Mapping[int, str]) -> list[Reading]:
+def _of_numbers(entries: Mapping[int, str]) -> list[LabelReading]:
     """Return the readings of numbered entries: as they are, and, if they begin at 1, with indices from 0."""
     if not entries:
         return []
     count = max(entries) + 1
     has_gaps = len(entries) < count - (min(entries) == 1)
-    readings = [Reading(_without_unnamed(entries), count, has_gaps)]
+    readings = [LabelReading(_without_unnamed(entries), count, has_gaps)]
     if min(entries) == 1:
         shifted = {index - 1: name for index, name in entries.items()}
-        readings.append(Reading(_without_unnamed(shifted), count - 1, has_gaps, is_shifted=True))
+        readings.append(LabelReading(_without_unnamed(shifted), count - 1, has_gaps, is_shifted=True))
     return readings
 
 
-def _of_rows(rows: Sequence[str]) -> list[Reading]:
+def _of_rows(rows: Sequence[str]) -> list[LabelReading]:
     """Return the readings of names without numbers: without empty lines, or with each as a class without a name."""
     last = max((index for index, name in enumerate(rows) if name), default=-1)
     filled = [name for name in rows if name]
-    readings = [Reading(_without_unnamed(dict(enumerate(filled))), len(filled))]
+    readings = [LabelReading(_without_unnamed(dict(enumerate(filled))), len(filled))]
     if len(filled) <= last:
-        readings.append(Reading(_without_unnamed(dict(enumerate(rows[: last + 1]))), last + 1))
+        readings.append(LabelReading(_without_unnamed(dict(enumerate(rows[: last + 1]))), last + 1))
     return readings
 
 
-def _lines(lines: Sequence[str], where: str) -> list[Reading]:
+def _lines(lines: Sequence[str], where: str) -> list[LabelReading]:
     """Return the readings of lines with or without numbers."""
     rows = [_plain(line) for line in lines]
     for number, name in enumerate(rows, 1):
@@ -245,7 +245,7 @@ def _lines(lines: Sequence[str], where: str) -> list[Reading]:
     return numbered + as_names if is_numbered else as_names + numbered
 
 
-def _table(text: str, where: str) -> list[Reading]:
+def _table(text: str, where: str) -> list[LabelReading]:
     """Return the readings of a CSV file: by its header, or by the column of numbers; of one column as lines."""
     try:
         rows = [[_plain(cell) for cell in row] for row in csv.reader(text.splitlines(), strict=True) if any(row)]
@@ -266,7 +266,7 @@ def _table(text: str, where: str) -> list[Reading]:
     return _of_numbers(_checked(zip(map(int, indices), names, strict=True), where))
 
 
-def _table_without_header(rows: Sequence[Sequence[str]], text: str, where: str) -> list[Reading]:
+def _table_without_header(rows: Sequence[Sequence[str]], text: str, where: str) -> list[LabelReading]:
     """Return the readings of rows: an index and a name in this or the other order; otherwise lines of text."""
     for index_column in (0, 1):
         if rows and all(_cell(row, index_column).isdecimal() and _cell(row, 1 - index_column) for row in rows):
