@@ -1,4 +1,4 @@
-"""Commands that convert a model for an application: frigate, header."""
+"""Commands that convert a model for an application: frigate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add_parsers(subparsers: Subparsers) -> None:
-    """Add the commands."""
+    """Add the command."""
     parser = add_command(subparsers, "frigate", "Write a detector for Frigate's edgetpu detector", frigate)
     parser.add_argument("model", type=Path, metavar="MODEL", help="a .tflite file, compiled or not, or a bundle")
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="FOLDER", help="folder for the files")
@@ -23,14 +23,6 @@ def add_parsers(subparsers: Subparsers) -> None:
     types = "how Frigate reads the outputs (default: the fastest that the model has)"
     parser.add_argument("--model-type", choices=("ssd", "yolo-generic"), help=types)
     parser.add_json()
-    parser = add_command(subparsers, "header", "Write a bundle as a C++ header for coralmicro", header)
-    parser.add_argument("bundle", type=Path, help="a .coralline file")
-    parser.add_argument("-o", "--out", type=Path, required=True, metavar="FILE", help="the header, for example model.h")
-    parser.add_argument(
-        "--role",
-        choices=("compiled", "int8"),
-        help="the model (default: the compiled one, if there is one)",
-    )
 
 
 def frigate(options: argparse.Namespace) -> int:
@@ -42,13 +34,4 @@ def frigate(options: argparse.Namespace) -> int:
         write_json(result.to_json())
     else:
         write(frigate.describe(result))
-    return 0
-
-
-def header(options: argparse.Namespace) -> int:
-    """`python -m compress header`."""
-    from compress.exporters import cpp_header
-
-    role = cpp_header.export(options.bundle, options.out, options.role)
-    write(f"{options.out}: the {role} model of {options.bundle.name}; not tested on hardware")
     return 0

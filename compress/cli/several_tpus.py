@@ -1,32 +1,28 @@
-"""Commands for several models or several Edge TPUs: split and assign."""
+"""A command for several Edge TPUs: split."""
 
 from __future__ import annotations
 
 import argparse
-from math import inf, nan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compress.cli.output import write, write_json
 from compress.cli.parser import add_command
-from compress.errors import PipelineError, ResultError
+from compress.errors import PipelineError
 
 if TYPE_CHECKING:
-    from compress.cli.parser import Parser, Subparsers
+    from compress.cli.parser import Subparsers
 
 
 def add_parsers(subparsers: Subparsers) -> None:
-    """Add the commands."""
-    _add_split(subparsers)
-    _add_assign(subparsers)
-
-
-def _add_split(subparsers: Subparsers) -> None:
+    """Add the command."""
     summary = "Split a model into segments for several Edge TPUs, and compare them with copies of the whole model"
     parser = add_command(subparsers, "split", summary, split)
     parser.add_argument("model", type=Path, metavar="MODEL", help="a full-integer .tflite file, not compiled")
     parser.add_argument("--tpus", type=int, required=True, metavar="N", help="the number of Edge TPUs, 2 to 16")
-    _add_host(parser)
+    parser.add_argument("--host", help="as of `estimate` (default: usb3)")
+    parser.add_argument("--clock", help="clock of the Edge TPUs: max (default), or std, which is half of it")
+    parser.add_argument("--target", metavar="NAME", help="edgetpu (default)")
     parser.add_argument(
         "-o",
         "--out",
@@ -38,12 +34,6 @@ def _add_split(subparsers: Subparsers) -> None:
         "--compare", action="store_true", help="compare with segments of equal parameter bytes, as the compiler makes"
     )
     parser.add_json()
-
-
-def _add_host(parser: Parser) -> None:
-    parser.add_argument("--host", help="as of `estimate` (default: usb3)")
-    parser.add_argument("--clock", help="clock of the Edge TPUs: max (default), or std, which is half of it")
-    parser.add_argument("--target", metavar="NAME", help="edgetpu (default)")
 
 
 def split(options: argparse.Namespace) -> int:
@@ -69,45 +59,3 @@ def split(options: argparse.Namespace) -> int:
         write(result.describe())
         write(f"written to {out}; run them with: python3 runner.pyz pipeline {out}")
     return 0
-
-
-def _add_assign(subparsers: Subparsers) -> None:
-    summary = "Assign models to Edge TPUs, with the order to compile them together and the time that requests wait"
-    parser = add_command(subparsers, "assign", summary, assign)
-    parser.add_argument(
-        "models",
-        nargs="+",
-        type=_load,
-        metavar="MODEL=RATE",
-        help="a full-integer .tflite file, and its requests per second",
-    )
-    parser.add_argument("--tpus", type=int, default=1, metavar="N", help="the number of Edge TPUs (default: 1)")
-    _add_host(parser)
-    parser.add_json()
-
-
-def _load(text: str) -> tuple[Path, float]:
-    """Read a model and its requests per second."""
-    path, _, rate = text.rpartition("=")
-    try:
-        number = float(rate)
-    except ValueError:
-        number = nan
-    if not path or not 0 < number < inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a model with its requests per second, such as net.tflite=30")
-    return Path(path), number
-
-
-def assign(options: argparse.Namespace) -> int:
-    """`python -m compress assign`."""
-    from compress import targets
-    from compress.tflite import graph
-
-    target = targets.load(options.target or targets.DEFAULT)
-    loads = [(str(path), graph.read(path), rate) for path, rate in options.models]
-    result = target.assign(loads, options.tpus, options.host, options.clock)
-    if options.json:
-        write_json(result.to_json())
-    else:
-        write(result.describe())
-    return 0 if result.stable else ResultError.exit_code

@@ -1,1 +1,1 @@
-"""Files for applications: Frigate, C++ header, runner.pyz."""
+"""Files for applications: Frigate, runner.pyz."""

@@ -125,14 +125,6 @@ class SplitResult(TargetResult, Protocol):
         """Return the segments and their description, by file name."""
 
 
-class AssignResult(TargetResult, Protocol):
-    """Models on several accelerators."""
-
-    @property
-    def stable(self) -> bool:
-        """Whether the accelerators can serve all requests."""
-
-
 @dataclass(frozen=True)
 class ChannelBlocks:
     """Numbers of channels that a target computes at once: fewer channels save time only in whole blocks.
@@ -432,24 +424,6 @@ class Target(ABC):
         """
         del graph, count, host, clock, compare
         raise PipelineError(f"the target {self.name} has no models in segments")
-
-    def assign(
-        self, loads: Sequence[tuple[str, Graph, float]], count: int, host: str | None, clock: str | None
-    ) -> AssignResult:
-        """Assign models to several accelerators that they share.
-
-        Args:
-            loads: for each model its name, the model, and its requests per second.
-            count: the number of accelerators.
-            host: one of `cost.hosts`; None for the default host.
-            clock: one of `cost.clocks`; None for the first.
-
-        Raises:
-            PipelineError: this target has no such assignment, or an argument is invalid.
-            ModelError: the compiler will reject a model.
-        """
-        del loads, count, host, clock
-        raise PipelineError(f"no models are assigned to the target {self.name}")
 
     def inspect(self, compiled: Path, original: Path | None = None) -> TargetResult:
         """Show the contents of a compiled model.

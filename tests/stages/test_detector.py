@@ -15,7 +15,6 @@ import scenes
 import tiny
 
 from compress.artifact import MODEL_TFLITE
-from compress.exporters import cpp_header
 from compress.pipeline.runner import run
 from compress.pipeline.schema import load
 from compress.tflite.interpreter import LoadedModel as HostModel
@@ -170,13 +169,6 @@ def test_the_average_precision_of_the_device_is_that_of_the_host(finished_run: t
     assert result["pairs"][0]["agreement"]["value"] == pytest.approx(metrics["agreement"]["value"])
     assert "AP 0." in accuracy.text(result)
     assert accuracy.compare(opened, RuntimeOptions("cpu"), 5)["samples"] == 5
-
-
-def test_a_header_of_it_has_both_outputs(finished_run: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    cpp_header.export(finished_run[0] / "found.coralline", tmp_path / "model.h")
-    text = (tmp_path / "model.h").read_text()
-    assert "kOutputCount = 2" in text
-    assert "{1, 128, 4, 1, 1, 1, 1, 1}, 3" in text
 
 
 def test_the_service_and_the_command_tell_boxes(

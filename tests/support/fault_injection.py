@@ -135,7 +135,7 @@ class Outcome:
 _FORGE = """
 import ctypes, json, os, signal, sys
 import compress.cli.main, compress.api, compress.cli.console, compress.pipeline.runner, compress.api.exports
-import compress.pipeline.starter, compress.fleet.rollout, compress.fleet.results, compress.exporters.cpp_header
+import compress.pipeline.starter, compress.fleet.rollout, compress.fleet.results
 import compress.targets, compress.tflite.interpreter, deploy.__main__
 libc = ctypes.CDLL(None)
 

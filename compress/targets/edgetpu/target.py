@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from compress.targets.edgetpu.estimate import Estimate
     from compress.targets.edgetpu.inspection import InspectionResult
     from compress.targets.edgetpu.legalize import Legalized
-    from compress.targets.edgetpu.several.sharing import TpuAssignment
     from compress.targets.edgetpu.several.split import Split
 
 
@@ -84,15 +83,6 @@ class EdgeTpu(Target):
         from compress.targets.edgetpu.several import split
 
         return split.split(graph, self, count, self.cost.host(host), self.cost.clock(clock), compare=compare)
-
-    def assign(
-        self, loads: Sequence[tuple[str, Graph, float]], count: int, host: str | None, clock: str | None
-    ) -> TpuAssignment:
-        """Assign models to Edge TPUs, by the time that requests wait and run."""
-        from compress.targets.edgetpu.several import sharing
-
-        models = [sharing.Load(*load) for load in loads]
-        return sharing.assign(models, self, count, self.cost.host(host), self.cost.clock(clock))
 
     def inspect(self, compiled: Path, original: Path | None = None) -> InspectionResult:
         """Show the contents of a compiled model, and compare it with the prediction for the original."""
