@@ -142,7 +142,8 @@ def _level(record: RunRecord) -> tuple[str, str]:
 def _reasons(record: RunRecord) -> tuple[str, ...]:
     if record.verdict is None:
         return ()
-    return tuple(sentence(shorten(reason, MAX_PROSE)) for reason in record.verdict.reasons)
+    # The remedy is at the end of a reason.
+    return tuple(sentence(shorten(reason, 3 * MAX_PROSE)) for reason in record.verdict.reasons)
 
 
 def verdict(record: RunRecord) -> str:

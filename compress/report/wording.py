@@ -54,7 +54,7 @@ def sentence(text: str) -> str:
     first = text.split(maxsplit=1)[:1]
     if not _CODE.search("".join(first)):
         text = text[:1].upper() + text[1:]
-    return text if text.endswith(("?", ".")) else f"{text}."
+    return text if text.endswith(("?", ".", "…")) else f"{text}."
 
 
 def moment(text: str) -> str:
