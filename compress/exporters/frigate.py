@@ -234,9 +234,10 @@ def _with_pixels(model: Graph, dtype: str, slope: float, offset: float, where: s
         raise ModelError(f"has an input of {tensor.dtype.lower()}", where=where, allowed="int8, uint8")
     low, high = dequantization.value_range(tensor)
     if offset < low - MOST_CUT * (high - low) or 255 * slope + offset > high + MOST_CUT * (high - low):
+        black, white = round(offset, 6) + 0.0, 255 * slope + offset  # no -0
         raise ModelError(
-            f"its preprocessing makes values from {offset:.4g} to {255 * slope + offset:.4g} of pixels, and its input "
-            f"holds {low:.4g} to {high:.4g}",
+            f"its preprocessing makes values from {black:g} to {white:.4g} of pixels, and its input holds {low:.4g} to "
+            f"{high:.4g}",
             where=where,
             hint="set data.preprocess to that of the training: `export` with --calibrate PHOTOS does so",
         )

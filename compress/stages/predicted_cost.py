@@ -28,7 +28,7 @@ class PredictedCost(Probe):
         from compress.stages import working_model
         from compress.stages.trial_conversion import SAMPLES, TrialConverter
 
-        keras(context.seed)
+        keras()
         model = working_model.read(subjects["model"], context)
         converter = TrialConverter(context.data.inputs("train")[:SAMPLES], context.target)
         try:

@@ -64,7 +64,7 @@ def test_an_answer_without_objects(detector: Detector) -> None:
     assert to_json(answer, 3)["top"] == []
     assert len(in_image(answer, AffineMap((0.5, 1.0), (0.25, 0.0)))) == 0
     assert len(tiles.merged(answer, np.zeros(0, bool), 0.5, 10)) == 0
-    assert agreement([answer], [answer], 0.5) == (1.0, 0)
+    assert agreement([answer], [answer]) == (1.0, 0)
     assert measured([answer], [NOTHING], len(NAMES))["ap"] is None
     one = (np.array([[0.1, 0.1, 0.5, 0.5]], np.float32), np.array([1]))
     assert measured([answer], [one], len(NAMES))["ap"] == 0
@@ -82,7 +82,7 @@ def test_the_facts_and_pictures_of_models_that_find_nothing(detector: Detector, 
         }
         for name in ("original", "result")
     }
-    facts["agreement"] = agreement(answers, answers, average_precision.SURE)  # type: ignore[assignment]
+    facts["agreement"] = agreement(answers, answers)  # type: ignore[assignment]
     compared = average_precision.compare(facts, NAMES, "original", "result")
     assert compared["measurements"]["agreement"]["value"] is None
     assert set(average_precision.judge_outputs(facts, NAMES, "original", "result")) == {"original", "result"}

@@ -219,10 +219,19 @@ def run_model(model: Any, inputs: Arrays) -> list[NDArray[Any]]:
         if getattr(layer, "stateful", False):
             layer.reset_state()
     try:
-        outputs = model(list(inputs) if len(inputs) > 1 else inputs[0], training=False)
+        outputs = model(_as_called(model, inputs), training=False)
     except (tf.errors.OpError, ValueError, MemoryError) as error:
         raise ModelError(f"Keras cannot run it: {cause_of(error)}") from error
     return [np.asarray(output) for output in tensorflow.keras().tree.flatten(outputs)]
+
+
+def _as_called(model: Any, inputs: Arrays) -> Any:
+    """Return inputs in the structure that the model was built with: one array, or a list or a map, even of one."""
+    functional = getattr(model, "_functional", model)  # of a sequential model
+    structure = getattr(functional, "input", None)
+    if structure is None:
+        return list(inputs) if len(inputs) > 1 else inputs[0]
+    return tensorflow.keras().tree.pack_sequence_as(structure, list(inputs))
 
 
 def compare_keras_models(model: keras.Model, other: keras.Model) -> Parity:

@@ -86,7 +86,7 @@ def scan(path: Path) -> Scan:
     try:
         is_zip = path.is_file() and zipfile.is_zipfile(path)
         is_hdf5 = path.is_file() and h5py.is_hdf5(path)
-        if is_zip and is_hdf5:
+        if is_zip and is_hdf5 and not _is_keras_archive(path):
             raise _refusal(path, "is a zip archive and an HDF5 file at once: it is not clear which one to load")
         if is_zip:
             version, config = _read_keras(path)
@@ -101,6 +101,15 @@ def scan(path: Path) -> Scan:
         raise _refusal(
             path, f"cannot be read: {guarded_calls.first_line(error)}", "check that it was copied completely"
         ) from error
+
+
+def _is_keras_archive(path: Path) -> bool:
+    """Return whether Keras reads a file as a zip archive, although HDF5 finds its signature in the file, too.
+
+    An archive stores model.weights.h5 uncompressed, and HDF5 looks for its signature at 0, 512, 1024, 2048, … bytes.
+    """
+    with path.open("rb") as stream:
+        return path.suffix == ".keras" and stream.read(4) == b"PK\x03\x04"
 
 
 def check_readable(path: Path) -> None:

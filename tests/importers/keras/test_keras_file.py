@@ -610,3 +610,21 @@ def test_channels_first_convolutions_are_refused_by_name(tmp_path: Path) -> None
     file = archive(tmp_path / "m.keras", sequential(layer("InputLayer", batch_shape=[None, 3, 8, 8]), first))
     with pytest.raises(ModelError, match=r"channels_first' on a CPU, and it has 1: 'conv2d'; allowed: channels_last"):
         load(file)
+
+
+@pytest.mark.tensorflow
+def test_an_archive_whose_weights_lie_where_hdf5_looks_for_a_file_is_read(keras: Any, tmp_path: Path) -> None:
+    """HDF5 finds its signature at byte 2,048 of this zip archive, which is an ordinary one by chance."""
+    keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]).save(tmp_path / "saved.keras")
+    path = tmp_path / "model.keras"
+    with zipfile.ZipFile(tmp_path / "saved.keras") as source, zipfile.ZipFile(path, "w") as target:
+        member = zipfile.ZipInfo("model.weights.h5")
+        header = 30 + len(member.filename) + 4
+        member.extra = struct.pack("<HH", 0xFFFF, 2048 - header) + b"\0" * (2048 - header)
+        target.writestr(member, source.read("model.weights.h5"))
+        for name in ("metadata.json", "config.json"):
+            target.writestr(name, source.read(name))
+    assert h5py.is_hdf5(path)
+    assert load(path).count_params() == 3
+    with pytest.raises(ModelError, match="is a zip archive and an HDF5 file at once"):
+        scan(path.rename(tmp_path / "model.h5"))
