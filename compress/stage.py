@@ -91,7 +91,8 @@ class Context:
     """The input of a stage or probe in addition to its artifact.
 
     The key of an artifact contains what is in `needs`, and `specification`, which is a fact of the input. The other
-    attributes are not in the key: with other values, the same artifact is made, or none.
+    attributes are not in the key. `trust` decides whether an artifact is made; with another `execution`, training gives
+    an equally good model, but not an equal one (`compress.execution`); the others change no artifact.
 
     Attributes:
         name: the name of the pipeline; only with "name" in `needs`.

@@ -17,6 +17,7 @@ from compress.resources import manual, shipped
 from compress.suggestions import listing, nearest
 
 FUNCTION = "build"
+OURS = frozenset({"compress", "coralline_pycoral", "deploy"})
 PACKAGES = frozenset({"site-packages", "dist-packages"})
 """The names of the folders of installed packages."""
 DETECTOR = "detector"
@@ -86,18 +87,19 @@ def check_arguments(path: Path, function: str, arguments: Mapping[str, Any]) -> 
 def imported_files(path: Path) -> list[Path]:
     """Return the files that a builder imports, directly or not; of a package, all its files. Nothing is run.
 
-    Installed packages are left out: their versions are part of the key where they matter.
+    Installed packages and Coralline are left out: their versions are part of the key where they matter. Modules that
+    `importlib` loads, and data files that a builder reads, are not seen: after a change of one, use `--force model`.
 
     Raises:
         ModelError: a file is not a Python program.
     """
-    ours = {Path(sys.prefix), Path(sys.base_prefix), shipped("models").parent}
-    folders = [entry for entry in sys.path if ours.isdisjoint((Path(entry), *Path(entry).parents))]
+    standard = {Path(sys.prefix), Path(sys.base_prefix)}
+    folders = [entry for entry in sys.path if standard.isdisjoint((Path(entry), *Path(entry).parents))]
     folders = [entry for entry in folders if PACKAGES.isdisjoint(Path(entry).parts)]
     files: list[Path] = []
     waiting = [path]
     while waiting:
-        for name in _imported_names(waiting.pop()):
+        for name in _imported_names(waiting.pop()) - OURS:
             spec = PathFinder.find_spec(name, folders)
             if spec is None:
                 continue

@@ -27,7 +27,7 @@ from compress.stages.package import Package
 CONCRETE = [kind for kind in works.KINDS if not kind.__name__.startswith("_")]
 NEEDS = get_args(Need)
 NOT_IN_THE_KEY = {"folder", "trust", "progress", "unfinished", "logs", "specification", "execution", "profile"}
-"""Attributes of Context that change no artifact, or are facts of the input."""
+"""Attributes of Context that are not in the key; its docstring has the reasons."""
 LABELS = {"id"}
 """Settings that change no artifact."""
 GROUPS: dict[type[Settings], dict[str, Any]] = {Origin: {"builder": "digits_cnn"}}
@@ -166,12 +166,19 @@ def test_the_stage_of_a_student_is_in_the_key(files: dict[str, Path], monkeypatc
 
 
 def test_files_that_a_builder_imports_are_in_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, text in (("build", "import keras, blocks"), ("blocks", "from sizes import WIDTH"), ("sizes", "WIDTH=1")):
+    for name, text in (
+        ("build", "import compress, keras, blocks"),
+        ("blocks", "from sizes import WIDTH"),
+        ("sizes", "WIDTH=1"),
+    ):
         (tmp_path / f"{name}.py").write_text(text)
+    (tmp_path / "compress").mkdir()
+    (tmp_path / "compress" / "__init__.py").write_text("")  # as in a clone, the folder has our packages too
     monkeypatch.syspath_prepend(tmp_path)
     stage = Build(path=tmp_path / "build.py", function="build")
     key = digest_of(stage.identity())
     (tmp_path / "other.py").write_text("")
+    (tmp_path / "compress" / "__init__.py").write_text("changed = 1")
     assert digest_of(stage.identity()) == key
     (tmp_path / "sizes.py").write_text("WIDTH=2")
     assert digest_of(stage.identity()) != key
