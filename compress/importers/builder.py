@@ -17,7 +17,7 @@ from compress.resources import manual, shipped
 from compress.suggestions import listing, nearest
 
 FUNCTION = "build"
-OURS = frozenset({"compress", "coralline_pycoral", "deploy"})
+OURS = frozenset({"compress", "deploy"})
 PACKAGES = frozenset({"site-packages", "dist-packages"})
 """The names of the folders of installed packages."""
 DETECTOR = "detector"
