@@ -29,9 +29,9 @@ CPUINFO += "CPU variant\t: 0x0\nCPU part\t: 0xd08\nCPU revision\t: 3\n"
 ANSWERS = """
 import sys
 import numpy as np
-from deploy import runtime
+from deploy.runner import runtime
 from deploy.contract import bundle
-from deploy.model import Model
+from deploy.runner.model import Model
 
 opened, found = bundle.read(sys.argv[1]), {}
 samples, _ = opened.evaluation()

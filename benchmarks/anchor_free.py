@@ -26,8 +26,8 @@ import repository
 import detection
 from paths import ROOT, SHARED
 
-from compress.artifact import MODEL_KERAS
-from compress.importers import builder
+from compress.core.artifact import MODEL_KERAS
+from compress.model.importers import builder
 
 RESULTS = repository.RESULTS / "anchor_free.json"
 BUILDER = "anchor_free"

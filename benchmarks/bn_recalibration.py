@@ -33,13 +33,13 @@ import quantization_subjects as subjects
 from distillation import interval, right, subfolder
 from quantization import commit, kept, quiet
 
-from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Kind
-from compress.ir.tensorflow import keras
-from compress.stage import Context
-from compress.stages import working_model
-from compress.stages.distill import Distill
-from compress.stages.prune import Prune
-from compress.training import bn_recalibration, healing, loop
+from compress.core.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Kind
+from compress.learning.training import bn_recalibration, healing, loop
+from compress.model.ir.tensorflow import keras
+from compress.pipeline.stage import Context
+from compress.pipeline.stages import working_model
+from compress.pipeline.stages.distill import Distill
+from compress.pipeline.stages.prune import Prune
 
 RESULTS = Path(__file__).parent / "results" / "bn_recalibration.json"
 CLASSES, SIDE, MOMENTUM, EPOCHS = 43, 32, 0.99, 15

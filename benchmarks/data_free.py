@@ -32,15 +32,15 @@ import quantization_subjects as subjects
 from numpy.typing import NDArray
 from quantization import commit, quiet
 
-from compress.evaluation.original_outputs import output_rows
-from compress.ir import keras_graph
-from compress.ir.keras_graph import Network
-from compress.ir.layer_specs import spec_of
-from compress.ir.passes import fold
-from compress.quantization import calibration, post_training, quantizer_placement
-from compress.quantization.export import convert_float
-from compress.quantization.plan import QuantizationPlan, nudged
-from compress.tflite.interpreter import LoadedModel
+from compress.learning.quantization import calibration, post_training, quantizer_placement
+from compress.learning.quantization.export import convert_float
+from compress.learning.quantization.plan import QuantizationPlan, nudged
+from compress.model.ir import keras_graph
+from compress.model.ir.keras_graph import Network
+from compress.model.ir.layer_specs import spec_of
+from compress.model.ir.passes import fold
+from compress.model.tflite.interpreter import LoadedModel
+from compress.pipeline.probes.original_outputs import output_rows
 
 RESULTS = repository.RESULTS / "data_free.json"
 NETWORKS = {"fsdd": 3, "magic_wand": 3, "grocery_separable": 1, "vww_96": 1, "mini_xception": 1}

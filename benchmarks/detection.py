@@ -29,16 +29,16 @@ import repository
 import numpy as np
 from paths import ROOT, SHARED
 
-from compress.artifact import MODEL_KERAS
+from compress.core.artifact import MODEL_KERAS
 from compress.data.types import Data
-from compress.importers import builder
-from compress.ir import keras_graph
-from compress.ir.passes import fold
-from compress.ir.tensorflow import keras
+from compress.learning.quantization import export
+from compress.learning.quantization.calibration import calibrate
+from compress.model.importers import builder
+from compress.model.ir import keras_graph
+from compress.model.ir.passes import fold
+from compress.model.ir.tensorflow import keras
+from compress.model.tflite.interpreter import LoadedModel
 from compress.pipeline.schema import load
-from compress.quantization import export
-from compress.quantization.calibration import calibrate
-from compress.tflite.interpreter import LoadedModel
 from deploy.contract.average_precision import average_precision
 from deploy.contract.detection import Detector
 

@@ -32,16 +32,16 @@ import quantization_subjects as subjects
 from numpy.typing import NDArray
 from quantization import commit, kept, quiet
 
-from compress.artifact import MODEL_KERAS, Artifact, Kind
-from compress.distillation.settings import Decoupled, Features
-from compress.importers.keras import keras_file
-from compress.ir.tensorflow import keras
-from compress.stage import Context, Stage
-from compress.stages import working_model
-from compress.stages.distill import Distill
-from compress.stages.train import Train
-from compress.training.batches import Augment
-from compress.training.loop import TrainingSettings
+from compress.core.artifact import MODEL_KERAS, Artifact, Kind
+from compress.learning.distillation.settings import Decoupled, Features
+from compress.learning.training.batches import Augment
+from compress.learning.training.loop import TrainingSettings
+from compress.model.importers.keras import keras_file
+from compress.model.ir.tensorflow import keras
+from compress.pipeline.stage import Context, Stage
+from compress.pipeline.stages import working_model
+from compress.pipeline.stages.distill import Distill
+from compress.pipeline.stages.train import Train
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 

@@ -20,8 +20,8 @@ import repository
 from compiler_evidence import TARGET, CompiledModel, left_out, real_models, record, reported
 from paths import EDGETPU
 
+from compress.model.tflite import graph
 from compress.targets.edgetpu.check import check
-from compress.tflite import graph
 
 RESULTS = repository.RESULTS / "edgetpu.json"
 

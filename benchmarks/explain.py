@@ -21,13 +21,13 @@ import repository
 from paths import EDGETPU
 
 from compress import targets
+from compress.model.tflite import graph
+from compress.model.tflite.graph import Graph, Operator
 from compress.targets.edgetpu.compiled import compiled_file, explanation
 from compress.targets.edgetpu.compiled.cpu_part import compare_cpu_part
 from compress.targets.edgetpu.compiled.parameter_location import locate
 from compress.targets.edgetpu.compiled.schedule_comparison import align
 from compress.targets.explanation import ExplainedOperator, ExplainedProgram, Explanation, difference_counts
-from compress.tflite import graph
-from compress.tflite.graph import Graph, Operator
 
 RESULTS = repository.RESULTS / "explain.json"
 WEIGHTED = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")

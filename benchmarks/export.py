@@ -20,16 +20,16 @@ from typing import Any
 
 import numpy as np
 
-from compress.api.exports import export
-from compress.artifact import MODEL_KERAS
-from compress.evaluation.original_outputs import output_rows
-from compress.evaluation.output_fidelity import compare_outputs
-from compress.importers.keras import keras_file
+from compress.core.artifact import MODEL_KERAS
+from compress.learning.quantization import calibration
+from compress.learning.quantization import export as conversion
+from compress.model.importers.keras import keras_file
+from compress.model.tflite.interpreter import LoadedModel
 from compress.pipeline import schema
-from compress.quantization import calibration
-from compress.quantization import export as conversion
-from compress.stages.quantize import Quantize
-from compress.tflite.interpreter import LoadedModel
+from compress.pipeline.probes.original_outputs import output_rows
+from compress.pipeline.probes.output_fidelity import compare_outputs
+from compress.pipeline.stages.quantize import Quantize
+from compress.surface.api.exports import export
 
 SHARED = Path(os.environ.get("CORALLINE_SHARED", Path(__file__).parent.parent.parent / "shared"))
 SUFFIXES = (".h5", ".hdf5", ".onnx", ".tflite")

@@ -35,7 +35,7 @@ import remote_host
 from paths import ROOT
 from remote_host import Host
 
-from compress.fleet import remote
+from compress.surface.fleet import remote
 from deploy.contract import releases
 
 RESULTS = repository.RESULTS / "fleet.json"

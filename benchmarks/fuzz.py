@@ -188,8 +188,8 @@ def run_share(run: Run, jobs: list[tuple[str, int, int]], budget_s: float | None
 
 def contained(name: str, seed: int, number: int) -> bool:
     """Return whether the program refuses the file with an error: it reads the file in a child process first."""
-    from compress.errors import CorallineError
-    from compress.importers import model_file
+    from compress.core.errors import CorallineError
+    from compress.model.importers import model_file
 
     sound, content = damaged(targets()[name], seed, number)
     with tempfile.TemporaryDirectory() as folder:

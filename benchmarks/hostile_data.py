@@ -39,9 +39,9 @@ import numpy as np
 from data_files import form, riff
 from fuzz_targets import Y, data_seeds, prepare_data, saved, source_of
 
+from compress.core.errors import CorallineError
 from compress.data.dataset import Dataset
 from compress.data.types import SPLITS
-from compress.errors import CorallineError
 from deploy.contract.preprocessing import Preprocessing
 
 SEEDS = {

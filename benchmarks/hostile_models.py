@@ -26,8 +26,8 @@ import repository
 import h5py
 from malicious_models import CASES, DENSE, WITNESS, Case, hdf5
 
-from compress.cli import import_model
-from compress.cli import main as command_line
+from compress.surface.cli import import_model
+from compress.surface.cli import main as command_line
 
 assert import_model, h5py.File  # imported here, so that the process of a case is measured without them
 RESULTS = repository.RESULTS / "hostile_models.json"

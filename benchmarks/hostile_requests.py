@@ -37,7 +37,7 @@ import tiny
 from paths import ROOT
 
 from deploy.contract import bundle
-from deploy.model import Model
+from deploy.runner.model import Model
 
 RESULTS = repository.RESULTS / "hostile_requests.json"
 SIZE = (32, 32, 1)

@@ -57,7 +57,7 @@ def photographs(folder: Path, side: int, colour: bool, classes: list[int] | None
 
 def said(folder: Path, file: Path, limits: tuple[int, int]) -> list[int]:
     """Return the class that the imported model predicts for each photo."""
-    from compress.importers import model_file
+    from compress.model.importers import model_file
 
     model = model_file.load(model_file.read(file)).model
     with np.load(folder / "photos.npz") as arrays:

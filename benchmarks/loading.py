@@ -30,11 +30,11 @@ import repository
 import numpy as np
 from PIL import Image
 
+from compress.core.progress import SILENT
 from compress.data import dataset as datasets
 from compress.data import rows
 from compress.data.sources import ImageFolder
 from compress.pipeline.store import Store
-from compress.progress import SILENT
 from deploy.contract.preprocessing import Preprocessing
 
 RESULTS = repository.RESULTS / "loading.json"
@@ -99,8 +99,8 @@ def network(keras: Any, shape: tuple[int, ...]) -> Any:
 
 def training(data: Any, epochs: int, batch: int) -> dict[str, Any]:
     """Time steps with batches of the loader and with one repeated batch, in turn; return the figures."""
-    from compress.ir.tensorflow import keras
-    from compress.training.batches import EpochSettings, batches
+    from compress.learning.training.batches import EpochSettings, batches
+    from compress.model.ir.tensorflow import keras
 
     library = keras(0)
     import tensorflow as tf

@@ -33,17 +33,17 @@ from distillation import right
 from pruning import LARGE, SUBJECTS
 from quantization import commit, quiet
 
-from compress.errors import StageError
-from compress.ir import keras_graph
-from compress.ir.tensorflow import keras
-from compress.pruning import factorization
-from compress.pruning.allocation import importance_losses
-from compress.pruning.importance import ImportanceSamples
-from compress.pruning.objective import Objective
-from compress.pruning.prunable import PrunableNetwork, prepare
+from compress.core.errors import StageError
+from compress.learning.pruning import factorization
+from compress.learning.pruning.allocation import importance_losses
+from compress.learning.pruning.importance import ImportanceSamples
+from compress.learning.pruning.objective import Objective
+from compress.learning.pruning.prunable import PrunableNetwork, prepare
+from compress.learning.training import healing, loop
+from compress.learning.training.bn_recalibration import recalibrate_batch_norms
+from compress.model.ir import keras_graph
+from compress.model.ir.tensorflow import keras
 from compress.targets import load
-from compress.training import healing, loop
-from compress.training.bn_recalibration import recalibrate_batch_norms
 
 RESULTS = repository.RESULTS / "low_rank.json"
 EDGETPU = load("edgetpu")

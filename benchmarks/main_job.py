@@ -28,12 +28,12 @@ USUAL = {name: value for name, value in os.environ.items() if name != "PYTHONDON
 CONVERSION = """
 import json, sys, time
 import numpy as np
-from compress.ir.tensorflow import keras
+from compress.model.ir.tensorflow import keras
 library = keras(0)
 model = library.applications.MobileNetV2(input_shape=(96, 96, 3), alpha=0.35, weights=None, classes=10)
-from compress.quantization import calibration, export
-from compress.ir import keras_graph
-from compress.ir.passes import fold
+from compress.learning.quantization import calibration, export
+from compress.model.ir import keras_graph
+from compress.model.ir.passes import fold
 import tensorflow
 samples = np.random.default_rng(0).random((100, 96, 96, 3), np.float32)
 rounds = []

@@ -35,14 +35,15 @@ from paths import EDGETPU, SHARED
 from PIL import Image
 from sklearn.linear_model import LogisticRegression
 
-from compress.tflite.embedding import OUTPUT
-from deploy import learning, runtime
+from compress.model.tflite.embedding import OUTPUT
 from deploy.contract import bundle, confidence
 from deploy.contract.class_heads import LinearHead
 from deploy.contract.embedding import References
 from deploy.contract.preprocessing import Preprocessing
-from deploy.learning import LearnSettings
-from deploy.runtime import InferenceSession, RuntimeOptions
+from deploy.learn import learning
+from deploy.learn.learning import LearnSettings
+from deploy.runner import runtime
+from deploy.runner.runtime import InferenceSession, RuntimeOptions
 
 EXTRACTOR = EDGETPU / "pairs" / "mobilenet_v1_1.0_224_quant_embedding_extractor" / "model.tflite"
 HELD_OUT = 10

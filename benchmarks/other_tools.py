@@ -43,7 +43,7 @@ from subjects import SUBJECTS, Subject
 from tool_runs import FAILED, LOG, MADE, Outcome, last_line, run
 from tools import OURS, TOOLS, UNSUITABLE, Tool
 
-from compress import files
+from compress.core import files
 
 OTHERS = repository.FOLDER / "others"
 

@@ -42,21 +42,21 @@ from distillation import interval, right, subfolder
 from numpy.typing import NDArray
 from quantization import commit, kept, quiet
 
-from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Kind
-from compress.distillation.settings import DistillationSettings
-from compress.importers.keras import keras_file
-from compress.ir import keras_graph
-from compress.ir.tensorflow import keras
-from compress.pruning.allocation import CostFunction
-from compress.pruning.layer_groups import Widths
-from compress.pruning.objective import Objective
-from compress.pruning.prunable import PrunableNetwork, prepare
-from compress.stage import Context
-from compress.stages import working_model
-from compress.stages.prune import Prune
+from compress.core.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Kind
+from compress.learning.distillation.settings import DistillationSettings
+from compress.learning.pruning.allocation import CostFunction
+from compress.learning.pruning.layer_groups import Widths
+from compress.learning.pruning.objective import Objective
+from compress.learning.pruning.prunable import PrunableNetwork, prepare
+from compress.learning.training import healing, loop
+from compress.learning.training.bn_recalibration import recalibrate_batch_norms
+from compress.model.importers.keras import keras_file
+from compress.model.ir import keras_graph
+from compress.model.ir.tensorflow import keras
+from compress.pipeline.stage import Context
+from compress.pipeline.stages import working_model
+from compress.pipeline.stages.prune import Prune
 from compress.targets import load
-from compress.training import healing, loop
-from compress.training.bn_recalibration import recalibrate_batch_norms
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 

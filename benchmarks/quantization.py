@@ -34,7 +34,7 @@ import quantization_tools as tools
 from numpy.typing import NDArray
 from quantization_tools import OURS, QuantizerInputs
 
-from compress import files
+from compress.core import files
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 

@@ -1,6 +1,6 @@
 """Quantization-aware training for benchmarks/quantization.py --qat: both engines of the `quantize` stage.
 
-The engine of tfmot runs with its known problems repaired (`compress.engines.tfmot.qat`). Both engines start from
+The engine of tfmot runs with its known problems repaired (`compress.learning.tfmot.qat`). Both engines start from
 calibrated ranges and round at the same points. Our engine folds batch norms before training, tfmot's trains with them.
 """
 
@@ -16,15 +16,15 @@ import numpy as np
 import quantization_subjects as subjects
 import quantization_tools as tools
 
-from compress.engines.tfmot import qat as tfmot_qat
-from compress.engines.tfmot import sparsity as weights
-from compress.errors import StageError
-from compress.ir import keras_graph
-from compress.ir.passes import fold
-from compress.quantization import export, qat
-from compress.quantization.ranges import METHODS
-from compress.quantization.search import Search
-from compress.training.loop import TrainingSettings
+from compress.core.errors import StageError
+from compress.learning.quantization import export, qat
+from compress.learning.quantization.ranges import METHODS
+from compress.learning.quantization.search import Search
+from compress.learning.tfmot import qat as tfmot_qat
+from compress.learning.tfmot import sparsity as weights
+from compress.learning.training.loop import TrainingSettings
+from compress.model.ir import keras_graph
+from compress.model.ir.passes import fold
 
 OURS, TFMOT, ADAROUND = "coralline QAT", "tfmot QAT", "coralline, AdaRound"
 SETTINGS = TrainingSettings(epochs=6, learning_rate=0.0005)

@@ -30,16 +30,16 @@ from numpy.typing import NDArray
 from paths import SHARED
 from PIL import Image
 
-from compress.artifact import Artifact, Kind
+from compress.core.artifact import Artifact, Kind
+from compress.core.progress import SilentProgress
 from compress.data.types import Objects, Split
-from compress.importers.keras import keras_file
-from compress.ir.tensorflow import keras
-from compress.progress import SilentProgress
-from compress.stage import Context
-from compress.stages import working_model
+from compress.learning.training.batches import Augment
+from compress.learning.training.loop import TrainingSettings, fit, head_of, label_loss
+from compress.model.importers.keras import keras_file
+from compress.model.ir.tensorflow import keras
+from compress.pipeline.stage import Context
+from compress.pipeline.stages import working_model
 from compress.targets import load
-from compress.training.batches import Augment
-from compress.training.loop import TrainingSettings, fit, head_of, label_loss
 
 Floats = NDArray[np.float32]
 Labels = NDArray[np.int64]

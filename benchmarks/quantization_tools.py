@@ -16,15 +16,15 @@ import numpy as np
 import quantization_subjects as subjects
 from numpy.typing import NDArray
 
-from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Kind
-from compress.ir import keras_graph
-from compress.ir.passes import fold
-from compress.quantization import calibration, export
-from compress.quantization.calibration import CalibrationSplit
-from compress.stage import Context
-from compress.stages import working_model
-from compress.stages.quantize import Quantize
-from compress.tflite.interpreter import LoadedModel
+from compress.core.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Kind
+from compress.learning.quantization import calibration, export
+from compress.learning.quantization.calibration import CalibrationSplit
+from compress.model.ir import keras_graph
+from compress.model.ir.passes import fold
+from compress.model.tflite.interpreter import LoadedModel
+from compress.pipeline.stage import Context
+from compress.pipeline.stages import working_model
+from compress.pipeline.stages.quantize import Quantize
 
 Floats = NDArray[np.float32]
 OURS = "coralline"

@@ -42,8 +42,8 @@ stages: [quantize: {{}}]
 MODEL = """
 import sys
 import numpy as np
-from compress.ir.tensorflow import keras
-from compress.stages.working_model import write_keras
+from compress.model.ir.tensorflow import keras
+from compress.pipeline.stages.working_model import write_keras
 from pathlib import Path
 
 library = keras(0)
@@ -76,8 +76,8 @@ PLAIN = """
 import json, sys, time
 import numpy as np
 from pathlib import Path
-from compress.importers.keras import keras_file
-from compress.quantization import export
+from compress.model.importers.keras import keras_file
+from compress.learning.quantization import export
 import tensorflow
 
 model = keras_file.load(Path("model.keras"))
@@ -97,15 +97,15 @@ print(json.dumps({"plain_cpu_s": time.process_time() - began, "fast_cpu_s": fast
 """
 STAGE = """
 import json, resource, sys, time
-from compress.cli.main import main
-from compress.stages.quantize import Quantize
+from compress.surface.cli.main import main
+from compress.pipeline.stages.quantize import Quantize
 
 run, spent = Quantize.run, []
 
 def timed(self, given, context):
-    from compress.importers.keras import keras_file
-    from compress.quantization import export
-    from compress.stages import working_model
+    from compress.model.importers.keras import keras_file
+    from compress.learning.quantization import export
+    from compress.pipeline.stages import working_model
     export.convert_float(working_model.read(given, context))
     context.data.inputs("train")
     began = time.process_time()

@@ -24,6 +24,7 @@ import repository
 from paths import EDGETPU
 from retrained import differing_parts, other_scales, other_weights, without_tokens
 
+from compress.model.tflite import graph, structure
 from compress.targets.edgetpu.compiled import compiled_file
 from compress.targets.edgetpu.compiled.compiled_file import CompiledFile
 from compress.targets.edgetpu.compiled.cpu_part import compare_cpu_part
@@ -31,7 +32,6 @@ from compress.targets.edgetpu.compiled.instruction_map import ModelChange
 from compress.targets.edgetpu.compiled.instructions import bundles, vector_instructions
 from compress.targets.edgetpu.compiled.operator_constants import is_independent
 from compress.targets.edgetpu.compiled.relink import Relinked, relink
-from compress.tflite import graph, structure
 
 RESULTS = repository.RESULTS / "relink.json"
 SCALE_SEEDS = range(3)

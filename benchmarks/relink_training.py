@@ -17,11 +17,11 @@ import numpy as np
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from compress.quantization import old_scales, post_training
-from compress.quantization.search import file_outputs
-from compress.quantization.settings import PostTrainingSettings
+from compress.learning.quantization import old_scales, post_training
+from compress.learning.quantization.search import file_outputs
+from compress.learning.quantization.settings import PostTrainingSettings
+from compress.model.tflite import graph
 from compress.targets import load
-from compress.tflite import graph
 
 RESULTS = repository.RESULTS / "relink_training.json"
 SEEDS = range(6)

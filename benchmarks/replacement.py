@@ -29,18 +29,18 @@ import quantization_subjects as subjects
 from distillation import interval, right, subfolder
 from quantization import commit, kept, quiet
 
-from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Kind
-from compress.ir import keras_graph
-from compress.ir.activations import Activation
-from compress.ir.keras_graph import Network
-from compress.ir.tensorflow import keras
-from compress.replacement import squeeze_excite
-from compress.replacement.activations import replace_by_relu
-from compress.stages import working_model
-from compress.stages.replace_activations import ReplaceActivations
-from compress.stages.trial_conversion import TrialConverter
+from compress.core.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Kind
+from compress.learning.replacement import squeeze_excite
+from compress.learning.replacement.activations import replace_by_relu
+from compress.learning.training import loop
+from compress.model.ir import keras_graph
+from compress.model.ir.activations import Activation
+from compress.model.ir.keras_graph import Network
+from compress.model.ir.tensorflow import keras
+from compress.pipeline.stages import working_model
+from compress.pipeline.stages.replace_activations import ReplaceActivations
+from compress.pipeline.stages.trial_conversion import TrialConverter
 from compress.targets import load
-from compress.training import loop
 
 RESULTS = repository.RESULTS / "replacement.json"
 EDGETPU = load("edgetpu")

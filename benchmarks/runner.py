@@ -39,7 +39,7 @@ RESULTS = repository.RESULTS / "runner.json"
 OVERHEAD = """
 import json, sys, time
 import numpy as np
-from deploy import Model, benchmark
+from deploy import Model; from deploy.runner import benchmark
 
 CHUNK = 5
 
@@ -84,13 +84,13 @@ print(json.dumps(report))
 """
 FILTERS = (4, 8, 16, 64, 128, 256, 512)
 """The filters of the models; the speeds of the runtimes differ by a factor of a hundred."""
-IMPORTS = "import numpy; from deploy import runtime; runtime.find()"
+IMPORTS = "import numpy; from deploy.runner import runtime; runtime.find()"
 ANSWERS = """
 import hashlib, json, sys
 import numpy as np
-from deploy import runtime
+from deploy.runner import runtime
 from deploy.contract import bundle
-from deploy.model import Model
+from deploy.runner.model import Model
 
 opened = bundle.read(sys.argv[1])
 samples, _ = opened.evaluation()

@@ -40,11 +40,11 @@ import repository
 import postgresql
 from paths import ROOT
 
-from compress.errors import PipelineError
+from compress.core.errors import PipelineError
+from compress.pipeline.search.space import Range, Space
+from compress.pipeline.search.study import SearchStudy
 from compress.pipeline.yaml_file import Document
 from compress.report.search_record import TrialRecord
-from compress.search.space import Range, Space
-from compress.search.study import SearchStudy
 
 RESULTS = repository.RESULTS / "scale.json"
 STORAGES = ("journal", "postgresql", "proxy")

@@ -30,17 +30,17 @@ import repository
 import s3
 import scale
 
-from compress.artifact import Kind
+from compress.core.artifact import Kind
+from compress.core.progress import SilentProgress
 from compress.pipeline.bucket import Bucket
+from compress.pipeline.search import leases
+from compress.pipeline.search import storage as search_storage
+from compress.pipeline.search.space import Range, Space
+from compress.pipeline.search.study import SearchStudy
 from compress.pipeline.shared_store import BucketConnection, SharedStore
 from compress.pipeline.store import Store
 from compress.pipeline.yaml_file import Document
-from compress.progress import SilentProgress
 from compress.report.search_record import TrialRecord
-from compress.search import leases
-from compress.search import storage as search_storage
-from compress.search.space import Range, Space
-from compress.search.study import SearchStudy
 
 RESULTS = repository.RESULTS / "scale_costs.json"
 PARTS = ("storage", "sampler", "store")
@@ -223,7 +223,7 @@ def sampler(finished: int) -> dict[str, Any]:
     """Return the CPU seconds of the choice of a trial."""
     import optuna
 
-    from compress.search.sampler import FrontSampler
+    from compress.pipeline.search.sampler import FrontSampler
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(directions=["maximize", "minimize"])

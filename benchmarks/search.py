@@ -46,13 +46,13 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 from threadpoolctl import threadpool_limits
 
-from compress.cli.search import worker_process
+from compress.pipeline.search.run import SettingsSearch, read_plan
+from compress.pipeline.search.sampler import FrontSampler
+from compress.pipeline.search.space import Choices, Dimension, Range, Space, read_space
+from compress.pipeline.search.study import SearchStudy
 from compress.pipeline.yaml_file import Document
 from compress.report.search_record import FrontPoint, SearchRecord, TrialRecord
-from compress.search.run import SettingsSearch, read_plan
-from compress.search.sampler import FrontSampler
-from compress.search.space import Choices, Dimension, Range, Space, read_space
-from compress.search.study import SearchStudy
+from compress.surface.cli.search import worker_process
 
 RESULTS = repository.RESULTS / "search.json"
 WORK = ROOT / "runs" / "search_benchmark"

@@ -42,7 +42,7 @@ from load_clients import Client, answered, cpu_s, listening, resident_bytes, tot
 from paths import ROOT
 
 from deploy.contract import bundle
-from deploy.model import Model
+from deploy.runner.model import Model
 
 RESULTS = repository.RESULTS / "serve.json"
 

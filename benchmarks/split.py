@@ -22,11 +22,11 @@ import repository
 
 from paths import EDGETPU, SHARED
 
-from compress.errors import ModelError
+from compress.core.errors import ModelError
+from compress.model.tflite import graph
 from compress.targets import load
 from compress.targets.edgetpu.several import cuts, segments
 from compress.targets.edgetpu.several.split import verify
-from compress.tflite import graph
 
 RESULTS = repository.RESULTS / "split.json"
 TARGET = load("edgetpu")

@@ -37,14 +37,14 @@ from quantization import commit, kept, quiet
 from compress.data.dataset import Dataset
 from compress.data.sources import Digits
 from compress.data.types import SPLITS
-from compress.ir import keras_graph
-from compress.ir.passes import fold
-from compress.ir.tensorflow import keras
-from compress.quantization import calibration, export
-from compress.tflite.interpreter import LoadedModel
-from compress.training import loop, subset, subset_selection
-from compress.training.loop import TrainingSettings
-from compress.training.subset import Part, Subset
+from compress.learning.quantization import calibration, export
+from compress.learning.training import loop, subset, subset_selection
+from compress.learning.training.loop import TrainingSettings
+from compress.learning.training.subset import Part, Subset
+from compress.model.ir import keras_graph
+from compress.model.ir.passes import fold
+from compress.model.ir.tensorflow import keras
+from compress.model.tflite.interpreter import LoadedModel
 from deploy.contract.preprocessing import Preprocessing
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

@@ -40,13 +40,13 @@ from paths import ROOT
 from recipe_rows import VERSES
 from recipes import measured_run
 
-from compress.ir import keras_graph
-from compress.ir.passes import cut_lookup
-from compress.ir.tensorflow import keras
-from compress.quantization import post_training
-from compress.quantization.settings import PostTrainingSettings
+from compress.learning.quantization import post_training
+from compress.learning.quantization.settings import PostTrainingSettings
+from compress.model.ir import keras_graph
+from compress.model.ir.passes import cut_lookup
+from compress.model.ir.tensorflow import keras
+from compress.model.tflite import graph, macs
 from compress.targets import load
-from compress.tflite import graph, macs
 from deploy.contract.lookup import Lookup
 from deploy.contract.preprocessing import Preprocessing
 from deploy.contract.tensors import TensorDescription

@@ -1,7 +1,7 @@
 """Import of float .tflite files: `python benchmarks/tflite_import.py [NAME ...] [--list] [--no-files]`.
 
 Networks of keras.applications, and others with further layers, get random weights and batch norm statistics and are
-converted to float .tflite files. Each file is imported (`compress.importers.tflite.tflite_file`) and compared with the
+converted to float .tflite files. Each file is imported (`compress.model.importers.tflite.tflite_file`) and compared with the
 TFLite runtime on random samples. Without names, all networks run, then the float files of CORALLINE_SHARED. Prints a
 table: operators of the file, layers, and the largest difference relative to the largest output, or the operators
 without a Keras layer. The exit code is 1 if a file is refused because its outputs differ.
@@ -23,10 +23,10 @@ import repository  # noqa: F401 - the search path
 import networks
 from paths import SHARED
 
-from compress.errors import ModelError
-from compress.importers.tflite import tflite_file
-from compress.ir.tensorflow import keras as door
-from compress.quantization import export
+from compress.core.errors import ModelError
+from compress.learning.quantization import export
+from compress.model.importers.tflite import tflite_file
+from compress.model.ir.tensorflow import keras as door
 
 SIZES = {
     **dict.fromkeys(("MobileNet", "MobileNetV2", "MobileNetV3Small", "MobileNetV3Large", "EfficientNetB0"), 64),

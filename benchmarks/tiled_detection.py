@@ -17,11 +17,12 @@ from unittest import mock
 import numpy as np
 from PIL import Image
 
-from deploy import Model, Tiles, tiles
+from deploy import Model, Tiles
 from deploy.contract.average_precision import Truth, average_precision
 from deploy.contract.detection import Detections
 from deploy.contract.preprocessing import Array
 from deploy.contract.suppression import intersections, overlaps
+from deploy.runner import tiles
 
 CLASSES = 80
 LEAST_SCORE = 0.3

@@ -25,10 +25,10 @@ import repository  # noqa: F401
 
 from paths import ROOT
 
-from compress.cli.progress_line import MIN_ELAPSED_S
+from compress.core.progress import Phase, RunStep
+from compress.core.progress.tracker import Tracker
 from compress.pipeline import runner, schema
-from compress.progress import Phase, RunStep
-from compress.progress.tracker import Tracker
+from compress.surface.cli.progress_line import MIN_ELAPSED_S
 
 LEAST_S = 10.0
 NEARLY_DONE_S = 5.0

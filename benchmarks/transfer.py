@@ -32,13 +32,13 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 import compress
-from compress.errors import ModelError
-from compress.files import write_atomically
-from compress.importers import model_file
-from compress.importers.tflite import tflite_file
-from compress.ir import keras_graph
-from compress.ir.passes import cut_head
-from compress.tflite import comparison, dequantization, graph
+from compress.core.errors import ModelError
+from compress.core.files import write_atomically
+from compress.model.importers import model_file
+from compress.model.importers.tflite import tflite_file
+from compress.model.ir import keras_graph
+from compress.model.ir.passes import cut_head
+from compress.model.tflite import comparison, dequantization, graph
 
 RESULTS = repository.RESULTS / "transfer.json"
 PAIRS = EDGETPU / "pairs"
@@ -65,7 +65,7 @@ stages:
 STEP = """
 import importlib.util, sys, time
 import numpy as np
-from compress.ir.tensorflow import keras
+from compress.model.ir.tensorflow import keras
 library = keras(0)
 spec = importlib.util.spec_from_file_location("builder", sys.argv[1])
 module = importlib.util.module_from_spec(spec)

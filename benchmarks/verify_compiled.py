@@ -23,13 +23,13 @@ import numpy as np
 from paths import EDGETPU
 from retrained import WEIGHTED, changed, other_weights
 
+from compress.model.tflite import graph
+from compress.model.tflite.graph import Graph
 from compress.targets.edgetpu.compiled import compiled_file
 from compress.targets.edgetpu.compiled.compiled_file import CompiledFile
 from compress.targets.edgetpu.compiled.cpu_part import compare_cpu_part
 from compress.targets.edgetpu.compiled.operator_constants import is_activation
 from compress.targets.edgetpu.compiled.verification import Verification, verify
-from compress.tflite import graph
-from compress.tflite.graph import Graph
 
 RESULTS = repository.RESULTS / "verify_compiled.json"
 KINDS = ("weight", "bias", "channel scale", "scale", "zero point")

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 import compress
-from compress.artifact import MODEL_KERAS, MODEL_TFLITE
-from compress.evaluation.original_outputs import output_rows
+from compress.core.artifact import MODEL_KERAS, MODEL_TFLITE
+from compress.model.tflite.interpreter import LoadedModel
 from compress.pipeline import schema
-from compress.tflite.interpreter import LoadedModel
+from compress.pipeline.probes.original_outputs import output_rows
 
 SHARED = Path(os.environ.get("CORALLINE_SHARED", Path(__file__).parent.parent.parent / "shared"))
 RESULTS = Path(__file__).parent / "results" / "without_labels.json"

@@ -42,11 +42,11 @@ from pycocotools.cocoeval import COCOeval
 from quantization_tools import converted
 
 import compress
-from compress.artifact import MODEL_KERAS, MODEL_TFLITE
-from compress.detectors.detector_model import detector_model
-from compress.quantization import export
-from compress.tflite import graph, macs
-from compress.tflite.interpreter import LoadedModel
+from compress.core.artifact import MODEL_KERAS, MODEL_TFLITE
+from compress.learning.quantization import export
+from compress.model.detectors.detector_model import detector_model
+from compress.model.tflite import graph, macs
+from compress.model.tflite.interpreter import LoadedModel
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 

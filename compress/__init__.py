@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from compress.version import __version__
+from compress.core.version import __version__
 
 if TYPE_CHECKING:
-    from compress.api import (
+    from compress.surface.api import (
         Dataset,
         ExportResult,
         ModelResult,
@@ -54,7 +54,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'compress' has no attribute {name!r}")
-    from compress import api
+    from compress.surface import api
 
     return getattr(api, name)
 

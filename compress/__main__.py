@@ -2,7 +2,7 @@
 
 import sys
 
-from compress.cli.main import main
+from compress.surface.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

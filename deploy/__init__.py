@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from deploy.answers import Answer, NamedOutputs, Recognition
-    from deploy.model import Model
-    from deploy.recognizer import Recognizer
-    from deploy.tiles import Tiles
+    from deploy.learn.recognizer import Recognizer
+    from deploy.runner.answers import Answer, NamedOutputs, Recognition
+    from deploy.runner.model import Model
+    from deploy.runner.tiles import Tiles
 
 __all__ = ["Answer", "Model", "NamedOutputs", "Recognition", "Recognizer", "Tiles"]
 
@@ -19,7 +19,8 @@ __all__ = ["Answer", "Model", "NamedOutputs", "Recognition", "Recognizer", "Tile
 def __getattr__(name: str) -> Any:
     """Import the classes on first use: the host side does not need them."""
     if name in __all__:
-        from deploy import answers, model, recognizer, tiles
+        from deploy.learn import recognizer
+        from deploy.runner import answers, model, tiles
 
         return getattr({"Model": model, "Recognizer": recognizer, "Tiles": tiles}.get(name, answers), name)
     raise AttributeError("module 'deploy' has no attribute %r" % name)

@@ -103,7 +103,8 @@ def _learnt_file_option(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: Arguments) -> Tuple[Result, str]:
-    from deploy import learn_command, predictions
+    from deploy.learn import command as learn_command
+    from deploy.runner import predictions
 
     settings = predictions.parsed(arguments)
     with _model(arguments) as model:
@@ -132,7 +133,7 @@ def _bench_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _bench(arguments: Arguments) -> Tuple[Result, str]:
-    from deploy import accuracy, benchmark, golden
+    from deploy.runner import accuracy, benchmark, golden
 
     settings = benchmark.BenchmarkSettings(
         arguments.runs, arguments.seconds, arguments.warmup, arguments.soak, arguments.meter, not arguments.no_cold
@@ -149,8 +150,8 @@ def _bench(arguments: Arguments) -> Tuple[Result, str]:
 
 
 def _verify(arguments: Arguments) -> Tuple[Result, str]:
-    from deploy import golden
-    from deploy.runtime import find
+    from deploy.runner import golden
+    from deploy.runner.runtime import find
 
     opened = _opened(arguments)
     verified = golden.verify(opened, _runtime_options(arguments))
@@ -177,7 +178,7 @@ def _serve_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _serve(arguments: Arguments) -> Tuple[Result, str]:
-    from deploy import service
+    from deploy.service import service
 
     return service.serve(arguments)
 
@@ -194,7 +195,7 @@ def _learn_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _learn(arguments: Arguments) -> Tuple[Result, str]:
-    from deploy import learn_command
+    from deploy.learn import command as learn_command
 
     with _model(arguments) as model:
         result, text = learn_command.run(model, arguments)
@@ -202,7 +203,7 @@ def _learn(arguments: Arguments) -> Tuple[Result, str]:
 
 
 def _doctor(arguments: Arguments) -> Tuple[Result, str]:
-    from deploy import doctor
+    from deploy.doctor import command as doctor
 
     findings = doctor.findings(doctor.look(arguments.library))
     rows = [dict(finding._asdict()) for finding in findings]
@@ -222,7 +223,7 @@ def _update_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _update(arguments: Arguments) -> Tuple[Result, str]:
-    from deploy import update
+    from deploy.runner import update
 
     return update.update(arguments)
 
@@ -249,7 +250,7 @@ def _pipeline_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _pipeline(arguments: Arguments) -> Tuple[Result, str]:
-    from deploy import segment_files
+    from deploy.runner import segment_files
 
     return segment_files.run(arguments)
 
@@ -289,14 +290,14 @@ def _opened(arguments: Arguments) -> Any:
 
 
 def _runtime_options(arguments: Arguments) -> Any:
-    from deploy.runtime import RuntimeOptions
+    from deploy.runner.runtime import RuntimeOptions
 
     return RuntimeOptions(arguments.device, arguments.threads, library=arguments.library)
 
 
 def _model(arguments: Arguments) -> Any:
     """Load the model that the arguments select; print to stderr why it does not run on an Edge TPU."""
-    from deploy.model import load_safely
+    from deploy.runner.model import load_safely
 
     model = load_safely(_opened(arguments), arguments.role, _runtime_options(arguments))
     if model.remark:
@@ -350,7 +351,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         _discard_stdout()
         return EXIT_PIPE
     except OSError as error:
-        from deploy.system_errors import file_error
+        from deploy.runner.system_errors import file_error
 
         explained = file_error(error)
         return _fail(arguments, explained.to_json(), str(explained))

@@ -1,6 +1,6 @@
 """Write the known problems of `doctor` into the pages of docs/hardware: `python docs/draw_known_problems.py`.
 
-The text is that of deploy/problems.py, which `doctor` prints.
+The text is that of deploy/runner/problems.py, which `doctor` prints.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from deploy.problems import INSTALL_PACKAGE, PROBLEMS, Problem  # noqa: E402 - after the change of the search path
+from deploy.runner.problems import INSTALL_PACKAGE, PROBLEMS, Problem  # noqa: E402 - after the change of the search path
 
 PAGES = ROOT / "docs" / "hardware"
 BEGIN = "<!-- begin: python docs/draw_known_problems.py -->"

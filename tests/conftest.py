@@ -81,7 +81,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> stand_in.Progra
 @pytest.fixture(scope="session")
 def keras() -> Any:
     """Keras on TensorFlow, imported once."""
-    from compress.ir.tensorflow import keras
+    from compress.model.ir.tensorflow import keras
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings of TensorFlow's own import

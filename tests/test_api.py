@@ -15,8 +15,8 @@ import tiny
 from paths import ROOT
 
 import compress
-from compress.errors import DataError, ModelError, PipelineError, StageError
-from compress.measurement import Measurement
+from compress.core.errors import DataError, ModelError, PipelineError, StageError
+from compress.core.measurement import Measurement
 
 BLOCKS = re.findall(r"(<!-- tensorflow -->\n)?```python\n(.*?)```", (ROOT / "docs" / "api.md").read_text(), re.S)
 
@@ -47,7 +47,7 @@ def test_the_examples(project: Path) -> None:
 def test_the_example_of_load_model(project: Path) -> None:
     import numpy as np
 
-    from compress.ir import tensorflow
+    from compress.model.ir import tensorflow
 
     keras = tensorflow.keras()
     inputs = keras.Input((4,))
@@ -73,7 +73,7 @@ def test_the_traceback_of_an_unexpected_error_is_in_the_log(project: Path, monke
     def fail(*ignored: object) -> None:
         raise ZeroDivisionError("unexpected")
 
-    monkeypatch.setattr("compress.stages.package.Package.run", fail)
+    monkeypatch.setattr("compress.pipeline.stages.package.Package.run", fail)
     with pytest.raises(StageError, match=r"ZeroDivisionError: unexpected; the traceback is in runs/\w+/run\.log"):
         compress.run(project)
     (log,) = Path("runs").glob("*/run.log")
@@ -102,7 +102,7 @@ def test_names() -> None:
 
 
 def test_the_package_itself_is_light() -> None:
-    code = "import sys, compress; sys.exit(bool({'numpy', 'pydantic', 'keras', 'compress.api'} & sys.modules.keys()))"
+    code = "import sys, compress; sys.exit(bool({'numpy', 'pydantic', 'keras', 'compress.surface.api'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 

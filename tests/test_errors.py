@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from compress.errors import cause_of
+from compress.core.errors import cause_of
 
 CONV = "The Conv2D op currently only supports the NHWC tensor format on the CPU."
 

@@ -14,10 +14,10 @@ from one_op import Op, Tensor
 from PIL import Image
 
 import compress
-from compress.cli import main
-from compress.errors import DataError, ModelError, StageError
-from deploy.answers import NamedOutputs
-from deploy.model import Model
+from compress.core.errors import DataError, ModelError, StageError
+from compress.surface.cli import main
+from deploy.runner.answers import NamedOutputs
+from deploy.runner.model import Model
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # from Keras' model.save
 KEYS = {

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.measurement import MOST_EXACT, Z95, drop, mcnemar, proportion
+from compress.core.measurement import MOST_EXACT, Z95, drop, mcnemar, proportion
 
 # --- one share --------------------------------------------------------------------------
 

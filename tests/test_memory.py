@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compress import memory
-from compress.errors import StageError
-from compress.memory import Memory
+from compress.core import memory
+from compress.core.errors import StageError
+from compress.core.memory import Memory
 
 GB = 1 << 30
 MEMINFO = (

@@ -13,13 +13,13 @@ import pytest
 import tiny
 from blobs import Blobs, context
 
-from compress.execution import Execution
+from compress.core.execution import Execution
+from compress.core.profiling import Profile, TrainingTimes
+from compress.core.progress import Phase, SilentProgress
+from compress.learning.training import batches as preparation
+from compress.learning.training import step_times
+from compress.learning.training.step_times import TrainingTimer
 from compress.pipeline.schema import load
-from compress.profiling import Profile, TrainingTimes
-from compress.progress import Phase, SilentProgress
-from compress.training import batches as preparation
-from compress.training import step_times
-from compress.training.step_times import TrainingTimer
 
 
 def test_phases_add_up_under_the_names_around_them(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_threads_prepare_batches_in_bursts(
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # from Keras
 @pytest.mark.parametrize("epochs", [1, 4])
 def test_steps_of_a_training(keras: Any, tmp_path: Path, epochs: int) -> None:
-    from compress.training import loop
+    from compress.learning.training import loop
 
     class FailedError(Exception):
         pass

@@ -24,9 +24,9 @@ from onnx import TensorProto, helper, numpy_helper
 from paths import ROOT
 from PIL import Image
 
-from compress.cli.main import main
 from compress.data.sources import ImageFolder
-from deploy import images
+from compress.surface.cli.main import main
+from deploy.runner import images
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -256,7 +256,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 
 
 def quantized(model: Any, samples: NDArray[np.float32]) -> bytes:
-    from compress.quantization import post_training
+    from compress.learning.quantization import post_training
 
     return post_training.quantize(model, samples[:64], samples[64:128]).content
 

@@ -8,10 +8,10 @@ from typing import Annotated
 
 from pydantic import Field
 
+from compress.core.errors import DataError
+from compress.core.settings import Settings
 from compress.data import label_files, labels, tables
 from compress.data.file_tree import Tree
-from compress.errors import DataError
-from compress.settings import Settings
 
 MAX_INDEX_DIGITS = 6
 """Longest class index; more digits are certainly a mistake."""

@@ -14,7 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from compress.artifact import Facts
+from compress.core.artifact import Facts
+from compress.core.errors import DataError
+from compress.core.files import digest_of, explain, write_atomically
+from compress.core.progress import SILENT, Progress
+from compress.core.settings import Settings
 from compress.data import duplicates
 from compress.data import summary as summaries
 from compress.data.prefetching import Rows, corrupt, decode
@@ -23,10 +27,6 @@ from compress.data.sources import SOURCES
 from compress.data.sources.in_memory import Arrays, InMemory
 from compress.data.splits import spread, stratified
 from compress.data.types import SPLITS, DecodedCache, Objects, Split
-from compress.errors import DataError
-from compress.files import digest_of, explain, write_atomically
-from compress.progress import SILENT, Progress
-from compress.settings import Settings
 from deploy.contract.image_geometry import AffineMap, input_map, mask_in_input, moves_positions
 from deploy.contract.preprocessing import Preprocessing, PreprocessingError
 

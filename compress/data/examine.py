@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from compress.artifact import Facts
+from compress.core.artifact import Facts
+from compress.core.errors import DataError
+from compress.core.progress import Progress
 from compress.data import files, manifest
 from compress.data.dataset import Dataset
 from compress.data.types import SPLITS
-from compress.errors import DataError
-from compress.progress import Progress
 
 SCHEMA_VERSION = 1
 

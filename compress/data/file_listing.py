@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.core.errors import DataError
 from compress.data import class_names, labels
 from compress.data.class_names import Classes, ClassList
 from compress.data.file_tree import Tree, inside, tree
@@ -20,7 +21,6 @@ from compress.data.label_tables import read as read_table
 from compress.data.labels import SPLIT_WORDS
 from compress.data.source import Samples, Stored
 from compress.data.splits import Divide, by_name, stratified
-from compress.errors import DataError
 
 MOST_KINDS = 10
 """Number of file types that a note lists."""

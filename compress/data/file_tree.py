@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
+from compress.core.errors import DataError, reason_of
 from compress.data import files
-from compress.errors import DataError, reason_of
 
 MAX_FILES = 5_000_000
 MAX_DEPTH = 32

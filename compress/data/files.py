@@ -16,7 +16,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, BinaryIO
 
-from compress.errors import DataError, reason_of
+from compress.core.errors import DataError, reason_of
 
 ROOM, TIMES = 256 << 20, 100
 """A compressed file may unpack to ROOM bytes, or to TIMES times its size. Archive bombs exceed both."""

@@ -24,8 +24,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from compress.core.errors import DataError
 from compress.data import files, labels
-from compress.errors import DataError
 
 MAX_BYTES = 1 << 22
 MAX_INDEX = 999_999

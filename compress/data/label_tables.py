@@ -11,14 +11,14 @@ from typing import Annotated
 
 from pydantic import Field
 
+from compress.core.errors import DataError
+from compress.core.settings import Settings
+from compress.core.suggestions import nearest
 from compress.data import labels, tables
 from compress.data.file_tree import Tree, inside
 from compress.data.labels import SPLIT_WORDS
 from compress.data.source import several
 from compress.data.types import Split
-from compress.errors import DataError
-from compress.settings import Settings
-from compress.suggestions import nearest
 
 TABLE_SUFFIXES = (".csv", ".tsv")
 MAX_FOLDERS = 1

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.core.errors import DataError
+from compress.core.suggestions import nearest
 from compress.data.types import SPLITS, Split
-from compress.errors import DataError
-from compress.suggestions import nearest
 
 SPLIT_WORDS: dict[str, Split] = {
     "train": "train",

@@ -14,9 +14,9 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
+from compress.core.errors import DataError
+from compress.core.files import explain, write_atomically
 from compress.data import files
-from compress.errors import DataError
-from compress.files import explain, write_atomically
 
 MAX_BYTES = 256 << 20
 

@@ -15,8 +15,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.core.progress import SILENT, Phase, Progress
 from compress.data.source import LEAVE_OUT, CorruptError, several
-from compress.progress import SILENT, Phase, Progress
 
 WORKERS = min(os.cpu_count() or 1, 8)
 CHUNK = 16

@@ -10,12 +10,12 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.core.errors import DataError
+from compress.core.files import digest_of
+from compress.core.settings import Settings
 from compress.data import class_names, files, manifest
 from compress.data.splits import Divide, stratified
 from compress.data.types import Objects, Split
-from compress.errors import DataError
-from compress.files import digest_of
-from compress.settings import Settings
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.artifact import Facts
+from compress.core.artifact import Facts
 from compress.data.source import MAX_NAMED
 from compress.data.splits import spread
 from compress.data.types import SPLITS, Objects, Split

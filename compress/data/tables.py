@@ -6,7 +6,7 @@ import csv
 from collections.abc import Iterator, Sequence
 from typing import IO
 
-from compress.errors import DataError
+from compress.core.errors import DataError
 
 MAX_LINE = 1 << 20
 MAX_COLUMNS = 4096

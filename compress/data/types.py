@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.artifact import Facts
+from compress.core.artifact import Facts
 
 Split = Literal["train", "validation", "test"]
 

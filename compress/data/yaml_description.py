@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from compress.core.errors import DataError
+from compress.core.yaml_limits import MAX_BYTES, YamlLimitError, limited_events
 from compress.data import class_names, files
 from compress.data.labels import MOST_CLASSES
-from compress.errors import DataError
-from compress.yaml_limits import MAX_BYTES, YamlLimitError, limited_events
 
 MAX_DIGITS = 6
 """Longest class index."""

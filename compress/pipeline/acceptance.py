@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from compress.errors import BudgetError, NotUsableError, ResultError
+from compress.core.errors import BudgetError, NotUsableError, ResultError
 from compress.report import degeneracy
 from compress.report.record import (
     BudgetRecord,

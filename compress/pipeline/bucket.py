@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 from urllib.parse import urlsplit
 
-from compress.errors import PipelineError, StoreError
+from compress.core.errors import PipelineError, StoreError
 
 ALLOWED = "s3://BUCKET or s3://BUCKET/PREFIX"
 LOCATION = re.compile(

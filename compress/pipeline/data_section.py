@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress import numpy_files
+from compress.core import numpy_files
+from compress.core.errors import DataError, ModelError, reason_of
 from compress.data.alternatives import RANGES, Range
-from compress.errors import DataError, ModelError, reason_of
 
 if TYPE_CHECKING:
-    from compress.importers.model_file import ModelFile
-    from compress.tflite.detection_postprocess import PostProcess
+    from compress.model.importers.model_file import ModelFile
+    from compress.model.tflite.detection_postprocess import PostProcess
 
 IMAGES = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".webp")
 SOUNDS = (".wav", ".wave")
@@ -48,7 +48,7 @@ class ModelInputs:
         names: their names.
         shapes: their shapes, without the batch.
         output_sizes: the number of values of each output for one sample.
-        becomes: what the pipeline makes of the file (`compress.importers.model_file.Becomes`).
+        becomes: what the pipeline makes of the file (`compress.model.importers.model_file.Becomes`).
         model: the Keras model, if the file becomes one.
         limits: for a file with one quantized input, the lowest and highest value that the input can hold.
         chosen_range: the values of the darkest and the brightest pixel that the user gives; None to find them.
@@ -76,8 +76,8 @@ def inputs_of(file: ModelFile, *, trust: bool) -> ModelInputs:
     Raises:
         ModelError: the file cannot be imported, or an input has an open dimension.
     """
-    from compress.importers import model_file
-    from compress.tflite import dequantization
+    from compress.model.importers import model_file
+    from compress.model.tflite import dequantization
 
     if file.becomes == "keras":
         model = model_file.load(file, trust=trust).model
@@ -123,8 +123,8 @@ def _with_sides(shape: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _file_inputs(file: ModelFile) -> ModelInputs:
     """Return the inputs of a .tflite file, or of a SavedModel that is converted to one."""
-    from compress.importers import model_file
-    from compress.tflite import dequantization, graph
+    from compress.model.importers import model_file
+    from compress.model.tflite import dequantization, graph
 
     if file.kind == "saved_model":
         parsed = graph.parse(model_file.to_float_tflite(file).tflite)
@@ -249,9 +249,9 @@ def value_range(inputs: ModelInputs, samples: NDArray[np.float32]) -> tuple[floa
         return _usual_range(inputs.limits)
     if inputs.model is None:
         return ranges[0]
-    from compress.ir import keras_graph
-    from compress.ir.layer_specs import EMBEDDING, spec_of
-    from compress.quantization import activation_statistics
+    from compress.learning.quantization import activation_statistics
+    from compress.model.ir import keras_graph
+    from compress.model.ir.layer_specs import EMBEDDING, spec_of
 
     network = keras_graph.read(inputs.model)
     counts = [layer.config["input_dim"] for layer in network.layers.values() if spec_of(layer) == EMBEDDING]

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from compress.errors import DataError, StoreError
-from compress.files import explain
-from compress.measurement import Measurement, Metric
+from compress.core.errors import DataError, StoreError
+from compress.core.files import explain
+from compress.core.measurement import Measurement, Metric
 from compress.report.json_values import decode
 from compress.report.record import DeviceRecord, Measurements
 from deploy.contract import bundle

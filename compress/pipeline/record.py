@@ -11,12 +11,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from compress.artifact import Facts
-from compress.errors import EXIT_INTERRUPTED, BudgetError, ModelError, NotUsableError, ResultError
-from compress.files import file_digest
-from compress.measurement import COSTS, SIZES, Measurement, missing, ratio
+from compress.core.artifact import Facts
+from compress.core.errors import EXIT_INTERRUPTED, BudgetError, ModelError, NotUsableError, ResultError
+from compress.core.files import file_digest
+from compress.core.measurement import COSTS, SIZES, Measurement, missing, ratio
+from compress.core.version import __version__
+from compress.model.tflite.interpreter import version
 from compress.pipeline.acceptance import Verdict, VerdictMaterial, judged, refusal
 from compress.pipeline.schema import Pipeline, StageEntry
+from compress.pipeline.stage import host
 from compress.report.json_values import decode
 from compress.report.record import (
     AdviceRecord,
@@ -42,12 +45,9 @@ from compress.report.record import (
     StageRecord,
     TargetRecord,
 )
-from compress.stage import host
 from compress.tasks import TASKS, limits, task_of
 from compress.tasks.base import Task
 from compress.tasks.findings import VerdictReason, about_original, channels, input_range
-from compress.tflite.interpreter import version
-from compress.version import __version__
 
 TOOLS = (
     *("ai-edge-litert", "keras", "numpy", "scikit-learn"),

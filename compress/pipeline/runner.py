@@ -16,8 +16,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from compress import memory
-from compress.artifact import (
+from compress.core import memory
+from compress.core.artifact import (
     BUNDLE_FILE,
     MODEL_COMPILED,
     MODEL_KERAS,
@@ -29,8 +29,7 @@ from compress.artifact import (
     Facts,
     Kind,
 )
-from compress.data.types import Data
-from compress.errors import (
+from compress.core.errors import (
     EXIT_INTERRUPTED,
     CorallineError,
     ModelError,
@@ -39,18 +38,23 @@ from compress.errors import (
     StoreError,
     cause_of,
 )
-from compress.evaluation import DataSummary, Evaluation, InputAlternatives, Latency, Size
-from compress.evaluation.latency import predict, unmeasured
-from compress.evaluation.operator_graph import OperatorGraph
-from compress.evaluation.original_outputs import TaughtByOriginal
-from compress.files import digest_of, explain, write_atomically
-from compress.ir.tensorflow import keras
+from compress.core.files import digest_of, explain, write_atomically
+from compress.core.profiling import Profile
+from compress.core.progress import SILENT, Phase, Progress, RunStep
+from compress.data.types import Data
+from compress.model.ir.tensorflow import keras
 from compress.pipeline import device_results, record
+from compress.pipeline.probes import DataSummary, Evaluation, InputAlternatives, Latency, Size
+from compress.pipeline.probes.latency import predict, unmeasured
+from compress.pipeline.probes.operator_graph import OperatorGraph
+from compress.pipeline.probes.original_outputs import TaughtByOriginal
 from compress.pipeline.record import Findings, RunResults
 from compress.pipeline.schema import Pipeline, StageEntry
+from compress.pipeline.stage import Context, Need, Probe, Stage, Work
+from compress.pipeline.stages.batch_norm_statistics import BatchNormStatistics
+from compress.pipeline.stages.package import Package
+from compress.pipeline.stages.sensitivity import Sensitivity
 from compress.pipeline.store import STORE, Store
-from compress.profiling import Profile
-from compress.progress import SILENT, Phase, Progress, RunStep
 from compress.report import examples, render
 from compress.report.json_values import decode
 from compress.report.node_data import NODE_DATA_FILE
@@ -64,10 +68,6 @@ from compress.report.record import (
     StageRecord,
     StageStatus,
 )
-from compress.stage import Context, Need, Probe, Stage, Work
-from compress.stages.batch_norm_statistics import BatchNormStatistics
-from compress.stages.package import Package
-from compress.stages.sensitivity import Sensitivity
 from compress.tasks import task_of
 from compress.tasks.findings import GAIN
 

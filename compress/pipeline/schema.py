@@ -19,18 +19,18 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 
 from compress import targets
-from compress.artifact import Kind
+from compress.core.artifact import Kind
+from compress.core.errors import ModelError, PipelineError
+from compress.core.execution import Execution
+from compress.core.settings import Settings
+from compress.core.suggestions import listing, nearest, shown
 from compress.data.dataset import SOURCES, Dataset, Splitting
-from compress.errors import ModelError, PipelineError
-from compress.execution import Execution
 from compress.pipeline import data_section
 from compress.pipeline.search_section import SearchSettings
+from compress.pipeline.stage import Refusal, Stage
+from compress.pipeline.stages import STAGES
+from compress.pipeline.stages.load import ImportOnnx, LoadKeras, LoadTflite, Origin
 from compress.pipeline.yaml_file import Document, DocumentNode, Location, read
-from compress.settings import Settings
-from compress.stage import Refusal, Stage
-from compress.stages import STAGES
-from compress.stages.load import ImportOnnx, LoadKeras, LoadTflite, Origin
-from compress.suggestions import listing, nearest, shown
 from compress.targets.base import Target
 from compress.tasks import TASKS, refused_budget, task_of
 from deploy.contract.preprocessing import STEPS as PREPROCESSING
@@ -344,7 +344,7 @@ def _random_data(
             "batch norms and no stage but `quantize: {calibration: {select: data_free}}` needs data",
             hint=hint,
         )
-    from compress.importers import model_file
+    from compress.model.importers import model_file
 
     shapes = {} if isinstance(loader, LoadTflite) else loader.shapes
     inputs = data_section.inputs_of(model_file.read(loader.path, shapes=shapes or None), trust=model.trust)

@@ -1,4 +1,4 @@
-"""The key `search` of a pipeline file. `compress.search` uses it; an ordinary run ignores it."""
+"""The key `search` of a pipeline file. `compress.pipeline.search` uses it; an ordinary run ignores it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from compress.settings import Settings
+from compress.core.settings import Settings
 
 MAX_SETTINGS = 100
 """Settings of one search."""

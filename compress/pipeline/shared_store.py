@@ -23,11 +23,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from compress.artifact import Artifact, Facts, Kind
-from compress.files import explain, file_digest
+from compress.core.artifact import Artifact, Facts, Kind
+from compress.core.files import explain, file_digest
+from compress.core.progress import Phase, Progress
 from compress.pipeline.bucket import Bucket, BucketError
 from compress.pipeline.store import DIGEST_LINE, MANIFEST, STORE, Store, artifact_digest
-from compress.progress import Phase, Progress
 
 UNSHARED = "unshared"
 """The folder of the keys that wait for their upload; each is an empty file."""

@@ -16,7 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress import numpy_files
+from compress.core import numpy_files
+from compress.core.errors import DataError, reason_of
+from compress.core.measurement import Measurement, proportion
+from compress.core.resources import manual
 from compress.data.alternatives import Range, alternatives
 from compress.data.dataset import Dataset
 from compress.data.file_tree import tree
@@ -26,20 +29,17 @@ from compress.data.sources import SOURCES
 from compress.data.sources import text as texts
 from compress.data.splits import spread
 from compress.data.types import SPLITS
-from compress.errors import DataError, reason_of
-from compress.importers import model_file
-from compress.ir.keras_graph import LayerOutput, Network
-from compress.ir.keras_graph import read as read_network
-from compress.ir.layer_specs import spec_of
-from compress.ir.tensorflow import run
-from compress.measurement import Measurement, proportion
+from compress.learning.quantization.fidelity import flattened
+from compress.model.importers import model_file
+from compress.model.ir.keras_graph import LayerOutput, Network
+from compress.model.ir.keras_graph import read as read_network
+from compress.model.ir.layer_specs import spec_of
+from compress.model.ir.tensorflow import run
+from compress.model.tflite.interpreter import LoadedModel
 from compress.pipeline.data_section import IMAGES, SOUNDS, ModelInputs, inputs_of, value_range, with_range
-from compress.quantization.fidelity import flattened
-from compress.resources import manual
 from compress.tasks import task_of
 from compress.tasks.classification import Classification
 from compress.tasks.findings import class_order
-from compress.tflite.interpreter import LoadedModel
 from deploy.contract.preprocessing import Preprocessing
 from deploy.contract.text import text_of, tokens_of
 

@@ -31,9 +31,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from compress.artifact import Artifact, Facts, Kind
-from compress.files import digest_of, explain, file_digest, sync, write_atomically
-from compress.progress import Progress
+from compress.core.artifact import Artifact, Facts, Kind
+from compress.core.files import digest_of, explain, file_digest, sync, write_atomically
+from compress.core.progress import Progress
 
 STORE = ".store"
 """The folder of the store, in that of the results."""

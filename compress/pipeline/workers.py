@@ -2,7 +2,7 @@
 
 The chief announces in the store which stage it makes. Another worker waits for the artifact of each stage. Where a
 stage trains, it runs the stage too, in a folder that it removes: the trainings of all workers exchange gradients
-(`compress.training.collectives`). Only the chief publishes artifacts, measures, and writes reports.
+(`compress.learning.training.collectives`). Only the chief publishes artifacts, measures, and writes reports.
 
 The announcement has a number that the chief increments every few seconds. A worker trusts it once it has seen it
 change: clocks of different machines are never compared, and the announcement that a killed chief left is ignored.
@@ -22,19 +22,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from compress.artifact import Artifact, Kind
-from compress.errors import CorallineError, StageError
-from compress.files import digest_of, explain, write_atomically
+from compress.core.artifact import Artifact, Kind
+from compress.core.errors import CorallineError, StageError
+from compress.core.files import digest_of, explain, write_atomically
+from compress.core.progress import Phase, Progress
+from compress.learning.training import strategies
+from compress.learning.training.cluster import START_S, WorkerCluster
 from compress.pipeline import runner
 from compress.pipeline.runner import Monitor, PipelineRun, run_stages
 from compress.pipeline.schema import Pipeline
+from compress.pipeline.stage import Context, Probe, Stage
 from compress.pipeline.store import Store
-from compress.progress import Phase, Progress
 from compress.report.json_values import decode
 from compress.report.record import RunRecord, StageStatus
-from compress.stage import Context, Probe, Stage
-from compress.training import strategies
-from compress.training.cluster import START_S, WorkerCluster
 
 FOLDER = "workers"
 """The folder of the announcements in the store."""

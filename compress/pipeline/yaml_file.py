@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compress.errors import PipelineError
-from compress.suggestions import shown
-from compress.yaml_limits import MAX_BYTES, YamlLimitError, limited_events
+from compress.core.errors import PipelineError
+from compress.core.suggestions import shown
+from compress.core.yaml_limits import MAX_BYTES, YamlLimitError, limited_events
 
 Location = tuple[str | int, ...]
 MAX_INTEGER = (1 << 63) - 1

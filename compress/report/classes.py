@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from compress.measurement import Measurement, origin
-from compress.measurement import missing as missing_measurement
+from compress.core.measurement import Measurement, origin
+from compress.core.measurement import missing as missing_measurement
 from compress.report import charts
 from compress.report.absence import absence
 from compress.report.blocks import Block, Cell, Columns, Details, Figure, Section, Table, Text, missing, table

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from compress.measurement import Measurement, Metric, origin, ratio
+from compress.core.measurement import Measurement, Metric, origin, ratio
 from compress.report import charts, training
 from compress.report.absence import absence
 from compress.report.blocks import (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from compress.core.version import __version__
 from compress.report import html, plain_text
 from compress.report.blocks import Block, Cell, Section, Style, Table, Text, missing, or_missing, table
 from compress.report.run_comparison import (
@@ -17,7 +18,6 @@ from compress.report.run_comparison import (
     summary,
 )
 from compress.report.wording import MAX_PROSE, moment, seconds, sentence, shorten, show
-from compress.version import __version__
 
 Row = tuple[Cell | str, ...]
 STYLES: dict[bool, Style] = {True: "good", False: "bad"}

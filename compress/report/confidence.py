@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from compress.measurement import Measurement, missing
+from compress.core.measurement import Measurement, missing
 from compress.report.blocks import Block, Cell, Section, Table, Text
 from compress.report.json_values import decode
 from compress.report.record import RunRecord
@@ -22,7 +22,7 @@ SPLITS = ("validation", "test")
 
 @dataclass(frozen=True)
 class CalibrationFacts:
-    """The manifest's `confidence` (`compress.exporters.recognition`)."""
+    """The manifest's `confidence` (`compress.bundling.recognition`)."""
 
     temperature: float
     threshold: float | None

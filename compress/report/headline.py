@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from compress.measurement import COSTS, Metric
+from compress.core.measurement import COSTS, Metric
 from compress.report.blocks import joined
 from compress.report.record import DeviceRecord, HostLatencyRecord, ModelsRecord, PlacementRecord, RunRecord
 from compress.report.wording import MAX_PROSE, interval, number, sentence, shorten, show

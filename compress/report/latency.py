@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from compress.measurement import LATENCIES
+from compress.core.measurement import LATENCIES
 from compress.report import charts
 from compress.report.absence import absence
 from compress.report.blocks import Block, Cell, Columns, Figure, Heading, Pairs, Section, Table, missing

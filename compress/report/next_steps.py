@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from compress.artifact import MODEL_COMPILED, MODEL_TFLITE
+from compress.core.artifact import MODEL_COMPILED, MODEL_TFLITE
+from compress.core.resources import manual
 from compress.report.record import RunRecord
 from compress.report.wording import number
-from compress.resources import manual
 
 COMPARE = "python -m compress compare . ../OTHER-RUN -o compare.html"
 

@@ -10,10 +10,10 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 
+from compress.model.tflite.graph import Graph
 from compress.report.blocks import joined
 from compress.report.record import OperatorRecord
 from compress.report.wording import MAX_PROSE, shorten
-from compress.tflite.graph import Graph
 
 NODE_DATA_FILE = "model_explorer.json"
 """The name of the file in the folder of a run."""

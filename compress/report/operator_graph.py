@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from compress.model.tflite.graph import NONE, Graph, Tensor
 from compress.report import html, svg
 from compress.report.blocks import Block, Cell, Section, Table, Text, joined
 from compress.report.layered_layout import Edge, Layout, Point, layout
 from compress.report.record import OperatorRecord
 from compress.report.wording import MAX_PROSE, TIMES, count, number, sentence, shorten
-from compress.tflite.graph import NONE, Graph, Tensor
 
 GRAPH_FILE = "graph.html"
 """The name of the page in the folder of a run."""

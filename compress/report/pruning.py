@@ -38,7 +38,7 @@ COSTS = {
     "latency_ms": ("latency", "ms"),
     "streamed_bytes": ("parameters sent at every inference", "bytes"),
 }
-"""Name and unit of each cost (`compress.pruning.cost.CostFigures`)."""
+"""Name and unit of each cost (`compress.learning.pruning.cost.CostFigures`)."""
 ACCURACY = "accuracy"
 SENSITIVITY_TITLE = (
     "Measured {} on training samples, from 0 to {:.3g}, if one group of layers alone has fewer channels: all channels "
@@ -71,7 +71,7 @@ class WidthFacts:
 
 @dataclass(frozen=True)
 class PruningStepFacts:
-    """A step of pruning (`compress.pruning.step.PruningStep`)."""
+    """A step of pruning (`compress.learning.pruning.step.PruningStep`)."""
 
     allocation: str = "not recorded"
     figures: CostFacts = CostFacts()

@@ -17,7 +17,7 @@ MAX_REWRITES = 20
 
 @dataclass(frozen=True)
 class TrialFacts:
-    """A candidate (`compress.quantization.search.Trial`)."""
+    """A candidate (`compress.learning.quantization.search.Trial`)."""
 
     step: str
     choice: str
@@ -29,7 +29,7 @@ class TrialFacts:
 
 @dataclass(frozen=True)
 class UntriedFacts:
-    """A candidate that was not tried (`compress.quantization.search.Skipped`)."""
+    """A candidate that was not tried (`compress.learning.quantization.search.Skipped`)."""
 
     step: str
     choice: str
@@ -38,7 +38,7 @@ class UntriedFacts:
 
 @dataclass(frozen=True)
 class LayerErrorFacts:
-    """The quantization error of a tensor (`compress.quantization.debug.LayerError`)."""
+    """The quantization error of a tensor (`compress.learning.quantization.debug.LayerError`)."""
 
     point: str
     kind: str
@@ -71,7 +71,7 @@ class RewriteFacts:
 
 @dataclass(frozen=True)
 class SyntheticFacts:
-    """The samples of a calibration without data (`compress.quantization.calibration.CalibrationSplit`)."""
+    """The samples of a calibration without data (`compress.learning.quantization.calibration.CalibrationSplit`)."""
 
     samples: int
     held_out: int

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from compress.measurement import COSTS, How, Measurement, Metric
+from compress.core.measurement import COSTS, How, Measurement, Metric
 from compress.report.json_values import decode, encode
 
 SCHEMA_VERSION = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from compress.measurement import Measurement
+from compress.core.measurement import Measurement
 from compress.report.blocks import Block, Cell, Columns, Heading, Pairs, Section, Table, Text
 from compress.report.json_values import decode
 from compress.report.record import RunRecord

@@ -13,7 +13,7 @@ from difflib import SequenceMatcher
 from math import isfinite
 from typing import Any, Literal
 
-from compress.measurement import LATENCIES, SIZES, Measurement, Metric, mcnemar, missing, paired_drop
+from compress.core.measurement import LATENCIES, SIZES, Measurement, Metric, mcnemar, missing, paired_drop
 from compress.report.json_values import encode
 from compress.report.record import PlacementRecord, RightAnswersRecord, RunRecord
 from compress.report.wording import MINUS, count, noun, number

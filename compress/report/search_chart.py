@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compress.measurement import Metric
+from compress.core.measurement import Metric
 from compress.report import svg
 from compress.report.labels import placed_labels
 from compress.report.search_record import SearchRecord, TrialRecord

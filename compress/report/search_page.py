@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from compress.measurement import Metric
+from compress.core.measurement import Metric
 from compress.report import html, plain_text, search_chart
 from compress.report.blocks import Block, Cell, Details, Figure, FileLink, Pairs, Section, Table, Text, missing
 from compress.report.search_record import FrontPoint, SearchRecord, TrialRecord

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from compress.errors import PipelineError
+from compress.core.errors import PipelineError
 from compress.report.record import RunRecord
 
 REPORT_FILE = "report.json"

@@ -32,7 +32,7 @@ class PhaseTime:
 
 @dataclass(frozen=True)
 class TrainingTime:
-    """The times of a training, see `compress.profiling.TrainingTimes`."""
+    """The times of a training, see `compress.core.profiling.TrainingTimes`."""
 
     first_step_ms: float
     step_ms: float | None
@@ -48,7 +48,7 @@ class TrainingTime:
 
 @dataclass(frozen=True)
 class StageProfile:
-    """The profile of a stage (`compress.profiling.Profile`)."""
+    """The profile of a stage (`compress.core.profiling.Profile`)."""
 
     phases: tuple[PhaseTime, ...] = ()
     trainings: tuple[TrainingTime, ...] = ()

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
-from compress.measurement import Measurement, Metric
+from compress.core.measurement import Measurement, Metric
 from compress.report.blocks import Cell, joined
 from compress.report.record import Measurements, RunRecord
 from deploy.contract.printable import UNPRINTABLE

@@ -13,7 +13,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec
 from pathlib import Path
 
-from compress.errors import PipelineError
+from compress.core.errors import PipelineError
 from compress.targets.base import Target
 
 DEFAULT = "edgetpu"

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from compress.artifact import Facts
-from compress.errors import PipelineError
+from compress.core.artifact import Facts
+from compress.core.errors import PipelineError
+from compress.model.tflite.comparison import Feed
+from compress.model.tflite.graph import Graph
 from compress.targets.compiler_settings import CompilerSettings
 from compress.targets.explanation import Explanation
-from compress.tflite.comparison import Feed
-from compress.tflite.graph import Graph
 
 
 class TargetResult(Protocol):

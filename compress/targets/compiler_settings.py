@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from compress.settings import Settings
+from compress.core.settings import Settings
 
 IMAGE = r"^[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}$"
 """A Docker image: name, tag or digest, never an option."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from compress.core.measurement import Metric
 from compress.data.types import Data
-from compress.measurement import Metric
-from compress.stage import Refusal
+from compress.pipeline.stage import Refusal
 from compress.tasks.base import Location, Task
 from compress.tasks.classification import Classification
 from compress.tasks.detection import Detection

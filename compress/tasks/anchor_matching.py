@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from compress.ir.tensorflow import keras
+from compress.model.ir.tensorflow import keras
 from deploy.contract.detection import Detector
 
 MATCHED, UNMATCHED = 0.5, 0.4

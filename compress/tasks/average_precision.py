@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.measurement import Measurement, missing
+from compress.core.measurement import Measurement, missing
 from compress.tasks import degeneracy
 from deploy.contract.average_precision import Truth, average_precision
 from deploy.contract.detection import SURE, Detections

@@ -16,15 +16,15 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.artifact import Facts
+from compress.core.artifact import Facts
+from compress.core.errors import ModelError
+from compress.core.measurement import Metric
 from compress.data.types import Data, Split
-from compress.errors import ModelError
-from compress.ir.tensorflow import keras, sample_shape
-from compress.measurement import Metric
-from compress.stage import Refusal, Use
+from compress.model.ir.tensorflow import keras, sample_shape
+from compress.model.tflite.interpreter import shape_hint
+from compress.pipeline.stage import Refusal, Use
 from compress.tasks.degeneracy import Judgement
 from compress.tasks.findings import VerdictReason
-from compress.tflite.interpreter import shape_hint
 
 Location = tuple[str | int, ...]
 """Keys and indices in the pipeline file."""
@@ -71,7 +71,7 @@ class Quality:
 
 
 class DistillationTerms(Protocol):
-    """Settings of distillation that a head reads (`compress.distillation.settings.DistillationSettings`)."""
+    """Settings of distillation that a head reads (`compress.learning.distillation.settings.DistillationSettings`)."""
 
     @property
     def temperature(self) -> float:
@@ -83,7 +83,7 @@ class DistillationTerms(Protocol):
 
 
 class RandomChanges(Protocol):
-    """Settings of augmentation (`compress.training.batches.Augment`)."""
+    """Settings of augmentation (`compress.learning.training.batches.Augment`)."""
 
     @property
     def shift(self) -> float:

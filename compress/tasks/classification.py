@@ -9,11 +9,12 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.artifact import Facts
+from compress.core.artifact import Facts
+from compress.core.errors import DataError, ModelError
+from compress.core.measurement import Measurement, Metric, drop, proportion
 from compress.data.types import SPLITS, Data, Split
-from compress.errors import DataError, ModelError
-from compress.ir.tensorflow import keras, run
-from compress.measurement import Measurement, Metric, drop, proportion
+from compress.model.ir.tensorflow import keras, run
+from compress.model.tflite.embedding import is_embedding
 from compress.tasks import degeneracy
 from compress.tasks.base import (
     DistillationTerms,
@@ -33,7 +34,6 @@ from compress.tasks.base import (
 from compress.tasks.findings import VerdictReason, against_constant, class_order, never_answered, ties
 from compress.tasks.new_head import pooled_dense
 from compress.tasks.output_forms import Activation, activation_of
-from compress.tflite.embedding import is_embedding
 
 LOOKED_AT = 16
 """Number of samples for the inspection of outputs whose last layer does not define their meaning."""

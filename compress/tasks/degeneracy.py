@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from math import hypot
 from typing import Any, Literal
 
-from compress.measurement import wilson_interval
+from compress.core.measurement import wilson_interval
 
 NEARLY_ALL = 0.95
 """Share of the samples with the most frequent output, above which a model is suspected."""

@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.artifact import Facts
+from compress.core.artifact import Facts
+from compress.core.errors import ModelError
+from compress.core.measurement import Measurement, Metric
+from compress.core.resources import manual
 from compress.data.types import Data, Objects, Split
-from compress.errors import ModelError
-from compress.measurement import Measurement, Metric
-from compress.resources import manual
-from compress.stage import Refusal, Use
+from compress.pipeline.stage import Refusal, Use
 from compress.tasks import average_precision
 from compress.tasks.base import (
     Change,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from compress.ir.tensorflow import keras
+from compress.model.ir.tensorflow import keras
 from compress.tasks import task_aligned
 from compress.tasks.anchor_matching import match
 from compress.tasks.base import DistillationTerms, Head, Specification

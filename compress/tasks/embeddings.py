@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.core.measurement import Measurement, Metric, missing, proportion
 from compress.data.types import Data, Split
-from compress.ir.tensorflow import keras
-from compress.measurement import Measurement, Metric, missing, proportion
-from compress.stage import Refusal, Use
+from compress.model.ir.tensorflow import keras
+from compress.pipeline.stage import Refusal, Use
 from compress.tasks.base import DistillationTerms, Head, Judge, Rows, Specification, first_output, refuse_misfit, snr_db
 from compress.tasks.measured import MeasuredTask
 from compress.tasks.new_head import pooled_dense

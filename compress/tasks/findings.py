@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.measurement import Measurement, Metric, wilson_interval
+from compress.core.measurement import Measurement, Metric, wilson_interval
 
 ENOUGH = 30
 """Number of test samples from which a comparison with a constant answer counts."""
@@ -148,7 +148,7 @@ def channels(outputs: Sequence[Mapping[str, Any]]) -> list[VerdictReason]:
     """Name channels that vary in the original, and of which the result keeps nothing or little.
 
     Args:
-        outputs: the comparison of each output, as `compress.evaluation.output_fidelity` returns them.
+        outputs: the comparison of each output, as `compress.pipeline.probes.output_fidelity` returns them.
     """
     reasons = []
     for output in outputs:
@@ -259,7 +259,7 @@ def input_range(facts: Mapping[str, Any] | None, *, labelled: bool = False) -> l
     """Doubt the scale of samples that the quantized input of the original cannot hold, or hardly uses.
 
     Args:
-        facts: as `compress.evaluation.input_range` returns them; None for a float input.
+        facts: as `compress.pipeline.probes.input_range` returns them; None for a float input.
         labelled: whether labels show how good the answers are.
     """
     if facts is None or (facts["outside"] <= OUTSIDE and facts["used"] >= USED):
@@ -309,7 +309,7 @@ def wrong_statistics(facts: Mapping[str, Any]) -> list[VerdictReason]:
     """Name batch norms whose statistics do not fit the weights of a loaded model, or do not fit the samples.
 
     Args:
-        facts: as `compress.training.bn_recalibration.compared_statistics` returns them; empty without batch norms.
+        facts: as `compress.learning.training.bn_recalibration.compared_statistics` returns them; empty without batch norms.
     """
     before, after = facts.get("validation_before"), facts.get("validation_after")
     if before is None or after is None:

@@ -14,12 +14,12 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.artifact import Facts
+from compress.core.artifact import Facts
+from compress.core.errors import ModelError
+from compress.core.measurement import Measurement, Metric, missing
 from compress.data.types import Data, Split
-from compress.errors import ModelError
-from compress.ir.tensorflow import keras
-from compress.measurement import Measurement, Metric, missing
-from compress.stage import Refusal
+from compress.model.ir.tensorflow import keras
+from compress.pipeline.stage import Refusal
 from compress.tasks.base import (
     DistillationTerms,
     EvaluationMembers,

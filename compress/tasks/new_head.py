@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from compress.ir.tensorflow import keras
+from compress.model.ir.tensorflow import keras
 
 LAYER = "new_head"
 """Name of the dense layer."""

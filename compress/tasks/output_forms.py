@@ -13,8 +13,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.ir.layer_specs import ACTIVATION, spec_of_live
-from compress.ir.tensorflow import keras
+from compress.model.ir.layer_specs import ACTIVATION, spec_of_live
+from compress.model.ir.tensorflow import keras
 from deploy.contract.tensors import TensorLayout, unique_names
 
 Activation = Literal["logits", "softmax", "sigmoid"]

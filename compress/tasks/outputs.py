@@ -14,18 +14,18 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.artifact import Facts
+from compress.core.artifact import Facts
+from compress.core.errors import ModelError, StageError
+from compress.core.measurement import Measurement, Metric
 from compress.data.types import Data, Split
-from compress.errors import ModelError, StageError
-from compress.ir.tensorflow import keras, run
-from compress.measurement import Measurement, Metric
-from compress.stage import Refusal, Use
+from compress.model.ir.tensorflow import keras, run
+from compress.model.tflite.interpreter import LoadedModel
+from compress.pipeline.stage import Refusal, Use
 from compress.tasks.base import DistillationTerms, Head, Judge, Rows, Shapes, Specification, refuse_misfit, snr_db
 from compress.tasks.findings import VerdictReason, unlike_original
 from compress.tasks.measured import MeasuredTask
 from compress.tasks.output_forms import OutputForm, forms_by_values, forms_of, from_json, layout_of
 from compress.tasks.regression import WITHOUT_CLASSES, mean_with_interval
-from compress.tflite.interpreter import LoadedModel
 
 SEED = 0
 """Seed of the random combination of outputs by which the importance of channels is measured."""

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.core.errors import ModelError
+from compress.core.measurement import Measurement, Metric, missing
 from compress.data.types import Data, Split
-from compress.errors import ModelError
-from compress.ir.tensorflow import keras
-from compress.measurement import Measurement, Metric, missing
-from compress.stage import Refusal, Use
+from compress.model.ir.tensorflow import keras
+from compress.pipeline.stage import Refusal, Use
 from compress.tasks.base import Rows, Shapes, Specification
 from compress.tasks.measured import ByValue, MeasuredTask, ValuesHead, refuse_shape
 from compress.tasks.regression import WITHOUT_CLASSES, mean_with_interval

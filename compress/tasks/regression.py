@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.artifact import Facts
+from compress.core.artifact import Facts
+from compress.core.errors import ModelError
+from compress.core.measurement import Z95, Measurement, Metric, missing
 from compress.data.types import Data, Split
-from compress.errors import ModelError
-from compress.measurement import Z95, Measurement, Metric, missing
-from compress.stage import Refusal, Use
+from compress.pipeline.stage import Refusal, Use
 from compress.tasks.base import ModelOutputs, Rows, Specification
 from compress.tasks.findings import VerdictReason, against_constant
 from compress.tasks.measured import ByValue, MeasuredTask, ValuesHead, refuse_shape, spread_of

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.ir import keras_graph
-from compress.ir.tensorflow import input_tensors, keras, run
+from compress.model.ir import keras_graph
+from compress.model.ir.tensorflow import input_tensors, keras, run
 from compress.tasks.output_forms import are_separate
 
 Ends = tuple[float, float]

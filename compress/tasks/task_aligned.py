@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from compress.ir.tensorflow import keras
+from compress.model.ir.tensorflow import keras
 from deploy.contract.detection import Detector, DetectorParts
 
 SCORE_POWER, OVERLAP_POWER = 0.5, 6.0

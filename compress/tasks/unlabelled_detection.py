@@ -8,20 +8,12 @@ from math import prod
 from pathlib import Path
 from typing import Any, ClassVar
 
-from compress.artifact import Facts
+from compress.core.artifact import Facts
+from compress.core.errors import ModelError, StageError
+from compress.core.measurement import missing
 from compress.data.types import Data, Split
-from compress.errors import ModelError, StageError
-from compress.measurement import missing
-from compress.stage import Refusal, Use
-from compress.tasks.base import (
-    DistillationTerms,
-    EvaluationMembers,
-    Judge,
-    Location,
-    ModelOutputs,
-    Rows,
-    Specification,
-)
+from compress.pipeline.stage import Refusal, Use
+from compress.tasks.base import DistillationTerms, EvaluationMembers, Judge, Location, ModelOutputs, Rows, Specification
 from compress.tasks.detection import Detection, detector_of, moving_steps
 from compress.tasks.detection_head import DetectionHead
 from compress.tasks.findings import ENOUGH, VerdictReason, little_left, unlike_original

@@ -6,10 +6,10 @@ from typing import Any, Callable, List, NamedTuple, Tuple
 
 from coralline_pycoral.adapters import common
 from coralline_pycoral.utils.edgetpu import BundledInterpreter, bundle_of
-from deploy import runtime
-from deploy.answers import decoder
 from deploy.contract.preprocessing import Array
 from deploy.contract.tensors import TensorDescription
+from deploy.runner import runtime
+from deploy.runner.answers import decoder
 
 
 class BBox(NamedTuple):

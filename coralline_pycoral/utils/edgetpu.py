@@ -13,10 +13,10 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 
-from deploy import host, probe, runtime
 from deploy.contract import bundle, trust
 from deploy.contract.errors import EdgeTpuError
 from deploy.contract.preprocessing import Array
+from deploy.runner import host, probe, runtime
 
 _ZIP = b"PK\x03\x04"
 

@@ -16,7 +16,7 @@ The exit codes of `runner.pyz`::
     130  interrupted with Ctrl-C
     141  the program that reads stdout closed it, as `head` does
 
-On the host side (`compress.errors`), the same codes have the same meaning.
+On the host side (`compress.core.errors`), the same codes have the same meaning.
 """
 
 from __future__ import annotations

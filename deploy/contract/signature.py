@@ -3,7 +3,7 @@
 If `cryptography` is installed, it verifies signatures; otherwise the plain Python below does. Both follow the strict
 reading of RFC 8032, section 5.1.7, without the cofactor: s < L, and canonical encodings only. Both refuse public keys
 of small order, for which anybody can create signatures. No value here is secret, so constant time is not needed. The
-host signs (`compress.fleet.repository`).
+host signs (`compress.surface.fleet.repository`).
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from deploy.contract.durable_files import PREFIX, write_atomically
 from deploy.contract.update_metadata import MAX_BYTES, FileInfo, Metadata, Root, TrustError
 
 FOLDERS = ("/etc/coralline/trust", "~/.config/coralline/trust")
-"""Where a device has what it trusts: the first that exists, below CORALLINE_ROOT (see `deploy.host`)."""
+"""Where a device has what it trusts: the first that exists, below CORALLINE_ROOT (see `deploy.runner.host`)."""
 OLD_KEYS = ("/etc/coralline/keys", "~/.config/coralline/keys")
 """Where devices had keys for the signatures of earlier versions of Coralline."""
 MAX_ROOTS = 256

@@ -11,8 +11,8 @@ from unittest import mock
 from settings_tables import cell
 from stage_pages import GENERATED
 
-from compress.cli import main, run
-from compress.cli.parser import Parser
+from compress.surface.cli import main, run
+from compress.surface.cli.parser import Parser
 from deploy import __main__ as runner
 
 HIDDEN = ("--help",)

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from compress.cli import manual
-from compress.settings import Settings
+from compress.core.settings import Settings
+from compress.surface.cli import manual
 
 Schema = Mapping[str, Any]
 

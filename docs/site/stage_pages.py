@@ -9,9 +9,9 @@ from typing import Any
 from pydantic import ValidationError
 from settings_tables import cell, sections
 
-from compress.artifact import Kind
-from compress.stage import Refusal, Stage, Use
-from compress.stages import STAGES
+from compress.core.artifact import Kind
+from compress.pipeline.stage import Refusal, Stage, Use
+from compress.pipeline.stages import STAGES
 from compress.tasks import TASKS
 
 GENERATED = "<!-- Generated from the code by `python docs/site/write_reference.py`; do not edit. -->"

@@ -21,13 +21,14 @@ import stage_pages  # noqa: E402
 from settings_tables import cell, sections, table  # noqa: E402
 from stage_pages import GENERATED, purpose  # noqa: E402
 
-from compress import errors, targets  # noqa: E402
-from compress.cli import manual  # noqa: E402
+from compress import targets  # noqa: E402
+from compress.core import errors  # noqa: E402
+from compress.core.execution import Execution  # noqa: E402
 from compress.data.dataset import SOURCES, Splitting  # noqa: E402
-from compress.execution import Execution  # noqa: E402
 from compress.pipeline.schema import Budget, Measure, ModelSettings, PipelineKeys  # noqa: E402
 from compress.pipeline.search_section import SearchSettings  # noqa: E402
-from compress.stage import Refusal, Use  # noqa: E402
+from compress.pipeline.stage import Refusal, Use  # noqa: E402
+from compress.surface.cli import manual  # noqa: E402
 from compress.tasks import TASKS  # noqa: E402
 from compress.tasks.base import Task  # noqa: E402
 from deploy.contract import bundle as device_bundle  # noqa: E402
@@ -170,7 +171,7 @@ METHODS: dict[Use, str] = {
     "package": "[package](stages/package.md)",
     "embedding": "[expose_embedding](stages/expose_embedding.md)",
 }
-"""The stages and settings that use a method, see `compress.stage.Use`."""
+"""The stages and settings that use a method, see `compress.pipeline.stage.Use`."""
 
 
 def tasks() -> str:

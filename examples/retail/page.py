@@ -17,9 +17,10 @@ from urllib.parse import parse_qs, urlsplit
 
 from till import Till
 
-from deploy import images, learnt_file
 from deploy.contract.errors import ArgumentError, DeviceError
-from deploy.protocol import MAX_LENGTH, parse_integer
+from deploy.learn import learnt_file
+from deploy.runner import images
+from deploy.service.protocol import MAX_LENGTH, parse_integer
 
 MAX_BODY_BYTES = 1 << 25
 MAX_PHOTOS = 20

@@ -15,11 +15,11 @@ from typing import Any, Iterator, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from deploy import frames, images, samples
 from deploy.contract import pictures
 from deploy.contract.decoding import Decoding
 from deploy.contract.errors import ArgumentError, DeviceError, ImageError
-from deploy.drawing import encoded
+from deploy.runner import frames, images, samples
+from deploy.runner.drawing import encoded
 
 CAMERA = "camera:"
 VIDEOS = (".mp4", ".avi", ".mkv", ".mov", ".webm", ".m4v", ".mjpeg", ".mjpg")

@@ -31,9 +31,9 @@ from till import Seen, Till, line
 from deploy import Recognizer
 from deploy.contract import bundle, trust
 from deploy.contract.errors import ArgumentError, DeviceError
-from deploy.learnt_file import beside
-from deploy.model import load_safely
-from deploy.runtime import RuntimeOptions
+from deploy.learn.learnt_file import beside
+from deploy.runner.model import load_safely
+from deploy.runner.runtime import RuntimeOptions
 
 MAX_PARTS = 100
 

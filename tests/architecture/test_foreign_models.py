@@ -8,13 +8,13 @@ from paths import ROOT
 
 CODE = sorted((ROOT / "compress").rglob("*.py"))
 RUNTIMES = {"Interpreter", "InferenceSession"}
-CHILDREN = {"compress/tflite/runtime.py", "compress/importers/onnx/child_processes.py"}
+CHILDREN = {"compress/model/tflite/runtime.py", "compress/model/importers/onnx/child_processes.py"}
 """The modules that create an interpreter or a session, in functions that a child process calls."""
-SAVED_MODELS = {"compress/importers/saved_model/conversion.py"}
+SAVED_MODELS = {"compress/model/importers/saved_model/conversion.py"}
 """The module that calls `tf.saved_model.load`, in the function that `sandbox.run` calls."""
 BUILDERS = {
-    "compress/importers/keras/keras_file.py": "builds layers of a fixed list from a configuration with checked sizes",
-    "compress/importers/saved_model/keras_model.py": "the same, from the configuration in a SavedModel",
+    "compress/model/importers/keras/keras_file.py": "builds layers of a fixed list from a configuration with checked sizes",
+    "compress/model/importers/saved_model/keras_model.py": "the same, from the configuration in a SavedModel",
 }
 """The modules that call `load_model` or `model_from_json` of Keras in the main process, and the reason why each may."""
 
@@ -50,4 +50,4 @@ def test_keras_loads_models_in_one_place() -> None:
 def test_no_module_refers_to_the_interpreter_of_the_runtime() -> None:
     """`LoadedModel` and `Runner` use only the isolated interpreter."""
     named = {path for path in CODE if "ai_edge_litert.interpreter" in path.read_text(encoding="utf-8")}
-    assert {str(path.relative_to(ROOT)) for path in named} == {"compress/tflite/runtime.py"}
+    assert {str(path.relative_to(ROOT)) for path in named} == {"compress/model/tflite/runtime.py"}

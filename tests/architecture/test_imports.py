@@ -17,8 +17,8 @@ import tiny
 from paths import ROOT
 from tiny import Coralline, environment
 
-from compress.cli.main import main
 from compress.pipeline.schema import load
+from compress.surface.cli.main import main
 
 DEVICE_SIDE = ("coralline_pycoral", "deploy")
 PACKAGES = ("compress", *DEVICE_SIDE)
@@ -190,8 +190,8 @@ def test_the_device_side_needs_numpy_alone(path: Path) -> None:
 CHIP = re.compile(r"edge_?tpu|coral(?!line)", re.IGNORECASE)
 CHIP_IN_CODE = {
     "compress/targets/__init__.py": "the default target",
-    "compress/artifact.py": "the compiled model's file names are those that the vendor's compiler and runtime use",
-    "compress/exporters/frigate.py": "Frigate's detector is named after the chip, and takes models compiled for it",
+    "compress/core/artifact.py": "the compiled model's file names are those that the vendor's compiler and runtime use",
+    "compress/bundling/frigate.py": "Frigate's detector is named after the chip, and takes models compiled for it",
 }
 """Modules outside the folder of the target that name the chip in code; at most 5, each with the reason."""
 

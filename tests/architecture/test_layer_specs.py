@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compress.ir import channel_groups, keras_graph
-from compress.ir.layer_specs import LAYERS, LayerSpec, all_specs, spec_of, spec_of_live
-from compress.ir.passes.fold import canonical
-from compress.pruning import cost
-from compress.quantization import calibration, export, qat
+from compress.learning.pruning import cost
+from compress.learning.quantization import calibration, export, qat
+from compress.model.ir import channel_groups, keras_graph
+from compress.model.ir.layer_specs import LAYERS, LayerSpec, all_specs, spec_of, spec_of_live
+from compress.model.ir.passes.fold import canonical
+from compress.model.tflite import graph
+from compress.model.tflite import macs as arithmetic
 from compress.targets import load
 from compress.targets.edgetpu.legalize import legalize
-from compress.tflite import graph
-from compress.tflite import macs as arithmetic
 
 pytestmark = pytest.mark.tensorflow
 
@@ -50,7 +50,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 NOT_IN_A_FILE = [
     spec.kind for spec in all_specs() if spec.reads_masks or spec.kind in ("InputLayer", "Masking", "Embedding")
 ]
-"""Recurrent layers take sequences (tests/ir/test_unroll.py), cells need a layer, masks and indices are not images."""
+"""Recurrent layers take sequences (tests/model/ir/test_unroll.py), cells need a layer, masks and indices are not images."""
 KINDS = [spec.kind for spec in all_specs() if spec.kind not in NOT_IN_A_FILE and type(spec).__name__[:4] != "Augm"]
 
 

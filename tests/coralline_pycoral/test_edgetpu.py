@@ -14,11 +14,11 @@ import tiny
 
 from coralline_pycoral.adapters import classify, common, detect
 from coralline_pycoral.utils import edgetpu
-from deploy.answers import decoder
 from deploy.contract import bundle
 from deploy.contract.bundle import BundleError
 from deploy.contract.errors import EdgeTpuError
-from deploy.model import Model
+from deploy.runner.answers import decoder
+from deploy.runner.model import Model
 
 
 def test_a_file_and_its_content_run_on_the_cpu(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from flatbuffers import flexbuffers
 from paths import ROOT
 
-from compress.tflite import graph
+from compress.model.tflite import graph
 from coralline_pycoral.pose_engine import KeypointType, PoseEngine, get_pose
 from coralline_pycoral.posenet import EDGES, DecodedPoses, DecoderSettings, decode_poses
 from coralline_pycoral.posenet_file import without_decoder

@@ -22,7 +22,7 @@ from interpreters import executable, interpreters
 from paths import ROOT
 from PIL import Image
 
-from compress.tflite import graph
+from compress.model.tflite import graph
 
 PAIRS = ROOT.parent / "shared" / "edgetpu" / "pairs"
 EXAMPLES = {

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from pictures import flat, image
 
-from compress.cli.main import main
+from compress.core.errors import DataError
 from compress.data import class_names
 from compress.data.dataset import Dataset
 from compress.data.sources import Csv, ImageFolder, Npy, Npz, Voc
-from compress.errors import DataError
 from compress.pipeline.schema import load
+from compress.surface.cli.main import main
 from deploy.contract.preprocessing import Preprocessing
 
 HEAD = "schema_version: 1\nname: t\nmodel: {builder: digits_cnn}\nstages: [{train: {epochs: 1}}, quantize]\n"

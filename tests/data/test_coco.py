@@ -13,9 +13,9 @@ import scenes
 from PIL import Image
 from pydantic import ValidationError
 
+from compress.core.errors import DataError
 from compress.data.dataset import Dataset
 from compress.data.sources.coco import Coco
-from compress.errors import DataError
 from deploy.contract.preprocessing import Preprocessing
 
 BOX: scenes.Box = (10, 5, 30, 20)

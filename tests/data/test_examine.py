@@ -16,13 +16,13 @@ import tiny
 from pictures import flat, image
 from PIL import Image
 
-from compress.cli.main import main
+from compress.core.errors import DataError
+from compress.core.progress import SILENT
 from compress.data.dataset import Dataset
 from compress.data.sources import ImageFolder, Npz
 from compress.data.summary import describe
-from compress.errors import DataError
 from compress.pipeline.store import Store
-from compress.progress import SILENT
+from compress.surface.cli.main import main
 from deploy.contract.preprocessing import Preprocessing
 
 HEAD = "schema_version: 1\nname: t\nmodel: {builder: digits_cnn}\nstages: [{train: {epochs: 1}}, quantize]\n"
@@ -64,7 +64,9 @@ def test_a_run_lists_all_corrupt_files_of_all_splits_before_tensorflow_starts(tm
     bad = [f"{kind}/{index}.png" for kind in ("cat", "dog") for index in range(1, 12)]
     for name in bad:
         (tmp_path / "images" / name).write_bytes(b"no image")
-    code = "import sys; from compress.cli.main import main; print(main(sys.argv[1:]), 'tensorflow' in sys.modules)"
+    code = (
+        "import sys; from compress.surface.cli.main import main; print(main(sys.argv[1:]), 'tensorflow' in sys.modules)"
+    )
 
     def run(content: str) -> tuple[str, str]:
         path.write_text(content)

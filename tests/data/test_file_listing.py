@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from pictures import image
 
+from compress.core.errors import DataError
 from compress.data.class_names import Classes
 from compress.data.dataset import Dataset, Splitting
 from compress.data.label_tables import Labels
 from compress.data.sources import ImageFolder
-from compress.errors import DataError
 from deploy.contract.preprocessing import Preprocessing
 
 KINDS = ("tea", "coffee", "water")

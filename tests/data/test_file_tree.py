@@ -18,13 +18,13 @@ import pytest
 from paths import ROOT
 from pictures import flat
 
+from compress.core.errors import DataError
 from compress.data import file_tree as trees
 from compress.data import files
 from compress.data.class_names import Classes
 from compress.data.dataset import Dataset
 from compress.data.label_tables import Labels
 from compress.data.sources import ImageFolder
-from compress.errors import DataError
 from deploy.contract.preprocessing import Preprocessing
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {

@@ -17,10 +17,10 @@ from pictures import divided, flat, image
 from PIL import Image
 from pydantic import ValidationError
 
+from compress.core.errors import DataError
 from compress.data.class_names import Classes
 from compress.data.dataset import Dataset
 from compress.data.sources import ImageFolder, images
-from compress.errors import DataError
 from deploy.contract.preprocessing import Preprocessing
 
 

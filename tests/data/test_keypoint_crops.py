@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from compress.core.errors import DataError
 from compress.data.dataset import Dataset
 from compress.data.sources.coco import Coco
 from compress.data.sources.object_crops import KeypointCrops
-from compress.errors import DataError
 from deploy.contract.preprocessing import Preprocessing
 
 POINTS = [40.0, 20.0, 2, 56.0, 44.0, 1, 0, 0, 0]

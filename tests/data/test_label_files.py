@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compress.core.errors import DataError
 from compress.data import label_files
-from compress.errors import DataError
 
 ANIMALS = {0: "cat", 1: "dog", 2: "bird"}
 PBTXT = """

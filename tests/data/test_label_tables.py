@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from pictures import flat, image
 
-from compress.cli.main import main
+from compress.core.errors import DataError
 from compress.data.dataset import Dataset
 from compress.data.label_tables import Labels
 from compress.data.sources import ImageFolder
-from compress.errors import DataError
 from compress.pipeline.schema import load
+from compress.surface.cli.main import main
 from deploy.contract.preprocessing import Preprocessing
 
 KINDS = ("tea", "coffee", "water")

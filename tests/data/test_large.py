@@ -14,11 +14,11 @@ from blobs import Silence
 from pictures import flat
 from PIL import Image
 
+from compress.core.errors import DataError, StoreError
 from compress.data import dataset, prefetching
 from compress.data.dataset import Dataset
 from compress.data.source import CorruptError, Samples, Source
 from compress.data.sources import ImageFolder
-from compress.errors import DataError, StoreError
 from compress.pipeline.store import FORGOTTEN_DAYS, Store
 from deploy.contract.preprocessing import Preprocessing
 

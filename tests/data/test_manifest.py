@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from pictures import flat
 
+from compress.core.errors import DataError, StoreError
 from compress.data import files, manifest
 from compress.data.dataset import Dataset
 from compress.data.sources import ImageFolder, Npy, Npz
-from compress.errors import DataError, StoreError
 from deploy.contract.preprocessing import Preprocessing
 
 

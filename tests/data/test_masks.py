@@ -11,11 +11,11 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from compress.core.errors import DataError
+from compress.core.progress import SilentProgress
 from compress.data.dataset import Dataset
 from compress.data.examine import examine
 from compress.data.sources.masks import Masks
-from compress.errors import DataError
-from compress.progress import SilentProgress
 from deploy.contract.preprocessing import Preprocessing
 
 CLASSES = ("background", "person", "dog")

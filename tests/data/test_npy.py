@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compress.core.errors import DataError
 from compress.data.dataset import Dataset
 from compress.data.sources import Npy
-from compress.errors import DataError
 from deploy.contract.preprocessing import Preprocessing
 
 X = np.arange(30 * 4 * 5, dtype=np.uint16).reshape(30, 4, 5).astype(np.uint8)

@@ -13,11 +13,11 @@ import pytest
 from pictures import flat, image
 from PIL import Image
 
-from compress.cli.main import main
+from compress.core.errors import DataError
 from compress.data.sources import Coco, ImageFolder
-from compress.errors import DataError
-from deploy import images
+from compress.surface.cli.main import main
 from deploy.contract.errors import ImageError
+from deploy.runner import images
 
 HEAD = "schema_version: 1\nname: t\nmodel: {builder: digits_cnn}\nstages: [{train: {epochs: 1}}, quantize]\n"
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compress.core.errors import DataError
 from compress.data.dataset import Dataset
 from compress.data.sources import PythonFunction
-from compress.errors import DataError
 from deploy.contract.preprocessing import Preprocessing
 
 HEAD = "import numpy as np\nX = np.arange(480.).reshape(30, 4, 4)\nY = np.arange(30) % 3\n"

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from compress.core.errors import DataError
 from compress.data import files
 from compress.data.dataset import SOURCES, Dataset
 from compress.data.source import Source
 from compress.data.sources import Coco, Digits, ImageFolder, Npz, TfRecord, Voc, Wav
 from compress.data.sources.tfrecord import TensorFeature
-from compress.errors import DataError
 from deploy.contract.decoding import parsed
 from deploy.contract.preprocessing import Preprocessing
 

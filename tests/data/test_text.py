@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compress.core.errors import DataError
 from compress.data.dataset import Dataset
 from compress.data.sources import TextTable
-from compress.errors import DataError
 from deploy.contract.preprocessing import Preprocessing
 from deploy.contract.text import text_of
 

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from PIL import Image
 from pydantic import ValidationError
 
+from compress.core.errors import DataError
 from compress.data.class_names import Classes
 from compress.data.crc32c import LANE, crc32c, masked
 from compress.data.dataset import Dataset
 from compress.data.sources import TfRecord
 from compress.data.sources.tfrecord import TensorFeature, features
-from compress.errors import DataError
 from deploy.contract.preprocessing import Preprocessing
 
 

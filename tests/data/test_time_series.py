@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paths import ROOT
 
+from compress.core.errors import DataError
 from compress.data.class_names import Classes
 from compress.data.dataset import Dataset, Splitting
 from compress.data.label_tables import Labels
 from compress.data.sources import Csv
 from compress.data.splits import by_time, overlapping
-from compress.errors import DataError
 from deploy.contract.preprocessing import Preprocessing
 
 

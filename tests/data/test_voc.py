@@ -11,10 +11,10 @@ import pytest
 import scenes
 from PIL import Image
 
+from compress.core.errors import DataError
+from compress.core.files import file_digest
 from compress.data.dataset import Dataset
 from compress.data.sources.voc import MAX_XML_BYTES, Voc
-from compress.errors import DataError
-from compress.files import file_digest
 from deploy.contract.preprocessing import Preprocessing
 
 

@@ -15,9 +15,9 @@ from data_files import chunk, form, riff
 from paths import ROOT
 from scipy.signal import resample_poly
 
+from compress.core.errors import DataError
 from compress.data.label_tables import Labels
 from compress.data.sources import Wav
-from compress.errors import DataError
 from deploy.contract.recording import decode_wav
 
 WAVEFORM = np.sin(np.arange(800) / 9) * 0.75

@@ -11,11 +11,11 @@ import scenes
 from PIL import Image
 from pydantic import ValidationError
 
+from compress.core.errors import DataError
+from compress.core.progress import SilentProgress
 from compress.data.dataset import Dataset
 from compress.data.examine import examine
 from compress.data.sources.yolo import Yolo
-from compress.errors import DataError
-from compress.progress import SilentProgress
 from deploy.contract.preprocessing import Preprocessing
 
 NAMES = "names: [block, ring]\n"

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from serving import BODY, Slow, raw, serving
 
-from deploy import multipart
-from deploy.admission import host_name
 from deploy.contract.errors import ImageError
-from deploy.rates import MAX_ADDRESSES, RateLimit
+from deploy.service import multipart
+from deploy.service.admission import host_name
+from deploy.service.rates import MAX_ADDRESSES, RateLimit
 
 
 @pytest.mark.parametrize(
@@ -243,9 +243,9 @@ def test_values_of_a_query_as_a_form_get_a_hint() -> None:
 
 
 def test_unix_sockets_are_exempt(tmp_path: Path) -> None:
-    from deploy.admission import ServiceLimits
-    from deploy.serve import Server
-    from deploy.worker import Job
+    from deploy.service.admission import ServiceLimits
+    from deploy.service.serve import Server
+    from deploy.service.worker import Job
 
     assert Job(b"", {"x-shape": "2,2"}, None).shape == "2,2"
     with socket.socket(socket.AF_UNIX) as listener:

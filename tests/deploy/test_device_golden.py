@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import tiny
 
-import compress.measurement as host
-from compress.tflite import graph
-from deploy import accuracy, golden, measurement, runtime
+import compress.core.measurement as host
+from compress.model.tflite import graph
 from deploy.contract import bundle
-from deploy.model import Model
-from deploy.runtime import Runtime, RuntimeOptions
+from deploy.runner import accuracy, golden, measurement, runtime
+from deploy.runner.model import Model
+from deploy.runner.runtime import Runtime, RuntimeOptions
 
 
 @pytest.fixture(autouse=True)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deploy import runtime
 from deploy.contract.errors import ArgumentError, RuntimeLibraryError
-from deploy.runtime import Runtime, RuntimeOptions, load_error
+from deploy.runner import runtime
+from deploy.runner.runtime import Runtime, RuntimeOptions, load_error
 
 
 class Interpreter:

@@ -10,9 +10,12 @@ import devices
 import pytest
 from paths import ROOT
 
-from deploy import doctor, doctor_pcie, host, problems, raspberry_pi
-from deploy.doctor import Facts
-from deploy.problems import PROBLEMS, Finding
+from deploy.doctor import command as doctor
+from deploy.doctor import pcie as doctor_pcie
+from deploy.doctor import raspberry_pi
+from deploy.doctor.command import Facts
+from deploy.runner import host, problems
+from deploy.runner.problems import PROBLEMS, Finding
 
 RULES = 'SUBSYSTEM=="usb", ATTRS{idVendor}=="1a6e"\nSUBSYSTEM=="usb", ATTRS{idVendor}=="18d1"\nSUBSYSTEM=="apex"\n'
 TFLITE = {"name": "tflite_runtime", "version": "2.14.0", "numpy": "1.26.4", "too_new": False}

@@ -13,9 +13,9 @@ from pathlib import Path
 import devices
 import pytest
 
-from deploy import system_errors
 from deploy.contract.errors import INSTALL
-from deploy.system_errors import address_error, file_error
+from deploy.runner import system_errors
+from deploy.runner.system_errors import address_error, file_error
 
 
 @pytest.fixture(scope="module")

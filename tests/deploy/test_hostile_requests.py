@@ -12,7 +12,7 @@ from request_corpus import GOOD, Form, complaint, sent
 from serving import FACTS, Service, serving
 
 from deploy.contract import bundle
-from deploy.model import Model
+from deploy.runner.model import Model
 
 FAMILIES = [
     *("request_lines", "headers", "framing", "lengths", "encodings", "queries", "hosts", "shapes", "multiparts"),

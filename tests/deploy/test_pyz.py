@@ -16,7 +16,7 @@ import pytest
 from interpreters import executable, interpreters
 from paths import ROOT
 
-from compress.exporters import runner_pyz
+from compress.bundling import runner_pyz
 
 IMPORTED = """\
 import sys
@@ -54,7 +54,7 @@ def test_it_holds_the_device_side_and_nothing_else() -> None:
 
 
 def test_equal_sources_are_equal_bytes(tmp_path: Path) -> None:
-    script = "from compress.exporters import runner_pyz; print(runner_pyz.digest())"
+    script = "from compress.bundling import runner_pyz; print(runner_pyz.digest())"
     copy = tmp_path / "copy"
     for name in ("compress", "deploy"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))

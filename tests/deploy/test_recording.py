@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from compress.core.errors import DataError
 from compress.data.sources.wav import opened
-from compress.errors import DataError
-from deploy import samples
 from deploy.contract.decoding import Decoding
 from deploy.contract.errors import ImageError
 from deploy.contract.recording import decode_wav
-from deploy.images import decode_body, decode_file
+from deploy.runner import samples
+from deploy.runner.images import decode_body, decode_file
 
 
 def wav(values: np.ndarray, width: int = 2, rate: int = 8000) -> bytes:

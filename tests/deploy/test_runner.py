@@ -17,8 +17,8 @@ import pytest
 from PIL import Image
 
 from deploy import __main__ as command
-from deploy import samples
 from deploy.contract import bundle, errors
+from deploy.runner import samples
 
 
 @pytest.fixture(scope="module")

@@ -17,23 +17,24 @@ import several
 import tiny
 from serving import serving
 
-from compress.artifact import BUNDLE_FILE, Artifact, Kind
+from compress.bundling import packing
+from compress.bundling.packing import Packing, pack
+from compress.core.artifact import BUNDLE_FILE, Artifact, Kind
 from compress.data.dataset import Dataset
-from compress.evaluation.original_outputs import TaughtByOriginal
-from compress.exporters import packing
-from compress.exporters.packing import Packing, pack
-from compress.stage import Context
-from compress.stages.package import Package
+from compress.model.tflite.interpreter import LoadedModel
+from compress.pipeline.probes.original_outputs import TaughtByOriginal
+from compress.pipeline.stage import Context
+from compress.pipeline.stages.package import Package
 from compress.targets import load
 from compress.tasks import TASKS
-from compress.tflite.interpreter import LoadedModel
-from deploy import Model, NamedOutputs, accuracy, answers, benchmark, golden, measurement
+from deploy import Model, NamedOutputs
 from deploy import __main__ as command
-from deploy.answers import Answer, ChosenLabels
 from deploy.contract import bundle
 from deploy.contract.errors import ImageError
 from deploy.contract.tensors import TensorDescription
-from deploy.runtime import RuntimeOptions
+from deploy.runner import accuracy, answers, benchmark, golden, measurement
+from deploy.runner.answers import Answer, ChosenLabels
+from deploy.runner.runtime import RuntimeOptions
 
 SAMPLES = 40
 random = np.random.default_rng(11)
@@ -366,7 +367,7 @@ def test_several_inputs_that_are_refused(two_inputs: bundle.Bundle, body: bytes,
 
 
 def test_the_facts_of_the_service(two_inputs: bundle.Bundle) -> None:
-    from deploy.service import _facts
+    from deploy.service.service import _facts
 
     with Model(two_inputs, "int8") as model:
         facts = _facts(model)

@@ -15,18 +15,18 @@ import pytest
 import text_bundles
 from serving import Slow
 
+from compress.bundling.recognition import RecognitionSettings
+from compress.core.errors import DataError
 from compress.data.dataset import Dataset
 from compress.data.sources import TextTable
-from compress.errors import DataError
-from compress.exporters.recognition import RecognitionSettings
-from deploy import images, samples
 from deploy.contract import bundle
 from deploy.contract.decoding import Decoding
 from deploy.contract.errors import ArgumentError, ImageError
 from deploy.contract.preprocessing import Preprocessing
 from deploy.contract.text import MAX_BYTES
-from deploy.model import Model
-from deploy.worker import Job, Worker
+from deploy.runner import images, samples
+from deploy.runner.model import Model
+from deploy.service.worker import Job, Worker
 
 
 @pytest.fixture(scope="module")

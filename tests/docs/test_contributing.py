@@ -13,7 +13,7 @@ import pytest
 import tiny
 from paths import ROOT
 
-from compress.tflite import graph
+from compress.model.tflite import graph
 
 PAGES = ("CONTRIBUTING.md", "SECURITY.md", "docs/architecture.md", "docs/glossary.md")
 MAKEFILE = (ROOT / "Makefile").read_text()
@@ -31,7 +31,7 @@ def copy(tmp_path: Path) -> Callable[..., str]:
     for path, content in RECIPES.items():
         (tmp_path / path).write_text(content)
     registrations = {
-        "compress/stages/__init__.py": ("strip_metadata", "StripMetadata", "STAGES"),
+        "compress/pipeline/stages/__init__.py": ("strip_metadata", "StripMetadata", "STAGES"),
         "compress/data/sources/__init__.py": ("stripes", "Stripes", "SOURCES"),
     }
     for path, (module, name, table) in registrations.items():
@@ -50,7 +50,7 @@ def copy(tmp_path: Path) -> Callable[..., str]:
 
 
 def test_the_recipes_of_a_stage_and_a_data_source(copy: Callable[..., str], tmp_path: Path) -> None:
-    assert set(RECIPES) == {"compress/stages/strip_metadata.py", "compress/data/sources/stripes.py"}
+    assert set(RECIPES) == {"compress/pipeline/stages/strip_metadata.py", "compress/data/sources/stripes.py"}
     model = graph.parse(tiny.classifier((8, 8, 1), classes=2, seed=2))  # it recognizes both patterns
     (tmp_path / "m.tflite").write_bytes(graph.serialize(model))
     (tmp_path / "p.yaml").write_text(

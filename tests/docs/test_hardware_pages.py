@@ -10,11 +10,11 @@ import pytest
 from paths import ROOT
 from ruamel.yaml import YAML
 
-from compress.cli.main import build_parser
-from compress.stages.compile import Compile
+from compress.pipeline.stages.compile import Compile
+from compress.surface.cli.main import build_parser
 from compress.targets import load
 from deploy import __main__ as runner
-from deploy.problems import MANUAL, PROBLEMS
+from deploy.runner.problems import MANUAL, PROBLEMS
 
 HOSTS = load("edgetpu").tables["latency"]["hosts"]
 PAGES = sorted((ROOT / MANUAL).glob("*.md"))

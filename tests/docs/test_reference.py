@@ -9,10 +9,10 @@ from typing import Any, get_args
 import pytest
 from paths import ROOT
 
-from compress.cli import main
 from compress.pipeline.schema import load
-from compress.stage import Stage, Use
-from compress.stages import STAGES
+from compress.pipeline.stage import Stage, Use
+from compress.pipeline.stages import STAGES
+from compress.surface.cli import main
 from compress.tasks import TASKS
 
 sys.path.insert(0, str(ROOT / "docs" / "site"))

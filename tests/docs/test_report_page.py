@@ -8,12 +8,12 @@ import shlex
 from paths import ROOT
 from run_records import full
 
-from compress.cli import comparison
-from compress.cli.main import build_parser
 from compress.report import comparison_page, operator_graph, run_comparison, sections
 from compress.report.node_data import NODE_DATA_FILE
 from compress.report.operator_graph import GRAPH_FILE
 from compress.report.record import RunRecord
+from compress.surface.cli import comparison
+from compress.surface.cli.main import build_parser
 
 TEXT = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")
 

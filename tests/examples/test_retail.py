@@ -24,7 +24,7 @@ from interpreters import executable
 from paths import ROOT
 from PIL import Image
 
-from compress.cli.main import build_parser
+from compress.surface.cli.main import build_parser
 from deploy import Recognizer
 
 SHOP = ROOT / "examples" / "retail" / "shop.py"

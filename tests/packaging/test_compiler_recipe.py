@@ -26,9 +26,9 @@ from packages import compiled
 from paths import ROOT
 from stand_in import LOG, Answer, Programs, success
 
-from compress.artifact import MODEL_COMPILED, MODEL_TFLITE, Artifact, Kind
-from compress.stage import Context
-from compress.stages.compile import Compile
+from compress.core.artifact import MODEL_COMPILED, MODEL_TFLITE, Artifact, Kind
+from compress.pipeline.stage import Context
+from compress.pipeline.stages.compile import Compile
 from compress.targets import load
 
 FOLDER = ROOT / "packaging" / "compiler"

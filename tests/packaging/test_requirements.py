@@ -21,7 +21,11 @@ DIRECT = {canonicalize_name(Requirement(line).name) for line in PROJECT["depende
 OPTIONAL = {line for lines in PROJECT["optional-dependencies"].values() for line in lines}
 OURS = {"compress", "coralline_pycoral", "deploy"}
 CODE = sorted((ROOT / "compress").rglob("*.py"))
-EXTRAS = {"compress/search": "postgresql", "compress/fleet": "sign", "compress/pipeline/bucket.py": "s3"}
+EXTRAS = {
+    "compress/pipeline/search": "postgresql",
+    "compress/surface/fleet": "sign",
+    "compress/pipeline/bucket.py": "s3",
+}
 """The parts of compress/ that import packages of an extra."""
 TEXTS = [path for path in ROOT.glob("*") if path.suffix in (".md", ".yaml", "")] + [
     path

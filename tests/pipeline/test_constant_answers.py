@@ -13,7 +13,7 @@ import pytest
 import scenes
 import tiny
 
-from compress.tflite.interpreter import LoadedModel
+from compress.model.tflite.interpreter import LoadedModel
 
 Record = dict[str, Any]
 CLASSES = 3

@@ -10,10 +10,10 @@ import pytest
 from one_op import Op, Tensor
 from PIL import Image
 
-from compress.errors import DataError
-from compress.importers import model_file
+from compress.core.errors import DataError
+from compress.model.importers import model_file
+from compress.model.tflite import graph
 from compress.pipeline import data_section
-from compress.tflite import graph
 
 
 def inputs(folder: Path, image: Tensor, *, with_float_ends: bool = False) -> data_section.ModelInputs:

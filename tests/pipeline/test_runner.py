@@ -20,8 +20,7 @@ import tiny
 from stand_in import Programs, success
 from tiny import Coralline, command, environment
 
-from compress.data.source import CorruptError
-from compress.errors import (
+from compress.core.errors import (
     BudgetError,
     CorallineError,
     DataError,
@@ -30,6 +29,7 @@ from compress.errors import (
     StageError,
     StoreError,
 )
+from compress.data.source import CorruptError
 from compress.pipeline import runner as runs
 from compress.pipeline.schema import load
 from deploy.contract import bundle

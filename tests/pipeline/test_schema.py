@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from networks import with_batch_norms
 from pipeline_files import COMPLETE, KEYED, LINES, NO_NUMBERS, NUMBERS, SHIPPED, documented, stages
 
-from compress import resources
-from compress.artifact import Kind
+from compress.core import resources
+from compress.core.artifact import Kind
+from compress.core.errors import CorallineError, ModelError, PipelineError, UntrustedError
 from compress.data.dataset import SOURCES
-from compress.errors import CorallineError, ModelError, PipelineError, UntrustedError
+from compress.model.tflite import graph
 from compress.pipeline.schema import Pipeline, load
+from compress.pipeline.stages.load import Build, LoadKeras, LoadTflite
 from compress.pipeline.yaml_file import read
-from compress.stages.load import Build, LoadKeras, LoadTflite
-from compress.tflite import graph
 
 MODEL_KEYS = (
     "builder, arguments, weights, backbone, file, head, dequantize, signature, shape, detector, keep_classes, classes, "

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tiny
 
-from compress.errors import PipelineError
+from compress.core.errors import PipelineError
 from compress.pipeline.schema import load
 
 SOURCE = {"coco": {"file": "all.json"}}

@@ -17,9 +17,9 @@ import pytest
 import s3
 import tiny
 
-from compress.artifact import Artifact, Kind
-from compress.errors import PipelineError, StoreError
-from compress.files import digest_of
+from compress.core.artifact import Artifact, Kind
+from compress.core.errors import PipelineError, StoreError
+from compress.core.files import digest_of
 from compress.pipeline import runner
 from compress.pipeline.bucket import Bucket, S3Client, new_client
 from compress.pipeline.schema import load
@@ -34,9 +34,9 @@ PREFIXES = itertools.count()
 SCRIPT = """
 import os, signal, sys
 from pathlib import Path
-from compress.artifact import Kind
+from compress.core.artifact import Kind
 from compress.pipeline.shared_store import SharedStore, connected
-from compress.progress import SilentProgress
+from compress.core.progress import SilentProgress
 
 class Interrupts(SilentProgress):
     def update(self, done, total, **metrics):

@@ -15,10 +15,10 @@ import tiny
 from one_op import Op, Tensor, content, integers
 from PIL import Image
 
-from compress.cli.main import main
-from compress.errors import DataError
+from compress.core.errors import DataError
 from compress.pipeline.schema import Pipeline, load
 from compress.pipeline.starter import recognized, starter
+from compress.surface.cli.main import main
 
 
 def photos(folder: Path, names: dict[str, int], side: int = 48) -> Path:

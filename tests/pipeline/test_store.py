@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 import tiny
 
-from compress.artifact import Artifact, Kind
-from compress.errors import StoreError
-from compress.files import digest_of, explain, file_digest, write_atomically
+from compress.core.artifact import Artifact, Kind
+from compress.core.errors import StoreError
+from compress.core.files import digest_of, explain, file_digest, write_atomically
 from compress.pipeline.store import Store
 
 KEY = "k" * 64
@@ -31,7 +31,7 @@ FACTS = {"accuracy": 0.5, "history": [1, 2.5, None], "names": {"b": True, "a": "
 SCRIPT = """
 import os, sys, time
 from pathlib import Path
-from compress.stage import Kind
+from compress.pipeline.stage import Kind
 from compress.pipeline.store import Store
 
 def wait_for(name):

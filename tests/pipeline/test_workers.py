@@ -13,16 +13,16 @@ import pytest
 import tiny
 import worker_processes
 
-from compress.artifact import Artifact, Facts
-from compress.errors import CorallineError, PipelineError, StageError
-from compress.execution import Execution
+from compress.core.artifact import Artifact, Facts
+from compress.core.errors import CorallineError, PipelineError, StageError
+from compress.core.execution import Execution
+from compress.learning.training import strategies
+from compress.learning.training.cluster import WorkerCluster
 from compress.pipeline import runner, workers
 from compress.pipeline.schema import Pipeline, load
+from compress.pipeline.stage import Context
 from compress.pipeline.store import STORE, Store
 from compress.report.record import RunRecord
-from compress.stage import Context
-from compress.training import strategies
-from compress.training.cluster import WorkerCluster
 
 ADDRESSES = ("localhost:2222", "localhost:2223", "localhost:2224")
 MULTI = {"strategy": "multi_worker"}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import worker_processes
 
-from compress import api
+from compress.surface import api
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -21,7 +21,7 @@ pytestmark = [
 
 PROGRAM = """
 import os, signal, sys
-from compress.training import checkpoint
+from compress.learning.training import checkpoint
 
 checkpoint.EVERY_S = -1.0  # after every epoch
 dies_after = int(sys.argv[1])
@@ -33,7 +33,7 @@ def written(self):
     write(self)
 
 checkpoint.Checkpoint.write = written
-from compress.cli.main import main
+from compress.surface.cli.main import main
 
 sys.exit(main(sys.argv[2:]))
 """

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from compress.errors import PipelineError
+from compress.core.errors import PipelineError
+from compress.core.suggestions import nearest, shown
+from compress.core.yaml_limits import MAX_BYTES, MAX_DEPTH, MAX_LINES, MAX_NODES
 from compress.pipeline.yaml_file import Document, read
-from compress.suggestions import nearest, shown
-from compress.yaml_limits import MAX_BYTES, MAX_DEPTH, MAX_LINES, MAX_NODES
 
 
 @pytest.fixture

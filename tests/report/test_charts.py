@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 from run_records import RECORDS, Record, crowded, every_measurement, full, hostile, html_of, markdown_of
 
-from compress.measurement import Measurement
+from compress.core.measurement import Measurement
 from compress.report import charts, markdown, wording
 from compress.report import svg as draw
 from compress.report.charts import ClassChange, LatencyCurve, Point

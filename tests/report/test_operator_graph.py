@@ -13,12 +13,12 @@ from operator_pages import classifier, example_page, placed
 from paths import EDGETPU
 from run_records import HOSTILE
 
-from compress import api
-from compress.evaluation.operator_graph import graph_node_data, graph_page, placement_of
+from compress.model.tflite import graph
+from compress.pipeline.probes.operator_graph import graph_node_data, graph_page, placement_of
 from compress.report import operator_graph
 from compress.report.operator_graph import GraphSubject
 from compress.report.record import PlacementRecord
-from compress.tflite import graph
+from compress.surface import api
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -24,7 +24,7 @@ from run_records import (
     with_stages,
 )
 
-from compress.measurement import Measurement
+from compress.core.measurement import Measurement
 from compress.report.wording import show
 
 # fmt: on

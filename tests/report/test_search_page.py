@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from compress.measurement import SIZES, Measurement, Metric
+from compress.core.measurement import SIZES, Measurement, Metric
 from compress.report import search_chart, search_page
 from compress.report.search_record import FrontPoint, SearchRecord, TrialRecord
 

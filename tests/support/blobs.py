@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from compress.artifact import Artifact, Kind
+from compress.core.artifact import Artifact, Kind
+from compress.core.progress import SilentProgress
 from compress.data.types import Objects, Split
-from compress.progress import SilentProgress
-from compress.stage import Context
+from compress.pipeline.stage import Context
 from compress.targets import load
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import tiny
 from devices import described
 
-from compress.tflite.interpreter import LoadedModel
+from compress.model.tflite.interpreter import LoadedModel
 from deploy.contract import bundle
 from deploy.contract.preprocessing import VERSION, Preprocessing
 

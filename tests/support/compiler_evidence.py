@@ -11,11 +11,11 @@ import branches
 import operator_tables
 from paths import EDGETPU
 
+from compress.model.tflite import graph
 from compress.targets import load
 from compress.targets.edgetpu import activation_memory, operator_parameters, parameter_memory
 from compress.targets.edgetpu.inspection import inspect
 from compress.targets.edgetpu.placement import place
-from compress.tflite import graph
 
 TARGET = load("edgetpu")
 MIB = 1 << 20

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from compress.cli.main import main
-from compress.fleet import release
+from compress.surface.cli.main import main
+from compress.surface.fleet import release
 
 
 def answers(folder: Path) -> int:

@@ -12,10 +12,10 @@ import numpy as np
 import one_op
 from one_op import Op, Tensor
 
-from compress.tflite import graph
-from compress.tflite.edit import VALID
-from compress.tflite.graph import Graph
-from compress.tflite.interpreter import LoadedModel
+from compress.model.tflite import graph
+from compress.model.tflite.edit import VALID
+from compress.model.tflite.graph import Graph
+from compress.model.tflite.interpreter import LoadedModel
 from deploy.contract import bundle
 from deploy.contract.detection import Detector
 from deploy.contract.preprocessing import VERSION, Preprocessing

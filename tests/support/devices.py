@@ -18,9 +18,9 @@ import pytest
 import tiny
 from paths import ROOT
 
-from compress.exporters import runner_pyz
-from compress.tflite import graph
-from compress.tflite.interpreter import LoadedModel
+from compress.bundling import runner_pyz
+from compress.model.tflite import graph
+from compress.model.tflite.interpreter import LoadedModel
 from deploy.contract import bundle
 from deploy.contract.preprocessing import VERSION, Preprocessing
 from deploy.contract.tensors import TensorDescription
@@ -225,5 +225,5 @@ def pythons() -> list[str]:
 
 @functools.cache
 def _has_runtime(python: str) -> bool:
-    code = "from deploy import runtime; runtime.find()"
+    code = "from deploy.runner import runtime; runtime.find()"
     return subprocess.run([python, "-c", code], env=environment(), capture_output=True, check=False).returncode == 0

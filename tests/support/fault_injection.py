@@ -134,9 +134,9 @@ class Outcome:
 
 _FORGE = """
 import ctypes, json, os, signal, sys
-import compress.cli.main, compress.api, compress.cli.console, compress.pipeline.runner, compress.api.exports
-import compress.pipeline.starter, compress.fleet.rollout, compress.fleet.results
-import compress.targets, compress.tflite.interpreter, deploy.__main__
+import compress.surface.cli.main, compress.surface.api, compress.surface.cli.console, compress.pipeline.runner, compress.surface.api.exports
+import compress.pipeline.starter, compress.surface.fleet.rollout, compress.surface.fleet.results
+import compress.targets, compress.model.tflite.interpreter, deploy.__main__
 libc = ctypes.CDLL(None)
 
 def give_up_rights():
@@ -153,7 +153,7 @@ def give_up_rights():
     if libc.capset(header, values):
         raise OSError("capset failed")
 
-ends = {"compress": compress.cli.main.main, "deploy": deploy.__main__.main}
+ends = {"compress": compress.surface.cli.main.main, "deploy": deploy.__main__.main}
 for line in sys.stdin:
     asked = json.loads(line)
     child = os.fork()

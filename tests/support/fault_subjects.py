@@ -13,13 +13,13 @@ import numpy as np
 import small_shop
 import tiny
 
-from compress.errors import CorallineError
-from compress.fleet import repository
+from compress.core.errors import CorallineError
 from compress.pipeline.store import Store
-from deploy import learnt_file
+from compress.surface.fleet import repository
 from deploy.contract import bundle, releases, update_metadata
 from deploy.contract import trust as update_trust
 from deploy.contract.update_metadata import TrustError
+from deploy.learn import learnt_file
 
 OLD, NEW, PARTLY, REMOVED = "old", "new", "partly new", "removed"
 

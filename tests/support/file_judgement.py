@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 import compress
-from compress.tflite import graph
-from compress.tflite.interpreter import LoadedModel
+from compress.model.tflite import graph
+from compress.model.tflite.interpreter import LoadedModel
 
 Floats = NDArray[np.float32]
 HOST = "usb3"

@@ -38,7 +38,7 @@ from paths import ROOT, SHARED
 from PIL import Image
 from sparse_files import content, encoded, sparse_values
 
-from compress.errors import CorallineError
+from compress.core.errors import CorallineError
 
 CORPUS = ROOT / "tests" / "corpus"
 """Findings, and inputs that reach new code, one folder for each target. `tests/benchmarks/test_fuzz.py` reads all."""
@@ -157,7 +157,7 @@ def read_tflite(folder: Path, seed: Seed) -> None:
 
 def explain_if_compiled(content: bytes) -> None:
     """Explain a compiled model, as JSON and as a page. Do nothing if the file is not a compiled model."""
-    from compress.evaluation import explanation_page
+    from compress.report import explanation_page
     from compress.targets import load
     from compress.targets.edgetpu.compiled import compiled_file, explanation
 
@@ -181,8 +181,8 @@ def only_weights_differ(content: bytes, seed: Seed) -> bool:
 
 def run_tflite(folder: Path, seed: Seed) -> None:
     """Legalize the model, which runs it in the process of the runtime, and read the written file."""
-    from compress import api
-    from compress.tflite import graph
+    from compress.model.tflite import graph
+    from compress.surface import api
 
     out = folder / "out.tflite"
     out.unlink(missing_ok=True)
@@ -234,9 +234,9 @@ def onnx_seeds() -> Sequence[Seed]:
 
 
 def read_onnx(folder: Path, seed: Seed) -> None:
-    from compress.importers.onnx import onnx_graph
-    from compress.importers.onnx.network import build_network
-    from compress.importers.onnx.ops.rules import RULES
+    from compress.model.importers.onnx import onnx_graph
+    from compress.model.importers.onnx.network import build_network
+    from compress.model.importers.onnx.ops.rules import RULES
 
     graph = onnx_graph.read(folder / seed.name, RULES)
     if not (graph.refused and not graph.nodes):
@@ -280,14 +280,14 @@ def keras_mutation(seed: Seed, dice: random.Random) -> bytes:
 
 
 def read_keras(folder: Path, seed: Seed) -> None:
-    from compress.importers.keras import keras_file
+    from compress.model.importers.keras import keras_file
 
     keras_file.scan(folder / seed.name)
 
 
 def import_seeds() -> Sequence[Seed]:
     """Return files of Keras (with weights), ONNX and TFLite."""
-    from compress.ir import tensorflow
+    from compress.model.ir import tensorflow
 
     keras = tensorflow.keras()
     keras.utils.set_random_seed(0)
@@ -310,14 +310,14 @@ def import_mutation(seed: Seed, dice: random.Random) -> bytes:
 
 def import_tensorflow(folder: Path, seed: Seed) -> None:
     """Import TensorFlow before the first file, so that its time does not count for that file."""
-    from compress.ir import tensorflow
+    from compress.model.ir import tensorflow
 
     tensorflow.keras()
 
 
 def import_model(folder: Path, seed: Seed) -> None:
     """Import the file as the command does, with TensorFlow and the runtimes."""
-    from compress.importers import model_file
+    from compress.model.importers import model_file
 
     file = model_file.read(folder / seed.name)
     if not file.refused:
@@ -340,7 +340,7 @@ def prepare_saved_model(folder: Path, seed: Seed) -> None:
 
 
 def read_saved_model(folder: Path, seed: Seed) -> None:
-    from compress.importers.saved_model import saved_model_folder
+    from compress.model.importers.saved_model import saved_model_folder
 
     saved_model_folder.read(folder / "saved")
 
@@ -428,7 +428,7 @@ def http_seeds() -> Sequence[Seed]:
 
 
 def read_http(folder: Path, seed: Seed) -> None:
-    from deploy import protocol
+    from deploy.service import protocol
 
     head = protocol.head((folder / seed.name).read_bytes())
     protocol.response(200, b"", head.request_id, head.keep)
@@ -437,7 +437,7 @@ def read_http(folder: Path, seed: Seed) -> None:
 
 
 def http_refusals() -> tuple[type[Exception], ...]:
-    from deploy import protocol
+    from deploy.service import protocol
 
     return (protocol.RequestError,)
 
@@ -602,7 +602,7 @@ def name_seeds() -> Sequence[Seed]:
 
 def read_names(folder: Path, seed: Seed) -> None:
     """Write a text as a message, as output and as a line of the log; no unprintable character may be left."""
-    from compress.cli import output
+    from compress.surface.cli import output
     from deploy.contract import printable
 
     text = (folder / seed.name).read_bytes().decode("utf-8", "surrogateescape")

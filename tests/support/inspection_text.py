@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from compress.errors import CorallineError
+from compress.core.errors import CorallineError
+from compress.model.tflite import graph
 from compress.targets import load
 from compress.targets.edgetpu import darwinn_package, inspection
 from compress.targets.edgetpu.check import check
 from compress.targets.edgetpu.estimate import estimate
-from compress.tflite import graph
 
 TARGET = load("edgetpu")
 TIMES, ROOM = 10, 40 << 20

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
-from compress.tflite import graph
+from compress.model.tflite import graph
 
 WORDS = (0, 1, 4, 0xFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFC, 0xFFFFFFFF)
 NUMBERS = (0, 1, -1, 2, 5, 127, 128, 65536, 2**31 - 1, -(2**31))

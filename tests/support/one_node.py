@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from compress.importers.onnx import onnx_file
+from compress.model.importers.onnx import onnx_file
 
 EXACT = 2e-5
 DYNAMIC = "dynamic"

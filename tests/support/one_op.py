@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from compress.tflite import graph, limits
+from compress.model.tflite import graph, limits
 
 OPTIONS = {
     "CONV_2D": "Conv2DOptions",

@@ -6,10 +6,10 @@ from typing import Any
 
 import tiny
 
+from compress.model.tflite import graph
 from compress.report import operator_graph
 from compress.report.operator_graph import GraphSubject
 from compress.report.record import OperatorRecord
-from compress.tflite import graph
 
 
 def classifier() -> graph.Graph:

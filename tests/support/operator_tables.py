@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from paths import ROOT
 
-from compress.tflite import graph
+from compress.model.tflite import graph
 
 FIXTURE = ROOT / "tests" / "targets" / "edgetpu" / "compiled_models.json"
 STRUCTURAL_ELEMENTS = 32

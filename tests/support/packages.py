@@ -8,8 +8,8 @@ from typing import Any
 import flatbuffers
 from flatbuffers import flexbuffers
 
+from compress.model.tflite import graph
 from compress.targets.edgetpu import darwinn_package
-from compress.tflite import graph
 
 Write = Callable[[flatbuffers.Builder], int]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from paths import ROOT
 
-from compress import resources
+from compress.core import resources
 
 COMPLETE = """\
 schema_version: 1

@@ -1,6 +1,6 @@
 """Cases that are hard to quantize, made from models and calibration data that are easy to quantize.
 
-This code does not use compress.quantization.equalization, because it serves to measure it. It follows only
+This code does not use compress.learning.quantization.equalization, because it serves to measure it. It follows only
 chains in which every tensor has one consumer.
 """
 
@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.ir import keras_graph
-from compress.ir.keras_graph import Layer, LayerOutput, Network, tensors_in
-from compress.ir.passes import fold
+from compress.model.ir import keras_graph
+from compress.model.ir.keras_graph import Layer, LayerOutput, Network, tensors_in
+from compress.model.ir.passes import fold
 
 Floats = NDArray[np.float32]
 IMBALANCES = (4, 16, 64)

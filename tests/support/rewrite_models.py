@@ -10,8 +10,8 @@ import one_op
 from numpy.typing import NDArray
 from one_op import Op, Tensor, integers
 
-from compress.tflite import comparison, graph
-from compress.tflite.graph import Graph
+from compress.model.tflite import comparison, graph
+from compress.model.tflite.graph import Graph
 
 RANDOM = np.random.default_rng(0)
 STEP = 0.05

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from deploy.admission import ServiceLimits
-from deploy.answers import Answer
 from deploy.contract import bundle
 from deploy.contract.errors import EdgeTpuError
-from deploy.serve import Server
+from deploy.runner.answers import Answer
+from deploy.service.admission import ServiceLimits
+from deploy.service.serve import Server
 
 FACTS = {"name": "tiny", "role": "int8", "device": "cpu", "sha256": "0" * 64}
 BODY = bundle.array_bytes(np.zeros((2, 2), np.uint8))

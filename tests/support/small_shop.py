@@ -13,11 +13,11 @@ import tiny
 from sklearn.datasets import load_digits
 from sklearn.neural_network import MLPClassifier
 
+from compress.bundling.packing import Packing, pack
+from compress.bundling.recognition import RecognitionSettings
 from compress.data.dataset import Dataset
-from compress.exporters.packing import Packing, pack
-from compress.exporters.recognition import RecognitionSettings
+from compress.model.tflite import embedding, graph
 from compress.tasks import TASKS
-from compress.tflite import embedding, graph
 from deploy.contract import bundle
 
 NEW = (3, 7)

@@ -10,7 +10,7 @@ import numpy as np
 import one_op
 from one_op import Op, Tensor
 
-from compress.tflite import graph
+from compress.model.tflite import graph
 
 SHAPE = (8, 12)
 INDEX_TYPES = {"Int32Vector": np.int32, "Uint16Vector": np.uint16, "Uint8Vector": np.uint8}

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import tiny
 
-from compress.exporters.packing import Packing, pack
-from compress.progress import SILENT
+from compress.bundling.packing import Packing, pack
+from compress.core.progress import SILENT
+from compress.model.tflite import graph, lookup
 from compress.tasks import TASKS
-from compress.tflite import graph, lookup
 
 WORDS, WIDTH, BUCKETS, CLASSES = 4, 3, 20, 3
 STEPS = [{"tokens": {"length": WORDS, "buckets": BUCKETS}}]

@@ -24,12 +24,12 @@ import numpy as np
 from paths import ROOT
 from pydantic import Field
 
-from compress.artifact import MODEL_TFLITE, Artifact, Facts, Kind
-from compress.errors import StageError
-from compress.progress import Progress, RunStep, SilentProgress
-from compress.stage import Context, Need, Stage
-from compress.stages import STAGES as SHIPPED
-from compress.tflite import graph
+from compress.core.artifact import MODEL_TFLITE, Artifact, Facts, Kind
+from compress.core.errors import StageError
+from compress.core.progress import Progress, RunStep, SilentProgress
+from compress.model.tflite import graph
+from compress.pipeline.stage import Context, Need, Stage
+from compress.pipeline.stages import STAGES as SHIPPED
 
 # --- models -----------------------------------------------------------------------------
 
@@ -451,10 +451,10 @@ def kill_after(events: int, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    from compress import stages
-    from compress.cli import search, search_worker
-    from compress.cli.main import main
-    from compress.search.worker import serve
+    from compress.pipeline import stages
+    from compress.pipeline.search.worker import serve
+    from compress.surface.cli import search, search_worker
+    from compress.surface.cli.main import main
 
     stages.STAGES.update(LIGHT)
     search.WORKER = command(WORKER)

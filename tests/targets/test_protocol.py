@@ -14,12 +14,12 @@ import pytest
 import tiny
 
 from compress import targets
-from compress.artifact import MODEL_COMPILED
-from compress.cli.main import main
-from compress.errors import PipelineError, StageError
+from compress.core.artifact import MODEL_COMPILED
+from compress.core.errors import PipelineError, StageError
+from compress.model.tflite import graph
 from compress.pipeline import runner
 from compress.pipeline.schema import load
-from compress.tflite import graph
+from compress.surface.cli.main import main
 from deploy.contract import bundle
 
 TOML = """
@@ -32,10 +32,10 @@ runtimes = {"2.0" = 1, "1.0" = 0}
 CODE = """
 from dataclasses import asdict, dataclass
 
-from compress.artifact import MODEL_COMPILED
+from compress.core.artifact import MODEL_COMPILED
 from compress.targets.base import ChannelBlocks, CostModel, NetworkCost, Target
-from compress.tflite import macs
-from compress.tflite.edit import Edit
+from compress.model.tflite import macs
+from compress.model.tflite.edit import Edit
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class TARGET(Target):
         return NpuRewrite(copied, self.check(copied))
 
     def compile(self, model, settings, folder, note):
-        from compress.tflite import graph
+        from compress.model.tflite import graph
 
         (folder / MODEL_COMPILED).write_bytes(model)
         note(f"{self.compiler_name}: {settings.retries} retries")
@@ -240,11 +240,11 @@ def test_settings_that_the_target_does_not_have_are_refused_before_any_work(
 
 @pytest.mark.tensorflow
 def test_pruning_by_the_target_s_cost(npu: targets.Target, keras: Any) -> None:
-    from compress.ir import keras_graph
-    from compress.pruning.allocation import importance_losses
-    from compress.pruning.objective import Objective
-    from compress.pruning.prunable import prepare
-    from compress.stages.trial_conversion import TrialConverter
+    from compress.learning.pruning.allocation import importance_losses
+    from compress.learning.pruning.objective import Objective
+    from compress.learning.pruning.prunable import prepare
+    from compress.model.ir import keras_graph
+    from compress.pipeline.stages.trial_conversion import TrialConverter
 
     layers = keras.layers
     image = keras.Input((8, 8, 1))

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from blobs import Blobs, context
 
+from compress.core.errors import ModelError
 from compress.data.types import Objects, Split
-from compress.errors import ModelError
+from compress.learning.training.batches import Augment
 from compress.tasks.base import Draws
-from compress.training.batches import Augment
 from deploy.contract.detection import Detector
 
 pytestmark = pytest.mark.tensorflow
@@ -110,8 +110,8 @@ def test_the_loss_is_small_for_right_answers_and_each_mistake_costs(keras: Any, 
 
 
 def test_a_model_learns_to_find_the_bright_half(keras: Any, tmp_path: Path) -> None:
-    from compress.stages.train import Train
-    from compress.training.loop import fit, own_loss
+    from compress.learning.training.loop import fit, own_loss
+    from compress.pipeline.stages.train import Train
     from deploy.contract.average_precision import average_precision
 
     keras.utils.set_random_seed(0)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from compress.measurement import Measurement, Metric
+from compress.core.measurement import Measurement, Metric
 from compress.report.record import OutputComparisonRecord, ScaleRecord
 from compress.tasks.findings import (
     about_original,

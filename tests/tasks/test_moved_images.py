@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compress.learning.training.batches import Augment
 from compress.tasks.base import Draws
-from compress.training.batches import Augment
 
 HEIGHT, WIDTH = 41, 61
 

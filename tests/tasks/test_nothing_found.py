@@ -13,12 +13,12 @@ from compress.tasks import average_precision
 from compress.tasks.detection import Detection, padded
 from compress.tasks.illustrations import ObjectsIllustrator
 from compress.tasks.unlabelled_detection import UnlabelledDetection
-from deploy import tiles
-from deploy.answers import in_image, to_json
 from deploy.contract.average_precision import average_precision as measured
 from deploy.contract.box_codes import CODES, WITH_ANCHORS
 from deploy.contract.detection import Detector, agreement
 from deploy.contract.image_geometry import AffineMap
+from deploy.runner import tiles
+from deploy.runner.answers import in_image, to_json
 
 NAMES = ("cat", "dog")
 NOTHING = Objects(np.zeros((0, 4), np.float32), np.zeros(0, np.int64))

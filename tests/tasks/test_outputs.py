@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiny
 
-from compress.errors import StageError
+from compress.core.errors import StageError
 from compress.pipeline.runner import run
 from compress.pipeline.schema import load
 from compress.tasks.output_forms import OutputForm

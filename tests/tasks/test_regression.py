@@ -12,9 +12,9 @@ import tiny
 from blobs import Blobs
 from tiny import Coralline
 
+from compress.core.errors import DataError, ModelError
 from compress.data.sources import Npz
 from compress.data.types import Split
-from compress.errors import DataError, ModelError
 from compress.pipeline.runner import run
 from compress.pipeline.schema import load
 from compress.tasks.base import ModelOutputs

@@ -10,7 +10,7 @@ import pytest
 from paths import SHARED
 
 import compress
-from compress.ir.tensorflow import run
+from compress.model.ir.tensorflow import run
 from compress.tasks.split_outputs import split_outputs
 
 SAMPLES = np.random.default_rng(0).random((16, 6, 5, 3), np.float32)

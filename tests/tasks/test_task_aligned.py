@@ -220,7 +220,7 @@ def test_distances_between_two_bins_are_shared_by_both(keras: Any) -> None:
 def test_distillation_learns_scores_everywhere_and_boxes_where_the_teacher_sees_an_object(
     keras: Any, code: str
 ) -> None:
-    from compress.distillation.settings import DistillationSettings
+    from compress.learning.distillation.settings import DistillationSettings
     from compress.tasks.detection_head import DetectionHead
 
     head = DetectionHead(detector(code), CLASSES)

@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from compress import numpy_files
+from compress.core import numpy_files
+from compress.core.errors import DataError
 from compress.data import class_names, files, labels
 from compress.data.class_names import ClassList
 from compress.data.source import Samples, Stored
 from compress.data.splits import at_random, quantile_strata
 from compress.data.types import Split
-from compress.errors import DataError
 from deploy.contract.image_geometry import NO_CLASS
 
 SHAPES = "numbers [n, samples], [n, height, width] or [n, height, width, channels]"

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.core.errors import DataError, reason_of
 from compress.data import files
 from compress.data.source import Samples
 from compress.data.sources.images import (
@@ -24,7 +25,6 @@ from compress.data.sources.images import (
     refuse_other_format,
 )
 from compress.data.types import SPLITS, Objects, Split
-from compress.errors import DataError, reason_of
 from deploy.contract import orientation as exif
 
 BEYOND = 1.0

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
+from compress.core.errors import DataError
 from compress.data import files
 from compress.data.labels import MOST_CLASSES
 from compress.data.source import Samples, Stored
@@ -20,7 +21,6 @@ from compress.data.sources.bounding_boxes import AnnotatedImage, Point, number
 from compress.data.sources.images import DecodedImages
 from compress.data.sources.object_crops import KeypointCrops
 from compress.data.types import SPLITS, Split
-from compress.errors import DataError
 
 MAX_JSON_BYTES = 1 << 29
 Plain = dict[str, Any]

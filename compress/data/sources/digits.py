@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.core.errors import DataError
+from compress.core.resources import shipped
 from compress.data import files
 from compress.data.source import Samples, Source
 from compress.data.splits import stratified
-from compress.errors import DataError
-from compress.resources import shipped
 
 
 class Digits(Source):

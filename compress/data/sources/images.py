@@ -12,10 +12,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.core.errors import DataError
+from compress.core.settings import Settings
 from compress.data.file_listing import LabelledFiles
 from compress.data.source import Samples
-from compress.errors import DataError
-from compress.settings import Settings
 from deploy.contract import pictures
 from deploy.contract.errors import ImageError
 from deploy.contract.orientation import IGNORE, UPRIGHT, oriented, read

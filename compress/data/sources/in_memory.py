@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import PrivateAttr
 
+from compress.core.errors import DataError
 from compress.data.source import Samples, Source
 from compress.data.splits import at_random
 from compress.data.types import SPLITS, Split
-from compress.errors import DataError
 
 Arrays = tuple[NDArray[Any], NDArray[Any] | None]
 """Samples [n, ...] and their labels: [n] for classes, [n, ...] for other targets, or None."""

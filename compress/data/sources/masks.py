@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from compress.core.errors import DataError
 from compress.data import class_names, files, label_files, labels
 from compress.data.class_names import ClassList
 from compress.data.file_tree import Tree, inside, unpacked
@@ -19,7 +20,6 @@ from compress.data.sources import bounding_boxes
 from compress.data.sources.images import ERRORS, FORMATS, MAX_IMAGE_BYTES, DecodedImages, Observed, check_size
 from compress.data.splits import at_random
 from compress.data.yaml_description import Description
-from compress.errors import DataError
 from deploy.contract import orientation as exif
 from deploy.contract.image_geometry import NO_CLASS
 

@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from compress.core.errors import DataError
+from compress.core.settings import Settings
 from compress.data.labels import splits
 from compress.data.source import Samples
 from compress.data.sources import bounding_boxes
 from compress.data.sources.bounding_boxes import AnnotatedImage, Frame, about_turned, frame_of, oriented, relative
 from compress.data.sources.images import DecodedImages, Observed
 from compress.data.splits import by_group
-from compress.errors import DataError
-from compress.settings import Settings
 
 ROUNDING = 1e-6
 """Pixels by which a border that is computed in floating point may miss a whole number."""

@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.core.errors import DataError
 from compress.data import labels
 from compress.data.source import Samples, Stored
-from compress.errors import DataError
 
 FUNCTION = "load"
 KEYS = ("x", "y", "split", "classes")

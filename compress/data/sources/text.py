@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from compress.core.errors import DataError
+from compress.core.suggestions import nearest
 from compress.data import class_names, files, labels, tables
 from compress.data.class_names import ClassList
 from compress.data.label_tables import are_splits, is_label_header, is_number
 from compress.data.source import Samples, Stored
 from compress.data.splits import Divide, by_name, stratified
-from compress.errors import DataError
-from compress.suggestions import nearest
 from deploy.contract.text import MAX_BYTES, sample_of
 
 MAX_CHARACTERS = 2 << 30

@@ -19,6 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from compress.core.errors import DataError
+from compress.core.settings import Settings
 from compress.data import class_names, crc32c, files, labels
 from compress.data.class_names import Classes, ClassList
 from compress.data.file_listing import InFiles, passed_over
@@ -27,8 +29,6 @@ from compress.data.labels import SPLIT_WORDS
 from compress.data.source import Samples, several
 from compress.data.sources.images import DecodedImages
 from compress.data.types import Split
-from compress.errors import DataError
-from compress.settings import Settings
 
 MAX_RECORD = 256 << 20
 MAX_RECORDS = 50_000_000

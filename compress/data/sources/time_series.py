@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from compress.core.errors import DataError
 from compress.data import class_names, labels, tables
 from compress.data.file_listing import LabelledFiles, label_location
 from compress.data.file_tree import Tree
 from compress.data.label_tables import Labels, Listed
 from compress.data.source import Samples, several
 from compress.data.splits import Divide, Indices, by_group, by_time
-from compress.errors import DataError
 
 MAX_VALUES = 1 << 30
 _BLOCK = 4096

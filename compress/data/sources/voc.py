@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 from xml.parsers import expat
 
+from compress.core.errors import DataError
 from compress.data import class_names, files, labels
 from compress.data.class_names import ClassList
 from compress.data.labels import SPLIT_WORDS
@@ -20,7 +21,6 @@ from compress.data.sources import bounding_boxes
 from compress.data.sources.bounding_boxes import AnnotatedImage, number
 from compress.data.sources.images import FORMATS, DecodedImages
 from compress.data.types import Split
-from compress.errors import DataError
 
 MAX_XML_BYTES = 4 << 20
 MAX_DEPTH = 32

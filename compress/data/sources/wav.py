@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from compress.core.errors import DataError
 from compress.data import files
 from compress.data.file_listing import LabelledFiles
 from compress.data.source import Samples
-from compress.errors import DataError
 from deploy.contract import recording
 from deploy.contract.recording import MAX_RATE, Recording, RecordingError
 

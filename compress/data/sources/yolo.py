@@ -15,6 +15,7 @@ from typing import ClassVar, NoReturn, Self
 
 from pydantic import model_validator
 
+from compress.core.errors import DataError
 from compress.data import class_names, files, labels
 from compress.data.class_names import ClassList
 from compress.data.file_tree import inside, unpacked
@@ -25,7 +26,6 @@ from compress.data.sources.images import FORMATS, DecodedImages
 from compress.data.sources.object_crops import KeypointCrops
 from compress.data.types import Split
 from compress.data.yaml_description import Description
-from compress.errors import DataError
 
 IMAGES = "images"
 """The folder whose name is replaced by LABELS in the path of an image."""

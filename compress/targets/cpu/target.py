@@ -8,13 +8,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Never
 
-from compress.artifact import Facts
-from compress.errors import StageError
+from compress.core.artifact import Facts
+from compress.core.errors import StageError
+from compress.model.tflite import macs as arithmetic
+from compress.model.tflite.comparison import Feed
+from compress.model.tflite.graph import Graph
 from compress.targets.base import ChannelBlocks, CostModel, OperatorShape, Target
 from compress.targets.compiler_settings import CompilerSettings
-from compress.tflite import macs as arithmetic
-from compress.tflite.comparison import Feed
-from compress.tflite.graph import Graph
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ with `used_narrow_memory_bytes_per_tile` in compiled models.
 
 from __future__ import annotations
 
+from compress.model.tflite.graph import Graph, Operator, Tensor
 from compress.targets.edgetpu.constants import ARRAY
 from compress.targets.edgetpu.parameter_memory import round_up
-from compress.tflite.graph import Graph, Operator, Tensor
 
 TILES = ARRAY["tiles"]
 """The number of tiles along height, and along width."""

@@ -8,15 +8,15 @@ from functools import reduce
 from operator import or_
 from typing import Any
 
-from compress.errors import ModelError
+from compress.core.errors import ModelError
+from compress.model.tflite import lookup
+from compress.model.tflite.graph import NONE, Graph, Operator
 from compress.targets.base import Target
 from compress.targets.edgetpu import activation_memory
 from compress.targets.edgetpu import operator_parameters as parameters
 from compress.targets.edgetpu.constants import MEMORY
 from compress.targets.edgetpu.parameter_memory import CacheAllocation, allocate_cache
 from compress.targets.edgetpu.placement import AFTER_CPU_OPERATOR, PlacedOperator, Placement, place
-from compress.tflite import lookup
-from compress.tflite.graph import NONE, Graph, Operator
 
 SCHEMA_VERSION = 1
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from compress.artifact import Facts
-from compress.errors import ModelError
+from compress.core.artifact import Facts
+from compress.core.errors import ModelError
+from compress.model.tflite import graph
+from compress.model.tflite.graph import Graph
 from compress.targets.base import Target
 from compress.targets.compiler_settings import CompilerSettings
 from compress.targets.edgetpu import compiler
@@ -17,8 +19,6 @@ from compress.targets.edgetpu.compiler.host import LOG, Host
 from compress.targets.edgetpu.compiler.log import CompilerReport
 from compress.targets.edgetpu.estimate import estimate_all_hosts
 from compress.targets.edgetpu.inspection import Inspection, inspect_graph
-from compress.tflite import graph
-from compress.tflite.graph import Graph
 
 Note = Callable[[str], None]
 

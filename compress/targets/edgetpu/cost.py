@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
+from compress.model.tflite.graph import Graph
 from compress.targets.base import ChannelBlocks, CostModel, NetworkCost, OperatorShape, Target
 from compress.targets.edgetpu import estimate, latency, parameter_memory
 from compress.targets.edgetpu.latency import ArrayLayer
-from compress.tflite.graph import Graph
 
 ACTIVATION_OPERATORS: Mapping[str, int] = {
     **dict.fromkeys(("linear", "relu", "relu6"), 0),

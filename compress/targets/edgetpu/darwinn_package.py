@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-from compress.errors import ModelError
-from compress.tflite.verifier import Allowance
+from compress.core.errors import ModelError
+from compress.model.tflite.verifier import Allowance
 
 OPERATOR = "edgetpu-custom-op"
 IDENTIFIER = b"DWN1"

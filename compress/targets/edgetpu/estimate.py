@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from compress.errors import ModelError, PipelineError
+from compress.core.errors import ModelError, PipelineError
+from compress.model.tflite import macs as arithmetic
+from compress.model.tflite.graph import NONE, Graph, Operator, Tensor
 from compress.targets.base import Target
 from compress.targets.edgetpu import latency, operator_parameters
 from compress.targets.edgetpu.check import Check, check
@@ -15,8 +17,6 @@ from compress.targets.edgetpu.inspection import Inspection
 from compress.targets.edgetpu.latency import WEIGHTED, ArrayLayer, BusTraffic, LatencyPrediction
 from compress.targets.edgetpu.parameter_memory import ROW_BLOCK, round_up
 from compress.targets.edgetpu.placement import COMPILED_OPERATOR, parser_rejection
-from compress.tflite import macs as arithmetic
-from compress.tflite.graph import NONE, Graph, Operator, Tensor
 
 SCHEMA_VERSION = 1
 MAX_LISTED = 8

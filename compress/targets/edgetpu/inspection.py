@@ -8,15 +8,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from compress.errors import ModelError
+from compress.core.errors import ModelError
+from compress.model.tflite import graph
+from compress.model.tflite.graph import Graph, Tensor
 from compress.targets.base import Target
 from compress.targets.edgetpu import darwinn_package
 from compress.targets.edgetpu.check import check
 from compress.targets.edgetpu.compiled import compiled_file
 from compress.targets.edgetpu.constants import MEMORY
 from compress.targets.edgetpu.darwinn_package import DarwinnPackage, Executable
-from compress.tflite import graph
-from compress.tflite.graph import Graph, Tensor
 
 SCHEMA_VERSION = 1
 # The limits of the real parameter bytes, relative to the prediction for the same model. For 28 of 29 compiled models

@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.errors import ModelError
+from compress.core.errors import ModelError
+from compress.model.tflite import comparison
+from compress.model.tflite.edit import Edit, compact, extract
+from compress.model.tflite.graph import NONE, Graph, Operator
 from compress.targets.base import Target
 from compress.targets.edgetpu import rules
 from compress.targets.edgetpu.placement import AFTER_CPU_OPERATOR, PlacedOperator, Placement, parser_rejection, place
 from compress.targets.edgetpu.rewrites import REWRITES, RewriteEntry, interface
 from compress.targets.edgetpu.rewrites.elementwise import NotEightBitError, Rewrite
 from compress.targets.edgetpu.rewrites.transposes import transposes, with_channels_last_inputs, with_original_inputs
-from compress.tflite import comparison
-from compress.tflite.edit import Edit, compact, extract
-from compress.tflite.graph import NONE, Graph, Operator
 
 MAX_STEPS = 10_000
 """The most rewrites of one model."""

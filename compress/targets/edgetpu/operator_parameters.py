@@ -13,11 +13,11 @@ from math import prod
 
 import numpy as np
 
+from compress.model.tflite.graph import NONE, Graph, Operator, Tensor
 from compress.targets.base import Target
 from compress.targets.edgetpu import parameter_memory, rules
 from compress.targets.edgetpu.constants import PARAMETERS
 from compress.targets.edgetpu.parameter_memory import INPUT_BLOCK, Parameters, padded_rows, round_up
-from compress.tflite.graph import NONE, Graph, Operator, Tensor
 
 Count = Callable[[Operator, Graph, Target], Parameters]
 _Source = tuple[int, int, int]

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from compress.model.tflite import macs as arithmetic
+from compress.model.tflite.graph import NONE, Graph, Operator
 from compress.targets.base import Target
 from compress.targets.edgetpu import rules
-from compress.tflite import macs as arithmetic
-from compress.tflite.graph import NONE, Graph, Operator
 
 MAPPED = "Mapped to Edge TPU"
 COMPILED_OPERATOR = "edgetpu-custom-op"

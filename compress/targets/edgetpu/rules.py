@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
-from compress.errors import ModelError
+from compress.core.errors import ModelError
+from compress.model.tflite.graph import NONE, Graph, Operator, Tensor
 from compress.targets.base import Target
-from compress.tflite.graph import NONE, Graph, Operator, Tensor
 
 Rule = Callable[[Operator, Graph, Target], str | None]
 BIAS_POSITIONS = {"CONV_2D": 2, "DEPTHWISE_CONV_2D": 2, "FULLY_CONNECTED": 2, "TRANSPOSE_CONV": 3}

@@ -8,12 +8,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compress.artifact import Facts
+from compress.core.artifact import Facts
+from compress.model.tflite.comparison import Feed
+from compress.model.tflite.graph import Graph
 from compress.targets.base import CostModel, Target
 from compress.targets.compiler_settings import CompilerSettings
 from compress.targets.explanation import Explanation
-from compress.tflite.comparison import Feed
-from compress.tflite.graph import Graph
 
 if TYPE_CHECKING:
     from compress.targets.edgetpu.check import Check
@@ -86,8 +86,8 @@ class EdgeTpu(Target):
 
     def inspect(self, compiled: Path, original: Path | None = None) -> InspectionResult:
         """Show the contents of a compiled model, and compare it with the prediction for the original."""
+        from compress.model.tflite import graph
         from compress.targets.edgetpu import inspection
-        from compress.tflite import graph
 
         inspected = inspection.inspect(compiled)
         rows = None
@@ -97,16 +97,16 @@ class EdgeTpu(Target):
 
     def explain(self, compiled: Path, original: Path | None = None) -> Explanation:
         """Explain what a compiled model does: operators, memory over time and transfers, from the file alone."""
+        from compress.model.tflite import graph
         from compress.targets.edgetpu.compiled import compiled_file, explanation
-        from compress.tflite import graph
 
         model = None if original is None else graph.read(original)
         return explanation.explain(compiled_file.read(compiled), compiled.name, model, self)
 
     def verify_compiled(self, model: Path, compiled: Path) -> Verification:
         """Return whether a compiled file holds a model."""
+        from compress.model.tflite import graph
         from compress.targets.edgetpu.compiled import compiled_file, verification
-        from compress.tflite import graph
 
         return verification.verify(compiled_file.read(compiled), graph.read(model))
 

@@ -7,14 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deploy.contract.image_geometry import (
-    IDENTITY,
-    NO_CLASS,
-    STEPS,
-    input_map,
-    mask_in_input,
-    moves_positions,
-)
+from deploy.contract.image_geometry import IDENTITY, NO_CLASS, STEPS, input_map, mask_in_input, moves_positions
 from deploy.contract.preprocessing import STEPS as ALL_STEPS
 from deploy.contract.preprocessing import Preprocessing, PreprocessingError
 

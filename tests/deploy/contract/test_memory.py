@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from compress.core.errors import DataError
 from compress.data.sources.images import decoded
-from compress.errors import DataError
-from deploy import images
 from deploy.contract import pictures, resizing
 from deploy.contract.errors import ImageError
 from deploy.contract.preprocessing import MOST_BYTES, Preprocessing, PreprocessingError
+from deploy.runner import images
 
 SMALL = 1 << 18
 """Bytes that Python and numpy need in addition: headers, indices and weights."""

@@ -14,11 +14,11 @@ from PIL import Image, ImageOps
 
 from compress.data.sources import ImageFolder
 from compress.data.sources import images as training
-from deploy import images
 from deploy.contract import pictures
 from deploy.contract.decoding import Decoding
 from deploy.contract.errors import ImageError
 from deploy.contract.preprocessing import Array
+from deploy.runner import images
 
 Decode = Callable[[bytes], Array]
 PHOTO = np.stack([*np.mgrid[0:30, 0:50] * 4, np.full((30, 50), 99)], axis=-1).astype(np.uint8)

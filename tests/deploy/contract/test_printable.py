@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.cli import log_writer, output
-from compress.cli.main import main
-from compress.cli.run_log import RunLog
+from compress.surface.cli import log_writer, output
+from compress.surface.cli.main import main
+from compress.surface.cli.run_log import RunLog
 from deploy.contract import printable
 
 TEXTS = st.one_of(
@@ -80,7 +80,7 @@ def test_hostile_names_of_files_in_messages(text: str, tmp_path: Path, capsys: p
 def named(path: Path, text: str) -> None:
     import tiny
 
-    from compress.tflite import graph
+    from compress.model.tflite import graph
 
     model: Any = graph.parse(tiny.classifier())
     for tensor in model.source.subgraphs[0].tensors:

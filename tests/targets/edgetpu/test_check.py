@@ -17,12 +17,12 @@ from compiler_evidence import CompiledModel
 from one_op import Op, Tensor
 from paths import EDGETPU
 
-from compress.errors import ModelError, PipelineError
+from compress.core.errors import ModelError, PipelineError
+from compress.model.tflite import graph
 from compress.targets import load
 from compress.targets.edgetpu import parameter_memory
 from compress.targets.edgetpu.check import Check, check
 from compress.targets.edgetpu.parameter_memory import Parameters
-from compress.tflite import graph
 
 TARGET = load("edgetpu")
 MIB = 1 << 20

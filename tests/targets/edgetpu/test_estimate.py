@@ -17,13 +17,13 @@ import tiny
 from one_op import Op, Tensor
 from paths import EDGETPU
 
-from compress.errors import ModelError, PipelineError
+from compress.core.errors import ModelError, PipelineError
+from compress.model.tflite import graph
 from compress.targets import load
 from compress.targets.edgetpu import inspection, latency
 from compress.targets.edgetpu.check import check
 from compress.targets.edgetpu.estimate import estimate
 from compress.targets.edgetpu.latency import ArrayLayer, BusTraffic
-from compress.tflite import graph
 
 TARGET = load("edgetpu")
 CONSTANTS = TARGET.tables["latency"]

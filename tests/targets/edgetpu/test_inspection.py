@@ -17,9 +17,9 @@ from one_op import Op, Tensor
 from packages import ALONE, CACHING, EXECUTION, executable, options
 from paths import SHARED
 
-from compress.errors import ModelError
+from compress.core.errors import ModelError
+from compress.model.tflite import graph
 from compress.targets.edgetpu import darwinn_package, inspection
-from compress.tflite import graph
 
 
 def compiled(path: Path, *custom: bytes) -> Path:

@@ -32,13 +32,13 @@ from rewrite_models import (
     weights,
 )
 
-from compress.errors import DataError, ModelError
+from compress.core.errors import DataError, ModelError
+from compress.model.tflite import comparison, graph
+from compress.model.tflite.graph import Graph
 from compress.targets import load
 from compress.targets.edgetpu.legalize import legalize
 from compress.targets.edgetpu.placement import place
 from compress.targets.edgetpu.rewrites import REWRITES
-from compress.tflite import comparison, graph
-from compress.tflite.graph import Graph
 
 TARGET = load("edgetpu")
 

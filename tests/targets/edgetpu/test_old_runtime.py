@@ -20,15 +20,15 @@ import rewrite_models
 from numpy.typing import NDArray
 from paths import ROOT, SHARED
 
-from compress.importers.keras import keras_file
-from compress.ir import keras_graph
-from compress.ir.passes.fold import canonical
-from compress.quantization import calibration, export
+from compress.learning.quantization import calibration, export
+from compress.model.importers.keras import keras_file
+from compress.model.ir import keras_graph
+from compress.model.ir.passes.fold import canonical
+from compress.model.tflite import edit, graph
+from compress.model.tflite.graph import Graph
 from compress.targets import load
 from compress.targets.edgetpu.legalize import legalize
 from compress.targets.edgetpu.placement import newer_than_boards, place
-from compress.tflite import edit, graph
-from compress.tflite.graph import Graph
 
 pytestmark = [pytest.mark.tf25, pytest.mark.timeout(1800)]
 

@@ -7,13 +7,13 @@ import pytest
 from one_op import Op, Tensor
 from paths import SHARED
 
+from compress.model.tflite import graph as tflite_graph
+from compress.model.tflite import macs as arithmetic
+from compress.model.tflite.graph import Graph
 from compress.targets import load
 from compress.targets.edgetpu import operator_parameters, rules
 from compress.targets.edgetpu.check import check
 from compress.targets.edgetpu.estimate import array_layers, estimate
-from compress.tflite import graph as tflite_graph
-from compress.tflite import macs as arithmetic
-from compress.tflite.graph import Graph
 
 TARGET = load("edgetpu")
 

@@ -10,9 +10,9 @@ import tiny
 from one_op import Op, Tensor
 from paths import SHARED
 
+from compress.model.tflite import graph
 from compress.targets import load
 from compress.targets.edgetpu.placement import AFTER_CPU_OPERATOR, MAPPED, Placement, place
-from compress.tflite import graph
 
 TARGET = load("edgetpu")
 

@@ -14,9 +14,9 @@ import tiny
 from one_op import Op, Tensor
 from paths import EDGETPU
 
+from compress.model.tflite import graph
 from compress.targets import load
 from compress.targets.edgetpu.estimate import estimate
-from compress.tflite import graph
 
 TARGET = load("edgetpu")
 HOSTS = TARGET.tables["latency"]["hosts"]

@@ -10,13 +10,13 @@ import pytest
 from one_op import Tensor, integers
 from paths import SHARED
 
+from compress.model.tflite import graph as tflite_graph
+from compress.model.tflite.graph import Graph
 from compress.targets import load
 from compress.targets.edgetpu import rules
 from compress.targets.edgetpu.check import check
 from compress.targets.edgetpu.placement import MAPPED, place
 from compress.targets.edgetpu.rewrites import REWRITES
-from compress.tflite import graph as tflite_graph
-from compress.tflite.graph import Graph
 
 TARGET = load("edgetpu")
 IMAGE = Tensor((1, 8, 8, 4))

@@ -14,15 +14,15 @@ import tiny
 from paths import EDGETPU
 from tiny import TfliteBuilder
 
-from compress.cli.main import main
-from compress.errors import ModelError, PipelineError
+from compress.core.errors import ModelError, PipelineError
+from compress.model.tflite import graph
+from compress.surface.cli.main import main
 from compress.targets import load
 from compress.targets.edgetpu.several import cuts as search
 from compress.targets.edgetpu.several import segments
 from compress.targets.edgetpu.several import split as splitting
 from compress.targets.edgetpu.several.cuts import FITS, STREAMS, OperatorSequence
 from compress.targets.edgetpu.several.segments import SplitGraph
-from compress.tflite import graph
 
 TARGET = load("edgetpu")
 shared = pytest.mark.skipif(not EDGETPU.exists(), reason=f"{EDGETPU} is not there; see CORALLINE_SHARED")

@@ -9,12 +9,12 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from compress.errors import ModelError
+from compress.core.errors import ModelError
+from compress.model.tflite import graph
+from compress.model.tflite.graph import Graph, Operator
+from compress.model.tflite.verifier import Allowance
 from compress.targets.edgetpu import darwinn_package
 from compress.targets.edgetpu.darwinn_package import DarwinnPackage, DmaHints, Executable, PackageTable
-from compress.tflite import graph
-from compress.tflite.graph import Graph, Operator
-from compress.tflite.verifier import Allowance
 
 MAX_INSTRUCTION_BYTES = 1 << 23
 """The compiler writes less than a tenth of it; every bit is looked at, which takes 32 times the memory."""

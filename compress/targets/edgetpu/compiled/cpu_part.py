@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from compress.model.tflite.graph import NONE, Graph, Operator, Tensor
 from compress.targets.edgetpu.compiled.operator_constants import (
     DATA_MOVEMENT,
     INT8_OFFSET,
@@ -17,7 +18,6 @@ from compress.targets.edgetpu.compiled.operator_constants import (
     quantization_of,
     unsigned_zero_point,
 )
-from compress.tflite.graph import NONE, Graph, Operator, Tensor
 
 _IGNORED = frozenset({"quantizedBiasType"})
 """An option of newer schemas, which the vendor's compiler does not write."""

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from compress.errors import ModelError
+from compress.core.errors import ModelError
+from compress.model.tflite.graph import Graph
 from compress.targets.base import Target
 from compress.targets.edgetpu.compiled import compiled_file
 from compress.targets.edgetpu.compiled.compiled_file import CompiledFile, CompiledOperator
@@ -40,7 +41,6 @@ from compress.targets.explanation import (
     Explanation,
     MemoryBuffer,
 )
-from compress.tflite.graph import Graph
 
 _CACHING = "PARAMETER_CACHING"
 _MAX_INPUTS = 64

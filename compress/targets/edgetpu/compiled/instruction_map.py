@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.model.tflite.graph import NONE, Graph, Operator
 from compress.targets.edgetpu.compiled import operator_constants
 from compress.targets.edgetpu.compiled.instructions import (
     ADD,
@@ -29,7 +30,6 @@ from compress.targets.edgetpu.compiled.instructions import (
     vector_instructions,
 )
 from compress.targets.edgetpu.compiled.operator_constants import DATA_MOVEMENT, ONE_BITS, Form
-from compress.tflite.graph import NONE, Graph, Operator
 
 _MOST_CANDIDATES = 1_000_000
 """The limit of instructions times operators with the same constants; 30,000 in a large network."""

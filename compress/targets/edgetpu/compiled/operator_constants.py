@@ -14,6 +14,7 @@ from math import prod
 
 import numpy as np
 
+from compress.model.tflite.graph import Graph, Operator, Tensor
 from compress.targets.edgetpu.compiled.instructions import (
     ADD,
     FIXED_POINT,
@@ -24,7 +25,6 @@ from compress.targets.edgetpu.compiled.instructions import (
     Constants,
     VectorInstruction,
 )
-from compress.tflite.graph import Graph, Operator, Tensor
 
 _F32 = np.float32
 INT8_OFFSET = 128

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.errors import ModelError
+from compress.core.errors import ModelError
 from compress.targets.edgetpu.parameter_memory import INPUT_BLOCK, ROW_BLOCK, round_up
 
 ALIGNMENT = 64

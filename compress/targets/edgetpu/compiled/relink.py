@@ -16,25 +16,21 @@ from typing import Any
 
 import numpy as np
 
-from compress.errors import ModelError
+from compress.core.errors import ModelError
+from compress.model.tflite import graph as graphs
+from compress.model.tflite import structure
+from compress.model.tflite.graph import Graph
 from compress.targets.edgetpu import darwinn_package
 from compress.targets.edgetpu.compiled import compiled_file, parameter_location, same_program, surroundings
 from compress.targets.edgetpu.compiled.compiled_file import CompiledFile
 from compress.targets.edgetpu.compiled.cpu_part import compare_cpu_part
-from compress.targets.edgetpu.compiled.instruction_map import (
-    ModelChange,
-    missing_instructions,
-    plan_program,
-)
+from compress.targets.edgetpu.compiled.instruction_map import ModelChange, missing_instructions, plan_program
 from compress.targets.edgetpu.compiled.instructions import bundles, vector_instructions
 from compress.targets.edgetpu.compiled.parameter_layout import Values
 from compress.targets.edgetpu.compiled.parameter_location import ParameterRegion
 from compress.targets.edgetpu.compiled.stored_parameters import StoredParameters, stored_parameters
 from compress.targets.edgetpu.compiled.surroundings import Replacement, TensorPair
 from compress.targets.edgetpu.compiled.verification import verify
-from compress.tflite import graph as graphs
-from compress.tflite import structure
-from compress.tflite.graph import Graph
 
 SCHEMA_VERSION = 1
 NOTES = (

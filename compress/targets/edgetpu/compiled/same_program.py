@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from compress.model.tflite.graph import NONE, Graph, Operator, Tensor
+from compress.model.tflite.structure import describe
 from compress.targets.edgetpu.compiled.operator_constants import is_activation, unsigned_zero_point
-from compress.tflite.graph import NONE, Graph, Operator, Tensor
-from compress.tflite.structure import describe
 
 WEIGHTED = frozenset({"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV"})
 _WEIGHT, _BIAS = 1, 2

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from compress.errors import ModelError
+from compress.core.errors import ModelError
+from compress.model.tflite.graph import Graph, Operator
 from compress.targets.base import Target
 from compress.targets.edgetpu import estimate, latency
 from compress.targets.edgetpu.check import Check, check
@@ -15,13 +16,7 @@ from compress.targets.edgetpu.compiled.cpu_part import compare_cpu_part, interfa
 from compress.targets.edgetpu.compiled.parameter_location import locate
 from compress.targets.edgetpu.latency import ArrayLayer
 from compress.targets.edgetpu.parameter_memory import round_up
-from compress.targets.explanation import (
-    ExplainedOperator,
-    ExplainedProgram,
-    ScheduleComparison,
-    ScheduleDifference,
-)
-from compress.tflite.graph import Graph, Operator
+from compress.targets.explanation import ExplainedOperator, ExplainedProgram, ScheduleComparison, ScheduleDifference
 
 _WINDOWED = ("conv", "fc", "dw")
 """The kinds of layers whose cycles are compared."""

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.model.tflite.graph import NONE, Graph, Operator, Tensor
 from compress.targets.edgetpu import operator_parameters
 from compress.targets.edgetpu.compiled import parameter_layout
 from compress.targets.edgetpu.compiled.parameter_layout import HEADER, Matrix, NumberKind, ParameterLayout, Values
 from compress.targets.edgetpu.constants import PARAMETERS
 from compress.targets.edgetpu.parameter_memory import FEW_ROWS, INPUT_BLOCK, padded_rows, round_up
-from compress.tflite.graph import NONE, Graph, Operator, Tensor
 
 _INT8_OFFSET = 128
 """The compiler stores int8 as uint8, with this number added."""
@@ -76,7 +76,7 @@ def stored_parameters(operator: Operator, graph: Graph) -> list[StoredParameters
 
     Args:
         operator: an operator on the Edge TPU.
-        graph: the model, from `compress.tflite.graph`, which limits all sizes in it.
+        graph: the model, from `compress.model.tflite.graph`, which limits all sizes in it.
     """
     function = _FUNCTIONS.get(operator.name)
     return function(operator, graph) if function else []

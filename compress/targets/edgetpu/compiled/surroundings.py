@@ -15,11 +15,11 @@ from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 
+from compress.model.tflite.graph import Graph, Tensor
+from compress.model.tflite.verifier import Allowance
 from compress.targets.edgetpu.compiled.compiled_file import CompiledFile
 from compress.targets.edgetpu.compiled.operator_constants import unsigned_zero_point
 from compress.targets.edgetpu.darwinn_package import Executable, LayerInfo, PackageTable
-from compress.tflite.graph import Graph, Tensor
-from compress.tflite.verifier import Allowance
 
 # Field numbers. Source: tensorflow/lite/schema/schema.fbs.
 _MODEL_SUBGRAPHS, _MODEL_BUFFERS = 2, 4

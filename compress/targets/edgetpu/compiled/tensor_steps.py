@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import prod
 
-from compress.errors import ModelError
+from compress.core.errors import ModelError
 from compress.targets.edgetpu.compiled import operator_constants
 from compress.targets.edgetpu.compiled.instructions import (
     ADD,

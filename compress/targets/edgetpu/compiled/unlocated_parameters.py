@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.model.tflite.graph import Graph
 from compress.targets.edgetpu.compiled.compiled_file import CompiledFile
 from compress.targets.edgetpu.compiled.parameter_layout import NumberKind, ParameterLayout, Values
 from compress.targets.edgetpu.compiled.parameter_location import (
@@ -22,7 +23,6 @@ from compress.targets.edgetpu.compiled.parameter_location import (
     parameter_bytes,
 )
 from compress.targets.edgetpu.compiled.stored_parameters import Single, StoredParameters
-from compress.tflite.graph import Graph
 
 MIN_EQUAL_WEIGHTS = 0.5
 """The share of an output's weights that must be equal, so that the other values at its position are its own, too.

@@ -15,12 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.model.tflite.graph import Graph, Operator, Tensor
 from compress.targets.edgetpu.compiled.compiled_file import CompiledFile
-from compress.targets.edgetpu.compiled.cpu_part import (
-    compare_cpu_part,
-    interface_differences,
-    with_stated_outputs,
-)
+from compress.targets.edgetpu.compiled.cpu_part import compare_cpu_part, interface_differences, with_stated_outputs
 from compress.targets.edgetpu.compiled.instructions import Constants, VectorInstruction, bundles, vector_instructions
 from compress.targets.edgetpu.compiled.operator_constants import (
     DATA_MOVEMENT,
@@ -39,7 +36,6 @@ from compress.targets.edgetpu.compiled.parameter_location import (
     parameter_bytes,
 )
 from compress.targets.edgetpu.compiled.unlocated_parameters import output_of_each_number, unlocated_parameters
-from compress.tflite.graph import Graph, Operator, Tensor
 
 SCHEMA_VERSION = 1
 MAX_LISTED = 8

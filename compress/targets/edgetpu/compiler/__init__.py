@@ -16,9 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from compress.artifact import MODEL_COMPILED, SEGMENT_COMPILED
-from compress.errors import ModelError, StageError, StoreError
-from compress.resources import manual
+from compress.core.artifact import MODEL_COMPILED, SEGMENT_COMPILED
+from compress.core.errors import ModelError, StageError, StoreError
+from compress.core.resources import manual
+from compress.model.tflite import graph
+from compress.model.tflite.graph import Graph
 from compress.targets.base import Target
 from compress.targets.edgetpu import inspection
 from compress.targets.edgetpu.compiler import failures
@@ -27,8 +29,6 @@ from compress.targets.edgetpu.compiler.failures import Failure
 from compress.targets.edgetpu.compiler.host import CompilerRun, Docker, Host, Local, Ssh
 from compress.targets.edgetpu.compiler.log import CompilerReport, parse
 from compress.targets.edgetpu.darwinn_package import OPERATOR
-from compress.tflite import graph
-from compress.tflite.graph import Graph
 
 HOW_TO_COMPILE = (
     "run `edgetpu_compiler -s model.tflite` on an x86-64 Debian or Ubuntu machine (or container) that has the "

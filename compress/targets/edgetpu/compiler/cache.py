@@ -21,8 +21,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from compress.errors import reason_of
-from compress.files import digest_of, explain, write_atomically
+from compress.core.errors import reason_of
+from compress.core.files import digest_of, explain, write_atomically
 from compress.targets.edgetpu.compiler.host import LOG, CompilerRun
 
 FORMAT = 1

@@ -13,11 +13,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from compress.errors import StageError
-from compress.memory import killed_for_memory
+from compress.core.errors import StageError
+from compress.core.memory import killed_for_memory
+from compress.model.tflite.graph import Graph, Operator
 from compress.targets.edgetpu.compiler.host import CompilerRun
 from compress.targets.edgetpu.compiler.log import parse
-from compress.tflite.graph import Graph, Operator
 
 MAX_NAMED = 3
 """The most operators in a message."""

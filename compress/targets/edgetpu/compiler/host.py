@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from compress import ssh
-from compress.errors import StageError
-from compress.files import file_digest
+from compress.core import ssh
+from compress.core.errors import StageError
+from compress.core.files import file_digest
 
 MODEL = "model.tflite"
 LOG = "compiler.log"

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from compress.model.tflite.graph import Graph, Operator
 from compress.targets.edgetpu.check import Check
 from compress.targets.edgetpu.placement import MAPPED, PlacedOperator, Placement
-from compress.tflite.graph import Graph, Operator
 
 
 @dataclass(frozen=True, order=True)

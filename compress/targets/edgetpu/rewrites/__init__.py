@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from compress.model.tflite import dilation
 from compress.targets.edgetpu.rewrites import data_movement, elementwise, function_fitting, layers, shapes, versions
 from compress.targets.edgetpu.rewrites.elementwise import Rewrite
-from compress.tflite import dilation
 
 
 @dataclass(frozen=True)

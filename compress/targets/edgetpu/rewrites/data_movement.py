@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.model.tflite.comparison import Runner
+from compress.model.tflite.edit import VALID, Edit, extract, reshape
+from compress.model.tflite.graph import DTYPES, NONE, Graph, Operator, Tensor
 from compress.targets.edgetpu.rewrites.elementwise import is_per_tensor_8bit, scale_and_zero_point
 from compress.targets.edgetpu.rewrites.layers import add_selection_convolution, add_selection_transpose_conv
-from compress.tflite.comparison import Runner
-from compress.tflite.edit import VALID, Edit, extract, reshape
-from compress.tflite.graph import DTYPES, NONE, Graph, Operator, Tensor
 
 MOVEMENT_OPERATORS = (
     *("BROADCAST_TO", "DEPTH_TO_SPACE", "EXPAND_DIMS", "GATHER", "MIRROR_PAD", "RESHAPE", "REVERSE_V2", "SLICE"),

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.tflite.edit import Edit
-from compress.tflite.graph import Graph, Operator, Quantization, Tensor
+from compress.model.tflite.edit import Edit
+from compress.model.tflite.graph import Graph, Operator, Quantization, Tensor
 
 ISLAND_OPERATORS = ("ADD", "SUB", "MUL", "MEAN", "RELU", "RELU6")
 """Operators that can be 8-bit with any scales."""

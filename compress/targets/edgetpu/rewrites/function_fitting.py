@@ -8,7 +8,10 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.errors import ModelError
+from compress.core.errors import ModelError
+from compress.model.tflite.comparison import Runner
+from compress.model.tflite.edit import Edit, extract
+from compress.model.tflite.graph import DTYPES, NONE, Graph, Operator, Quantization, Tensor
 from compress.targets.edgetpu.rewrites.elementwise import (
     add_rescaling,
     all_values,
@@ -17,9 +20,6 @@ from compress.targets.edgetpu.rewrites.elementwise import (
     quantization_for_range,
     scalar_constant,
 )
-from compress.tflite.comparison import Runner
-from compress.tflite.edit import Edit, extract
-from compress.tflite.graph import DTYPES, NONE, Graph, Operator, Quantization, Tensor
 
 FUNCTIONS = (
     *("ABS", "CEIL", "COS", "ELU", "EXP", "FLOOR", "GELU", "HARD_SWISH", "LEAKY_RELU", "LOG", "NEG", "RELU_0_TO_1"),

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.errors import ModelError
-from compress.targets.edgetpu.rewrites.elementwise import is_per_tensor_8bit, scale_and_zero_point
-from compress.tflite.comparison import (
+from compress.core.errors import ModelError
+from compress.model.tflite.comparison import (
     Difference,
     Feed,
     Runner,
@@ -21,9 +20,10 @@ from compress.tflite.comparison import (
     summarize,
     without_unknown_customs,
 )
-from compress.tflite.edit import Edit
-from compress.tflite.float_graph import input_independent_operators
-from compress.tflite.graph import DTYPES, Graph, Quantization, Tensor
+from compress.model.tflite.edit import Edit
+from compress.model.tflite.float_graph import input_independent_operators
+from compress.model.tflite.graph import DTYPES, Graph, Quantization, Tensor
+from compress.targets.edgetpu.rewrites.elementwise import is_per_tensor_8bit, scale_and_zero_point
 from deploy.contract.preprocessing import dequantize, quantize
 
 LARGEST_CONSTANT = 1 << 20

@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.model.tflite.dilation import only_consumer
+from compress.model.tflite.edit import SAME, VALID, Edit, reshape
+from compress.model.tflite.graph import NONE, Graph, Operator, Quantization, Tensor
 from compress.targets.edgetpu.rewrites.elementwise import (
     clip_to_dtype,
     dequantized_constant,
@@ -15,9 +18,6 @@ from compress.targets.edgetpu.rewrites.elementwise import (
     replace_operator,
     scale_and_zero_point,
 )
-from compress.tflite.dilation import only_consumer
-from compress.tflite.edit import SAME, VALID, Edit, reshape
-from compress.tflite.graph import NONE, Graph, Operator, Quantization, Tensor
 
 ACTIVATIONS = {1: (0.0, np.inf), 2: (-1.0, 1.0), 3: (0.0, 6.0)}
 """The fused activations that clip values, by their value in the TFLite schema, with minimum and maximum."""

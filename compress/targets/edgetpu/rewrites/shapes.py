@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from compress.model.tflite.edit import SAME, VALID, Edit
+from compress.model.tflite.graph import Graph, Operator, Quantization, Tensor
 from compress.targets.edgetpu.rewrites.elementwise import (
     is_per_tensor_8bit,
     replace_operator,
     scalar_constant,
     scale_and_zero_point,
 )
-from compress.tflite.edit import SAME, VALID, Edit
-from compress.tflite.graph import Graph, Operator, Quantization, Tensor
 
 UNARY = ("RELU", "RELU6", "RELU_N1_TO_1", "LOGISTIC", "TANH", "QUANTIZE", "HARD_SWISH", "LEAKY_RELU", "ABS", "NEG")
 BINARY = ("ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM")

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from compress.model.tflite.dilation import only_consumer
+from compress.model.tflite.edit import Edit, reshape
+from compress.model.tflite.graph import Graph, Operator
 from compress.targets.edgetpu.rewrites.elementwise import is_per_tensor_8bit, replace_operator
 from compress.targets.edgetpu.rewrites.shapes import BINARY, UNARY
-from compress.tflite.dilation import only_consumer
-from compress.tflite.edit import Edit, reshape
-from compress.tflite.graph import Graph, Operator
 
 _TO_LAST = (0, 2, 3, 1)
 """From channels first to channels last."""

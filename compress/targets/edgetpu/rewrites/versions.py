@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from compress.model.tflite.edit import Edit
+from compress.model.tflite.graph import NONE, Graph, Operator
 from compress.targets.edgetpu.rewrites.elementwise import NotEightBitError, dequantized_constant, is_per_tensor_8bit
-from compress.tflite.edit import Edit
-from compress.tflite.graph import NONE, Graph, Operator
 
 MAX_RANK = 4
 

@@ -16,17 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from compress.errors import ModelError
-from compress.resources import manual
+from compress.core.errors import ModelError
+from compress.core.resources import manual
+from compress.model.tflite import edit
+from compress.model.tflite.edit import Edit
+from compress.model.tflite.graph import DTYPES, NONE, Graph, Operator, Tensor
 from compress.targets.base import Target
 from compress.targets.edgetpu import estimate
 from compress.targets.edgetpu.estimate import Estimate
 from compress.targets.edgetpu.latency import ArrayLayer
 from compress.targets.edgetpu.placement import place
 from compress.targets.edgetpu.several.cuts import FITS, STREAMS, UNCERTAIN, Cuts, OperatorSequence, SegmentCost
-from compress.tflite import edit
-from compress.tflite.edit import Edit
-from compress.tflite.graph import DTYPES, NONE, Graph, Operator, Tensor
 
 MAX_OPERATORS = 2000
 """The largest model that is split. The largest published one for the Edge TPU has less than 1,000 operators."""

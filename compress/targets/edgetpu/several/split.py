@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from compress.artifact import MODEL_SEGMENT
-from compress.errors import ModelError, PipelineError
+from compress.core.artifact import MODEL_SEGMENT
+from compress.core.errors import ModelError, PipelineError
+from compress.model.tflite.comparison import Runner, random_feed, without_unknown_customs
+from compress.model.tflite.graph import Graph, serialize
 from compress.targets.base import Target
 from compress.targets.edgetpu import estimate
 from compress.targets.edgetpu.several import cuts as search
 from compress.targets.edgetpu.several.cuts import UNCERTAIN, Cuts
 from compress.targets.edgetpu.several.segments import Segment, SplitGraph, prepare
-from compress.tflite.comparison import Runner, random_feed, without_unknown_customs
-from compress.tflite.graph import Graph, serialize
 
 SCHEMA_VERSION = 1
 DESCRIPTION = "split.json"

@@ -8,7 +8,7 @@ import pytest
 import tiny
 from packages import compiled
 
-from compress.errors import ModelError
+from compress.core.errors import ModelError
 from compress.targets.edgetpu.compiled import compiled_file
 
 

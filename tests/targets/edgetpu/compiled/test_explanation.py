@@ -14,12 +14,12 @@ from packages import compiled, finished, layer, many, raw, table
 from paths import EDGETPU
 
 from compress import targets
-from compress.cli.main import main
-from compress.errors import ModelError
-from compress.evaluation import explanation_page
+from compress.core.errors import ModelError
+from compress.model.tflite import graph
+from compress.report import explanation_page
+from compress.surface.cli.main import main
 from compress.targets.edgetpu.compiled import compiled_file, explanation
 from compress.targets.explanation import ExplainedProgram, Explanation, order_text
-from compress.tflite import graph
 
 PAIRS = EDGETPU / "pairs"
 needs_pairs = pytest.mark.skipif(not PAIRS.is_dir(), reason="the shared compiled models are not here")

@@ -8,20 +8,13 @@ import pytest
 import tiny
 from numpy.typing import NDArray
 
-from compress.errors import ModelError
+from compress.core.errors import ModelError
+from compress.model.tflite import graph
+from compress.model.tflite.graph import Graph
 from compress.targets.edgetpu.compiled import compiled_file
-from compress.targets.edgetpu.compiled.parameter_layout import (
-    ALIGNMENT,
-    Matrix,
-    NumberKind,
-    Values,
-    depthwise,
-    vector,
-)
+from compress.targets.edgetpu.compiled.parameter_layout import ALIGNMENT, Matrix, NumberKind, Values, depthwise, vector
 from compress.targets.edgetpu.compiled.parameter_location import LeftoverKind, ParameterLocation, locate
 from compress.targets.edgetpu.compiled.stored_parameters import Single, stored_parameters
-from compress.tflite import graph
-from compress.tflite.graph import Graph
 
 
 def values(outputs: int, weights: int) -> Values:

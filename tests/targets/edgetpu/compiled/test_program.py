@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from edgetpu_programs import ALL_TILES, Loops, ProgramMaker, traversal
 
-from compress.errors import ModelError
+from compress.core.errors import ModelError
 from compress.targets.edgetpu.compiled import tensor_steps as steps_module
 from compress.targets.edgetpu.compiled.instructions import ADD, PAIR, POOL_AVERAGE, bundles
 from compress.targets.edgetpu.compiled.program import PARAMETER_READ, Program, read_program

@@ -15,12 +15,12 @@ from packages import compiled
 from paths import EDGETPU
 from retrained import changed, differing_parts, other_scales, other_weights, without_tokens
 
-from compress.cli.main import main
-from compress.errors import ModelError
+from compress.core.errors import ModelError
+from compress.model.tflite.graph import Graph
+from compress.surface.cli.main import main
 from compress.targets.edgetpu.compiled import compiled_file
 from compress.targets.edgetpu.compiled.compiled_file import CompiledFile
 from compress.targets.edgetpu.compiled.relink import Relinked, relink, relink_files
-from compress.tflite.graph import Graph
 
 PAIRS = EDGETPU / "pairs"
 needs_pairs = pytest.mark.skipif(not PAIRS.is_dir(), reason="the shared compiled models are not here")

@@ -18,16 +18,16 @@ from one_op import Op, Tensor
 from paths import EDGETPU
 from retrained import changed, other_weights
 
-from compress.cli.main import main
-from compress.errors import EXIT_PARTLY, EXIT_REFUSED, ModelError
+from compress.core.errors import EXIT_PARTLY, EXIT_REFUSED, ModelError
+from compress.model.tflite import graph
+from compress.model.tflite.graph import Graph
+from compress.surface.cli.main import main
 from compress.targets.edgetpu.compiled import compiled_file
 from compress.targets.edgetpu.compiled.compiled_file import CompiledFile
 from compress.targets.edgetpu.compiled.cpu_part import compare_cpu_part
 from compress.targets.edgetpu.compiled.parameter_layout import ALIGNMENT, ParameterLayout
 from compress.targets.edgetpu.compiled.stored_parameters import Single, stored_parameters
 from compress.targets.edgetpu.compiled.verification import Verification, verify
-from compress.tflite import graph
-from compress.tflite.graph import Graph
 
 PAIRS = EDGETPU / "pairs"
 needs_pairs = pytest.mark.skipif(not PAIRS.is_dir(), reason="the shared compiled models are not here")

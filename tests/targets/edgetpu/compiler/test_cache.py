@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from stand_in import LOG, VERSION
 
-from compress.errors import StoreError
+from compress.core.errors import StoreError
 from compress.targets.edgetpu.compiler.cache import MAX_HEAD_BYTES, Cache
 from compress.targets.edgetpu.compiler.host import CompilerRun
 

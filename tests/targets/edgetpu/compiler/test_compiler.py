@@ -16,14 +16,14 @@ from packages import compiled
 from paths import EDGETPU
 from stand_in import CHANCE, FAILED, LOG, VERSION, Answer, Programs, success
 
-from compress.errors import StageError
+from compress.core.errors import StageError
+from compress.model.tflite import graph
 from compress.targets import load
 from compress.targets.compiler_settings import CompilerSettings
 from compress.targets.edgetpu import compilation, compiler, inspection
 from compress.targets.edgetpu.compiler import Compiler, CompilerOptions
 from compress.targets.edgetpu.compiler.cache import Cache
 from compress.targets.edgetpu.compiler.host import Docker, Local, Ssh
-from compress.tflite import graph
 
 TARGET = load("edgetpu")
 MODEL = tiny.classifier()

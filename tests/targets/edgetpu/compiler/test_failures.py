@@ -12,11 +12,11 @@ from one_op import Op, Tensor
 from paths import EDGETPU
 from stand_in import CHANCE, FAILED, VERSION
 
+from compress.model.tflite import graph
+from compress.model.tflite.graph import Graph
 from compress.targets.edgetpu.compiler import failures
 from compress.targets.edgetpu.compiler.failures import FAILURES, documentation, layer, operator_description, recognize
 from compress.targets.edgetpu.compiler.host import CompilerRun
-from compress.tflite import graph
-from compress.tflite.graph import Graph
 
 TENSORS = {
     "input": Tensor((1, 8, 8, 4)),

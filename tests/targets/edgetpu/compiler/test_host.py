@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from stand_in import LOG, Answer, Programs
 
-from compress.errors import StageError
+from compress.core.errors import StageError
 from compress.targets.edgetpu.compiler.host import Docker, Host, Local, Ssh, _unpacked
 
 MODEL = b"TFL3" * 100_000  # more than a pipe holds

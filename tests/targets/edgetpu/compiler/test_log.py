@@ -18,6 +18,7 @@ from packages import compiled
 from paths import EDGETPU
 from stand_in import FAILED, LOG, VERSION
 
+from compress.model.tflite import graph
 from compress.targets import load
 from compress.targets.edgetpu.check import check
 from compress.targets.edgetpu.compiler.log import (
@@ -29,7 +30,6 @@ from compress.targets.edgetpu.compiler.log import (
     parse,
 )
 from compress.targets.edgetpu.placement import AFTER_CPU_OPERATOR, MAPPED
-from compress.tflite import graph
 
 TARGET = load("edgetpu")
 LOGS = sorted(EDGETPU.glob("pairs/*/compiler.log"))

@@ -1,0 +1,122 @@
+"""Files: digests, atomic writes, and errors of the operating system as messages."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from compress.core.errors import StoreError
+
+
+def digest_of(value: Any) -> str:
+    """Return the SHA-256 of a plain JSON value, independent of the order of its keys."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def explain(error: OSError, what: str, folder: Path | None = None) -> StoreError:
+    """Return an error of the operating system as a message with advice; `folder` is used if the error has no path."""
+    where = str(error.filename2 or error.filename or folder or "")  # of a copy: what could not be written
+    reasons = {
+        errno.ENOSPC: ("the disk is full", "free some space and run again: finished stages are kept"),
+        errno.EDQUOT: ("the disk quota is used up", "free some space and run again: finished stages are kept"),
+        errno.EACCES: ("no permission", "change the folder's rights, or choose another with --out"),
+        errno.EPERM: ("not permitted", "change the folder's rights, or choose another with --out"),
+        errno.EROFS: ("the file system is read-only", "choose another folder with --out"),
+        errno.ENOTDIR: ("a part of the path is a file, not a folder", "choose another folder with --out"),
+        errno.EEXIST: ("a file is in the way", "remove it, or choose another folder with --out"),
+        errno.EISDIR: ("a folder is in the way", "remove it, or choose another folder with --out"),
+        errno.EIO: ("the disk failed (input/output error)", "check the disk, or use another one, and run again"),
+        errno.ESTALE: ("the folder of the network file system has changed", "mount it again, and run again"),
+        errno.ENOLCK: ("the file system has no file locks", "use a folder on a local disk"),
+    }
+    reason, hint = reasons.get(error.errno or 0, (error.strerror or str(error), ""))
+    return StoreError(f"{what}: {reason}", where=where, hint=hint)
+
+
+def write_atomically(path: Path, content: bytes, scratch: Path | None = None, mode: int = 0o644) -> None:
+    """Write a file so that it has either the old or the new content at every moment.
+
+    Args:
+        path: the file.
+        content: what it shall hold.
+        scratch: a folder of the same file system for the new file until it is complete; by default the file's own.
+        mode: its permissions.
+
+    Raises:
+        OSError: it names the file, whatever failed.
+    """
+    temporary = None
+    try:
+        handle, temporary = tempfile.mkstemp(dir=scratch or path.parent, prefix=f".{path.name}.")
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(temporary, mode)
+        os.replace(temporary, path)
+        sync(path.parent)
+    except BaseException as error:
+        if temporary is not None:
+            with suppress(OSError):
+                os.unlink(temporary)
+        if isinstance(error, OSError):
+            error.filename, error.filename2 = str(path), None  # and not the temporary file
+        raise
+
+
+def publish_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Create a folder with files. It does not exist before it is complete.
+
+    Args:
+        folder: the folder, which must not exist, or be empty.
+        contents: the content of each file by its name.
+
+    Raises:
+        OSError: it exists and has files, or cannot be written.
+    """
+    temporary = None
+    try:
+        temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+        complete = temporary / "complete"
+        complete.mkdir()
+        for name, content in contents.items():
+            with (complete / name).open("wb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+        sync(complete)
+        os.replace(complete, folder)
+        sync(folder.parent)
+    except OSError as error:
+        error.filename, error.filename2 = str(folder), None  # and not the temporary folder
+        raise
+    finally:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def sync(path: Path) -> None:
+    """Flush a file or folder to the disk. Some network file systems cannot flush a folder, and need not."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():
+            raise
+    finally:
+        os.close(handle)

@@ -1,1 +1,0 @@
-"""Other libraries that can do the work of the other packages: tensorflow-model-optimization."""

@@ -1,0 +1,1 @@
+"""What changes weights: training, pruning, distillation, quantization, and the replacement of layers."""

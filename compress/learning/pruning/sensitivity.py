@@ -1,0 +1,133 @@
+"""Sensitivity: what a model loses when one of its layer groups gets narrower, without training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.learning.pruning.importance import ImportanceSamples, gated_model
+from compress.learning.pruning.layer_groups import LayerGroup
+from compress.learning.pruning.prunable import PrunableNetwork
+from compress.model.ir.channel_groups import Mask
+from compress.model.ir.tensorflow import split_inputs
+
+SHARES = (0.875, 0.75, 0.5, 0.25, 0.0)
+"""Shares of a layer group at which it is measured; the last one stands for its smallest width."""
+_BATCH = 64
+Logits = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class SensitivityCurve:
+    """The effect of the width of one layer group on the network's outputs.
+
+    Attributes:
+        layers: the layers of the group.
+        kept: the widths that were measured, from all channels down.
+        divergence: for each width the distance from the outputs with all channels (`Head.divergence`); for classifiers
+            the Kullback-Leibler divergence in nats.
+        accuracy: for each width the accuracy, a fraction; empty if the samples have no classes.
+    """
+
+    layers: tuple[str, ...]
+    kept: tuple[int, ...]
+    divergence: tuple[float, ...]
+    accuracy: tuple[float, ...]
+
+    def losses(self) -> NDArray[np.float64]:
+        """Return the divergence at every width from 0: interpolated, and never lower at a smaller width."""
+        divergence = np.maximum.accumulate(self.divergence)
+        losses: NDArray[np.float64] = np.interp(np.arange(self.kept[0] + 1), self.kept[::-1], divergence[::-1])
+        return losses
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the curve as a plain map."""
+        return {
+            "layers": list(self.layers),
+            "kept": list(self.kept),
+            "divergence": [round(value, 6) for value in self.divergence],
+            "accuracy": [round(value, 4) for value in self.accuracy],
+        }
+
+
+def sensitivity_curves(
+    prunable: PrunableNetwork, samples: ImportanceSamples, report: Callable[[int, int], None]
+) -> list[SensitivityCurve]:
+    """Return the curve of every layer group.
+
+    Args:
+        prunable: a model.
+        samples: the samples to measure on.
+        report: called after each width with the number of widths measured, and of all.
+    """
+    step = prunable.costs.target.cost.blocks.inputs
+    widths = [_widths(group, step) for group in prunable.groups]
+    total = sum(map(len, widths))
+    predictor = _MaskedPredictor(prunable, samples)
+    reference = predictor.logits(np.ones(len(prunable.channels.group), bool))
+    done = 0
+    curves = []
+    for group, narrower in zip(prunable.groups, widths, strict=True):
+        divergence = [0.0]
+        accuracy = _accuracy(reference, samples)
+        for width in narrower:
+            kept = np.ones(len(prunable.channels.group), bool)
+            kept[group.members[width:]] = False
+            predicted = predictor.logits(prunable.channels.with_coupled(kept))
+            divergence.append(_divergence(reference, predicted, samples))
+            accuracy += _accuracy(predicted, samples)
+            done += 1
+            report(done, total)
+        kept_widths = (len(group.members), *narrower)
+        curves.append(SensitivityCurve(group.layers, kept_widths, tuple(divergence), tuple(accuracy)))
+    return curves
+
+
+class _MaskedPredictor:
+    """A model whose channels can be switched off."""
+
+    def __init__(self, prunable: PrunableNetwork, samples: ImportanceSamples) -> None:
+        import tensorflow
+
+        model = gated_model(prunable.factorization.expanded, prunable.channels)
+        self._model = tensorflow.function(model, reduce_retracing=True)
+        self._inputs = model.inputs[:-1]
+        self._samples = samples
+
+    def logits(self, kept: Mask) -> Logits:
+        """Return the outputs with some channels, in the form of `Head.logits`: [n, ...]."""
+        inputs = self._samples.inputs
+        gates = kept.astype(np.float32)[np.newaxis]
+        batches = np.array_split(inputs, max(-(-len(inputs) // _BATCH), 1))
+        return np.concatenate([self._of_batch(batch, np.repeat(gates, len(batch), axis=0)) for batch in batches])
+
+    def _of_batch(self, inputs: NDArray[np.float32], gates: NDArray[np.float32]) -> Logits:
+        outputs = self._model([*split_inputs(self._inputs, inputs), gates], training=False)
+        return np.asarray(self._samples.head.logits(outputs), np.float32)
+
+
+def _divergence(expected: Logits, actual: Logits, samples: ImportanceSamples) -> float:
+    """Return the mean distance of the outputs."""
+    parts = []
+    for start in range(0, len(expected), _BATCH):
+        part = slice(start, start + _BATCH)
+        parts.append(np.asarray(samples.head.divergence(expected[part], actual[part]), np.float64))
+    return float(np.concatenate(parts).mean())
+
+
+def _accuracy(predicted: Logits, samples: ImportanceSamples) -> list[float]:
+    """Return the accuracy of one width; nothing if the samples have no classes."""
+    if not samples.has_classes:
+        return []
+    return [float((predicted.argmax(axis=1) == samples.labels).mean())]
+
+
+def _widths(group: LayerGroup, step: int) -> list[int]:
+    """Return the widths to measure, in the target's steps, from the largest."""
+    size = len(group.members)
+    widths = {max(round(share * size) // step * step, group.minimum) for share in SHARES}
+    return sorted((width for width in widths if width < size), reverse=True)

@@ -1,0 +1,426 @@
+"""Statistics of a float network's activations on real samples, for ranges and equalization."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import gcd, prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.core.errors import StageError
+from compress.core.progress import SILENT, Phase, Progress
+from compress.learning.quantization import quantizer_placement
+from compress.model.ir.keras_graph import LayerOutput, Network, build, subnetwork
+from compress.model.ir.layer_specs import spec_of
+from compress.model.ir.passes.fold import split_activations
+from compress.model.ir.tensorflow import batch_signature, keras, run
+
+BATCH = 32
+BATCH_BYTES = 1 << 27
+"""Activations of a batch that are in memory at once; large models get smaller batches."""
+BINS = 4096
+"""Bins of a histogram between two opposite powers of two. At least a quarter of them are in the range of a tensor whose
+values have one sign."""
+CALIBRATION = Phase("calibration", unit="sample")
+COUNTED = 1 << 14
+"""Values of a tensor that are counted for each sample: more do not change the distribution."""
+SMALLEST_REACH = 2.0**-100
+LARGEST_REACH = 2.0**100
+"""Limits of histograms: values farther away are counted in the last bin."""
+OUTLYING = 3.0
+OUTLYING_OF_MOST = 30.0
+"""Ratio to the magnitude of three quarters of the samples: clean data (photos, sounds, tables) stay below 10."""
+FAR = 3.0
+"""Standard deviations of the first batch norm beyond which samples do not fit a model."""
+OTHER_SPREAD = 8.0
+"""Ratio of standard deviations beyond which samples do not fit a model."""
+
+
+@dataclass(frozen=True)
+class ActivationHistogram:
+    """Counts of the values of a tensor in equal bins.
+
+    Attributes:
+        reach: the bins are between -reach and reach, a power of two.
+        counts: values in each bin [BINS].
+    """
+
+    reach: float
+    counts: NDArray[np.float64]
+
+    def __add__(self, other: ActivationHistogram) -> ActivationHistogram:
+        reach = max(self.reach, other.reach)
+        return ActivationHistogram(reach, self._widened(reach) + other._widened(reach))
+
+    def _widened(self, reach: float) -> NDArray[np.float64]:
+        """Return the counts in bins between -reach and a larger reach; they are exact sums of the present ones."""
+        times = min(int(reach / self.reach), BINS // 2)
+        merged = self.counts.reshape(-1, times).sum(axis=1)
+        return np.pad(merged, (BINS - len(merged)) // 2)
+
+    def within(self, low: float, high: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the centres, clipped to a range, and the counts of the bins in it and next to it: [bins], [bins]."""
+        width = 2 * self.reach / BINS
+        centres = (np.arange(BINS, dtype=np.float64) + 0.5) * width - self.reach
+        inside = (centres + width >= low) & (centres - width <= high)
+        return np.clip(centres[inside], low, high), self.counts[inside]
+
+
+@dataclass(frozen=True)
+class Extremes:
+    """Lowest and highest values of one tensor in each sample.
+
+    Attributes:
+        low: by sample and channel (last axis) [n, channels]; [n, 1] if channels were not kept apart.
+        high: likewise.
+    """
+
+    low: NDArray[np.float32]
+    high: NDArray[np.float32]
+
+    def divided(self, divisors: NDArray[np.float64]) -> Extremes:
+        """Return the extremes of the tensor with each channel divided by a positive number."""
+        return Extremes((self.low / divisors).astype(np.float32), (self.high / divisors).astype(np.float32))
+
+    def largest(self, percent: float) -> NDArray[np.float64]:
+        """Return the largest magnitude of each channel: a percentile over the samples."""
+        magnitudes = np.maximum(np.abs(self.low), np.abs(self.high)).astype(np.float64)
+        return np.asarray(np.percentile(magnitudes, percent, axis=0))
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Activations at every point of a network, on calibration samples.
+
+    Attributes:
+        low: by point the lowest value in each sample [n]; not below the limit of a saturating tensor.
+        high: by point the highest value in each sample [n]; likewise.
+        histograms: by point the distribution of its values; empty if not requested.
+        prescribed: the points whose range TFLite prescribes.
+        points: by tensor its point.
+        extremes: by observed tensor its extremes.
+        saturation: by tensor the limits beyond which its values make no difference.
+    """
+
+    low: Mapping[str, NDArray[np.float64]]
+    high: Mapping[str, NDArray[np.float64]]
+    histograms: Mapping[str, ActivationHistogram]
+    prescribed: Mapping[str, tuple[float, float]]
+    points: Mapping[LayerOutput, str] = field(default_factory=dict)
+    extremes: Mapping[LayerOutput, Extremes] = field(default_factory=dict)
+    saturation: Mapping[LayerOutput, tuple[float, float]] = field(default_factory=dict)
+
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return len(next(iter(self.low.values()))) if self.low else 0
+
+    def divided(self, divisors: Mapping[LayerOutput, NDArray[np.float64]]) -> Statistics:
+        """Return the statistics of the same network with the channels of some tensors divided; without histograms.
+
+        Args:
+            divisors: positive numbers by tensor [channels]; its extremes must be known by channel.
+        """
+        scaled = {
+            tensor: extremes.divided(divisors[tensor]) if tensor in divisors else extremes
+            for tensor, extremes in self.extremes.items()
+        }
+        return summarized(scaled, self.points, {}, self.prescribed, self.saturation)
+
+
+def summarized(
+    extremes: Mapping[LayerOutput, Extremes],
+    points: Mapping[LayerOutput, str],
+    histograms: Mapping[str, ActivationHistogram],
+    prescribed: Mapping[str, tuple[float, float]],
+    saturation: Mapping[LayerOutput, tuple[float, float]],
+) -> Statistics:
+    """Return statistics by point from the extremes of the tensors."""
+    low: dict[str, NDArray[np.float64]] = {}
+    high: dict[str, NDArray[np.float64]] = {}
+    for tensor, point in points.items():
+        limits = saturation.get(tensor, (-np.inf, np.inf))
+        lowest = np.clip(extremes[tensor].low.min(axis=1).astype(np.float64), *limits)
+        highest = np.clip(extremes[tensor].high.max(axis=1).astype(np.float64), *limits)
+        low[point] = np.minimum(low.get(point, lowest), lowest)
+        high[point] = np.maximum(high.get(point, highest), highest)
+    return Statistics(low, high, histograms, prescribed, points, extremes, saturation)
+
+
+def outliers(statistics: Statistics) -> list[int]:
+    """Return the samples with much larger activations than the others, at a tenth of the points or more.
+
+    They are more than OUTLYING times those of 98% of the samples. If more than 2% are corrupt, they are more than
+    OUTLYING_OF_MOST times those of three quarters of the samples.
+    """
+    far = np.zeros(statistics.samples)
+    free = [point for point in statistics.low if point not in statistics.prescribed]
+    for point in free:
+        reach = np.maximum(np.abs(statistics.low[point]), np.abs(statistics.high[point]))
+        most, nearly_all = np.percentile(reach, (75, 98))
+        far += (reach > OUTLYING * nearly_all) | ((most > 0) & (reach > OUTLYING_OF_MOST * most))
+    return [int(index) for index in np.flatnonzero(far >= max(len(free) / 10, 1))]
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """The difference of samples from the training data of a model, by its first batch norm.
+
+    Attributes:
+        distance: of the means, in the batch norm's standard deviations; the median over channels.
+        spread: standard deviation of the samples relative to the batch norm's; the median over channels.
+    """
+
+    distance: float
+    spread: float
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the samples have another preprocessing than in training, such as 0 to 255 instead of 0 to 1."""
+        return self.distance > FAR or not 1 / OTHER_SPREAD < self.spread < OTHER_SPREAD
+
+    @property
+    def size(self) -> float:
+        """A measure for comparing preprocessings: 0 for samples like the training data."""
+        return self.distance + abs(float(np.log(max(self.spread, 1e-9))))
+
+
+def misfit(network: Network, samples: NDArray[np.float32]) -> Misfit | None:
+    """Return how far the samples are from the training data; None without a batch norm.
+
+    Args:
+        network: as it was trained, batch norm not folded.
+        samples: preprocessed samples [n, ...].
+    """
+    norms = [layer for layer, _ in network.in_order() if spec_of(layer).is_batch_norm and layer.weights]
+    if not norms:
+        return None
+    tensor = norms[0].inputs()[0]
+    mean, variance = (np.asarray(weight, np.float64) for weight in norms[0].weights[-2:])
+    deviation = np.sqrt(variance + norms[0].config.get("epsilon", 1e-3))
+    axis = norms[0].config.get("axis", -1)
+    means = means_by_channel(network, [tensor], samples, axis)[tensor]
+    squares = means_by_channel(network, [tensor], samples, axis, squared=True)[tensor]
+    measured = np.sqrt(np.maximum(squares - means**2, 0))
+    return Misfit(float(np.median(np.abs(means - mean) / deviation)), float(np.median(measured / deviation)))
+
+
+def preprocessing_error(network: Network, samples: NDArray[np.float32]) -> float | None:
+    """Return a measure for comparing preprocessings of the same samples: the lowest one fits the model best.
+
+    With a batch norm, by its statistics. Without one, by the first convolution: a batch norm that was folded into it
+    leaves biases about as large as the standard deviation of its outputs on samples like the training data.
+
+    Args:
+        network: as it was trained, or with folded batch norms.
+        samples: preprocessed samples [n, ...].
+
+    Returns:
+        The measure; None for a network without a batch norm and without biases in its first convolution.
+    """
+    if (mismatch := misfit(network, samples)) is not None:
+        return mismatch.size
+    network = split_activations(network)
+    first = next((layer for layer, _ in network.in_order() if spec_of(layer).kernel is not None), None)
+    if first is None or not first.config.get("use_bias", True) or len(first.weights) < 2 or first.weights[0].ndim < 3:
+        return None
+    biases = float(np.median(np.abs(first.weights[1])))
+    tensor = LayerOutput(first.name)
+    means = means_by_channel(network, [tensor], samples)[tensor]
+    squares = means_by_channel(network, [tensor], samples, squared=True)[tensor]
+    spread = float(np.median(np.sqrt(np.maximum(squares - means**2, 0))))
+    return abs(float(np.log(max(spread, 1e-9) / biases))) if biases > 0 else None
+
+
+def collect(
+    network: Network,
+    samples: NDArray[np.float32],
+    *,
+    histograms: bool = True,
+    by_channel: Sequence[LayerOutput] = (),
+    progress: Progress = SILENT,
+) -> Statistics:
+    """Run the network on the samples, once.
+
+    Args:
+        network: in canonical form (`ir.passes.fold.canonical`).
+        samples: preprocessed calibration samples [n, ...].
+        histograms: whether distributions are needed in addition to the extremes.
+        by_channel: tensors whose extremes are needed for each channel.
+        progress: receives the number of samples that are done.
+
+    Raises:
+        StageError: a weight or an activation is NaN or infinite.
+    """
+    _check_weights(network)
+    points = quantizer_placement.find(network)
+    rounded = list(points)
+    tensors = list(dict.fromkeys([*rounded, *by_channel]))
+    per_channel = [tensor in set(by_channel) for tensor in tensors]
+    counts: dict[str, ActivationHistogram] = {}
+    batches: list[list[NDArray[np.float32]]] = []
+
+    def observe(values: list[Any]) -> dict[str, Any]:
+        results: dict[str, Any] = {
+            "extremes": [_extremes(*arguments) for arguments in zip(values, per_channel, strict=True)]
+        }
+        return results | (_counts(values[: len(rounded)], results["extremes"]) if histograms else {})
+
+    with progress.phase(CALIBRATION):
+        for batch in _runs(network, tensors, samples, observe):
+            done = sum(extremes[0].shape[1] for extremes in batches)
+            _refuse_infinite(network, tensors, batch["extremes"], done)
+            batches.append(batch["extremes"])
+            for number, tensor in enumerate(rounded if histograms else []):
+                added = ActivationHistogram(float(batch["reach"][number]), batch["counts"][number].astype(np.float64))
+                point = points[tensor]
+                counts[point] = counts[point] + added if point in counts else added
+            progress.update(done + batch["extremes"][0].shape[1], len(samples))
+    extremes = {
+        tensor: Extremes(*np.concatenate(parts, axis=1))
+        for tensor, parts in zip(tensors, zip(*batches, strict=True), strict=True)
+    }
+    prescribed = quantizer_placement.fixed(network, points)
+    return summarized(extremes, points, counts, prescribed, quantizer_placement.saturating(network, points))
+
+
+def _check_weights(network: Network) -> None:
+    """Refuse NaN and infinity, also where a ReLU would hide them."""
+    for layer, _ in network.in_order():
+        if not all(np.isfinite(weight).all() for weight in layer.weights):
+            raise StageError(f"the weights of layer {layer.name!r} are not finite", hint="train the model again")
+
+
+def _refuse_infinite(network: Network, tensors: list[LayerOutput], extremes: list[NDArray[Any]], first: int) -> None:
+    """Name the tensor and the sample where values are NaN or infinite; `first` is the number of the first sample."""
+    for tensor, limits in zip(tensors, extremes, strict=True):
+        finite = np.isfinite(limits).all(axis=(0, 2))
+        if finite.all():
+            continue
+        is_input = not network.layers[tensor.layer].calls
+        name = "input" if is_input else f"output of layer {tensor.layer!r}"
+        raise StageError(
+            f"the {name} is not finite for calibration sample {first + int(np.argmin(finite))}",
+            hint="check the range of the data and the training",
+        )
+
+
+def means_by_channel(
+    network: Network,
+    tensors: Sequence[LayerOutput],
+    samples: NDArray[np.float32],
+    axis: int = -1,
+    *,
+    squared: bool = False,
+) -> dict[LayerOutput, NDArray[np.float64]]:
+    """Return the mean of each channel of some tensors, or of their squares, over all samples and positions.
+
+    Channels are along `axis`.
+    """
+    import tensorflow
+
+    def by_channel(value: Any) -> Any:
+        rank = len(value.shape)
+        value = tensorflow.square(value) if squared else value
+        return tensorflow.reduce_mean(value, axis=[other for other in range(rank) if other != axis % rank])
+
+    batches = [*_runs(network, list(tensors), samples, lambda values: [by_channel(value) for value in values])]
+    size = batch_size(network)
+    weights = [min(size, len(samples) - start) for start in range(0, len(samples), size)]
+    return {
+        tensor: np.average(np.stack(parts).astype(np.float64), axis=0, weights=weights)
+        for tensor, parts in zip(tensors, zip(*batches, strict=True), strict=True)
+    }
+
+
+def measured_ranges(
+    network: Network, tensors: list[LayerOutput], samples: NDArray[np.float32]
+) -> dict[LayerOutput, tuple[float, float]]:
+    """Return the lowest and highest value of some tensors on samples; they may be infinite."""
+    batches = _runs(network, tensors, samples, lambda values: [_extremes(value, False) for value in values])
+    limits = [[(extremes[0].min(), extremes[1].max()) for extremes in batch] for batch in batches]
+    by_tensor = zip(tensors, zip(*limits, strict=True), strict=True)
+    return {
+        tensor: (float(min(low for low, _ in parts)), float(max(high for _, high in parts)))
+        for tensor, parts in by_tensor
+    }
+
+
+def _runs(
+    network: Network, tensors: list[LayerOutput], samples: NDArray[np.float32], observe: Callable[[list[Any]], Any]
+) -> Iterator[Any]:
+    """Yield what `observe` computes from the values of some tensors, batch by batch."""
+    import tensorflow
+
+    library = keras()
+    # A tensor that is an input goes through as it is; Keras gives the same object back.
+    model = build(subnetwork(network, tensors))
+
+    # One signature for all batches: a last batch of another size would be traced again, which takes a second.
+    @tensorflow.function(input_signature=[batch_signature(model)])
+    def observed(batch):  # type: ignore[no-untyped-def]
+        return observe(library.tree.flatten(run(model, batch)))
+
+    for batch in batches(network, samples):
+        yield library.tree.map_structure(lambda value: value.numpy(), observed(tensorflow.constant(batch)))
+
+
+def batches(network: Network, samples: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:
+    """Yield the samples in batches of `batch_size`."""
+    size = batch_size(network)
+    for start in range(0, len(samples), size):
+        yield samples[start : start + size]
+
+
+def batch_size(network: Network) -> int:
+    """Return how many samples are run at once, so that all activations of the network stay within BATCH_BYTES."""
+    values = sum(prod(size or 1 for size in shape) for shape in network.shapes.values())
+    return int(np.clip(BATCH_BYTES // (4 * max(values, 1)), 1, BATCH))
+
+
+def _extremes(value: Any, by_channel: bool) -> Any:
+    """Return the lowest and the highest values of a tensor: [2, batch, channels], or [2, batch, 1]."""
+    import tensorflow
+
+    if not by_channel:
+        value = tensorflow.reshape(value, [tensorflow.shape(value)[0], -1, 1])
+    positions = list(range(1, len(value.shape) - 1))
+    return tensorflow.stack([tensorflow.reduce_min(value, positions), tensorflow.reduce_max(value, positions)])
+
+
+def _counts(values: list[Any], extremes: list[Any]) -> dict[str, Any]:
+    """Return a histogram of each tensor: `reach` [tensors] and `counts` [tensors, BINS]."""
+    import tensorflow
+
+    pairs = zip(values, extremes, strict=False)  # further extremes are of tensors without histograms
+    histograms = [_histogram(value, tensorflow.reduce_max(tensorflow.abs(limits))) for value, limits in pairs]
+    reach, counts = zip(*histograms, strict=True)
+    return {"reach": tensorflow.stack(reach), "counts": tensorflow.stack(counts)}
+
+
+def _histogram(value: Any, largest: Any) -> tuple[Any, Any]:
+    """Return half the width and the counts of a histogram; `largest` is the largest magnitude."""
+    import tensorflow
+
+    # `collect` refuses NaN and infinity as soon as it reads the extremes.
+    largest = tensorflow.clip_by_value(largest, SMALLEST_REACH, LARGEST_REACH)
+    exponent = tensorflow.math.ceil(tensorflow.math.log(largest) / np.log(2.0) + 1e-4)
+    reach = tensorflow.pow(2.0, exponent)
+    return reach, tensorflow.histogram_fixed_width(_thinned(value), [-reach, reach], BINS)
+
+
+def _thinned(value: Any) -> Any:
+    """Return the values of a tensor, or a regular part of them if it has more than COUNTED in a sample."""
+    import tensorflow
+
+    shape = value.shape[1:]
+    if None in shape or prod(shape) <= COUNTED:
+        return value
+    size = prod(shape)
+    step = -(-size // COUNTED)
+    while gcd(step, value.shape[-1]) > 1:  # otherwise some channels would never be counted
+        step += 1
+    return tensorflow.reshape(value, [-1])[::step]

@@ -1,0 +1,306 @@
+"""Post-training quantization of a Keras model: from calibration samples to a full-integer .tflite file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.core.artifact import Facts
+from compress.core.progress import SILENT, Phase, Progress
+from compress.learning.quantization import adaround, attention_masks, debug, diagnostics, export
+from compress.learning.quantization.debug import LayerError
+from compress.learning.quantization.export import FloatOperatorsError
+from compress.learning.quantization.plan import QuantizationPlan, weights_digest
+from compress.learning.quantization.ranges import METHODS, MINMAX
+from compress.learning.quantization.search import FIRST_SAMPLES, Search, Skipped, Trial, file_outputs
+from compress.learning.quantization.settings import PostTrainingSettings
+from compress.learning.quantization.simulation import Simulation
+from compress.learning.training.phases import BACKWARD, BUILD
+from compress.model.ir import keras_graph, weight_sparsity
+from compress.model.ir.keras_graph import Network
+from compress.model.ir.passes import fold, separate_gates
+from compress.model.tflite import graph, macs
+from compress.tasks.base import Judge
+from compress.tasks.classification import ByClass
+
+Samples = NDArray[np.float32]
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class QuantizationResult:
+    """A full-integer .tflite file, and how it was made.
+
+    Attributes:
+        content: the file.
+        method: ptq, or qat if its weights were trained with fake quantization.
+        ranges: how the activation ranges were chosen, for people.
+        network: the network that the plan is for, in canonical form; None if the converter chose the ranges.
+        plan: the plan; None if the converter chose the ranges.
+        range_method: the method that chose the ranges of the plan.
+        trials: the candidates that were tried.
+        skipped: the candidates that were not tried.
+        layer_errors: the rounded tensors, the one that costs most first; empty without a plan.
+        warnings: what is unusual about the samples, the model or the result.
+        training: facts of the training with fake quantization, if there was one.
+        own_scales: with `scales_from`, the network quantized with calibrated ranges, to compare; otherwise None.
+    """
+
+    content: bytes
+    method: Literal["ptq", "qat"]
+    ranges: str
+    network: Network | None = None
+    plan: QuantizationPlan | None = None
+    range_method: str = MINMAX
+    trials: tuple[Trial, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+    layer_errors: tuple[LayerError, ...] = ()
+    warnings: tuple[str, ...] = ()
+    training: Facts = field(default_factory=dict)
+    own_scales: bytes | None = None
+
+    def calibrated(self) -> tuple[Network, QuantizationPlan]:
+        """Return the network and its plan, where the converter did not choose the ranges."""
+        assert self.network is not None
+        assert self.plan is not None
+        return self.network, self.plan
+
+    def to_json(self) -> Facts:
+        """Return the facts of a stage, without the file."""
+        facts: Facts = {"kept": self.method, "ranges": self.ranges, "warnings": list(self.warnings)}
+        if self.network is None or self.plan is None:
+            return facts
+        rounded = export.gridded(export.edited(self.network, self.plan), self.plan)
+        return {
+            **facts,
+            "separated_gates": separated_gates(self.network, self.plan),
+            **self.training,
+            "tried": [asdict(trial) for trial in self.trials],
+            "not_tried": [asdict(skipped) for skipped in self.skipped],
+            "layers": debug.to_json(list(self.layer_errors)),
+            "zeros": round(weight_sparsity.zeros(weight_sparsity.by_layer(rounded)), 4),
+        }
+
+
+def separated_gates(network: Network, plan: QuantizationPlan) -> list[dict[str, Any]]:
+    """Return the activations whose gates a plan separates, the layer that it copies for each, and its MACs."""
+    restructured = export.restructured(network, plan)
+    return [
+        {
+            "activation": name,
+            "copied": separate_gates.source_of(restructured, name),
+            "macs": separate_gates.added_macs(restructured, name),
+        }
+        for name in plan.separated_gates
+    ]
+
+
+def quantize(
+    model: Any,
+    samples: Samples,
+    held_out: Samples,
+    settings: PostTrainingSettings | None = None,
+    *,
+    plan: QuantizationPlan | None = None,
+    judge: Judge | None = None,
+    note: Note = lambda text: None,
+    progress: Progress = SILENT,
+    are_rows: bool = False,
+) -> QuantizationResult:
+    """Quantize a Keras model without training.
+
+    Args:
+        model: a functional or sequential Keras 3 model.
+        samples: preprocessed calibration samples [n, ...].
+        held_out: further preprocessed samples [m, ...], on which candidates are compared with the float model.
+        settings: what to try; None for the defaults.
+        plan: a finished plan, which is applied instead of a search.
+        judge: compares outputs; None for classifiers.
+        note: receives lines of text for the user.
+        progress: receives phases and steps.
+        are_rows: whether the samples are rows of a lookup that was cut off the model (`ir.passes.cut_lookup`).
+
+    Raises:
+        StageError: the plan is for another model, or a value is not finite, or a layer has no 8-bit form.
+        ModelError: TensorFlow Lite has no operator for a layer.
+    """
+    settings = settings or PostTrainingSettings()
+    network = keras_graph.read(model)
+    about_model = diagnostics.about_model(network, samples, are_rows=are_rows)
+    warnings = [*diagnostics.about_samples(samples), *about_model]
+    network, limits = attention_masks.limited(network, samples)
+    for text in (*warnings, *limits):
+        note(text)
+    try:
+        result = _by_plan(network, samples, held_out, settings, plan, judge or ByClass(), note, progress)
+    except FloatOperatorsError as error:
+        if plan is not None:
+            raise
+        note(f"{error.what}: using the converter's own calibration instead")
+        content = _by_converter(network, samples, settings)
+        result = QuantizationResult(content, "ptq", f"chosen by the converter, because {error.what}")
+    return replace(result, warnings=(*warnings, *result.warnings))
+
+
+def _by_converter(network: Network, samples: Samples, settings: PostTrainingSettings) -> bytes:
+    """Quantize a network with ranges that the converter chooses, in another process: its calibrator crashes with some
+    loops, which the canonical form has not.
+
+    Raises:
+        StageError: the converter refuses the network, or crashes.
+    """
+    from compress.learning.quantization import float_tflite
+
+    return float_tflite.convert(export.convert_float(keras_graph.build(fold.canonical(network))), samples, settings.io)
+
+
+def _by_plan(
+    network: Network,
+    samples: Samples,
+    held_out: Samples,
+    settings: PostTrainingSettings,
+    plan: QuantizationPlan | None,
+    judge: Judge,
+    note: Note,
+    progress: Progress,
+) -> QuantizationResult:
+    """Quantize a network by the best plan, or by a finished one.
+
+    Raises:
+        FloatOperatorsError: an operator would stay float.
+    """
+    canonical = fold.canonical(network)
+    as_file = file_outputs if settings.search == "full" else None
+    phases = _SearchPhases.of(settings, len(samples))
+    progress.plan(*(phases.searched(settings) if plan is None else ()), phases.verification, phases.layers)
+    search = Search(canonical, samples, held_out, settings.io, as_file, judge, progress)
+    if plan is not None:
+        search.apply(plan)
+    else:
+        _search(search, network, settings, phases)
+        with progress.phase(phases.verification):
+            agrees = search.simulation_agrees()
+        if not agrees:
+            warning = "the simulation differs from the .tflite file: the search was repeated with files"
+            note(warning)
+            search = search.restarted(file_outputs)
+            progress.plan(*phases.searched(settings), phases.layers)
+            _search(search, network, settings, phases)
+            search.warnings.append(warning)
+    for gate in separated_gates(canonical, search.plan):
+        note(f"the gate of {gate['activation']} has its own copy of {gate['copied']}: {gate['macs']:,} more MACs")
+    for warning in search.warnings:
+        note(warning)
+    result = QuantizationResult(
+        search.content,
+        "ptq",
+        search.plan.method,
+        range_method=search.range_method,
+        trials=tuple(search.trials),
+        skipped=tuple(search.skipped),
+        warnings=tuple(search.warnings),
+    )
+    with progress.phase(phases.layers):
+        return described(result, canonical, search.plan, held_out, search.simulation, progress)
+
+
+def described(
+    result: QuantizationResult,
+    network: Network,
+    plan: QuantizationPlan,
+    held_out: Samples,
+    simulation: Simulation | None = None,
+    progress: Progress = SILENT,
+) -> QuantizationResult:
+    """Return the result with its network, its plan and the errors of its layers.
+
+    Args:
+        result: with the file, the method and how the ranges were chosen.
+        network: in canonical form.
+        plan: what the file was made by.
+        held_out: preprocessed samples [m, ...].
+        simulation: of the plan's network (`export.restructured`) without a softmax at its end; None builds one.
+        progress: receives the number of tensors that are done.
+    """
+    trained = result.method == "qat"
+    plan = replace(plan, weights_digest=weights_digest(network), trained_with_rounding=trained)
+    count = debug.affordable_samples(network, macs.total_macs(graph.parse(result.content)))
+    errors = debug.errors(network, plan, held_out[:count], simulation, progress)
+    return replace(result, network=network, plan=plan, layer_errors=tuple(errors))
+
+
+@dataclass(frozen=True)
+class _SearchPhases:
+    """The phases of the search, and of what follows it; costs in the unit of `compress.learning.training.phases`."""
+
+    ranges: Phase
+    equalization: Phase
+    gates: Phase
+    bias: Phase
+    rounding: Phase
+    verification: Phase
+    layers: Phase
+
+    @classmethod
+    def of(cls, settings: PostTrainingSettings, samples: int) -> _SearchPhases:
+        """Return the phases for a number of calibration samples."""
+        candidate = FIRST_SAMPLES + (BUILD if settings.search == "full" else 0.0)
+        methods = len(METHODS) if settings.ranges == "auto" else 1
+        return cls(
+            ranges=Phase("activation ranges", BUILD + samples + methods * candidate),
+            equalization=Phase("equalization", 3 * candidate),
+            gates=Phase("separate gates", candidate),
+            bias=Phase("bias correction", BUILD / 2 + candidate, unit="layer"),
+            rounding=Phase("AdaRound", 2 * BUILD + BACKWARD * adaround.STEPS * adaround.BATCH, unit="layer"),
+            verification=Phase("check of the simulation", BUILD),
+            layers=Phase("errors of the layers", BUILD, unit="tensor"),
+        )
+
+    def searched(self, settings: PostTrainingSettings) -> list[Phase]:
+        """Return the phases of the search with these settings."""
+        used = (
+            (self.ranges, True),
+            (self.equalization, settings.equalize == "auto"),
+            (self.gates, settings.equalize == "auto" and settings.separate_gates == "auto"),
+            (self.bias, settings.correct_bias == "auto"),
+            (self.rounding, settings.rounding == "adaround"),
+        )
+        return [phase for phase, is_used in used if is_used]
+
+
+def search_cost(settings: PostTrainingSettings, samples: int) -> float:
+    """Return the expected cost of `quantize`."""
+    phases = _SearchPhases.of(settings, samples)
+    parts = [*phases.searched(settings), phases.verification, phases.layers]
+    return sum(phase.weight for phase in parts)
+
+
+def _search(search: Search, network: Network, settings: PostTrainingSettings, phases: _SearchPhases) -> None:
+    """Try what the settings allow, and keep what helps."""
+    phase = search.progress.phase
+    # Factors would give each channel of a clustered kernel other values than its neighbours'.
+    clustered = any(kernel.clustered for kernel in weight_sparsity.by_layer(network).values())
+    methods = [*METHODS] if settings.ranges == "auto" else [settings.ranges]
+    with phase(phases.ranges):
+        search.ranges(methods)
+    equalized_with: set[str] = set()
+    while settings.equalize == "auto" and not clustered and search.range_method not in equalized_with:
+        equalized_with.add(search.range_method)
+        # The best method for channels of very different sizes may not be the best one for equalized channels.
+        with phase(phases.equalization):
+            if search.equalization():
+                search.ranges(search.methods_left(methods))
+    if settings.equalize == "auto" and settings.separate_gates == "auto" and not clustered:
+        with phase(phases.gates):
+            if search.gates():
+                search.ranges(search.methods_left(methods))
+    if settings.correct_bias == "auto":
+        with phase(phases.bias):
+            search.bias()
+    if settings.rounding == "adaround":
+        with phase(phases.rounding):
+            search.rounding()

@@ -1,0 +1,122 @@
+"""The quantized network in float arithmetic, with ranges, weights and switches that change without a rebuild.
+
+A conversion takes seconds. This model is built and traced once; a plan is applied to it by assigning variables. It
+rounds the same tensors to the same steps as the .tflite file. Only the rounding inside integer operators differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.learning.quantization import bias_correction, equalization, export, fake_quantization, quantizer_placement
+from compress.learning.quantization.activation_statistics import batches
+from compress.learning.quantization.fidelity import flattened
+from compress.learning.quantization.plan import QuantizationPlan
+from compress.model.ir.keras_graph import LayerOutput, Network, build, subnetwork, tensors_in
+from compress.model.ir.layer_specs import spec_of
+from compress.model.ir.tensorflow import batch_signature, keras, run, set_weights
+
+Samples = NDArray[np.float32]
+
+
+class Simulation:
+    """A Keras model that computes a network as float, rounded by a plan, or with some tensors rounded only.
+
+    Attributes:
+        network: in canonical form, with a bias in every layer whose outputs a plan can shift.
+        points: by rounded tensor its point.
+        tensors: by point one of its tensors.
+        model: the outputs of the network, then the values of `tensors`.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self.network = bias_correction.with_biases(network)
+        self.points = quantizer_placement.find(self.network)
+        self.tensors = {point: tensor for tensor, point in self.points.items()}
+        names = fake_quantization.layer_names(self.network, self.points)
+        start = QuantizationPlan(dict.fromkeys(self.tensors, (-1.0, 1.0)), "")
+        rounding = fake_quantization.insert(self.network, self.points, start, self.tensors.keys())
+        outputs = list(tensors_in(rounding.outputs))
+        values = [_rounded_value(self.points, names, tensor) for tensor in self.tensors.values()]
+        self.model = build(subnetwork(fake_quantization.switched(rounding), [*outputs, *values]))
+        self._output_count = len(outputs)
+        self._layers = {layer.name: layer for layer in self.model.operations}
+        self._quantizers = {point: self._layers[names[point]] for point in self.tensors}
+        self._outputs = self._traced()
+
+    def _traced(self) -> Callable[[Any], list[Any]]:
+        """Return a function for the outputs of the network; it is traced once, at its first call."""
+        import tensorflow
+
+        library = keras()
+        count = self._output_count
+
+        @tensorflow.function(input_signature=[batch_signature(self.model)])
+        def outputs(batch):  # type: ignore[no-untyped-def]
+            return library.tree.flatten(run(self.model, batch))[:count]
+
+        return cast(Callable[[Any], list[Any]], outputs)
+
+    def use_float(self, plan: QuantizationPlan | None = None) -> None:
+        """Compute the float network, with its channels scaled as a plan says."""
+        self.assign_weights(equalization.applied(self.network, plan.factors if plan else {}))
+        self.switch(on=False)
+
+    def use_plan(self, plan: QuantizationPlan) -> None:
+        """Compute the network as a plan quantizes it."""
+        self.assign_weights(export.gridded(export.edited(self.network, plan), plan))
+        self.assign_ranges(plan)
+        self.switch(on=True)
+
+    def assign_weights(self, network: Network) -> None:
+        """Take the kernels and biases of another network with the same layers."""
+        for layer in network.layers.values():
+            if spec_of(layer).kernel is not None:
+                self.assign_layer(layer.name, network)
+
+    def assign_layer(self, name: str, network: Network) -> None:
+        """Take the weights of one layer of another network."""
+        set_weights(self._layers[name], list(network.layers[name].weights))
+
+    def assign_ranges(self, plan: QuantizationPlan) -> None:
+        """Take the ranges of a plan."""
+        for point, quantizer in self._quantizers.items():
+            low, high = plan.ranges[point]
+            quantizer.low.assign(low)
+            quantizer.high.assign(high)
+
+    def switch(self, point: str | None = None, *, on: bool) -> None:
+        """Switch the rounding of one point, or of all, on or off."""
+        for name, quantizer in self._quantizers.items():
+            if point in (None, name):
+                quantizer.on.assign(float(on))
+
+    def outputs(self, samples: Samples) -> NDArray[np.float32]:
+        """Compute the outputs of the network: [n, outputs]."""
+        parts = [flattened([np.asarray(output) for output in self._outputs(part)]) for part in self._batches(samples)]
+        return np.concatenate(parts)
+
+    def values(self, samples: Samples) -> dict[str, NDArray[np.float32]]:
+        """Compute one tensor of each point: [n, ...]; some dozen samples at most, since all are in memory at once."""
+        # Eager: this runs a few times, and tracing so many outputs takes longer.
+        outputs = [run(self.model, batch)[self._output_count :] for batch in self._batches(samples)]
+        parts = [[np.asarray(value) for value in values] for values in outputs]
+        return {
+            point: np.concatenate(pieces) for point, pieces in zip(self.tensors, zip(*parts, strict=True), strict=True)
+        }
+
+    def _batches(self, samples: Samples) -> list[Any]:
+        import tensorflow
+
+        return [tensorflow.constant(part) for part in batches(self.network, samples)]
+
+
+def _rounded_value(points: Mapping[LayerOutput, str], names: Mapping[str, str], tensor: LayerOutput) -> LayerOutput:
+    """Return the output of the quantizer that rounds a tensor; tensors of one point are its calls, in order."""
+    point = points[tensor]
+    calls = [other for other, name in points.items() if name == point]
+    return LayerOutput(names[point], calls.index(tensor))

@@ -1,0 +1,289 @@
+"""Batches of the training split, from memory or from a file that is larger than memory.
+
+The order of the samples and their augmentation depend only on the seed and the epoch. So a training that continues
+after an interruption gets the same batches as without the interruption.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from compress.core.errors import StageError
+from compress.core.settings import Settings
+from compress.data import rows
+from compress.learning.training import image_values, mixup
+from compress.tasks import moved_images
+from compress.tasks.base import Change, Draws
+
+VALIDATION_BATCH = 32
+"""Batch size of Keras' validation on arrays."""
+READ_AHEAD = 8
+"""Number of batches that are prepared ahead: on busy cores a thread may have to wait."""
+THREADS = os.cpu_count() or 1
+"""Number of threads that prepare batches."""
+
+
+class Augment(Settings):
+    """Settings of the augmentation: random changes of the training samples."""
+
+    shift: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    """Largest shift in each direction, as a fraction of the image's size."""
+    rotate: Annotated[float, Field(ge=0, le=180)] = 0.0
+    """Largest rotation, in degrees."""
+    zoom: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    """Largest change of scale, as a fraction."""
+    flip: bool = False
+    """Flip images horizontally at random."""
+    brightness: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Largest value that is added to an image, as a fraction of the range of the training samples."""
+    contrast: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Largest change of the contrast, as a fraction: differences from the mean of the image are multiplied by 1 - c to
+    1 + c."""
+    saturation: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Largest change of the saturation of colour images, as a fraction: differences from grey are multiplied by 1 - s
+    to 1 + s."""
+    erase: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    """Largest part of the image that a rectangle covers with the mean of the image, as a fraction of its area. Source:
+    Zhong et al., Random Erasing Data Augmentation, 2017."""
+    mixup: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """Mix pairs of samples and their losses in random shares, from the distribution Beta(mixup, mixup); 0.2 is usual.
+    Source: Zhang et al., mixup: Beyond Empirical Risk Minimization, 2018."""
+
+    @property
+    def moves_pixels(self) -> bool:
+        """Whether it moves parts of an image to another position."""
+        return bool(self.shift or self.rotate or self.zoom or self.flip)
+
+    @property
+    def changes_values(self) -> bool:
+        """Whether it changes the values of pixels in their place."""
+        return bool(self.brightness or self.contrast or self.saturation or self.erase)
+
+
+class Shares(NamedTuple):
+    """The part of every batch that this process reads: some of the equal shares of all devices.
+
+    Attributes:
+        first: the number of its first share.
+        local: the number of its shares: its devices.
+        total: the number of all shares.
+    """
+
+    first: int
+    local: int
+    total: int
+
+    def parts(self, size: int) -> list[slice]:
+        """Return the rows of its shares in a batch of some samples."""
+        numbers = range(self.first, self.first + self.local)
+        return [slice(size * number // self.total, size * (number + 1) // self.total) for number in numbers]
+
+
+WHOLE = Shares(0, 1, 1)
+"""The share of a process that reads whole batches."""
+
+
+class EpochSettings(Settings):
+    """Settings of every training."""
+
+    epochs: Annotated[int, Field(ge=1, le=10_000)]
+    """Number of passes over the training split."""
+    batch_size: Annotated[int, Field(ge=1, le=65_536)] = 64
+    """Number of samples in one batch."""
+    learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.003
+    """Initial learning rate of Adam."""
+    augment: Augment = Augment()
+    """Random changes of the training images."""
+
+    def batches_per_epoch(self, samples: int) -> int:
+        """Return the number of batches in one epoch; the last one may be smaller."""
+        return -(-samples // self.batch_size)
+
+
+def batches(
+    inputs: NDArray[np.float32],
+    targets: Any,
+    settings: EpochSettings,
+    seed: int,
+    first: int = 0,
+    task_change: Change | None = None,
+    shares: Shares | None = None,
+) -> Any:
+    """Return all batches of a training from epoch `first` on, as a tf.data.Dataset; in shares it is endless.
+
+    The batches are the same for any number of devices: for each, only its rows are read and changed, with the random
+    numbers that they have in the whole batch.
+
+    Args:
+        inputs: all training samples [n, ...]. Of a memory map, only the samples of the next batches are read.
+        targets: an array [n, ...] with one row for each sample, or a map of such arrays.
+        settings: number of epochs, batch size, augmentation.
+        seed: the seed of the run.
+        first: number of completed epochs.
+        task_change: augmentation that also changes the targets; by default only images are changed.
+        shares: the shares of each batch that are elements of the data set, one after another; None: the elements are
+            whole batches.
+
+    Raises:
+        StageError: the settings have augmentation, but the samples are not images.
+    """
+    import tensorflow as tf
+
+    samples_at = _from_file(inputs, targets) if rows.mapped(inputs) else _from_memory(inputs, targets)
+    augment = settings.augment
+    _refuse_other_samples(augment, inputs.shape[1:])
+    changes: list[Change | None] = [
+        task_change or (_moving(augment) if augment.moves_pixels else None),
+        image_values.change(augment, image_values.value_range(inputs)) if augment.changes_values else None,
+        mixup.change(augment.mixup) if augment.mixup else None,
+    ]
+
+    def augmented(indices: Any, seeds: Any, size: Any, positions: Any) -> Any:
+        samples, batch_targets = samples_at(indices)
+        for number, change in enumerate(changes):
+            if change is not None:
+                samples, batch_targets = change(samples, batch_targets, Draws(seeds + number, size, positions))
+        return samples, batch_targets
+
+    per_epoch = settings.batches_per_epoch(len(inputs))
+    divided = shares or WHOLE
+
+    @lru_cache(maxsize=2)  # batches of two epochs can be in preparation
+    def epoch(number: int) -> list[tuple[NDArray[np.int64], NDArray[np.int32]]]:
+        return list(_order(len(inputs), settings, seed, number))
+
+    def own_part(number: Any) -> Any:
+        def part(number: Any) -> tuple[Any, ...]:
+            step, share = divmod(int(number), divided.local)
+            indices, seeds = epoch(step // per_epoch)[step % per_epoch]
+            span = divided.parts(len(indices))[share]
+            positions = np.arange(span.start - 1 if augment.mixup else span.start, span.stop) % len(indices)
+            return indices[positions], seeds, np.int32(len(indices)), positions
+
+        kinds = [tf.int64, tf.int32, tf.int32, tf.int64]
+        indices, seeds, size, positions = tf.numpy_function(part, [number], kinds, stateful=False)
+        return (
+            tf.ensure_shape(indices, [None]),
+            tf.ensure_shape(seeds, [2]),
+            tf.ensure_shape(size, []),
+            tf.ensure_shape(positions, [None]),
+        )
+
+    # A range, not a generator: with a generator the training waited 30 ms for finished batches (2 busy cores).
+    start = first * per_epoch * divided.local
+    if shares is None:
+        numbers = tf.data.Dataset.range(start, settings.epochs * per_epoch)
+    else:  # of an endless data set, workers need not ask each other at every step whether there is a next batch
+        numbers = tf.data.Dataset.counter(start)
+    dataset = numbers.map(own_part)
+    return _prepared(dataset, augmented)
+
+
+def validation_batch_size(samples: int, devices: int) -> int:
+    """Return Keras' default batch size for validation, or fewer, so that the first batch is divided equally.
+
+    Raises:
+        StageError: there are fewer samples than devices.
+    """
+    if samples < devices:
+        raise StageError(f"{samples} validation samples are fewer than {devices} devices", allowed="strategy: one")
+    return min(VALIDATION_BATCH, samples) // devices * devices or devices
+
+
+def held_out(
+    inputs: NDArray[np.float32], targets: Any, batch_size: int = VALIDATION_BATCH, shares: Shares | None = None
+) -> Any:
+    """Return the validation samples for `fit`: arrays unchanged, a memory map in batches, shares in endless batches."""
+    if not rows.mapped(inputs) and shares is None:
+        return inputs, targets
+    import tensorflow as tf
+
+    samples_at = _from_file(inputs, targets) if rows.mapped(inputs) else _from_memory(inputs, targets)
+    ends = [
+        (begin + part.start, begin + part.stop)
+        for begin in range(0, len(inputs), batch_size)
+        for part in (shares or WHOLE).parts(min(batch_size, len(inputs) - begin))
+    ]
+    dataset = tf.data.Dataset.from_tensor_slices(np.array(ends)).map(lambda pair: tf.range(pair[0], pair[1]))
+    if shares is not None:  # Keras takes the number of shares for that of the batches, unless it is infinite
+        dataset = dataset.repeat()
+    return _prepared(dataset, samples_at)
+
+
+def _prepared(dataset: Any, prepare: Callable[..., Any]) -> Any:
+    """Return a data set whose elements are prepared in several threads, ahead of their use.
+
+    TensorFlow's automatic tuning of both is off: its thread sleeps for as long as the training has taken, up to a
+    minute, and the data set is only deleted when it wakes up. A training took up to twice as long.
+    """
+    import tensorflow as tf
+
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.map(prepare, num_parallel_calls=THREADS).prefetch(READ_AHEAD).with_options(options)
+
+
+def _from_memory(inputs: NDArray[np.float32], targets: Any) -> Callable[[Any], Any]:
+    """Return a function: indices -> samples and targets, from tensors in memory."""
+    import tensorflow as tf
+
+    stored = tf.nest.map_structure(tf.constant, (inputs, targets))
+    return lambda indices: tf.nest.map_structure(lambda array: tf.gather(array, indices), stored)
+
+
+def _from_file(inputs: NDArray[np.float32], targets: Any) -> Callable[[Any], Any]:
+    """Return a function: indices -> samples and targets, from a file."""
+    import tensorflow as tf
+
+    arrays = [inputs, *map(np.asarray, tf.nest.flatten(targets))]
+    kinds = [tf.as_dtype(array.dtype) for array in arrays]
+
+    def read(indices: Any) -> Any:
+        tensors = tf.numpy_function(
+            lambda positions: [rows.rows(array, positions) for array in arrays], [indices], kinds, stateful=False
+        )
+        for tensor, array in zip(tensors, arrays, strict=True):
+            tensor.set_shape((None, *array.shape[1:]))
+        return tensors[0], tf.nest.pack_sequence_as(targets, tensors[1:])
+
+    return read
+
+
+def _order(
+    samples: int, settings: EpochSettings, seed: int, epoch: int
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int32]]]:
+    """Yield the indices of the samples and the seeds of the augmentation, for each batch of an epoch."""
+    random = np.random.default_rng([seed, epoch])
+    order = random.permutation(samples)
+    for start in range(0, samples, settings.batch_size):
+        yield order[start : start + settings.batch_size], random.integers(2**31, size=2, dtype=np.int32)
+
+
+def _refuse_other_samples(augment: Augment, shape: tuple[int, ...]) -> None:
+    """Refuse augmentation of images for samples of another form.
+
+    Raises:
+        StageError: the samples are not images.
+    """
+    if (augment.moves_pixels or augment.changes_values) and len(shape) != 3:
+        raise StageError(
+            f"augment changes images, and the samples are {list(shape)}",
+            allowed="[height, width, channels]; mixup for any samples",
+            hint="remove augment",
+        )
+
+
+def _moving(augment: Augment) -> Change:
+    """Return a function: (images, targets, random numbers) -> randomly moved images, unchanged targets."""
+
+    def change(images: Any, targets: Any, draws: Draws) -> tuple[Any, Any]:
+        return moved_images.moved(images, moved_images.drawn(augment, draws)), targets
+
+    return change

@@ -1,0 +1,95 @@
+"""Augmentation that changes the values of an image: brightness, contrast, saturation, and an erased rectangle.
+
+The images are preprocessed: their values have any range. So the strength of a change is a fraction of the range of the
+training samples, and results are limited to that range.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.data import rows
+from compress.tasks.base import Change, Draws
+
+LOOKED_AT = 256
+"""Number of training samples from which the range of the values is taken."""
+SIDES = (0.5, 2.0)
+"""Ratio of height and width of an erased rectangle."""
+
+
+class ValueChanges(Protocol):
+    """Settings of the augmentation that are used here (`compress.learning.training.batches.Augment`)."""
+
+    @property
+    def brightness(self) -> float:
+        """Largest added value, a fraction of the range."""
+
+    @property
+    def contrast(self) -> float:
+        """Largest change of the contrast, a fraction."""
+
+    @property
+    def saturation(self) -> float:
+        """Largest change of the saturation, a fraction."""
+
+    @property
+    def erase(self) -> float:
+        """Largest erased part of the area, a fraction."""
+
+
+def value_range(inputs: NDArray[np.float32]) -> tuple[float, float]:
+    """Return the lowest and the highest value of samples [n, ...] that are spread over the whole split."""
+    indices = np.linspace(0, len(inputs) - 1, min(len(inputs), LOOKED_AT)).astype(np.int64)
+    samples = rows.rows(inputs, np.unique(indices))
+    return float(samples.min()), float(samples.max())
+
+
+def change(augment: ValueChanges, limits: tuple[float, float]) -> Change:
+    """Return a function: (images [n, height, width, channels], targets, random numbers) -> changed images, targets."""
+    import tensorflow as tf
+
+    low, high = limits
+
+    def factors(draws: Draws, number: int, strength: float) -> Any:
+        seeds = tf.random.experimental.stateless_fold_in(draws.seeds, number)
+        return (2 * draws.own(tf.random.stateless_uniform((draws.size, 1, 1, 1), seeds)) - 1) * strength
+
+    def changed(images: Any, targets: Any, draws: Draws) -> tuple[Any, Any]:
+        if augment.saturation and images.shape[-1] == 3:
+            grey = tf.reduce_mean(images, axis=-1, keepdims=True)
+            images = grey + (images - grey) * (1 + factors(draws, 0, augment.saturation))
+        if augment.contrast:
+            mean = tf.reduce_mean(images, axis=(1, 2, 3), keepdims=True)
+            images = mean + (images - mean) * (1 + factors(draws, 1, augment.contrast))
+        if augment.brightness:
+            images += factors(draws, 2, augment.brightness) * (high - low)
+        if augment.erase:
+            images = _erased(images, draws, augment.erase)
+        return tf.clip_by_value(images, low, high), targets
+
+    return changed
+
+
+def _erased(images: Any, draws: Draws, largest: float) -> Any:
+    """Return images with a random rectangle of up to this part of the area replaced by the mean of the image."""
+    import tensorflow as tf
+
+    height, width = images.shape[1:3]
+    seeds = tf.random.experimental.stateless_fold_in(draws.seeds, 3)
+    values = draws.own(tf.random.stateless_uniform((4, draws.size), seeds), axis=1)
+    ratio = tf.exp(np.log(SIDES[0]) + values[1] * (np.log(SIDES[1]) - np.log(SIDES[0])))
+    area = values[0] * largest
+    sides = tf.sqrt(area * ratio), tf.sqrt(area / ratio)
+
+    def inside(size: int, side: Any, draw: Any) -> Any:
+        """Return which positions along one axis are inside of the rectangle: [n, size]."""
+        positions = (tf.range(size, dtype=tf.float32) + 0.5) / size
+        start = draw * (1 - side)
+        return (positions >= start[:, None]) & (positions < (start + side)[:, None])
+
+    rows_inside, columns_inside = inside(height, sides[0], values[2]), inside(width, sides[1], values[3])
+    covered = (rows_inside[:, :, None] & columns_inside[:, None, :])[..., None]
+    return tf.where(covered, tf.reduce_mean(images, axis=(1, 2), keepdims=True), images)

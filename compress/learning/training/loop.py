@@ -1,0 +1,584 @@
+"""The training loop that all stages share: Keras' own `fit`, with our loss, progress and checks."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from compress.core import memory
+from compress.core.artifact import Facts
+from compress.core.errors import StageError
+from compress.core.progress import Phase
+from compress.data.rows import rows as rows_of
+from compress.data.types import Data, Split
+from compress.learning.training import accumulation, memory_estimate, schedules, strategies, subset_selection
+from compress.learning.training import callbacks as monitoring
+from compress.learning.training.batches import Augment, EpochSettings, batches, held_out, validation_batch_size
+from compress.learning.training.bn_recalibration import recalibrate_batch_norms
+from compress.learning.training.checkpoint import Checkpoint
+from compress.learning.training.collectives import Peers
+from compress.learning.training.loss_scale import LossScale
+from compress.learning.training.phases import BUILD, training_cost, validation_cost
+from compress.learning.training.step_times import TrainingTimer
+from compress.learning.training.subset import Part, Subset
+from compress.model.ir import mixed_precision as precision
+from compress.model.ir.passes import cut_lookup
+from compress.model.ir.tensorflow import keras, run
+from compress.pipeline.stage import Context, Use, Work
+from compress.tasks import task_of
+from compress.tasks.base import Head, Specification
+
+GUESSED = 512
+"""Number of training samples on which the loss of guessing is measured."""
+GUESS_BATCH = 64
+LOOKED_AT = 64
+"""Number of training samples that workers compare before a training."""
+LARGE_TARGETS = 1 << 26
+"""Bytes of targets above which a guess is made from the measured samples alone."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The input of a loss in addition to the model's outputs: tensors with a batch axis.
+
+    Attributes:
+        inputs: the samples that the model received, after augmentation.
+        labels: the training targets of the task (`Task.targets`): for classification int64 [n].
+        soft_targets: the outputs of teachers for these samples; None if they were not computed before the training.
+        partner_labels: the training targets of the samples that these are mixed with; None if they are not mixed.
+        share: the share of the samples in the mixture: [n].
+        training: whether the weights are trained with these samples; False in validation.
+    """
+
+    inputs: Any
+    labels: Any
+    soft_targets: Any = None
+    partner_labels: Any = None
+    share: Any = None
+    training: bool = False
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The value that training minimizes.
+
+    Attributes:
+        of: (batch, the model's outputs) -> loss of each sample [n].
+        soft_targets: outputs of teachers, computed before the training without augmentation: one row for each sample
+            of train and validation. Batches contain their rows.
+        head: the meaning of the model's outputs; needed to train on a subset, and to show the loss of guessing.
+        name: what the loss is, for people, with its unit.
+    """
+
+    of: Callable[[Batch, Any], Any]
+    soft_targets: Mapping[Split, NDArray[np.float32]] = field(default_factory=dict)
+    head: Head | None = None
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Rate:
+    """The learning rate of a weight, compared with the others.
+
+    Attributes:
+        factor: factor of the learning rate, for the weight or for each of its values.
+        start: fraction of the training before which the weight does not change.
+    """
+
+    factor: float | NDArray[np.float32]
+    start: float = 0.0
+
+
+class TrainingSettings(EpochSettings):
+    """The settings of stages that train with Keras 3."""
+
+    schedule: schedules.Name = "cosine"
+    """Decay of the learning rate. cosine: to 0 along a cosine. linear: to 0 along a line. steps: to a tenth after half
+    of the training, and again after three quarters. constant: no decay."""
+    warmup: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    """Fraction of the steps in which the learning rate first rises from 0."""
+    gradient_accumulation: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Number of batches whose gradients are averaged for one update of the weights. Batches that are too few for an
+    update at the end of the training change no weight. If they are more than a tenth of all, a lower number is used, at
+    least half of this one, and a line of the progress output says so."""
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Keep an exponential moving average of the weights with this decay (0.99 to 0.9999). Validation uses the average,
+    which is far behind in the first epochs."""
+    early_stopping: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    """Stop after this number of epochs without a better validation accuracy (for detectors: validation loss), and
+    restore the weights of the best epoch."""
+    class_weights: Literal["none", "balanced"] = "none"
+    """balanced: weight the loss so that every class has the same total weight."""
+    precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = "float32"
+    """mixed_bfloat16, mixed_float16: compute in 16 bits where the result stays accurate, which is faster on hardware
+    with 16-bit units. The weights and the resulting model are float32."""
+    weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Reduce the kernels in every step by this fraction times the learning rate. Source: Loshchilov and Hutter,
+    Decoupled Weight Decay Regularization, 2019."""
+    subset: Subset | None = None
+    """Train on a part of the training split; by default on all of it."""
+    tensorboard: bool = False
+    """Write losses and accuracies for TensorBoard to runs/NAME/tensorboard."""
+
+    def training_uses(self, labels: bool = True) -> tuple[Use, ...]:
+        """Return the methods that these settings use and that not every task has.
+
+        Args:
+            labels: whether the loss uses the labels.
+        """
+        uses: list[Use] = []
+        if self.class_weights != "none":
+            uses.append("class weights")
+        if self.subset is not None:
+            uses.append("subset")
+        if labels and self.augment != Augment():
+            uses.append("augmentation")
+        if self.augment.rotate:
+            uses.append("rotation")
+        if self.augment.mixup:
+            uses.append("mixup")
+        return tuple(uses)
+
+
+def head_of(model: Any, data: Data, specification: Specification = None) -> Head:
+    """Return the meaning of a model's outputs, after a check that model and data fit together.
+
+    Args:
+        model: a Keras model.
+        data: the data; it defines the task.
+        specification: the way to read the outputs, if the layers do not define it (`Context.detector`).
+
+    Raises:
+        ModelError: they do not fit together.
+    """
+    return task_of(data).head(model, data, specification)
+
+
+def chosen_inputs(data: Data, count: int, seed: int) -> tuple[NDArray[np.float32], NDArray[Any]]:
+    """Return random samples of the training split with their training targets, in the order of the split."""
+    inputs, targets = data.inputs("train"), task_of(data).targets(data, "train")
+    order = np.sort(np.random.default_rng(seed).permutation(len(inputs))[:count])
+    return rows_of(inputs, order), targets[order]
+
+
+def own_loss(model: Any, context: Context) -> Loss:
+    """Return the loss from the targets of the data alone, without a teacher.
+
+    Raises:
+        ModelError: the model does not fit the data.
+    """
+    return label_loss(head_of(model, context.data, context.specification))
+
+
+def label_loss(head: Head) -> Loss:
+    """Return the loss of a head on the labels."""
+    return Loss(lambda batch, outputs: head.loss(batch.labels, outputs), head=head, name=head.loss_name)
+
+
+def smoothed_loss(loss: Loss, amount: float) -> Loss:
+    """Return a loss on labels of which a part is spread over all classes (label smoothing)."""
+    if not amount:
+        return loss
+    head = loss.head
+    assert head is not None
+
+    def smoothed(batch: Batch, outputs: Any) -> Any:
+        return (1 - amount) * loss.of(batch, outputs) + amount * head.smoothing_loss(outputs)
+
+    return replace(loss, of=smoothed, name=f"{loss.name}, label smoothing {amount:g}")
+
+
+def fit(
+    model: Any,
+    loss: Loss,
+    settings: TrainingSettings,
+    context: Context,
+    callbacks: Sequence[Callable[[Any], Any]] = (),
+    rates: Mapping[str, Rate] = MappingProxyType({}),
+) -> Facts:
+    """Train a model in place, then recalibrate its batch norms.
+
+    With 16-bit precision or several devices, a copy of the model is trained, and the model gets its weights at the end.
+
+    Args:
+        model: a Keras model. Of several outputs the first is the classifier's, and the others are used only by the
+            loss; a detector has two.
+        loss: the value to minimize.
+        settings: the training settings.
+        context: data, seed, progress, devices.
+        callbacks: functions that return additional Keras callbacks for the model that is trained. They are called at
+            every step, so that steps are not joined (`steps_per_execution`).
+        rates: the learning rates of weights that differ from the others, by the path of the weight.
+
+    Returns:
+        `history`: one map for each epoch with loss, accuracy (of classifiers) and their validation values.
+        `loss`: what the loss is (`name`), and the loss of guessing (`guessing`; None where there is no guess).
+        `best_epoch`: the epoch that early stopping restored, from 1.
+        `subset`: the number of selected samples and the cost of their selection, if a subset is trained on.
+        `batch_norms`: whether their recalibration was kept, if there are any.
+
+    Raises:
+        StageError: the loss is not finite, this machine does not have the devices, XLA cannot compile the step, or the
+            samples cannot be mixed.
+    """
+    loss, context, subset_facts = _on_subset(model, loss, settings, context)
+    library = keras(context.seed)
+    strategy = strategies.strategy(context.execution)
+    peers = Peers(strategy, strategies.workers(context.execution))
+    _refuse_mixed_rows(model, settings)
+    weighted = _mixed(_weighted(loss, settings, context.data), settings)
+    targets = {split: _targets(context.data, loss, split) for split in ("train", "validation")}
+    strategies.refuse_batches(len(targets["train"]["labels"]), settings.batch_size, strategy)
+    strategies.refuse_accumulation(settings.gradient_accumulation, strategy)
+    validation_batch = validation_batch_size(len(targets["validation"]["labels"]), strategy.num_replicas_in_sync)
+    steps = settings.batches_per_epoch(len(targets["train"]["labels"]))
+    steps_per_execution = 1 if callbacks else _steps_per_execution(context.execution.steps_per_execution, steps)
+    task = task_of(context.data)
+    with peers.watched():
+        peers.agree(lambda: _what_is_trained(model, loss, settings, context, targets))
+        peers.share_weights(model)
+    with strategy.scope(), peers.watched():
+        is_copied = context.execution.strategy != "one"
+        worker = precision.lowered(model, settings.precision, copy=is_copied)
+        strategies.draw_apart(worker, strategy.num_replicas_in_sync)
+        unknown = rates.keys() - {variable.path for variable in worker.variables}
+        assert not unknown, f"learning rates of unknown weights: {sorted(unknown)}"
+        trainer = peers.trainer(_trainer_class(library, worker, weighted, strategy.num_replicas_in_sync))()
+        optimizer = _optimizer(library, settings, steps, rates, strategy.num_replicas_in_sync)
+        trainer.compile(
+            optimizer,
+            metrics=["accuracy"] if task.counts_right else None,
+            jit_compile=False,
+            steps_per_execution=steps_per_execution,
+        )
+        stopping = _stopping(library, settings, "val_accuracy" if task.counts_right else "val_loss")
+        checkpoint = _checkpoint(trainer, optimizer, stopping, context)
+        first = checkpoint.restore(peers.from_chief(checkpoint.content())) if checkpoint else 0
+    notes = [
+        memory_estimate.estimate(model, context.data.inputs("train")).note(settings.batch_size, memory.memory()),
+        accumulation.note(settings.gradient_accumulation, steps * settings.epochs),
+    ]
+    for note in filter(None, notes):
+        context.progress.note(note)
+    scale = loss_scale(model, weighted, context.data.inputs("train"), targets["train"], context.seed)
+    if task.counts_right:
+        scale = scale.with_accuracy(targets["train"]["labels"])
+    epochs = monitoring.epochs_phase(settings.epochs, training_cost(context.data, settings.epochs), scale)
+    recalibration = Phase("batch norms", BUILD + 2 * validation_cost(context.data))
+    context.progress.plan(epochs, recalibration)
+    if first:
+        context.progress.note(f"continues after epoch {first} of {settings.epochs}")
+    times = None if context.profile is None else TrainingTimer(context.profile, steps_per_execution)
+    optional_callbacks = [
+        times.callback() if times else None,
+        monitoring.reporting(library, context.progress, steps, settings.epochs, first),
+        library.callbacks.SwapEMAWeights(swap_on_epoch=True) if settings.ema is not None else None,
+        *peers.callbacks(worker),
+        stopping,
+        *(callback(worker) for callback in callbacks),
+        monitoring.tensorboard(context.logs, first) if settings.tensorboard and context.logs else None,
+        checkpoint.callback() if checkpoint else None,
+    ]
+    augmentation = task.augmentation(settings.augment)
+    dataset = batches(
+        context.data.inputs("train"), targets["train"], settings, context.seed, first, augmentation, peers.shares
+    )
+    validation = held_out(context.data.inputs("validation"), targets["validation"], validation_batch, peers.shares)
+    watched = peers.watched(lambda: checkpoint.saved if checkpoint else 0)
+    compiled = strategies.compiled(trainer, context.execution)
+    with context.progress.phase(epochs), watched, compiled, closing(times) if times else nullcontext():
+        history = trainer.fit(
+            peers.distributed(dataset),
+            epochs=settings.epochs,
+            initial_epoch=first,
+            steps_per_epoch=steps,
+            validation_data=peers.distributed(validation),
+            validation_batch_size=validation_batch,
+            validation_steps=None
+            if peers.shares is None
+            else -(-len(targets["validation"]["labels"]) // validation_batch),
+            shuffle=False,
+            verbose=0,
+            callbacks=[callback for callback in optional_callbacks if callback is not None],
+        ).history
+    if times is not None:
+        times.record(dataset, peers.shares.local if peers.shares else 1)
+    if worker is not model:
+        model.set_weights(worker.get_weights())
+    with context.progress.phase(recalibration):
+        batch_norms = recalibrate_batch_norms(model, context)
+    best = {} if stopping is None else {"best_epoch": stopping.best_epoch + 1}
+    earlier = [_plain_row(row) for row in checkpoint.rows[:first]] if checkpoint else []
+    return {
+        "history": [*earlier, *rows(history)],
+        "loss": {"name": scale.name, "guessing": scale.references.get("loss")},
+        **best,
+        **subset_facts,
+        **batch_norms,
+    }
+
+
+def _what_is_trained(
+    model: Any, loss: Loss, settings: TrainingSettings, context: Context, targets: Mapping[str, Mapping[str, Any]]
+) -> Facts:
+    """Return what must be equal on all workers of a training, by what it is."""
+    inputs = context.data.inputs("train")
+    looked_at = np.unique(np.linspace(0, len(inputs) - 1, LOOKED_AT).astype(np.int64))
+    labels = [np.ascontiguousarray(targets[split]["labels"]) for split in ("train", "validation")]
+    identity = settings.identity() if isinstance(settings, Work) else settings.model_dump(mode="json")
+    return {
+        "the versions": [importlib.metadata.version(name) for name in ("tensorflow", "keras", "numpy")],
+        "the settings": [identity, context.seed, loss.name],
+        "the layers": [[*weight.shape, str(weight.dtype), bool(weight.trainable)] for weight in model.weights],
+        "the training samples": [*inputs.shape, hashlib.sha256(rows_of(inputs, looked_at).tobytes()).hexdigest()],
+        "the labels": [[*array.shape, hashlib.sha256(array.tobytes()).hexdigest()] for array in labels],
+    }
+
+
+def loss_scale(
+    model: Any, loss: Loss, inputs: NDArray[np.float32], targets: Mapping[str, NDArray[Any]], seed: int
+) -> LossScale:
+    """Return what a loss is, and what guessing costs: the best outputs that do not depend on the input.
+
+    The guess has the same loss as the model, so that it is right with class weights and with teachers, too.
+
+    Args:
+        model: the Keras model.
+        loss: the loss.
+        inputs: the training samples [n, ...].
+        targets: the fields of `Batch` besides the inputs, [n, ...] each.
+        seed: selects the samples that guessing is measured on.
+    """
+    head = loss.head
+    shapes = [tuple(tensor.shape[1:]) for tensor in model.outputs]
+    if head is None or any(None in shape for shape in shapes):
+        return LossScale(loss.name)
+    labels = targets["labels"]
+    order = np.sort(np.random.default_rng(seed).permutation(len(labels))[:GUESSED])
+    constant = head.constant_outputs(labels if labels.nbytes < LARGE_TARGETS else labels[order], shapes)
+    if constant is None or [output.shape[1:] for output in constant] != shapes:
+        return LossScale(loss.name)
+    totals: dict[str, float] = {}
+    for start in range(0, len(order), GUESS_BATCH):
+        chosen = order[start : start + GUESS_BATCH]
+        fields: dict[str, Any] = {name: rows_of(rows, chosen) for name, rows in targets.items()}
+        batch = Batch(rows_of(inputs, chosen), **fields)
+        outputs = [keras().ops.repeat(output, len(chosen), axis=0) for output in constant]
+        values = {**head.training_values(batch.labels, outputs), "loss": loss.of(batch, outputs)}
+        for name, value in values.items():
+            totals[name] = totals.get(name, 0.0) + float(np.sum(np.asarray(value, np.float64)))
+    references = {name: round(total / len(order), 6) for name, total in totals.items()}
+    return LossScale(loss.name, {name: value for name, value in references.items() if np.isfinite(value)})
+
+
+def _on_subset(model: Any, loss: Loss, settings: TrainingSettings, context: Context) -> tuple[Loss, Context, Facts]:
+    """Return the loss and the context for the subset of the training split, and facts about its selection."""
+    if settings.subset is None:
+        return loss, context, {}
+    head = loss.head
+    assert head is not None
+    subset = settings.subset
+    proxy_context = replace(context, unfinished=None, logs=None)
+    proxy_settings = TrainingSettings(
+        epochs=subset.epochs,
+        batch_size=settings.batch_size,
+        learning_rate=settings.learning_rate,
+        augment=settings.augment,
+    )
+
+    def train_proxy(number: int) -> Any:
+        proxy = subset_selection.fresh(model, context.seed + 1 + number)
+        fit(proxy, label_loss(head), proxy_settings, replace(proxy_context, seed=context.seed + 1 + number))
+        return proxy
+
+    indices, facts = subset_selection.chosen(subset, head, model, train_proxy, context)
+    soft_targets = dict(loss.soft_targets)
+    if "train" in soft_targets:
+        soft_targets["train"] = soft_targets["train"][indices]
+    return replace(loss, soft_targets=soft_targets), replace(context, data=Part(context.data, indices)), facts
+
+
+def _steps_per_execution(most: int, steps: int) -> int:
+    """Return the largest number of steps that divides an epoch: Keras would begin the next epoch in the same call."""
+    return next(count for count in range(min(most, steps), 0, -1) if steps % count == 0)
+
+
+def _stopping(library: Any, settings: TrainingSettings, metric: str) -> Any:
+    """Return the callback of early stopping, or None."""
+    if settings.early_stopping is None:
+        return None
+    mode = "max" if metric.endswith("accuracy") else "min"
+    return library.callbacks.EarlyStopping(
+        metric, patience=settings.early_stopping, mode=mode, restore_best_weights=True
+    )
+
+
+def _checkpoint(trainer: Any, optimizer: Any, stopping: Any, context: Context) -> Checkpoint | None:
+    """Return the checkpoint of the training; None if the context has no folder for it."""
+    if context.unfinished is None:
+        return None
+    optimizer.build(trainer.trainable_variables)
+    return Checkpoint(context.unfinished, [*trainer.variables, *optimizer.variables], stopping)
+
+
+def _optimizer(
+    library: Any,
+    settings: TrainingSettings,
+    batches: int,
+    rates: Mapping[str, Rate] = MappingProxyType({}),
+    replicas: int = 1,
+) -> Any:
+    """Return Adam with the learning rate schedule and the weight decay of the settings, and the rates of some weights.
+
+    With gradient accumulation, Keras still advances the schedule and averages the weights at every batch.
+    """
+    total = batches * settings.epochs
+    accumulated = accumulation.batches_per_update(settings.gradient_accumulation, total)
+    schedule = schedules.schedule(settings.schedule, settings.learning_rate, total, int(total * settings.warmup))
+    averaged = {} if settings.ema is None else {"use_ema": True, "ema_momentum": settings.ema ** (1 / accumulated)}
+    several = accumulated if accumulated > 1 else None
+
+    adam = _adam(library, rates, settings.weight_decay, total)(
+        schedule, gradient_accumulation_steps=several, **averaged
+    )
+    return strategies.loss_scaled(adam, replicas) if settings.precision == "mixed_float16" else adam
+
+
+def _adam(library: Any, rates: Mapping[str, Rate], decay: float, steps: int) -> Any:
+    """Return Keras' class Adam, or one with other learning rates for some weights, and with decoupled weight decay.
+
+    The decay of a weight is multiplied by its learning rate, which Keras' own `weight_decay` does not do.
+    """
+    if not rates and not decay:
+        return library.optimizers.Adam
+    ops = library.ops
+
+    class Adam(library.optimizers.Adam):  # type: ignore[misc]
+        def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+            path = self._trainable_variables[self._get_variable_index(variable)].path
+            rate = rates.get(path)
+            if rate is not None:
+                started = self._iterations >= int(rate.start * steps)  # `iterations` counts updates, not batches
+                learning_rate = learning_rate * ops.where(started, rate.factor, 0.0)
+            if decay and path.rsplit("/", 1)[-1].endswith("kernel"):
+                factor = ops.cast(learning_rate * decay, variable.dtype)
+                self.assign_sub(variable, ops.multiply(variable, factor))
+            super().update_step(gradient, variable, learning_rate)
+
+    return Adam
+
+
+def _refuse_mixed_rows(model: Any, settings: TrainingSettings) -> None:
+    """Refuse mixup of samples that are indices of an embedding's rows: the mean of two indices is an unrelated row.
+
+    Raises:
+        StageError: mixup is set for such a model.
+    """
+    if settings.augment.mixup and cut_lookup.input_rows(model) is not None:
+        raise StageError(
+            "augment.mixup mixes the values of samples, and those of a model with an embedding are indices of its rows",
+            hint="remove augment.mixup",
+        )
+
+
+def _mixed(loss: Loss, settings: TrainingSettings) -> Loss:
+    """Return the loss for samples that are mixed with others: the losses of both, in the shares of the mixture."""
+    if not settings.augment.mixup:
+        return loss
+
+    def mixed(batch: Batch, outputs: Any) -> Any:
+        if batch.partner_labels is None:  # validation
+            return loss.of(batch, outputs)
+        partner = replace(batch, labels=batch.partner_labels)
+        return batch.share * loss.of(batch, outputs) + (1 - batch.share) * loss.of(partner, outputs)
+
+    return replace(loss, of=mixed)
+
+
+def _weighted(loss: Loss, settings: TrainingSettings, data: Data) -> Loss:
+    """Return the loss with class weights, if the settings have them; the mean weight is 1."""
+    if settings.class_weights == "none":
+        return loss
+    counts = np.bincount(data.labels("train"), minlength=len(data.class_names))
+    weights = (counts.sum() / (np.maximum(counts, 1) * np.count_nonzero(counts))).astype(np.float32)
+
+    def weighted(batch: Batch, outputs: Any) -> Any:
+        ops = keras().ops
+        return loss.of(batch, outputs) * ops.take(weights, ops.cast(ops.reshape(batch.labels, (-1,)), "int32"))
+
+    return replace(loss, of=weighted)
+
+
+def _targets(data: Data, loss: Loss, split: Split) -> dict[str, NDArray[Any]]:
+    """Return the arrays that Keras passes with the inputs: fields of `Batch`, by name."""
+    fields = {"labels": task_of(data).targets(data, split)}
+    if loss.soft_targets:
+        fields["soft_targets"] = loss.soft_targets[split]
+    return fields
+
+
+def rows(history: dict[str, list[Any]]) -> list[dict[str, float | None]]:
+    """Return Keras' history as one map for each epoch."""
+    count = len(history.get("loss", []))
+    return [_plain_row({name: values[epoch] for name, values in history.items()}) for epoch in range(count)]
+
+
+def _plain_row(row: Mapping[str, Any]) -> dict[str, float | None]:
+    return {name: _plain(value) for name, value in row.items()}
+
+
+def _plain(value: Any) -> float | None:
+    """Return a number for JSON; None if it is not finite."""
+    return round(float(value), 6) if np.isfinite(value) else None
+
+
+def _trainer_class(library: Any, model: Any, loss: Loss, replicas: int) -> type[Any]:
+    """Return the class of a model around the model.
+
+    Its loss gets the batch and all outputs, its metrics get labels and scores.
+
+    Args:
+        library: Keras.
+        model: the model that is trained.
+        loss: the value to minimize.
+        replicas: number of devices; the gradients of their losses are added.
+    """
+
+    class Trainer(library.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+            self.value_means = [library.metrics.Mean(name) for name in loss.head.shown_values] if loss.head else []
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            return library.tree.map_structure(
+                lambda output: library.ops.cast(output, "float32"), run(self.inner, x, training)
+            )
+
+        def compute_loss(
+            self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
+        ) -> Any:
+            del sample_weight
+            batch = Batch(x, **y, training=training)
+            values = loss.head.training_values(batch.labels, y_pred) if loss.head else {}
+            for mean in self.value_means:
+                mean.update_state(values[mean.name])
+            losses = loss.of(batch, y_pred)
+            if replicas == 1:
+                return library.ops.mean(losses) + sum(self.losses)
+            return strategies.share_of_mean(losses) + sum(self.losses) / replicas
+
+        def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+            scores = y_pred[0] if isinstance(y_pred, list | tuple) else y_pred
+            return super().compute_metrics(x, y["labels"], scores, sample_weight)
+
+    return Trainer

@@ -1,0 +1,1 @@
+"""Models: the intermediate representation, .tflite files, importers, and detectors."""

@@ -1,0 +1,312 @@
+"""Import rules for element-wise ONNX operators.
+
+A constant that is added to the output of a convolution or a dense layer, or multiplied with it, channel by channel, is
+folded into the weights of that layer.
+
+Source: ONNX' operator specification, opsets 7 to 23.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.model.importers.common.graph_builder import UNKNOWN, selection_as_sum
+from compress.model.importers.common.layer_calls import CORE, NUMPY, NotImportedError
+from compress.model.importers.onnx.layout import OnnxValue, in_shape, laid, natural, network_shape_of
+from compress.model.importers.onnx.network_builder import FLOAT, OnnxCall, Rule
+from compress.model.importers.onnx.onnx_model import TYPE_NAMES
+from compress.model.ir.keras_graph import Layer
+
+BOOL = "BOOL"
+NUMBERS = ("FLOAT", "UINT8", "INT8", "UINT16", "INT16", "INT32", "INT64", BOOL)
+OUT_AXIS = {
+    "Conv1D": -1,
+    "Conv2D": -1,
+    "Conv1DTranspose": -2,
+    "Conv2DTranspose": -2,
+    "Dense": -1,
+    "GroupNormalization": -1,
+}
+"""Output channel axis of the kernel or scale, by kind of layer."""
+COMMUTATIVE = ("Add", "Multiply")
+BY_CHANNEL = {**OUT_AXIS, "DepthwiseConv1D": None, "DepthwiseConv2D": None}
+
+
+def small(constant: NDArray[Any], like: OnnxValue) -> Any:
+    """Return a constant in the network's layout, with size 1 along axes where its values repeat."""
+    if constant.size == 1:
+        return np.asarray(constant, np.float32).item()
+    placed = np.asarray(like.placed(constant), np.float32)[None]
+    for axis in range(placed.ndim):
+        first = placed.take([0], axis)
+        placed = first if (placed == first).all() else placed
+    return _unlike_bias(placed, like.network_shape) if placed.size > 1 else placed.item()
+
+
+def _unlike_bias(placed: NDArray[Any], network_shape: Sequence[int]) -> NDArray[Any]:
+    """Return a constant that Keras does not take for a bias of another axis than its own.
+
+    `keras.ops.add` with TensorFlow (3.15) adds a constant with one dimension above 1 to the last axis, or to the first
+    after the batch, if the size is the same, wherever that dimension is: in square maps these are different axes.
+    """
+    varying = [axis for axis, dim in enumerate(placed.shape) if dim > 1]
+    if len(varying) != 1:
+        return placed
+    size = placed.shape[varying[0]]
+    for axis in (len(network_shape), 1):
+        if network_shape[axis - 1] == size:
+            return placed if axis == varying[0] else np.repeat(placed, size, axis)
+    return placed
+
+
+def together(call: OnnxCall, operands: Sequence[Any], shape: tuple[int, ...]) -> tuple[list[Any], OnnxValue]:
+    """Return operands that can be broadcast in the network (values, or arrays for constants), and a template."""
+    values = [operand for operand in operands if isinstance(operand, OnnxValue)]
+    if not values:
+        raise NotImportedError("all of its inputs are constants")
+    leader = max(values, key=lambda value: (value.shape == shape, prod(value.shape)))
+    alike = all(replace(value, tensor=leader.tensor) == leader for value in values)
+    if alike and leader.shape == shape:
+        return [operand if isinstance(operand, OnnxValue) else small(operand, leader) for operand in operands], leader
+    rank = len(shape)
+    grown = [in_shape(value, (*(1,) * (rank - len(value.shape)), *value.shape)) for value in values]
+    order = natural(grown[values.index(leader)]) or tuple(range(rank))
+    extra_batch = bool(order) and shape[order[0]] != 1
+    arranged = iter([call.arranged(value, order, extra_batch=extra_batch) for value in grown])
+    like = laid(UNKNOWN, shape, order, network_shape_of(shape, order, extra_batch=extra_batch) or (1,))
+    return [next(arranged) if isinstance(operand, OnnxValue) else small(operand, like) for operand in operands], like
+
+
+def operands(call: OnnxCall, *types: str) -> list[Any]:
+    """Return all inputs: arrays for constants, values for computed tensors."""
+    indices = [index for index in range(len(call.node.inputs)) if call.has(index)]
+    return [call.constant(index) if call.is_constant(index) else call.value(index, *types) for index in indices]
+
+
+def arithmetic(kind: str, layer: bool = True) -> Rule:
+    """Return a rule for two or more operands: a layer for computed tensors, otherwise an operation for each pair."""
+
+    def rule(call: OnnxCall) -> OnnxValue:
+        source = operands(call)
+        if len(source) == 2 and (merged := _merged(call, kind, source)) is not None:
+            return merged
+        if len(source) == 1 and isinstance(source[0], OnnxValue):
+            return source[0]
+        arguments, like = together(call, source, call.output_shape())
+        if layer and all(isinstance(argument, OnnxValue) for argument in arguments):
+            return call.layer(kind, {}, [arguments], like)
+        result = arguments[0]
+        for argument in arguments[1:]:
+            result = call.operation(NUMPY, kind, {}, [result, argument], like)
+        return result if isinstance(result, OnnxValue) else call.operation(NUMPY, kind, {}, [result], like)
+
+    return rule
+
+
+def _merged(call: OnnxCall, kind: str, source: Sequence[Any]) -> OnnxValue | None:
+    """Fold a scalar or per-channel constant into the weights of the previous layer, if possible."""
+    constant_first = not isinstance(source[0], OnnxValue)
+    if kind not in (COMMUTATIVE if constant_first else (*COMMUTATIVE, "Subtract", "Divide")):
+        return None
+    constant, value = source if constant_first else source[::-1]
+    if not isinstance(value, OnnxValue) or isinstance(constant, OnnxValue) or constant.dtype.kind != "f":
+        return None
+    if value.shape != call.output_shape() or (kind == "Add" and _begins_hard_sigmoid(call, constant)):
+        return None
+    layer = _layer_to_change(call, value)
+    constants = _by_channel(constant, value)
+    if layer is None or constants is None:
+        return None
+    changed = (_scaled if kind in ("Multiply", "Divide") else _shifted)(layer, constants, kind)
+    if not all(np.isfinite(weight).all() for weight in changed.weights):
+        return None
+    call.builder.rewrite(value, changed)
+    return value
+
+
+def _layer_to_change(call: OnnxCall, value: OnnxValue) -> Layer | None:
+    """Return the layer that computes a value, if its weights can be scaled or shifted without other effects."""
+    layer = call.builder.alone(value)
+    if layer is None or layer.kind not in BY_CHANNEL or layer.config.get("activation"):
+        return None
+    return layer if value.network_shape == call.builder.shapes[value.tensor] else None
+
+
+def _by_channel(constant: NDArray[Any], value: OnnxValue) -> NDArray[np.float32] | None:
+    """Return a constant as one number for each channel of a value; None if it differs between positions."""
+    constants = np.asarray(small(constant, value), np.float32)
+    channels = value.network_shape[-1]
+    if constants.size not in (1, channels) or (constants.size > 1 and constants.shape[-1] != channels):
+        return None
+    return np.broadcast_to(constants.reshape(-1), (channels,))
+
+
+def _begins_hard_sigmoid(call: OnnxCall, constant: NDArray[Any]) -> bool:
+    """Whether x + 3 is only clipped: then it is part of an activation, and is not folded into weights."""
+    name = call.node.outputs[0]
+    alone = constant.size == 1 and constant.item() == 3 and call.builder.takers[name] == 1
+    return alone and any(node.operator == "Clip" and name in node.inputs for node in call.builder.graph.nodes)
+
+
+def _scaled(layer: Layer, constants: NDArray[np.float32], kind: str) -> Layer:
+    with np.errstate(all="ignore"):
+        scale = constants if kind == "Multiply" else np.float32(1) / constants
+        kernel, *bias = layer.weights
+        axis = OUT_AXIS.get(layer.kind)
+        if axis is None:
+            kernel = kernel * scale.reshape(kernel.shape[-2:])
+        else:
+            kernel = kernel * scale.reshape((-1, *(1,) * (-axis - 1)))
+        return replace(layer, weights=(kernel, *(bias_vector * scale for bias_vector in bias)))
+
+
+def _shifted(layer: Layer, constants: NDArray[np.float32], kind: str) -> Layer:
+    """Return the layer with the constant added to its bias."""
+    kernel, *bias = layer.weights
+    added = constants if kind == "Add" else -constants
+    weights = (kernel, bias[0] + added if bias else np.array(added))
+    return replace(layer if "use_bias" not in layer.config else layer.configured(use_bias=True), weights=weights)
+
+
+def mean(call: OnnxCall) -> OnnxValue:
+    """Mean of several tensors."""
+    arguments, like = together(call, operands(call), call.output_shape())
+    if all(isinstance(argument, OnnxValue) for argument in arguments):
+        return call.layer("Average", {}, [arguments], like) if len(arguments) > 1 else arguments[0]
+    raise NotImportedError("one of its inputs is a constant")
+
+
+def power(call: OnnxCall) -> OnnxValue:
+    """Pow; a square becomes a product, because only a product has an 8-bit kernel."""
+    if call.is_constant(1) and call.constant(1).size == 1:
+        exponent, source = float(call.constant(1).reshape(-1)[0]), call.value(0)
+        if exponent == 2:
+            return call.layer("Multiply", {}, [[source, source]], source)
+        if exponent in (0.5, 1.0):
+            return source if exponent == 1 else call.operation(NUMPY, "Sqrt", {}, [source], source)
+    arguments, like = together(call, operands(call), call.output_shape())
+    return call.operation(NUMPY, "Power", {}, arguments, like)
+
+
+def unary(module: str, kind: str, **config: Any) -> Rule:
+    """Return a rule for a Keras operation with one input."""
+
+    def rule(call: OnnxCall) -> OnnxValue:
+        source = call.value(0)
+        return call.operation(module, kind, config, [source], source)
+
+    return rule
+
+
+def times(factor: float) -> Rule:
+    """Return a rule for a product with a constant factor."""
+
+    def rule(call: OnnxCall) -> OnnxValue:
+        source = call.value(0)
+        merged = _merged(call, "Multiply", [source, np.array([factor], np.float32)])
+        return merged or call.operation(NUMPY, "Multiply", {}, [source, factor], source)
+
+    return rule
+
+
+def reciprocal(call: OnnxCall) -> OnnxValue:
+    """Reciprocal."""
+    source = call.value(0)
+    return call.operation(NUMPY, "Divide", {}, [1.0, source], source)
+
+
+def same(call: OnnxCall) -> OnnxValue:
+    """Operators without effect in inference mode."""
+    return call.value(0, *NUMBERS)
+
+
+def cast(call: OnnxCall) -> OnnxValue:
+    """Cast: the network has integers as floats; true becomes 1, and a nonzero value becomes true."""
+    source, to = call.value(0, *NUMBERS), TYPE_NAMES.get(call.setting("to"), "?")
+    kind = call.builder.graph.types[call.node.inputs[0]]
+    if kind == to:
+        return source
+    if to == BOOL:
+        return call.operation(NUMPY, "NotEqual", {}, [source, 0.0], source)
+    if to != FLOAT and not (to in NUMBERS and np.can_cast(kind.lower(), to.lower())):
+        raise NotImportedError("a cast to integers is not supported")
+    return call.operation(CORE, "Cast", {"dtype": "float32"}, [source], source) if kind == BOOL else source
+
+
+def comparison(kind: str) -> Rule:
+    """Return a rule for Equal, Less and similar; only Where, Cast and logical operators can use the result."""
+
+    def rule(call: OnnxCall) -> OnnxValue:
+        arguments, like = together(call, operands(call, FLOAT, BOOL), call.output_shape())
+        return call.operation(NUMPY, kind, {}, arguments, like)
+
+    return rule
+
+
+def negation(call: OnnxCall) -> OnnxValue:
+    """Not."""
+    source = call.value(0, BOOL)
+    return call.operation(NUMPY, "LogicalNot", {}, [source], source)
+
+
+def where(call: OnnxCall) -> OnnxValue:
+    """Where; with a constant condition as products and a sum, which have 8-bit operators: the mask of an attention."""
+    if call.is_constant(0):
+        terms, constant = selection_as_sum(call.constant(0).astype(bool), *operands(call, FLOAT)[1:])
+        total, *others = [_combined(call, "Multiply", value, factor) for value, factor in terms]
+        for term in (*others, constant):
+            total = _combined(call, "Add", total, term)
+        return total
+    source = [call.value(0, BOOL), *operands(call, BOOL, FLOAT)[1:]]
+    arguments, like = together(call, source, call.output_shape())
+    return call.operation(NUMPY, "Where", {}, arguments, like)
+
+
+def _combined(call: OnnxCall, kind: str, value: OnnxValue, term: Any) -> OnnxValue:
+    """Return an operation with another term, in the shape of the result; the value itself if nothing changes."""
+    neutral = 1.0 if kind == "Multiply" else 0.0
+    if not isinstance(term, OnnxValue) and (term == neutral).all() and value.shape == call.output_shape():
+        return value
+    arguments, like = together(call, [value, term], call.output_shape())
+    return call.operation(NUMPY, kind, {}, arguments, like)
+
+
+RULES: Mapping[str, Callable[[OnnxCall], OnnxValue | list[OnnxValue]]] = {
+    "Add": arithmetic("Add"),
+    "Sub": arithmetic("Subtract"),
+    "Max": arithmetic("Maximum"),
+    "Min": arithmetic("Minimum"),
+    "Sum": arithmetic("Add"),
+    "Mean": mean,
+    "Pow": power,
+    "Abs": unary(NUMPY, "Absolute"),
+    "Neg": times(-1.0),
+    "Reciprocal": reciprocal,
+    "Sqrt": unary(NUMPY, "Sqrt"),
+    "Exp": unary(NUMPY, "Exp"),
+    "Log": unary(NUMPY, "Log"),
+    "Floor": unary(NUMPY, "Floor"),
+    "Ceil": unary(NUMPY, "Ceil"),
+    "Round": unary(NUMPY, "Round"),
+    "Sign": unary(NUMPY, "Sign"),
+    "Sin": unary(NUMPY, "Sin"),
+    "Cos": unary(NUMPY, "Cos"),
+    "Identity": same,
+    "Dropout": same,
+    "Cast": cast,
+    "Equal": comparison("Equal"),
+    "Greater": comparison("Greater"),
+    "GreaterOrEqual": comparison("GreaterEqual"),
+    "Less": comparison("Less"),
+    "LessOrEqual": comparison("LessEqual"),
+    "And": comparison("LogicalAnd"),
+    "Or": comparison("LogicalOr"),
+    "Not": negation,
+    "Where": where,
+}

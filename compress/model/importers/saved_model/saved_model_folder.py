@@ -1,0 +1,256 @@
+"""SavedModel folders: the content of a folder, read without TensorFlow, so that no code in it runs.
+
+A folder written by Keras 2 contains the configuration of its model (keras_metadata.pb, or the object graph of older
+releases); the model is rebuilt from it and the weights. Any other folder is a graph of TensorFlow functions, which can
+be converted to a float .tflite file.
+
+Source: tensorflow/core/protobuf/{saved_model,meta_graph,saved_object_graph}.proto, keras/protobuf/saved_metadata.proto.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compress.core.errors import ModelError
+from compress.model.importers.common import protobuf_wire
+from compress.model.importers.common.unsupported import Refused
+from compress.model.importers.keras.keras_config import Judged, judged, loadable, shown
+from compress.model.importers.saved_model.operators import FILES, reason
+
+GRAPH, METADATA, WEIGHTS = "saved_model.pb", "keras_metadata.pb", "variables/variables"
+ALLOWED = "a folder with saved_model.pb, as model.export() or tf.saved_model.save() write it"
+LARGEST_GRAPH = 2**28
+MOST_FILES = 1000
+IGNORED = "__saved_model_init_op", "__saved_model_train_op"
+_NETWORKS = {"_tf_keras_network", "_tf_keras_sequential", "_tf_keras_model"}
+_DTYPES = {1: "float32", 2: "float64", 3: "int32", 4: "uint8", 6: "int8", 7: "string", 9: "int64", 10: "bool"}
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output of a signature: shape with the batch, None for an open dimension."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...] | None
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A signature: a function of the folder with named inputs and outputs."""
+
+    name: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+
+
+@dataclass(frozen=True)
+class Content:
+    """The content of a SavedModel folder.
+
+    Attributes:
+        path: the folder.
+        version: version of TensorFlow that wrote the folder.
+        keras_version: version of Keras, if the folder has a Keras model; otherwise "".
+        config: configuration of the Keras model, if there is one.
+        judged: checks of this configuration.
+        signatures: the signatures.
+        refused: operators of the graph that access files, run code, or are unknown.
+    """
+
+    path: Path
+    version: str
+    keras_version: str
+    config: dict[str, Any] | None
+    judged: Judged
+    signatures: tuple[Signature, ...]
+    refused: tuple[Refused, ...]
+
+
+def port_order(name: str) -> list[tuple[bool, int, str]]:
+    """Return the sort key of an input or output: by its name, with output_2 before output_10.
+
+    A folder stores inputs and outputs without an order, and Keras numbers them.
+    """
+    parts = re.split(r"([0-9]{1,9})", name)
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts if part]
+
+
+def files(path: Path) -> dict[str, Path]:
+    """Return every file of the folder, by its relative path.
+
+    Raises:
+        ModelError: it contains links or too many files.
+    """
+    paths: dict[str, Path] = {}
+    for entry in sorted(path.rglob("*")):
+        if entry.is_symlink() or not (entry.is_file() or entry.is_dir()):
+            raise refusal(path, f"has a link or a device in it: {shown(entry.name)}")
+        if entry.is_file():
+            paths[str(entry.relative_to(path))] = entry
+        if len(paths) > MOST_FILES:
+            raise refusal(path, f"has more than {MOST_FILES:,} files")
+    return paths
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 over all files of the folder and their names.
+
+    Raises:
+        ModelError: it contains links or too many files.
+    """
+    total = hashlib.sha256()
+    for name, file in files(path).items():
+        with file.open("rb") as stream:
+            total.update(f"{name}\0{hashlib.file_digest(stream, 'sha256').hexdigest()}\n".encode())
+    return total.hexdigest()
+
+
+def read(path: Path) -> Content:
+    """Read the content of a folder, without TensorFlow and without running any code.
+
+    Raises:
+        ModelError: it is no SavedModel, is damaged, or is made to do harm.
+    """
+    if not (path / GRAPH).is_file():
+        raise refusal(path, f"has no {GRAPH}" if path.is_dir() else "is not a folder")
+    known = files(path)
+    try:
+        data = _bytes(path, known[GRAPH])
+        graphs = list(protobuf_wire.messages(data, 2))
+        if len(graphs) != 1:
+            raise refusal(path, f"has {len(graphs)} graphs in it, not one")
+        root = _described(path, known, graphs[0])
+        version, config, checks = _configuration(path, root)
+        info = next(protobuf_wire.messages(graphs[0], 1), memoryview(b""))
+        signatures = tuple(signature for signature in _signatures(graphs[0]) if signature.name not in IGNORED)
+        return Content(path, protobuf_wire.text(info, 5), version, config, checks, signatures, _refused(graphs[0]))
+    except (ValueError, RecursionError) as error:
+        raise refusal(path, f"cannot be read: {str(error)[:200]}") from error
+    except OSError as error:
+        raise refusal(path, f"cannot be read: {error.strerror}") from error
+
+
+def refusal(path: Path, what: str) -> ModelError:
+    """Return the error for an invalid folder."""
+    return ModelError(what, where=str(path), allowed=ALLOWED, hint="save it again")
+
+
+def _bytes(path: Path, file: Path) -> bytes:
+    if (size := file.stat().st_size) > LARGEST_GRAPH:
+        raise refusal(path, f"its {file.name} has {size:,} bytes, more than {LARGEST_GRAPH:,}")
+    return file.read_bytes()
+
+
+def _described(path: Path, known: dict[str, Path], graph: memoryview) -> dict[str, Any] | None:
+    """Return what Keras 2 stored of the model: in a separate file since 2.5, in the object graph before."""
+    if METADATA in known:
+        for node in protobuf_wire.messages(_bytes(path, known[METADATA]), 1):
+            if protobuf_wire.integer(node, 2) == 0 and protobuf_wire.text(node, 4) in _NETWORKS:
+                return _object(protobuf_wire.text(node, 5))
+    for objects in protobuf_wire.messages(graph, 7):
+        first = next(protobuf_wire.messages(objects, 1), memoryview(b""))
+        for user in protobuf_wire.messages(first, 4):
+            if protobuf_wire.text(user, 1) in _NETWORKS:
+                return _object(protobuf_wire.text(user, 3))
+    return None
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    value = json.loads(text) if text else None
+    return value if isinstance(value, dict) else None
+
+
+def _configuration(path: Path, root: dict[str, Any] | None) -> tuple[str, dict[str, Any] | None, Judged]:
+    """Return version and configuration of the Keras model, if its layers are stored; a custom model has none."""
+    if root is None or not isinstance(root.get("config"), dict) or "layers" not in root["config"]:
+        return "", None, Judged()
+    config = {"class_name": root.get("class_name"), "config": loadable(root["config"])}
+    judgement = judged(config)
+    if judgement.problem:
+        raise refusal(path, judgement.problem)
+    return str(root.get("keras_version") or "2")[:20], config, judgement
+
+
+def _signatures(graph: memoryview) -> Iterator[Signature]:
+    for entry in protobuf_wire.messages(graph, 5):
+        signature = next(protobuf_wire.messages(entry, 2), memoryview(b""))
+        ports = [tuple(sorted(_ports(signature, number), key=lambda port: port_order(port.name))) for number in (1, 2)]
+        yield Signature(protobuf_wire.text(entry, 1), *ports)
+
+
+def _ports(signature: memoryview, number: int) -> Iterator[Port]:
+    for entry in protobuf_wire.messages(signature, number):
+        info = next(protobuf_wire.messages(entry, 2), memoryview(b""))
+        shape = next(protobuf_wire.messages(info, 3), memoryview(b""))
+        dims = [protobuf_wire.integer(dim, 1) for dim in protobuf_wire.messages(shape, 2)]
+        shape_with_none = tuple(None if dim >= 2**63 else dim for dim in dims)  # -1
+        dtype = _DTYPES.get(protobuf_wire.integer(info, 2), "another type")
+        yield Port(protobuf_wire.text(entry, 1), dtype, None if protobuf_wire.integer(shape, 3) else shape_with_none)
+
+
+def _refused(graph: memoryview) -> tuple[Refused, ...]:
+    """Return the nodes that must not run. Operators that save and restore are allowed if nothing calls them."""
+    if not any(protobuf_wire.messages(graph, 7)):
+        why = "was saved by TensorFlow 1, whose graphs run as a whole when they are loaded"
+        return (Refused(GRAPH, "SavedModel", why),)
+    refused: list[Refused] = []
+    defined = next(protobuf_wire.messages(graph, 2), memoryview(b""))
+    bodies = {_function_name(body): list(protobuf_wire.messages(body, 3)) for body in _functions(defined)}
+    top = list(protobuf_wire.messages(defined, 1))
+    callable_ones = _called(graph, bodies, top)
+    for name, nodes in [("", top), *bodies.items()]:
+        savers = not name or name not in callable_ones
+        for node in nodes:
+            operator = protobuf_wire.text(node, 2)
+            problem = None if savers and operator in FILES else reason(operator, bodies)
+            if problem:
+                refused.append(
+                    Refused(f"{name}/{protobuf_wire.text(node, 1)}".strip("/"), shown(operator)[1:-1], problem)
+                )
+    return tuple(dict.fromkeys(refused))[:100]
+
+
+def _functions(defined: memoryview) -> Iterator[memoryview]:
+    for library in protobuf_wire.messages(defined, 2):
+        yield from protobuf_wire.messages(library, 1)
+
+
+def _function_name(body: memoryview) -> str:
+    return protobuf_wire.text(next(protobuf_wire.messages(body, 1), memoryview(b"")), 1)
+
+
+def _called(graph: memoryview, bodies: dict[str, list[memoryview]], top: list[memoryview]) -> set[str]:
+    """Return the functions that another function, an object or a signature calls."""
+    saver = {"saver_filename", "save", "Const", "NoOp"}
+    called: set[str] = set()
+    for name, nodes in bodies.items():
+        for node in nodes:
+            called |= _attributes(node, bodies) - {name}
+    for node in top:
+        if (
+            not protobuf_wire.text(node, 1).startswith(tuple(saver))
+            and protobuf_wire.text(node, 2) != "StatefulPartitionedCall"
+        ):
+            called |= _attributes(node, bodies)
+    for objects in protobuf_wire.messages(graph, 7):
+        called |= {protobuf_wire.text(entry, 1) for entry in protobuf_wire.messages(objects, 2)}
+    return called
+
+
+def _attributes(node: memoryview, bodies: dict[str, list[memoryview]]) -> set[str]:
+    """Return the functions that a node names: as its operator, or in its attributes."""
+    names = {protobuf_wire.text(node, 2)}
+    for entry in protobuf_wire.messages(node, 5):
+        for value in protobuf_wire.messages(entry, 2):
+            listed = [
+                function for group in protobuf_wire.messages(value, 1) for function in protobuf_wire.messages(group, 9)
+            ]
+            names |= {protobuf_wire.text(function, 1) for function in [*protobuf_wire.messages(value, 10), *listed]}
+    return names & bodies.keys()

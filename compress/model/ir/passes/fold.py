@@ -1,0 +1,171 @@
+"""The canonical form for quantization: batch norms folded, activations as separate layers, one step per layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.model.ir.keras_graph import Layer, LayerOutput, Network, tensors_in
+from compress.model.ir.layer_specs import ACTIVATION, DENSE, TIME_DISTRIBUTED, LayerSpec, spec_of
+from compress.model.ir.layer_specs.families import SeparableConvolutionSpec
+from compress.model.ir.passes.decompose import decomposed, gamma_and_beta, scale_and_shift
+
+
+def canonical(network: Network) -> Network:
+    """Return the same function in canonical form: one step per layer, and batch norms folded where possible."""
+    return _everywhere(decomposed, _everywhere(_fold_batch_norms, unfolded(network)))
+
+
+def unfolded(network: Network) -> Network:
+    """Return the same function in single steps, with all batch norms still there."""
+    network = _everywhere(_without_time_distributed, network)
+    return _everywhere(_in_steps, split_activations(_everywhere(_split_separable, network)))
+
+
+def folded(network: Network) -> Network:
+    """Return the same function with batch norms folded where possible, and activations as separate layers."""
+    return _everywhere(_fold_batch_norms, split_activations(_everywhere(_split_separable, network)))
+
+
+def split_activations(network: Network) -> Network:
+    """Return the same function with activations as separate layers."""
+    return _everywhere(_split_activations, network)
+
+
+def folded_dense(network: Network) -> Network:
+    """Return the same function with batch norms folded into dense layers only."""
+
+    def fold(network: Network, name: str) -> Network:
+        inputs = network.layers[name].inputs() if network.layers[name].calls else []
+        follows_dense = bool(inputs) and spec_of(network.layers[inputs[0].layer]) == DENSE
+        return _fold_batch_norms(network, name) if follows_dense else network
+
+    return _everywhere(fold, network)
+
+
+def _everywhere(step: Callable[[Network, str], Network], network: Network) -> Network:
+    for name in list(network.layers):
+        network = step(network, name)
+    return network
+
+
+def folded_norms(network: Network) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
+    """Return gamma and beta of the batch norms that `canonical` folds, by the layer that each is folded into."""
+    network = unfolded(network)
+    parameters = {}
+    for norm in network.layers.values():
+        layer = _source(network, norm)
+        if layer is not None:
+            gamma, beta = gamma_and_beta(norm)
+            channels = norm.weights[-1].shape
+            parameters[layer.name] = np.broadcast_to(gamma, channels), np.broadcast_to(beta, channels)
+    return parameters
+
+
+def _without_time_distributed(network: Network, name: str) -> Network:
+    """Call the layer inside a `TimeDistributed` at each step: it may have an activation, or be separable."""
+    return decomposed(network, name) if spec_of(network.layers[name]) == TIME_DISTRIBUTED else network
+
+
+def _in_steps(network: Network, name: str) -> Network:
+    """Decompose a layer, unless it is a batch norm: most of them can be folded later."""
+    return network if spec_of(network.layers[name]).is_batch_norm else decomposed(network, name)
+
+
+def _shapes(network: Network, new: str, like: LayerOutput, calls: int) -> Network:
+    """Return the network with shapes for the outputs of a new layer: those of `like`."""
+    added = {LayerOutput(new, call): network.shapes[replace(like, call=call)] for call in range(calls)}
+    return replace(network, shapes={**network.shapes, **added})
+
+
+def appended(network: Network, layer: Layer, spec: LayerSpec, config: dict[str, Any], weights: Any = ()) -> Network:
+    """Replace `layer`, and append a new layer after each of its calls; all readers read the new layer instead."""
+    name = config["name"]
+    calls = tuple({"args": [LayerOutput(layer.name, call)], "kwargs": {}} for call in range(len(layer.calls)))
+    moved = {LayerOutput(layer.name, call): LayerOutput(name, call) for call in range(len(layer.calls))}
+    network = _shapes(network.edited({layer.name: layer}, moved), name, LayerOutput(layer.name), len(calls))
+    return network.edited({name: spec.layer(calls=calls, weights=weights, **config)}, {})
+
+
+def _split_activations(network: Network, name: str) -> Network:
+    """Split `Conv2D(activation="relu")` into a linear convolution and an activation."""
+    layer = network.layers[name]
+    activation = layer.config.get("activation", "linear")
+    if spec_of(layer).kernel is None or activation in ("linear", None):
+        return network
+    new = network.free_name(f"{name}_activation")
+    config = {"name": new, "activation": activation}
+    return appended(network, layer.configured(activation="linear"), ACTIVATION, config)
+
+
+def _split_separable(network: Network, name: str) -> Network:
+    """Split `SeparableConv1D` and 2D into a depthwise and a pointwise convolution."""
+    layer = network.layers[name]
+    spec, config = spec_of(layer), dict(layer.config)
+    if not isinstance(spec, SeparableConvolutionSpec) or config["padding"] == "causal":
+        return network
+    depthwise, pointwise, *bias = layer.weights
+    first_spec, second_spec = spec.parts
+    shared = {key: config[key] for key in ("kernel_size", "strides", "padding", "dilation_rate", "data_format")}
+    multiplier = config["depth_multiplier"]
+    first = first_spec.layer(name, layer.calls, (depthwise,), depth_multiplier=multiplier, use_bias=False, **shared)
+    new = network.free_name(f"{name}_pointwise")
+    second = {
+        "name": new,
+        "filters": config["filters"],
+        "kernel_size": 1,
+        "use_bias": config["use_bias"],
+        "activation": config["activation"],
+    }
+    network = appended(network, first, second_spec, second, (pointwise, *bias))
+    middle = {
+        LayerOutput(name, call): (*network.shapes[LayerOutput(name, call)][:-1], prod(depthwise.shape[-2:]))
+        for call in range(len(layer.calls))
+    }
+    return replace(network, shapes={**network.shapes, **middle})
+
+
+def _fold_batch_norms(network: Network, name: str) -> Network:
+    """Fold a batch norm into the layer before it, if that is possible."""
+    norm = network.layers[name]
+    layer = _source(network, norm)
+    if layer is None:
+        return network
+    moved = {LayerOutput(name, call): norm.inputs(call)[0] for call in range(len(norm.calls))}
+    return network.edited({layer.name: _folded(layer, norm), name: None}, moved)
+
+
+def _source(network: Network, norm: Layer) -> Layer | None:
+    """Return the layer that a batch norm can be folded into: linear, with a kernel, and no other reader."""
+    if not spec_of(norm).is_batch_norm or not norm.calls:
+        return None
+    sources = [norm.inputs(call)[0] for call in range(len(norm.calls))]
+    layer = network.layers[sources[0].layer]
+    is_linear = layer.config.get("activation", "linear") in ("linear", None)
+    if spec_of(layer).kernel is None or not is_linear:
+        return None
+    if not norm.normalizes_last_axis(len(network.shapes[sources[0]])):
+        return None
+    consumers = network.consumers()
+    outputs = set(tensors_in(network.outputs))
+    has_other_readers = any(len(consumers[source]) > 1 or source in outputs for source in sources)
+    calls = {(layer.name, call) for call in range(len(layer.calls))}  # of a shared layer all must be normalized
+    normalizes_all = {(source.layer, source.call) for source in sources} == calls
+    return layer if normalizes_all and not has_other_readers else None
+
+
+def _folded(layer: Layer, norm: Layer) -> Layer:
+    """Return a layer with the scale of a batch norm in its kernel and the shift in its bias, in double precision."""
+    factor, offset = scale_and_shift(norm)
+    bias = layer.weights[1].astype(np.float64) if layer.config.get("use_bias", True) else np.float64(0)
+    scaled = spec_of(layer).kernels[0].times_outputs(layer.weights[0], factor)
+    shifted = bias * factor + offset
+    return replace(
+        layer.configured(use_bias=True),
+        weights=(scaled.astype(np.float32), np.broadcast_to(shifted, factor.shape).astype(np.float32)),
+    )

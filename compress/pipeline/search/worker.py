@@ -1,0 +1,271 @@
+"""The process that runs trials, seen from both ends.
+
+TensorFlow takes 10 s to import, and does not give all memory back. So one process runs many trials; after a crash, and
+after TRIALS_PER_PROCESS, the next trial gets a new one. Requests, questions and answers are lines of JSON in pipes. The
+process ends with the one that started it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from compress.core.errors import CorallineError, StageError, StoreError
+from compress.core.files import explain
+from compress.data.dataset import Dataset
+from compress.pipeline import runner, schema
+from compress.pipeline.bucket import Bucket
+from compress.pipeline.search import trial as trials
+from compress.pipeline.search.early_stop import TrialProgress
+from compress.pipeline.search.trial import HopelessError, Judge
+from compress.pipeline.shared_store import BucketConnection, store_in
+from compress.pipeline.store import Store
+from compress.pipeline.yaml_file import Document
+from compress.report.record import RunRecord
+
+TRIALS_PER_PROCESS = 20
+FIRST_HINT = "its last lines on stderr say why"
+PATIENCE_S = 30.0
+"""Time for a process to end after it was interrupted."""
+WorkKind = Literal["trial", "front"]
+Open = Callable[[Path, str], AbstractContextManager[runner.Monitor]]
+"""Opens the display of one piece of work, from its log file and its title."""
+
+
+@dataclass(frozen=True)
+class WorkRequest:
+    """One piece of work for the process.
+
+    Attributes:
+        kind: "trial": the models on the validation split; "front": the complete run with its report.
+        path: the pipeline file; paths in the content are relative to its folder.
+        content: the content of the pipeline file.
+        out: the folder with the store.
+        folder: the folder for the results of the run.
+        title: its name in messages.
+    """
+
+    kind: WorkKind
+    path: str
+    content: Mapping[str, Any]
+    out: str
+    folder: str
+    title: str
+
+
+class _CrashError(StageError):
+    """The process of a trial ended without an answer."""
+
+
+class WorkerProcess:
+    """The process that runs trials; it starts with the first of them.
+
+    Args:
+        command: the program.
+        environment: its environment variables; None for those of this process.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+        self._command, self._environment = command, environment
+        self._process: subprocess.Popen[str] | None = None
+        self._is_ready = False
+        self._done = 0
+
+    def run(self, request: WorkRequest, judge: Judge) -> dict[str, Any]:
+        """Run one piece of work, and return its result, with one of the keys "done", "stopped" and "failed".
+
+        Args:
+            request: the work.
+            judge: decides after each stage whether a trial goes on.
+
+        Raises:
+            StageError: the process cannot start.
+            StoreError: a file could not be written: a full disk, with which other work would fail, too.
+            KeyboardInterrupt: this process was interrupted, or the other one. The work is over.
+        """
+        try:
+            result = self._answered(request, judge)
+        except _CrashError as error:
+            return {"failed": str(error)}
+        except KeyboardInterrupt:
+            self.interrupt()
+            raise
+        if "interrupted" in result:
+            raise KeyboardInterrupt
+        if result.get("exit_code") == StoreError.exit_code:
+            raise StoreError(result["failed"])
+        return result
+
+    def _answered(self, request: WorkRequest, judge: Judge) -> dict[str, Any]:
+        """Send a request, answer its questions, and return the result.
+
+        Raises:
+            _CrashError: the process ended, with the probable reason.
+            StageError: the process cannot start.
+        """
+        process = self._started()
+        self._done += 1
+        answer: dict[str, Any] = asdict(request)
+        while True:
+            message = self._exchange(process, answer)
+            if "ask" not in message:
+                return message
+            state = message["ask"]
+            known = TrialProgress(state["stage"], tuple(state["order"]), state["quality"], state["costs"])
+            answer = {"stop": judge(known)}
+
+    def _started(self) -> subprocess.Popen[str]:
+        if self._process is not None and self._done >= TRIALS_PER_PROCESS:
+            self.close()
+        if self._process is None or self._process.poll() is not None:
+            self._done, self._is_ready = 0, False
+            # Ctrl-C in a terminal goes to its own session only: `interrupt` passes it on.
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=self._environment,
+                start_new_session=True,
+            )
+            try:
+                self._received(self._process)
+            except _CrashError as error:
+                raise StageError(f"{error.what} before its first trial", where="search", hint=FIRST_HINT) from error
+            self._is_ready = True
+        return self._process
+
+    def _exchange(self, process: subprocess.Popen[str], message: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a message, and return the next one."""
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):  # then there is no answer
+            process.stdin.write(json.dumps(message) + "\n")
+            process.stdin.flush()
+        return self._received(process)
+
+    def _received(self, process: subprocess.Popen[str]) -> dict[str, Any]:
+        """Return the next message."""
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line.endswith("\n"):
+            raise self._crashed(process)
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _crashed(self, process: subprocess.Popen[str]) -> _CrashError:
+        code = process.wait()
+        self.close()
+        if code == -signal.SIGKILL:
+            hint = "the system ends a process when memory is short: see the setting batch_size"
+            return _CrashError("the process of the trial was killed (signal 9)", hint=hint)
+        cause = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return _CrashError(f"the process of the trial ended with {cause}", hint="its output is in the log")
+
+    def interrupt(self) -> None:
+        """Interrupt the work, as Ctrl-C does, and wait for its end."""
+        try:
+            if self._process is not None and self._is_ready and self._process.poll() is None:
+                self._process.send_signal(signal.SIGINT)
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(PATIENCE_S)
+        finally:  # a second Ctrl-C does not wait
+            self.close()
+
+    def close(self) -> None:
+        """End the process."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                with suppress(OSError):
+                    stream.close()
+
+
+def serve(display: Open, location: str | None = None) -> None:
+    """Run the work that is asked for on stdin, in the new process. Other output goes to stderr.
+
+    Args:
+        display: opens the display of one piece of work.
+        location: the bucket behind the store, if there is one.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(sys.stdin, lines), daemon=True).start()
+
+    def ask(state: TrialProgress) -> str:
+        _send(answers, {"ask": asdict(state)})
+        return str(json.loads(lines.get())["stop"])
+
+    _send(answers, {"ready": True})
+    connection = None if location is None else BucketConnection(Bucket(location))
+    data: dict[str, Dataset] = {}
+    try:
+        while True:
+            request = WorkRequest(**json.loads(lines.get()))
+            _send(answers, _result(request, store_in(Path(request.out), connection), display, ask, data))
+    except KeyboardInterrupt:
+        _send(answers, {"interrupted": True})
+
+
+def _read(stream: IO[str], lines: queue.SimpleQueue[str]) -> None:
+    """Pass lines on; end this process when the one that started it has ended."""
+    for line in stream:
+        lines.put(line)
+    os._exit(0)
+
+
+def _send(stream: IO[str], message: Mapping[str, Any]) -> None:
+    stream.write(json.dumps(message) + "\n")
+    stream.flush()
+
+
+def _result(request: WorkRequest, store: Store, display: Open, ask: Judge, data: dict[str, Dataset]) -> dict[str, Any]:
+    """Return the result of one piece of work; an error is a result, too. Decoded samples stay for the next one."""
+    folder = Path(request.folder)
+    try:
+        with display(folder / runner.LOG, request.title) as monitor:
+            pipeline = schema.check(Document(Path(request.path), request.content, {}))
+            if pipeline.data.digest not in data:
+                data.clear()  # the samples of one size, in case that varies
+            pipeline = replace(pipeline, data=data.setdefault(pipeline.data.digest, pipeline.data))
+            if request.kind == "front":
+                # The results of an earlier command stay if this one is interrupted.
+                record = runner.run(pipeline, folder.parent, monitor, store=store, reports_interruption=False)
+                return {"done": _run_facts(record)}
+            running = trials.prepare(pipeline, store, folder, monitor, ask)
+            try:
+                running.run()
+            except HopelessError as stop:
+                return {"stopped": str(stop), **running.measured.to_json()}
+            return {"done": running.measured.to_json()}
+    except CorallineError as error:
+        return {"failed": str(error), "exit_code": error.exit_code}
+    except OSError as error:
+        failure = explain(error, request.title)
+        return {"failed": str(failure), "exit_code": failure.exit_code}
+
+
+def _run_facts(record: RunRecord) -> dict[str, Any]:
+    """Return what the front shows of a complete run."""
+    assert record.models is not None
+    return {
+        "files": list(record.outputs),
+        "test": record.models.result.measurements[record.quality.name].to_json(),
+        "verdict": "" if record.verdict is None else record.verdict.level,
+    }

@@ -1,0 +1,189 @@
+"""`distill`: train the model, or a smaller one, on the outputs of teachers; by default of the original model."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from compress.core.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
+from compress.core.errors import ModelError
+from compress.learning.distillation.settings import DistillationSettings, Features
+from compress.learning.training.loop import TrainingSettings
+from compress.pipeline.stage import Context, Need, Stage, Use
+from compress.pipeline.stages.load import Origin, stage_for
+
+if TYPE_CHECKING:  # a dry run reads settings only
+    from compress.learning.distillation.teachers import Teacher
+    from compress.tasks.base import Head
+
+ORIGINAL = Path("original")
+
+
+class Distill(Stage, TrainingSettings, DistillationSettings):
+    """Train the model, or a separate student, on the outputs of the original model or other teachers, and on the
+    labels."""
+
+    name: ClassVar[str] = "distill"
+    version: ClassVar[int] = 7
+    consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS})
+    produces: ClassVar[Kind] = Kind.KERAS
+    needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "original"})
+    tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "tf-keras", "ai-edge-litert")
+    imports_tensorflow: ClassVar[bool] = True
+
+    epochs: Annotated[int, Field(ge=1, le=10_000)] = 6
+    """Number of passes over the training split."""
+    learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.002
+    """Initial learning rate of Adam."""
+    teachers: tuple[Path, ...] = ()
+    """The teachers: model files (.keras, .h5, .onnx, .tflite, also quantized), SavedModel folders, or the word
+    original, which is the default."""
+    teacher_weights: tuple[Annotated[float, Field(gt=0, le=1000)], ...] = ()
+    """Weights of the teachers, in their order, when their probabilities are averaged; by default all the same."""
+    features: Features | None = None
+    """Also learn from inner layers of the first teacher; {} uses the last feature maps."""
+    student: Origin | None = None
+    """Train this model instead of the current one: {builder: …} or {file: …}, as under `model`."""
+
+    @model_validator(mode="after")
+    def _check_combination(self) -> Self:
+        self.check_training(self)
+        count = max(len(self.teachers), 1)
+        if self.teacher_weights and len(self.teacher_weights) != count:
+            raise ValueError(f"teacher_weights: {len(self.teacher_weights)} weights for {count} teachers")
+        return self
+
+    def trains(self) -> bool:
+        """Return True."""
+        return True
+
+    def changes_cost(self) -> bool:
+        """Return whether a separate student replaces the model."""
+        return self.student is not None
+
+    def uses(self) -> tuple[Use, ...]:
+        """Return distillation, and the methods of the training."""
+        decoupled: tuple[Use, ...] = ("decoupled",) if self.decoupled else ()
+        return ("distillation", *decoupled, *self.training_uses(self.weight < 1))
+
+    def accepted_kinds(self) -> frozenset[Kind]:
+        """Return also files without Keras layers if there is a separate student: then they are only teachers."""
+        return self.consumes | {Kind.FLOAT_TFLITE, Kind.TFLITE} if self.student else self.consumes
+
+    def with_paths_from(self, folder: Path) -> Self:
+        """Return the stage with the paths of teachers and student relative to `folder`.
+
+        Raises:
+            ModelError: there is no such file or builder, or it is not a model.
+        """
+        paths = tuple(path if path == ORIGINAL else folder / path for path in self.teachers)
+        for path in paths:
+            if path != ORIGINAL:
+                _refuse_other(path)
+        if self.student is None:
+            return self.model_copy(update={"teachers": paths})
+        student = self.student.with_paths_from(folder)
+        loader = student.loader(Path(), trust=True)  # trust is checked when the stage runs
+        if loader.produces not in (Kind.KERAS, Kind.UNTRAINED):
+            raise ModelError(
+                f"cannot be trained: {loader.kind_reason()}", where="student", hint="choose another student"
+            )
+        return self.model_copy(update={"teachers": paths, "student": student})
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings with digests of files instead of their paths."""
+        from compress.model.importers import model_file
+
+        try:
+            digests = [path.name if path == ORIGINAL else model_file.content_digest(path) for path in self.teachers]
+        except OSError as error:
+            where = str(error.filename)
+            raise ModelError(f"cannot be read: {error.strerror}", where=where, hint="check distill.teachers") from error
+        student = None
+        if self.student is not None:
+            loader = self.student.loader(Path(), trust=True)
+            student = {**loader.identity(), "version": loader.version, "environment": loader.environment()}
+        return {**super().identity(), "teachers": digests, "student": student}
+
+    def run(self, artifact: Artifact, context: Context) -> Facts:
+        """Train the student; return the history, the names of the teachers, and when they ran."""
+        from compress.learning.distillation import features, losses
+        from compress.learning.training import healing, loop, phases
+        from compress.model.ir.tensorflow import keras
+        from compress.pipeline.stages import working_model
+
+        keras(context.seed)
+        model = self._student(artifact, context)
+        head = loop.head_of(model, context.data, context.specification)
+        teachers = self._teachers(context, head)
+        hints = (
+            features.set_up(model, teachers[0], self.features, context.data, context.specification)
+            if self.features
+            else None
+        )
+        names = [teacher.name for teacher in teachers]
+        training = phases.training(context.data, self)
+        once = [losses.teachers_phase(context.data)] if losses.schedule(self) == losses.ONCE else []
+        context.progress.plan(*once, training, working_model.WRITING)
+        context.progress.note(f"distill: teachers ({', '.join(names)}) run {losses.schedule(self)}")
+        loss = losses.loss_of(head, teachers, self, self, context, hints)
+        train = healing.heal if self._has_fair_validation(artifact) else loop.fit
+        with context.progress.phase(training):
+            facts = train(hints.model if hints else model, loss, self, context)
+        working_model.write(hints.student if hints else model, context.folder, context.progress)
+        facts |= {"teachers": names, "teachers_run": losses.schedule(self)}
+        if hints:
+            facts["features"] = [list(pair) for pair in hints.pairs]
+        return facts
+
+    def _has_fair_validation(self, artifact: Artifact) -> bool:
+        """Whether the training may be judged by the student's result on validation before it."""
+        if self.student is None:
+            return artifact.is_trained
+        return self.student.loader(Path(), trust=True).produces is not Kind.UNTRAINED
+
+    def _student(self, artifact: Artifact, context: Context) -> Any:
+        """Return the model to train; a separate student is built as under `model:`, in a temporary folder."""
+        from compress.model.importers.keras import keras_file
+        from compress.pipeline.stages import working_model
+
+        if self.student is None:
+            return working_model.read(artifact, context)
+        with tempfile.TemporaryDirectory() as folder:
+            self.student.loader(Path(), trust=context.trust).run(artifact, replace(context, folder=Path(folder)))
+            return keras_file.load(Path(folder) / MODEL_KERAS, trust=context.trust)
+
+    def _teachers(self, context: Context, head: Head) -> list[Teacher]:
+        """Return the teachers with their weights."""
+        from compress.learning.distillation import teachers
+        from compress.pipeline.stages import working_model
+
+        result = []
+        for path in self.teachers or (ORIGINAL,):
+            if path != ORIGINAL:
+                result.append(teachers.read(path, context, head))
+            elif MODEL_KERAS in context.original.files:
+                model = working_model.read(context.original, context)
+                result.append(teachers.of_model(model, context.data, "the original", context.specification))
+            else:
+                teacher = teachers.read(context.original.file(MODEL_TFLITE), context, head)
+                result.append(replace(teacher, name="the original"))
+        weights = self.teacher_weights or (1.0,) * len(result)
+        return [replace(teacher, weight=weight) for teacher, weight in zip(result, weights, strict=True)]
+
+
+def _refuse_other(path: Path) -> None:
+    """Refuse a path that is not a model file or folder.
+
+    Raises:
+        ModelError: it is not.
+    """
+    try:
+        stage_for(path)
+    except ModelError as error:
+        error.where = f"teachers: {error.where}" if error.where else "teachers"
+        raise

@@ -1,0 +1,70 @@
+"""`train`: train the model on the labels, or only its head, or its layers one after another."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from compress.core.artifact import Artifact, Facts, Kind
+from compress.learning.training.loop import TrainingSettings
+from compress.learning.training.transfer import TransferSettings
+from compress.pipeline.stage import Context, Need, Stage, Use
+from compress.targets.base import Target
+
+
+class Train(Stage, TrainingSettings, TransferSettings):
+    """Train the model on the training split. A model from a file is trained already, and is left as it is, unless it
+    gets a new head (`model: {head: new}`) or `fine_tune` is set."""
+
+    name: ClassVar[str] = "train"
+    version: ClassVar[int] = 7
+    consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.UNTRAINED, Kind.KERAS})
+    produces: ClassVar[Kind] = Kind.KERAS
+    needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})
+    tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras")
+    imports_tensorflow: ClassVar[bool] = True
+
+    epochs: Annotated[int, Field(ge=1, le=10_000)] = 30
+    """Number of passes over the training split."""
+    fine_tune: bool = False
+    """Train a model from a file further; its weights from before the training are kept if validation is worse."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the label that is spread over all classes. Source: Szegedy et al., Rethinking the Inception Architecture
+    for Computer Vision, 2016."""
+
+    def skip(self, kind: Kind, *, from_file: bool, target: Target) -> str | None:
+        """Return why a model from a file is not trained; None for an untrained model."""
+        if not from_file or self.fine_tune:
+            return None
+        return "the model came trained, from a file; `fine_tune: true` trains it further"
+
+    def trains(self) -> bool:
+        """Return True."""
+        return True
+
+    def uses(self) -> tuple[Use, ...]:
+        """Return the methods of the training."""
+        smoothing: tuple[Use, ...] = ("label smoothing",) if self.label_smoothing else ()
+        return ("labels", *smoothing, *self.training_uses())
+
+    def run(self, artifact: Artifact, context: Context) -> Facts:
+        """Write the trained model; return its history."""
+        from compress.learning.training import healing, loop, phases, transfer
+        from compress.model.ir.tensorflow import keras
+        from compress.pipeline.stages import working_model
+
+        keras(context.seed)
+        model = working_model.read(artifact, context)
+        loss = loop.smoothed_loss(loop.own_loss(model, context), self.label_smoothing)
+        train = healing.heal if artifact.is_trained else loop.fit
+        training = phases.training(context.data, self)
+        context.progress.plan(training, working_model.WRITING)
+        with (
+            context.progress.phase(training),
+            transfer.frozen(model, self) as count,
+            transfer.flat(model, self) as trained,
+        ):
+            facts = train(trained, loss, self, context, rates=transfer.rates(trained, self))
+        working_model.write(model, context.folder, context.progress)
+        return {**facts, "frozen_layers": count} if count else facts

@@ -1,0 +1,1 @@
+"""Finds out why an Edge TPU does not work."""

@@ -1,0 +1,1 @@
+"""Learns new classes on the device."""

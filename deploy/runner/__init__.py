@@ -1,0 +1,1 @@
+"""Runs and measures a bundle on this machine."""

@@ -1,0 +1,360 @@
+"""A pipeline: the segments of a model on several devices at the same time, each with a thread of its own.
+
+`python -m compress split` makes segments. Every sample goes through them in order; while the second segment works on
+it, the first one works on the next sample. A sample carries its tensors by name: a segment takes its inputs, and adds
+its outputs, so that a tensor may skip segments. A queue in front of each segment holds a few samples; the segment
+before it waits while it is full. So does the source of the samples: nothing is read faster than it is used.
+
+Copies of the same segments take turns, and answers come in the order of the samples::
+
+    with segment_files.load(["shop_2_segments"], ["usb:0", "usb:1"]) as pipeline:
+        for outputs in pipeline.stream(samples):
+            print(outputs["scores"])
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import threading
+import time
+from typing import Any, Deque, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Sequence
+
+import numpy as np
+
+from deploy.contract.errors import ArgumentError, DeviceError, EdgeTpuError
+from deploy.contract.preprocessing import Array
+from deploy.contract.tensors import TensorDescription
+from deploy.runner.measurement import describe, measured
+from deploy.runner.runtime import InferenceSession, first_line
+
+WAITING = 2
+"""Samples in the queue of each segment."""
+END_S = 10.0
+"""How long the end waits for the inferences that are running."""
+KEPT = 100_000
+"""Times of the last samples that are kept for the statistics."""
+Tensors = Mapping[str, Array]
+
+
+class _ClosedError(Exception):
+    """The channel was closed."""
+
+
+class _Failure(NamedTuple):
+    """An exception, in the place of a sample."""
+
+    error: BaseException
+
+
+_END = object()
+
+
+class _Channel:
+    """A queue with a limit that can be closed: whoever waits for it then gets an exception."""
+
+    def __init__(self, limit: int) -> None:
+        self._items: Deque[Any] = collections.deque()
+        self._limit = limit
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def put(self, item: Any) -> None:
+        with self._changed:
+            while len(self._items) >= self._limit and not self._closed:
+                self._changed.wait()
+            if self._closed:
+                raise _ClosedError()
+            self._items.append(item)
+            self._changed.notify_all()
+
+    def get(self) -> Any:
+        with self._changed:
+            while not self._items and not self._closed:
+                self._changed.wait()
+            if self._closed:
+                raise _ClosedError()
+            item = self._items.popleft()
+            self._changed.notify_all()
+            return item
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+class _Sample:
+    """A sample on its way.
+
+    Args:
+        tensors: its tensors by name.
+
+    Attributes:
+        tensors: its tensors by name.
+        entered: the time of `time.perf_counter` when it entered the pipeline.
+    """
+
+    __slots__ = ("entered", "tensors")
+
+    def __init__(self, tensors: Tensors) -> None:
+        self.tensors = dict(tensors)
+        self.entered = 0.0
+
+
+class LoadedSegment:
+    """A segment on its device.
+
+    Args:
+        name: its name in messages, such as its file.
+        session: the loaded model.
+
+    Attributes:
+        name: see above.
+        session: see above.
+        inputs: the names of its inputs.
+        outputs: the names of its outputs.
+        times: the seconds of its last inferences, with setting inputs and reading outputs.
+    """
+
+    def __init__(self, name: str, session: InferenceSession) -> None:
+        self.name = name
+        self.session = session
+        self.inputs = [tensor.tensor for tensor in session.inputs]
+        self.outputs = [tensor.tensor for tensor in session.outputs]
+        self.times: Deque[float] = collections.deque(maxlen=KEPT)
+
+    def run(self, sample: _Sample) -> None:
+        """Add the outputs to the tensors of a sample."""
+        begin = time.perf_counter()
+        outputs = self.session.run_tensors([sample.tensors[name] for name in self.inputs])
+        sample.tensors.update(zip(self.outputs, outputs))
+        self.times.append(time.perf_counter() - begin)
+
+
+class SegmentPipeline:
+    """Segments that work at the same time. One thread may use it at a time.
+
+    Args:
+        copies: the segments of each copy, in order. All copies have the same segments, on different devices.
+        waiting: the number of samples in the queue of each segment.
+        outputs: the names of the outputs of the whole model; none: those that no other segment reads.
+
+    Attributes:
+        copies: see above.
+        inputs: the descriptions of the inputs of the whole model.
+        outputs: the names of the outputs of the whole model.
+
+    Raises:
+        ArgumentError: there are no segments, or a segment needs a tensor that none before it has.
+    """
+
+    def __init__(
+        self, copies: Sequence[Sequence[LoadedSegment]], waiting: int = WAITING, outputs: Sequence[str] = ()
+    ) -> None:
+        if waiting < 1:
+            raise ArgumentError("--queue is %d, and must be at least 1" % waiting, "use --queue %d" % WAITING)
+        if not copies or not copies[0]:
+            raise ArgumentError("there are no segments", "name the folder, or the files in their order")
+        self.copies = [list(copy) for copy in copies]
+        self._waiting = waiting
+        segments = self.copies[0]
+        producers: Dict[str, int] = {}
+        external: Dict[str, TensorDescription] = {}
+        read = set()
+        for index, segment in enumerate(segments):
+            for tensor in segment.session.inputs:
+                read.add(tensor.tensor)
+                if tensor.tensor not in producers:
+                    external.setdefault(tensor.tensor, tensor)
+            producers.update(dict.fromkeys(segment.outputs, index))
+        early = [name for name in external if name in producers]
+        if early:
+            what = "a segment needs %s, which a later segment computes" % early[0]
+            raise ArgumentError(what, "name the files in their order")
+        self.inputs = list(external.values())
+        last = len(segments) - 1
+        self.outputs = list(outputs) or [name for name, index in producers.items() if name not in read or index == last]
+        self._latencies: Deque[float] = collections.deque(maxlen=KEPT)
+        self._elapsed_s = 0.0
+        self._count = 0
+
+    def stream(self, samples: Iterable[Tensors]) -> Iterator[Dict[str, Array]]:
+        """Yield the outputs of the whole model for each sample, by name and in the order of the samples.
+
+        If a sample or a segment fails, the answers for the samples before it are yielded first. All threads end with
+        the iterator: after an error, with Ctrl-C, and if it is closed early.
+
+        Args:
+            samples: for each sample, its input tensors by name, in the shapes and dtypes of the model. Another thread
+                iterates over them.
+
+        Raises:
+            ArgumentError: a sample lacks an input.
+            EdgeTpuError: an inference failed.
+        """
+        self._latencies.clear()
+        for segment in self._segments():
+            segment.times.clear()
+        self._count = 0
+        begin = time.perf_counter()
+        run = _Run(self.copies, samples, self._waiting)
+        try:
+            for sample in run.results():
+                now = time.perf_counter()
+                self._latencies.append(now - sample.entered)
+                self._elapsed_s = now - begin
+                self._count += 1
+                yield {name: sample.tensors[name] for name in self.outputs}
+        finally:
+            run.end()
+
+    def _segments(self) -> List[LoadedSegment]:
+        return [segment for copy in self.copies for segment in copy]
+
+    def statistics(self) -> Dict[str, Any]:
+        """Return throughput, latency and the bottleneck of the last stream, as a plain map."""
+        if not self._count:
+            return {"samples": 0, "segments": []}
+        latencies = np.array(self._latencies) * 1000
+        note = "%d samples, from the first queue to the last output" % self._count
+        result: Dict[str, Any] = {
+            "samples": self._count,
+            "throughput": measured(self._count / self._elapsed_s, "1/s", "%d samples" % self._count),
+            "latency": {
+                name: measured(float(np.percentile(latencies, percent)), "ms", note)
+                for name, percent in (("median", 50), ("p90", 90), ("p99", 99))
+            },
+        }
+        rows = [dict(self._row(segment), copy=i) for i, copy in enumerate(self.copies) for segment in copy]
+        result["segments"] = rows
+        result["bottleneck"] = max(rows, key=lambda row: row["busy"]["value"])["name"]
+        return result
+
+    def _row(self, segment: LoadedSegment) -> Dict[str, Any]:
+        times = np.array(segment.times) * 1000
+        note = "%d inferences" % len(times)
+        busy = min(float(times.mean()) * self._count / len(self.copies) / 1000 / self._elapsed_s, 1.0)
+        return {
+            "name": segment.name,
+            "device": segment.session.options.device or "(any)",
+            "median": measured(float(np.median(times)), "ms", note),
+            "p99": measured(float(np.percentile(times, 99)), "ms", note),
+            "busy": measured(busy, "fraction", "of the time of the stream"),
+        }
+
+    def close(self) -> None:
+        """Release all devices."""
+        for segment in self._segments():
+            segment.session.close()
+
+    def __enter__(self) -> SegmentPipeline:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class _Run:
+    """The threads and channels of one stream.
+
+    Args:
+        copies: the segments of each copy.
+        samples: the samples.
+        waiting: the limit of each channel.
+    """
+
+    def __init__(self, copies: Sequence[Sequence[LoadedSegment]], samples: Iterable[Tensors], waiting: int) -> None:
+        self._channels = [[_Channel(waiting) for _ in range(len(copy) + 1)] for copy in copies]
+        self._needed = {name for segment in copies[0] for name in segment.inputs}
+        self._needed -= {name for segment in copies[0] for name in segment.outputs}
+        self._threads = [threading.Thread(target=self._feed, args=(samples,), name="samples", daemon=True)]
+        for copy, channels in zip(copies, self._channels):
+            for segment, source, target in zip(copy, channels, channels[1:]):
+                arguments = (segment, source, target)
+                self._threads.append(threading.Thread(target=_work, args=arguments, name=segment.name, daemon=True))
+        for thread in self._threads:
+            thread.start()
+
+    def _feed(self, samples: Iterable[Tensors]) -> None:
+        """Put samples into the first channels of the copies, in turn."""
+        turn = 0
+        item: Any = _END
+        try:
+            for tensors in samples:
+                missing = self._needed - set(tensors)
+                if missing:
+                    raise ArgumentError("a sample has no input %s" % sorted(missing)[0], "give every input by its name")
+                sample = _Sample(tensors)
+                sample.entered = time.perf_counter()
+                self._channels[turn][0].put(sample)
+                turn = (turn + 1) % len(self._channels)
+        except _ClosedError:
+            return
+        except Exception as error:  # noqa: BLE001 - the thread that reads the results raises it
+            item = _Failure(error)
+        with contextlib.suppress(_ClosedError):
+            self._channels[turn][0].put(item)
+
+    def results(self) -> Iterator[_Sample]:
+        """Yield the samples with their outputs, in order.
+
+        Raises:
+            Exception: that of the samples, or of a segment.
+        """
+        turn = 0
+        while True:
+            item = self._channels[turn][-1].get()
+            if item is _END:
+                return
+            if isinstance(item, _Failure):
+                raise item.error
+            yield item
+            turn = (turn + 1) % len(self._channels)
+
+    def end(self) -> None:
+        """End all threads, after the inferences that are running."""
+        for channels in self._channels:
+            for channel in channels:
+                channel.close()
+        deadline = time.monotonic() + END_S
+        for thread in self._threads:
+            thread.join(max(deadline - time.monotonic(), 0.0))
+
+
+def _work(segment: LoadedSegment, source: _Channel, target: _Channel) -> None:
+    """Run a segment on the samples of a channel, until its end: the work of one thread."""
+    try:
+        while True:
+            item = source.get()
+            if isinstance(item, _Sample):
+                item = _ran(segment, item)
+            target.put(item)
+            if not isinstance(item, _Sample):
+                return
+    except _ClosedError:
+        pass
+
+
+def _ran(segment: LoadedSegment, sample: _Sample) -> Any:
+    try:
+        segment.run(sample)
+    except DeviceError as error:
+        return _Failure(error)
+    except Exception as error:  # noqa: BLE001 - the thread that reads the results raises it
+        what = "%s did not run: %s" % (segment.name, first_line(error))
+        return _Failure(EdgeTpuError(what, "python3 runner.pyz doctor", "refused"))
+    return sample
+
+
+def text(result: Dict[str, Any]) -> str:
+    """Return statistics as text."""
+    if not result["samples"]:
+        return "no samples"
+    lines = ["throughput  %s" % describe(result["throughput"])]
+    lines += ["latency     %s %s" % (name, describe(value)) for name, value in result["latency"].items()]
+    for row in result["segments"]:
+        facts = (row["name"], row["device"], describe(row["median"]), 100 * row["busy"]["value"])
+        lines.append("  %s on %s: median %s, busy %.0f%%" % facts)
+    lines.append("bottleneck  %s" % result["bottleneck"])
+    return "\n".join(lines)

@@ -1,0 +1,251 @@
+"""The model and its queue, with two threads: one decodes and prepares samples, the other runs the model.
+
+The runtime releases Python's lock while the model runs, so the next sample is prepared at the same time.
+This module uses no sockets.
+"""
+
+from __future__ import annotations
+
+import collections
+import queue
+import threading
+import time
+from typing import Any, Callable, Deque, Mapping, Optional, Sequence
+
+from deploy.contract.decoding import AS_THEY_ARE, Decoding
+from deploy.contract.errors import DeviceError, ImageError, UnexpectedError
+from deploy.contract.preprocessing import MOST_BYTES
+from deploy.runner.images import Bytes, decode_body, refuse_type_of_text
+from deploy.service import multipart
+from deploy.service.failures import FailureLog
+
+FORM = "application/x-www-form-urlencoded"
+"""The Content-Type of `curl -d` and of `curl --data-binary`, which sends files as they are."""
+STUCK_S = 60.0
+"""The service is unhealthy if an inference takes longer: the Edge TPU was unplugged, or hangs."""
+
+
+class CancelledError(DeviceError):
+    """The work for a request was stopped, because its client is gone or its time limit has passed."""
+
+    kind = "cancelled"
+
+
+class Job:
+    """One sample in the queue or in the model.
+
+    Args:
+        body: the body that the client sent.
+        headers: the headers of the request, by their names in lower case.
+        owner: the connection that waits for the answer.
+
+    Attributes:
+        shape: the shape of raw values, see `images.decode_body`.
+        dtype: the dtype of raw values, see `images.decode_body`.
+        content_type: the Content-Type of the body.
+        cancelled: whether the client is gone.
+        answer: the model's answer; None before.
+        error: the reason why the job failed.
+        entered: the time of `time.monotonic` when the job entered the queue.
+        started: the time when the model started; 0 before.
+        ended: the time when the job was done; 0 before.
+    """
+
+    __slots__ = (
+        "answer",
+        "body",
+        "cancelled",
+        "content_type",
+        "dtype",
+        "ended",
+        "entered",
+        "error",
+        "owner",
+        "sample_shape",
+        "shape",
+        "started",
+        "tensors",
+    )
+
+    def __init__(self, body: Bytes, headers: Mapping[str, str], owner: Any) -> None:
+        self.body = body
+        self.shape = headers.get("x-shape", "")
+        self.dtype = headers.get("x-dtype", "")
+        self.content_type = headers.get("content-type", "")
+        self.owner = owner
+        self.tensors: Any = None
+        self.sample_shape: Sequence[int] = ()
+        self.answer: Any = None
+        self.error: Optional[DeviceError] = None
+        self.cancelled = False
+        self.entered = time.monotonic()
+        self.started = 0.0
+        self.ended = 0.0
+
+    def check(self) -> None:
+        """End the preparation of a sample that nobody waits for any more.
+
+        Raises:
+            CancelledError: the client is gone, or its time limit has passed.
+        """
+        if self.cancelled:
+            raise CancelledError("nobody waits for the answer")
+
+
+class Worker:
+    """The queue and its two threads. No exception ends a thread: it is the error of its job alone.
+
+    Args:
+        model: a `Model`, or an object with the same `prepare` and `answer`.
+        limit: the largest number of waiting jobs.
+        done: a function that is called with each job that is answered, has failed or is cancelled. Both
+            threads call it.
+        decoding: how images and WAV files are decoded.
+        failures: the log of unexpected exceptions.
+        sample_bytes: the most memory for a step of preprocessing.
+
+    Attributes:
+        failed: whether the last inference failed on the device, not because of its image.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        limit: int,
+        done: Callable[[Job], None],
+        decoding: Decoding = AS_THEY_ARE,
+        failures: Optional[FailureLog] = None,
+        sample_bytes: int = MOST_BYTES,
+    ) -> None:
+        self._model = model
+        self._done = done
+        self._decoding = decoding
+        self._failures = failures or FailureLog()
+        self._queue: Deque[Job] = collections.deque()
+        self._limit = limit
+        self._sample_bytes = sample_bytes
+        self._closing = False
+        self._changed = threading.Condition()
+        self._prepared: Any = queue.Queue(1)  # of jobs; None ends the model's thread
+        self._since: Optional[float] = None
+        self.failed = False
+        self._threads = [
+            threading.Thread(target=self._preparing, name="preparing", daemon=True),
+            threading.Thread(target=self._answering, name="answering", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """The number of waiting jobs."""
+        return len(self._queue)
+
+    @property
+    def full(self) -> bool:
+        """Whether the queue has no room."""
+        return len(self._queue) >= self._limit
+
+    @property
+    def healthy(self) -> bool:
+        """Whether both threads run, and no inference has taken longer than `STUCK_S`."""
+        since = self._since
+        stuck = since is not None and time.monotonic() - since > STUCK_S
+        return not stuck and all(thread.is_alive() for thread in self._threads)
+
+    def offer(self, job: Job) -> bool:
+        """Add a job to the queue; return False if the queue is full or closed."""
+        with self._changed:
+            if self.full or self._closing:
+                return False
+            self._queue.append(job)
+            self._changed.notify()
+        return True
+
+    def cancel(self, job: Job) -> None:
+        """Cancel a job, and release its place in the queue and its body."""
+        with self._changed:
+            job.cancelled = True
+            job.body = b""
+            if job in self._queue:
+                self._queue.remove(job)
+
+    def close(self, timeout_s: float) -> bool:
+        """End both threads after the waiting jobs; return whether they ended within `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        for thread in self._threads:
+            thread.join(max(deadline - time.monotonic(), 0.0))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _preparing(self) -> None:
+        while True:
+            with self._changed:
+                while not self._queue and not self._closing:
+                    self._changed.wait()
+                if not self._queue:
+                    break
+                job = self._queue.popleft()
+            if not job.cancelled:
+                self._guarded(job, self._prepare)
+            job.body = b""
+            if job.cancelled or job.error is not None:
+                self._end(job)
+            else:
+                self._prepared.put(job)
+        self._prepared.put(None)
+
+    def _answering(self) -> None:
+        while True:
+            job = self._prepared.get()
+            if job is None:
+                return
+            if not job.cancelled:
+                self._guarded(job, self._answer)
+            job.tensors = None
+            self._end(job)
+
+    def _end(self, job: Job) -> None:
+        job.ended = time.monotonic()
+        try:
+            self._done(job)
+        except Exception as error:  # noqa: BLE001 - this job gets no answer; the others do
+            self._failures.add(error)
+
+    def _prepare(self, job: Job) -> None:
+        sample = self._decoded(job)
+        job.body = b""
+        job.tensors = self._model.prepare(sample, job.check, self._sample_bytes)
+        job.sample_shape = getattr(sample, "shape", ())  # several inputs are a list
+
+    def _decoded(self, job: Job) -> Any:
+        """Return the sample in a request."""
+        if self._decoding.text_bytes is not None:
+            refuse_type_of_text(job.content_type)
+        body = multipart.file_of(job.body, job.content_type) if multipart.is_form(job.content_type) else job.body
+        try:
+            return decode_body(body, job.shape, job.dtype, self._decoding)
+        except ImageError as error:
+            if job.content_type.lower().startswith(FORM):
+                raise ImageError(error.what, "send the file with curl --data-binary @FILE: -d @FILE removes line ends")
+            raise
+
+    def _answer(self, job: Job) -> None:
+        self._since = job.started = time.monotonic()
+        try:
+            job.answer = self._model.answer(job.tensors, job.sample_shape)
+        finally:
+            self._since = None
+            self.failed = job.answer is None
+
+    def _guarded(self, job: Job, step: Callable[[Job], None]) -> None:
+        """Run one step of a job, and store an exception as the error of the job."""
+        try:
+            step(job)
+        except DeviceError as error:
+            job.error = error
+        except Exception as error:  # noqa: BLE001 - one request must not end the service
+            self._failures.add(error)
+            job.error = UnexpectedError(error)

@@ -1,0 +1,577 @@
+"""The service: answers, refused requests, slow and disconnected clients, a full queue, a graceful end."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import http.client
+import io
+import json
+import socket
+import threading
+import time
+import wave
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import devices
+import numpy as np
+import pytest
+from PIL import Image
+from serving import BODY, FACTS, Service, Slow, raw, read, serving
+
+from deploy.contract import bundle
+from deploy.contract.decoding import Decoding
+from deploy.runner.model import Model
+from deploy.service import failures, serve
+from deploy.service.connection import Connection
+
+
+@pytest.fixture
+def slow() -> Iterator[tuple[Service, Slow]]:
+    model = Slow()
+    with serving(model, queue=2) as service:
+        yield service, model
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < until, "it did not come to be"
+        time.sleep(0.01)
+
+
+def test_answers_are_those_of_the_model() -> None:
+    opened = bundle.Bundle(devices.packed(samples=0))
+    with Model(opened, "int8") as model, serving(model) as service:
+        for image in devices.images(5, seed=3):
+            status, headers, answer = service.ask("POST", "/v1/predict?top=2", bundle.array_bytes(image))
+            assert status == 200
+            assert [(row["label"], row["score"]) for row in answer["top"]] == model(image).top(2)
+            assert answer["request_id"] == headers["X-Request-Id"]
+            raw_body = service.ask("POST", "/v1/predict", image.tobytes(), X_Shape="6,5,1", X_Dtype="uint8")
+            assert raw_body[2]["top"] == [{"label": name, "score": score} for name, score in model(image).top(3)]
+        assert service.ask("GET", "/v1/model")[2] == FACTS
+        status, _, answer = service.ask("POST", "/v1/predict", bundle.array_bytes(np.zeros((2, 3, 4, 5, 6), np.uint8)))
+        assert status == 400
+        assert "preprocess" in answer["error"]["what"]
+
+
+def test_pictures_are_decoded() -> None:
+    image = np.full((6, 5), 77, np.uint8)
+    with serving(Slow()) as service:
+        for form in ("PNG", "JPEG"):
+            stream = io.BytesIO()
+            Image.fromarray(image).save(stream, form, **({"quality": 100} if form == "JPEG" else {}))
+            assert service.ask("POST", "/v1/predict", stream.getvalue())[2]["top"][0]["label"] == "77"
+            assert service.ask("POST", "/v1/predict", stream.getvalue()[:40])[0] == 400
+
+
+def test_files_are_decoded_as_the_bundle_says() -> None:
+    seen = []
+
+    class Seeing(Slow):
+        def prepare(self, image: Any, between: Any = None, most_bytes: int = 0) -> Any:
+            seen.append(image)
+            return image
+
+    facts = {**FACTS, "decoding": dict(Decoding(1, "first", 8000)._asdict())}
+    with serving(Seeing(), facts) as service:
+        for form in ("BMP", "WEBP"):
+            stream = io.BytesIO()
+            Image.new("RGB", (5, 6), (10, 20, 30)).save(stream, form, **({"lossless": True} if form == "WEBP" else {}))
+            assert service.ask("POST", "/v1/predict", stream.getvalue())[0] == 200
+        assert [(image.shape, int(image.max())) for image in seen] == [((6, 5, 1), 18)] * 2
+        stream = io.BytesIO()
+        with wave.open(stream, "wb") as file:
+            file.setparams((2, 2, 8000, 0, "NONE", ""))
+            file.writeframes(np.array([[16384, 0]], "<i2").tobytes())
+        assert service.ask("POST", "/v1/predict", stream.getvalue())[0] == 200
+        assert seen[-1].tolist() == [0.5]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"garbage",
+        b"\x93NUMPY\x01\x00v\x00{'descr': __import__('os').abort(), }",
+        bundle.array_bytes(np.zeros((4, 4), np.uint8))[:-1],
+        bundle.array_bytes(np.full((4, 4), np.nan)),
+        b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\x7f\xff\xff\xff\x7f\xff\xff\xff\x08\x02\0\0\0",
+        b"\xff\xd8\xff\xe0\x00\x00",
+        b"\xff\xd8\xff\xe0\x00\x04ab\xff\xc0\x00\x11\x08\xff\xff\xff\xff",
+    ],
+)
+def test_garbage_is_refused_and_the_connection_stays(body: bytes, slow: tuple[Service, Slow]) -> None:
+    client = http.client.HTTPConnection("127.0.0.1", slow[0].port, timeout=10)
+    client.request("POST", "/v1/predict", body)
+    assert read(client.getresponse())[0] == 400
+    client.request("POST", "/v1/predict", bundle.array_bytes(np.full((2, 2), 9, np.uint8)))
+    assert read(client.getresponse())[2]["top"][0]["label"] == "9"
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"X_Shape": "2,2,2", "X_Dtype": "uint8"}, 400),
+        ({"X_Shape": "4,4", "X_Dtype": "object"}, 400),
+        ({"X_Shape": "-4,-4", "X_Dtype": "uint8"}, 400),
+        ({"X_Shape": "\xb2,8", "X_Dtype": "uint8"}, 400),
+        ({"X_Shape": "9" * 5000, "X_Dtype": "uint8"}, 400),
+        ({"X_Shape": "1,1,1,1,16", "X_Dtype": "uint8"}, 400),
+        ({"X_Shape": "4,,4", "X_Dtype": "uint8"}, 400),
+        ({"X_Shape": "999999,999999,999999", "X_Dtype": "float64"}, 400),
+        ({"X_Shape": "4,1,1", "X_Dtype": "float32"}, 200),
+    ],
+)
+def test_raw_numbers(headers: dict[str, str], status: int, slow: tuple[Service, Slow]) -> None:
+    assert slow[0].ask("POST", "/v1/predict", bytes(16), **headers)[0] == status
+
+
+def test_paths_methods_and_parameters(slow: tuple[Service, Slow]) -> None:
+    service, _ = slow
+    body = bundle.array_bytes(np.zeros((2, 2), np.uint8))
+    assert service.ask("GET", "/")[0] == 404
+    assert service.ask("GET", "/v1/predict")[:2][0] == 405
+    assert service.ask("GET", "/v1/predict")[1]["Allow"] == "POST"
+    assert service.ask("POST", "/healthz", b"x")[0] == 405
+    assert service.ask("POST", "/v1/predict?top=x", body)[0] == 400
+    assert service.ask("POST", "/v1/predict?top=0", body)[0] == 400
+    assert len(service.ask("POST", "/v1/predict?top=1", body)[2]["top"]) == 1
+    assert service.ask("GET", "/healthz", X_Request_Id="mine-1")[1]["X-Request-Id"] == "mine-1"
+    assert service.ask("GET", "/healthz", X_Request_Id="not mine")[1]["X-Request-Id"] != "not mine"
+
+
+@pytest.mark.parametrize(
+    "top",
+    [
+        "%C2%B2",
+        "%D9%A3",
+        "%E2%91%A0",
+        "1e3",
+        "%EF%BC%93",
+        "9" * 18,
+        "9" * 1900,
+        "1001",
+        "-1",
+        "%2B1",
+        "1_0",
+        "1.0",
+        "1%20",
+        "%FF",
+    ],
+)
+def test_a_number_is_ascii_digits_in_its_range(top: str, slow: tuple[Service, Slow]) -> None:
+    service, model = slow
+    status, _, content = service.ask("POST", f"/v1/predict?top={top}", BODY)
+    assert status == 400
+    assert "1 to 1000" in content["error"]["what"]
+    assert model.seen == 0
+    assert service.ask("POST", "/v1/predict?top=001", BODY)[0] == 200
+
+
+class Bug:
+    """A method that raises an exception once, when it is armed."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+        self.original, self.armed = getattr(owner, name), False
+        patch.setattr(owner, name, self)
+
+    def __call__(self, *arguments: Any) -> Any:
+        if self.armed:
+            self.armed = False
+            raise ZeroDivisionError("a bug")
+        return self.original(*arguments)
+
+
+@pytest.mark.parametrize(
+    "method", ["_hold", "_respond", "_enqueue", "_prediction", "_read", "_answer_job", "requested_top"]
+)
+def test_a_bug_costs_its_request_alone(
+    method: str, slow: tuple[Service, Slow], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service, _ = slow
+    bug = Bug(monkeypatch, serve if method == "requested_top" else service.server, method)
+    open_client = http.client.HTTPConnection("127.0.0.1", service.port, timeout=10)
+    open_client.request("GET", "/healthz")
+    assert read(open_client.getresponse())[0] == 200
+    half = service.connect()
+    half.sendall(b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 4\r\n\r\n12")
+    eventually(lambda: service.server._held == 2)
+    for count in (1, 2):
+        eventually(lambda: len(service.server._clients) == 2)  # the end of a connection is an event too
+        bug.armed = True
+        status, headers, content = service.predict(1)
+        assert (status, headers["Connection"]) == (500, "close")
+        assert content["error"]["what"] == "unexpected ZeroDivisionError"
+        open_client.request("POST", "/v1/predict", BODY)
+        assert read(open_client.getresponse())[2]["top"][0]["label"] == "0"
+        assert service.metric("coralline_unexpected_errors_total") == count
+    open_client.close()
+    half.sendall(b"34")
+    assert half.recv(65536).startswith(b"HTTP/1.1 400 ")  # four bytes are not an image
+    half.close()
+    assert service.metric("coralline_held_bytes") == 0
+    assert capsys.readouterr().err.count("ZeroDivisionError: a bug") == 1
+
+
+@pytest.mark.parametrize("name", ["_refuse", "_send"])
+def test_a_bug_without_an_answer_ends_the_connection(
+    name: str, slow: tuple[Service, Slow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, _ = slow
+
+    def broken(*arguments: Any) -> None:
+        raise ZeroDivisionError("a bug")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(service.server, name, broken)
+        assert raw(service, b"nonsense\r\n\r\n") == b""
+    assert service.predict(3)[2]["top"][0]["label"] == "3"
+    assert service.metric("coralline_connections") == 1
+    assert service.metric("coralline_unexpected_errors_total") == 2
+
+
+def test_a_bug_while_an_answer_is_sent_ends_the_connection(
+    slow: tuple[Service, Slow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, _ = slow
+
+    def broken(client: Connection, now: float) -> bool:
+        raise ZeroDivisionError("a bug")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Connection, "send", broken)
+        assert raw(service, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n") == b""
+    assert service.predict(3)[2]["top"][0]["label"] == "3"
+    assert service.metric("coralline_connections") == 1
+
+
+@pytest.mark.parametrize("name", ["_accept", "_open", "_clear_wake", "_time_out", "_alive"])
+def test_a_bug_outside_of_requests_does_not_end_the_service(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(Slow(), timeout_s=1.0, idle_s=1.0) as service:
+        bug = Bug(monkeypatch, service.server, name)
+        bug.armed = True
+        with contextlib.suppress(OSError, http.client.HTTPException), service.connect() as sock:
+            sock.sendall(b"GET /healthz HT")
+            sock.recv(65536)
+        assert service.predict(1)[0] == 200
+        eventually(lambda: not bug.armed)
+        assert service.predict(3)[2]["top"][0]["label"] == "3"
+        assert service.metric("coralline_unexpected_errors_total") == 1
+
+
+@pytest.mark.parametrize("name", ["prepare", "answer"])
+def test_a_bug_in_a_thread_of_the_worker_costs_its_request_alone(
+    name: str, slow: tuple[Service, Slow], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service, model = slow
+    bug = Bug(monkeypatch, model, name)
+    for _ in range(3):
+        bug.armed = True
+        status, headers, content = service.predict(1)
+        assert (status, headers["Connection"]) == (500, "close")
+        assert content["error"]["what"] == "unexpected ZeroDivisionError"
+        assert service.predict(2)[2]["top"][0]["label"] == "2"
+    assert service.ask("GET", "/healthz")[0] == 200
+    assert service.metric("coralline_unexpected_errors_total") == 3
+    assert capsys.readouterr().err.count("ZeroDivisionError: a bug") == 1
+
+
+def test_a_bug_in_the_hand_over_does_not_end_a_thread_of_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(Slow(), timeout_s=1.0) as service:
+        bug = Bug(monkeypatch, service.server.worker, "_done")
+        for body in (BODY, b"garbage"):  # completed by the thread of the model, and by the thread before it
+            bug.armed = True
+            assert service.ask("POST", "/v1/predict", body)[0] == 504
+        assert service.predict(2)[2]["top"][0]["label"] == "2"
+        assert service.ask("GET", "/healthz")[0] == 200
+        assert service.metric("coralline_unexpected_errors_total") == 2
+
+
+def test_unexpected_errors_are_logged_without_a_flood(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(failures.time, "monotonic", lambda: now)
+    log = failures.FailureLog(interval_s=60.0)
+    for _ in range(1000):
+        add(log, "{}[1]")
+    add(log, "1 // 0")  # from another place
+    text = capsys.readouterr().err
+    assert (text.count("KeyError: 1"), text.count("ZeroDivisionError"), log.count) == (1, 1, 1001)
+    assert "more since" not in text
+    now = 60.0
+    add(log, "{}[1]")
+    assert "(999 more since the last report)" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        closed = io.StringIO()
+        closed.close()
+        patch.setattr("sys.stderr", closed)
+        now = 120.0
+        add(log, "{}[1]")
+    assert log.count == 1003
+
+
+def add(log: failures.FailureLog, code: str) -> None:
+    try:
+        eval(code)
+    except (KeyError, ZeroDivisionError) as error:
+        log.add(error)
+
+
+HOST = b"Host: localhost\r\n"
+
+
+@pytest.mark.parametrize(
+    ("request_head", "status"),
+    [
+        (b"nonsense\r\n\r\n", 400),
+        (b"GET /healthz HTTP/1.1\r\n\r\n", 400),
+        (b"GET /healthz HTTP/2.0\r\n" + HOST + b"\r\n", 400),
+        (b"GET http://x/healthz HTTP/1.1\r\n" + HOST + b"\r\n", 400),
+        (b"POST /v1/predict HTTP/1.1\r\n" + HOST + b"\r\n", 411),
+        (b"POST /v1/predict HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n", 501),
+        (b"POST /v1/predict HTTP/1.1\r\n" + HOST + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n", 400),
+        (b"POST /v1/predict HTTP/1.1\r\n" + HOST + b"Content-Length: +5\r\n\r\n", 400),
+        (b"POST /v1/predict HTTP/1.1\r\n" + HOST + b"Content-Length: -5\r\n\r\n", 400),
+        (b"POST /v1/predict HTTP/1.1\r\n" + HOST + b"Content-Length: \xb2\r\n\r\n", 400),
+        (b"POST /v1/predict HTTP/1.1\r\n" + HOST + b"Content-Length: 1_0\r\n\r\n", 400),
+        (b"POST /v1/predict HTTP/1.1\r\n" + HOST + b"Content-Length: \xd9\xa3\r\n\r\n", 400),
+        (b"POST /v1/predict HTTP/1.1\r\n" + HOST + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n", 400),
+        (b"POST /v1/predict HTTP/1.1\r\n" + HOST + b"Content-Length: 99999999999\r\n\r\n", 413),
+        (b"GET /healthz HTTP/1.1\r\n" + HOST + b" folded: x\r\n\r\n", 400),
+        (b"GET /healthz HTTP/1.1\r\n" + HOST + b"Expect: magic\r\n\r\n", 417),
+        (b"GET /healthz HTTP/1.1\r\n" + b"a: b\r\n" * 100 + b"\r\n", 431),
+        (b"GET /" + b"a" * 40000, 431),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
+    ],
+)
+def test_bad_heads_are_refused_and_end_the_connection(
+    request_head: bytes, status: int, slow: tuple[Service, Slow]
+) -> None:
+    response = raw(slow[0], request_head)
+    assert response.startswith(b"HTTP/1.1 %d " % status)
+    assert b"Connection: close" in response
+    assert slow[0].ask("GET", "/healthz")[2] == "ok\n"
+
+
+def test_requests_one_after_another_without_waiting(slow: tuple[Service, Slow]) -> None:
+    bodies = [bundle.array_bytes(np.full((2, 2), value, np.uint8)) for value in range(5)]
+    heads = [b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n" % len(body) for body in bodies]
+    heads[-1] += b"Connection: close\r\n"
+    response = raw(slow[0], b"".join(head + b"\r\n" + body for head, body in zip(heads, bodies, strict=True)))
+    answers = [json.loads(part.partition(b"\r\n\r\n")[2]) for part in response.split(b"HTTP/1.1 200 OK")[1:]]
+    assert [row["top"][0]["label"] for row in answers] == ["0", "1", "2", "3", "4"]
+
+
+def test_in_pieces_of_one_byte(slow: tuple[Service, Slow]) -> None:
+    body = bundle.array_bytes(np.full((2, 2), 7, np.uint8))
+    request = b"POST /v1/predict HTTP/1.0\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    response = raw(slow[0], *(request[place : place + 1] for place in range(len(request))))
+    assert response.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK")
+    assert b'"label": "7"' in response
+
+
+def test_a_full_queue_sends_away_and_keeps_the_connection(slow: tuple[Service, Slow]) -> None:
+    service, model = slow
+    model.gate.clear()
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        waiting = []
+        for count in range(5):  # one in the model, one prepared, one about to be, two in the queue
+            waiting.append(pool.submit(service.predict, count))
+            time.sleep(0.1)
+        eventually(lambda: service.server.worker.full)
+        client = http.client.HTTPConnection("127.0.0.1", service.port, timeout=10)
+        body = bundle.array_bytes(np.full((2, 2), 42, np.uint8))
+        client.request("POST", "/v1/predict", body)
+        status, headers, answer = read(client.getresponse())
+        assert (status, headers["Retry-After"]) == (503, "1")
+        assert "queue is full" in answer["error"]["what"]
+        assert service.ask("GET", "/readyz")[0] == 200
+        model.gate.set()
+        assert sorted(future.result()[2]["top"][0]["label"] for future in waiting) == ["0", "1", "2", "3", "4"]
+        client.request("POST", "/v1/predict", body)
+        assert read(client.getresponse())[2]["top"][0]["label"] == "42"
+        client.close()
+    assert service.metric('coralline_rejected_total{cause="queue"}') == 1
+
+
+def test_a_client_that_vanishes_is_not_answered(slow: tuple[Service, Slow]) -> None:
+    service, model = slow
+    model.gate.clear()
+    first = threading.Thread(target=service.predict, args=(1,))
+    first.start()
+    eventually(lambda: service.server.worker._since is not None)
+    body = bundle.array_bytes(np.full((2, 2), 2, np.uint8))
+    with service.connect() as sock:
+        sock.sendall(b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        time.sleep(0.2)
+    with service.connect() as sock:  # and one that disconnects in the middle of its body
+        sock.sendall(b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nabc")
+        time.sleep(0.2)
+    eventually(lambda: service.metric("coralline_vanished_total") == 2)
+    assert service.metric("coralline_held_bytes") == len(body)  # of the first one of them
+    model.gate.set()
+    first.join()
+    assert service.predict(3)[2]["top"][0]["label"] == "3"
+    assert model.seen == 2
+
+
+def test_slow_clients_are_cut_off() -> None:
+    with serving(Slow(), timeout_s=0.3) as service:
+        assert raw(service, b"GET /healthz HT").startswith(b"HTTP/1.1 408")
+        response = raw(service, b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nabc")
+        assert response.startswith(b"HTTP/1.1 408")
+
+
+def test_an_answer_that_takes_too_long_is_told() -> None:
+    model = Slow()
+    model.gate.clear()
+    with serving(model, timeout_s=0.3) as service:
+        assert service.predict(1)[0] == 504
+        model.gate.set()
+        assert service.predict(2)[2]["top"][0]["label"] == "2"
+
+
+def test_connections_and_bytes_are_bounded() -> None:
+    with serving(Slow(), connections=2, held_bytes=1000) as service:
+        idle = [service.connect(), service.connect()]
+        assert service.ask("GET", "/healthz")[0] == 200  # an idle connection was closed for it
+        head = b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900\r\n\r\n"
+        with service.connect() as sock:  # an announced body is not counted; a received one is
+            sock.sendall(head + bytes(600))
+            eventually(lambda: service.server._held == 600)
+            assert service.ask("POST", "/v1/predict", b"x" * 300)[0] == 400
+            with service.connect() as other:
+                other.sendall(head + bytes(450))
+                assert sock.recv(65536).startswith(b"HTTP/1.1 503")  # it had the most bytes
+                other.sendall(bytes(450))
+                assert other.recv(65536).startswith(b"HTTP/1.1 400")
+        assert service.metric('coralline_rejected_total{cause="memory"}') == 1
+        for connection in idle:
+            connection.close()
+
+
+def test_the_token() -> None:
+    with serving(Slow(), token="t" * 20) as service:
+        body = bundle.array_bytes(np.zeros((2, 2), np.uint8))
+        for authorization in ("", "Bearer wrong", f"Basic {'t' * 20}", "Bearer " + "t" * 21, "Bearer \xe9"):
+            status, headers, _ = service.ask("POST", "/v1/predict", body, Authorization=authorization)
+            assert (status, headers["WWW-Authenticate"]) == (401, "Bearer")
+        assert service.ask("GET", "/metrics")[0] == 401
+        assert service.ask("GET", "/healthz")[0] == 200
+        assert service.ask("POST", "/v1/predict", body, Authorization=f"Bearer {'t' * 20}")[0] == 200
+
+
+def test_a_device_that_fails_is_not_ready(slow: tuple[Service, Slow]) -> None:
+    service, _ = slow
+    status, _, answer = service.predict(255)
+    assert (status, answer["error"]["hint"]) == (500, "plug it in")
+    assert service.ask("GET", "/readyz")[0] == 503
+    assert service.ask("GET", "/healthz")[0] == 200
+    assert service.predict(1)[0] == 200
+    assert service.ask("GET", "/readyz")[0] == 200
+
+
+def test_what_waits_is_finished_and_what_is_new_refused() -> None:
+    model = Slow()
+    with serving(model, queue=8) as service, concurrent.futures.ThreadPoolExecutor(8) as pool:
+        model.gate.clear()
+        waiting = [pool.submit(service.predict, value) for value in range(6)]
+        eventually(lambda: service.server.worker.waiting >= 3)
+        half = service.connect()
+        half.sendall(b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n")
+        time.sleep(0.2)
+        service.server.stop()
+        assert half.recv(65536).startswith(b"HTTP/1.1 503")
+        half.close()
+        with pytest.raises(OSError, match="refused"):
+            service.connect().close()
+        model.gate.set()
+        labels = sorted(future.result()[2]["top"][0]["label"] for future in waiting)
+        assert labels == ["0", "1", "2", "3", "4", "5"]
+        service.thread.join(5)
+        assert not service.thread.is_alive()
+
+
+def test_no_answer_is_lost_or_mixed_up() -> None:
+    """Some clients are answered, some disconnect, and some send garbage, all at the same time."""
+    with serving(Slow(0.0005), queue=64) as service:
+        body = {value: bundle.array_bytes(np.full((2, 2), value, np.uint8)) for value in range(250)}
+
+        def client(number: int) -> int:
+            random, answered = np.random.default_rng(number), 0
+            connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=20)
+            for turn in range(40):
+                value = int(random.integers(250))
+                if turn % 10 == 8:
+                    with service.connect() as sock:
+                        sock.sendall(b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 90\r\n\r\nabc")
+                    continue
+                sent = b"garbage" if turn % 10 == 5 else body[value]
+                connection.request("POST", "/v1/predict", sent, {"X-Request-Id": f"{number}-{turn}"})
+                status, headers, answer = read(connection.getresponse())
+                assert headers["X-Request-Id"] == f"{number}-{turn}"
+                assert status == (400 if turn % 10 == 5 else 200)
+                if status == 200:
+                    assert answer["top"][0]["label"] == str(value)
+                    answered += 1
+            connection.close()
+            return answered
+
+        with concurrent.futures.ThreadPoolExecutor(16) as pool:
+            assert sum(pool.map(client, range(16))) == 16 * 32
+        eventually(lambda: service.metric("coralline_held_bytes") == 0)
+        assert service.metric('coralline_requests_total{code="200",path="/v1/predict"}') == 16 * 32
+
+
+def test_no_bytes_bring_it_down() -> None:
+    """Valid requests with changed, removed and inserted bytes, cut anywhere."""
+    random = np.random.default_rng(1)
+    body = bundle.array_bytes(np.full((2, 2), 5, np.uint8))
+    head = b"POST /v1/predict?top=1 HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\nX-Shape: 1,2,3\r\n\r\n"
+    good = head % len(body)
+    with serving(Slow(), timeout_s=2.0) as service:
+        for _ in range(400):
+            sent = bytearray(good + body)
+            for _ in range(int(random.integers(1, 4))):
+                place = int(random.integers(len(sent)))
+                sent[place : place + int(random.integers(3))] = random.bytes(int(random.integers(3)))
+            with service.connect() as sock, contextlib.suppress(OSError):
+                sock.sendall(
+                    bytes(sent[: int(random.integers(1, len(sent)))]) if random.random() < 0.3 else bytes(sent)
+                )
+                sock.shutdown(socket.SHUT_WR)
+                sock.recv(65536)
+        assert service.predict(3)[2]["top"][0]["label"] == "3"
+        eventually(lambda: service.metric("coralline_held_bytes") == 0)
+        eventually(lambda: service.metric("coralline_connections") == 1)
+
+
+def test_head_and_the_next_request(slow: tuple[Service, Slow]) -> None:
+    rest = b" /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    response = raw(slow[0], b"HEAD" + rest + b"GET" + rest)
+    assert response.count(b"HTTP/1.1 ") == 1
+    assert response.startswith(b"HTTP/1.1 405")
+
+
+def test_prometheus_reads_the_metrics(slow: tuple[Service, Slow]) -> None:
+    parser = pytest.importorskip("prometheus_client.parser")
+    service, _ = slow
+    service.predict(1)
+    service.ask("POST", "/v1/predict", b"garbage")
+    families = {
+        family.name: family for family in parser.text_string_to_metric_families(service.ask("GET", "/metrics")[2])
+    }
+    assert {"coralline_requests", "coralline_model_seconds", "coralline_queue_length"} <= set(families)
+    assert families["coralline_requests"].type == "counter"
+    assert {row.labels["code"]: row.value for row in families["coralline_requests"].samples} == {"200": 1, "400": 1}
+    histogram = families["coralline_model_seconds"]
+    assert histogram.type == "histogram"
+    counts = [row.value for row in histogram.samples if row.name.endswith("_bucket")]
+    assert counts == sorted(counts)
+    assert counts[-1] == 1
+    assert families["coralline_model_info"].samples[0].labels["name"] == "tiny"

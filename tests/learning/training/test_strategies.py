@@ -1,0 +1,373 @@
+"""Training on several devices: logical devices of the CPU stand in for GPUs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import worker_processes
+from blobs import Blobs, context
+from paths import ROOT
+from pydantic import ValidationError
+
+from compress.core.errors import StageError
+from compress.core.execution import Execution
+from compress.core.progress import SilentProgress
+from compress.learning.training import loop, strategies
+from compress.learning.training.batches import validation_batch_size
+from compress.learning.training.collectives import Peers
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras' own
+]
+
+TRAINED = """
+import json, sys
+from dataclasses import replace
+from pathlib import Path
+from compress.model.ir.tensorflow import keras
+
+devices, cases, folder = int(sys.argv[1]), json.loads(sys.argv[2]), Path(sys.argv[3])
+keras(0)
+import tensorflow
+cpu, = tensorflow.config.list_physical_devices("CPU")
+tensorflow.config.set_logical_device_configuration(cpu, [tensorflow.config.LogicalDeviceConfiguration()] * devices)
+from blobs import Blobs, context
+from compress.core.execution import Execution
+from compress.learning.training import loop
+
+layers, histories = keras().layers, {}
+
+def checked(worker):
+    class Equal(keras().callbacks.Callback):
+        def on_test_begin(self, logs=None):
+            for variable in worker.weights:
+                first, *others = [each.numpy() for each in variable.value.values]
+                assert all((first == other).all() for other in others), variable.path
+
+    return Equal()
+
+for name, case in cases.items():
+    keras(0).utils.clear_session()
+    norms = [layers.BatchNormalization(momentum=0.9)] if "norm" in name else []
+    stack = [keras().Input((8, 8, 1)), layers.Conv2D(8, 3), *norms, layers.ReLU()]
+    model = keras().Sequential([*stack, layers.Flatten(), layers.Dense(2, "softmax")])
+    chosen = {"epochs": 3, "batch_size": 18, "learning_rate": 0.01, "weight_decay": 0.1, **case.pop("settings", {})}
+    data = Blobs(scale=case.pop("scale", 1.0))
+    given = replace(context(data, folder), execution=Execution(**case), unfinished=folder / name)
+    checks = [checked] if "norm" in name else []
+    found = loop.fit(model, loop.own_loss(model, given), loop.TrainingSettings(**chosen), given, checks)
+    histories[name] = found["history"]
+print(json.dumps(histories))
+"""
+OVERFLOWS = """
+import sys
+from compress.model.ir.tensorflow import keras
+from compress.core.execution import Execution
+from compress.learning.training import strategies
+
+execution = Execution(strategy=sys.argv[1])
+strategies.join(execution, print)
+ops = keras(0).ops
+import tensorflow
+
+if execution.strategy == "mirrored":
+    cpu, = tensorflow.config.list_physical_devices("CPU")
+    tensorflow.config.set_logical_device_configuration(cpu, [tensorflow.config.LogicalDeviceConfiguration()] * 3)
+strategy = strategies.strategy(execution)
+devices = strategy.num_replicas_in_sync
+assert devices == {"mirrored": 3, "multi_worker": 2}[execution.strategy]
+with strategy.scope():
+    table, kernel = keras().Variable(tensorflow.zeros((4, 1))), keras().Variable(tensorflow.zeros((2, 1)))
+    optimizer = strategies.loss_scaled(keras().optimizers.SGD(1.0), devices)
+    optimizer.build([table, kernel])
+
+@tensorflow.function
+def step(overflowing):
+    def on_device():
+        number = tensorflow.distribute.get_replica_context().replica_id_in_sync_group
+        value = optimizer.dynamic_scale * ops.where(number == overflowing, float("inf"), 1.0)
+        rows = tensorflow.IndexedSlices(value * ops.ones((1, 1)), tensorflow.constant([3]), tensorflow.constant([4, 1]))
+        optimizer.apply([rows, value * ops.ones((2, 1))], [table, kernel])
+
+    strategy.run(on_device)
+
+def check(kernel_value, scale):
+    for variable, expected in ((table, [0, 0, 0, kernel_value]), (kernel, [kernel_value] * 2)):
+        for local in strategy.experimental_local_results(variable.value):
+            assert local.numpy().ravel().tolist() == expected, (variable.path, local.numpy(), expected)
+    for local in strategy.experimental_local_results(optimizer.dynamic_scale.value):
+        assert float(local.numpy()) == scale, (local.numpy(), scale)
+
+for device in range(devices):  # all skip the step
+    step(tensorflow.constant(device))
+    check(0, optimizer.initial_scale / 2 ** (device + 1))
+step(tensorflow.constant(-1))
+check(-devices, optimizer.initial_scale / 2**devices)
+"""
+DROPOUT = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from compress.model.ir.tensorflow import keras
+
+keras(0)
+import numpy
+import tensorflow
+cpu, = tensorflow.config.list_physical_devices("CPU")
+tensorflow.config.set_logical_device_configuration(cpu, [tensorflow.config.LogicalDeviceConfiguration()] * 2)
+from blobs import Blobs, context
+from compress.core.execution import Execution
+from compress.learning.training import checkpoint, loop, strategies
+
+layers, execution = keras().layers, Execution(strategy="mirrored")
+strategy = strategies.strategy(execution)
+with strategy.scope():
+    dropout = keras().Sequential([keras().Input((200,)), keras().Sequential([layers.Dropout(0.5)])])
+    strategies.draw_apart(dropout, 2)
+
+@tensorflow.function
+def masks():
+    return strategy.run(lambda: dropout(tensorflow.ones((1, 200)), training=True))
+
+drawn = [local.numpy() for _ in range(3) for local in strategy.experimental_local_results(masks())]
+same = [float((one == other).mean()) for place, one in enumerate(drawn) for other in drawn[:place]]
+assert 0.3 < min(same) and max(same) < 0.7, same
+state, = dropout.non_trainable_variables
+first, second = [local.numpy().tolist() for local in state.value.values]
+assert first == second, (first, second)  # a checkpoint has one state
+
+class Stopped(Exception):
+    pass
+
+class Stop(keras().callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 3:
+            raise Stopped
+
+def weights(unfinished, *callbacks):
+    keras(0).utils.clear_session()
+    stack = [keras().Input((8, 8, 1)), layers.Flatten(), layers.Dropout(0.5), layers.Dense(2, "softmax")]
+    model = keras().Sequential(stack)
+    training_context = replace(context(Blobs(), unfinished), execution=execution, unfinished=unfinished)
+    training_context.progress.note = print
+    settings = loop.TrainingSettings(epochs=4, batch_size=16)
+    loop.fit(model, loop.own_loss(model, training_context), settings, training_context, callbacks)
+    return model.get_weights()
+
+checkpoint.EVERY_S = -1.0
+folder = Path(sys.argv[1])
+expected = weights(folder / "whole")
+try:
+    weights(folder / "parts", lambda model: Stop())
+except Stopped:
+    pass
+for weight, other in zip(weights(folder / "parts"), expected, strict=True):
+    numpy.testing.assert_array_equal(weight, other)
+"""
+SETTINGS: dict[str, dict[str, Any]] = {
+    "16 bits": {"precision": "mixed_bfloat16"},
+    "moving average": {"ema": 0.9},
+    "early stopping": {"early_stopping": 1},
+}
+SEVERAL: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "norm": {},
+    "overflow": {"scale": 100.0, "settings": {"precision": "mixed_float16", "learning_rate": 0.001}},
+    **{name: {"settings": settings} for name, settings in SETTINGS.items()},
+}
+ALONE: dict[str, dict[str, Any]] = {"plain": {}, "compiled": {"jit_compile": True}, "calls": {"steps_per_execution": 4}}
+History = list[dict[str, float]]
+
+
+def histories(folder: Path, devices: int, cases: Mapping[str, Mapping[str, Any]]) -> dict[str, History]:
+    """Return the histories of trainings in a process with some logical devices."""
+    return dict(json.loads(output(TRAINED, str(devices), json.dumps(cases), str(folder)).splitlines()[-1]))
+
+
+def output(program: str, *arguments: str) -> str:
+    """Return the output of a Python program."""
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "support")))
+    command = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, History]:
+    return histories(tmp_path_factory.mktemp("alone"), 1, ALONE)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, History]:
+    cases = {name: {"strategy": "mirrored", **case} for name, case in SEVERAL.items()}
+    return histories(tmp_path_factory.mktemp("two"), 2, cases)
+
+
+def flat(rows: History) -> list[float]:
+    return [value for row in rows for value in row.values()]
+
+
+def assert_same(several: History, alone: History) -> None:
+    """Without batch norms, only the order of additions differs: 96 samples in batches of 18, the last one smaller."""
+    for row, expected in zip(several, alone, strict=True):
+        # Keras does not weight the parts of the last validation batch (1, 1 and 0 samples on three devices) equally.
+        assert row["val_loss"] == pytest.approx(expected["val_loss"], rel=0.05)
+        others = {name: value for name, value in row.items() if name != "val_loss"}
+        assert others == pytest.approx({name: expected[name] for name in others}, rel=0.01, abs=1e-4)
+
+
+def test_two_devices_train_the_same_model(two: dict[str, History], alone: dict[str, History]) -> None:
+    assert_same(two["plain"], alone["plain"])
+
+
+def test_three_devices_train_the_same_model(tmp_path: Path, alone: dict[str, History]) -> None:
+    assert_same(histories(tmp_path, 3, {"plain": {"strategy": "mirrored"}})["plain"], alone["plain"])
+
+
+@pytest.mark.parametrize("name", ["norm", "overflow", *SETTINGS])
+def test_settings_on_several_devices(two: dict[str, History], name: str) -> None:
+    assert two[name][-1]["val_accuracy"] == 1.0
+
+
+def test_all_devices_skip_a_step_that_overflows_on_any_of_them() -> None:
+    output(OVERFLOWS, "mirrored")
+
+
+@pytest.mark.slow
+def test_all_workers_skip_a_step_that_overflows_on_one_of_them(tmp_path: Path) -> None:
+    program = ("-c", OVERFLOWS, "multi_worker")
+    for worker in worker_processes.run(tmp_path / "unused", [program, program], seconds=120):
+        assert worker.code == 0, worker.message
+
+
+@pytest.mark.slow
+def test_devices_draw_their_own_dropout_masks_and_a_training_goes_on_the_same(tmp_path: Path) -> None:
+    output(DROPOUT, str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["compiled", "calls"])
+def test_compilation_and_steps_change_nothing_but_rounding(alone: dict[str, History], name: str) -> None:
+    assert flat(alone[name]) == pytest.approx(flat(alone["plain"]), rel=1e-3, abs=1e-5)
+
+
+def test_what_xla_cannot_compile_is_named(keras: Any, tmp_path: Path) -> None:
+    import tensorflow
+
+    class CallsPython(keras.layers.Layer):  # type: ignore[misc]
+        def call(self, x: Any) -> Any:
+            return x + tensorflow.ensure_shape(tensorflow.numpy_function(np.zeros_like, [x], "float32"), x.shape)
+
+    model = keras.Sequential(
+        [keras.Input((8, 8, 1)), CallsPython(), keras.layers.Flatten(), keras.layers.Dense(2, "softmax")]
+    )
+    training_context = replace(context(Blobs(), tmp_path), execution=Execution(jit_compile=True))
+    with pytest.raises(StageError, match=r"XLA cannot compile the operation PyFunc of this training"):
+        loop.fit(
+            model,
+            loop.own_loss(model, training_context),
+            loop.TrainingSettings(epochs=1, batch_size=16),
+            training_context,
+        )
+
+
+def test_callbacks_of_a_training_see_every_step(keras: Any, tmp_path: Path) -> None:
+    steps: list[int] = []
+
+    class Seen(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            steps.append(batch)
+
+    model = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(2, "softmax")])
+    training_context = replace(context(Blobs(), tmp_path), execution=Execution(steps_per_execution=6))
+    loop.fit(
+        model,
+        loop.own_loss(model, training_context),
+        loop.TrainingSettings(epochs=1, batch_size=16),
+        training_context,
+        [lambda _: Seen()],
+    )
+    assert steps == [0, 1, 2, 3, 4, 5]
+
+
+def test_an_interrupted_training_on_several_devices_goes_on(
+    keras: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training with MirroredStrategy continues from the checkpoint of a training without a strategy."""
+    from compress.learning.training import checkpoint
+
+    class StoppedError(Exception):
+        pass
+
+    monkeypatch.setattr(checkpoint, "EVERY_S", -1.0)
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    model = keras.Sequential([keras.Input((8, 8, 1)), layers.Flatten(), layers.Dense(2, "softmax")])
+    start = model.get_weights()
+    training_context = replace(context(Blobs(), tmp_path), unfinished=tmp_path)
+    settings = loop.TrainingSettings(epochs=4, batch_size=16)
+
+    class Stop(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 2:
+                raise StoppedError
+
+    with pytest.raises(StoppedError):
+        loop.fit(model, loop.own_loss(model, training_context), settings, training_context, [lambda trained: Stop()])
+    model.set_weights(start)
+    import tensorflow
+
+    monkeypatch.setattr(strategies, "strategy", lambda execution: tensorflow.distribute.MirroredStrategy(["CPU:0"]))
+    copied = replace(training_context, execution=Execution(strategy="mirrored"), progress=SilentProgress())
+    resumed = loop.fit(model, loop.own_loss(model, copied), settings, copied)["history"]
+    assert len(resumed) == 4
+    assert not all(np.array_equal(one, two) for one, two in zip(start, model.get_weights(), strict=True))
+
+
+@pytest.mark.parametrize(("most", "used"), [(1, 1), (4, 3), (5, 3), (6, 6), (100, 6)])
+def test_a_call_never_begins_the_next_epoch(most: int, used: int) -> None:
+    assert loop._steps_per_execution(most, 6) == used
+
+
+@pytest.mark.parametrize(
+    ("samples", "devices", "size"), [(5, 1, 5), (1000, 1, 32), (1000, 3, 30), (10, 4, 8), (64, 64, 64)]
+)
+def test_the_first_validation_batch_is_divided_equally(samples: int, devices: int, size: int) -> None:
+    assert validation_batch_size(samples, devices) == size
+
+
+def test_missing_devices_are_errors() -> None:
+    with pytest.raises(StageError, match=r"strategy: mirrored needs several devices.*only /device:CPU:0") as raised:
+        strategies.strategy(Execution(strategy="mirrored"))
+    assert "CUDA_VISIBLE_DEVICES" in str(raised.value.hint)
+    with pytest.raises(StageError, match="strategy: tpu found no TPU"):
+        strategies.strategy(Execution(strategy="tpu"))
+    three = SimpleNamespace(num_replicas_in_sync=3)
+    with pytest.raises(StageError, match=r"batch_size: 20 samples.* 3 devices") as raised:
+        strategies.refuse_batches(100, 20, three)
+    assert raised.value.allowed == "multiples of 3, such as 21"
+    with pytest.raises(StageError, match="the last of 6 batches has 2 samples for 3 devices"):
+        strategies.refuse_batches(92, 18, three)
+    for samples in (90, 93):
+        strategies.refuse_batches(samples, 18, three)
+    shares = Peers(three, None).shares
+    assert shares is not None
+    assert [part.stop - part.start for part in shares.parts(4)] == [1, 1, 2]  # TensorFlow's are 2, 2 and 0
+    strategies.refuse_accumulation(1, three)
+    with pytest.raises(StageError, match="gradient_accumulation: 2 batches cannot be accumulated on several devices"):
+        strategies.refuse_accumulation(2, three)
+    with pytest.raises(StageError, match="2 validation samples are fewer than 3 devices"):
+        validation_batch_size(2, 3)
+    with pytest.raises(ValidationError):
+        Execution(strategy="many")  # type: ignore[arg-type]

@@ -1,0 +1,50 @@
+"""Names of layers from foreign files: valid, unique, and found quickly even if a malicious file repeats one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from compress.model.importers.common.layer_calls import free_name
+from deploy.contract.tensors import unique_names
+
+COUNT = 20_000
+
+
+class Counted(set[str]):
+    """A set that counts membership tests."""
+
+    lookups = 0
+
+    def __contains__(self, name: Any) -> bool:
+        self.lookups += 1
+        return super().__contains__(name)
+
+
+def repeated(taken: Counted) -> Iterator[str]:
+    for _ in range(COUNT):
+        name = free_name("conv/1", taken)
+        taken.add(name)
+        yield name
+
+
+def test_a_name_is_cleaned_and_free() -> None:
+    assert free_name("block:1//conv", ()) == "block_1_conv"
+    assert free_name("///", ()) == "layer"
+    assert free_name("a", {"a"}) == "a_1"
+    assert free_name("a", {"a", "a_1", "a_2"}) == "a_3"
+
+
+def test_a_name_that_is_repeated_thousands_of_times() -> None:
+    taken = Counted()
+    names = list(repeated(taken))
+    assert len(set(names)) == COUNT
+    assert names[:3] == ["conv_1", "conv_1_1", "conv_1_2"]
+    assert taken.lookups < 40 * COUNT
+
+
+def test_an_output_that_is_repeated_thousands_of_times() -> None:
+    names = unique_names(["scores"] * COUNT + ["scores_2", "boxes"])
+    assert len(set(names)) == COUNT + 2
+    assert names[:3] == ["scores", "scores_2", "scores_3"]
+    assert names[-2:] == ["scores_2_2", "boxes"]

@@ -1,0 +1,235 @@
+"""The main job on a small scale, on the command line: real training, real quantization, real files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deploy.contract import bundle
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
+
+SMALL = """
+schema_version: 1
+name: small
+seed: 3
+model: {{{model}}}
+data:
+  source: {{digits: {{}}}}
+  preprocess: [{{resize: {{size: [32, 32]}}}}, {{scale: {{from: [0, 16], to: [0, 1]}}}}]
+stages: {stages}
+measure: {{latency: {{runs: 5}}}}
+"""
+
+
+def compress(folder: Path, model: str, stages: str, *arguments: str, before: str = "") -> tuple[int, Any, str]:
+    """Run the command line; return exit code, record and stderr."""
+    pipeline = folder / "small.yaml"
+    pipeline.write_text(SMALL.format(model=model, stages=stages))
+    program = f"{before}\nimport sys\nfrom compress.surface.cli.main import main\nsys.exit(main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(pipeline), "--out", str(folder / "runs"), "--json", *arguments],
+        capture_output=True,
+        text=True,
+    )
+    return done.returncode, json.loads(done.stdout), done.stderr
+
+
+@pytest.fixture(scope="module")
+def full_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """One run with every stage."""
+    folder = tmp_path_factory.mktemp("whole")
+    code, record, errors = compress(folder, "builder: digits_cnn", STAGES)
+    assert code == 0, errors
+    return folder, record
+
+
+STAGES = """
+  - train: {epochs: 4, learning_rate: 0.01}
+  - prune: {keep_macs: 0.6, epochs: 1}
+  - distill: {epochs: 1}
+  - quantize: {method: qat, epochs: 1}
+  - compile
+  - package
+"""
+
+
+def test_every_stage_runs_and_the_record_says_what_it_cost(full_run: tuple[Path, dict[str, Any]]) -> None:
+    _, record = full_run
+    assert [row["status"] for row in record["stages"]] == ["done"] * 7
+    assert record["status"] == "ok"
+    assert record["models"]["original"]["stage"] == "train"
+    original, result = (record["models"][side]["measurements"] for side in ("original", "result"))
+    assert original["accuracy"]["value"] > 0.8
+    assert result["macs"]["value"] <= 0.6 * original["macs"]["value"]
+    assert result["size_bytes"]["value"] < 0.4 * original["size_bytes"]["value"]
+    assert record["data"]["samples"]["test"] >= 600
+    assert record["comparison"]["measurements"]["agreement"]["value"] > 0.7
+    assert set(record["stages"][4]["facts"]["validation_accuracy"]) == {"ptq", "qat"}
+    assert {"model.tflite", "quantization.json", "runner.pyz", "small.coralline"} <= record["outputs"].keys()
+    assert {op["placement"] for op in record["placement"]["ops"]} == {"tpu"}
+
+
+def test_the_bundle_reproduces_its_golden_outputs(full_run: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    from compress.model.tflite.interpreter import LoadedModel
+
+    packed = bundle.read(str(full_run[0] / "runs" / "small" / "small.coralline"))
+    for role, entry in packed.manifest["models"].items():
+        path = tmp_path / f"{role}.tflite"
+        path.write_bytes(packed.members[entry["file"]])
+        model = LoadedModel(path, reproducible=True)
+        samples = [packed.preprocessing(packed.array(name)) for name in packed.manifest["golden"]["inputs"]]
+        outputs = np.concatenate([model.raw(model.feed(sample)) for sample in samples])
+        np.testing.assert_array_equal(outputs, packed.array(packed.manifest["golden"]["outputs"][role]))
+
+
+def test_the_same_again_keeps_everything_and_never_imports_tensorflow(full_run: tuple[Path, dict[str, Any]]) -> None:
+    blocked = "import sys\nfor name in ('tensorflow', 'keras', 'tf_keras'): sys.modules[name] = None"
+    code, record, errors = compress(full_run[0], "builder: digits_cnn", STAGES, before=blocked)
+    assert code == 0, errors
+    assert {row["status"] for row in record["stages"]} == {"cached"}
+    first = {key: value for key, value in full_run[1].items() if key in ("models", "comparison", "outputs", "latency")}
+    assert first == {key: record[key] for key in first}
+
+
+def test_a_changed_setting_runs_only_what_depends_on_it(full_run: tuple[Path, dict[str, Any]]) -> None:
+    code, record, errors = compress(
+        full_run[0], "builder: digits_cnn", STAGES.replace("method: qat, epochs: 1", "io: uint8")
+    )
+    assert code == 0, errors
+    assert [row["status"] for row in record["stages"]] == ["cached"] * 4 + ["done"] * 3
+
+
+def test_a_keras_file_is_not_trained_and_can_be_pruned_twice(full_run: tuple[Path, dict[str, Any]]) -> None:
+    folder = full_run[0]
+    stages = """
+  - train
+  - prune: {keep_macs: 0.8, epochs: 0}
+  - prune: {id: again, keep_macs: 0.8, epochs: 1}
+  - quantize
+"""
+    code, record, errors = compress(folder, "file: runs/small/model.keras", stages)
+    assert code == 0, errors
+    assert [row["id"] for row in record["stages"]] == ["model", "train", "prune", "again", "quantize"]
+    assert record["stages"][1]["status"] == "skipped"
+    macs = [row["measurements"]["macs"]["value"] for row in record["stages"]]
+    assert macs[1] is None
+    assert macs[3] <= 0.8 * macs[2] <= 0.8 * 0.8 * macs[0]
+    assert record["models"]["original"]["stage"] == "model"
+
+
+def test_zeros_and_shared_weights_survive_and_every_step_says_what_its_file_packs_to(
+    full_run: tuple[Path, dict[str, Any]],
+) -> None:
+    stages = """
+  - train: {epochs: 4, learning_rate: 0.01}
+  - sparsify: {epochs: 1}
+  - cluster: {clusters: 8, epochs: 1}
+  - quantize: {method: qat, engine: tfmot, epochs: 1}
+"""
+    code, record, errors = compress(full_run[0], "builder: digits_cnn", stages)
+    assert code == 0, errors
+    rows = {row["stage"]: row for row in record["stages"]}
+    assert rows["train"]["status"] == "cached"
+    for stage in ("sparsify", "cluster", "quantize"):
+        assert 0.49 < rows[stage]["facts"]["zeros"] < 0.55, stage
+    assert max(kernel["distinct"] for kernel in rows["cluster"]["facts"]["kernels"].values()) <= 8
+    assert set(rows["quantize"]["facts"]["preserved"].values()) == {"zeros and clusters"}
+    packed = [rows[stage]["measurements"]["compressed_bytes"] for stage in ("train", "sparsify", "cluster", "quantize")]
+    assert {measurement["how"] for measurement in packed} == {"measured"}
+    sizes = [measurement["value"] for measurement in packed]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[2] < 0.3 * sizes[0]
+    assert rows["cluster"]["facts"]["compressed_bytes"] == {"before": sizes[1], "after": sizes[2]}
+    for text in (errors, json.dumps(rows["sparsify"]["facts"])):
+        assert "no memory or time is saved there" in text
+
+
+def test_a_model_that_does_not_fit_the_data_is_refused(full_run: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    (tmp_path / "runs").symlink_to(full_run[0] / "runs")
+    pipeline = SMALL.replace("[32, 32]", "[16, 16]").format(model="file: runs/small/model.keras", stages="[quantize]")
+    (tmp_path / "p.yaml").write_text(pipeline)
+    done = subprocess.run(
+        [sys.executable, "-m", "compress", str(tmp_path / "p.yaml"), "--out", str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 4
+    assert "takes [32, 32, 1], but data.preprocess gives [16, 16, 1]" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert json.loads((tmp_path / "out" / "small" / "report.json").read_text())["status"] == "failed"
+
+
+BUILDER = """
+import keras
+
+def net(input_shape, classes):
+    image = keras.Input(input_shape)
+    x = keras.layers.Rescaling(2.0, -1.0)(image)
+    x = keras.layers.Conv2D(8, 3, strides=4, activation="relu")(x)
+    return keras.Model(image, keras.layers.Dense(classes)(keras.layers.Flatten()(x)))
+"""
+
+
+def test_a_builder_of_ones_own_needs_trust(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(BUILDER)
+    code, record, errors = compress(tmp_path, 'builder: "own.py:net"', "[train]")
+    assert code == 4
+    assert "small.yaml:5: model: loading would run the builder" in errors
+    assert "set `trust: true`" in record["error"]["message"]
+
+
+def test_layers_of_several_steps_are_searched_like_any_other(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(BUILDER)
+    model = 'builder: "own.py:net", trust: true'
+    code, record, errors = compress(tmp_path, model, "[train: {epochs: 1}, quantize, compile]")
+    assert code == 0, errors
+    assert any(trial["kept"] for trial in record["stages"][2]["facts"]["tried"])
+    assert record["placement"]["macs"]["cpu"] == 0
+
+
+def test_a_builder_that_fails_is_told_in_one_message(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def build(input_shape, classes):\n    raise RuntimeError('no\\nway')\n")
+    code, _, errors = compress(tmp_path, "builder: own.py, trust: true", "[train]")
+    assert code == 4
+    assert "RuntimeError: no" in errors
+    assert "Traceback" not in errors
+
+
+ONE_RUN = """
+import sys, warnings
+warnings.simplefilter("ignore")
+from pathlib import Path
+from compress.model.importers.keras import keras_file
+from compress.learning.quantization import export
+
+given, made = map(Path, sys.argv[1:])
+made.write_bytes(export.convert_float(keras_file.load(given)))
+"""
+
+
+def test_a_float_tflite_file_goes_the_same_way_as_the_model_that_it_was_made_of(tmp_path: Path) -> None:
+    code, trained, errors = compress(tmp_path, "builder: digits_cnn", "[train: {epochs: 3}]")
+    assert code == 0, errors
+    model, file = tmp_path / "runs" / "small" / "model.keras", tmp_path / "small.tflite"
+    subprocess.run([sys.executable, "-c", ONE_RUN, model, file], check=True, capture_output=True)
+    code, record, errors = compress(
+        tmp_path,
+        "file: small.tflite",
+        "[prune: {keep_macs: 0.8, epochs: 1}, quantize: {ranges: minmax}, compile, package]",
+    )
+    assert code == 0, errors
+    rows = {row["id"]: row for row in record["stages"]}
+    assert rows["model"]["facts"]["parity"]["max_rel"] < 1e-5
+    same = [row["measurements"]["accuracy"]["value"] for row in (rows["model"], trained["stages"][1])]
+    assert same[0] == same[1]
+    assert rows["quantize"]["facts"]["layers"]
+    assert (tmp_path / "runs" / "small" / "small.coralline").exists()
+    accuracy = {name: rows[name]["measurements"]["accuracy"]["value"] for name in ("prune", "quantize")}
+    assert abs(accuracy["quantize"] - accuracy["prune"]) < 0.03

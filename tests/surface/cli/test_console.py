@@ -1,0 +1,210 @@
+"""The output that a user sees while a stage runs: on a terminal, in a file, and when memory is short."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+from paths import ROOT
+from tiny import command, environment
+
+from compress.core import memory
+from compress.core.memory import Memory
+from compress.core.progress import Phase, RunStep
+from compress.surface.cli import console
+from compress.surface.cli.console import Console
+
+JOB = RunStep("train", 2, 3, ("batch_size",))
+ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten all intervals, so that a test soon sees the output that a user sees after minutes."""
+    monkeypatch.setattr(console, "REFRESH_S", 0.01)
+    monkeypatch.setattr(console, "STARTED_S", 0.02)
+    monkeypatch.setattr(console, "PLAIN_INTERVALS_S", ((float("inf"), 0.05),))
+    monkeypatch.setattr(console, "LOG_INTERVAL_S", 0.05)
+    monkeypatch.setattr(console, "MEMORY_INTERVAL_S", 0.02)
+
+
+def shown(capfd: pytest.CaptureFixture[str], log: Path, seconds: float = 0.3) -> tuple[list[str], str]:
+    """Run a stage that takes some time; return its plain lines and its log."""
+    with Console(log) as monitor, monitor.working(JOB) as progress:
+        progress.plan(Phase("training", rounds=2, references={"loss": 2.3}, note="the loss is x"))
+        with progress.phase(Phase("training", rounds=2, references={"loss": 2.3}, note="the loss is x")):
+            progress.update(3, 10, loss=0.25)
+            time.sleep(seconds)
+            os.write(2, b"noise\n")
+            progress.note("a note")
+    return capfd.readouterr().err.splitlines(), log.read_text()
+
+
+def test_plain_lines_have_the_time_and_no_control_characters(
+    quick: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lines, log = shown(capfd, tmp_path / "run.log")
+    assert re.fullmatch(r"\d\d:\d\d:\d\dZ \[2/3\] train: started", lines[0])
+    pattern = r"\d\d:\d\d:\d\dZ \[2/3\] train: training, epoch 1 of 2, 30%, 0:00, loss 0\.250 \(guessing 2\.30\)"
+    assert re.fullmatch(pattern, lines[1])
+    assert lines[-1] == "a note"
+    assert not any("\r" in line or "\x1b" in line or "noise" in line for line in lines)
+    assert "train: stage 2 of 3\n" in log
+    assert "train: training: the loss is x\n" in log
+    assert "training, epoch 1 of 2, 30%" in log
+    assert "| noise" in log
+
+
+def test_short_work_has_no_lines(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    lines, _ = shown(capfd, tmp_path / "run.log", 0.0)
+    assert lines == ["a note"]
+
+
+def test_plain_lines_become_rare() -> None:
+    """There is at most one line in ten seconds, and one a minute in a stage that takes hours."""
+    limits = [interval for _, interval in console.PLAIN_INTERVALS_S]
+    assert limits == sorted(limits)
+    assert limits[0] >= 10
+
+
+def test_memory_that_is_short_is_named_once(
+    quick: None, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "memory", lambda: Memory(4 << 30, 100 << 20, 3 << 30, limited=True))
+    lines, log = shown(capfd, tmp_path / "run.log")
+    (note,) = [line for line in lines if "memory" in line]
+    assert note == (
+        "train: memory is short: 105 MB of 4.3 GB of the limit of this container are left; this process takes 3.2 GB; "
+        "lower batch_size, use smaller samples (resize in data.preprocess), or end other programs"
+    )
+    assert note in log
+
+
+def test_enough_memory_is_not_named(
+    quick: None, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "memory", lambda: Memory(4 << 30, 2 << 30, 1 << 30))
+    lines, _ = shown(capfd, tmp_path / "run.log")
+    assert not any("memory" in line for line in lines)
+    monkeypatch.setattr(memory, "memory", lambda: None)
+    lines, _ = shown(capfd, tmp_path / "run.log")
+    assert not any("memory" in line for line in lines)
+
+
+def test_the_thread_ends_with_the_stage_after_an_error_too(tmp_path: Path) -> None:
+    import threading
+
+    before = threading.active_count()
+    with Console(tmp_path / "run.log") as monitor, pytest.raises(ValueError, match="x"), monitor.working(JOB):
+        raise ValueError("x")
+    assert threading.active_count() == before
+
+
+# --- terminals --------------------------------------------------------------------------
+
+
+def on_terminal(tmp_path: Path, seconds: float = 1.5, interrupt: bool = False, **variables: str) -> tuple[str, int]:
+    """Return the output of a run on a terminal, and its exit code; `interrupt` sends Ctrl-C in the second stage."""
+    started = tmp_path / "started"
+    stages = [{"pause": {"started": str(started), "seconds": 60 if interrupt else seconds}}]
+    path = tiny.project(tmp_path / "project", stages)
+    controlling, terminal = pty.openpty()
+    chosen = {name: value for name, value in environment().items() if name not in ("NO_COLOR", "FORCE_COLOR")}
+    process = subprocess.Popen(
+        command(path),
+        cwd=tmp_path,
+        env=chosen | {"TERM": "xterm", "COLUMNS": "100"} | variables,
+        stdout=subprocess.DEVNULL,
+        stderr=terminal,
+    )
+    os.close(terminal)
+    received = b""
+    interrupted = False
+    try:
+        while chunk := os.read(controlling, 4096):
+            received += chunk
+            if interrupt and not interrupted and b"pause" in received and b"loss" in received:
+                interrupted = True
+                process.send_signal(signal.SIGINT)
+    except OSError:  # Linux: the other end is closed
+        pass
+    os.close(controlling)
+    return received.decode(), process.wait()
+
+
+def visible(text: str) -> list[str]:
+    """Return the lines that stay on a terminal: the progress line is overwritten, and removed at the end."""
+    lines = [""]
+    for part in re.split(r"(\r|\n|\x1b\[\d*A|\x1b\[2K)", text):
+        if part == "\n":
+            lines.append("")
+        elif part.endswith("A") and part.startswith("\x1b"):
+            lines.pop()
+        elif part == "\x1b[2K":
+            lines[-1] = ""
+        elif part != "\r":
+            lines[-1] += ESCAPE.sub("", part)
+    return [line.rstrip() for line in lines if line.strip()]
+
+
+def test_the_line_of_a_terminal(tmp_path: Path) -> None:
+    text, status = on_terminal(tmp_path)
+    assert status == 0
+    plain = ESCAPE.sub("", text)
+    assert re.search(r"━+─*  \[2/2\]  pause  step 1 of 2  50%  0:0\d  loss 0\.500  run 0:0\d", plain)
+    stays = visible(text)
+    assert [line.split()[0] for line in stays][:3] == ["coralline:", "model", "pause"]
+    assert text.rstrip().rindex("\x1b[?25h") > text.rindex("\x1b[?25l")  # the cursor is visible again
+
+
+def test_ctrl_c_leaves_a_clean_line(tmp_path: Path) -> None:
+    text, status = on_terminal(tmp_path, interrupt=True)
+    assert status == 130
+    assert visible(text)[-1] == "coralline: interrupted; run the same command to continue"
+    assert not any("50%" in line for line in visible(text))
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
+
+
+def test_a_narrow_terminal_never_wraps(tmp_path: Path) -> None:
+    text, _ = on_terminal(tmp_path, COLUMNS="30")
+    lines = [ESCAPE.sub("", line).strip() for line in re.split(r"[\r\n]", text)]
+    progress = [line for line in lines if line.startswith(("[2/2]", "pause  "))]
+    assert progress
+    assert all(len(line) < 30 for line in progress if "done" not in line)
+
+
+def test_no_color(tmp_path: Path) -> None:
+    text, _ = on_terminal(tmp_path, NO_COLOR="1")
+    assert "50%" in text
+    assert not re.search(r"\x1b\[3\dm", text)
+
+
+def test_a_dumb_terminal_gets_plain_lines(tmp_path: Path) -> None:
+    text, status = on_terminal(tmp_path, 2.6, TERM="dumb")
+    assert status == 0
+    assert "\x1b" not in text
+    assert re.search(r"\d\d:\d\d:\d\dZ \[2/2\] pause: started", text)
+
+
+def test_the_progress_of_a_run_costs_little(tmp_path: Path) -> None:
+    """The test asserts no time: of 20,000 reports of a fast loop, at most one is shown."""
+    code = (
+        "import sys; from pathlib import Path; from compress.surface.cli.console import Console; "
+        "from compress.core.progress import RunStep\n"
+        "with Console(Path(sys.argv[1])) as console, console.working(RunStep('x', 1, 1)) as progress:\n"
+        "    for done in range(20_000): progress.update(done, 20_000, loss=1.0)\n"
+    )
+    arguments: Any = [sys.executable, "-c", code, str(tmp_path / "run.log")]
+    done = subprocess.run(
+        arguments, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert done.stderr.count("\n") <= 1
