@@ -34,9 +34,9 @@ from distillation import interval, right, subfolder
 from quantization import commit, kept, quiet
 
 from compress.core.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Kind
+from compress.learning.context import Context
 from compress.learning.training import bn_recalibration, healing, loop
 from compress.model.ir.tensorflow import keras
-from compress.pipeline.stage import Context
 from compress.pipeline.stages import working_model
 from compress.pipeline.stages.distill import Distill
 from compress.pipeline.stages.prune import Prune

@@ -33,12 +33,13 @@ from numpy.typing import NDArray
 from quantization import commit, kept, quiet
 
 from compress.core.artifact import MODEL_KERAS, Artifact, Kind
+from compress.learning.context import Context
 from compress.learning.distillation.settings import Decoupled, Features
 from compress.learning.training.batches import Augment
 from compress.learning.training.loop import TrainingSettings
 from compress.model.importers.keras import keras_file
 from compress.model.ir.tensorflow import keras
-from compress.pipeline.stage import Context, Stage
+from compress.pipeline.stage import Stage
 from compress.pipeline.stages import working_model
 from compress.pipeline.stages.distill import Distill
 from compress.pipeline.stages.train import Train

@@ -17,12 +17,12 @@ import quantization_subjects as subjects
 from numpy.typing import NDArray
 
 from compress.core.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Kind
+from compress.learning.context import Context
 from compress.learning.quantization import calibration, export
 from compress.learning.quantization.calibration import CalibrationSplit
 from compress.model.ir import keras_graph
 from compress.model.ir.passes import fold
 from compress.model.tflite.interpreter import LoadedModel
-from compress.pipeline.stage import Context
 from compress.pipeline.stages import working_model
 from compress.pipeline.stages.quantize import Quantize
 

@@ -1,10 +1,11 @@
 """Import of float .tflite files: `python benchmarks/tflite_import.py [NAME ...] [--list] [--no-files]`.
 
 Networks of keras.applications, and others with further layers, get random weights and batch norm statistics and are
-converted to float .tflite files. Each file is imported (`compress.model.importers.tflite.tflite_file`) and compared with the
-TFLite runtime on random samples. Without names, all networks run, then the float files of CORALLINE_SHARED. Prints a
-table: operators of the file, layers, and the largest difference relative to the largest output, or the operators
-without a Keras layer. The exit code is 1 if a file is refused because its outputs differ.
+converted to float .tflite files. Each file is imported and compared with the TFLite runtime on random samples.
+
+Without names, all networks run, then the float files of CORALLINE_SHARED. Prints a table: operators of the file,
+layers, and the largest difference relative to the largest output, or the operators without a Keras layer. The exit code
+is 1 if a file is refused because its outputs differ.
 """
 
 from __future__ import annotations

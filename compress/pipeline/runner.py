@@ -42,6 +42,7 @@ from compress.core.files import digest_of, explain, write_atomically
 from compress.core.profiling import Profile
 from compress.core.progress import SILENT, Phase, Progress, RunStep
 from compress.data.types import Data
+from compress.learning.context import Context, Need
 from compress.model.ir.tensorflow import keras
 from compress.pipeline import device_results, record
 from compress.pipeline.probes import DataSummary, Evaluation, InputAlternatives, Latency, Size
@@ -50,7 +51,7 @@ from compress.pipeline.probes.operator_graph import OperatorGraph
 from compress.pipeline.probes.original_outputs import TaughtByOriginal
 from compress.pipeline.record import Findings, RunResults
 from compress.pipeline.schema import Pipeline, StageEntry
-from compress.pipeline.stage import Context, Need, Probe, Stage, Work
+from compress.pipeline.stage import Probe, Stage, Work
 from compress.pipeline.stages.batch_norm_statistics import BatchNormStatistics
 from compress.pipeline.stages.package import Package
 from compress.pipeline.stages.sensitivity import Sensitivity

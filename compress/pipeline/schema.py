@@ -27,12 +27,13 @@ from compress.core.suggestions import listing, nearest, shown
 from compress.data.dataset import SOURCES, Dataset, Splitting
 from compress.pipeline import data_section
 from compress.pipeline.search_section import SearchSettings
-from compress.pipeline.stage import Refusal, Stage
+from compress.pipeline.stage import Stage
 from compress.pipeline.stages import STAGES
 from compress.pipeline.stages.load import ImportOnnx, LoadKeras, LoadTflite, Origin
 from compress.pipeline.yaml_file import Document, DocumentNode, Location, read
 from compress.targets.base import Target
 from compress.tasks import TASKS, refused_budget, task_of
+from compress.tasks.refusal import Refusal
 from deploy.contract.preprocessing import STEPS as PREPROCESSING
 from deploy.contract.preprocessing import Preprocessing, PreprocessingError, fields
 

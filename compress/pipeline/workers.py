@@ -26,12 +26,13 @@ from compress.core.artifact import Artifact, Kind
 from compress.core.errors import CorallineError, StageError
 from compress.core.files import digest_of, explain, write_atomically
 from compress.core.progress import Phase, Progress
+from compress.learning.context import Context
 from compress.learning.training import strategies
 from compress.learning.training.cluster import START_S, WorkerCluster
 from compress.pipeline import runner
 from compress.pipeline.runner import Monitor, PipelineRun, run_stages
 from compress.pipeline.schema import Pipeline
-from compress.pipeline.stage import Context, Probe, Stage
+from compress.pipeline.stage import Probe, Stage
 from compress.pipeline.store import Store
 from compress.report.json_values import decode
 from compress.report.record import RunRecord, StageStatus

@@ -22,9 +22,9 @@ from compress.core.measurement import Metric
 from compress.data.types import Data, Split
 from compress.model.ir.tensorflow import keras, sample_shape
 from compress.model.tflite.interpreter import shape_hint
-from compress.pipeline.stage import Refusal, Use
 from compress.tasks.degeneracy import Judgement
 from compress.tasks.findings import VerdictReason
+from compress.tasks.refusal import Refusal, Use
 
 Location = tuple[str | int, ...]
 """Keys and indices in the pipeline file."""

@@ -14,7 +14,6 @@ from compress.core.errors import ModelError
 from compress.core.measurement import Measurement, Metric
 from compress.core.resources import manual
 from compress.data.types import Data, Objects, Split
-from compress.pipeline.stage import Refusal, Use
 from compress.tasks import average_precision
 from compress.tasks.base import (
     Change,
@@ -34,6 +33,7 @@ from compress.tasks.detection_augmentation import augmentation
 from compress.tasks.detection_head import DetectionHead
 from compress.tasks.findings import VerdictReason, against_constant
 from compress.tasks.illustrations import ObjectsIllustrator
+from compress.tasks.refusal import Refusal, Use
 from deploy.contract import image_geometry
 from deploy.contract.average_precision import average_precision as mean_average_precision
 from deploy.contract.detection import SURE, Detections, Detector, DetectorParts, agreement

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from compress.core.measurement import Measurement, Metric, missing, proportion
 from compress.data.types import Data, Split
 from compress.model.ir.tensorflow import keras
-from compress.pipeline.stage import Refusal, Use
 from compress.tasks.base import DistillationTerms, Head, Judge, Rows, Specification, first_output, refuse_misfit, snr_db
 from compress.tasks.measured import MeasuredTask
 from compress.tasks.new_head import pooled_dense
+from compress.tasks.refusal import Refusal, Use
 from compress.tasks.regression import WITHOUT_CLASSES
 from deploy.contract.class_heads import ALIKE, alike
 

@@ -309,7 +309,7 @@ def wrong_statistics(facts: Mapping[str, Any]) -> list[VerdictReason]:
     """Name batch norms whose statistics do not fit the weights of a loaded model, or do not fit the samples.
 
     Args:
-        facts: as `compress.learning.training.bn_recalibration.compared_statistics` returns them; empty without batch norms.
+        facts: as `bn_recalibration.compared_statistics` returns them; empty without batch norms.
     """
     before, after = facts.get("validation_before"), facts.get("validation_after")
     if before is None or after is None:

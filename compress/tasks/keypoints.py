@@ -13,10 +13,10 @@ from compress.core.errors import DataError, ModelError
 from compress.core.measurement import Measurement, Metric, missing
 from compress.data.types import Data, Split
 from compress.model.ir.tensorflow import keras
-from compress.pipeline.stage import Refusal, Use
 from compress.tasks.base import Location, ModelOutputs, Rows, Shapes, Specification, first_output
 from compress.tasks.illustrations import PointsIllustrator
 from compress.tasks.measured import ByValue, MeasuredTask, ValuesHead, refuse_moving, refuse_shape
+from compress.tasks.refusal import Refusal, Use
 from compress.tasks.regression import WITHOUT_CLASSES, mean_with_interval
 
 NEAR = 0.1

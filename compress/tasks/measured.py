@@ -19,7 +19,6 @@ from compress.core.errors import ModelError
 from compress.core.measurement import Measurement, Metric, missing
 from compress.data.types import Data, Split
 from compress.model.ir.tensorflow import keras
-from compress.pipeline.stage import Refusal
 from compress.tasks.base import (
     DistillationTerms,
     EvaluationMembers,
@@ -38,6 +37,7 @@ from compress.tasks.base import (
 )
 from compress.tasks.degeneracy import Judgement
 from compress.tasks.findings import VerdictReason, against_constant
+from compress.tasks.refusal import Refusal
 from deploy.contract.image_geometry import moves_positions
 from deploy.contract.preprocessing import Preprocessing
 

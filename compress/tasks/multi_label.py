@@ -13,11 +13,11 @@ from compress.core.errors import DataError, ModelError
 from compress.core.measurement import Measurement, Metric, missing
 from compress.data.types import Data, Split
 from compress.model.ir.tensorflow import keras
-from compress.pipeline.stage import Refusal, Use
 from compress.tasks.base import DistillationTerms, Head, Judge, Rows, Shapes, Specification, first_output, snr_db
 from compress.tasks.measured import MeasuredTask, refuse_shape
 from compress.tasks.new_head import pooled_dense
 from compress.tasks.output_forms import OutputForm, activation_of
+from compress.tasks.refusal import Refusal, Use
 from compress.tasks.regression import WITHOUT_CLASSES, mean_with_interval
 
 

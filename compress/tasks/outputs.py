@@ -20,11 +20,11 @@ from compress.core.measurement import Measurement, Metric
 from compress.data.types import Data, Split
 from compress.model.ir.tensorflow import keras, run
 from compress.model.tflite.interpreter import LoadedModel
-from compress.pipeline.stage import Refusal, Use
 from compress.tasks.base import DistillationTerms, Head, Judge, Rows, Shapes, Specification, refuse_misfit, snr_db
 from compress.tasks.findings import VerdictReason, unlike_original
 from compress.tasks.measured import MeasuredTask
 from compress.tasks.output_forms import OutputForm, forms_by_values, forms_of, from_json, layout_of
+from compress.tasks.refusal import Refusal, Use
 from compress.tasks.regression import WITHOUT_CLASSES, mean_with_interval
 
 SEED = 0

@@ -13,9 +13,9 @@ from compress.core.errors import ModelError
 from compress.core.measurement import Measurement, Metric, missing
 from compress.data.types import Data, Split
 from compress.model.ir.tensorflow import keras
-from compress.pipeline.stage import Refusal, Use
 from compress.tasks.base import Rows, Shapes, Specification
 from compress.tasks.measured import ByValue, MeasuredTask, ValuesHead, refuse_shape
+from compress.tasks.refusal import Refusal, Use
 from compress.tasks.regression import WITHOUT_CLASSES, mean_with_interval
 
 NORMAL = ("normal", "ok", "good", "healthy")

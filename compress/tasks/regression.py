@@ -13,11 +13,11 @@ from compress.core.artifact import Facts
 from compress.core.errors import ModelError
 from compress.core.measurement import Z95, Measurement, Metric, missing
 from compress.data.types import Data, Split
-from compress.pipeline.stage import Refusal, Use
 from compress.tasks.base import ModelOutputs, Rows, Specification
 from compress.tasks.findings import VerdictReason, against_constant
 from compress.tasks.measured import ByValue, MeasuredTask, ValuesHead, refuse_shape, spread_of
 from compress.tasks.new_head import pooled_dense
+from compress.tasks.refusal import Refusal, Use
 
 SAME = 0.1
 """Two predictions agree if they differ by at most this fraction of the standard deviation of the predictions."""

@@ -13,7 +13,6 @@ from compress.core.errors import DataError, ModelError
 from compress.core.measurement import Measurement, Metric, missing
 from compress.data.types import Data, Split
 from compress.model.ir.tensorflow import keras
-from compress.pipeline.stage import Refusal, Use
 from compress.tasks.base import (
     DistillationTerms,
     Head,
@@ -29,6 +28,7 @@ from compress.tasks.base import (
 from compress.tasks.illustrations import MasksIllustrator
 from compress.tasks.measured import MeasuredTask, refuse_moving, refuse_shape
 from compress.tasks.output_forms import OutputForm, activation_of
+from compress.tasks.refusal import Refusal, Use
 from compress.tasks.regression import WITHOUT_CLASSES
 from deploy.contract.image_geometry import NO_CLASS
 

@@ -12,13 +12,13 @@ from compress.core.artifact import Facts
 from compress.core.errors import ModelError, StageError
 from compress.core.measurement import missing
 from compress.data.types import Data, Split
-from compress.pipeline.stage import Refusal, Use
 from compress.tasks.base import DistillationTerms, EvaluationMembers, Judge, Location, ModelOutputs, Rows, Specification
 from compress.tasks.detection import Detection, detector_of, moving_steps
 from compress.tasks.detection_head import DetectionHead
 from compress.tasks.findings import ENOUGH, VerdictReason, little_left, unlike_original
 from compress.tasks.illustrations import ObjectsIllustrator, name_of
 from compress.tasks.outputs import OutputsHead, OutputsTask
+from compress.tasks.refusal import Refusal, Use
 from deploy.contract.detection import SURE, Detector
 
 NOTHING_FOUND = missing("fraction", f"neither model finds an object with a score of {SURE:g} or more")

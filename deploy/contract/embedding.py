@@ -1,6 +1,6 @@
 """The embedding in a bundle: which output it is, the last dense layer, and reference embeddings.
 
-With these the device adds classes without compiling: see `deploy.learn.recognizer`. The manifest has the entry `embedding`::
+With these the device adds classes without compiling: see `deploy.learn.recognizer`. The manifest's entry `embedding`::
 
     {"output": NAME, "head": {"weights": file, "biases": file} or null,
      "references": {"training": {"embeddings": file, "labels": file}, "validation": {...}}}

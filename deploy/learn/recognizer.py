@@ -8,7 +8,7 @@
     recognizer.learn("Oat milk", photos)  # about five
     recognizer.undo()
 
-What was learnt is in a file next to the bundle (`deploy.learn.learnt_file`), and is used again by the next `Recognizer`.
+What was learnt is in a file next to the bundle (`learnt_file`), and is used again by the next `Recognizer`.
 """
 
 from __future__ import annotations

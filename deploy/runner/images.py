@@ -10,7 +10,7 @@ import io
 import re
 import struct
 import zipfile
-from typing import Any, Dict, List, Tuple, Union
+from typing import Any, Dict, List, Optional, Tuple, Union
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from deploy.contract import bundle, pictures, recording, text
 from deploy.contract.decoding import AS_THEY_ARE, Decoding
 from deploy.contract.errors import ImageError
 from deploy.contract.preprocessing import Array
-from deploy.service.protocol import parse_integer
 
 MAX_PIXELS = 1 << 25
 """The largest image of a request: 33 million pixels, 100 MB as RGB."""
@@ -30,6 +29,28 @@ _NPY = b"\x93NUMPY"
 _ZIP = b"PK\x03\x04"
 _CHARSET = re.compile(r"charset=\"?([^\s;\"]+)")
 FORMATS = "send .npy, .npz for several inputs, raw values with X-Shape and X-Dtype, JPEG, PNG, BMP, WebP or WAV"
+
+
+MAX_DIGITS = 18
+"""Integers of up to 18 digits fit 64 bits; `int` of a text of a million digits takes seconds."""
+_DIGITS = re.compile("[0-9]{1,%d}\\Z" % MAX_DIGITS)
+
+
+def parse_integer(text: str, low: int, high: int) -> Optional[int]:
+    """Return the integer that `text` writes in ASCII digits, or None if it is not one from `low` to `high`.
+
+    `int` also takes signs, spaces, underscores and the digits of every script, and `str.isdigit` is true for
+    characters that `int` refuses (superscript two). All integers of requests are therefore parsed here.
+
+    Args:
+        text: text from outside, of any length.
+        low: the smallest integer allowed, 0 or more.
+        high: the largest integer allowed, of at most `MAX_DIGITS` digits.
+    """
+    if not _DIGITS.match(text):
+        return None
+    value = int(text)
+    return value if low <= value <= high else None
 
 
 def decode_body(body: Bytes, shape: str = "", dtype: str = "", decoding: Decoding = AS_THEY_ARE) -> Any:

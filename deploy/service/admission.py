@@ -9,7 +9,8 @@ import ipaddress
 import re
 from typing import Dict, Optional, Tuple
 
-from deploy.service.protocol import RequestError, RequestHead, parse_integer
+from deploy.runner.images import parse_integer
+from deploy.service.protocol import RequestError, RequestHead
 from deploy.service.rates import RateLimit
 
 PATHS = {"/v1/predict": "POST", "/v1/model": "GET", "/metrics": "GET", "/healthz": "GET", "/readyz": "GET"}

@@ -15,12 +15,12 @@ import uuid
 from typing import Any, Dict, Mapping, Optional
 from urllib.parse import parse_qsl
 
+from deploy.runner.images import parse_integer
+
 MAX_HEAD_BYTES = 16 * 1024
 MAX_HEADERS = 64
 MAX_LENGTH = 10**15 - 1
 """The largest Content-Length that is parsed; `ServiceLimits.body_bytes` limits the body."""
-MAX_DIGITS = 18
-_DIGITS = re.compile("[0-9]{1,%d}\\Z" % MAX_DIGITS)
 END = b"\r\n\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 JSON = "application/json"
@@ -148,23 +148,6 @@ def _body_length(method: str, headers: Mapping[str, str]) -> int:
     if length is None:
         raise RequestError(400, "Content-Length is not an integer in ASCII digits", close=True)
     return length
-
-
-def parse_integer(text: str, low: int, high: int) -> Optional[int]:
-    """Return the integer that `text` writes in ASCII digits, or None if it is not one from `low` to `high`.
-
-    `int` also takes signs, spaces, underscores and the digits of every script, and `str.isdigit` is true for
-    characters that `int` refuses (superscript two). All integers of requests are therefore parsed here.
-
-    Args:
-        text: text from outside, of any length.
-        low: the smallest integer allowed, 0 or more.
-        high: the largest integer allowed, of at most `MAX_DIGITS` digits.
-    """
-    if not _DIGITS.match(text):
-        return None
-    value = int(text)
-    return value if low <= value <= high else None
 
 
 def _headers(lines: Any) -> Dict[str, str]:

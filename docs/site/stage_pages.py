@@ -10,9 +10,10 @@ from pydantic import ValidationError
 from settings_tables import cell, sections
 
 from compress.core.artifact import Kind
-from compress.pipeline.stage import Refusal, Stage, Use
+from compress.pipeline.stage import Stage
 from compress.pipeline.stages import STAGES
 from compress.tasks import TASKS
+from compress.tasks.refusal import Refusal, Use
 
 GENERATED = "<!-- Generated from the code by `python docs/site/write_reference.py`; do not edit. -->"
 INDEX = "docs/reference/stages/index.md"

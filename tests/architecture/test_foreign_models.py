@@ -13,7 +13,7 @@ CHILDREN = {"compress/model/tflite/runtime.py", "compress/model/importers/onnx/c
 SAVED_MODELS = {"compress/model/importers/saved_model/conversion.py"}
 """The module that calls `tf.saved_model.load`, in the function that `sandbox.run` calls."""
 BUILDERS = {
-    "compress/model/importers/keras/keras_file.py": "builds layers of a fixed list from a configuration with checked sizes",
+    "compress/model/importers/keras/keras_file.py": "builds layers of a fixed list from a checked configuration",
     "compress/model/importers/saved_model/keras_model.py": "the same, from the configuration in a SavedModel",
 }
 """The modules that call `load_model` or `model_from_json` of Keras in the main process, and the reason why each may."""

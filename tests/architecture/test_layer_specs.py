@@ -50,7 +50,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 NOT_IN_A_FILE = [
     spec.kind for spec in all_specs() if spec.reads_masks or spec.kind in ("InputLayer", "Masking", "Embedding")
 ]
-"""Recurrent layers take sequences (tests/model/ir/test_unroll.py), cells need a layer, masks and indices are not images."""
+"""Recurrent layers take sequences (test_unroll.py), cells need a layer, masks and indices are not images."""
 KINDS = [spec.kind for spec in all_specs() if spec.kind not in NOT_IN_A_FILE and type(spec).__name__[:4] != "Augm"]
 
 

@@ -21,9 +21,9 @@ from compress.bundling import packing
 from compress.bundling.packing import Packing, pack
 from compress.core.artifact import BUNDLE_FILE, Artifact, Kind
 from compress.data.dataset import Dataset
+from compress.learning.context import Context
 from compress.model.tflite.interpreter import LoadedModel
 from compress.pipeline.probes.original_outputs import TaughtByOriginal
-from compress.pipeline.stage import Context
 from compress.pipeline.stages.package import Package
 from compress.targets import load
 from compress.tasks import TASKS

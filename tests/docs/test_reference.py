@@ -10,10 +10,11 @@ import pytest
 from paths import ROOT
 
 from compress.pipeline.schema import load
-from compress.pipeline.stage import Stage, Use
+from compress.pipeline.stage import Stage
 from compress.pipeline.stages import STAGES
 from compress.surface.cli import main
 from compress.tasks import TASKS
+from compress.tasks.refusal import Use
 
 sys.path.insert(0, str(ROOT / "docs" / "site"))
 import command_pages

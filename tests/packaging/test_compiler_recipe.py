@@ -27,7 +27,7 @@ from paths import ROOT
 from stand_in import LOG, Answer, Programs, success
 
 from compress.core.artifact import MODEL_COMPILED, MODEL_TFLITE, Artifact, Kind
-from compress.pipeline.stage import Context
+from compress.learning.context import Context
 from compress.pipeline.stages.compile import Compile
 from compress.targets import load
 

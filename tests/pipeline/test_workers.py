@@ -16,11 +16,11 @@ import worker_processes
 from compress.core.artifact import Artifact, Facts
 from compress.core.errors import CorallineError, PipelineError, StageError
 from compress.core.execution import Execution
+from compress.learning.context import Context
 from compress.learning.training import strategies
 from compress.learning.training.cluster import WorkerCluster
 from compress.pipeline import runner, workers
 from compress.pipeline.schema import Pipeline, load
-from compress.pipeline.stage import Context
 from compress.pipeline.store import STORE, Store
 from compress.report.record import RunRecord
 

@@ -11,7 +11,7 @@ import numpy as np
 from compress.core.artifact import Artifact, Kind
 from compress.core.progress import SilentProgress
 from compress.data.types import Objects, Split
-from compress.pipeline.stage import Context
+from compress.learning.context import Context
 from compress.targets import load
 
 

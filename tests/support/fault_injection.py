@@ -134,7 +134,8 @@ class Outcome:
 
 _FORGE = """
 import ctypes, json, os, signal, sys
-import compress.surface.cli.main, compress.surface.api, compress.surface.cli.console, compress.pipeline.runner, compress.surface.api.exports
+import compress.surface.cli.main, compress.surface.api, compress.surface.cli.console
+import compress.pipeline.runner, compress.surface.api.exports
 import compress.pipeline.starter, compress.surface.fleet.rollout, compress.surface.fleet.results
 import compress.targets, compress.model.tflite.interpreter, deploy.__main__
 libc = ctypes.CDLL(None)

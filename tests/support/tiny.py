@@ -27,8 +27,9 @@ from pydantic import Field
 from compress.core.artifact import MODEL_TFLITE, Artifact, Facts, Kind
 from compress.core.errors import StageError
 from compress.core.progress import Progress, RunStep, SilentProgress
+from compress.learning.context import Context, Need
 from compress.model.tflite import graph
-from compress.pipeline.stage import Context, Need, Stage
+from compress.pipeline.stage import Stage
 from compress.pipeline.stages import STAGES as SHIPPED
 
 # --- models -----------------------------------------------------------------------------

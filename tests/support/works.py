@@ -7,9 +7,10 @@ import pkgutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from compress.learning.context import Context
 from compress.pipeline import probes as evaluation
 from compress.pipeline import stages
-from compress.pipeline.stage import Context, Probe, Stage, Work
+from compress.pipeline.stage import Probe, Stage, Work
 
 for _package in (stages, evaluation):
     for _module in pkgutil.iter_modules(_package.__path__):

@@ -18,13 +18,13 @@ from compress.core.errors import StageError
 from compress.core.files import write_atomically
 from compress.core.progress import Phase
 from compress.data.types import Data, Split
+from compress.learning.context import Context
 from compress.learning.distillation.features import FeatureDistillation
 from compress.learning.distillation.settings import DistillationSettings
 from compress.learning.distillation.teachers import Teacher, TeacherOutput
 from compress.learning.training.batches import Augment
 from compress.learning.training.loop import Batch, Loss, TrainingSettings, label_loss
 from compress.learning.training.phases import BUILD
-from compress.pipeline.stage import Context
 from compress.tasks.base import Head
 
 ONCE = "once, before the training"

@@ -11,12 +11,12 @@ import numpy as np
 
 from compress.core.errors import ModelError
 from compress.data.types import Data
+from compress.learning.context import Context
 from compress.learning.training.loop import head_of
 from compress.model.importers import model_file
 from compress.model.ir.tensorflow import run
 from compress.model.tflite.graph import Graph
 from compress.model.tflite.interpreter import LoadedModel
-from compress.pipeline.stage import Context
 from compress.tasks import task_of
 from compress.tasks.base import Head, Specification
 

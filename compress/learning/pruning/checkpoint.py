@@ -10,9 +10,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from compress.core.errors import ModelError, reason_of
 from compress.core.files import write_atomically
+from compress.learning.context import Context
 from compress.learning.pruning.step import PruningStep
 from compress.model.importers.keras import keras_file
-from compress.pipeline.stage import Context
 
 STATE = "state.json"
 

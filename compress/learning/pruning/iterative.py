@@ -10,6 +10,7 @@ from compress.core.artifact import Facts
 from compress.core.errors import StageError
 from compress.core.progress import Phase
 from compress.data.types import Data
+from compress.learning.context import Context
 from compress.learning.pruning import factorization
 from compress.learning.pruning.allocation import (
     AllocationMethod,
@@ -35,7 +36,6 @@ from compress.model.ir import keras_graph, weight_sparsity
 from compress.model.ir.keras_graph import Network
 from compress.model.ir.passes.factorize import Side
 from compress.model.ir.tensorflow import set_weights
-from compress.pipeline.stage import Context
 from compress.tasks import task_of
 from compress.tasks.base import Quality
 

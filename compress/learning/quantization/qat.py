@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from compress.core.artifact import Facts
 from compress.data.rows import blocks
+from compress.learning.context import Context
 from compress.learning.quantization import export, fake_quantization, quantizer_placement, sparsity_patterns
 from compress.learning.quantization.fake_quantized_layers import EPSILON
 from compress.learning.quantization.fidelity import flattened
@@ -28,7 +29,6 @@ from compress.learning.training.loop import Loss, TrainingSettings, fit, own_los
 from compress.model.ir.keras_graph import Layer, Network, build
 from compress.model.ir.layer_specs import spec_of
 from compress.model.ir.tensorflow import keras, run
-from compress.pipeline.stage import Context
 from compress.tasks.base import Judge
 
 Norms = Mapping[str, tuple[NDArray[Any], NDArray[Any]]]

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from compress.core.artifact import Facts
 from compress.data.rows import rows as rows_of
+from compress.learning.context import Context
 from compress.learning.replacement.activations import Replacements, replace_by_relu
 from compress.learning.training.loop import Batch, Loss, Rate, TrainingSettings, fit
 from compress.model.ir.activations import Activation
@@ -33,7 +34,6 @@ from compress.model.ir.keras_graph import Layer, LayerOutput, Network, build, ma
 from compress.model.ir.layer_specs import ACTIVATION, spec_of
 from compress.model.ir.passes import fold
 from compress.model.ir.tensorflow import keras, run
-from compress.pipeline.stage import Context
 
 PACKAGE = "coralline"
 JOINED, MATCHED = "JoinedActivations", "MatchedStatistics"

@@ -10,6 +10,7 @@ from compress.core.artifact import Facts
 from compress.core.errors import ModelError
 from compress.core.measurement import missing, proportion
 from compress.core.progress import Phase
+from compress.learning.context import Context
 from compress.learning.replacement import gradual, squeeze_excite
 from compress.learning.replacement.activations import Replacements, replace_by_relu
 from compress.learning.replacement.gradual import GradualTraining, OutputLoss
@@ -22,7 +23,6 @@ from compress.model.ir import keras_graph
 from compress.model.ir.activations import Activation
 from compress.model.ir.keras_graph import Network
 from compress.model.ir.tensorflow import sample_shape
-from compress.pipeline.stage import Context
 from compress.tasks import task_of
 from compress.tasks.base import takes
 

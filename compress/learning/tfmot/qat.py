@@ -15,6 +15,7 @@ from typing import Any
 
 from compress.core.artifact import Facts
 from compress.core.errors import StageError
+from compress.learning.context import Context
 from compress.learning.quantization import fake_quantization, quantizer_placement
 from compress.learning.quantization.plan import QuantizationPlan, nudged
 from compress.learning.tfmot import keras2_export, sparsity
@@ -22,7 +23,6 @@ from compress.learning.training.batches import EpochSettings
 from compress.model.ir import weight_sparsity
 from compress.model.ir.keras_graph import Layer, LayerOutput, Network
 from compress.model.ir.passes import fold
-from compress.pipeline.stage import Context
 
 CHANNELWISE = {"DepthwiseConv2D", "Conv2DTranspose"}
 """Layers whose kernels tfmot would round with one scale, and the file with one scale per channel."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from compress.core.artifact import Facts
 from compress.core.errors import StageError
+from compress.learning.context import Context
 from compress.learning.tfmot import keras2_export
 from compress.learning.tfmot.keras2_export import Legacy
 from compress.learning.training import callbacks as monitoring
@@ -24,7 +25,6 @@ from compress.learning.training.phases import training_cost
 from compress.model.ir import weight_sparsity
 from compress.model.ir.keras_graph import Layer, Network, build
 from compress.model.ir.layer_specs import spec_of
-from compress.pipeline.stage import Context
 
 RAMP = 2 / 3
 """Fraction of the training in which zeros are added; the rest recovers the accuracy."""

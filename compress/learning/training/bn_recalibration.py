@@ -17,9 +17,9 @@ import numpy as np
 from compress.core.artifact import Facts
 from compress.core.progress import Phase
 from compress.data.rows import rows as rows_of
+from compress.learning.context import Context
 from compress.learning.training.validation import comparison, validation_quality
 from compress.model.ir.tensorflow import keras, run
-from compress.pipeline.stage import Context
 
 SAMPLES = 1024
 """Maximum number of training samples for the statistics."""

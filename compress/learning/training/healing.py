@@ -8,11 +8,11 @@ from typing import Any
 
 from compress.core.artifact import Facts
 from compress.core.progress import Phase
+from compress.learning.context import Context
 from compress.learning.training import phases
 from compress.learning.training.loop import Loss, Rate, TrainingSettings, fit
 from compress.learning.training.validation import comparison, validation_quality
 from compress.model.ir.tensorflow import set_weights
-from compress.pipeline.stage import Context
 
 
 def heal(

@@ -20,6 +20,7 @@ from compress.core.errors import StageError
 from compress.core.progress import Phase
 from compress.data.rows import rows as rows_of
 from compress.data.types import Data, Split
+from compress.learning.context import Context
 from compress.learning.training import accumulation, memory_estimate, schedules, strategies, subset_selection
 from compress.learning.training import callbacks as monitoring
 from compress.learning.training.batches import Augment, EpochSettings, batches, held_out, validation_batch_size
@@ -33,9 +34,9 @@ from compress.learning.training.subset import Part, Subset
 from compress.model.ir import mixed_precision as precision
 from compress.model.ir.passes import cut_lookup
 from compress.model.ir.tensorflow import keras, run
-from compress.pipeline.stage import Context, Use, Work
 from compress.tasks import task_of
 from compress.tasks.base import Head, Specification
+from compress.tasks.refusal import Use
 
 GUESSED = 512
 """Number of training samples on which the loss of guessing is measured."""
@@ -334,7 +335,7 @@ def _what_is_trained(
     inputs = context.data.inputs("train")
     looked_at = np.unique(np.linspace(0, len(inputs) - 1, LOOKED_AT).astype(np.int64))
     labels = [np.ascontiguousarray(targets[split]["labels"]) for split in ("train", "validation")]
-    identity = settings.identity() if isinstance(settings, Work) else settings.model_dump(mode="json")
+    identity = settings.model_dump(mode="json", exclude={"id"})
     return {
         "the versions": [importlib.metadata.version(name) for name in ("tensorflow", "keras", "numpy")],
         "the settings": [identity, context.seed, loss.name],

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from compress.data.rows import rows as rows_of
+from compress.learning.context import Context
 from compress.model.ir import keras_graph
 from compress.model.ir.keras_graph import Network
 from compress.model.ir.passes.restore_norms import with_statistics
 from compress.model.ir.tensorflow import run
-from compress.pipeline.stage import Context
 
 SAMPLES = 512
 """Number of training samples for the statistics."""

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from compress.core.artifact import Facts
 from compress.core.errors import StageError
 from compress.core.files import write_atomically
+from compress.learning.context import Context
 from compress.learning.training import subset
 from compress.learning.training.subset import Indices, Subset
 from compress.model.ir.tensorflow import input_tensors, keras, run, set_weights
-from compress.pipeline.stage import Context
 from compress.tasks import task_of
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from compress.core.artifact import Facts
+from compress.learning.context import Context
 from compress.learning.training.phases import VALIDATION
 from compress.model.ir.tensorflow import run
-from compress.pipeline.stage import Context
 from compress.tasks import task_of
 from compress.tasks.base import Quality
 

@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from compress.core.artifact import Artifact, Facts
 from compress.data.types import SPLITS
-from compress.pipeline.stage import Context, Need, Probe
+from compress.learning.context import Context, Need
+from compress.pipeline.stage import Probe
 
 
 class DataSummary(Probe):

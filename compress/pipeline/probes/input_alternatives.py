@@ -11,9 +11,10 @@ import numpy as np
 from compress.core.artifact import MODEL_TFLITE, Artifact, Facts
 from compress.data.alternatives import alternatives
 from compress.data.splits import spread
+from compress.learning.context import Context, Need
 from compress.model.tflite.interpreter import LoadedModel, version
 from compress.pipeline.probes.original_outputs import output_rows
-from compress.pipeline.stage import Context, Need, Probe
+from compress.pipeline.stage import Probe
 from compress.tasks import task_of
 
 SAMPLES = 64

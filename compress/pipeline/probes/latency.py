@@ -15,9 +15,10 @@ from compress.core.artifact import MODEL_COMPILED, MODEL_TFLITE, Artifact, Facts
 from compress.core.errors import ModelError, PipelineError
 from compress.core.measurement import Measurement, missing
 from compress.core.progress import Phase
+from compress.learning.context import Context, Need
 from compress.model.tflite.graph import read
 from compress.model.tflite.interpreter import LoadedModel, version
-from compress.pipeline.stage import Context, Need, Probe, host
+from compress.pipeline.stage import Probe, host
 from compress.targets.base import Target
 
 WARMUP = 20

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from compress.core.artifact import MODEL_TFLITE, Artifact, Facts
+from compress.learning.context import Context, Need
 from compress.model.tflite.graph import Graph, read
-from compress.pipeline.stage import Context, Need, Probe
+from compress.pipeline.stage import Probe
 from compress.report import node_data, operator_graph
 from compress.report.json_values import decode
 from compress.report.node_data import NODE_DATA_FILE

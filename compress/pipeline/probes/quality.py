@@ -9,12 +9,13 @@ from typing import ClassVar, Literal
 
 from compress.core.artifact import MODEL_TFLITE, Artifact, Facts
 from compress.core.progress import Phase
+from compress.learning.context import Context, Need
 from compress.model.tflite.interpreter import LoadedModel, version
 from compress.pipeline.probes.examples import examples
 from compress.pipeline.probes.input_range import input_range
 from compress.pipeline.probes.original_outputs import output_rows
 from compress.pipeline.probes.output_fidelity import compare_outputs
-from compress.pipeline.stage import Context, Need, Probe
+from compress.pipeline.stage import Probe
 from compress.tasks import task_of
 from compress.tasks.base import ModelOutputs
 

@@ -7,8 +7,9 @@ from typing import ClassVar
 
 from compress.core.artifact import MODEL_TFLITE, Artifact, Facts
 from compress.core.measurement import Measurement
+from compress.learning.context import Context
 from compress.model.tflite import graph, lookup, macs
-from compress.pipeline.stage import Context, Probe
+from compress.pipeline.stage import Probe
 
 
 class Size(Probe):

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from compress.core.artifact import Artifact, Facts
-from compress.pipeline.stage import Context, Need, Probe
+from compress.learning.context import Context, Need
+from compress.pipeline.stage import Probe
 
 
 class BatchNormStatistics(Probe):

@@ -7,8 +7,10 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from compress.core.artifact import Artifact, Facts, Kind
+from compress.learning.context import Context, Need
 from compress.learning.training.batches import EpochSettings
-from compress.pipeline.stage import Context, Need, Stage, Use
+from compress.pipeline.stage import Stage
+from compress.tasks.refusal import Use
 
 
 class Cluster(Stage, EpochSettings):

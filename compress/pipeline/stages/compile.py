@@ -6,9 +6,11 @@ from typing import ClassVar
 
 from compress.core.artifact import MODEL_TFLITE, Artifact, Facts, Kind
 from compress.core.progress import Phase
-from compress.pipeline.stage import Context, Need, Refusal, Stage
+from compress.learning.context import Context, Need
+from compress.pipeline.stage import Stage
 from compress.targets.base import Target
 from compress.targets.compiler_settings import CompilerSettings
+from compress.tasks.refusal import Refusal
 
 
 class Compile(Stage, CompilerSettings):

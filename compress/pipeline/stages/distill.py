@@ -11,10 +11,12 @@ from pydantic import Field, model_validator
 
 from compress.core.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
 from compress.core.errors import ModelError
+from compress.learning.context import Context, Need
 from compress.learning.distillation.settings import DistillationSettings, Features
 from compress.learning.training.loop import TrainingSettings
-from compress.pipeline.stage import Context, Need, Stage, Use
+from compress.pipeline.stage import Stage
 from compress.pipeline.stages.load import Origin, stage_for
+from compress.tasks.refusal import Use
 
 if TYPE_CHECKING:  # a dry run reads settings only
     from compress.learning.distillation.teachers import Teacher

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from compress.core.artifact import MODEL_TFLITE, Artifact, Facts, Kind
+from compress.learning.context import Context, Need
 from compress.model.tflite import embedding, graph
-from compress.pipeline.stage import Context, Need, Stage, Use
+from compress.pipeline.stage import Stage
+from compress.tasks.refusal import Use
 
 
 class ExposeEmbedding(Stage):

@@ -19,10 +19,11 @@ from compress.core.errors import ModelError
 from compress.core.progress import Phase
 from compress.core.resources import manual
 from compress.core.settings import Settings
+from compress.learning.context import Context, Need
 from compress.model.detectors.families import FAMILY, PRESETS, family_of
 from compress.model.importers import builder as builders
 from compress.model.ir.keras_graph import Network, tensors_in
-from compress.pipeline.stage import Context, Need, Stage
+from compress.pipeline.stage import Stage
 from compress.tasks import task_of
 from compress.tasks.base import Specification, takes
 from compress.tasks.outputs import OutputsTask

@@ -25,10 +25,12 @@ from compress.core.artifact import (
 from compress.core.errors import StageError
 from compress.core.files import file_digest
 from compress.core.version import __version__
+from compress.learning.context import Context, Need
 from compress.model.tflite import graph
-from compress.pipeline.stage import Context, Need, Stage, Use
+from compress.pipeline.stage import Stage
 from compress.targets.base import Target
 from compress.tasks import task_of
+from compress.tasks.refusal import Use
 from deploy.contract import bundle
 
 

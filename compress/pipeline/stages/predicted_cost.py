@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from compress.core.artifact import Artifact, Facts
 from compress.core.errors import ModelError, PipelineError
-from compress.pipeline.stage import Context, Need, Probe
+from compress.learning.context import Context, Need
+from compress.pipeline.stage import Probe
 
 
 class PredictedCost(Probe):

@@ -8,10 +8,12 @@ from pydantic import Field, model_validator
 
 from compress.core.artifact import MODEL_TFLITE, Artifact, Facts, Kind
 from compress.core.progress import Phase
+from compress.learning.context import Context, Need
 from compress.learning.distillation.settings import DistillationSettings
 from compress.learning.training.loop import TrainingSettings, chosen_inputs
-from compress.pipeline.stage import Context, Need, Refusal, Stage, Use, refused_host
+from compress.pipeline.stage import Stage, refused_host
 from compress.targets.base import Target
+from compress.tasks.refusal import Refusal, Use
 
 if TYPE_CHECKING:  # a dry run reads settings only
     from compress.learning.pruning.iterative import Retraining

@@ -16,12 +16,14 @@ from compress.core.errors import StageError
 from compress.core.files import file_digest
 from compress.core.progress import Phase
 from compress.data.rows import rows as rows_of
+from compress.learning.context import Context, Need
 from compress.learning.distillation.settings import DistillationSettings
 from compress.learning.quantization.settings import Calibration, PostTrainingSettings, RoundedTraining
 from compress.learning.training.batches import EpochSettings
 from compress.learning.training.loop import TrainingSettings
-from compress.pipeline.stage import Context, Need, Stage, Use
+from compress.pipeline.stage import Stage
 from compress.tasks import task_of
+from compress.tasks.refusal import Use
 
 if TYPE_CHECKING:  # a dry run reads settings only
     from compress.data.types import Data

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_a
 from pydantic import Field, model_validator
 
 from compress.core.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
+from compress.learning.context import Context, Need
 from compress.learning.distillation.settings import DistillationSettings
 from compress.learning.training.loop import TrainingSettings
 from compress.model.ir.activations import Activation
-from compress.pipeline.stage import Context, Need, Stage, Use
+from compress.pipeline.stage import Stage
+from compress.tasks.refusal import Use
 
 if TYPE_CHECKING:  # a dry run reads settings only
     from compress.learning.replacement.activations import Replacements

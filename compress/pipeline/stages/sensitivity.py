@@ -9,7 +9,8 @@ from pydantic import Field
 
 from compress.core.artifact import Artifact, Facts
 from compress.core.progress import Phase
-from compress.pipeline.stage import Context, Need, Probe
+from compress.learning.context import Context, Need
+from compress.pipeline.stage import Probe
 from compress.tasks import task_of
 
 

@@ -7,10 +7,12 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from compress.core.artifact import Artifact, Facts, Kind
+from compress.learning.context import Context, Need
 from compress.learning.training.loop import TrainingSettings
 from compress.learning.training.transfer import TransferSettings
-from compress.pipeline.stage import Context, Need, Stage, Use
+from compress.pipeline.stage import Stage
 from compress.targets.base import Target
+from compress.tasks.refusal import Use
 
 
 class Train(Stage, TrainingSettings, TransferSettings):

@@ -9,12 +9,12 @@ from typing import Any
 
 from compress.core.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts
 from compress.core.progress import SILENT, Phase, Progress
+from compress.learning.context import Context
 from compress.learning.quantization import export
 from compress.learning.training.phases import BUILD
 from compress.model.importers.keras import keras_file
 from compress.model.ir import keras_graph, weight_sparsity
 from compress.model.tflite.macs import compressed_bytes
-from compress.pipeline.stage import Context
 
 WRITING = Phase("converting", BUILD)
 """The phase of `write`."""

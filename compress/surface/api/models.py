@@ -20,7 +20,8 @@ from compress.core.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, K
 from compress.core.errors import PipelineError
 from compress.core.files import write_atomically
 from compress.core.progress import SILENT
-from compress.pipeline.stage import Context, Stage
+from compress.learning.context import Context
+from compress.pipeline.stage import Stage
 from compress.tasks import task_of
 
 if TYPE_CHECKING:

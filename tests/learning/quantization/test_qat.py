@@ -9,6 +9,7 @@ import pytest
 from blobs import Blobs, context
 
 from compress.core.artifact import Facts
+from compress.learning.context import Context
 from compress.learning.distillation import losses, teachers
 from compress.learning.distillation.settings import DistillationSettings
 from compress.learning.quantization import calibration, export, fake_quantization, qat, quantizer_placement
@@ -20,7 +21,6 @@ from compress.model.ir.keras_graph import Network
 from compress.model.ir.passes import fold
 from compress.model.ir.passes.fold import canonical
 from compress.model.tflite.interpreter import LoadedModel
-from compress.pipeline.stage import Context
 from compress.tasks.classification import ClassificationHead
 
 pytestmark = pytest.mark.tensorflow

@@ -13,10 +13,10 @@ from networks import with_batch_norms as network
 
 from compress.core.artifact import MODEL_KERAS, Artifact, Kind
 from compress.data.types import Split
+from compress.learning.context import Context
 from compress.learning.training import checkpoint, loop
 from compress.learning.training.healing import heal
 from compress.learning.training.loop import TrainingSettings
-from compress.pipeline.stage import Context
 from compress.pipeline.stages import working_model
 from compress.pipeline.stages.distill import Distill
 from compress.pipeline.stages.prune import Prune

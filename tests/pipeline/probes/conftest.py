@@ -13,7 +13,7 @@ import pytest
 import tiny
 
 from compress.core.artifact import MODEL_TFLITE, Artifact, Kind
-from compress.pipeline.stage import Context
+from compress.learning.context import Context
 from compress.targets import load
 
 

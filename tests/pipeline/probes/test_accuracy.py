@@ -11,9 +11,9 @@ import text_bundles
 
 from compress.core.artifact import MODEL_TFLITE, Artifact
 from compress.core.errors import ModelError
+from compress.learning.context import Context
 from compress.model.tflite.interpreter import LoadedModel
 from compress.pipeline.probes import Evaluation
-from compress.pipeline.stage import Context
 from compress.tasks.classification import Classification, confusion
 
 Make = Callable[..., Any]

@@ -474,7 +474,8 @@ def test_two_searches_share_the_trials(coralline: Coralline, tmp_path: Path) -> 
 
 def test_without_optuna_the_error_says_what_to_install(tmp_path: Path) -> None:
     project(tmp_path, stages=["compile"], settings={"compile.retries": [0, 1]})
-    code = "import sys; sys.modules['optuna'] = None; from compress.surface.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; sys.modules['optuna'] = None; from compress.surface.cli import main as command"
+    code += "; sys.exit(command.main(sys.argv[1:]))"
     arguments = [sys.executable, "-c", code, "search", "pipeline.yaml"]
     done = subprocess.run(arguments, cwd=tmp_path, env=tiny.environment(), check=False, capture_output=True, text=True)
     assert done.returncode == 2, done.stderr

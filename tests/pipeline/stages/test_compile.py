@@ -16,8 +16,8 @@ from stand_in import CHANCE, LOG, VERSION, Answer, Programs, success
 
 from compress.core.artifact import MODEL_COMPILED, MODEL_TFLITE, Artifact, Kind
 from compress.core.errors import ModelError, StageError
+from compress.learning.context import Context
 from compress.pipeline.record import placement as recorded
-from compress.pipeline.stage import Context
 from compress.pipeline.stages.compile import Compile
 from compress.pipeline.stages.package import Package
 from compress.report.record import StageRecord

@@ -14,10 +14,10 @@ from pipeline_files import COMPLETE
 
 from compress.core.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
 from compress.core.errors import CorallineError, ModelError, UntrustedError
+from compress.learning.context import Context
 from compress.learning.distillation.settings import DistillationSettings, Features
 from compress.model.importers.keras import keras_file
 from compress.pipeline.schema import load
-from compress.pipeline.stage import Context
 from compress.pipeline.stages.distill import Distill
 from compress.pipeline.stages.load import Origin
 from compress.pipeline.stages.quantize import QatSettings, Quantize

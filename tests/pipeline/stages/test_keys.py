@@ -17,8 +17,9 @@ from PIL import Image
 
 from compress.core.files import digest_of
 from compress.core.settings import Settings
+from compress.learning.context import Context, Need, Undeclared
 from compress.pipeline.runner import NOTHING, PipelineRun
-from compress.pipeline.stage import Context, Need, Undeclared, Work
+from compress.pipeline.stage import Work
 from compress.pipeline.stages.distill import Distill
 from compress.pipeline.stages.load import Build, Origin
 from compress.pipeline.stages.package import Package

@@ -27,9 +27,9 @@ from compress.core.errors import ModelError
 from compress.data.dataset import Dataset
 from compress.data.source import Samples, Source
 from compress.data.sources import ImageFolder, Npz
+from compress.learning.context import Context
 from compress.model.tflite import graph
 from compress.model.tflite.interpreter import LoadedModel
-from compress.pipeline.stage import Context
 from compress.pipeline.stages.package import Package
 from compress.targets import load
 from deploy.contract import bundle

@@ -16,12 +16,12 @@ from pydantic import ValidationError
 
 from compress.core.artifact import MODEL_KERAS, Artifact, Kind
 from compress.core.errors import StageError
+from compress.learning.context import Context
 from compress.learning.distillation.settings import DistillationSettings
 from compress.learning.pruning import iterative
 from compress.learning.pruning.checkpoint import STATE
 from compress.learning.training import healing, loop
 from compress.model.tflite import graph, macs
-from compress.pipeline.stage import Context
 from compress.pipeline.stages import working_model
 from compress.pipeline.stages.prune import Prune
 from compress.pipeline.stages.sensitivity import Sensitivity

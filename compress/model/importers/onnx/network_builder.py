@@ -1,6 +1,6 @@
 """The network under construction from an ONNX graph, and the operator that a rule is called with.
 
-A rule adds layers (`compress.model.ir.keras_graph`) and returns values with their layout (`layout`); `network` calls it.
+A rule adds layers (`compress.model.ir.keras_graph`) and returns values with their layout; `network` calls the rule.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A float TFLite graph as a network of Keras layers, operator by operator, without TensorFlow.
 
-The import rules in `ops` return plain descriptions of layers (`compress.model.ir.keras_graph`). `tflite_file` builds the
-Keras model and compares it with the file. Weights become weights of Keras layers if there is a layer for them.
+The import rules in `ops` return plain descriptions of layers (`model.ir.keras_graph`). `tflite_file` builds the Keras
+model and compares it with the file. Weights become weights of Keras layers if there is a layer for them.
 
 The first dimension of a tensor is the batch, in the graph and in the network. If a graph uses that dimension in another
 way (a reshape of [1, 7, 7, 8] to [49, 8]), the tensor has an *extra batch*: the network has a batch dimension before
