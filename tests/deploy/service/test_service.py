@@ -222,7 +222,8 @@ def test_systemd_is_told(path: Path, tmp_path: Path) -> None:
 def test_an_inference_that_never_comes_back(path: Path, tmp_path: Path) -> None:
     """The inference hangs. The end of the service waits for it, but not forever."""
     program = (
-        "import os, sys, threading; from deploy.runner import model; from deploy.service import serve; from deploy import __main__ as runner; "
+        "import os, sys, threading; from deploy.runner import model; from deploy.service import serve; "
+        "from deploy import __main__ as runner; "
         "serve.GRACE_S = 0.5; "
         "model.Model.answer = lambda self, tensor, shape: threading.Event().wait(); "
         "sys.exit(runner.main(sys.argv[1:]))"
